@@ -25,7 +25,7 @@ CARGO_TEST := $(if $(NEXTEST),cargo nextest run,timeout --kill-after=10 $(WATCHD
 files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2,$(path)))
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
-SOURCES := $(sort $(RUST) pyproject.toml LICENSE README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
+SOURCES := $(sort $(RUST) pyproject.toml LICENSE THIRD_PARTY_NOTICES README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
 PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py benches/python benches/gpu benches/peers)
 
 ENV_STAMP := $(VENV)/env.stamp
@@ -101,7 +101,9 @@ wheels: $(WHEEL_STAMP)  ## the sdist, and wheels of x86-64 and aarch64 for glibc
 	done
 	@rm -rf target/dist
 	@mkdir -p target/dist
-	cp target/sdist/*.tar.gz target/wheels/*.whl target/dist
+	cp target/wheels/*.whl target/dist
+# Afresh: the one that the wheel was built from has the tests of that time.
+	$(BIN)/maturin sdist --out target/dist
 	$(foreach target,$(filter-out $(HOST),$(TARGETS)),$(call build,$(target),target/dist) &&) true
 	@$(BIN)/python .ci/wheels.py "$(foreach target,$(TARGETS),$(firstword $(subst -, ,$(target))))" target/dist/*.whl
 
@@ -128,6 +130,7 @@ docs: install  ## regenerate the pages made from the code
 	$(BIN)/python .ci/stats_page.py
 	$(BIN)/python .ci/dashboard.py
 	$(BIN)/python .ci/replay_keys.py
+	$(BIN)/python .ci/third_party.py
 	$(BIN)/python .ci/mutants.py --write
 
 $(SITE_STAMP): $(VENV)/site.txt $(ENV_STAMP)
@@ -168,6 +171,7 @@ lint-python: install
 	$(BIN)/python .ci/stats_page.py --check
 	$(BIN)/python .ci/dashboard.py --check
 	$(BIN)/python .ci/replay_keys.py --check
+	$(BIN)/python .ci/third_party.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
 	$(BIN)/python .ci/mutants.py --self-test

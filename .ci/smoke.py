@@ -85,7 +85,7 @@ def smoke(python: str, wheel: Path, constraints: Path, folder: Path) -> None:
         (["--help"], 0, "proof"),
         (["proof", "--conversations", "4"], 0, "tokens identical"),
         (["disk", "show", "."], 0, "has no blocks"),
-        (["replay"], 2, "pip install 'blockyard[replay]'"),
+        (["replay"], 2, f"pip install '{wheel}[replay]'"),
     ):
         if what not in (text := ran(command, *words, status=status)):
             raise RuntimeError(f"blockyard {' '.join(words)} does not say {what!r}: {text}")

@@ -1,6 +1,10 @@
 """The KV cache of an inference engine: which block lives where, and who may use it."""
 
+import sys
 import typing
+
+if any(word.endswith("blockyard") for word in sys.orig_argv):
+    from blockyard import _command  # noqa: F401 - what Ctrl-C does while the rest is imported
 
 from blockyard._core import (
     BlockyardError,

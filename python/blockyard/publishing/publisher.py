@@ -254,7 +254,9 @@ def _context() -> Any:  # noqa: ANN401 - as above
     try:
         import zmq  # noqa: PLC0415 - it is in an extra
     except ImportError as error:
-        raise Unavailable("publishing needs pyzmq: pip install 'blockyard[events]'") from error
+        from blockyard.shared.extras import install  # noqa: PLC0415 - only this error needs it
+
+        raise Unavailable(f"publishing needs pyzmq ({error}): {install('events')}") from error
     return zmq.Context()
 
 

@@ -3,20 +3,18 @@
 import difflib
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
 import click
 
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
+from blockyard.shared.extras import install, missing
 from blockyard.tools.disk.cli import disk
+from blockyard.tools.endings import BROKEN, FAILED, INTERRUPTED, MISUSE, STATUSES, Broken
 from blockyard.tools.proof.cli import proof
 
 __all__ = ["cli"]
-
-_BREACH, _MISUSE, _INTERRUPTED = 1, 2, 130
-"""Exit statuses."""
 
 _EXTRA: Final = ("msgspec", "rich")
 """The packages that `replay`, `sweep` and `trace` need beside the library's own dependencies."""
@@ -28,7 +26,6 @@ _GROUPS: Final = {
     "Look after a disk": ("disk",),
 }
 """The commands by what they are for."""
-_INSTALL: Final = "pip install 'blockyard[replay]'"
 
 
 class _Commands(click.Group):
@@ -54,6 +51,12 @@ class _Commands(click.Group):
                 formatter.write_dl(said)
 
     @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(status), said) for status, said in STATUSES.items()])
+        super().format_epilog(ctx, formatter)
+
+    @override
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -69,15 +72,20 @@ class _Commands(click.Group):
         try:
             sys.exit(super().main(*args, **kwargs))
         except click.ClickException as error:
-            _fail(error.format_message(), _MISUSE)
+            _fail(error.format_message(), MISUSE)
         except Misuse as error:
-            _fail(str(error), _MISUSE)
+            _fail(str(error), MISUSE)
         except MemoryError:
-            _fail("memory runs out; give fewer --requests, or use a larger machine", _MISUSE)
+            _fail("memory runs out; give fewer --requests, or use a larger machine", MISUSE)
+        except Broken as error:
+            _fail(str(error), BROKEN)
         except BlockyardError as error:
-            _fail(str(error), _BREACH)
+            _fail(str(error), FAILED)
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            _fail(f"{where}{error.strerror or error}", FAILED)
         except click.Abort:
-            _fail("interrupted", _INTERRUPTED)
+            _fail("interrupted", INTERRUPTED)
 
 
 @click.group(
@@ -100,8 +108,8 @@ cli.add_command(proof)
 
 def _extra(name: str) -> click.Command:
     """Returns the command; without the extra, one that only says what to install."""
-    missing = [package for package in _EXTRA if find_spec(package) is None]
-    if not missing:
+    lacking = missing(*_EXTRA)
+    if not lacking:
         command: click.Command = getattr(
             import_module(f"blockyard.tools.{_WITH_EXTRA[name]}"), name
         )
@@ -109,13 +117,14 @@ def _extra(name: str) -> click.Command:
 
     @click.command(
         name,
-        help=f"Needs the extra `replay`: {_INSTALL}",
+        help=f"Needs the extra `replay`: {install('replay')}",
+        short_help="Needs the extra `replay`: run it to see what to install.",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True},
     )
     @click.argument("words", nargs=-1)
     def refusal(words: tuple[str, ...]) -> NoReturn:  # noqa: ARG001 - as click has it
-        raise Misuse(f"{name} needs {', '.join(missing)}: {_INSTALL}")
+        raise Misuse(f"{name} needs {', '.join(lacking)}: {install('replay')}")
 
     return refusal
 

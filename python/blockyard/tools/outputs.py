@@ -9,7 +9,7 @@ from typing import IO
 
 from blockyard._core import Misuse
 
-__all__ = ["claim", "opened", "write"]
+__all__ = ["claim", "opened", "write", "write_all"]
 
 
 def claim(paths: Mapping[str, Path | None]) -> None:
@@ -19,7 +19,7 @@ def claim(paths: Mapping[str, Path | None]) -> None:
         paths: The files by option; a name that is no option is an input, which is not overwritten.
 
     Raises:
-        Misuse: A file cannot be written, or is named twice.
+        Misuse: A file cannot be written, is named twice, or is where stdout or stderr goes.
     """
     taken: dict[Path, str] = {}
     for option, path in paths.items():
@@ -31,6 +31,25 @@ def claim(paths: Mapping[str, Path | None]) -> None:
         taken[target] = option
         if option.startswith("--"):
             _try(option, path, target)
+
+
+def write_all(files: Mapping[Path | None, bytes]) -> list[str]:
+    """Writes each file, also where another cannot be; None stands for one that is not asked for.
+
+    Call it before anything is shown, and raise what it returns once all is: whoever has waited for
+    a result sees it, whatever has become of the files.
+
+    Returns:
+        Why files could not be written, one text each.
+    """
+    faults = []
+    for path, content in files.items():
+        try:
+            if path is not None:
+                write(path, content)
+        except Misuse as fault:
+            faults.append(str(fault))
+    return faults
 
 
 def write(path: Path, content: bytes) -> None:
@@ -60,6 +79,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         ) as file:
             partial = Path(file.name)
             yield file
+            file.flush()
+            # Some file systems tell only now that they are full.
+            os.fsync(file.fileno())
         # A temporary file is readable by its owner alone; the result has the usual mode.
         partial.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
         partial.replace(target)
@@ -80,13 +102,18 @@ def _target(path: Path) -> Path:
 
 
 def _try(option: str, path: Path, target: Path) -> None:
+    if str(path) == "-":
+        raise Misuse(f"{option} -: only --json may be stdout; give a file, or ./- for one named -")
     try:
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            if _is_behind(path, descriptor):
+                raise Misuse(f"{option} {path}: {name} goes there; give another path")
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise Misuse(f"{option} {path}: not a regular file; give another path")
         if target.is_dir():
             raise Misuse(f"{option} {path}: this is a directory; give a file in it")
         if not target.parent.is_dir():
             raise Misuse(f"{option} {path}: there is no directory {path.parent}; make it first")
-        if target.exists() and not target.is_file():
-            raise Misuse(f"{option} {path}: not a regular file; give another path")
         if target.exists() and not os.access(target, os.W_OK):
             raise Misuse(f"{option} {path}: no permission to write it; give another path")
         # This also finds a name that is too long for the file system.
@@ -94,6 +121,14 @@ def _try(option: str, path: Path, target: Path) -> None:
             target.lstat() if target.exists() else None
     except OSError as error:
         raise Misuse(f"{option} {path}: it cannot be written: {error.strerror or error}") from None
+
+
+def _is_behind(path: Path, descriptor: int) -> bool:
+    """Whether a descriptor writes to the file, which a rename would leave without a name."""
+    try:
+        return path.is_file() and os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def _umask() -> int:

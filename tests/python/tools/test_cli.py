@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 import blockyard as by
 import simulated_cupy as simulated
 import traces
+from blockyard.shared.extras import install
 from blockyard.tools.cli import _GROUPS, cli
 from blockyard.tools.replay import comparison
 from blockyard.tools.replay.play import play
@@ -244,7 +245,7 @@ def test_without_the_extra_the_help_lists_every_command(words: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ")}
     assert {"disk", "proof", "replay", "sweep", "trace"} <= lines.keys()
-    assert "pip install 'blockyard[replay]'" in lines["replay"]
+    assert "Needs the extra `replay`: run it to see what to install." in lines["replay"]
     assert "Example: blockyard sweep" in done.stdout
 
 
@@ -275,7 +276,7 @@ def test_without_the_extra_a_command_says_what_to_install(name: str, words: str)
     done = bare(words, name)
     assert (done.returncode, done.stdout) == (2, "")
     command = words.split(maxsplit=1)[0]
-    assert done.stderr == f"blockyard: {command} needs {name}: pip install 'blockyard[replay]'\n"
+    assert done.stderr == f"blockyard: {command} needs {name}: {install('replay')}\n"
 
 
 def test_the_same_seed_gives_the_same_json_but_for_what_is_measured() -> None:
@@ -458,7 +459,7 @@ def spoiled(change: Callable[[Run], Run]) -> Callable[..., Run]:
 
 @pytest.mark.parametrize("what", ["audit", "bytes", "answers"])
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
+def test_a_breach_or_a_wrong_byte_is_status_3_whether_or_not_it_was_interrupted(
     what: str, monkeypatch: pytest.MonkeyPatch, *, complete: bool
 ) -> None:
     def change(run: Run) -> Run:
@@ -472,7 +473,13 @@ def test_a_breach_or_a_wrong_byte_is_status_1_whether_or_not_it_was_interrupted(
 
     monkeypatch.setattr(comparison, "play", spoiled(change))
     done = typed("--requests", "5", "--verify", "--json", "r.json")
-    assert done.exit_code == 1
+    assert done.exit_code == 3
+    lines = {
+        "audit": "blockyard: a law is broken: INV-1: two and two make five",
+        "bytes": "blockyard: 7 blocks had wrong bytes",
+        "answers": "blockyard: 7 answers were wrong",
+    }
+    assert done.stderr.splitlines()[-1] == lines[what]
     assert ("INV-1: two and two" if what == "audit" else "7 WRONG") in " ".join(done.stdout.split())
     assert Path("r.json").exists()
 

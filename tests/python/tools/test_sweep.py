@@ -118,18 +118,55 @@ def test_a_curve_tells_the_size_for_so_many_hits() -> None:
     assert curve.size_of(10) is None
 
 
-def test_the_knee_is_the_least_size_whose_double_adds_too_little() -> None:
-    trace = tree(3)
-    curve = Curve.of(trace)
-    for least in (1, 3, 9):
-        sizes = range(1, curve.enough + 1)
-        good = [
-            size
-            for size in sizes
-            if 2 * curve.hits(size) >= curve.most
-            and curve.hits(2 * size) - curve.hits(size) < least
-        ]
-        assert curve.knee(least) == good[0]
+def sessions(*shared: int, count: int = 100, turns: int = 3, own: int = 8) -> Trace:
+    """Sessions that take turns; each begins with as many shared blocks, and has some of its own."""
+    names = itertools.count(10**6)
+    each = {s: [next(names) for _ in range(own)] for s in range(count)}
+    paths = [
+        [*range(1000 * (s % len(shared)), 1000 * (s % len(shared)) + shared[s % len(shared)])]
+        + each[s]
+        for _ in range(turns)
+        for s in range(count)
+    ]
+    return made([(4 * len(path), path) for path in paths], 4)
+
+
+def test_behind_the_knee_no_doubling_is_worth_it() -> None:
+    for trace in (tree(3), tree(4), sessions(12), sessions(3, 30, count=20)):
+        curve = Curve.of(trace)
+        for least in (0.5, 1, 3, 9, 40):
+            worth = [
+                size
+                for size in range(curve.enough + 1)
+                if curve.hits(2 * size) - curve.hits(size) >= least
+            ]
+            half = next(n for n in range(curve.enough + 1) if 2 * curve.hits(n) >= curve.most)
+            assert curve.knee(least) == max([half, *(size + 1 for size in worth)])
+    assert Curve(np.zeros(0, np.int64), np.zeros(0, np.int64)).knee(1) == 0
+
+
+def test_what_all_sessions_share_is_not_all_that_is_worth_buying() -> None:
+    trace = sessions(12)
+    assert Curve.of(trace).hits(12) * 4 / int(trace.input_length.sum()) == pytest.approx(0.598)
+    result = swept(trace, device_blocks=100)
+    assert (result.advice.blocks, result.advice.next_gain) == (12 + 100 * 8, 0)
+    assert result.advice.hit_ratio == pytest.approx(0.865, abs=0.001)
+    assert first(result).startswith("Buy 406 MiB: it finds 86.5 % of the prompt tokens")
+    assert "50.0 MiB that llama-3-8b/h100 has beside its weights find 59.8 %" in result.answer[1]
+
+
+def test_a_long_slope_without_a_worthy_doubling_has_its_knee_at_half() -> None:
+    slope = Curve(2 ** np.arange(12), np.arange(1, 13))
+    assert slope.knee(2) == slope.size_of(6) == 32
+
+
+@pytest.mark.parametrize("device", [10, 812, 10**5])
+def test_what_the_device_finds_by_itself_is_always_said(device: int) -> None:
+    prompts = [(4 * 20, list(range(20 * i, 20 * i + 20))) for i in range(20)]
+    for trace in (sessions(12), made([*prompts, (8, [0, 1])], 4)):
+        result = swept(trace, device_blocks=device, orders=(), splits=None)
+        share = f"{result.device_hit_ratio:.1%}".replace("%", " %")
+        assert f"beside its weights find {share} by themselves." in result.answer[1]
 
 
 def test_nothing_below_a_cliff_is_a_knee() -> None:

@@ -267,6 +267,6 @@ def test_a_place_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: P
     trace = made([(20, [0, 1, 2])], 8)
     (tmp_path / "taken").mkdir()
     for path in (tmp_path / "none" / "t.jsonl", tmp_path / "taken"):
-        with pytest.raises(TraceError, match=re.escape(f"{path}: ")):
+        with pytest.raises(TraceError, match=re.escape(f"{path} cannot be written: ")):
             trace.write(path)
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]

@@ -30,13 +30,13 @@ from blockyard.crane.gpu import (
 )
 from blockyard.crane.gpu.driver import (
     BLOCK,
-    INSTALL,
     NOT_READY,
     OVERLAP,
     POINTER_KIND,
     STREAM_ORDER,
     Driver,
     Rows,
+    install,
 )
 
 __all__ = ["Cuda", "current"]
@@ -111,7 +111,7 @@ class Cuda:
             driver.device_attribute(byref(processors), _PROCESSORS, number)
             driver.context_retain(byref(context), number)
         except GpuError as error:
-            raise Unavailable(f"no CUDA device {device} ({error}); {INSTALL}") from error
+            raise Unavailable(f"no CUDA device {device} ({error}); {install()}") from error
         if not works.value:
             raise Unavailable(
                 f"CUDA device {device} does not read pinned memory at the host's own addresses"
@@ -320,7 +320,7 @@ class Cuda:
             except GpuError:
                 raise
             except Exception as error:  # of many kinds, without a common one
-                raise Unavailable(f"kernels cannot be compiled ({error}); {INSTALL}") from error
+                raise Unavailable(f"kernels cannot be compiled ({error}); {install()}") from error
         return self._kernels[name][1]
 
     def occupy(self, nanoseconds: int, stream: int) -> None:
@@ -371,7 +371,7 @@ def current(gpu: Gpu | None = None) -> Gpu:
     try:
         device = int(cupy.cuda.runtime.getDevice())
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise Unavailable(f"no CUDA device ({error}); {INSTALL}") from error
+        raise Unavailable(f"no CUDA device ({error}); {install()}") from error
     key = os.getpid(), device
     if key not in _made:
         _made[key] = Cuda(device)
@@ -382,5 +382,5 @@ def _cupy() -> Any:
     try:
         import cupy  # noqa: PLC0415 - only a GPU needs it
     except ImportError as error:
-        raise Unavailable(f"no CuPy ({error}); {INSTALL}") from error
+        raise Unavailable(f"no CuPy ({error}); {install()}") from error
     return cupy

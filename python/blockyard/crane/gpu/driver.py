@@ -26,7 +26,6 @@ from blockyard.crane.gpu import GpuError
 
 __all__ = [
     "BLOCK",
-    "INSTALL",
     "NOT_READY",
     "OVERLAP",
     "POINTER_KIND",
@@ -34,12 +33,9 @@ __all__ = [
     "Attributes",
     "Driver",
     "Rows",
+    "install",
 ]
 
-INSTALL = (
-    "pip install 'blockyard[cuda12]', or [cuda13], as the driver has it; "
-    "no GPU is needed by blockyard.crane.tiers.memory.MemoryTier, nor with --device memory"
-)
 # From cuda.h.
 NOT_READY = 600
 STREAM_ORDER, OVERLAP, POINTER_KIND = 1, 1, 1
@@ -68,6 +64,16 @@ _LOST = frozenset(
         "UNKNOWN",
     )
 )
+
+
+def install() -> str:
+    """Returns what to install for a GPU, and what needs none."""
+    from blockyard.shared import extras  # noqa: PLC0415 - only an error needs it
+
+    return (
+        f"{extras.install('cuda12', 'cuda13')}, as the driver has it; no GPU is needed by "
+        "blockyard.crane.tiers.memory.MemoryTier, nor with --device memory"
+    )
 
 
 class Attributes(ctypes.Structure):
@@ -129,7 +135,7 @@ class Driver:
             self._library = ctypes.PyDLL(library)
             self._slow = ctypes.CDLL(library)
         except OSError as error:
-            raise Unavailable(f"no CUDA driver ({error}); {INSTALL}") from error
+            raise Unavailable(f"no CUDA driver ({error}); {install()}") from error
         where, word = POINTER(c_void_p), c_uint64
         self.init = self._function("cuInit", c_uint, slow=True)
         self.device_get = self._function("cuDeviceGet", POINTER(c_int), c_int)

@@ -10,17 +10,16 @@ from typing import Any, Final
 
 import click
 
-from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard._core import BlockyardError, Misuse, Unavailable, __version__
 from blockyard.shared.sizes import parse_size
 from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.tools.disk.folders import Identity, Rank, Wiped, chosen, identities
 from blockyard.tools.disk.folders import wipe as unlink
-from blockyard.tools.outputs import claim, write
+from blockyard.tools.endings import FAILED
+from blockyard.tools.outputs import claim, write_all
 
 __all__ = ["disk"]
 
-_BREACH: Final = 1
-"""The exit status where a block is not whole."""
 _FORMAT: Final = 1
 """Of the JSON."""
 _AT_ONCE: Final = 256 << 20
@@ -76,13 +75,16 @@ def show(path: Path, output: str | None) -> None:
     """
     _claim(output)
     found = identities(path)
-    _write(output, {"path": str(path), "identities": [_described(one, _counted) for one in found]})
+    described = [_described(one, _counted) for one in found]
+    faults = _write(output, {"path": str(path), "identities": described})
     for one in found:
         _print(output, _headed(one))
         for rank in one.ranks:
             _print(output, _line(rank))
     if not found:
         _print(output, f"{path} has no blocks")
+    if faults:
+        raise Misuse(faults[0])
 
 
 @disk.command(epilog="Example: blockyard disk verify /mnt/kv --threads 8")
@@ -118,7 +120,7 @@ def verify(
     bad = sum(len(one["bad"]) for one in scrubbed.values())
     unseen = [rank for one in found for rank in one.ranks if rank.survey is None]
     whole = not bad and not unseen
-    _write(output, {"path": str(path), "whole": whole, "identities": described})
+    faults = _write(output, {"path": str(path), "whole": whole, "identities": described})
     for one in found:
         _print(output, _headed(one))
         for rank in one.ranks:
@@ -128,8 +130,10 @@ def verify(
         _print(output, f"{says} not whole: a miss to whoever asks; nothing wrong is served")
     if not found:
         _print(output, f"{path} has no blocks")
+    if faults:
+        raise (Misuse if whole else Unavailable)(faults[0])
     if not whole:
-        ctx.exit(_BREACH)
+        ctx.exit(FAILED)
 
 
 @disk.command(epilog="Example: blockyard disk wipe /mnt/kv --all")
@@ -196,9 +200,11 @@ def bench(
             threads=threads,
             step=lambda: step(1),
         )
-    _write(output, {"path": str(path), **_figures(found)})
+    faults = _write(output, {"path": str(path), **_figures(found)})
     for line in _table(found):
         _print(output, line)
+    if faults:
+        raise Misuse(faults[0])
 
 
 @contextmanager
@@ -215,15 +221,16 @@ def _claim(output: str | None) -> None:
     claim({"--json": None if output in {None, "-"} else Path(output)})
 
 
-def _write(output: str | None, content: dict[str, Any]) -> None:
+def _write(output: str | None, content: dict[str, Any]) -> list[str]:
+    """Writes the JSON; returns why that was not possible, to be raised once all is shown."""
     if output is None:
-        return
+        return []
     content = {"format": _FORMAT, "blockyard": __version__, **content}
     text = json.dumps(content, indent=2)
     if output == "-":
         click.echo(text)
-    else:
-        write(Path(output), f"{text}\n".encode())
+        return []
+    return write_all({Path(output): f"{text}\n".encode()})
 
 
 def _print(output: str | None, line: str) -> None:

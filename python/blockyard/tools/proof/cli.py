@@ -11,14 +11,13 @@ from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.engines.model import Model
 from blockyard.engines.weights import ModelConfig
+from blockyard.tools.endings import Broken
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
 from blockyard.tools.proof.terminal import ProgressLine, Row, table
 
 __all__ = ["proof"]
 
-_BREACH = 1
-"""The exit status where a token differs or a law is broken."""
 _PART = 4
 """What is parked, divided by this, fits the host where a third tier lies behind it."""
 _SIZE = 8
@@ -45,10 +44,7 @@ _SIZE = 8
     default="memory",
     help="Compute with NumPy in main memory, or on a GPU.",
 )
-@click.pass_context
-def proof(
-    ctx: click.Context, /, seed: int, conversations: int, squeeze: int, name: DeviceName
-) -> None:
+def proof(seed: int, conversations: int, squeeze: int, name: DeviceName) -> None:
     """Show that no request loses its work when memory runs out.
 
     A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations five
@@ -56,7 +52,7 @@ def proof(
     same part, recomputing them; parking them again, with room on the host for a quarter of what was
     parked and a third tier behind it, which is a disk; and once more after a restart, with what
     lies on that disk. On a GPU the third tier is memory. Every token of every answer must be the
-    same.
+    same; where one differs, or a law is broken, the exit status is 3.
     """
     try:
         on = device(name)
@@ -93,9 +89,9 @@ def proof(
             spent |= _play({third: play}, turns)
             # What it has is in the table still, and the next one owns the folder.
             play.close()
-        good = _told(_rows(plays, spent), turns)
-    if not good:
-        ctx.exit(_BREACH)
+        broken = _told(_rows(plays, spent), turns)
+    if broken:
+        raise Broken("; ".join(broken))
 
 
 def _play(plays: dict[str, Play], turns: int) -> dict[str, float]:
@@ -115,14 +111,14 @@ def _play(plays: dict[str, Play], turns: int) -> dict[str, float]:
     return spent
 
 
-def _told(rows: list[Row], turns: int) -> bool:
-    """Prints the results; returns whether all tokens are the same and no law is broken."""
+def _told(rows: list[Row], turns: int) -> list[str]:
+    """Prints the results; returns what is broken: tokens that differ, and laws."""
     click.echo(table(rows, turns))
-    audits = [row.play.cache.audit() for row in rows]
-    violations = [violation for violation in audits if violation is not None]
-    for violation in violations:
-        click.secho(f"{violation.law}: {violation.detail}", fg="red")
-    return not violations and all(row.same for row in rows)
+    audits = {row.name: row.play.cache.audit() for row in rows}
+    return [
+        *(f"{row.name}: its tokens differ" for row in rows if not row.same),
+        *(f"{name}: {found.law}: {found.detail}" for name, found in audits.items() if found),
+    ]
 
 
 def _rows(plays: dict[str, Play], spent: dict[str, float]) -> list[Row]:

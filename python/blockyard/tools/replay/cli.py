@@ -1,18 +1,19 @@
 """`blockyard replay`: checks all options, then runs, shows and writes the result."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack, get_args
 
 import click
 from rich.console import Console
 
-from blockyard._core import __version__
+from blockyard._core import Misuse, __version__
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
 from blockyard.tools.choices import FILE, ORDERS, Word, number
+from blockyard.tools.endings import INTERRUPTED, Broken
 from blockyard.tools.help import Remembered
-from blockyard.tools.outputs import claim, write
+from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.replay import terminal
 from blockyard.tools.replay.comparison import compare, jobs_of
 from blockyard.tools.replay.conclusions import conclusions
@@ -36,9 +37,6 @@ from blockyard.tools.traces.workload import WorkloadName
 from blockyard.yard.parking import PreemptMode
 
 __all__ = ["replay"]
-
-_BREACH, _INTERRUPTED = 1, 130
-"""Exit statuses."""
 
 
 @click.command(cls=Remembered, sections=SECTIONS)
@@ -187,7 +185,8 @@ _BREACH, _INTERRUPTED = 1, 130
 def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     """Replay TRACE, or a generated workload, through a cache.
 
-    TRACE has one request per line, in the Mooncake format; see docs/replay.md.
+    TRACE has one request per line, in the Mooncake format; see docs/replay.md. The exit status is 3
+    where the audit finds a broken law, or --verify a wrong byte.
     """
     claim(_files(options))
     replays = resolve(options)
@@ -197,19 +196,30 @@ def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     if not runs:
         raise click.Abort
     result = _result(replays, options, ctx.obj, runs)
+    faults = write_all(_results(options, result))
     # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-")
     for part in terminal.tables(result, table.width):
         table.print(part)
-    _write(options, result)
-    if any(
-        run.audit not in {"ok", "none"}
-        or (run.verified and (run.verified.wrong or run.verified.wrong_answers))
-        for run in runs
-    ):
-        ctx.exit(_BREACH)
+    if options["json"] == "-":
+        click.echo(result.encode())
+    if broken := list(dict.fromkeys(_broken(runs))):
+        raise Broken("; ".join([*broken, *faults]))
+    if faults:
+        raise Misuse("; ".join(faults))
     if len(runs) < len(replays.specs) or not all(run.complete for run in runs):
-        ctx.exit(_INTERRUPTED)
+        ctx.exit(INTERRUPTED)
+
+
+def _broken(runs: Sequence[Run]) -> Iterator[str]:
+    """Yields what Blockyard got wrong."""
+    for run in runs:
+        if run.audit not in {"ok", "none"}:
+            yield f"a law is broken: {run.audit}"
+        if run.verified and run.verified.wrong:
+            yield f"{run.verified.wrong:,} blocks had wrong bytes"
+        if run.verified and run.verified.wrong_answers:
+            yield f"{run.verified.wrong_answers:,} answers were wrong"
 
 
 def _play(replays: Replays, options: Options) -> list[Run]:
@@ -235,15 +245,9 @@ def _files(options: Options) -> dict[str, Path | None]:
     }
 
 
-def _write(options: Options, result: Result) -> None:
-    json = result.encode() + b"\n"
-    path = _files(options)["--json"]
-    if path is not None:
-        write(path, json)
-    elif options["json"] is not None:
-        click.echo(json, nl=False)
-    if options["report"] is not None:
-        write(options["report"], page(result))
+def _results(options: Options, result: Result) -> dict[Path | None, bytes]:
+    json, report = _files(options)["--json"], options["report"]
+    return {json: result.encode() + b"\n"} | ({} if report is None else {report: page(result)})
 
 
 def _result(replays: Replays, options: Options, command: str, runs: Sequence[Run]) -> Result:

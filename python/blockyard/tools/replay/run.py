@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from blockyard._core import Unavailable
 from blockyard.crane.devices import device
 from blockyard.scheduling.engine import Start, Step
 from blockyard.scheduling.headroom import HeadroomPolicy, Watermark
@@ -13,6 +12,7 @@ from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.victims import LeastComputed, Newest
 from blockyard.shared.plan import Plan
+from blockyard.tools.endings import Broken
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.counters import Levels, RunCounts
@@ -275,7 +275,7 @@ class _Replay:
         request = self.engine.request(start.seat)
         lease = self.scheduler.lease(request)
         if lease is None:
-            raise Unavailable(f"request {request} has started and holds nothing")
+            raise Broken(f"request {request} has started and holds nothing")
         self.tables.bind(start.seat, lease)
         # A request with loads was admitted when their plans were sent.
         admitted = [self.sent.pop(plan.flight) for plan in lease.plans]
@@ -309,7 +309,7 @@ class _Replay:
         for request, state, tokens, reason in results:
             number = cast("int", request)
             if state is not RequestState.FINISHED:
-                raise Unavailable(f"request {number} is {state}: {reason}")
+                raise Broken(f"request {number} is {state}: {reason}")
             answer = tokens[: self.trace.output_length[number]]
             if self.verifier is not None:
                 self.verifier.ended(number, answer)
@@ -333,12 +333,12 @@ class _Replay:
         """Lets another step try, where no request runs and no event is to come.
 
         Raises:
-            Unavailable: The replay is stuck.
+            Broken: The replay is stuck.
         """
         self.idle += 1
         if self.idle > _PATIENCE:
             waiting = self.scheduler.stats()["waiting"]
-            raise Unavailable(
+            raise Broken(
                 f"stuck after {self.now:.3f} s: no request runs, nothing is on its way, and "
                 f"{waiting} requests wait; {self.cache.room()!r}"
             )

@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def knee(self) -> int:
-        """The size from which another doubling adds less than a point."""
+        """The size from which on no doubling adds a point."""
         return self.curve.knee(POINT * self.tokens / self.block)
 
 
@@ -112,16 +112,16 @@ def sentences(
             "Buy no memory for this traffic: no full block of a prompt ever comes again, so no "
             "size and no order finds anything."
         )
-        return [said]
+        return [said, *_cut(setting)]
     if advice.kind == "little":
         said = (
             "Buy no memory for this traffic: even an infinite cache finds only "
             f"{_points(infinite)} of 100, and {setting.bytes(advice.enough)} are as good as that."
         )
-        return [said]
+        return [said, _device(setting), *_cut(setting)]
     return [
         _main(setting, advice, splits),
-        *_device(setting, advice),
+        _device(setting),
         *_rest(setting, advice, infinite),
         *_worth(setting, points),
         *_sampled(setting),
@@ -193,14 +193,13 @@ def _needs(setting: Setting, blocks: int) -> str:
     return f"recency does with {setting.bytes(blocks)}"
 
 
-def _device(setting: Setting, advice: Advice) -> Iterator[str]:
-    """What the device alone finds, where more is to be bought."""
+def _device(setting: Setting) -> str:
+    """What the device alone finds, which costs nothing."""
     own = setting.device_blocks
-    if own < advice.blocks:
-        yield (
-            f"The {setting.bytes(own)} that {setting.preset} has beside its weights find "
-            f"{_percent(setting.at(own))} by themselves."
-        )
+    return (
+        f"The {setting.bytes(own)} that {setting.preset} has beside its weights find "
+        f"{_percent(setting.at(own))} by themselves."
+    )
 
 
 def _rest(setting: Setting, advice: Advice, infinite: float) -> Iterator[str]:

@@ -6,9 +6,11 @@ from typing import Final, Unpack, get_args
 import click
 from rich.console import Console
 
+from blockyard._core import Misuse
 from blockyard.tools.choices import FILE, ORDERS, Word, number
+from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.help import Remembered, Section
-from blockyard.tools.outputs import claim, write
+from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.replay.spec import Policy
 from blockyard.tools.sweep import terminal
 from blockyard.tools.sweep.options import MOST_POINTS, Options, resolve
@@ -19,10 +21,6 @@ from blockyard.tools.traces.adversaries import AdversaryName
 from blockyard.tools.traces.workload import WorkloadName
 
 __all__ = ["sweep"]
-
-_INTERRUPTED = 130
-"""Exit status."""
-
 
 _SECTIONS: Final = (
     Section(
@@ -154,13 +152,17 @@ def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
         raise click.Abort from None
     finally:
         display.close()
+    faults = write_all(_results(options, result))
     # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-", highlight=False)
     for part in terminal.parts(result, table.width):
         table.print(part)
-    _write(options, result)
+    if options["json"] == "-":
+        click.echo(result.encode())
+    if faults:
+        raise Misuse("; ".join(faults))
     if not result.complete:
-        ctx.exit(_INTERRUPTED)
+        ctx.exit(INTERRUPTED)
 
 
 def _files(options: Options) -> dict[str, Path | None]:
@@ -173,12 +175,6 @@ def _files(options: Options) -> dict[str, Path | None]:
     }
 
 
-def _write(options: Options, result: SweepResult) -> None:
-    json = result.encode() + b"\n"
-    path = _files(options)["--json"]
-    if path is not None:
-        write(path, json)
-    elif options["json"] is not None:
-        click.echo(json, nl=False)
-    if options["report"] is not None:
-        write(options["report"], page(result))
+def _results(options: Options, result: SweepResult) -> dict[Path | None, bytes]:
+    json, report = _files(options)["--json"], options["report"]
+    return {json: result.encode() + b"\n"} | ({} if report is None else {report: page(result)})

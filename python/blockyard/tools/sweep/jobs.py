@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blockyard._core import Unavailable
+from blockyard.tools.endings import Broken
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.sequential import sequential
@@ -62,7 +62,7 @@ def run(shared: Shared, job: Job, tell: Callable[[float], None]) -> Simulated | 
         What the job gives; None after Ctrl-C, where half of it would mislead.
 
     Raises:
-        Unavailable: The bookkeeping broke a law.
+        Broken: The bookkeeping broke a law.
         BlockyardError: The configuration is impossible here.
     """
     if isinstance(job, Engine):
@@ -79,7 +79,7 @@ def run(shared: Shared, job: Job, tell: Callable[[float], None]) -> Simulated | 
     if got.interrupted:
         return None
     if got.audit != "ok":
-        raise Unavailable(f"order {job.order} with {job.split}: {got.audit}")
+        raise Broken(f"order {job.order} with {job.split}: {got.audit}")
     device, host, third = got.hits.sum(0).tolist()
     return Simulated(
         (device, host, third), got.blocks_down + got.third_down, got.blocks_up + got.third_up

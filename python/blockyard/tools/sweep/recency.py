@@ -59,20 +59,22 @@ class Curve:
         return int(self.steps[place]) if place < len(self.steps) else None
 
     def knee(self, least: float) -> int:
-        """Returns the size from which another doubling is not worth it; 0 where none finds any.
+        """Returns the size from which on no doubling is worth it; 0 where none finds any.
 
-        It is the least size that finds at least half of what an infinite cache does, and whose
-        double finds fewer than `least` blocks more. Half, as before a cliff no doubling brings
-        anything either: where prompts come round in a loop, recency finds none below its length.
+        It is the least size that finds at least half of what an infinite cache does, and that lies
+        behind every size whose double finds `least` blocks more. Behind every one, as the curve may
+        have many plateaus: where all sessions share a system prompt the first is what they share,
+        and their own blocks come behind it. Half, as a long slope may have no such doubling at all.
 
         Args:
             least: Blocks, more than 0.
         """
-        # Between two steps a size finds the same, and its double ever more: so only steps count.
-        half = self.found * 2 >= self.most
-        gains = self._at(2 * self.steps) - self.found
-        good = np.flatnonzero(half & (gains < least))
-        return int(self.steps[good[0]]) if len(good) else 0
+        # Up to the next step a size finds the same and its double ever more: the last size before
+        # a step gains most, and behind it comes the step.
+        before = self.steps - 1
+        worth = np.flatnonzero(self._at(2 * before) - self._at(before) >= least)
+        behind = int(self.steps[worth[-1]]) if len(worth) else 0
+        return max(behind, self.size_of(self.most / 2) or 0)
 
     def _at(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         places = np.searchsorted(self.steps, sizes, side="right")

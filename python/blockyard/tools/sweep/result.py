@@ -31,8 +31,8 @@ class Advice(Struct, frozen=True, kw_only=True):
 
     kind: Literal["knee", "beyond", "little", "nothing"]
     """Knee: `blocks` is the least size that finds at least half of what an infinite cache does, and
-    whose double adds less than a point under recency. Beyond: that is larger than all sizes of the
-    sweep. Little: an infinite cache finds less than a point. Nothing: it finds nothing."""
+    from which on no doubling adds a point under recency. Beyond: that is larger than all sizes of
+    the sweep. Little: an infinite cache finds less than a point. Nothing: it finds nothing."""
     blocks: int
     """The size; 0 if `kind` is little or nothing."""
     bytes: int

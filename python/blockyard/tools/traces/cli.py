@@ -11,7 +11,8 @@ from rich.console import Console
 
 from blockyard._core import Misuse
 from blockyard.tools.choices import FILE, Word
-from blockyard.tools.outputs import claim, write
+from blockyard.tools.endings import INTERRUPTED
+from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.traces.convert import Converted, convert
 from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.formats.format import Format, How, Splitter, TimeUnit
@@ -26,8 +27,6 @@ __all__ = ["trace"]
 _BLOCK: Final = 16
 _LEAST_RATE: Final = 1e-6
 """Requests per second."""
-_INTERRUPTED: Final = 130
-"""The exit status."""
 _FIELDS: Final = (
     "tokens", "text", "timestamp", "output", "answer", "session",
     "body", "response", "input",
@@ -148,7 +147,7 @@ def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
     for line in _said(made, form, how, output):
         click.echo(line)
     if not made.complete:
-        ctx.exit(_INTERRUPTED)
+        ctx.exit(INTERRUPTED)
 
 
 @trace.command(
@@ -174,16 +173,19 @@ def tell(
     to_file = None if json in {None, "-"} else Path(json or "")
     claim({"TRACE": path, "--json": to_file, "--report": report})
     found = describe(read(path, trace_block=trace_block, requests=requests))
+    encoded = found.encode()
+    files: dict[Path | None, bytes] = {to_file: encoded + b"\n"}
+    if report is not None:
+        files[report] = page(found)
+    faults = write_all(files)
     # With `--json -`, stdout is for the JSON alone.
     console = Console(stderr=json == "-")
     for shown in tables(found):
         console.print(shown)
-    if to_file is not None:
-        write(to_file, found.encode() + b"\n")
-    elif json is not None:
-        click.echo(found.encode())
-    if report is not None:
-        write(report, page(found))
+    if json == "-":
+        click.echo(encoded)
+    if faults:
+        raise Misuse("; ".join(faults))
 
 
 def _splitter(tokenizer: Path | None, chars_per_token: float | None) -> Splitter:

@@ -4,7 +4,7 @@ import gzip
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -74,11 +74,7 @@ def convert(
         TraceError: A file cannot be read; it names file, line and field.
         Misuse: There are no times and no rate, no requests, or no memory for more.
     """
-    with ExitStack() as stack:
-        try:
-            spool = stack.enter_context(tempfile.TemporaryFile(dir=output.resolve().parent))
-        except OSError as error:
-            raise Misuse(f"{output} cannot be written: {error.strerror or error}") from None
+    with _spool(output) as spool:
         rows = _Rows(spool, block_size, rate)
         try:
             _read(rows, form, paths, how, requests, progress)
@@ -86,8 +82,6 @@ def convert(
             if not len(rows):
                 raise
             rows.cut()
-        except OSError as error:  # of the file between: readers say theirs in their own words
-            raise Misuse(f"{output} cannot be written: {error.strerror or error}") from None
         if not len(rows):
             raise TraceError(
                 f"{', '.join(map(str, paths))}: there is no request in it that could be read as "
@@ -96,6 +90,19 @@ def convert(
         with opened(output) as file:
             _write(rows, form, file, gzipped=output.suffix == ".gz")
         return rows.result()
+
+
+@contextmanager
+def _spool(output: Path) -> Iterator[IO[bytes]]:
+    """Gives the file between, in the folder of the trace; it has no name, and is gone at the end.
+
+    In the body an OSError is taken for one of this file: readers say theirs in their own words.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=output.resolve().parent) as file:
+            yield file
+    except OSError as error:  # also where closing it writes what was left
+        raise Misuse(f"{output} cannot be written: {error.strerror or error}") from None
 
 
 def _read(

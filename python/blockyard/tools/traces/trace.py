@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard._typing import override
+from blockyard.tools.outputs import write
 from blockyard.tools.traces.lines import Place, TraceError, lines
 from blockyard.tools.traces.recording import block_size, is_recording, recorded
 from blockyard.tools.traces.room import Room
@@ -139,7 +140,6 @@ class Trace:
             TraceError: The file cannot be written.
         """
         path = Path(path)
-        partial = path.with_name(path.name + ".part")
         sessions = [self.sessions[i] if i >= 0 else None for i in self.session.tolist()]
         columns = zip(
             self.arrival.tolist(),
@@ -156,11 +156,9 @@ class Trace:
         raw = msgspec.json.Encoder().encode_lines(rows)
         try:
             # No time in the gzip header: equal traces, equal files.
-            partial.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
-            partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise TraceError(f"{path}: {error.strerror}; give a path that can be written") from None
+            write(path, gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
+        except Misuse as error:
+            raise TraceError(str(error)) from None
 
     def _arrays(self) -> tuple[NDArray[np.int64], ...]:
         lengths = (self.input_length, self.output_length)
