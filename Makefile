@@ -121,6 +121,7 @@ docs: install  ## regenerate the pages made from the code
 	$(BIN)/python .ci/stats_page.py
 	$(BIN)/python .ci/dashboard.py
 	$(BIN)/python .ci/replay_keys.py
+	$(BIN)/python .ci/options_page.py
 	$(BIN)/python .ci/mutants.py --write
 
 $(SITE_STAMP): $(VENV)/site.txt $(ENV_STAMP)

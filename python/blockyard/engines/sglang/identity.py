@@ -4,11 +4,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Final
 
 from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.engines.effective import digest, names, of_file, plain
-from blockyard.engines.sglang import options
+from blockyard.engines.options import sglang as options
 from blockyard.shared.weights import content, folder_of, stated
 
 __all__ = ["identity_of"]
@@ -128,11 +129,15 @@ def _options(server: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _variables() -> dict[str, str]:
-    """Returns the variables that are set and that KV may depend on."""
+    """Returns the variables that SGLang knows, that are set and that KV may depend on."""
+    try:
+        known = dir(import_module("sglang.srt.environ").envs)
+    except (ImportError, AttributeError):
+        return {}
     return {
-        name: text
-        for name, text in os.environ.items()
-        if name.startswith("SGLANG_") and not options.ENVIRONMENT_OUT.fullmatch(name)
+        name: os.environ[name]
+        for name in sorted(known)
+        if name in os.environ and not options.ENVIRONMENT_OUT.fullmatch(name)
     }
 
 

@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from blockyard._core import Unavailable
 from blockyard.engines.effective import digest, names, of_file, plain
-from blockyard.engines.vllm import environment, options
+from blockyard.engines.options import vllm as options
+from blockyard.engines.options import vllm_environment as environment
 from blockyard.shared.layout import Plane
 from blockyard.shared.weights import content, folder_of
 
@@ -15,8 +16,7 @@ __all__ = ["Depends", "depends"]
 
 _IN: Final = names(*options.IN)
 _OUT: Final = names(*options.OUT)
-_SILENT: Final = names(*environment.OUT)["environment"]
-_LOUD: Final = names(*environment.IN)["environment"]
+_VARIABLES: Final = names(*environment.IN)["environment"]
 _PARTS: Final = {
     "model_config": "ModelConfig",
     "draft_model_config": "ModelConfig",
@@ -174,8 +174,5 @@ def _spec(kv: Any) -> list[object]:
 
 def _variables() -> dict[str, str]:
     """Returns the variables that are set and that KV may depend on."""
-    return {
-        name: text
-        for name, text in os.environ.items()
-        if name in _LOUD or (name.startswith("VLLM_") and name not in _SILENT)
-    }
+    # No others that begin so: vLLM sets some itself, another value in each process.
+    return {name: os.environ[name] for name in sorted(_VARIABLES) if name in os.environ}

@@ -1,6 +1,6 @@
 """Every environment variable of vLLM 0.33, and whether KV depends on it.
 
-One that begins with `VLLM_` and is set is in the identity unless it is marked here as out.
+One that is in and is set is part of the identity.
 """
 
 from typing import Final

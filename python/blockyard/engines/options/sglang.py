@@ -293,10 +293,12 @@ OUT: Final = (
 """What KV does not depend on."""
 
 ENVIRONMENT_OUT: Final = re.compile(
-    "SGLANG_("
+    "(?!SGLANG_).*|SGLANG_("
     "[A-Z0-9_]*(LOG|DEBUG|TRACE|TIMEOUT|INTERVAL|PORT|ADDR|PEERS|SOCKET|WARMUP|DIR|CANARY|PROFILE|"
-    "COREDUMP|METRICS|CHECK|CACHE_SIZE|MEM_POOL|_CI|_IP)(_|$)[A-Z0-9_]*|"
-    "(TEST|DISAGG|HICACHE|MOONCAKE|ENCODER|GRPC|SCHEDULER|PREFILL_DELAYER|LAZY_COMPACTION)[A-Z0-9_]*"
+    "COREDUMP|METRICS|CHECK|CACHE_SIZE|MEM_POOL|CI|IP|TEMPLATE|URL|INDICES|NUMA|AFFINITY)"
+    "(_|$)[A-Z0-9_]*|"
+    "(TEST|DISAGG|HICACHE|MOONCAKE|ENCODER|GRPC|SCHEDULER|PREFILL_DELAYER|LAZY|RAY|RUST|IS_|"
+    "ONE_VISIBLE|DISTRIBUTED|GRAMMAR|TOOL|ZMQ|WEIGHT_CACHE|KILLPG|REQ_|HTTP|UVICORN)[A-Z0-9_]*"
     ")"
 )
-"""Of the variables that begin with `SGLANG_` and are set, those that KV does not depend on."""
+"""Of SGLang's variables, those that KV does not depend on; what else is set is in the identity."""
