@@ -9,6 +9,7 @@ alike. It needs the kernels of `setup_cpu.py` to run them.
 """
 
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -18,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from whole_engine import write_model
 
 PAIRS, RUNS, SEED = 200, 12, 39
 ENVIRONMENT = {
@@ -31,16 +34,16 @@ ENVIRONMENT = {
 }
 os.environ.update(ENVIRONMENT)
 
-from simulated_setup import layers
-from whole_engine import write_model
 
-BASE = {
-    **dict.fromkeys(("skip_tokenizer_init", "enforce_eager"), True),
-    **{"dtype": "float32", "block_size": 32, "max_model_len": 512},
-    **{"disable_hybrid_kv_cache_manager": True, "num_gpu_blocks_override": 40, "seed": 0},
+BASE = dict.fromkeys(
+    ("skip_tokenizer_init", "enforce_eager", "disable_hybrid_kv_cache_manager"), True
+)
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 1024,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
-YARN["original_max_position_embeddings"] = 1024
 
 
 def rope(base: float) -> dict[str, Any]:
@@ -157,6 +160,7 @@ def identity(chosen: dict[str, Any], root: Path) -> tuple[Any, ...]:
 
     from blockyard.engines.vllm.engine_facts import facts
     from blockyard.engines.vllm.settings import Settings
+    from simulated_setup import layers
 
     extra = {"host": 64, "disk": 64, "disk_path": str(root / "kv")}
     config = EngineArgs(**arguments(chosen, root)).create_engine_config()
@@ -164,10 +168,9 @@ def identity(chosen: dict[str, Any], root: Path) -> tuple[Any, ...]:
         kv_connector="Blockyard", kv_role="kv_both", kv_load_failure_policy="recompute"
     )
     kv = layers(40)
-    kv.kv_cache_groups[0].kv_cache_spec = copy.copy(kv.kv_cache_groups[0].kv_cache_spec)
-    object.__setattr__(
-        kv.kv_cache_groups[0].kv_cache_spec, "block_size", config.cache_config.block_size
-    )
+    (group,) = kv.kv_cache_groups
+    size = config.cache_config.block_size
+    group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, block_size=size)
     known = facts(config, kv, version=__version__)
     said = Settings.read(
         extra,
@@ -265,9 +268,7 @@ def after(first: dict[str, Any], second: dict[str, Any], root: Path) -> tuple[An
 def answered(one: list[Pair], root: Path) -> int:
     """Runs pairs with one identity; returns how many are wrong."""
     can = [
-        pair
-        for pair in one
-        if all(pair.first[name] != value for name, value in NOT_RUN.items())
+        pair for pair in one if all(pair.first[name] != value for name, value in NOT_RUN.items())
     ]
     wrong, blocks = 0, 0
     for pair in can[:RUNS]:

@@ -158,7 +158,7 @@ class Config:
     recompute: bool = True
     copy_retries: int = 3
     groups: int = 1
-    namespace: Mapping[str, str | os.PathLike[str]] | tuple[tuple[str, str], ...] | None = None
+    namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
     record: str | Path | None = None

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.shared import weights
 from blockyard.shared.weights import SAMPLE, content, files_of, folder_of, stated
 
 TENSOR = 64 * SAMPLE
@@ -199,7 +198,7 @@ def test_sixty_shards_are_read_in_samples(tmp_path: Path, monkeypatch: pytest.Mo
         reads.append(size)
         return read(number, size, place)
 
-    monkeypatch.setattr(weights.os, "pread", counted)
+    monkeypatch.setattr(os, "pread", counted)
     for at in range(60):
         shard(tmp_path / f"model-{at}.safetensors", 50, size=256 * SAMPLE)
     assert content(tmp_path) is not None
@@ -230,18 +229,18 @@ def test_a_file_put_in_anothers_place_is_noticed_whatever_its_time(tmp_path: Pat
 
 
 def test_a_path_in_a_namespace_stands_for_its_content(tmp_path: Path) -> None:
-    layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8, dtype="float16", block_size=4)
     first, second = model(tmp_path / "a"), model(tmp_path / "b")
 
     def identity(**named: Any) -> dict[str, str]:
-        return by.Config(device=4, layout=layout, namespace={"model": "m", **named}).identity
+        names = {"model": "m", **named}
+        return by.Config.of({"device": 4, "block_size": 4, "namespace": names}).identity
 
     assert identity(weights=first) == identity(weights=second) == identity(weights=str(first))
     assert identity(weights=first) != identity(weights=model(tmp_path / "c", layer_1=1))
     assert identity(weights="v1")["weights"] == stated("weights", "v1") == "v1"
     # A name that looks like a path is a name.
     assert identity(model=str(first))["model"] == str(first)
-    config = by.Config(device=4, layout=layout, namespace={"weights": first})
+    config = by.Config.of({"device": 4, "namespace": {"weights": first}})
     assert by.Config.of(config.to_mapping()).identity == config.identity
     with pytest.raises(by.Unavailable, match="there are no files of weights"):
         identity(weights=str(tmp_path))
@@ -251,10 +250,11 @@ def test_a_path_in_a_namespace_stands_for_its_content(tmp_path: Path) -> None:
 
 def test_a_disk_is_not_read_by_other_weights_at_the_same_path(tmp_path: Path) -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8, dtype="float16", block_size=4)
-    found = []
-    for changed in ({}, {}, {"layer_1": 1}):
+    found: list[int] = []
+    changes: list[dict[str, int]] = [{}, {}, {"layer_1": 1}]
+    for changed in changes:
         folder = model(tmp_path / f"weights {len(found)}", **changed)
-        names = {"model": "m", "weights": folder}
+        names: dict[str, str | Path] = {"model": "m", "weights": folder}
         with by.local(
             layout, device=8, disk=16, disk_path=tmp_path / "kv", namespace=names
         ) as cache:

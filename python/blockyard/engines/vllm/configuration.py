@@ -151,7 +151,8 @@ def _part(kind: str, part: Any, folder: str) -> dict[str, object]:
         fields = [one.name for one in dataclasses.fields(part)]
     else:
         fields = sorted(_IN.get(kind, ()))
-    out, found = _OUT.get(kind, frozenset()), {}
+    out = _OUT.get(kind, frozenset())
+    found: dict[str, object] = {}
     for name in fields:
         if name in out or name.startswith("_") or not hasattr(part, name):
             continue

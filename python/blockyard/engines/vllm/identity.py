@@ -73,7 +73,8 @@ def fingerprint_of(config: Config) -> str:
 
     A model may write into its configuration as it is loaded, and the scheduler has its own copy.
     """
-    named = {name: text for name, text in config.namespace or () if name != "model"}
+    named = dict(config.namespace or ())
+    named.pop("model", None)
     return replace(config, namespace=named).fingerprint
 
 

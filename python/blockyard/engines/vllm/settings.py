@@ -227,7 +227,8 @@ class Settings:
         if not (weights.get("content") or weights.get("pinned") or more.get("weights")):
             raise Misuse(
                 "disk_path was given, and nothing says which weights the model has: "
-                f'{unseen or "they are no files here"}; give "namespace": {{"weights": "v1"}}, another text with each version'
+                f'{unseen or "they are no files here"}; give "namespace": {{"weights": "v1"}}, '
+                "another text with each version"
             )
 
     def check_room(self, config: Config, longest: int) -> None:
