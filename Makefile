@@ -277,6 +277,7 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	@$(call WHEEL_INTO,vllm)
 	@$(call WHEEL_INTO,dynamo)
 	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
+	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_identity.py
 	@target/peers/sglang/bin/python -W ignore tests/engines/events.py
 	@target/peers/vllm/bin/python -W ignore tests/engines/events.py
 	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
