@@ -86,6 +86,34 @@ FREE: dict[str, list[Any]] = {
     "stream_interval": [1, 4],
     "kv_cache_metrics": [False, True],
 }
+#: The same of a model that sees pictures, which is not run.
+KV_OF_PICTURES: dict[str, list[Any]] = {
+    "mm_processor_kwargs": [None, {"max_pixels": 4096}, {"max_pixels": 8192}],
+    "media_io_kwargs": [{}, {"video": {"num_frames": 4}}],
+    "limit_mm_per_prompt": [{}, {"image": 2}],
+    "language_model_only": [False, True],
+    "video_pruning_rate": [None, 0.5],
+}
+FREE_OF_PICTURES: dict[str, list[Any]] = {
+    "mm_processor_cache_gb": [4, 1],
+    "skip_mm_profiling": [False, True],
+    "mm_encoder_tp_mode": ["weights", "data"],
+    "allowed_local_media_path": ["", "/media"],
+}
+PICTURES = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 2,
+    "vocab_size": 152_000,
+    "max_position_embeddings": 2048,
+    "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+    "vision_config": {"depth": 1, "embed_dim": 64, "hidden_size": 64, "num_heads": 1},
+}
+OF_TEXT = ("hf_overrides", "hf_config_path", "tensor_parallel_size")
 #: These need more than one process.
 NOT_RUN = {"tensor_parallel_size": 2}
 
@@ -98,25 +126,30 @@ class Pair(NamedTuple):
     alike: bool
 
 
-def drawn(pick: random.Random) -> dict[str, Any]:
+def drawn(pick: random.Random, options: dict[str, list[Any]]) -> dict[str, Any]:
     """A choice of options."""
     return {
         name: values[0] if pick.random() < 0.6 else pick.choice(values)
-        for name, values in (KV | FREE).items()
+        for name, values in options.items()
     }
 
 
 def pairs() -> list[Pair]:
     """Pairs that differ in one to four options."""
     pick, found = random.Random(SEED), []
+    pictures = {name: values for name, values in KV.items() if name not in OF_TEXT}
     while len(found) < PAIRS:
-        first = drawn(pick)
+        # Every fourth is of pictures.
+        seen = len(found) % 4 == 3
+        kv = pictures | KV_OF_PICTURES if seen else KV
+        free = FREE | FREE_OF_PICTURES if seen else FREE
+        first = drawn(pick, kv | free)
         second = copy.deepcopy(first)
-        among = list(FREE) if pick.random() < 0.5 else [*KV, *FREE]
+        among = list(free) if pick.random() < 0.5 else [*kv, *free]
         for name in pick.sample(among, pick.randint(1, 4)):
-            others = [one for one in (KV | FREE)[name] if one != first[name]]
+            others = [one for one in (kv | free)[name] if one != first[name]]
             second[name] = pick.choice(others)
-        found.append(Pair(first, second, all(first[name] == second[name] for name in KV)))
+        found.append(Pair(first, second, all(first[name] == second[name] for name in kv)))
     return found
 
 
@@ -135,6 +168,12 @@ def write_models(root: Path) -> None:
             changed = torch.randn(tensor.shape, generator=draw) / np.sqrt(tensor.shape[-1])
             weights[name] = changed.to(tensor.dtype)
     save_file(weights, str(root / "one" / "b" / "model.safetensors"), metadata={"format": "pt"})
+    for name, value in (("pictures a", 1), ("pictures b", 2)):
+        folder = root / "one" / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(PICTURES))
+        (folder / "preprocessor_config.json").write_text('{"patch_size": 14}')
+        save_file({"one": torch.full((8,), value)}, str(folder / "model.safetensors"))
     shutil.copytree(root / "one", root / "another" / "place")
     config = json.loads((root / "one" / "a" / "config.json").read_text())
     (root / "config").mkdir()
@@ -146,7 +185,8 @@ def write_models(root: Path) -> None:
 def arguments(chosen: dict[str, Any], root: Path) -> dict[str, Any]:
     """What vLLM is started with."""
     given = {name: value for name, value in chosen.items() if value is not None}
-    given["model"] = str(root / given.pop("folder") / given.pop("weights"))
+    kind = "pictures " if "skip_mm_profiling" in given else ""
+    given["model"] = str(root / given.pop("folder") / f"{kind}{given.pop('weights')}")
     if "hf_config_path" in given:
         given["hf_config_path"] = str(root / given["hf_config_path"])
     return BASE | given
