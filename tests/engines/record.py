@@ -7,14 +7,18 @@ It runs in an environment with vLLM. `make test` holds the connector against the
 """
 
 import dataclasses
+import importlib
 import inspect
 import json
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import vllm
+import vllm.config
+import vllm.envs
 from vllm.config import (
     CacheConfig,
     KVEventsConfig,
@@ -27,6 +31,7 @@ from vllm.config import (
 )
 from vllm.distributed import kv_events
 from vllm.distributed.kv_transfer.kv_connector.v1 import base, metrics
+from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -64,6 +69,25 @@ def only(found: dict[str, list[str]], *wanted: str) -> dict[str, list[str]]:
     return {name: found[name] for name in wanted}
 
 
+def options() -> dict[str, str]:
+    """Every option by the part of the configuration that has it, and every variable."""
+    found: dict[str, list[str]] = {}
+    for module in pkgutil.iter_modules(vllm.config.__path__):
+        held = importlib.import_module(f"vllm.config.{module.name}")
+        for name, kind in inspect.getmembers(held, inspect.isclass):
+            if dataclasses.is_dataclass(kind) and kind.__module__ == held.__name__:
+                fields = [field.name for field in dataclasses.fields(kind)]
+                found[name] = sorted(one for one in fields if not one.startswith("_"))
+    settled = {name for names in found.values() for name in names}
+    given = [field.name for field in dataclasses.fields(EngineArgs)]
+    # What has another name, or none, in the configuration.
+    found["EngineArgs"] = sorted(
+        name for name in given if name not in settled and not name.startswith("_")
+    )
+    found["environment"] = sorted(vllm.envs.environment_variables)
+    return {part: " ".join(names) for part, names in found.items()}
+
+
 def recorded() -> dict[str, Any]:
     """What is there."""
     request = Request("one", [1, 2], SamplingParams(max_tokens=1), None)
@@ -92,6 +116,7 @@ def recorded() -> dict[str, Any]:
     return {
         "version": vllm.__version__,
         "fields": fields,
+        "options": options(),
         "wire": wire,
         "calls": {
             "KVConnectorBase_V1": calls(base.KVConnectorBase_V1),

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,6 +15,7 @@ from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import file, integer, known, one_of, shown
+from blockyard.shared.weights import stated
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.sizes import in_blocks
 
@@ -72,7 +74,7 @@ class ConfigKeywords(TypedDict, total=False):
     recompute: bool
     copy_retries: int
     groups: int
-    namespace: Mapping[str, str] | None
+    namespace: Mapping[str, str | os.PathLike[str]] | None
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
     record: str | Path | None
@@ -126,6 +128,7 @@ class Config:
             is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
         namespace: What distinguishes this cache's keys: model, weights, dtype, layout, parallel.
+            A path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
         keyed: Tiers whose plans carry the keys of their blocks; the device cannot be one.
         record: A file for what requests were, for a replay of them: 8 bytes of each key, lengths
@@ -133,6 +136,7 @@ class Config:
 
     Raises:
         Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
+        Unavailable: There are no weights at a path of `namespace`, or they cannot be read.
     """
 
     device: int | str = _Default()
@@ -413,10 +417,13 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
         pairs = sorted(dict(given).items())  # type: ignore[call-overload]
     except (TypeError, ValueError):
         raise Misuse(f"namespace = {shown(given)}: give a mapping of names to text") from None
-    for pair in pairs:
-        if not all(isinstance(part, str) for part in pair):
-            raise Misuse(f"namespace has {shown(pair)}: give text for a name that is text")
-    return tuple(pairs)
+    for name, part in pairs:
+        if not isinstance(name, str) or not isinstance(part, str | os.PathLike):
+            raise Misuse(
+                f"namespace has {shown((name, part))}: give text, or the path of weights, for a name "
+                "that is text"
+            )
+    return tuple((name, str(stated(name, part))) for name, part in pairs)
 
 
 def _sizes(config: Config) -> dict[str, int | str]:

@@ -145,6 +145,49 @@ def test_an_engine_of_another_identity_finds_nothing(tmp_path: Path, change: Any
     again.close()
 
 
+def test_weights_are_told_by_content_and_a_folder_is_none_of_it(tmp_path: Path) -> None:
+    def engine(folder: str, content: bytes) -> Engine:
+        place = tmp_path / folder
+        place.mkdir(exist_ok=True)
+        (place / "model.safetensors").write_bytes(content)
+        os.utime(place / "model.safetensors", (0, 0))
+        changes = {"model": str(place)}
+        return Engine(tmp_path / "kv", changes=changes, namespace=None)
+
+    first = engine("a", b"one")
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.close()
+    for folder, content, found in (("a", b"two", 0), ("b", b"one", len(PROMPT))):
+        again = engine(folder, content)
+        assert again.find("two", [*PROMPT, 1]) == found
+        again.close()
+
+
+def test_weights_that_cannot_be_read_are_refused_by_name_unless_the_operator_names_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.safetensors").symlink_to("/nowhere")
+    changes = {"model": str(tmp_path)}
+    with pytest.raises(by.Misuse, match=r"model\.safetensors cannot be read.*\"weights\": \"v1\""):
+        Engine(tmp_path / "kv", changes=changes, namespace=None)
+    with pytest.raises(by.Misuse, match="load_format = 'tensorizer'"):
+        Engine(tmp_path / "kv", changes=changes | {"load_format": "tensorizer"}, namespace=None)
+    with pytest.raises(by.Misuse, match="they come from s3://bucket"):
+        Engine(tmp_path / "kv", changes=changes | {"model_weights": "s3://bucket"}, namespace=None)
+    with pytest.raises(by.Unavailable, match="there are no files of weights"):
+        Engine(tmp_path / "kv", changes=changes, namespace={"weights": str(tmp_path / "none")})
+    Engine(tmp_path / "kv", changes=changes).close()
+    # Without a disk nothing outlives the engine that has loaded them.
+    Front(changes=changes).worker.shutdown()
+
+
+def test_a_commit_of_a_hub_stands_for_weights_and_a_branch_does_not(tmp_path: Path) -> None:
+    for revision in ("main", None):
+        with pytest.raises(by.Misuse, match="nor in the cache of a hub"):
+            Engine(tmp_path, changes={"revision": revision}, namespace=None)
+    Engine(tmp_path, changes={"revision": "0123456789" * 4}, namespace=None).close()
+
+
 def test_another_seed_of_vllms_hashes_finds_nothing_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -16,7 +17,8 @@ from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.engines.connector import Connector
 from blockyard.engines.vllm import Blockyard
 from blockyard.engines.vllm.engine_facts import facts
-from blockyard.engines.vllm.identity import Root, namespace_of
+from blockyard.engines.vllm.identity import Root, fingerprint_of, namespace_of
+from blockyard.engines.vllm.settings import Settings
 from blockyard.testing import Script, ScriptedCopier, hang
 from vllm_front import (
     HASH,
@@ -37,6 +39,10 @@ from vllm_stub import Recorded
 __all__ = ["front", "no_torch"]
 
 
+class OtherDrafts(Drafts):
+    model = "another draft model"
+
+
 OF_AN_ENGINE: dict[str, dict[str, Any]] = {
     "model": {"model": "another model"},
     "revision": {"revision": "main"},
@@ -45,6 +51,7 @@ OF_AN_ENGINE: dict[str, dict[str, Any]] = {
     "type of the model": {"dtype": "float16"},
     "type of the KV": {"cache_dtype": "fp8"},
     "draft model": {"speculative_config": Drafts()},
+    "another draft model": {"speculative_config": OtherDrafts()},
     "hash": {"prefix_caching_hash_algo": "sha256_cbor"},
     "tensor parallel ranks": {"tensor_parallel_size": 2},
     "stages": {"pipeline_parallel_size": 2},
@@ -72,18 +79,86 @@ def test_e8_engines_that_differ_in_one_dimension_have_different_keys(
     keys.append(key())
     monkeypatch.delenv("PYTHONHASHSEED")
     weights = tmp_path / "model.safetensors"
-    for content in (b"one", b"another"):
+    for content in (b"one", b"two"):
         weights.write_bytes(content)
-        keys += [key(model=str(tmp_path)), key(model=str(weights))]
-
-    class Config:
-        _commit_hash = "of a hub"
-
-    config = vllm_config()
-    vars(config.model_config)["hf_config"] = Config()
-    keys.append(key_of(config))
+        os.utime(weights, (0, 0))
+        keys.append(key(model=str(tmp_path)))
+        assert key(model=str(weights)) == keys[-1], "the path is none of it"
+    keys += [key(hf_config=Hub(**change)) for change in CONFIGURATIONS.values()]
     assert len(set(keys)) == len(keys)
     assert key() == keys[0]
+
+
+class Hub:
+    """A configuration of Transformers'."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._commit_hash = fields.pop("commit", None)
+        self.fields = {"_name_or_path": "/here", "rope_parameters": {"rope_theta": 1e4}} | fields
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.fields
+
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "another base of the rotary embedding": {"rope_parameters": {"rope_theta": 5e3}},
+    "YaRN": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}},
+    "in a part of it": {"text_config": {"rms_norm_eps": 1e-6}},
+    "a commit of a hub": {"commit": "of a hub"},
+}
+
+
+def test_e8_names_and_paths_are_no_dimension(tmp_path: Path) -> None:
+    seen = set()
+    for folder in (tmp_path / "a", tmp_path / "elsewhere" / "b"):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "config.json").write_text('{"hidden_size": 8}')
+        hub = Hub(_name_or_path=str(folder), tokenizer_file=str(folder / "tokenizer.json"))
+        own = tmp_path / f"{folder.name}.json"
+        own.write_text('{"hidden_size": 8}')
+        given = {"model": str(folder), "hf_config": hub, "hf_config_path": str(own)}
+        seen.add(key(**given, revision=folder.name, served_model_name=folder.name))
+        seen.add(key(**given, gpu_memory_utilization=0.5, max_logprobs=5, seed=3))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["max_model_len", "hf_overrides", "hf_config_path", "model_impl"]
+)
+def test_e8_other_options_of_the_model_are_other_keys(option: str) -> None:
+    assert len({key(), key(**{option: 65}), key(**{option: 66})}) == 3
+
+
+def test_e8_options_of_the_multimodal_processor_are_other_keys() -> None:
+    parts: list[dict[str, Any]] = [{}, {"num_crops": 4}, {"num_crops": 8}]
+    seen = {key(multimodal_config=SimpleNamespace(mm_processor_kwargs=one)) for one in parts}
+    assert len(seen) == len(parts)
+    more = SimpleNamespace(mm_processor_kwargs={}, mm_processor_cache_gb=9)
+    assert key(multimodal_config=more) in seen
+
+
+def test_e8_variables_of_vllm_are_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = key()
+    for name in ("VLLM_LOGGING_LEVEL", "VLLM_HOST_IP", "VLLM_SET_BY_ITSELF"):
+        monkeypatch.setenv(name, "7")
+    assert key() == first
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "1")
+    assert key() != first
+
+
+def test_what_a_worker_writes_into_its_configuration_is_no_difference() -> None:
+    configs = []
+    for change in ({}, {"max_model_len": 64}):
+        config = vllm_config(hf_config=Hub(**change))
+        known = facts(config, kv_config(), version="0.33.0")
+        _, read = Settings.read(
+            {"host": 64}, layout=known.layout, blocks=32, namespace=known.namespace, longest=64
+        )
+        configs.append(read)
+    assert configs[0].identity != configs[1].identity
+    assert fingerprint_of(configs[0]) == fingerprint_of(configs[1])
 
 
 def hashes_of(salt: str) -> list[bytes]:
@@ -94,10 +169,9 @@ def hashes_of(salt: str) -> list[bytes]:
 OF_A_REQUEST: dict[str, dict[str, Any]] = {
     "nothing": {},
     "tokens, media and their positions, prompt embeddings": {"block_hashes": hashes_of("other")},
-    "the name of a LoRA adapter": {"lora_request": adapter()},
-    "an adapter of another name": {"lora_request": adapter("Y")},
-    "its path": {"lora_request": adapter(path="y")},
-    "its number": {"lora_request": adapter(number=2)},
+    "a LoRA adapter": {"lora_request": adapter()},
+    "its name, path and number": {"lora_request": adapter("Y", "y", 2)},
+    "its weights": {"lora_request": adapter(path="z", weights=b"others")},
     "its version": {"lora_request": adapter(again=True)},
     "a salt of that name": {"cache_salt": "X"},
     "another salt": {"cache_salt": "Y"},
@@ -172,14 +246,18 @@ def test_e8_what_differs_in_one_dimension_finds_nothing_of_the_other(
         path(front, OF_A_REQUEST[dimension])
         front.step()
         front.step()
-        assert found(front, **more) == (12 if other == ALIKE.get(dimension, dimension) else 0), (
-            other
-        )
+        alike = ALIKE.get(dimension, {dimension})
+        assert found(front, **more) == (12 if other in alike else 0), other
         front.worker.shutdown()
 
 
-#: Who asks for an adapter after it was loaded again asks for what it is now.
-ALIKE = {"its version": "the name of a LoRA adapter"}
+#: Who asks for an adapter after it was loaded again asks for what it is now; and its content alone
+#: counts here: vLLM's hashes have its name and path.
+ALIKE = {
+    "its version": {"a LoRA adapter"},
+    "a LoRA adapter": {"a LoRA adapter", "its name, path and number"},
+    "its name, path and number": {"a LoRA adapter", "its name, path and number"},
+}
 
 
 @pytest.mark.parametrize("path", PATHS)

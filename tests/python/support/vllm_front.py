@@ -62,7 +62,7 @@ def vllm_config(**changes: Any) -> Any:
         return Recorded(kind, **{name: fields[name] for name in fields if name in own})
 
     class Load:
-        load_format = "auto"
+        load_format = changes.get("load_format", "auto")
 
     model = part("ModelConfig")
     vars(model)["get_total_num_hidden_layers"] = lambda: 2 * LAYERS
@@ -272,14 +272,19 @@ FOLDERS = Path(tempfile.mkdtemp())
 
 
 def adapter(
-    name: str = "X", path: str | None = None, number: int = 1, *, again: bool = False
+    name: str = "X",
+    path: str | None = None,
+    number: int = 1,
+    *,
+    again: bool = False,
+    weights: bytes = b"weights",
 ) -> Any:
     if path is None or not Path(path).is_absolute():
         folder = FOLDERS / (path or "x")
         folder.mkdir(exist_ok=True)
-        weights = folder / "adapter_model.bin"
-        if not weights.exists():
-            weights.write_bytes(b"weights")
+        file = folder / "adapter_model.bin"
+        if not file.exists():
+            file.write_bytes(weights)
         path = str(folder)
     return Recorded(
         "LoRARequest", lora_name=name, lora_path=path, lora_int_id=number, load_inplace=again

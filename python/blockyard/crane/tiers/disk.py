@@ -17,6 +17,7 @@ from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known
+from blockyard.shared.weights import stated
 
 __all__ = ["DiskPath", "DiskTier", "Part"]
 
@@ -72,7 +73,7 @@ class DiskTier(Single):
             It and all in it are for their owner alone. Bytes are not encrypted there.
         blocks: Slots, 1 or more. Their room is taken at once.
         identity: What the bytes depend on beside the layout, as `Config.namespace`: it names
-            `model` and `weights` at least.
+            `model` and `weights` at least, and a path stands for the content of weights there.
         rank: The rank.
         name: Where it stands: "host" or "disk".
         direct: Whether the system's page cache is passed by, where it can be.
@@ -80,7 +81,8 @@ class DiskTier(Single):
 
     Raises:
         Misuse: A value is out of range, or `identity` does not name model and weights.
-        Unavailable: There is no room, another process owns the folder, or the system refuses.
+        Unavailable: There is no room, another process owns the folder, or the system refuses; or
+            there are no weights at a path.
     """
 
     SCHEMA = DISK_STATS
@@ -92,7 +94,7 @@ class DiskTier(Single):
         path: DiskPath,
         *,
         blocks: int,
-        identity: Mapping[str, str],
+        identity: Mapping[str, str | os.PathLike[str]],
         rank: int = 0,
         name: str = "disk",
         direct: bool = True,
@@ -120,7 +122,8 @@ class DiskTier(Single):
         made: list[Part] = []
         self.parts: tuple[Part, ...] = ()
         """Where its slots are: for each path this rank's own planes, and those that ranks share."""
-        fields = {**identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
+        said = {name: str(stated(name, part)) for name, part in identity.items()}
+        fields = {**said, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
         try:
             for first, step, number, planes, writer, shared in _places(layout, len(paths)):
                 more = {"disk": f"{number} of {len(paths)}"} if len(paths) > 1 else {}

@@ -31,13 +31,11 @@ __all__ = ["TESTED", "Storage"]
 
 TESTED = ("0.5.23",)
 """Versions of SGLang that it was tested with."""
-_BAGS = ("get_model", "get_lora", "get_spec")
-_LEAVES = (
-    *("model_path", "revision", "json_model_override_args", "quantization", "load_format"),
-    *("quantization_param_path", "dtype", "kv_cache_dtype", "speculative_algorithm"),
-    *("enable_lora", "lora_paths"),
+_BAGS = (
+    *("get_model", "get_exec", "get_schedule", "get_memory", "get_spec", "get_lora", "get_mm"),
+    *("get_disagg", "get_device"),
 )
-"""Options of the server that the bytes of its pages depend on."""
+"""Where SGLang keeps its options, as it has settled them."""
 _GB = 1e9
 _log = Limited(__name__, 0)
 
@@ -66,7 +64,8 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         self._settings = Settings.of_extra(storage_config.extra_config)
         check_config(storage_config)
         self._config = storage_config
-        self._identity = identity_of(storage_config, _server(), self._settings.namespace)
+        version = str(getattr(sglang, "__version__", "unknown"))
+        self._identity = identity_of(storage_config, _server(), self._settings.namespace, version)
         self._pool: Any = None
         self._host: HostPages | None = None
         self._disk: DiskPages | None = None
@@ -89,8 +88,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
                 return
             raise Misuse("another host pool: this storage has one already, make another one")
         config, settings = self._config, self._settings
-        model = str(config.model_name or "unnamed")
-        host = host_pages(mem_pool_host, model=model, ranks=config.tp_size)
+        host = host_pages(mem_pool_host, ranks=config.tp_size)
         blocks = int(in_blocks("disk", settings.disk, host.layout))
         disk = DiskTier(
             host.layout,
@@ -334,9 +332,18 @@ def _server() -> dict[str, Any]:
     for getter in _BAGS:
         # Nobody has published them.
         with suppress(ValueError):
-            bag = getattr(context, getter)()
-            said |= {leaf: getattr(bag, leaf) for leaf in _LEAVES if hasattr(bag, leaf)}
+            if hasattr(context, getter):
+                said |= _leaves(getattr(context, getter)())
     return said
+
+
+def _leaves(bag: Any) -> dict[str, Any]:
+    """Returns the options of a bag and of the bags in it."""
+    found: dict[str, Any] = {}
+    for name, value in vars(bag).items():
+        if not name.startswith("_"):
+            found |= _leaves(value) if type(value) is type(bag) else {name: value}
+    return found
 
 
 def _bytes(keys: Iterable[object]) -> bytes:

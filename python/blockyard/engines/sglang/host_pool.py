@@ -32,12 +32,11 @@ class HostPages(NamedTuple):
     """What the bytes of a page mean."""
 
 
-def host_pages(pool: Any, *, model: str, ranks: int) -> HostPages:
+def host_pages(pool: Any, *, ranks: int) -> HostPages:
     """Reads a pool.
 
     Args:
         pool: SGLang's `HostKVCache`.
-        model: The name of the model.
         ranks: Tensor parallel ranks, which each have such a pool.
 
     Raises:
@@ -76,7 +75,8 @@ def host_pages(pool: Any, *, model: str, ranks: int) -> HostPages:
         block_size=tokens,
         ranks=ranks,
         dtype=dtype if dtype in WIDTHS else "uint8",
-        name=model,
+        # Not the model's: that may be a path, and what lies there counts by its content.
+        name="SGLang",
     )
     said: dict[str, object] = {name: getattr(pool, name, None) for name in _SHAPE}
     said |= {"pool": kind, "layout": pool.layout, "dtype": dtype}

@@ -48,6 +48,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             blocks=known.blocks,
             namespace=known.namespace,
             longest=known.longest,
+            unseen=known.unseen,
         )
         self._reporter = Reporter()
         self._front: SchedulerHalf | None = None

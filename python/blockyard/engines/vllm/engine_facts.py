@@ -1,10 +1,9 @@
 """What vLLM has, read from its configuration; what cannot be served is refused before it loads."""
 
-import os
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.engines.files import stamp
+from blockyard.engines.vllm.configuration import depends
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 from blockyard.shared.log import Limited
 
@@ -34,6 +33,8 @@ class Facts(NamedTuple):
     """Whether other weights may come while it runs."""
     engine: str
     """vLLM's name for this engine, which all its processes know."""
+    unseen: str | None
+    """Why nothing tells the weights from others, as a disk must know; None where something does."""
     again: int
     """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
 
@@ -69,14 +70,17 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         block_size=spec.block_size,
         ranks=ranks.tensor_parallel_size * stages,
         dtype=dtype if dtype in WIDTHS else "uint8",
-        name=str(model.model),
+        # Not the model's: that may be a path, and what lies there counts by its content.
+        name="vLLM",
     )
+    known = depends(vllm, kv, kind, plane, version)
     return Facts(
         layout=layout,
         blocks=kv.num_blocks,
         rank=ranks.rank % (ranks.tensor_parallel_size * stages),
         longest=model.max_model_len,
-        namespace=_namespace(vllm, kv, kind, plane),
+        namespace=known.namespace,
+        unseen=known.unseen,
         layers=tuple(group.layer_names),
         weights_change=_weights_change(vllm),
         engine=str(vllm.kv_transfer_config.engine_id),
@@ -185,34 +189,3 @@ def _only_group(kv: Any) -> tuple[Any, str]:
             "hashing as it is"
         )
     return group, kind
-
-
-def _namespace(vllm: Any, kv: Any, kind: str, plane: Plane) -> dict[str, dict[str, object]]:
-    """What all KV depends on, beside its tokens."""
-    model, cache = vllm.model_config, vllm.cache_config
-    drafts = getattr(vllm, "speculative_config", None)
-    return {
-        "model": {"model": model.model, "revision": model.revision},
-        "weights": {
-            "quantization": model.quantization,
-            "load": str(vllm.load_config.load_format),
-            # Of a model from a hub; and of files of its own.
-            "commit": getattr(getattr(model, "hf_config", None), "_commit_hash", None),
-            "files": stamp(model.model),
-        },
-        "dtype": {"model": str(model.dtype), "kv": cache.cache_dtype},
-        "layout": {
-            "kind": kind,
-            "layers": plane.pieces,
-            "page": plane.piece_bytes,
-            "order": getattr(kv, "kv_cache_layout", None),
-            "hash": cache.prefix_caching_hash_algo,
-            # vLLM's hashes begin with it, where it is set.
-            "seed": os.environ.get("PYTHONHASHSEED"),
-            "drafts": None if drafts is None else str(getattr(drafts, "model", None)),
-        },
-        "parallel": {
-            "tensor": vllm.parallel_config.tensor_parallel_size,
-            "stages": vllm.parallel_config.pipeline_parallel_size,
-        },
-    }

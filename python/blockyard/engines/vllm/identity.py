@@ -10,18 +10,35 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from blockyard._core import Unsupported
-from blockyard.engines.files import files_of
+from blockyard._core import Unavailable, Unsupported
+from blockyard.shared.weights import content, files_of, stated
+from blockyard.yard.config import Config
 
-__all__ = ["HASH_BYTES", "Adapter", "Root", "Start", "namespace_of"]
+__all__ = ["HASH_BYTES", "Adapter", "Root", "Start", "fingerprint_of", "namespace_of"]
 
 HASH_BYTES: Final = 32
 """Bytes of a block hash that can stand for its tokens: vLLM's `sha256` and `sha256_cbor`."""
 _BLOCK: Final = hashlib.sha256().block_size
 Start: TypeAlias = Any
 """What is hashed before the blocks of a request: a state of the hash."""
+
+
+_ZERO: Final = 10**18 // 2
+"""Nanoseconds: the years before 1986 are no times of change."""
+Seen: TypeAlias = tuple[str, int, int, int, int]
+"""As `files_of` has one."""
+
+
+class _Seen(NamedTuple):
+    """An adapter as it was when it was loaded."""
+
+    version: int
+    """How often it was loaded again."""
+    files: list[Seen]
+    content: str
 
 
 class Adapter(Protocol):
@@ -40,12 +57,25 @@ def namespace_of(
 
     Args:
         said: What vLLM says of its model, weights, dtype, layout and parallel ranks.
-        more: What the operator adds.
+        more: What the operator adds; of `weights` that is a path, their content.
+
+    Raises:
+        Unavailable: There are no weights at that path, or they cannot be read.
     """
     fields = {name: dict(parts) for name, parts in said.items()}
     for name, text in more.items():
-        fields.setdefault(name, {})["operator"] = text
+        fields.setdefault(name, {})["operator"] = stated(name, text)
     return {name: json.dumps(parts, sort_keys=True, default=str) for name, parts in fields.items()}
+
+
+def fingerprint_of(config: Config) -> str:
+    """Returns what the workers and the scheduler's half must have alike.
+
+    A model may write into its configuration as it is loaded, and the scheduler has its own copy.
+    """
+    named = dict(config.namespace or ())
+    named.pop("model", None)
+    return replace(config, namespace=named).fingerprint
 
 
 class Root:
@@ -59,8 +89,8 @@ class Root:
         self._parts = [part.encode() for pair in sorted(namespace) for part in pair]
         self._started = time.time_ns()
         self._states: dict[tuple[bytes, ...], Start] = {}
-        self._versions: dict[tuple[str, ...], tuple[int, str]] = {}
-        """Of each adapter how often it was loaded again, and its files as they were then."""
+        self._seen: dict[tuple[str, ...], _Seen] = {}
+        """Of each adapter its files as they were when they were read."""
 
     def start(self, adapter: Adapter | None, salt: str | None) -> Start | None:
         """Returns what a new request's keys start with; it is the request's for its whole life.
@@ -74,20 +104,13 @@ class Root:
             or were changed since it was seen first, or since the engine started where adapters may
             come at run time. Whether vLLM has read them again is not told here.
         """
-        parts = [b"blockyard vLLM 2", *self._parts]
+        parts = [b"blockyard vLLM 3", *self._parts]
         if adapter is not None:
-            name = adapter.lora_name, adapter.lora_path, str(adapter.lora_int_id)
-            found = files_of(adapter.lora_path)
-            if found is None or self._is_newer(found):
+            seen = self._read(adapter)
+            if seen is None:
                 return None
-            files = json.dumps(found)
-            version, seen = self._versions.setdefault(name, (0, files))
-            if adapter.load_inplace:
-                version += 1
-                self._versions[name] = version, files
-            elif files != seen:
-                return None
-            parts += [b"lora", *map(_bytes, (*name, files, str(version)))]
+            # Not its name, path or number: vLLM's hashes have those that count.
+            parts += [b"lora", _bytes(seen.content), _bytes(str(seen.version))]
         if salt is not None:
             parts += [b"salt", _bytes(salt)]
         asked = tuple(parts)
@@ -101,10 +124,32 @@ class Root:
             self._states[asked] = state
         return state
 
-    def _is_newer(self, files: list[tuple[str, int, int]]) -> bool:
+    def _read(self, adapter: Adapter) -> "_Seen | None":
+        """Returns what an adapter was when it was loaded; None where nobody can say."""
+        name = adapter.lora_name, adapter.lora_path, str(adapter.lora_int_id)
+        files, seen = files_of(adapter.lora_path), self._seen.get(name)
+        if files is None or self._is_newer(files):
+            return None
+        if seen is None or adapter.load_inplace:
+            try:
+                found = content(adapter.lora_path)
+            except Unavailable:
+                return None
+            if found is None or files != files_of(adapter.lora_path):
+                return None
+            version = (0 if seen is None else seen.version) + bool(adapter.load_inplace)
+            seen = _Seen(version, files, found)
+            self._seen[name] = seen
+        return seen if files == seen.files else None
+
+    def _is_newer(self, files: list[Seen]) -> bool:
         """Whether files may be others than those that vLLM has loaded."""
         loads = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").lower() in {"1", "true"}
-        return loads and any(changed >= self._started for _, _, changed in files)
+        return loads and any(
+            # A time of zero, as reproducible layers have, says nothing.
+            (changed if changed > _ZERO else touched) >= self._started
+            for _, _, changed, touched, _ in files
+        )
 
     def keys(self, hashes: Iterable[bytes], start: Start) -> bytes:
         """Returns the keys of blocks, 32 bytes each.

@@ -10,7 +10,7 @@ import numpy as np
 
 from blockyard._core import Keys, Misuse, Unsupported
 from blockyard.engines.connector import Connector
-from blockyard.engines.vllm.identity import Root, Start
+from blockyard.engines.vllm.identity import Root, Start, fingerprint_of
 from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.vllm.notes import Notes
 from blockyard.engines.vllm.resets import Resets
@@ -122,7 +122,7 @@ class SchedulerHalf:
             Misuse: A worker has another configuration than this half.
             Unsupported: Workers that share host memory do not map the same.
         """
-        own = self.cache.config.fingerprint
+        own = fingerprint_of(self.cache.config)
         workers = list(workers)
         files = {worker.file for worker in workers}
         if len(files) > 1:

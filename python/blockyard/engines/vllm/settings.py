@@ -81,6 +81,7 @@ class Settings:
         blocks: int,
         namespace: Mapping[str, Mapping[str, object]],
         longest: int,
+        unseen: str | None = None,
     ) -> tuple[Self, Config]:
         """Reads the operator's words, and completes them by what vLLM has.
 
@@ -91,9 +92,11 @@ class Settings:
             blocks: The blocks that vLLM gives out.
             namespace: What its KV depends on; the operator's `namespace` adds to it.
             longest: Tokens of the longest request.
+            unseen: Why nothing tells the weights from others; None where something does.
 
         Raises:
             Misuse: A key is unknown or vLLM's own, or a value is out of range.
+            Unavailable: `weights` of `namespace` is a path where nothing can be read.
             TooLarge: A request of full length cannot be kept, and shall be.
         """
         settings, given = cls.of_extra(extra)
@@ -104,7 +107,7 @@ class Settings:
         if given.get("deadline") is None:
             given["deadline"] = _DEADLINE
         if settings.disk_path is not None:
-            settings.check_disk(given, namespace, more)
+            settings.check_disk(given, namespace, more, unseen)
             given["keyed"] = ("disk",)
             # What reaches the host is on the disk soon after: a kill loses little of it.
             given.setdefault("write", {"host": "through"})
@@ -210,17 +213,9 @@ class Settings:
         given: Mapping[str, Any],
         namespace: Mapping[str, Mapping[str, object]],
         more: Mapping[str, str],
+        unseen: str | None = None,
     ) -> None:
-        """Checks what a disk that outlives the engine needs.
-
-        Args:
-            given: The fields of `Config` that the operator gives.
-            namespace: As in `read`.
-            more: The operator's namespace.
-
-        Raises:
-            Misuse: There is no size or no host, or nobody says which weights the model has.
-        """
+        """Checks that a disk that outlives the engine has a size, a host, and weights by name."""
         if not given.get("disk"):
             raise Misuse('disk_path was given, and no size: give "disk": "200 GiB"')
         if not given.get("host"):
@@ -229,10 +224,11 @@ class Settings:
                 '"host": "16 GiB"'
             )
         weights = namespace.get("weights", {})
-        if not (weights.get("commit") or weights.get("files") or more.get("weights")):
+        if not (weights.get("content") or weights.get("pinned") or more.get("weights")):
             raise Misuse(
-                "disk_path was given, and nothing says which weights the model has: they are no "
-                'files here, and of no commit; give "namespace": {"weights": "…"}'
+                "disk_path was given, and nothing says which weights the model has: "
+                f'{unseen or "they are no files here"}; give "namespace": {{"weights": "v1"}}, '
+                "another text with each version"
             )
 
     def check_room(self, config: Config, longest: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard._core import Misuse
 from blockyard.crane.tiers.disk import DiskPath
 from blockyard.engines.vllm.engine_facts import Facts
+from blockyard.engines.vllm.identity import fingerprint_of
 from blockyard.engines.vllm.messages import Ready, Reports, StepOrders
 from blockyard.engines.worker import Worker
 from blockyard.shared.plan import Cause
@@ -102,7 +103,7 @@ class WorkerHalf:
             if self._restored is None:
                 self._restored = self.worker.crane.lasting.restored()
             folder = self.worker.crane.lasting.folder
-        own = self._config.fingerprint
+        own = fingerprint_of(self._config)
         return Ready(known.rank, own, shared, self._file, self._restored, folder)
 
     def begin(self, step: StepOrders) -> None:
