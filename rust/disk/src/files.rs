@@ -103,6 +103,7 @@ fn take_room(path: &Path, file: &File, bytes: u64) -> Result<()> {
     if let Ok(system) = rustix::fs::fstatvfs(file) {
         let free = system.f_bavail.saturating_mul(system.f_frsize);
         if free < bytes {
+            let _ = std::fs::remove_file(path);
             let says = format!(
                 "{bytes} bytes are wanted, and {free} are free: give a smaller size or another disk"
             );
@@ -115,6 +116,7 @@ fn take_room(path: &Path, file: &File, bytes: u64) -> Result<()> {
         Err(error) => {
             // A file system may keep what it had taken.
             let _ = file.set_len(0);
+            let _ = std::fs::remove_file(path);
             Err(refused("take its room")(error.into()))
         }
     }

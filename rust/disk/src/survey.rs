@@ -185,7 +185,8 @@ impl Survey {
                 Some(table) => Table::read(table, xxh3_64(text.as_bytes()), rank)
                     .map_err(refused("read the table beside"))?,
             };
-            let witness = look(&whole.with_file_name(FLOOR), OFlags::empty())?;
+            let witness = look(&whole.with_file_name(FLOOR), OFlags::empty());
+            let witness = witness.ok().flatten();
             match settled(whole, &found, known, witness.as_ref()) {
                 // An owner may have come, and written, since the identity was read.
                 Err(_) if !again => again = true,
