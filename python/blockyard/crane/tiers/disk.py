@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -112,6 +113,8 @@ class DiskTier:
         paths = _paths(path)
         if self.blocks < len(paths):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
+        self.identity: Mapping[str, str] = MappingProxyType(dict(identity))
+        """What the bytes depend on beside the layout, as it was given."""
         self._count = 0
         self._floor = 0
         self.copier: object = None
