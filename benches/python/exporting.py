@@ -17,6 +17,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 
 import blockyard as by
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.metrics.collector import EngineCollector
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import text
@@ -57,8 +58,9 @@ def step(count: int) -> tuple[float, float, float]:
 def scrape(times: int = 200) -> tuple[int, float, float]:
     """Returns the series, and the median CPU milliseconds of a scrape with our text and theirs."""
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
+    device, host, disk = (MemoryTier(layout, 64, name=name) for name in ("device", "host", "disk"))
     with (
-        by.local(layout, device=64, host=64, disk=64) as cache,
+        by.local(layout, memory=(device, host, disk)) as cache,
         Publisher(cache, "tcp://127.0.0.1:*") as publisher,
     ):
         scheduler = by.Scheduler(cache, SchedulerOptions(max_num_seqs=8), metrics=True)

@@ -11,7 +11,7 @@ from blockyard._core import Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Lasting, Tier
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
@@ -172,8 +172,8 @@ class LocalCache(KVCache):
         From then on every verb that would begin or continue something raises `Misuse`. Questions
         are answered, and what is held can be ended: `finish`, `abandon`, `release`.
         """
-        if not self._crane.closed and self.stats()["disk_capacity"]:
-            self._crane.lasting.keep_order(self.eviction_order("disk"))
+        if not self._crane.closed and self._crane.lasting.name:
+            self._crane.lasting.keep_order(self.eviction_order(self._crane.lasting.name))
         self._crane.close()
         self.commit(self._crane.poll())
         self._close()
@@ -207,10 +207,11 @@ def local(
     Args:
         config: A `Config` with a layout; or a layout, with the rest as keywords.
         memory: The tiers of device and host, or of device, host and disk, which give the sizes;
-            None for NumPy memory of the sizes asked for.
+            None for NumPy memory of the sizes asked for. A `DiskTier` among them has the identity
+            of the configuration, or gives it its namespace where it has none.
         disk_path: Where the blocks of `disk` outlive this process, in slot files: the `namespace`
             must name model and weights. Several paths are several disks, over which slots are
-            spread. None for memory, which does not.
+            spread. `disk` needs it; a third tier of memory is a `MemoryTier` in `memory`.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
         metrics: Whether it counts how long copies and its part of a step take, as `measure`.
@@ -231,15 +232,14 @@ def local(
         6
         0
     """
+    given = {} if memory is None else _named(memory)
     if isinstance(config, KVLayout):
-        if memory is not None:
-            given = [name for name in TIERS if name in keywords]
-            if given:
-                raise Misuse(f"{given[0]} = {keywords[given[0]]!r}: the memory given has its size")
-            sizes = {name: tier.blocks for name, tier in _named(memory).items()}
-            config = Config.of({"layout": config, **keywords, **sizes})
-        else:
-            config = Config.of({"layout": config, **keywords})
+        for name in TIERS if given else ():
+            # Slot files may lie below the memory given.
+            if name in keywords and (name != "disk" or name in given or disk_path is None):
+                raise Misuse(f"{name} = {keywords[name]!r}: the memory given has its size")
+        sizes = {name: tier.blocks for name, tier in given.items()}
+        config = Config.of({"layout": config, **keywords, **sizes})
     elif keywords:
         raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
     layout = config.layout
@@ -248,20 +248,19 @@ def local(
     if layout.ranks != 1:
         ranks = layout.ranks
         raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
-    if disk_path is not None:
-        config = _on_disk(config, memory)
-    tiers = _numpy(layout, config, disk_path) if memory is None else _named(memory)
-    crane = Crane(
-        layout,
-        device=tiers["device"],
-        host=tiers.get("host"),
-        disk=tiers.get("disk"),
-        copier=copier,
-        thresholds=config.copying,
-        fingerprint=config.fingerprint,
-    )
+    config = _on_disk(config, given, disk_path)
     with ExitStack() as opened:
-        # What fails here leaves no folder with an owner.
+        # What is made here, and fails here, leaves no folder with an owner.
+        tiers = _made(layout, config, given, disk_path, opened)
+        crane = Crane(
+            layout,
+            device=tiers["device"],
+            host=tiers.get("host"),
+            disk=tiers.get("disk"),
+            copier=copier,
+            thresholds=config.copying,
+            fingerprint=config.fingerprint,
+        )
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
@@ -269,7 +268,7 @@ def local(
         found = crane.lasting.restored()
         if found is not None:
             found = Restored.agreed([found])
-            cache.restore("disk", found.slots, found.keys, found.parents)
+            cache.restore(crane.lasting.name, found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise
         opened.pop_all()
     if metrics:
@@ -277,15 +276,55 @@ def local(
     return cache
 
 
-def _on_disk(config: Config, memory: object) -> Config:
-    """Returns a configuration whose disk knows the keys of its blocks."""
-    if memory is not None:
-        raise Misuse("disk_path and memory were given: give one, or put a DiskTier into memory")
-    if not config.disk:
+def _on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | None) -> Config:
+    """Returns a configuration whose slot files know the keys of their blocks.
+
+    Raises:
+        Misuse: A disk has no path, or no size; or the slot files given are of another identity.
+    """
+    if disk_path is not None and "disk" in given:
+        raise Misuse("disk_path was given, and memory has a disk: give one of them")
+    if disk_path is not None and not config.disk:
         raise Misuse('disk_path was given, and no size: give disk="200 GiB"')
-    if "disk" in config.keyed:
-        return config
-    return replace(config, keyed=(*config.keyed, "disk"))
+    if disk_path is None and config.disk and "disk" not in given:
+        raise Misuse(
+            f"disk = {config.disk} blocks, and no disk_path: give the folder in which they outlive "
+            "this process; or for a third tier of memory, which does not, "
+            'memory=(device, host, MemoryTier(layout, blocks, name="disk"))'
+        )
+    lasting = [name for name, tier in given.items() if isinstance(tier, Lasting)]
+    lasting += [] if disk_path is None else ["disk"]
+    if len(lasting) > 1:
+        raise Misuse(f"{' and '.join(lasting)} are slot files: one tier of a cache can be")
+    for tier in given.values():
+        if isinstance(tier, DiskTier):
+            config = _of_identity(config, tier)
+    missing = [name for name in lasting if name not in config.keyed]
+    return replace(config, keyed=(*config.keyed, *missing)) if missing else config
+
+
+def _of_identity(config: Config, disk: DiskTier) -> Config:
+    """Returns a configuration whose identity is that of slot files.
+
+    Raises:
+        Misuse: It has a namespace, and another one; or it makes its keys otherwise.
+    """
+    own = {name: text for name, text in disk.identity.items() if name != "keys"}
+    if config.namespace is None:
+        config = replace(config, namespace=own)
+    wanted = dict(config.identity)
+    found = {"keys": wanted["keys"], **disk.identity}
+    differs = sorted(
+        name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
+    )
+    if differs:
+        said = "; ".join(
+            f"{name} is {found.get(name)!r} in the identity of {disk.path}, and "
+            f"{wanted.get(name)!r} in the namespace"
+            for name in differs
+        )
+        raise Misuse(f"{said}: give DiskTier(identity=config.identity)")
+    return config
 
 
 def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:
@@ -295,18 +334,26 @@ def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:
     return {name: tier for name, tier in zip(TIERS, memory, strict=False) if tier is not None}
 
 
-def _numpy(layout: KVLayout, config: Config, disk_path: DiskPath | None) -> dict[str, Tier]:
-    """Makes memory for each tier that has a size, and slot files for a disk with a path."""
-    sizes = {name: int(getattr(config, name)) for name in TIERS}
-    made: dict[str, Tier] = {}
+def _made(
+    layout: KVLayout,
+    config: Config,
+    given: Mapping[str, Tier],
+    disk_path: DiskPath | None,
+    opened: ExitStack,
+) -> dict[str, Tier]:
+    """Returns the tiers given, with slot files for a path, or makes all of NumPy memory."""
+    made = dict(given)
     if disk_path is not None:
-        made["disk"] = DiskTier(
+        made["disk"] = disk = DiskTier(
             layout,
             disk_path,
-            blocks=sizes.pop("disk"),
+            blocks=config.disk_blocks,
             identity=config.identity,
         )
-    for name, blocks in sizes.items():
-        if blocks or name == "device":
-            made[name] = MemoryTier(layout, blocks, name=name)
-    return made
+        opened.callback(disk.close)
+    if not given:
+        sizes = {"device": config.device_blocks, "host": config.host_blocks}
+        for name, blocks in sizes.items():
+            if blocks or name == "device":
+                made[name] = MemoryTier(layout, blocks, name=name)
+    return {name: made[name] for name in TIERS if name in made}

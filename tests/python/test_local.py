@@ -105,9 +105,15 @@ def test_it_can_be_made_of_a_config_or_of_memory_that_is_there() -> None:
         by.local(by.Config(device=8))
 
 
+def memory_of(**sizes: int) -> Any:
+    """Tiers of NumPy memory, for `memory=`."""
+    made = [MemoryTier(LAYOUT, blocks, name=name) if blocks else None for name, blocks in sizes.items()]
+    return tuple(made)
+
+
 @pytest.mark.parametrize("host", [0, 5])
 def test_a_third_tier_is_memory_too_and_needs_no_host(host: int) -> None:
-    with by.local(LAYOUT, device=9, host=host, disk=7) as cache:
+    with by.local(LAYOUT, memory=memory_of(device=9, host=host, disk=7)) as cache:
         tiers = cache.crane._tiers
         sizes = {"device": 9, "host": host, "disk": 7}
         assert {name: tier.blocks for name, tier in tiers.items()} == {
@@ -115,8 +121,18 @@ def test_a_third_tier_is_memory_too_and_needs_no_host(host: int) -> None:
         }
         assert all(tier.name == name for name, tier in tiers.items())
         assert cache.config.disk == cache.crane.hello().disk == 7
-    with by.local(LAYOUT, device=9, disk="0.001 GiB") as cache:
-        assert cache.config.disk_blocks == 2**30 // 1000 // LAYOUT.block_bytes
+        assert not cache.config.keyed
+
+
+def test_a_disk_without_a_path_is_refused() -> None:
+    says = 'and no disk_path: give the folder .* MemoryTier'
+    for host in (0, 5):
+        with pytest.raises(by.Misuse, match=says):
+            by.local(LAYOUT, device=9, host=host, disk="0.001 GiB")
+        with pytest.raises(by.Misuse, match=says):
+            by.local(by.Config(layout=LAYOUT, device=9, host=host, disk=3))
+    with pytest.raises(by.Misuse, match=says):
+        by.local(by.Config(layout=LAYOUT, device=9, disk=3), memory=memory_of(device=9, host=0))
 
 
 def test_memory_of_three_tiers_gives_all_sizes() -> None:

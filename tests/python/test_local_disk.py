@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 import blockyard as by
 from blockyard.crane.tiers import planes_of
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.local import LocalCache
 from yard import at_rest, begin, free_for_all, text
 
@@ -22,6 +23,15 @@ Bytes = list[NDArray[np.uint8]]
 @pytest.fixture(params=LAYOUTS)
 def layout(request: pytest.FixtureRequest) -> by.KVLayout:
     return LAYOUTS[request.param]
+
+
+def three(layout: by.KVLayout, device: int, host: int, disk: int, **more: Any) -> LocalCache:
+    """A cache with a third tier of memory."""
+    sizes = {"device": device, "host": host, "disk": disk}
+    made = [
+        MemoryTier(layout, blocks, name=name) if blocks else None for name, blocks in sizes.items()
+    ]
+    return by.local(layout, memory=tuple(made), **more)  # type: ignore[arg-type]
 
 
 def settle(cache: LocalCache) -> None:
@@ -76,7 +86,7 @@ def squeeze(cache: LocalCache) -> None:
 def test_one_begin_loads_from_host_and_disk_and_the_bytes_are_the_same(
     layout: by.KVLayout,
 ) -> None:
-    with by.local(layout, device=13, host=6, disk=16, ahead=0) as cache:
+    with three(layout, 13, 6, 16, ahead=0) as cache:
         wrote = publish(cache, 1, 6)
         cache.demote(6)
         settle(cache)
@@ -111,7 +121,7 @@ def test_one_begin_loads_from_host_and_disk_and_the_bytes_are_the_same(
 def test_what_is_copied_down_ahead_of_need_sinks_to_the_disk_and_comes_back(
     layout: by.KVLayout, host: int
 ) -> None:
-    with by.local(layout, device=17, host=host, disk=64, ahead=8) as cache:
+    with three(layout, 17, host, 64, ahead=8) as cache:
         wrote = []
         for name in range(8):
             wrote.append(publish(cache, name, 5))
@@ -134,7 +144,7 @@ def test_what_is_copied_down_ahead_of_need_sinks_to_the_disk_and_comes_back(
 def test_a_parked_sequence_comes_back_with_its_bytes_from_wherever_it_is_kept(
     layout: by.KVLayout, way: str
 ) -> None:
-    with by.local(layout, device=13, host=6, disk=16, ahead=0) as cache:
+    with three(layout, 13, 6, 16, ahead=0) as cache:
         lease = begin(cache, text(1, 18))
         wrote = write(cache, lease, 5, 1)
         handle = cache.park(lease, 18)
@@ -165,7 +175,7 @@ def test_a_parked_sequence_comes_back_with_its_bytes_from_wherever_it_is_kept(
 
 
 def test_a_cache_that_is_told_what_its_disk_has_reads_it_from_there(layout: by.KVLayout) -> None:
-    with by.local(layout, device=13, disk=16, ahead=0) as cache:
+    with three(layout, 13, 0, 16, ahead=0) as cache:
         keys = np.frombuffer(bytes(cache.keys(text(1, 20))), np.uint8).reshape(-1, 32)
         parents = np.zeros_like(keys)
         parents[1:] = keys[:-1]

@@ -26,6 +26,11 @@ class LastingTiers:
         self._tiers = [tier for tier in tiers if isinstance(tier, Lasting)]
 
     @property
+    def name(self) -> str:
+        """The name of the tier that outlives the process; empty where none does."""
+        return next((tier.name for tier in self._tiers), "")
+
+    @property
     def folder(self) -> str | None:
         """The first folder of the identity of what is on its disk; None where it has no disk."""
         return next((str(tier.folder) for tier in self._tiers if tier.folder), None)

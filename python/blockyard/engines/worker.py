@@ -89,19 +89,29 @@ class Worker(Single):
             gpu: The GPU that has them, or "cuda" for the current one; None for memory of the host.
             stream: The stream on which the engine computes, on a GPU.
             copier: As in `Crane`.
-            shared: As in `MemoryTier`; the tier below the host has a file of its own beside it.
+            shared: As in `MemoryTier`, for the host.
             checksums: Whether blocks are checked before they leave a tier below the engine's: one
                 that is no longer what came there is not copied, and never offered again.
-            disk_path: As in `by.local`: the configuration has "disk" in `keyed` then.
+            disk_path: As in `by.local`: the configuration has `disk`, and "disk" in `keyed`, then.
 
         Raises:
-            Misuse: The configuration has no layout, or the tensors do not fit it; the message names
-                what differs.
+            Misuse: The configuration has no layout, a disk without a path or a path without a disk
+                that knows its keys, or the tensors do not fit it; the message names what differs.
             Unavailable: There is no GPU, or the memory below is not to be had.
         """
         layout, blocks = config.layout, config.device_blocks
         if layout is None:
             raise Misuse("layout = None: what a block is in bytes must be known to copy it")
+        if disk_path is None and config.disk_blocks:
+            raise Misuse(
+                f"disk = {config.disk_blocks} blocks, and no disk_path: give the folder in which "
+                "they outlive this process; a third tier of memory is for Worker(Crane(..., disk=))"
+            )
+        if disk_path is not None and not (config.disk_blocks and "disk" in config.keyed):
+            raise Misuse(
+                f"disk_path was given, and disk = {config.disk_blocks}, keyed = {config.keyed}: "
+                'give Config(disk="200 GiB", keyed=("disk",))'
+            )
         device: DeviceTier | MemoryTier
         if gpu is None:
             device = MemoryTier.adopt(layout, tensors, blocks=blocks, axis=axis)
@@ -113,8 +123,6 @@ class Worker(Single):
         below: dict[str, Tier] = {}
         with ExitStack() as opened:
             opened.callback(device.close)
-            sizes = {"host": config.host_blocks, "disk": config.disk_blocks}
-            files = {"host": shared, "disk": shared and f"{os.fspath(shared)}.disk"}
             if disk_path is not None:
                 below["disk"] = on_disk = DiskTier(
                     layout,
@@ -124,14 +132,13 @@ class Worker(Single):
                     rank=rank,
                 )
                 opened.callback(on_disk.close)
-            for name in (name for name, size in sizes.items() if size and name not in below):
-                tier = (
-                    MemoryTier(layout, sizes[name], name=name, shared=files[name])
+            if config.host_blocks:
+                below["host"] = tier = (
+                    MemoryTier(layout, config.host_blocks, name="host", shared=shared)
                     if gpu is None
-                    else PinnedTier(layout, sizes[name], name=name, gpu=gpu, shared=files[name])
+                    else PinnedTier(layout, config.host_blocks, name="host", gpu=gpu, shared=shared)
                 )
                 opened.callback(tier.close)
-                below[name] = tier
             copiers = select_copiers({"device": device, **below}, copier, config.copying)
             for one in {id(one): one for one in copiers.values()}.values():
                 opened.callback(one.close)

@@ -154,6 +154,12 @@ impl Blocks {
         self.table.sync()
     }
 
+    /// Closes the files, when nobody reads or writes them any more.
+    pub(crate) fn close(&self) {
+        self.payloads.close();
+        self.table.close();
+    }
+
     /// Reads a block, if the slot has what is asked for. INV-26
     ///
     /// # Arguments

@@ -15,10 +15,21 @@ pub trait Medium: Send + Sync + Debug {
 
     /// Makes durable what was written before.
     fn sync(&self) -> io::Result<()>;
+
+    /// Closes it, when nobody reads or writes it any more. Later calls fail.
+    fn close(&self) {}
 }
 
 /// Where it is noted what was cleared.
 pub trait Epochs: Send + Sync + Debug {
     /// Clears all blocks whose stamp is smaller: when it returns, no restart brings them back.
     fn raise(&self, floor: u64) -> io::Result<()>;
+
+    /// Checks that the next owner will find what this one writes: nobody has removed or replaced a file.
+    fn check(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Closes it, and gives the blocks to the next owner.
+    fn close(&self) {}
 }

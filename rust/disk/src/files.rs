@@ -7,7 +7,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// To what addresses, offsets and lengths must be a multiple for direct reads and writes.
 pub const ALIGNED: usize = 4096;
@@ -25,7 +26,8 @@ pub enum Way {
 #[derive(Debug)]
 pub struct Files {
     path: PathBuf,
-    file: File,
+    /// None when it is closed.
+    file: Mutex<Option<Arc<File>>>,
     way: Way,
 }
 
@@ -53,47 +55,16 @@ impl Files {
                 Way::Buffered,
             ),
         };
-        let opened = Self {
-            path: path.to_owned(),
-            file: File::from(fd),
-            way,
-        };
-        opened.take_room(bytes)?;
-        Ok(opened)
+        let file = File::from(fd);
+        take_room(path, &file, bytes)?;
+        Ok(Self::over(path, file, way))
     }
 
-    fn take_room(&self, bytes: u64) -> Result<()> {
-        let meta = self.file.metadata().map_err(self.refused("look at"))?;
-        if !meta.is_file() {
-            return Err(self.refused("open")(io::Error::other("it is no file")));
-        }
-        if meta.len() == bytes {
-            return Ok(());
-        }
-        if meta.len() != 0 {
-            let other = format!("it has {} bytes, and {bytes} are wanted", meta.len());
-            return Err(self.refused("open")(io::Error::other(other)));
-        }
-        // Else a file system takes what it has, and refuses then.
-        if let Ok(system) = rustix::fs::fstatvfs(&self.file) {
-            let free = system.f_bavail.saturating_mul(system.f_frsize);
-            if free < bytes {
-                let _ = std::fs::remove_file(&self.path);
-                let says = format!("{bytes} bytes are wanted, and {free} are free");
-                return Err(self.refused("take its room")(io::Error::other(says)));
-            }
-        }
-        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::OPNOTSUPP) => {
-                self.file.set_len(bytes).map_err(self.refused("grow"))
-            }
-            Err(error) => {
-                // A file system may keep what it had taken.
-                let _ = self.file.set_len(0);
-                let _ = std::fs::remove_file(&self.path);
-                Err(self.refused("take its room")(error.into()))
-            }
+    fn over(path: &Path, file: File, way: Way) -> Self {
+        Self {
+            path: path.to_owned(),
+            file: Mutex::new(Some(Arc::new(file))),
+            way,
         }
     }
 
@@ -102,8 +73,52 @@ impl Files {
         self.way
     }
 
-    fn refused(&self, doing: &'static str) -> impl FnOnce(io::Error) -> Error {
-        Error::system(&self.path, doing)
+    /// The file, which stays open for as long as somebody is at it.
+    fn file(&self) -> io::Result<Arc<File>> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.clone().ok_or_else(|| {
+            let says = format!("{}: it is closed", self.path.display());
+            io::Error::other(says)
+        })
+    }
+}
+
+/// Gives a file its length, with all of the room for it.
+fn take_room(path: &Path, file: &File, bytes: u64) -> Result<()> {
+    let refused = |doing| Error::system(path, doing);
+    let meta = file.metadata().map_err(refused("look at"))?;
+    if !meta.is_file() {
+        return Err(refused("open")(io::Error::other(
+            "it is no file: remove it",
+        )));
+    }
+    if meta.len() == bytes {
+        return Ok(());
+    }
+    if meta.len() != 0 {
+        let other = format!("it has {} bytes, and {bytes} are wanted", meta.len());
+        return Err(refused("open")(io::Error::other(other)));
+    }
+    // Else a file system takes what it has, and refuses then.
+    if let Ok(system) = rustix::fs::fstatvfs(file) {
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        if free < bytes {
+            let _ = std::fs::remove_file(path);
+            let says = format!(
+                "{bytes} bytes are wanted, and {free} are free: give a smaller size or another disk"
+            );
+            return Err(refused("take its room")(io::Error::other(says)));
+        }
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes).map_err(refused("grow")),
+        Err(error) => {
+            // A file system may keep what it had taken.
+            let _ = file.set_len(0);
+            let _ = std::fs::remove_file(path);
+            Err(refused("take its room")(error.into()))
+        }
     }
 }
 
@@ -114,6 +129,7 @@ pub struct Foreign {
     bytes: u64,
     way: Way,
     opened: OnceLock<Files>,
+    closed: AtomicBool,
 }
 
 impl Foreign {
@@ -124,12 +140,16 @@ impl Foreign {
             bytes,
             way,
             opened: OnceLock::new(),
+            closed: AtomicBool::new(false),
         }
     }
 
     fn opened(&self) -> io::Result<&Files> {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(io::Error::other("it is closed"));
         }
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let direct = (self.way == Way::Direct)
@@ -148,8 +168,8 @@ impl Foreign {
             let says = format!("it has {bytes} bytes, and {} are wanted", self.bytes);
             return Err(io::Error::other(says));
         }
-        let path = self.path.clone();
-        Ok(self.opened.get_or_init(|| Files { path, file, way }))
+        let made = || Files::over(&self.path, file, way);
+        Ok(self.opened.get_or_init(made))
     }
 }
 
@@ -165,18 +185,30 @@ impl Medium for Foreign {
     fn sync(&self) -> io::Result<()> {
         Err(io::Error::other("another process writes this file"))
     }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        if let Some(opened) = self.opened.get() {
+            opened.close();
+        }
+    }
 }
 
 impl Medium for Files {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, at)
+        self.file()?.read_exact_at(into, at)
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(from, at)
+        self.file()?.write_all_at(from, at)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.file()?.sync_data()
+    }
+
+    fn close(&self) {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        *file = None;
     }
 }

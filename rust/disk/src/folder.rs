@@ -1,28 +1,26 @@
-//! A folder of blocks: whose they are in clear text, which process owns them, and what was cleared.
+//! A folder of blocks: which process owns it, and what was cleared.
 
 use crate::disk::Epochs;
 use crate::error::{Error, Result};
+use crate::identity::{Identity, Numbers, PAGE, spoiled, text_of};
 use crate::order;
+use crate::witness::{self, FLOOR, Table};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use std::fmt::Write as _;
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// The version of the format, which a folder names.
-const VERSION: u32 = 1;
-const TITLE: &str = "Blockyard's blocks, format ";
-/// Where the numbers of a folder lie, behind the text: floor, run, owner, and a check of the three.
-const NUMBERS: u64 = 4096;
-const NUMBERS_BYTES: usize = 32;
-const COPIES: [u64; 2] = [NUMBERS, 2 * NUMBERS];
+/// The files that are locked. Whoever finds one of them locked is not the owner, so that a second process is
+/// refused also where somebody has removed the others beside the first.
+pub(crate) const LOCKED: [&str; 3] = ["slots", "table", "identity"];
 
 /// Where the folder of a rank and an identity is, whoever owns it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,44 +35,77 @@ impl Place {
     /// The place under a root, as in [`Folder::open`].
     pub fn of(root: &Path, fields: &[(&str, &str)], rank: u16) -> Self {
         let text = text_of(fields);
-        let name = format!("{:016x}", xxh3_128(text.as_bytes()) as u64);
         Self {
-            path: root.join(name).join(format!("rank-{rank}")),
+            path: root.join(name_of(&text)).join(format!("rank-{rank}")),
             identity: xxh3_64(text.as_bytes()),
         }
     }
+
+    /// Whether the folder that a rank's file lies in has the name of another identity than a text's.
+    pub(crate) fn is_another(file: &Path, text: &str) -> bool {
+        let name = file.ancestors().nth(2).and_then(Path::file_name);
+        name.and_then(|name| name.to_str()).is_some_and(|name| {
+            let is_one = name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_one && name != name_of(text)
+        })
+    }
 }
 
-/// A folder that this process owns, until it is dropped or dies.
+/// The name of the folder of a text.
+fn name_of(text: &str) -> String {
+    format!("{:016x}", xxh3_128(text.as_bytes()) as u64)
+}
+
+/// A folder that this process owns, until it is released or dropped, or the process dies.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    file: File,
+    text: String,
     identity: u64,
-    /// Of the owner before.
+    /// Of the owner before, by the identity alone.
     before: u32,
     run: AtomicU32,
     floor: Mutex<u64>,
+    held: Mutex<Option<Arc<Held>>>,
 }
+
+/// The open files of a folder, which have its locks.
+#[derive(Debug)]
+struct Held {
+    slots: File,
+    table: File,
+    identity: File,
+    /// The numbers once more; none where there is no room for it.
+    witness: Option<File>,
+    /// Which files these are, as in [`LOCKED`].
+    seen: [Seen; 3],
+}
+
+/// A device and a number on it, by which a file is known whatever its name.
+type Seen = (u64, u64);
 
 impl Folder {
     /// Opens the folder of a rank and an identity under a root, or makes it, for its owner alone. INV-29
     /// INV-37
+    ///
+    /// What is rotten in one of two copies is written anew. Where nobody can say what of its blocks was cleared
+    /// it is refused, and nothing of it is changed. INV-31
     ///
     /// # Arguments
     /// `fields` say what the bytes depend on: model, weights, type, layout and the like. Another value of any
     /// of them is another folder.
     ///
     /// # Errors
-    /// `System` where another process owns it, whose number is said, its format is a later one, its text is
-    /// of another identity, a symbolic link is in the way, others may write to it, or the system refuses.
+    /// `System` where another process owns it, whose number is said, its text is of another identity or not
+    /// whole, its numbers are lost or older than its blocks, a symbolic link is in the way, others may write to
+    /// it, or the system refuses; `Format` where its format is a later one.
     pub fn open(root: &Path, fields: &[(&str, &str)], rank: u16) -> Result<Self> {
         let text = text_of(fields);
-        if text.len() as u64 > NUMBERS {
+        if text.len() > PAGE {
             return Err(Error::Argument {
                 name: "bytes of an identity",
                 value: text.len() as u64,
-                help: "must be 4096 at most",
+                help: "must be 4096 at most: shorten the namespace",
             });
         }
         let Place { path, identity } = Place::of(root, fields, rank);
@@ -82,47 +113,46 @@ impl Folder {
             make(folder)?;
         }
         let whole = path.join("identity");
-        let refused = |doing| Error::system(whole.clone(), doing);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::open(&whole, flags, Mode::RUSR | Mode::WUSR);
-        let file = File::from(file.map_err(|error| refused("open")(error.into()))?);
-        if !lock(&file) {
-            let owner = Numbers::read(&file).map_or(0, |numbers| numbers.owner);
-            let says = format!("process {owner} owns it: a folder has one writer");
-            return Err(refused("lock")(io::Error::other(says)));
+        let [slots, table] = [LOCKED[0], LOCKED[1]].map(|name| own(&path, name, OFlags::CREATE));
+        let (slots, table) = (slots?, table?);
+        let known = Table::read(&table, identity, rank);
+        let known = known.map_err(Error::system(path.join("table"), "read"))?;
+        // Where it is lost it is not made, so that the next process finds the folder as this one did.
+        let lost = if known.is_void {
+            OFlags::CREATE
+        } else {
+            OFlags::empty()
+        };
+        let held = own(&path, "identity", lost)?;
+        let found = Identity::read(&held).map_err(Error::system(&whole, "read"))?;
+        let witness = open(&path.join(FLOOR), OFlags::CREATE).ok();
+        let before = check(&whole, &found, &text, known, witness.as_ref())?;
+        let mut seen = [(0, 0); 3];
+        for (one, file) in seen.iter_mut().zip([&slots, &table, &held]) {
+            *one = seen_as(&file.metadata().map_err(Error::system(&path, "look at"))?);
         }
-        // Who wipes a folder holds the lock until its files are gone: then this one has no name.
-        let own = file.metadata().map_err(refused("look at"))?.ino();
-        if fs::symlink_metadata(&whole).map_or(true, |meta| meta.ino() != own) {
-            let says = "it was removed meanwhile: open it again";
-            return Err(refused("lock")(io::Error::other(says)));
-        }
-        let found = read_text(&file).map_err(refused("read"))?;
-        if let Some(found) = &found {
-            check_text(&whole, found, &text)?;
-        }
-        let before = match Numbers::read(&file) {
-            Some(numbers) => numbers,
-            None if found.is_none() => Numbers::default(),
-            None => {
-                let says = "nobody can say what of it was cleared: wipe it";
-                return Err(refused("read")(io::Error::other(says)));
-            }
+        let held = Held {
+            slots,
+            table,
+            identity: held,
+            witness,
+            seen,
         };
         let made = Self {
+            path,
+            text,
             identity,
-            before: before.run,
+            before: found.numbers().map_or(0, |numbers| numbers.run),
             run: AtomicU32::new(before.run.saturating_add(1)),
             floor: Mutex::new(before.floor),
-            path,
-            file,
+            held: Mutex::new(Some(Arc::new(held))),
         };
+        // Who wipes a folder holds the locks until its files are gone: then these have no name.
+        made.check().map_err(Error::system(&whole, "lock"))?;
         made.write_numbers(before.floor)?;
-        if found.is_none() {
-            made.file
-                .write_all_at(text.as_bytes(), 0)
-                .and_then(|()| made.file.sync_all())
-                .map_err(refused("write"))?;
+        made.write_text(&found)?;
+        if found.is_void() {
+            made.keep_names();
         }
         Ok(made)
     }
@@ -168,8 +198,9 @@ impl Folder {
     /// Notes the eviction order for the next owner, at a clean close.
     ///
     /// # Errors
-    /// `System` where the system refuses; stamps stand in for it then.
+    /// `System` where the folder is no longer this owner's, or the system refuses; stamps stand in for it then.
     pub fn keep_order(&self, slots: &[u32]) -> Result<()> {
+        self.check().map_err(Error::system(&self.path, "look at"))?;
         order::write(&self.path, self.run(), slots)
     }
 
@@ -183,13 +214,32 @@ impl Folder {
         *self.floor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives it to the next owner. Nothing of it may be written afterwards: end the lane before.
+    /// Closes its files and gives it to the next owner. Nothing of it may be written afterwards: end the lane
+    /// before.
     ///
     /// # Errors
-    /// `System` where the system refuses; then it is given up when this is dropped.
+    /// `System` where the system refuses; the files are closed all the same.
     pub fn release(&self) -> Result<()> {
-        let unlocked = rustix::fs::flock(&self.file, FlockOperation::Unlock);
-        unlocked.map_err(|error| Error::system(&self.path, "unlock")(error.into()))
+        let held = self
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // By hand, as a process that was forked may have the files open, too.
+        let files = held.iter().flat_map(|held| held.locked());
+        files
+            .map(|file| rustix::fs::flock(file, FlockOperation::Unlock))
+            .fold(Ok(()), |done, one| done.and(one))
+            .map_err(|error| Error::system(&self.path, "unlock")(error.into()))
+    }
+
+    fn held(&self) -> io::Result<Arc<Held>> {
+        let held = self
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        held.ok_or_else(|| io::Error::other("the folder is closed"))
     }
 
     fn write_numbers(&self, floor: u64) -> Result<()> {
@@ -199,13 +249,49 @@ impl Folder {
             owner: process::id(),
         };
         let refused = |doing| Error::system(self.path.join("identity"), doing);
-        // In two sectors, so that one that has gone bad undoes no clear.
-        for copy in COPIES {
-            self.file
-                .write_all_at(&numbers.encode(), copy)
-                .map_err(refused("write"))?;
+        let held = self.held().map_err(refused("write"))?;
+        let pages = Identity::write(&self.text, numbers);
+        held.put(pages.numbers_pages()).map_err(refused("write"))?;
+        if let Some(witness) = &held.witness {
+            // What was cleared is durable without it.
+            let _ = witness::note(witness, numbers);
         }
-        self.file.sync_all().map_err(refused("sync"))
+        Ok(())
+    }
+
+    /// Writes the text where a copy of it is missing or rotten, one after the other.
+    fn write_text(&self, found: &Identity) -> Result<()> {
+        let refused = |doing| Error::system(self.path.join("identity"), doing);
+        let held = self.held().map_err(refused("write"))?;
+        let wanted = Identity::write(&self.text, Numbers::default());
+        if wanted.text_page(1) != found.text_page(1) {
+            // A disk may be full, and have no room for what versions before did not have.
+            let _ = held.put(wanted.text_page(1));
+        }
+        if wanted.text_page(0) != found.text_page(0) {
+            held.put(wanted.text_page(0)).map_err(refused("write"))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the names of new files durable.
+    fn keep_names(&self) {
+        for folder in self.path.ancestors().take(3) {
+            // Where a file system cannot, it does it by itself.
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+    }
+}
+
+impl Held {
+    /// Writes a part of the identity, durably.
+    fn put(&self, (at, bytes): (u64, &[u8])) -> io::Result<()> {
+        self.identity.write_all_at(bytes, at)?;
+        self.identity.sync_all()
+    }
+
+    fn locked(&self) -> [&File; 3] {
+        [&self.slots, &self.table, &self.identity]
     }
 }
 
@@ -213,11 +299,117 @@ impl Epochs for Folder {
     fn raise(&self, floor: u64) -> io::Result<()> {
         let mut own = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
         let floor = floor.max(*own);
+        self.check()?;
         self.write_numbers(floor)
             .map_err(|error| io::Error::other(error.to_string()))?;
         *own = floor;
         Ok(())
     }
+
+    fn check(&self) -> io::Result<()> {
+        let held = self.held()?;
+        for (name, seen) in LOCKED.into_iter().zip(held.seen) {
+            let there = fs::symlink_metadata(self.path.join(name));
+            if there.map_or(true, |there| seen_as(&there) != seen) {
+                let path = self.path.join(name);
+                let says = "it was removed or replaced while this process owned the folder";
+                let says = format!("{}: {says}: open it again", path.display());
+                return Err(io::Error::other(says));
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        // Where that fails the system does it at the end of the process.
+        let _ = self.release();
+    }
+}
+
+fn seen_as(meta: &fs::Metadata) -> Seen {
+    (meta.dev(), meta.ino())
+}
+
+/// Opens a file of a folder to read and write it.
+fn open(path: &Path, more: OFlags) -> Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags | more, Mode::RUSR | Mode::WUSR);
+    let refused = Error::system(path, "open");
+    match file {
+        Ok(file) => Ok(File::from(file)),
+        Err(Errno::LOOP) => Err(refused(io::Error::other(
+            "it is a symbolic link: remove it",
+        ))),
+        Err(Errno::ISDIR) => Err(refused(io::Error::other("it is a folder: remove it"))),
+        Err(error) => Err(refused(error.into())),
+    }
+}
+
+/// Opens a file of a folder, and takes its lock.
+fn own(folder: &Path, name: &str, more: OFlags) -> Result<File> {
+    let path = folder.join(name);
+    let file = match open(&path, more) {
+        Err(Error::System { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(spoiled(&path, LOST));
+        }
+        opened => opened?,
+    };
+    if lock(&file) {
+        return Ok(file);
+    }
+    let read = |name| open(&folder.join(name), OFlags::empty()).ok();
+    let identity = read("identity").and_then(|file| Identity::read(&file).ok()?.numbers());
+    let numbers = identity.or_else(|| witness::numbers(&read(FLOOR)?));
+    let owner = numbers.map_or_else(
+        || "another process".to_owned(),
+        |numbers| format!("process {}", numbers.owner),
+    );
+    let says = format!("{owner} owns it: a folder has one writer; end that one first");
+    Err(Error::system(path, "lock")(io::Error::other(says)))
+}
+
+/// Why a folder with blocks is refused that does not say what of them was cleared.
+pub(crate) const LOST: &str = "it is lost, and nobody can say what of the blocks was cleared";
+
+/// Checks what a folder says of itself; returns the last numbers of the owner before.
+fn check(
+    path: &Path,
+    found: &Identity,
+    text: &str,
+    table: Table,
+    witness: Option<&File>,
+) -> Result<Numbers> {
+    if found.is_void() && !table.is_void {
+        return Err(spoiled(path, LOST));
+    }
+    found.check(path, text)?;
+    settled(path, found, table, witness)
+}
+
+/// The numbers of a folder: the latest that are found anywhere.
+pub(crate) fn settled(
+    path: &Path,
+    found: &Identity,
+    table: Table,
+    witness: Option<&File>,
+) -> Result<Numbers> {
+    let numbers = match found.numbers() {
+        Some(numbers) => numbers,
+        // No block was ever written.
+        None if table.is_void => Numbers::default(),
+        None => {
+            let says = "its numbers are lost, and nobody can say what of the blocks was cleared";
+            return Err(spoiled(path, says));
+        }
+    };
+    let numbers = witness
+        .and_then(witness::numbers)
+        .map_or(numbers, |other| numbers.or_later(other));
+    if table.run > numbers.run {
+        let says = "it is older than the table, and nobody can say what of the blocks was cleared";
+        return Err(spoiled(path, says));
+    }
+    Ok(numbers)
 }
 
 /// Takes the lock. Who only looks at a folder has it for an instant, and is waited for.
@@ -228,104 +420,6 @@ fn lock(file: &File) -> bool {
         }
         rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
     })
-}
-
-/// What changes in a folder, in one sector.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Numbers {
-    pub(crate) floor: u64,
-    run: u32,
-    pub(crate) owner: u32,
-}
-
-impl Numbers {
-    fn encode(self) -> [u8; NUMBERS_BYTES] {
-        let mut bytes = [0; NUMBERS_BYTES];
-        bytes[..8].copy_from_slice(&self.floor.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.run.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.owner.to_le_bytes());
-        let check = xxh3_64(&bytes[..16]);
-        bytes[16..24].copy_from_slice(&check.to_le_bytes());
-        bytes
-    }
-
-    pub(crate) fn read(file: &File) -> Option<Self> {
-        let found = COPIES.iter().filter_map(|&at| Self::read_at(file, at));
-        // Both rise only, so that the higher one is the later one.
-        found.reduce(|one, other| Self {
-            floor: one.floor.max(other.floor),
-            run: one.run.max(other.run),
-            owner: if other.run > one.run {
-                other.owner
-            } else {
-                one.owner
-            },
-        })
-    }
-
-    fn read_at(file: &File, at: u64) -> Option<Self> {
-        let mut bytes = [0; NUMBERS_BYTES];
-        file.read_exact_at(&mut bytes, at).ok()?;
-        let numbers = Self {
-            floor: u64::from_le_bytes(bytes[..8].try_into().ok()?),
-            run: u32::from_le_bytes(bytes[8..12].try_into().ok()?),
-            owner: u32::from_le_bytes(bytes[12..16].try_into().ok()?),
-        };
-        (numbers.encode() == bytes).then_some(numbers)
-    }
-}
-
-/// The clear text of an identity: a line for each field, in their order.
-fn text_of(fields: &[(&str, &str)]) -> String {
-    let mut text = format!("{TITLE}{VERSION}\n");
-    for (name, value) in fields {
-        // As Rust writes text, so that no value reads as a further line.
-        let _ = writeln!(text, "{name} = {value:?}");
-    }
-    text
-}
-
-pub(crate) fn read_text(file: &File) -> io::Result<Option<String>> {
-    let mut bytes = vec![0; NUMBERS as usize];
-    let mut have = 0;
-    while have < bytes.len() {
-        match file.read_at(&mut bytes[have..], have as u64)? {
-            0 => break,
-            more => have += more,
-        }
-    }
-    bytes.truncate(have);
-    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(have);
-    bytes.truncate(end);
-    Ok((!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned()))
-}
-
-fn check_text(path: &Path, found: &str, wanted: &str) -> Result<()> {
-    if found == wanted {
-        return Ok(());
-    }
-    version_of(path, found)?;
-    let says = "its text is of another identity, though its name is the same";
-    Err(Error::system(path, "open")(io::Error::other(says)))
-}
-
-/// The version of the format that a text names, which is one that is known.
-pub(crate) fn version_of(path: &Path, text: &str) -> Result<u32> {
-    let version = text
-        .strip_prefix(TITLE)
-        .and_then(|rest| rest.lines().next()?.parse::<u32>().ok());
-    match version {
-        Some(found) if found > VERSION => Err(Error::Format {
-            path: path.to_owned(),
-            found,
-            known: VERSION,
-        }),
-        Some(version) => Ok(version),
-        None => {
-            let says = "it is no folder of blocks";
-            Err(Error::system(path, "open")(io::Error::other(says)))
-        }
-    }
 }
 
 /// Makes a folder for its owner alone, unless it is there.
@@ -342,9 +436,9 @@ fn make(path: &Path) -> Result<()> {
     }
     let meta = fs::symlink_metadata(path).map_err(refused("look at"))?;
     let says = if meta.is_symlink() {
-        "it is a symbolic link"
+        "it is a symbolic link: give the folder that it leads to"
     } else if !meta.is_dir() {
-        "it is no folder"
+        "it is no folder: give another path, or remove it"
     } else if meta.mode() & 0o022 != 0 {
         "others may write to it: chmod go-w"
     } else {

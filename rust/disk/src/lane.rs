@@ -10,7 +10,9 @@ use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short, Written};
 use crate::queue::{Counts, Due, LaneState, Queue, Task};
 use crate::record::Record;
 use crate::ring::Ring;
+use std::io;
 use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -65,7 +67,11 @@ struct Shared {
     landed: Condvar,
     /// What was cleared is durable.
     cleared: Condvar,
+    /// Threads that may still be at a file, and threads that have not ended.
+    working: AtomicUsize,
     threads: Mutex<usize>,
+    /// Why the disk has refused last; empty where it never has.
+    why: Mutex<String>,
     /// A thread has ended.
     ended: Condvar,
 }
@@ -88,13 +94,19 @@ impl Lane {
             written: Condvar::new(),
             landed: Condvar::new(),
             cleared: Condvar::new(),
+            working: AtomicUsize::new(2 * threads + 1),
             threads: Mutex::new(2 * threads + 1),
+            why: Mutex::new(String::new()),
             ended: Condvar::new(),
         });
         let start = |act: fn(&Shared)| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
                 act(&shared);
+                if shared.working.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    shared.blocks.close();
+                    shared.floor.close();
+                }
                 *shared.threads() -= 1;
                 shared.ended.notify_all();
             });
@@ -141,6 +153,15 @@ impl Lane {
     /// What it has done since it was made.
     pub fn counts(&self) -> Counts {
         self.shared.queue().counts()
+    }
+
+    /// Why the disk has refused last; empty where it never has.
+    pub fn why(&self) -> String {
+        self.shared
+            .why
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// What it is at now.
@@ -200,7 +221,7 @@ impl Lane {
         true
     }
 
-    /// Ends all copies, and the threads after what they are at.
+    /// Ends all copies, and the threads after what they are at. The last of them closes all files.
     ///
     /// # Arguments
     /// `patience` is how long it waits for threads.
@@ -250,6 +271,14 @@ impl Shared {
 
     fn threads(&self) -> MutexGuard<'_, usize> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of why the disk has refused, if it has.
+    fn heard<T>(&self, done: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &done {
+            *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
+        }
+        done
     }
 
     /// Lets go of the queue, and wakes who waits for a copy, and the threads that a slot may be free for now.
@@ -307,11 +336,11 @@ impl Shared {
             Copy::Down(blocks) => {
                 let Written { slot, owner, stamp } = blocks[at];
                 flying.touch(|memory| memory.gather(at, staged))?;
-                let record = self.blocks.write(slot, owner, stamp, staged);
+                let record = self.heard(self.blocks.write(slot, owner, stamp, staged));
                 record.map(Some).map_err(|_| Short::Failed)
             }
             Copy::Up(blocks) => {
-                let found = self.blocks.read(&blocks[at], staged);
+                let found = self.heard(self.blocks.read(&blocks[at], staged));
                 found.map_err(|_| Short::Failed)?.map_err(Short::Doubt)?;
                 flying.touch(|memory| memory.scatter(at, staged))?;
                 Ok(None)
@@ -325,7 +354,7 @@ impl Shared {
         loop {
             if let Some(floor) = queue.pending_floor() {
                 drop(queue);
-                let done = self.floor.raise(floor).is_ok();
+                let done = self.heard(self.floor.raise(floor)).is_ok();
                 queue = self.queue();
                 if done {
                     queue.floor_is_durable(floor);
@@ -347,7 +376,8 @@ impl Shared {
                 Due::Now => {
                     let (group, records) = queue.take_group();
                     drop(queue);
-                    let done = self.blocks.commit(&records).is_ok();
+                    let done = self.blocks.commit(&records);
+                    let done = self.heard(done.and_then(|()| self.floor.check())).is_ok();
                     queue = self.queue();
                     queue.end_group(&group, done, Instant::now());
                     self.free(queue);

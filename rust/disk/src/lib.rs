@@ -10,8 +10,9 @@
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: error
 //! layer: record disk
+//! layer: identity
 //! layer: paper files
-//! layer: blocks order ring breaker
+//! layer: blocks order ring breaker witness
 //! layer: folder
 //! layer: flight floor survey
 //! layer: queue
@@ -32,6 +33,7 @@ mod files;
 mod flight;
 mod floor;
 mod folder;
+mod identity;
 mod lane;
 mod order;
 mod paper;
@@ -40,6 +42,7 @@ mod rank;
 mod record;
 mod ring;
 mod survey;
+mod witness;
 
 pub use blocks::{Asked, Blocks, Doubt, Geometry};
 pub use disk::{Epochs, Medium};

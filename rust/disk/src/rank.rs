@@ -5,9 +5,10 @@ use crate::disk::{Epochs, Medium};
 use crate::error::{Error, Result};
 use crate::files::{Files, Foreign, Way};
 use crate::folder::{Folder, Place};
+use crate::identity::wipe;
 use crate::lane::{Lane, Options};
 use crate::record::Record;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,7 +50,9 @@ impl SlotFiles {
     ) -> Result<Self> {
         let folder = Arc::new(Folder::open(root, fields, rank)?);
         let path = folder.path().to_owned();
-        forget_if_empty(&path, geometry);
+        forget_if_empty(&path, geometry).map_err(Error::system(&path, "empty"))?;
+        check_length(&path.join("slots"), geometry.payload_bytes(), geometry)?;
+        check_length(&path.join("table"), geometry.table_bytes(), geometry)?;
         let payloads = Files::open(&path.join("slots"), geometry.payload_bytes(), way)?;
         let table = Files::open(&path.join("table"), geometry.table_bytes(), Way::Buffered)?;
         let way = payloads.way();
@@ -119,32 +122,47 @@ impl SlotFiles {
         Ok(in_order(found, floor, folder.and_then(Folder::take_order)))
     }
 
-    /// Ends the lane, and gives the folder to the next owner: at once where no thread hangs in the system,
-    /// else when the last one has ended.
+    /// Ends the lane, closes all files and gives the folder to the next owner: at once where no thread hangs in
+    /// the system, else when the last one has ended.
     pub fn close(&self, patience: Duration) {
-        if self.lane.close(patience)
-            && let Some(folder) = &self.folder
-        {
-            // Where that fails the system does it at the end of the process.
-            let _ = folder.release();
-        }
+        self.lane.close(patience);
     }
 }
 
-/// Removes files of another size that have no block, as an open that found no room elsewhere leaves them.
-fn forget_if_empty(path: &Path, geometry: Geometry) {
-    let length = |name| fs::symlink_metadata(path.join(name)).map_or(0, |meta| meta.len());
-    let (slots, table) = (length("slots"), length("table"));
-    let fits = [0, geometry.payload_bytes()].contains(&slots)
-        && [0, geometry.table_bytes()].contains(&table);
-    let is_void = || {
-        table == 0
-            || fs::read(path.join("table")).is_ok_and(|all| all.iter().all(|&byte| byte == 0))
-    };
-    if !fits && is_void() {
-        let _ = fs::remove_file(path.join("slots"));
-        let _ = fs::remove_file(path.join("table"));
+/// Empties files of another size that have no block, as an open that found no room elsewhere leaves them; and
+/// a table whose blocks have lost their bytes. They keep their names, and with these their locks.
+fn forget_if_empty(path: &Path, geometry: Geometry) -> io::Result<()> {
+    let [slots, table] = ["slots", "table"].map(|name| path.join(name));
+    let length = |path: &Path| fs::symlink_metadata(path).map_or(0, |meta| meta.len());
+    let sizes = (length(&slots), length(&table));
+    let fits = [0, geometry.payload_bytes()].contains(&sizes.0)
+        && [0, geometry.table_bytes()].contains(&sizes.1);
+    let is_void = || fs::read(&table).is_ok_and(|all| all.iter().all(|&byte| byte == 0));
+    if sizes.0 == 0 || (!fits && is_void()) {
+        for one in [slots, table] {
+            File::options().write(true).open(one)?.set_len(0)?;
+        }
     }
+    Ok(())
+}
+
+/// Refuses a file of another length, which has blocks.
+fn check_length(path: &Path, bytes: u64, geometry: Geometry) -> Result<()> {
+    let found = fs::symlink_metadata(path).map_or(0, |meta| meta.len());
+    if [0, bytes].contains(&found) {
+        return Ok(());
+    }
+    let one = bytes / u64::from(geometry.slots());
+    let size = if found.is_multiple_of(one) {
+        format!("give the size of before, {} blocks", found / one)
+    } else {
+        "it was cut or is of other blocks".to_owned()
+    };
+    let says = format!(
+        "it has {found} bytes, and {bytes} are wanted: {size}; or {}",
+        wipe(path, "")
+    );
+    Err(Error::system(path, "open")(io::Error::other(says)))
 }
 
 fn in_order(mut found: Vec<Record>, floor: u64, kept: Option<Vec<u32>>) -> Vec<Record> {

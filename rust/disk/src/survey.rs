@@ -3,9 +3,11 @@
 
 use crate::error::{Error, Result};
 use crate::files::ALIGNED;
-use crate::folder::{Numbers, read_text, version_of};
+use crate::folder::{LOST, Place, settled};
+use crate::identity::{Identity, Numbers, spoiled, version_of};
 use crate::record::{Found, Owner, RECORD, Record, sum_of};
 use crate::ring::Ring;
+use crate::witness::{FLOOR, Table};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -109,42 +111,43 @@ pub struct Survey {
 impl Survey {
     /// Looks at a folder `rank-N` of an identity.
     ///
-    /// Whether it is owned is found out by taking its lock, shared, and giving it back at once. An owner that
-    /// comes in that instant is refused.
+    /// Whether it is owned is found out by taking its locks, shared, and giving them back at once. An owner
+    /// that comes in that instant waits for it.
     ///
     /// # Errors
     /// `System` where there is no such folder, a symbolic link is in its place, it is not of this format, its
-    /// files do not fit together, or the system refuses.
+    /// files do not fit together, its next owner would be refused as in [`Folder::open`], or the system
+    /// refuses.
+    ///
+    /// [`Folder::open`]: crate::Folder::open
     pub fn open(path: &Path) -> Result<Self> {
         let rank = rank_of(path)?;
         let whole = path.join("identity");
         let refused = |doing| Error::system(whole.clone(), doing);
-        let Some(file) = look(&whole, OFlags::empty())? else {
-            return Err(refused("open")(io::ErrorKind::NotFound.into()));
-        };
-        let text = read_text(&file).map_err(refused("read"))?;
-        let text = text.ok_or_else(|| refused("read")(io::Error::other("it says nothing yet")))?;
-        version_of(&whole, &text)?;
-        let numbers = Numbers::read(&file).unwrap_or_default();
-        let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
-        let owner = match locked {
-            Ok(()) => {
-                let unlocked = rustix::fs::flock(&file, FlockOperation::Unlock);
-                unlocked.map_err(|error| refused("unlock")(error.into()))?;
-                None
-            }
-            Err(Errno::WOULDBLOCK) => Some(numbers.owner),
-            Err(error) => return Err(refused("try its lock")(error.into())),
-        };
         let payloads = look(&path.join("slots"), OFlags::DIRECT)?;
         let table = look(&path.join("table"), OFlags::empty())?;
+        let Some(file) = look(&whole, OFlags::empty())? else {
+            let has_blocks = table.as_ref().is_some_and(|table| !is_void(table));
+            return Err(if has_blocks {
+                spoiled(&whole, LOST)
+            } else {
+                refused("open")(io::ErrorKind::NotFound.into())
+            });
+        };
+        let mut is_owned = false;
+        for file in [payloads.as_ref(), table.as_ref(), Some(&file)] {
+            is_owned |= file
+                .map_or(Ok(false), is_locked)
+                .map_err(refused("try its lock"))?;
+        }
+        let (text, numbers) = Self::settle(&whole, &file, table.as_ref(), rank)?;
         let mut made = Self {
             identity: xxh3_64(text.as_bytes()),
             path: path.to_owned(),
             text,
             rank,
             floor: numbers.floor,
-            owner,
+            owner: is_owned.then_some(numbers.owner),
             payloads,
             table,
             slots: 0,
@@ -153,6 +156,43 @@ impl Survey {
         };
         (made.slots, made.stride) = made.measure(&file)?;
         Ok(made)
+    }
+
+    /// The text of a folder, and its numbers, as its next owner would settle them.
+    fn settle(
+        whole: &Path,
+        file: &File,
+        table: Option<&File>,
+        rank: u16,
+    ) -> Result<(String, Numbers)> {
+        let refused = |doing| Error::system(whole, doing);
+        let mut again = false;
+        loop {
+            let found = Identity::read(file).map_err(refused("read"))?;
+            if found.is_void() && table.is_some_and(|table| !is_void(table)) {
+                return Err(spoiled(whole, LOST));
+            }
+            let Some((text, is_checked)) = found.said() else {
+                return Err(refused("read")(io::Error::other("it says nothing yet")));
+            };
+            version_of(whole, &text)?;
+            if !is_checked && Place::is_another(whole, &text) {
+                let says = "its text is of another identity, or bits of it have flipped";
+                return Err(spoiled(whole, says));
+            }
+            let known = match table {
+                None => Table::VOID,
+                Some(table) => Table::read(table, xxh3_64(text.as_bytes()), rank)
+                    .map_err(refused("read the table beside"))?,
+            };
+            let witness = look(&whole.with_file_name(FLOOR), OFlags::empty());
+            let witness = witness.ok().flatten();
+            match settled(whole, &found, known, witness.as_ref()) {
+                // An owner may have come, and written, since the identity was read.
+                Err(_) if !again => again = true,
+                done => return Ok((text, done?)),
+            }
+        }
     }
 
     /// Its slots and the bytes from one to the next; both 0 before its files have their length.
@@ -344,6 +384,23 @@ impl Survey {
         }
         Ok(bytes)
     }
+}
+
+/// Whether somebody has a lock of a file.
+fn is_locked(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {
+            rustix::fs::flock(file, FlockOperation::Unlock)?;
+            Ok(false)
+        }
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a table has no block. One that cannot be read may have.
+fn is_void(table: &File) -> bool {
+    Table::read(table, 0, 0).is_ok_and(|table| table.is_void)
 }
 
 fn rank_of(path: &Path) -> Result<u16> {

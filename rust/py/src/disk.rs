@@ -360,11 +360,16 @@ impl DiskLane {
         Ok(values)
     }
 
-    /// Ends all copies and the threads, and gives the folder to the next owner.
+    /// Returns why the disk has refused last; "" where it never has. Any thread may ask.
+    fn why(&self) -> String {
+        self.files.lane.why()
+    }
+
+    /// Ends all copies and the threads, closes all files, and gives the folder to the next owner.
     ///
     /// Args:
-    ///     patience: Seconds that it waits for threads. Where one hangs in the system, the folder
-    ///         has no other owner before that has ended.
+    ///     patience: Seconds that it waits for threads. Where one hangs in the system, the files
+    ///         are open, and the folder has no other owner, until that has ended.
     ///
     /// Raises:
     ///     Misuse: `patience` is no such number.

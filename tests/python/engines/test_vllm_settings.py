@@ -74,11 +74,12 @@ def test_options_are_refused_before_weights_load() -> None:
 
 
 def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
-    settings, config = read({"host": 64, "disk": 4096})
+    named = {"disk_path": "/kv", "namespace": {"weights": "v1"}}
+    settings, config = read({"host": 64, "disk": 4096, **named})
     assert settings.said(config) == (
         "Blockyard keeps preempted requests, and stows full blocks as requests end, in 0.00 GiB of "
-        "host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks), below vLLM's 32 blocks of "
-        "4 tokens and 128 bytes on each of 1 ranks"
+        "host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it outlives "
+        "the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
     )
     assert config.deadline_of("host") == 60_000
     settings, config = read({"host": 64, "stow": "none", "preempt": "recompute", "deadline": 9})
@@ -108,6 +109,9 @@ def test_a_version_that_was_not_tested_is_named(caplog: pytest.LogCaptureFixture
         ({"host": 64, "load": 2}, "load = 2"),
         ({"host": 64, "keep_on_reset": "no"}, "keep_on_reset = 'no'"),
         ({}, "host is missing"),
+        ({"host": 64, "disk": 9}, "disk = 9 was given, and no disk_path"),
+        ({"disk": "9 GiB"}, "disk = '9 GiB' was given, and no disk_path"),
+        ({"host": 64, "disk": 9, "disk_path": ""}, "disk_path = ''"),
         ({"host": -1}, "host = -1"),
         ({"host": 64, "config": "/no/such/file"}, "is no configuration"),
         ({"host": 64, "config": "\0"}, "is no configuration"),
@@ -123,7 +127,8 @@ def test_a_host_that_holds_no_request_of_full_length_is_too_small() -> None:
     with pytest.raises(by.TooLarge, match=r"max_model_len = 64 tokens has 16 blocks.*15 at most"):
         read({"host": 15})
     assert read({"host": 15, "preempt": "recompute"})[0].preempt == "recompute"
-    assert read({"host": 2, "disk": 16})[1].disk_blocks == 16
+    named = {"disk_path": "/kv", "namespace": {"weights": "v1"}}
+    assert read({"host": 2, "disk": 16, **named})[1].disk_blocks == 16
 
 
 def test_a_file_gives_what_the_command_line_does_not(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,22 +220,35 @@ def test_of_several_ranks_the_least_is_believed() -> None:
         worker.close()
 
 
-def test_a_third_tier_and_an_engine_with_a_tensor_per_layer() -> None:
+def landed(worker: Worker, ask: Connector) -> None:
+    """Waits until the disk has ended all copies."""
+    ask.commit(worker.outcomes())
+    while worker.crane.in_flight:
+        time.sleep(1e-3)
+        ask.commit(worker.outcomes())
+
+
+def test_a_disk_and_an_engine_with_a_tensor_per_layer(tmp_path: Path) -> None:
     layout = by.KVLayout.llama(3, 2, 8, block_size=SIZE, dtype="float32", order="layer-first")
-    config = by.Config(layout=layout, engine=BLOCKS, disk=16)
+    given: dict[str, Any] = {"layout": layout, "engine": BLOCKS, "disk": 16}
+    config = by.Config(**given, keyed=("disk",), namespace={"model": "a", "weights": "b"})
     tensors = [np.zeros((2, BLOCKS, SIZE, 2, 8), np.float32) for _ in range(3)]
     for number, tensor in enumerate(tensors):
         tensor[:] = 100 * number + np.arange(BLOCKS)[:, None, None, None]
-    with Worker.adopt(config, tensors, axis=1, copier=ThreadCopier(workers=0)) as worker:
+    with pytest.raises(by.Misuse, match="disk = 16 blocks, and no disk_path"):
+        Worker.adopt(config, tensors, axis=1)
+    with pytest.raises(by.Misuse, match=r'disk = 16, keyed = \(\): give Config.*keyed=\("disk",\)'):
+        Worker.adopt(by.Config(**given), tensors, axis=1, disk_path=tmp_path)
+    with Worker.adopt(config, tensors, axis=1, disk_path=tmp_path) as worker:
         ask = Connector(by.KVCache(by.agree(config, [worker.crane.hello()])))
         keys = ask.cache.keys(range(8))
         assert ask.preempted("one", keys, [1, 2], 8)
         worker.begin(ask.step())
-        ask.commit(worker.outcomes())
+        landed(worker, ask)
         assert ask.matched("one", keys) == 8
         ask.allocated("one", [7, 8])
         worker.begin(ask.step())
-        ask.commit(worker.outcomes())
+        landed(worker, ask)
         assert ask.arrived() == {"one": 8}
     for number, tensor in enumerate(tensors):
         assert (tensor[:, [7, 8]] == tensor[:, [1, 2]]).all()

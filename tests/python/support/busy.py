@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers.memory import MemoryTier
 from loop import Loop
 from yard import text
 
@@ -15,7 +16,9 @@ class Busy(Loop):
 
     def __init__(self, **keywords: Any) -> None:
         copier = ThreadCopier(workers=0)
-        self.local = by.local(LAYOUT, device=33, host=24, disk=64, ahead=4, copier=copier)
+        sizes = {"device": 33, "host": 24, "disk": 64}
+        device, host, disk = (MemoryTier(LAYOUT, n, name=name) for name, n in sizes.items())
+        self.local = by.local(LAYOUT, memory=(device, host, disk), ahead=4, copier=copier)
         super().__init__(cache=self.local, max_num_seqs=6, metrics=True, **keywords)
         self.turns = 0
 

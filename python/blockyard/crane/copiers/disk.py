@@ -46,6 +46,7 @@ class DiskCopier(Single):
         self._patience = patience
         self._flying: dict[tuple[DiskLane, int], _Flying] = {}
         self._resting = disk.resting()
+        self._why = ""
         self._closed = False
         self.collected = False
 
@@ -126,7 +127,7 @@ class DiskCopier(Single):
 
     def collect(self) -> None:
         """Takes what the disk's threads have reported, and gives up what has hung for too long."""
-        now, failed = time.monotonic(), False
+        now, failed, refused = time.monotonic(), False, False
         for (lane, number), flying in list(self._flying.items()):
             since = max(flying.begun, self._heard.get((lane, flying.down), 0.0))
             if now > since + self._patience:
@@ -139,6 +140,9 @@ class DiskCopier(Single):
                         self._heard[lane, ended.down] = now
                     ended.end((lane, number), good, _CAUSES.get(why, Cause.FAILED))
                     failed |= why not in {"", "corrupt"}
+                    refused |= why == "failed"
+        if refused:
+            self._say_why()
         if failed or self._resting:
             self._say()
 
@@ -151,6 +155,13 @@ class DiskCopier(Single):
             yield
         finally:
             self.collected = False
+
+    def _say_why(self) -> None:
+        """Logs why the system refuses, once for each reason in a row."""
+        why = self._disk.why()
+        if why != self._why:
+            _log.warning("%s: copies fail: %s", self._disk.path, why)
+        self._why = why
 
     def _say(self) -> None:
         """Logs which disks have begun to rest, and which are back."""

@@ -61,6 +61,10 @@ class Lasting(Protocol):
     """A tier whose blocks outlive the process."""
 
     @property
+    def name(self) -> str:
+        """As of any tier."""
+
+    @property
     def folder(self) -> Path | None:
         """The first folder of the identity of what is on it; None where it has none."""
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -115,6 +116,8 @@ class DiskTier(Single):
         paths = _paths(path)
         if self.blocks < len(paths):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
+        self.identity: Mapping[str, str] = MappingProxyType(dict(identity))
+        """What the bytes depend on beside the layout, as it was given."""
         self._count = 0
         self._floor = 0
         self.copier: object = None
@@ -254,9 +257,8 @@ class DiskTier(Single):
         if not all(done):
             _log.warning(
                 "%s: a clear is not durable after %s s; until it is nothing counts as written, and "
-                "a process that is killed now would find the blocks again",
-                self.path,
-                patience,
+                "a process that is killed now would find the blocks again. %s",
+                *(self.path, patience, self.why()),
             )
         return all(done)
 
@@ -304,6 +306,10 @@ class DiskTier(Single):
         dead = {part.disk for part, one in zip(self.parts, every, strict=True) if one["dead"]}
         return found | {"disk_dead": len(dead)}
 
+    def why(self) -> str:
+        """Returns why disks have refused last; empty where none has. Any thread may ask."""
+        return "; ".join(dict.fromkeys(why for part in self.parts if (why := part.lane.why())))
+
     def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
         """Returns which disks are left alone now, after failures, and with what."""
         found: list[tuple[Path, Literal["writes", "reads"]]] = []
@@ -328,7 +334,10 @@ class DiskTier(Single):
         return frozenset((part.first, part.step) for part in self.parts if part.disk in gone)
 
     def close(self) -> None:
-        """Ends the threads; what was reported as written is there for the next owner."""
+        """Ends the threads and closes the files; the next owner finds what counts as written.
+
+        Where a thread hangs in the system, its files are closed when that ends.
+        """
         for part in self.parts:
             part.lane.close()
 

@@ -137,8 +137,8 @@ class SchedulerHalf:
                     f"scheduler's half {own[:12]}: model, block size and options must be the same "
                     "in all processes of the engine"
                 )
-            for tier in ("", ".disk") if worker.shared else ():
-                Path(f"{worker.shared}{tier}").unlink(missing_ok=True)
+            if worker.shared:
+                Path(worker.shared).unlink(missing_ok=True)
         workers.sort(key=lambda worker: worker.rank)
         offers = [worker.restored for worker in workers if worker.restored is not None]
         if not offers or self._run:

@@ -53,8 +53,8 @@ class Settings:
     """Whether what is below outlives a reset of vLLM's prefix cache alone; None for only where the
     weights of this engine cannot change."""
     disk_path: str | Sequence[str] | None = None
-    """Where the blocks of `disk` outlive the engine, in slot files; several are several disks. None
-    for memory."""
+    """Where the blocks of `disk` outlive the engine, in slot files; several are several disks.
+    `disk` needs it; None for no disk."""
     hints: Hints = NO_HINTS
     """What a request says of its own future; an operator says it of none."""
 
@@ -68,7 +68,9 @@ class Settings:
         one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
         paths: object = [self.disk_path] if isinstance(self.disk_path, str) else self.disk_path
         if paths is not None and not (
-            isinstance(paths, Sequence) and paths and all(isinstance(one, str) for one in paths)
+            isinstance(paths, Sequence)
+            and paths
+            and all(isinstance(one, str) and one for one in paths)
         ):
             raise Misuse(f"disk_path = {self.disk_path!r}: give a path, or a list of paths")
 
@@ -145,6 +147,12 @@ class Settings:
         if "host" not in given and "disk" not in given:
             raise Misuse(
                 'host is missing in kv_connector_extra_config: give it, as "host": "64 GiB"'
+            )
+        if given.get("disk") and given.get("disk_path") is None:
+            raise Misuse(
+                f"disk = {given['disk']!r} was given, and no disk_path: give the folder in which it "
+                'outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give a '
+                "larger host"
             )
         return cls(**{name: given.pop(name) for name in own & given.keys()}), given
 

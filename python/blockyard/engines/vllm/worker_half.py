@@ -92,7 +92,7 @@ class WorkerHalf:
             disk_path=self._disk_path,
         )
         if self._shared is not None:
-            seen = Path(f"{self._shared}{'' if self._config.host_blocks else '.disk'}").stat()
+            seen = Path(self._shared).stat()
             self._file = seen.st_dev, seen.st_ino
 
     def ready(self) -> Ready:
@@ -191,7 +191,7 @@ def _file_of(known: Facts) -> str | None:
     said = f"{known.engine} {numbers}".encode()
     engine = f"blockyard-{hashlib.sha256(numbers.encode()).hexdigest()[:8]}"
     for left in folder.glob(f"{engine}-*"):
-        process = left.name.split("-")[2].removesuffix(".disk")
+        process = left.name.split("-")[2]
         if process.isdecimal() and not Path(f"/proc/{process}").exists():
             with contextlib.suppress(OSError):
                 left.unlink()

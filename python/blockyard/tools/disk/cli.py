@@ -140,12 +140,20 @@ def verify(
 @_PATH
 @click.argument("names", nargs=-1, metavar="[IDENTITY]...")
 @click.option("--all", "everything", is_flag=True, help="Wipe all identities of PATH.")
+@click.option("--broken", is_flag=True, help="Also where an identity file is lost or not whole.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def wipe(path: Path, names: tuple[str, ...], everything: bool, yes: bool) -> None:  # noqa: FBT001 - as click has it
+def wipe(
+    path: Path,
+    names: tuple[str, ...],
+    everything: bool,  # noqa: FBT001 - as click has it
+    broken: bool,  # noqa: FBT001 - likewise
+    yes: bool,  # noqa: FBT001 - likewise
+) -> None:
     """Remove identities from PATH, named by their 16 digits as `show` has them.
 
     An identity of which a process owns a rank is refused. No symbolic link is followed, and files
-    that are not Blockyard's stay. Files are unlinked: their bytes are on the disk until they are
+    that are not Blockyard's stay. With --broken, ranks go too that only the records in their table
+    show to be Blockyard's. Files are unlinked: their bytes are on the disk until they are
     overwritten.
     """
     if everything == bool(names):
@@ -162,7 +170,7 @@ def wipe(path: Path, names: tuple[str, ...], everything: bool, yes: bool) -> Non
     if not yes:
         click.confirm("Remove all blocks of these?", abort=True)
     for one in found:
-        _report(one, unlink(one))
+        _report(one, unlink(one, broken=broken))
 
 
 @disk.command(epilog="Example: blockyard disk bench /mnt/kv --block-bytes 320KiB")

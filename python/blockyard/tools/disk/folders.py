@@ -15,8 +15,12 @@ __all__ = ["Identity", "Rank", "Wiped", "chosen", "identities", "wipe"]
 
 TITLE: Final = "Blockyard's blocks, format "
 """What the text of each folder begins with."""
-_OWN: Final = ("slots", "table", "order", "identity")
-"""The files of a rank. The one by which it is known goes last, so that a wipe can be repeated."""
+_OWN: Final = ("slots", "order", "floor", "table", "identity")
+"""The files of a rank. Those by which it is known go last, so that a wipe can be repeated."""
+_TEXTS: Final = (0, 12288)
+"""Where in `identity` its text begins, and where it does once more."""
+_MAGIC: Final = b"BYD1"
+_RECORD: Final = 128
 _NOTES: Final = ("cleared", "cleared.new", "order", "order.new")
 """What a scheduler's process notes in the folder of an identity."""
 _IDENTITY = re.compile(r"[0-9a-f]{16}")
@@ -24,6 +28,7 @@ _RANK = re.compile(r"rank-(0|[1-9][0-9]{0,4})")
 _FIELD = re.compile(r'(.+?) = "(.*)"')
 _ESCAPED = re.compile(r"\\(?:u\{([0-9a-fA-F]{1,6})\}|(.))")
 _MEANT: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
+_LOOK: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SHOWN: Final = 10
 """Names that an error lists."""
 
@@ -113,11 +118,16 @@ def chosen(root: Path, names: tuple[str, ...]) -> list[Identity]:
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
-def wipe(identity: Identity) -> Wiped:
+def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
     """Unlinks the files of an identity, and then its folders where nothing else is in them.
 
     Each rank is locked first, so that either none of them is owned or nothing is removed. No
     symbolic link is followed, and what is not Blockyard's stays.
+
+    Args:
+        identity: What to remove.
+        broken: Whether also ranks go whose file `identity` is lost or not whole, if their table has
+            Blockyard's records.
 
     Raises:
         Misuse: A process owns a rank, a rank is no folder of blocks, or a file cannot be removed.
@@ -125,7 +135,7 @@ def wipe(identity: Identity) -> Wiped:
     nbytes = 0
     try:
         with ExitStack() as locked:
-            folders = [locked.enter_context(_locked(rank)) for rank in identity.ranks]
+            folders = [locked.enter_context(_locked(rank, broken=broken)) for rank in identity.ranks]
             nbytes = sum(_unlink(folder, _OWN) for folder in folders)
             parent = os.open(identity.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             locked.callback(os.close, parent)
@@ -167,33 +177,60 @@ def _plain(escaped: re.Match[str]) -> str:
 
 
 @contextmanager
-def _locked(rank: Rank) -> Iterator[int]:
+def _locked(rank: Rank, *, broken: bool) -> Iterator[int]:
     """Owns a rank's folder, and gives a descriptor of it."""
     with ExitStack() as opened:
         folder = os.open(rank.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, folder)
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            identity = os.open("identity", flags, dir_fd=folder)
-        except OSError as error:
-            raise Misuse(_foreign(rank, error.strerror or str(error))) from None
-        opened.callback(os.close, identity)
-        is_file = stat.S_ISREG(os.fstat(identity).st_mode)
-        if not is_file or os.pread(identity, len(TITLE), 0) != TITLE.encode():
-            raise Misuse(_foreign(rank, "its text is another"))
-        try:
-            fcntl.flock(identity, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = None if rank.survey is None else rank.survey.owner
-            who = "a process" if owner is None else f"process {owner}"
-            raise Misuse(f"{rank.path}: {who} owns it; end that first, then wipe") from None
+        found: dict[str, int] = {}
+        refused = "it is not there"
+        for name in ("slots", "table", "identity"):
+            try:
+                found[name] = os.open(name, _LOOK, dir_fd=folder)
+            except OSError as error:
+                refused = error.strerror or str(error)
+                continue
+            opened.callback(os.close, found[name])
+            if not stat.S_ISREG(os.fstat(found[name]).st_mode):
+                del found[name]
+                refused = "it is no file"
+        why = "its text is another" if "identity" in found else refused
+        if not _is_known(found) and not (broken and _has_records(found)):
+            raise Misuse(_foreign(rank, why, broken=broken))
+        for file in found.values():
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = None if rank.survey is None else rank.survey.owner
+                who = "a process" if owner is None else f"process {owner}"
+                raise Misuse(f"{rank.path}: {who} owns it; end that first, then wipe") from None
         yield folder
 
 
-def _foreign(rank: Rank, why: str) -> str:
-    return (
-        f"{rank.path}/identity is not Blockyard's ({why}): remove the folder by hand if it may go"
+def _is_known(found: dict[str, int]) -> bool:
+    """Whether a rank says that it is Blockyard's."""
+    return "identity" in found and any(
+        os.pread(found["identity"], len(TITLE), at) == TITLE.encode() for at in _TEXTS
     )
+
+
+def _has_records(found: dict[str, int]) -> bool:
+    """Whether a table has a record, by which it is Blockyard's whatever is beside it."""
+    if "table" not in found:
+        return False
+    with os.fdopen(os.dup(found["table"]), "rb") as table:
+        table.seek(0)
+        while read := table.read(_RECORD << 13):
+            if any(read.startswith(_MAGIC, at) for at in range(0, len(read), _RECORD)):
+                return True
+    return False
+
+
+def _foreign(rank: Rank, why: str, *, broken: bool) -> str:
+    said = f"{rank.path}/identity is not Blockyard's ({why})"
+    if broken:
+        return f"{said}, and no block is beside it: remove the folder by hand if it may go"
+    return f"{said}: if the blocks beside it may go, give --broken"
 
 
 def _unlink(folder: int, names: tuple[str, ...]) -> int:

@@ -1,0 +1,326 @@
+"""Folders of which a file was lost, cut, put back or taken away beside its owner: no wrong byte."""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import blockyard as by
+from blockyard._core import DiskSurvey
+from blockyard.tools.disk.cli import disk as command
+from disks import BLOCKS, TALKS, opened, talks
+
+FILES = ("identity", "slots", "table", "floor", "order")
+KEPT = 4 * BLOCKS - 1
+NEW = range(3)
+"""The talks that were played again after the clear."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder that was cleared by its second owner, and has three talks of after that."""
+    root = tmp_path / "kv"
+    with opened(root) as cache:
+        talks(cache)
+    shutil.copytree(root, tmp_path / "old")
+    with opened(root) as cache:
+        assert cache.restored == TALKS * BLOCKS
+        # As a backup that runs beside the owner.
+        shutil.copytree(root, tmp_path / "same run")
+        cache.clear()
+        assert set(talks(cache, NEW).values()) == {0}
+    return root
+
+
+def rank(root: Path) -> Path:
+    (found,) = root.glob("*/rank-0")
+    return found
+
+
+def flip(path: Path, bit: int) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(whole)
+
+
+def put_back(which: str) -> Callable[[Path], object]:
+    def act(path: Path) -> None:
+        old = rank(path.parents[3] / which) / path.name
+        if old.exists():
+            shutil.copyfile(old, path)
+        else:
+            path.unlink()
+
+    return act
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "lost": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "cut short": lambda path: os.truncate(path, 20),
+    "noise": lambda path: path.write_bytes(b"\xa5" * path.stat().st_size),
+    "rotten at first": lambda path: flip(path, 3),
+    "rotten at last": lambda path: flip(path, 8 * path.stat().st_size - 5),
+    "old": put_back("old"),
+    "of the same run": put_back("same run"),
+    "a link": lambda path: (path.rename(f"{path}.away"), path.symlink_to(f"{path}.away")),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+REFUSED = {
+    ("identity", "lost"): "it is lost, and nobody can say what of the blocks was cleared",
+    ("identity", "empty"): "it is lost, and nobody can say what of the blocks was cleared",
+    ("identity", "zeros"): "it is lost, and nobody can say what of the blocks was cleared",
+    ("identity", "cut short"): "it is no folder of blocks, or its title is not whole",
+    ("identity", "noise"): "it is no folder of blocks, or its title is not whole",
+    **{
+        (name, what): r"it has \d+ bytes, and \d+ are wanted"
+        for name in ("slots", "table")
+        for what in ("cut", "cut short")
+    },
+    **{(name, "a link"): "it is a symbolic link" for name in FILES[:3]},
+    **{(name, "a folder"): "it is a folder" for name in FILES[:3]},
+}
+SURE = 2
+"""Of the files the first three hold blocks; without the others nothing is missed."""
+
+
+def told(*words: str) -> Any:
+    return CliRunner().invoke(command, words)
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_inv_31_whatever_happens_to_a_file_what_was_cleared_is_gone(
+    root: Path, name: str, what: str
+) -> None:
+    path = rank(root) / name
+    DAMAGES[what](path)
+    why = REFUSED.get((name, what))
+    if why is None:
+        counts = dict(DiskSurvey(rank(root)).count())
+        with opened(root) as cache:
+            if (name, what) not in {("slots", "lost"), ("slots", "empty")}:
+                assert counts["blocks"] == cache.restored
+            found = talks(cache)
+            assert not any(found[talk] for talk in range(TALKS) if talk not in NEW)
+            if name in {"floor", "order"}:
+                assert {found[talk] for talk in NEW} == {KEPT}
+            cache.clear()
+    else:
+        # A try changes nothing: the next one, and the one after it, are refused alike.
+        for _ in range(3):
+            with pytest.raises(by.Unavailable, match=why) as error:
+                opened(root)
+        if what == "a link":
+            return
+        said = str(error.value)
+        if "remove it" not in said:
+            (remedy,) = re.findall(r"wipe it: blockyard disk (.*)", said)
+            done = told(*shlex.split(remedy), "--yes")
+            assert done.exit_code == 0, done.output
+    if what != "a folder":
+        with opened(root) as cache:
+            assert cache.restored == 0
+            assert set(talks(cache).values()) == {0}
+
+
+@pytest.mark.parametrize("name", ["identity", "slots", "table"])
+@pytest.mark.parametrize("what", ["lost", "empty", "zeros", "noise", "cut short"])
+def test_the_tool_says_what_the_next_owner_is_told(root: Path, name: str, what: str) -> None:
+    path = rank(root) / name
+    DAMAGES[what](path)
+    why = REFUSED.get((name, what))
+    done = told("show", str(root))
+    assert done.exit_code == 0, done.output
+    if why is not None and name == "identity":
+        assert re.search(why, done.output)
+        assert "blockyard disk wipe" in done.output
+        assert told("verify", str(root)).exit_code == 1
+
+
+def test_each_bit_of_an_identity_may_flip_and_it_is_whole_afterwards(root: Path) -> None:
+    path = rank(root) / "identity"
+    whole = path.read_bytes()
+    text = whole.index(b"\0")
+    ours = {path.name: path.read_bytes() for path in rank(root).iterdir()}
+    places = [*range(text), 4096, 4104, 4112, 4160, 8192, 8256, *range(12288, 12288 + text, 7)]
+    for number, at in enumerate(places):
+        flip(path, 8 * at + number % 8)
+        assert dict(DiskSurvey(rank(root)).count())["blocks"] == len(NEW) * BLOCKS
+        with opened(root) as cache:
+            assert cache.restored == len(NEW) * BLOCKS, at
+        for page in (0, 12288):
+            assert path.read_bytes()[page : page + 4096] == whole[page : page + 4096], at
+        for name, content in ours.items():
+            (rank(root) / name).write_bytes(content)
+
+
+def test_a_folder_of_a_version_before_is_opened_and_its_text_is_kept_twice_then(
+    root: Path,
+) -> None:
+    path = rank(root) / "identity"
+    whole = bytearray(path.read_bytes())
+    text = whole.index(b"\0")
+    # Versions before had neither the second text nor checks of texts, and no other numbers.
+    for page in (4096, 8192):
+        whole[page + 64 : page + 72] = bytes(8)
+    del whole[8192 + 32 :]
+    path.write_bytes(whole)
+    (rank(root) / "floor").unlink()
+    for at in range(text):
+        flip(path, 8 * at)
+        with pytest.raises((by.Unavailable, by.Misuse), match="blockyard disk wipe|its format is"):
+            opened(root)
+        with pytest.raises((by.Unavailable, by.Misuse), match="blockyard disk wipe|its format is"):
+            DiskSurvey(rank(root))
+        path.write_bytes(whole)
+    with opened(root) as cache:
+        assert cache.restored == len(NEW) * BLOCKS
+    flip(path, 40)
+    with opened(root) as cache:
+        assert cache.restored == len(NEW) * BLOCKS
+
+
+@pytest.mark.parametrize("which", [("identity", "floor"), ("identity", "floor", "order")])
+def test_inv_31_small_files_of_a_backup_are_older_than_the_table(
+    root: Path, which: tuple[str, ...]
+) -> None:
+    for name in which:
+        put_back("old")(rank(root) / name)
+    why = "it is older than the table, and nobody can say what of the blocks was cleared"
+    for _ in range(4):
+        with pytest.raises(by.Unavailable, match=f"{why}.*blockyard disk wipe"):
+            opened(root)
+        with pytest.raises(by.Unavailable, match=why):
+            DiskSurvey(rank(root))
+
+
+# -- beside the owner ------------------------------------------------------------------------------
+
+
+def away(path: Path) -> None:
+    path.rename(path.with_name(f"{path.name}-away"))
+
+
+def replaced(path: Path) -> None:
+    shutil.copyfile(path, f"{path}-copy")
+    os.replace(f"{path}-copy", path)
+
+
+TAKEN: dict[str, Callable[[Path], object]] = {
+    **{f"{name} unlinked": lambda at, name=name: (at / name).unlink() for name in FILES[:3]},
+    **{f"{name} renamed": lambda at, name=name: away(at / name) for name in FILES[:3]},
+    **{f"{name} replaced": lambda at, name=name: replaced(at / name) for name in FILES[:3]},
+    "all unlinked": lambda at: [path.unlink() for path in at.iterdir()],
+    "the rank renamed": away,
+    "the identity renamed": lambda at: away(at.parent),
+    "the root renamed": lambda at: away(at.parents[1]),
+}
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Any]:
+    cache = opened(tmp_path / "kv")
+    talks(cache)
+    yield cache
+    cache.close()
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_inv_29_what_is_taken_away_beside_an_owner_is_noticed(
+    tmp_path: Path, owner: Any, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "kv"
+    folder = rank(root)
+    TAKEN[what](folder)
+    second: Any = None
+    try:
+        second = opened(root)
+    except by.Unavailable as error:
+        # What it has left there makes it no owner later, either.
+        assert re.search("owns it: a folder has one writer", str(error))
+    else:
+        assert what.startswith(("all", "the "))
+        assert second.restored == 0
+        assert set(talks(second, range(2)).values()) == {0}
+    written = owner.stats()["disk_written_blocks"]
+    owner.demote(64)
+    found = {}
+    plane = owner.crane.device.planes[0]
+    for talk in range(100, 104):
+        lease = owner.begin(range(100 * talk, 100 * talk + 16))
+        plane[owner.block_tables(lease)[0]] = 7
+        owner.seal(lease, 16)
+        found[talk] = lease.cached
+        owner.finish(lease)
+        owner.demote(64)
+        while owner.step() or owner.stats()["flights"]:
+            pass
+    stats = owner.stats()
+    assert stats["disk_written_blocks"] == written, "nothing counts as written"
+    assert stats["disk_failed"] > 0
+    assert "it was removed or replaced while this process owned the folder" in caplog.text
+    assert not owner.crane.lasting.clear()
+    owner.close()
+    if second is not None:
+        assert set(talks(second, range(2)).values()) == {KEPT}
+        second.close()
+        with opened(root) as cache:
+            assert cache.restored == 2 * BLOCKS
+            assert set(talks(cache, range(2)).values()) == {KEPT}
+
+
+def test_an_owner_whose_table_is_void_yet_is_not_robbed_of_its_files(tmp_path: Path) -> None:
+    with opened(tmp_path) as cache:
+        (rank(tmp_path) / "identity").unlink()
+        for size in (64, 32):
+            with pytest.raises(by.Unavailable, match="owns it"):
+                opened(tmp_path, disk=size)
+        assert (rank(tmp_path) / "slots").stat().st_size == 64 * 4096
+        assert cache.audit() is None
+
+
+# -- what is open ----------------------------------------------------------------------------------
+
+
+def still_open(below: Path) -> list[str]:
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith(str(below)):
+            found.append(target)
+    return found
+
+
+def test_after_close_no_file_of_the_folder_is_open(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    talks(cache)
+    disk = cache.crane._tiers["disk"]
+    assert still_open(tmp_path)
+    cache.close()
+    assert not still_open(tmp_path)
+    # Though somebody has the cache and its disk still, and may ask.
+    assert cache.stats()["disk_written_blocks"] == TALKS * BLOCKS
+    assert disk.path.name == "rank-0"
+    with opened(tmp_path) as again:
+        assert again.restored == TALKS * BLOCKS
+
+
+@pytest.mark.parametrize("what", ["cut", "noise", "empty"])
+def test_after_an_open_that_was_refused_no_file_is_open(root: Path, what: str) -> None:
+    DAMAGES[what](rank(root) / ("table" if what == "cut" else "identity"))
+    with pytest.raises(by.Unavailable) as error:
+        opened(root)
+    assert not still_open(root), "though the error has the frames"
+    assert error.value
