@@ -15,8 +15,8 @@ from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import file, integer, known, one_of, shown
-from blockyard.shared.weights import stated
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
+from blockyard.yard.namespace import namespace_of
 from blockyard.yard.sizes import in_blocks
 
 __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agree"]
@@ -411,21 +411,6 @@ def _counts(speeds: Sequence[int | None]) -> list[int]:
     return [count for count in speeds if count is not None]
 
 
-def _namespace(given: object) -> tuple[tuple[str, str], ...]:
-    """Sorted pairs: frozen, hashed, and the same in whatever order they were given."""
-    try:
-        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        raise Misuse(f"namespace = {shown(given)}: give a mapping of names to text") from None
-    for name, part in pairs:
-        if not isinstance(name, str) or not isinstance(part, str | os.PathLike):
-            raise Misuse(
-                f"namespace has {shown((name, part))}: give text, or the path of weights, for a name "
-                "that is text"
-            )
-    return tuple((name, str(stated(name, part))) for name, part in pairs)
-
-
 def _sizes(config: Config) -> dict[str, int | str]:
     """Blocks of the tiers that were given; a default stays one, so that a copy may have others."""
     sizes = {tier: getattr(config, tier) for tier in ("engine", *TIERS)}
@@ -451,7 +436,7 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "keyed": partial(tiers_below, "keyed"),
     "speeds": _speeds,
     "thresholds": Thresholds.of,
-    "namespace": _namespace,
+    "namespace": namespace_of,
     "record": partial(file, "record"),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }
