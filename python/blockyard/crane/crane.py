@@ -21,12 +21,12 @@ from blockyard.crane.copiers import (
 )
 from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.copy_watch import CopyWatch
-from blockyard.crane.lanes import Copy, Flight, Lane
+from blockyard.crane.lanes import Copy, Flight, Lane, plans_of
 from blockyard.crane.lasting import LastingTiers
 from blockyard.crane.tiers import Tier
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import Limited
-from blockyard.shared.plan import Cause, Outcome, Plan, plans_of
+from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.stats import Stat

@@ -1,17 +1,20 @@
 """Lanes: the copies of a rank from one tier to another. A slow one holds up no other."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockyard._core import Misuse
 from blockyard.crane.copiers import BlockKeys, Copier, KeyedCopier, Pair, Receipt, Slots
 from blockyard.crane.tiers import Mapped, Tier, is_mapped
-from blockyard.shared.plan import Cause
+from blockyard.shared.plan import Cause, Plan
+from blockyard.shared.validate import bounded, shown
 
-__all__ = ["Copy", "Flight", "Lane"]
+__all__ = ["Copy", "Flight", "Lane", "plans_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -156,3 +159,24 @@ class _PlaneSubset:
 
     def close(self) -> None:
         """Does nothing: the whole tier is closed by the crane."""
+
+
+def plans_of(given: object) -> list[Plan]:
+    """One plan or several, as a list.
+
+    Args:
+        given: What was given.
+
+    Raises:
+        Misuse: It is something else.
+    """
+    if isinstance(given, Plan):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise Misuse(f"plans = {shown(given)}: give plans, as `dispatch` returns them")
+    all_ = bounded("plans", given)
+    plans = [plan for plan in all_ if isinstance(plan, Plan)]
+    if len(plans) < len(all_):
+        wrong = next(plan for plan in all_ if not isinstance(plan, Plan))
+        raise Misuse(f"plans have {shown(wrong)}: give plans, as `dispatch` returns them")
+    return plans

@@ -1,13 +1,11 @@
 """Plans of copies and their outcomes, which the yard and every crane know."""
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from blockyard._core import Misuse, Plan
-from blockyard.shared.validate import bounded, shown
+from blockyard._core import Plan
 
-__all__ = ["Cause", "Outcome", "Plan", "plans_of"]
+__all__ = ["Cause", "Outcome", "Plan"]
 
 
 class Cause(StrEnum):
@@ -39,24 +37,3 @@ class Outcome(NamedTuple):
     """How many of the plan's leading blocks are intact; over ranks the minimum counts."""
     cause: Cause | None = None
     """Why not all of them are; None when all are."""
-
-
-def plans_of(given: object) -> list[Plan]:
-    """One plan or several, as a list.
-
-    Args:
-        given: What was given.
-
-    Raises:
-        Misuse: It is something else.
-    """
-    if isinstance(given, Plan):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise Misuse(f"plans = {shown(given)}: give plans, as `dispatch` returns them")
-    all_ = bounded("plans", given)
-    plans = [plan for plan in all_ if isinstance(plan, Plan)]
-    if len(plans) < len(all_):
-        wrong = next(plan for plan in all_ if not isinstance(plan, Plan))
-        raise Misuse(f"plans have {shown(wrong)}: give plans, as `dispatch` returns them")
-    return plans

@@ -1,6 +1,7 @@
 """vLLM's and SGLang's own logs become a trace, and what they lack is said."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,11 @@ def test_cut_lists_and_texts_of_sglangs_json_are_noticed(tmp_path: Path) -> None
     several = {"rid": ["a", "b"], "input_ids": [[1, 2], [1, 3]]}
     trace, _ = made(tmp_path, "sglang", put(tmp_path, line(**several)), block_size=1)
     assert ids(trace) == [[0, 1], [0, 2]]
+
+
+@pytest.mark.parametrize("deep", ["-" * 100_000 + "1", "[" * 5_000 + "]" * 5_000, "(" * 100_000])
+def test_a_value_nested_thousands_deep_is_named(tmp_path: Path, deep: str) -> None:
+    log = (DATA / "sglang-0.5.23.level3.text.log").read_text("utf-8")
+    line = next(line for line in log.splitlines() if "input_ids=" in line)
+    bad = re.sub(r"input_ids=[^,\]]*", f"input_ids={deep}", line, count=1)
+    assert refused(tmp_path, "sglang", bad).startswith(", line 1")
