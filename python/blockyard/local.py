@@ -209,8 +209,8 @@ def local(
         memory: The tiers of device and host, or of device, host and disk, which give the sizes;
             None for NumPy memory of the sizes asked for.
         disk_path: Where the blocks of `disk` outlive this process, in slot files: the `namespace`
-            must name model and weights. Several paths are several disks, over which slots are
-            spread. None for memory, which does not.
+            must name model and weights, best by a path, whose content counts. Several paths are
+            several disks, over which slots are spread. None for memory, which does not.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
         metrics: Whether it counts how long copies and its part of a step take, as `measure`.
