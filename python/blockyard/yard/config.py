@@ -15,7 +15,6 @@ from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import file, integer, known, one_of
-from blockyard.shared.weights import stated
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.sizes import in_blocks
 
@@ -422,6 +421,8 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
                 f"namespace has {(name, part)}: give text, or the path of weights, for a name that "
                 "is text"
             )
+    from blockyard.shared.weights import stated  # noqa: PLC0415 - many caches have no namespace
+
     return tuple((name, str(stated(name, part))) for name, part in pairs)
 
 
