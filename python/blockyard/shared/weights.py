@@ -12,9 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from blockyard._core import Unavailable
+from blockyard._core import Misuse, Unavailable
 
-__all__ = ["SAMPLE", "content", "file_content", "files_of", "folder_of", "nameless", "stated"]
+__all__ = [
+    "SAMPLE",
+    "content",
+    "file_content",
+    "files_of",
+    "folder_of",
+    "nameless",
+    "namespace",
+    "stated",
+]
 
 SAMPLE: Final = 4096
 """Bytes that are read at the start, in the middle and at the end of every tensor."""
@@ -123,6 +132,29 @@ def stated(name: str, given: object) -> object:
             "that is another one with each version"
         )
     return found
+
+
+def namespace(given: object) -> tuple[tuple[str, str], ...]:
+    """Returns sorted pairs: frozen, hashed, and the same in whatever order they were given.
+
+    Args:
+        given: A mapping of names to text, or to paths.
+
+    Raises:
+        Misuse: It is none.
+        Unavailable: As in `stated`.
+    """
+    try:
+        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise Misuse(f"namespace = {given!r}: give a mapping of names to text") from None
+    for name, part in pairs:
+        if not isinstance(name, str) or not isinstance(part, str | os.PathLike):
+            raise Misuse(
+                f"namespace has {(name, part)}: give text, or the path of weights, for a name that "
+                "is text"
+            )
+    return tuple((name, str(stated(name, part))) for name, part in pairs)
 
 
 def folder_of(

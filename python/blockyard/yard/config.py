@@ -410,20 +410,9 @@ def _counts(speeds: Sequence[int | None]) -> list[int]:
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:
-    """Sorted pairs: frozen, hashed, and the same in whatever order they were given."""
-    try:
-        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        raise Misuse(f"namespace = {given!r}: give a mapping of names to text") from None
-    for name, part in pairs:
-        if not isinstance(name, str) or not isinstance(part, str | os.PathLike):
-            raise Misuse(
-                f"namespace has {(name, part)}: give text, or the path of weights, for a name that "
-                "is text"
-            )
-    from blockyard.shared.weights import stated  # noqa: PLC0415 - many caches have no namespace
+    from blockyard.shared.weights import namespace  # noqa: PLC0415 - many caches have none
 
-    return tuple((name, str(stated(name, part))) for name, part in pairs)
+    return namespace(given)
 
 
 def _sizes(config: Config) -> dict[str, int | str]:
