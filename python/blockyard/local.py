@@ -210,8 +210,9 @@ def local(
             None for NumPy memory of the sizes asked for. A `DiskTier` among them has the identity
             of the configuration, or gives it its namespace where it has none.
         disk_path: Where the blocks of `disk` outlive this process, in slot files: the `namespace`
-            must name model and weights. Several paths are several disks, over which slots are
-            spread. `disk` needs it; a third tier of memory is a `MemoryTier` in `memory`.
+            must name model and weights, best by a path, whose content counts. Several paths are
+            several disks, over which slots are spread. `disk` needs it; a third tier of memory is a
+            `MemoryTier` in `memory`.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
         metrics: Whether it counts how long copies and its part of a step take, as `measure`.

@@ -8,15 +8,23 @@ import json
 import os
 import re
 import stat
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from blockyard._core import Unavailable
+from blockyard._core import Misuse, Unavailable
+from blockyard.shared.validate import shown
 
-__all__ = ["SAMPLE", "content", "file_content", "files_of", "folder_of", "nameless", "stated"]
+__all__ = [
+    "SAMPLE",
+    "content",
+    "file_content",
+    "files_of",
+    "folder_of",
+    "nameless",
+    "namespace",
+    "stated",
+]
 
 SAMPLE: Final = 4096
 """Bytes that are read at the start, in the middle and at the end of every tensor."""
@@ -82,6 +90,8 @@ def content(path: str | os.PathLike[str]) -> str | None:
     if not own and not where.is_file():
         return None
     _check_shards(files)
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - most programs need it not
+
     with ThreadPoolExecutor(_READERS, "weights") as readers:
         found = sorted(readers.map(_file, files))
     return "sha256:" + _digest(json.dumps(found).encode())
@@ -123,6 +133,29 @@ def stated(name: str, given: object) -> object:
             "that is another one with each version"
         )
     return found
+
+
+def namespace(given: object) -> tuple[tuple[str, str], ...]:
+    """Returns sorted pairs: frozen, hashed, and the same in whatever order they were given.
+
+    Args:
+        given: A mapping of names to text, or to paths.
+
+    Raises:
+        Misuse: It is none.
+        Unavailable: As in `stated`.
+    """
+    try:
+        pairs = sorted(dict(given).items())  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise Misuse(f"namespace = {shown(given)}: give a mapping of names to text") from None
+    for name, part in pairs:
+        if not isinstance(name, str) or not isinstance(part, str | os.PathLike):
+            raise Misuse(
+                f"namespace has {shown((name, part))}: give text, or the path of weights, for a "
+                "name that is text"
+            )
+    return tuple((name, str(stated(name, part))) for name, part in pairs)
 
 
 def folder_of(
@@ -251,7 +284,7 @@ def _file(path: Path) -> tuple[str, str]:
         if real.parent.name == "blobs" and _HEX.fullmatch(real.name):
             return "weights", f"blob {real.name} {seen.st_size}"
         return "weights", _sampled(path)
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise _refused(path, error) from error
 
 
@@ -290,8 +323,9 @@ def _pieces(path: Path, number: int, size: int) -> Iterable[tuple[int, int]]:
     """Returns the parts of a file that are read: first byte and end."""
     if path.name.endswith(".safetensors"):
         return _of_safetensors(number, size)
-    if zipfile.is_zipfile(path):
-        return _of_archive(path, size)
+    found = _of_archive(path, size)
+    if found:
+        return found
     step = max(SAMPLE, (size - _HEADER) // _SPREAD)
     return [
         (0, min(_HEADER, size)),
@@ -318,10 +352,17 @@ def _of_safetensors(number: int, size: int) -> list[tuple[int, int]]:
 
 
 def _of_archive(path: Path, size: int) -> list[tuple[int, int]]:
-    """Its directory has a checksum of every tensor."""
-    with zipfile.ZipFile(path) as archive:
-        starts = sorted(one.header_offset for one in archive.infolist())
-        ends = [*starts[1:], archive.start_dir]
+    """Returns the parts of an archive, whose directory has a checksum of every tensor."""
+    import zipfile  # noqa: PLC0415 - most weights are none
+
+    if not zipfile.is_zipfile(path):
+        return []
+    try:
+        with zipfile.ZipFile(path) as archive:
+            starts = sorted(one.header_offset for one in archive.infolist())
+            ends = [*starts[1:], archive.start_dir]
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from error
     pieces = [(ends[-1], size)]
     for first, end in zip(starts, ends, strict=True):
         pieces += _of_tensor(first, end)

@@ -16,7 +16,6 @@ from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import file, integer, known, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
-from blockyard.yard.namespace import namespace_of
 from blockyard.yard.sizes import in_blocks
 
 __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agree"]
@@ -411,6 +410,12 @@ def _counts(speeds: Sequence[int | None]) -> list[int]:
     return [count for count in speeds if count is not None]
 
 
+def _namespace(given: object) -> tuple[tuple[str, str], ...]:
+    from blockyard.shared.weights import namespace  # noqa: PLC0415 - many caches have none
+
+    return namespace(given)
+
+
 def _sizes(config: Config) -> dict[str, int | str]:
     """Blocks of the tiers that were given; a default stays one, so that a copy may have others."""
     sizes = {tier: getattr(config, tier) for tier in ("engine", *TIERS)}
@@ -436,7 +441,7 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "keyed": partial(tiers_below, "keyed"),
     "speeds": _speeds,
     "thresholds": Thresholds.of,
-    "namespace": namespace_of,
+    "namespace": _namespace,
     "record": partial(file, "record"),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }

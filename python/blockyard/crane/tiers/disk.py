@@ -18,7 +18,6 @@ from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known
-from blockyard.shared.weights import stated
 
 __all__ = ["DiskPath", "DiskTier", "Part"]
 
@@ -125,6 +124,8 @@ class DiskTier(Single):
         made: list[Part] = []
         self.parts: tuple[Part, ...] = ()
         """Where its slots are: for each path this rank's own planes, and those that ranks share."""
+        from blockyard.shared.weights import stated  # noqa: PLC0415 - most programs have no disk
+
         said = {name: str(stated(name, part)) for name, part in identity.items()}
         fields = {**said, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
         try:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import Unavailable
@@ -124,7 +125,8 @@ def _weights(model: Any, load: Any) -> tuple[str | None, str | None]:
         return None, str(error)
     if found is not None:
         return found, None
-    if where is None and _commit(model):
+    if not Path(name).exists() and _commit(model):
+        # Of a hub, and its weights are downloaded to elsewhere.
         return None, None
     return None, f"there are no files of weights at {name!r}, nor in the cache of a hub"
 
