@@ -189,7 +189,8 @@ class Flights:
         return ended
 
     def _end(self, flight: int, entry: _InFlight, ended: Ended) -> None:
-        del self._in_flight[flight]
+        # A commit of its plan in another thread may have ended it.
+        self._in_flight.pop(flight, None)
         if entry.good < entry.blocks:
             self._counts["flights_failed"] += 1
             # A close or a reset with copies in flight is no fault.
@@ -207,7 +208,7 @@ class Flights:
         """
         if not 0 <= rank < self._ranks:
             raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
-        mine = [flight for flight, entry in self._in_flight.items() if rank in entry.missing]
+        mine = [flight for flight, entry in list(self._in_flight.items()) if rank in entry.missing]
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:
