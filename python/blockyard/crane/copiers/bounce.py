@@ -17,6 +17,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.thresholds import Thresholds
 
@@ -34,7 +35,8 @@ class BounceCopier:
     """Copies blocks between a GPU and a disk, a few at a time by way of pinned memory of its own.
 
     No call waits. Copies begin in the order in which they were submitted, and go on when receipts
-    are polled.
+    are polled. Its verbs and its receipts are for one thread at a time: a call that comes during
+    another one is refused.
 
     Args:
         device: The GPU's memory.
@@ -65,6 +67,7 @@ class BounceCopier:
         self._disk, self._copier = disk, copier
         self._free = self._all(slots)
         self._flying: deque[_Bounced] = deque()
+        self._owner = Owner()
         self._turning = False
         self._closed = False
 
@@ -76,6 +79,7 @@ class BounceCopier:
         """
         self._copier.start(source, destination, sources, destinations)
 
+    @owned
     def start_keyed(
         self,
         source: Tier,
@@ -99,11 +103,15 @@ class BounceCopier:
         taken = _Bounced(self, (source, destination), (sources, destinations), (keys, parents))
         taken.stamps = stamps
         self._flying.append(taken)
-        self.go_on()
+        self._go_on()
         return taken
 
+    @owned
     def go_on(self) -> None:
         """Begins what can begin, and takes what has ended."""
+        self._go_on()
+
+    def _go_on(self) -> None:
         for one in self._flying:
             one.advance()
             free = self._free[one.stamps is not None]
@@ -165,8 +173,12 @@ class BounceCopier:
         """Whether a turn has asked already."""
         return self._turning
 
+    @owned
     def reset(self) -> None:
         """Ends all copies: no memory is read or written any more."""
+        self._end()
+
+    def _end(self) -> None:
         self._gpu.reset()
         self._copier.reset()
         for one in self._flying:
@@ -174,12 +186,13 @@ class BounceCopier:
         self._flying.clear()
         self._free = self._all(self._memory.blocks)
 
+    @owned
     def close(self) -> None:
         """Ends all copies, and frees the pinned memory."""
         if self._closed:
             return
         self._closed = True
-        self.reset()
+        self._end()
         self._copier.close()
         self._gpu.close()
         self._memory.close()

@@ -22,6 +22,7 @@ from blockyard.crane.copiers import (
 )
 from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.validate import integer
 
@@ -112,6 +113,9 @@ class CheckedCopier:
     are compared: both beside the copies, which begin in another order then. An engine's stream
     waits for the copies alone. A tier that has no planes in memory is not checked.
 
+    Its verbs and its receipts are for one thread at a time: a call that comes during another one is
+    refused.
+
     Args:
         copier: What copies.
         sums: The rank's checksums; other copiers of the rank have the same.
@@ -121,9 +125,11 @@ class CheckedCopier:
         self.copier = copier
         self.sums = sums
         self.closed = False
+        self._owner = Owner()
         self._compared: list[_Checked] = []
         """Copies that have not begun: their blocks are compared first."""
 
+    @owned
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
@@ -134,20 +140,26 @@ class CheckedCopier:
         if _is_checked(copy.source):
             copy.comparing = self.sums.begin(copy.source, copy.sources, noted=False)
             self._compared.append(copy)
-            self.go_on()
+            self._go_on()
             return copy
         return copy if copy.begin() else None
 
+    @owned
     def go_on(self) -> None:
         """Begins what has been compared, as far as the copier takes it."""
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._compared = [copy for copy in self._compared if not copy.go_on()]
 
+    @owned
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Makes the stream wait, as `Joining.join`."""
-        self.go_on()
+        self._go_on()
         joined = isinstance(self.copier, Joining) and self.copier.join(stream, layer=layer)
         return joined and not self._compared
 
+    @owned
     def fence(self, stream: object = None) -> bool:
         """Makes the stream wait, as `Fencing.fence`, but for no checksum."""
         return isinstance(self.copier, Fencing) and self.copier.fence(stream)
@@ -156,6 +168,7 @@ class CheckedCopier:
         """Lets calls share what they cost, as `Turning.turn`."""
         return self.copier.turn() if isinstance(self.copier, Turning) else nullcontext()
 
+    @owned
     def reset(self) -> None:
         """Ends all copies, and what is computed for them."""
         self.copier.reset()
@@ -164,6 +177,7 @@ class CheckedCopier:
             copy.give_up()
         self._compared = []
 
+    @owned
     def close(self) -> None:
         """Ends all copies, what is computed for them, and the threads that do."""
         self.closed = True
@@ -177,6 +191,7 @@ class CheckedCopier:
 class CheckedKeyedCopier(CheckedCopier):
     """Likewise, of a copier that takes keys."""
 
+    @owned
     def start_keyed(
         self,
         source: Tier,

@@ -13,6 +13,7 @@ from blockyard._core import DiskLane, Misuse
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 
 __all__ = ["DiskCopier"]
@@ -25,7 +26,8 @@ class DiskCopier:
     """Copies blocks from and to one disk. Nothing waits but the disk's own threads.
 
     A copy that hangs is given up in time: no memory is read or written for it then. A slot that a
-    thread still writes is written for no other copy before that has ended.
+    thread still writes is written for no other copy before that has ended. Its verbs and its
+    receipts are for one thread at a time: a call that comes during another one is refused.
 
     Args:
         disk: The disk.
@@ -40,6 +42,7 @@ class DiskCopier:
             raise Misuse(f"{disk.path} has a DiskCopier already: give that one to all pairs")
         disk.copier = self
         self._disk = disk
+        self._owner = Owner()
         self._heard: dict[tuple[DiskLane, bool], float] = {}
         """When a lane has last ended a copy, each way: behind others a copy is not late."""
         self._patience = patience
@@ -59,6 +62,7 @@ class DiskCopier:
             f'keyed=("{self._disk.name}",)'
         )
 
+    @owned
     def start_keyed(
         self,
         source: Tier,
@@ -123,8 +127,12 @@ class DiskCopier:
         self._flying |= dict.fromkeys(flying.open, flying)
         return flying
 
+    @owned
     def collect(self) -> None:
         """Takes what the disk's threads have reported, and gives up what has hung for too long."""
+        self._collect()
+
+    def _collect(self) -> None:
         now, failed = time.monotonic(), False
         for (lane, number), flying in list(self._flying.items()):
             since = max(flying.begun, self._heard.get((lane, flying.down), 0.0))
@@ -162,16 +170,21 @@ class DiskCopier:
                 _log.warning("%s: %s are tried again", *back)
         self._resting = resting
 
+    @owned
     def reset(self) -> None:
         """Ends all copies: no memory is read or written any more."""
+        self._end()
+
+    def _end(self) -> None:
         for lane, number in list(self._flying):
             lane.give_up(number)
-        self.collect()
+        self._collect()
 
+    @owned
     def close(self) -> None:
         """Ends all copies, those that have not ended as failed."""
         self._closed = True
-        self.reset()
+        self._end()
         self._disk.copier = None
 
 
