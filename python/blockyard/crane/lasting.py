@@ -24,12 +24,12 @@ class LastingTiers:
 
     Args:
         tiers: All tiers of the rank.
-        owner: The crane's.
+        owner: The crane's; None for one of its own.
     """
 
-    def __init__(self, tiers: Iterable[Tier], owner: Owner) -> None:
+    def __init__(self, tiers: Iterable[Tier], owner: Owner | None = None) -> None:
         self._tiers = [tier for tier in tiers if isinstance(tier, Lasting)]
-        self._owner = owner
+        self._owner = Owner() if owner is None else owner
 
     @property
     def folder(self) -> str | None:

@@ -1,6 +1,6 @@
 """The flights of one rank: what waits for a copier, what moves, and what has ended."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import count
@@ -87,32 +87,58 @@ class Traffic:
         if self._watched is not None:
             self._watched.submitted(plans)
         self._flights |= taken
-        for copy in copies:
-            copy.lane.waiting.append(copy)
-        self.counts["flights"] += len(taken)
-        self._report(flight for flight in taken.values() if not flight.copies)
-        with self._turn():
-            self._start()
+        try:
+            for copy in copies:
+                copy.lane.waiting.append(copy)
+            self.counts["flights"] += len(taken)
+            self._report([flight for flight in taken.values() if not flight.copies])
+            with self._turn():
+                self._start()
+        except BaseException:
+            self._mend()
+            raise
 
     def unknown(self, plans: Iterable[Plan]) -> list[Plan]:
-        """Returns those of these plans whose flights are not here."""
-        return [plan for plan in plans if plan.flight not in self._flights]
+        """Returns those of these plans that were not taken, or have been told."""
+        known = self._flights.keys() | {outcome.flight for outcome in self._ended}
+        return [plan for plan in plans if plan.flight not in known]
 
     def poll(self) -> list[Outcome]:
         """Returns what has ended and was not told yet: it comes again until `told`."""
         self._polls += 1
         if self._flights:
-            with self._turn():
-                for _ in range(len(self._moving)):
-                    copy, receipt = self._moving[0]
-                    landed = receipt.poll()
-                    if landed is None:
-                        self._moving.rotate(-1)
-                    else:
-                        self._moving.popleft()
-                        self._land(copy, landed)
-                self._start()
+            try:
+                with self._turn():
+                    self._poll()
+                    self._start()
+            except BaseException:
+                self._mend()
+                raise
         return self._ended[:]
+
+    def _poll(self) -> None:
+        for _ in range(len(self._moving)):
+            copy, receipt = self._moving[0]
+            landed = receipt.poll()
+            if landed is None:
+                self._moving.rotate(-1)
+            else:
+                self._moving.popleft()
+                self._land(copy, landed)
+
+    def _mend(self) -> None:
+        """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
+        there = Counter(copy.flight.number for copy, _ in self._moving)
+        for lane in self.lanes.values():
+            there.update(copy.flight.number for copy in lane.waiting)
+        told = {outcome.flight for outcome in self._ended}
+        for number, flight in list(self._flights.items()):
+            if number in told:
+                del self._flights[number]
+            elif not there[number] or flight.copies != there[number]:
+                flight.good, flight.cause, flight.copies = 0, Cause.LOST, there[number]
+                if not flight.copies:
+                    self._report([flight])
 
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""

@@ -19,6 +19,8 @@ class Front(NamedTuple):
     """Aborts a request, unless it has ended."""
     drop: "Callable[[Channel], None]"
     """The same from a destructor, which may run anywhere and must take no lock."""
+    check: Callable[[], None]
+    """Refuses another event loop than that of the streams."""
 
 
 class Channel:
@@ -120,7 +122,9 @@ class Stream:
 
         Raises:
             BlockyardError: The request was refused, as by `Scheduler.add`.
+            Misuse: Another coroutine reads it, or this is not the event loop of its `AsyncEngine`.
         """
+        self._front.check()
         channel = self._channel
         while not channel.unread:
             if channel.error is not None:

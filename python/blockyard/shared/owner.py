@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from blockyard._core import Misuse
 
-__all__ = ["Owner", "Reentry", "owned"]
+__all__ = ["Owner", "Reentry", "owned", "thread_name"]
 
 
 class Reentry(Misuse):
@@ -32,11 +32,16 @@ class Owner:
                 f"{verb} was called within {name}, by a signal handler or a callback: set a flag "
                 f"there, and call {verb} when {name} has returned"
             )
-        named = {one.ident: f"{one.name!r} " for one in threading.enumerate()}.get(thread, "")
         return Misuse(
-            f"{verb} was called while thread {named}({thread}) is in {name}, and nothing was done: "
+            f"{verb} was called while {thread_name(thread)} is in {name}, and nothing was done: "
             "one thread at a time, so have one thread drive it, or put a lock of yours around both"
         )
+
+
+def thread_name(thread: int) -> str:
+    """A thread in words, such as "thread 'MainThread' (140735)"."""
+    named = {one.ident: f"{one.name!r} " for one in threading.enumerate()}
+    return f"thread {named.get(thread, '')}({thread})"
 
 
 class _Owned(Protocol):

@@ -238,7 +238,6 @@ class KVCache(Cache):
 
     @timed("commit")
     def _take(self, outcomes: Sequence[Outcome], done: int | None, now: int | None) -> int:
-        """Takes outcomes, for a verb that has the owner."""
         outcomes = self._flights.check(outcomes)
         # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
         if done is not None:
@@ -328,8 +327,7 @@ class KVCache(Cache):
         return self._end(ended)
 
     def _clear(self) -> None:
-        """Ends an epoch, for a verb that has the owner."""
-        super().clear()
+        super().clear()  # for a verb that has the owner
 
     def _end(self, ended: Ended) -> int:
         if not ended.flights:

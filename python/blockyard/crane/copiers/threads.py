@@ -88,7 +88,8 @@ class ThreadCopier:
                 self._carry(copy)
         except BaseException:
             # No receipt is given for it, so that nothing may be written from here on.
-            copy.give_up()
+            if self._threads:
+                copy.give_up()
             raise
         return copy
 
