@@ -218,7 +218,7 @@ class LocalCache(KVCache):
         are answered, and what is held can be ended: `finish`, `abandon`, `release`.
 
         Raises:
-            Misuse: Another call is under way, as in `step`: let the thread that drives it end first.
+            Misuse: Another call is under way, as in `step`: have the thread that drives it end.
         """
         if not self._crane.closed and self.stats()["disk_capacity"]:
             self._crane.lasting.keep_order_now(self.eviction_order("disk"))

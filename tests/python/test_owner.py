@@ -67,7 +67,7 @@ class Reader:
             for _ in range(24)
         ]
 
-    def serve(self, wait: Callable[[], object]) -> None:
+    def serve(self) -> None:
         prompt = self.chance.choice(self.prompts)
         try:
             lease = self.cache.begin(prompt)
@@ -75,7 +75,7 @@ class Reader:
             return
         assert isinstance(lease, by.Lease)
         while lease.state == "loading":
-            wait()
+            time.sleep(1e-4)
         table = self.cache.block_tables(lease)[0]
         for block in range(len(prompt) // 4):
             if block < lease.cached // 4:
@@ -115,7 +115,7 @@ def test_two_threads_that_step_serve_no_wrong_byte_and_fail_by_misuse_alone() ->
         reader = Reader(cache, device, seed)
         try:
             for _ in range(40):
-                reader.serve(lambda: stop.wait(1e-4))
+                reader.serve()
         finally:
             stop.set()
             for driver in drivers:
@@ -240,10 +240,10 @@ def made(path: Path) -> Iterator[tuple[Any, dict[str, tuple[Any, ...]]]]:
         refused(receipt.poll)
     yield checked({("device", "host"): cuda})["device", "host"], of_gpu | {"go_on": ()}
     yield bounce, OF_A_COPIER | {"start_keyed": down, "go_on": ()}
-    cache = by.KVCache(device=9)
-    yield Scheduler(cache), OF_A_SCHEDULER
+    yard = by.KVCache(device=9)
+    yield Scheduler(yard), OF_A_SCHEDULER
     of_reservations = {"commit": (1,), "release": (1,), "expire": (1,), "died": ("peer",)}
-    yield Reservations(cache), of_reservations | {"open": ("one", 1)}
+    yield Reservations(yard), of_reservations | {"open": ("one", 1)}
     worker = Worker(Crane(LAYOUT, device=memory[0], host=memory[1]))
     of_a_worker = dict.fromkeys(["outcomes", "suspend", "resume", "reset", "close"], ())
     yield worker, of_a_worker | {"begin": (None,)}
@@ -262,7 +262,7 @@ def test_each_verb_that_is_for_one_thread_is_refused_while_another_is_in_one(
     kinds = 0
     for one, verbs in made(tmp_path):
         kinds += 1
-        with another(lambda *events, one=one: stay(one, *events)):  # type: ignore[misc]
+        with another(lambda *events, one=one: stay(one, *events)):
             for verb, what in verbs.items():
                 refused(lambda: getattr(one, verb)(*what, **MORE.get(verb, {})))  # noqa: B023
     assert kinds == 14
@@ -487,7 +487,7 @@ def test_streams_are_read_in_the_event_loop_that_entered_their_engine() -> None:
         def elsewhere() -> None:
             for what in (stream.result, served.front.drain, served.front.close):
                 try:
-                    asyncio.run(what())  # type: ignore[arg-type]
+                    asyncio.run(what())
                 except by.Misuse as error:
                     refusals.append(error)
 

@@ -55,7 +55,7 @@ class Driver:
             if self._thread is not None:
                 raise Misuse(
                     f"this scheduler is another thread's, {thread_name(self._thread)}: call it "
-                    "there, feed it through an AsyncEngine, or call hand_over() in that thread first"
+                    "there, feed it through an AsyncEngine, or call hand_over() there first"
                 )
             self._thread = get_ident()
         if self._replaced:
@@ -91,7 +91,9 @@ def _driver_of(cache: KVCache) -> Driver | None:
 class _Driven(Protocol):
     """What a driver drives."""
 
-    _owner: Owner
+    @property
+    def _owner(self) -> Owner: ...
+
     _driver: Driver
 
 

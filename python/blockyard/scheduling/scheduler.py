@@ -44,7 +44,7 @@ class Scheduler:
     answers. Several steps may be in flight.
 
     A scheduler is for one thread, that of its first verb: another is refused, and so is a verb
-    within a verb. `AsyncEngine` is for any threads, and so are `state`, `sampled`, `lease`, `stats`.
+    within a verb. `AsyncEngine` is a front for any; `state`, `sampled`, `lease`, `stats` are, too.
 
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.

@@ -47,7 +47,8 @@ def thread_name(thread: int) -> str:
 class _Owned(Protocol):
     """What has verbs that must not overlap."""
 
-    _owner: Owner
+    @property
+    def _owner(self) -> Owner: ...
 
 
 _S = TypeVar("_S", bound=_Owned)

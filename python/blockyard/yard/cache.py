@@ -218,22 +218,18 @@ class KVCache(Cache):
                 raise Misuse("good and corrupt go with flights or plans: an outcome has its own")
             return self._commit(cast("Sequence[Outcome]", flights), done, now)
         plans = cast("Plan | int | Sequence[Plan | int]", flights), good, corrupt, done
-        return self._commit_plans(*plans) if now is None else self._commit([], None, now, *plans)
+        return self._by_plan(*plans) if now is None else self._commit([], None, now, *plans)
 
     @timed("commit")
-    def _commit_plans(
-        self, ids: Plan | int | Sequence[Plan | int], good: object, corrupt: Any, done: int | None
-    ) -> int:
+    def _by_plan(self, ids: Any, good: Any, corrupt: Any, done: Any) -> int:  # noqa: ANN401 - likewise
         count = super().commit(ids, good, corrupt=corrupt, done=done)
         self._forget(ids)
         return count
 
     @owned
-    def _commit(
-        self, outcomes: Sequence[Outcome], done: int | None, now: int | None, *plans: Any
-    ) -> int:
+    def _commit(self, outcomes: Any, done: Any, now: Any, *plans: Any) -> int:  # noqa: ANN401 - likewise
         now = None if now is None else integer("now", now, least=self._now)
-        count = self._commit_plans(*plans) if plans else 0
+        count = self._by_plan(*plans) if plans else 0
         return count + self._take(outcomes, done, now)
 
     @timed("commit")

@@ -13,7 +13,6 @@ import pytest
 
 import blockyard as by
 from blockyard import testing
-from blockyard.crane.crane import Crane
 from blockyard.crane.traffic import Traffic
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.scheduling.lifecycle import Lifecycle

@@ -166,7 +166,7 @@ class CopyStream:
         owner: The copier's.
     """
 
-    def __init__(  # noqa: PLR0913 - what its copier has
+    def __init__(
         self,
         gpu: Gpu,
         tiers: Sequence[Tier],
