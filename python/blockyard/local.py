@@ -15,6 +15,7 @@ from blockyard.crane.tiers import Lasting, Tier
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.owner import owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.restored import Restored
 from blockyard.shared.stall import Clock, Fact, Rule
@@ -31,7 +32,9 @@ __all__ = ["LocalCache", "local"]
 class LocalCache(KVCache):
     """A `KVCache` with its crane; `step` once per step of the engine is all there is to add.
 
-    Make it with `local`. `step`, `reset` and `close` are for the thread that drives the steps.
+    Make it with `local`. `step`, `reset` and `close` are for the thread that drives the steps, and
+    so are `clear` and `update_weights` where a disk outlives the process: a call that comes during
+    one of these, of the cache or of its crane, raises `Misuse` and does nothing.
     """
 
     __slots__ = ("_crane", "_dead", "_restored")
@@ -56,11 +59,26 @@ class LocalCache(KVCache):
 
         Where there is a disk with a path it waits for a second at most until that is durable, which
         no other verb does; the log says so where it is not by then.
+
+        Raises:
+            Misuse: There is such a disk, and a thread is in a verb that drives the steps.
         """
-        # What was planned before belongs below the floor, too.
-        self._crane.submit(self.dispatch())
-        self._crane.lasting.clear()
-        super().clear()
+        if self._crane.lasting.folder is None:
+            super().clear()
+        else:
+            self._clear_disk(forget=False)
+
+    @owned
+    def _clear_disk(self, *, forget: bool) -> None:
+        self._clear(forget=forget)
+
+    @override
+    def _clear(self, *, forget: bool = False) -> None:
+        if self._crane.lasting.folder is not None:
+            # What was planned before belongs below the floor, too.
+            self._submit()
+            self._crane.lasting.clear_now(forget=forget)
+        super()._clear()
 
     @override
     def update_weights(self) -> None:
@@ -68,11 +86,16 @@ class LocalCache(KVCache):
 
         The namespace names the weights from before, so that a process that opens the disk again
         under it has those. To keep the KV of the new weights, open a cache with their namespace.
-        """
-        self._crane.submit(self.dispatch())
-        self._crane.lasting.clear(forget=True)
-        super().update_weights()
 
+        Raises:
+            Misuse: As `clear`.
+        """
+        if self._crane.lasting.folder is None:
+            super().update_weights()
+        else:
+            self._clear_disk(forget=True)
+
+    @owned
     def step(self, *, done: int | None = None) -> int:
         """Commits what has landed, then submits what should move. Never waits.
 
@@ -83,21 +106,34 @@ class LocalCache(KVCache):
             Flights that ended.
 
         Raises:
-            Misuse: The cache is closed.
+            Misuse: The cache is closed, or another call of a verb that drives the steps, of the
+                cache or of its crane, is under way.
         """
-        if self._crane.closed:
+        traffic = self._crane.traffic
+        if traffic.closed:
             raise Misuse("this cache is closed: make another one")
-        # The crane reports once: a `done` that is refused must not lose that.
         if done is not None:
             self.commit([], done=done)
-        outcomes = self._crane.poll()
-        ended = self.commit(outcomes, now=self._now + 1)
+        # What ends the step in between loses no outcome: the next one has it, too.
+        outcomes = traffic.poll()
+        ended = self._take(outcomes, None, self._now + 1)
+        traffic.told(outcomes)
         if any(outcome.cause is Cause.FAILED for outcome in outcomes):
             self._dead = withdraw_dead(self, self._crane.lasting.dead(), self._dead)
-        self._crane.submit(self.dispatch())
+        self._submit()
         return ended
 
+    def _submit(self) -> None:
+        """Has the crane carry out what is planned; what it does not take has failed."""
+        plans = self._plans()
+        try:
+            self._crane.traffic.submit(plans)
+        except BaseException:
+            self._abort(self._crane.traffic.unknown(plans))
+            raise
+
     @override
+    @owned
     def reset(self, rank: int = 0, *, memory: Literal["lost", "kept"] = "kept") -> int:
         """Ends all copies, good or not, and takes their slots back.
 
@@ -112,13 +148,21 @@ class LocalCache(KVCache):
             Flights that ended.
 
         Raises:
-            Misuse: It is another rank, or another word for `memory`.
+            Misuse: It is another rank, another word for `memory`, or another call is under way, as
+                in `step`.
         """
         if rank != 0:
             raise Misuse(f"rank = {rank!r}: must be 0, the only rank of this cache")
         one_of("memory", memory, ("lost", "kept"))
-        self._crane.reset()
-        return self.commit(self._crane.poll()) + super().reset(rank, memory=memory)
+        self._crane.traffic.reset()
+        return self._collect() + self._reset(rank, memory)
+
+    def _collect(self) -> int:
+        """Commits all that the crane reports."""
+        outcomes = self._crane.traffic.poll()
+        ended = self._take(outcomes, None, None)
+        self._crane.traffic.told(outcomes)
+        return ended
 
     @override
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
@@ -166,16 +210,20 @@ class LocalCache(KVCache):
         """Returns name, unit, kind, metric and meaning of each number in `stats`."""
         return KVCache.schema() + DiskTier.SCHEMA + Crane.SCHEMA
 
+    @owned
     def close(self) -> None:
         """Ends the copies and frees the memory; copies that were not complete have failed.
 
         From then on every verb that would begin or continue something raises `Misuse`. Questions
         are answered, and what is held can be ended: `finish`, `abandon`, `release`.
+
+        Raises:
+            Misuse: Another call is under way, as in `step`: have the thread that drives it end.
         """
         if not self._crane.closed and self._crane.lasting.name:
-            self._crane.lasting.keep_order(self.eviction_order(self._crane.lasting.name))
-        self._crane.close()
-        self.commit(self._crane.poll())
+            self._crane.lasting.keep_order_now(self.eviction_order(self._crane.lasting.name))
+        self._crane.traffic.close()
+        self._collect()
         self._close()
 
     def __enter__(self) -> Self:
@@ -265,6 +313,7 @@ def local(
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
+        cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead = frozenset()  # noqa: SLF001 - likewise
         found = crane.lasting.restored()
         if found is not None:

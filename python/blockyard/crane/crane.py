@@ -2,33 +2,21 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from itertools import count
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from blockyard._core import Misuse, Unsupported
-from blockyard.crane.copiers import (
-    Copier,
-    Fencing,
-    Joining,
-    KeyedCopier,
-    Landed,
-    Pair,
-    Receipt,
-    Slots,
-    Turning,
-)
+from blockyard._core import Misuse
+from blockyard.crane.copiers import Copier, Fencing, Joining, Pair
 from blockyard.crane.copiers.select import select_copiers
-from blockyard.crane.copy_watch import CopyWatch
-from blockyard.crane.lanes import Copy, Flight, Lane, plans_of
+from blockyard.crane.lanes import plans_of
 from blockyard.crane.lasting import LastingTiers
 from blockyard.crane.tiers import Tier
+from blockyard.crane.traffic import Traffic
 from blockyard.shared.layout import TIERS, Hello, KVLayout
-from blockyard.shared.log import Limited
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.owner import Owner, owned
+from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.single import Single
-from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
+from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.timings import CraneNumbers
@@ -36,13 +24,12 @@ from blockyard.shared.validate import integer
 
 __all__ = ["Crane"]
 
-_log = Limited("blockyard")
-
 
 class Crane(Single):
     """Moves the bytes of one rank. It knows slots and bytes, but no block, lease or policy.
 
-    Only `reset` and `close` wait. Use it from one thread at a time, and make it after fork or
+    Only `reset` and `close` wait. `submit`, `poll`, `join`, `fence`, `reset` and `close` are for
+    one thread at a time: a call that comes during another one is refused. Make it after fork or
     spawn, in the process that uses it. It owns its tiers and copiers, and closes them.
 
     Copies from one tier to another are a lane, and begin in the order in which they were submitted.
@@ -130,23 +117,12 @@ class Crane(Single):
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
         copiers = select_copiers(self._tiers, copier, thresholds)
-        self._lanes = {
-            pair: Lane(self._tiers[pair[0]], self._tiers[pair[1]], one, rank)
-            for pair, one in copiers.items()
-        }
-        self._copiers = list({id(one): one for one in copiers.values()}.values())
-        self.lasting = LastingTiers(self._tiers.values())
+        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes, clock)
+        """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
+        self._owner = Owner()
+        self.lasting = LastingTiers(self._tiers.values(), self._owner)
         """Its disk, where that outlives this process."""
-        self._turning = [one for one in self._copiers if isinstance(one, Turning)]
-        self._flights: dict[int, Flight] = {}
-        self._order = count()
-        self._moving: list[tuple[Copy, Receipt]] = []
-        self._reported: list[Outcome] = []
-        self._counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
-        self._closed = False
-        self._polls, self._made = 0, time.time_ns()
-        self._watch = StallWatch(__name__, clock)
-        self._watched: CopyWatch | None = None
+        self._made = time.time_ns()
 
     def hello(self) -> Hello:
         """Returns what it reports at the handshake."""
@@ -156,7 +132,7 @@ class Crane(Single):
     @property
     def copiers(self) -> Mapping[Pair, Copier]:
         """The copier of each lane, by the names of its two tiers."""
-        return MappingProxyType({pair: lane.copier for pair, lane in self._lanes.items()})
+        return MappingProxyType({pair: lane.copier for pair, lane in self.traffic.lanes.items()})
 
     @property
     def device(self) -> Tier:
@@ -166,18 +142,20 @@ class Crane(Single):
     @property
     def waiting(self) -> dict[Pair, int]:
         """How many copies wait for their copier to take them, in each lane that has such."""
-        return {pair: len(lane.waiting) for pair, lane in self._lanes.items() if lane.waiting}
+        lanes = self.traffic.lanes.items()
+        return {pair: len(lane.waiting) for pair, lane in lanes if lane.waiting}
 
     @property
     def closed(self) -> bool:
         """Whether it is closed and takes no more plans."""
-        return self._closed
+        return self.traffic.closed
 
     @property
     def in_flight(self) -> int:
         """Flights taken and not yet reported."""
-        return len(self._flights) + len(self._reported)
+        return self.traffic.in_flight
 
+    @owned
     def submit(self, plans: Plan | Iterable[Plan]) -> None:
         """Takes plans; their copies begin as soon as a copier takes them, in a lane oldest first.
 
@@ -186,45 +164,18 @@ class Crane(Single):
 
         Raises:
             Misuse: One is no plan, or in flight already, a tier or slot is not there, or the crane
-                is closed. Nothing of this call is taken.
+                is closed, or in another call. Nothing of this call is taken.
         """
-        if self._closed:
-            raise Misuse("the crane is closed: it takes no plan")
-        self._watch.step(self.standing)
-        taken: dict[int, Flight] = {}
-        copies: list[Copy] = []
-        plans = plans_of(plans)
-        for plan in plans:
-            if plan.flight in self._flights or plan.flight in taken:
-                raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
-            taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
-            copies += self._copies(plan, flight)
-        if self._watched is not None:
-            self._watched.submitted(plans)
-        self._flights |= taken
-        for copy in copies:
-            copy.lane.waiting.append(copy)
-        self._counts["flights"] += len(taken)
-        self._report(flight for flight in taken.values() if not flight.copies)
-        with self._turn():
-            self._start()
+        self.traffic.submit(plans_of(plans))
 
+    @owned
     def poll(self) -> list[Outcome]:
         """Returns what has ended since the last call, each flight once."""
-        self._polls += 1
-        moving, self._moving = self._moving, []
-        busy = moving or any(lane.waiting for lane in self._lanes.values())
-        with self._turn() if busy else nullcontext():
-            for copy, receipt in moving:
-                landed = receipt.poll()
-                if landed is None:
-                    self._moving.append((copy, receipt))
-                else:
-                    self._land(copy, landed)
-            self._start()
-        reported, self._reported = self._reported, []
-        return reported
+        outcomes = self.traffic.poll()
+        self.traffic.told(outcomes)
+        return outcomes
 
+    @owned
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Makes the engine's stream wait for the submitted copies up, where that can be.
 
@@ -238,13 +189,14 @@ class Crane(Single):
             Whether the stream waits for all of them. If not, because the copier has no streams, is
             full, or was held up by a capture, wait until the flights are reported.
         """
-        lanes = [lane for lane in self._lanes.values() if lane.up]
-        clear = self._started(lanes, Joining)
+        lanes = [lane for lane in self.traffic.lanes.values() if lane.up]
+        clear = self.traffic.go_on(lanes, Joining)
         # Each is asked, so that the stream waits for all that it can wait for.
         copiers = {id(lane.copier): lane.copier for lane in lanes}.values()
         joined = [one.join(stream, layer=layer) for one in copiers if isinstance(one, Joining)]
         return all(joined) and clear
 
+    @owned
     def fence(self, stream: object = None) -> bool:
         """Makes the engine's stream wait for the submitted copies down, where that can be.
 
@@ -256,63 +208,36 @@ class Crane(Single):
         Returns:
             As `join`.
         """
-        lanes = [lane for lane in self._lanes.values() if lane.down]
-        clear = self._started(lanes, Fencing)
+        lanes = [lane for lane in self.traffic.lanes.values() if lane.down]
+        clear = self.traffic.go_on(lanes, Fencing)
         copiers = {id(lane.copier): lane.copier for lane in lanes}.values()
         fenced = [one.fence(stream) for one in copiers if isinstance(one, Fencing)]
         return all(fenced) and clear
 
-    def _started(self, lanes: list[Lane], kind: type) -> bool:
-        """Starts what waits; returns whether all under way in these lanes has such a copier."""
-        with self._turn():
-            self._start()
-        alone = any(
-            copy.lane in lanes and not isinstance(copy.lane.copier, kind)
-            for copy, _ in self._moving
-        )
-        return not alone and not any(lane.waiting for lane in lanes)
-
+    @owned
     def reset(self) -> None:
         """Ends all flights after a reset of the rank; the next poll reports them as dead.
 
         It waits until no copier writes any more, so that nothing lands late in a slot that has
         another block by then.
         """
-        for copier in self._copiers:
-            copier.reset()
-        for lane in self._lanes.values():
-            lane.waiting.clear()
-        self._moving.clear()
-        for flight in self._flights.values():
-            flight.good, flight.cause = 0, Cause.DEAD
-        self._report(list(self._flights.values()))
+        self.traffic.reset()
 
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is: flights, and no poll. Any thread may."""
-        flights, rank = self.in_flight, self._rank
-        if not flights:
-            return []
-
-        def say(steps: int, seconds: float) -> str:
-            return (
-                f"{those(flights, 'flight', 'wait')} on rank {rank}, and nobody has polled it for "
-                f"{lasting(steps, seconds)}: call commit(crane.poll()) once per turn (cache.step() "
-                "does)"
-            )
-
-        return [Fact(Rule.NOT_POLLED, self._polls, say)]
+        return self.traffic.standing()
 
     def stalled(self) -> tuple[str, ...]:
         """Says that nobody polls, where that is so: a step is a call of `submit` here.
 
         The answer is empty where all is well. Any thread may ask.
         """
-        return self._watch.stalled(self.standing)
+        return self.traffic.watch.stalled(self.standing)
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings."""
         memory = sum(tier.nbytes for tier in self._tiers.values())
-        numbers = self._counts | {"in_flight": self.in_flight, "bytes": memory}
+        numbers = self.traffic.counts | {"in_flight": self.in_flight, "bytes": memory}
         found = {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
         return found | self.lasting.stats()
 
@@ -322,26 +247,16 @@ class Crane(Single):
         Args:
             clock: As in `KVCache.measure`.
         """
-        if self._watched is None:
-            self._watched = CopyWatch(self._lanes, self._layout.block_bytes, clock)
+        self.traffic.measure(clock)
 
     def numbers(self) -> CraneNumbers:
         """Returns what the process that exports is told of this rank: it can be pickled."""
-        copies = {} if self._watched is None else dict(self._watched.read())
-        return CraneNumbers(self._rank, self.stats(), copies, self._made)
+        return CraneNumbers(self._rank, self.stats(), self.traffic.times(), self._made)
 
+    @owned
     def close(self) -> None:
         """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""
-        if self._closed:
-            return
-        self._closed = True
-        for copier in self._copiers:
-            copier.close()
-        for lane in self._lanes.values():
-            while lane.waiting:
-                self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
-        for tier in self._tiers.values():
-            tier.close()
+        self.traffic.close()
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -355,93 +270,6 @@ class Crane(Single):
     ) -> None:
         """Closes the crane on exit."""
         self.close()
-
-    def _turn(self) -> AbstractContextManager[object]:
-        """Lets calls of the copiers, until its end, share what they ask of a driver."""
-        if not self._turning:
-            return nullcontext()
-        with ExitStack() as turns:
-            for copier in self._turning:
-                turns.enter_context(copier.turn())
-            return turns.pop_all()
-
-    def _copies(self, plan: Plan, flight: Flight) -> list[Copy]:
-        """Returns what copiers have to do for a plan."""
-        if plan.group:
-            raise Unsupported(f"group = {plan.group}: there is one group of layers, 0")
-        sources, destinations = plan.sources, plan.destinations
-        source = self._tier(plan.flight, plan.source_tier, sources)
-        destination = self._tier(plan.flight, plan.destination_tier, destinations)
-        lane = self._lanes.get((source.name, destination.name))
-        if lane is None:
-            raise Unsupported(f"no copies from {source.name} to {destination.name} here")
-        keys, parents = plan.keys, plan.parents
-        if keys is not None and not isinstance(lane.copier, KeyedCopier):
-            raise Misuse(
-                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} takes none: "
-                "give the Crane a copier with start_keyed, or the yard no keyed tiers"
-            )
-        return lane.copies(flight, sources, destinations, keys, parents)
-
-    def _tier(self, flight: int, name: str, slots: Slots) -> Tier:
-        """Returns the tier of that name, if it has these slots."""
-        tier = self._tiers.get(name)
-        if tier is None:
-            raise Misuse(f"flight {flight}: there is no {name} tier on rank {self._rank}")
-        if len(slots) and slots.max() >= tier.blocks:
-            raise Misuse(
-                f"flight {flight}: {name} slot {slots.max()}, but the {name} tier of rank "
-                f"{self._rank} has slots 0 to {tier.blocks - 1}; the yard must open with the "
-                "sizes that the cranes have agreed on"
-            )
-        return tier
-
-    def _start(self) -> None:
-        """Starts waiting copies, the oldest first, until no lane's copier takes more."""
-        lanes = [lane for lane in self._lanes.values() if lane.waiting]
-        while lanes:
-            lane = min(lanes, key=lambda one: one.waiting[0].flight.order)
-            if not self._begin(lane) or not lane.waiting:
-                lanes.remove(lane)
-
-    def _begin(self, lane: Lane) -> bool:
-        """Starts the oldest copy of a lane; returns whether it waits no more."""
-        try:
-            receipt = lane.begin()
-        except Exception as error:  # noqa: BLE001 - it fails the flight, never the crane
-            copy = lane.waiting.popleft()
-            _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
-            self._land(copy, Landed(0, Cause.FAILED))
-            return True
-        if receipt is not None:
-            self._moving.append((lane.waiting.popleft(), receipt))
-        return receipt is not None
-
-    def _land(self, copy: Copy, landed: Landed) -> None:
-        flight = copy.flight
-        good = landed.good
-        if copy.which is not None:
-            good = int(copy.which[good]) if good < len(copy.which) else flight.blocks
-        if Cause.LOST in {landed.cause, flight.cause}:
-            flight.good, flight.cause = 0, Cause.LOST
-        elif good < flight.good:
-            flight.good, flight.cause = good, landed.cause or Cause.FAILED
-            if self._closed and flight.cause is Cause.FAILED:
-                flight.cause = Cause.DEAD
-        elif good == flight.good < flight.blocks and landed.cause is Cause.CORRUPT:
-            flight.cause = Cause.CORRUPT
-        flight.copies -= 1
-        if not flight.copies:
-            self._report([flight])
-
-    def _report(self, flights: Iterable[Flight]) -> None:
-        for flight in flights:
-            del self._flights[flight.number]
-            self._reported.append(Outcome(flight.number, self._rank, flight.good, flight.cause))
-            self._counts["failed"] += flight.cause is not None
-            self._counts["blocks"] += flight.good
-            if self._watched is not None:
-                self._watched.reported(flight)
 
 
 def _differs(layout: KVLayout, other: KVLayout) -> str:

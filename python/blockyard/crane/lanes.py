@@ -125,13 +125,12 @@ class Lane:
         flight.copies = len(copies)
         return copies
 
-    def begin(self) -> Receipt | None:
-        """Asks the copier for the oldest copy that waits; None if it takes no more now.
+    def begin(self, copy: Copy) -> Receipt | None:
+        """Asks the copier for a copy that waits no more; None if it takes no more now.
 
         Raises:
             Exception: The copier has refused it.
         """
-        copy = self.waiting[0]
         what = copy.source, copy.destination, copy.sources, copy.destinations
         if copy.keys is None:
             return self.copier.start(*what)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from blockyard._core import Unavailable
 from blockyard.crane.tiers import Lasting, Tier
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.restored import Restored
 
 __all__ = ["LastingTiers"]
@@ -16,14 +17,19 @@ _log = Limited("blockyard")
 
 
 class LastingTiers:
-    """Those tiers of one rank that outlive the process: a disk, or none. For the crane's thread.
+    """Those tiers of one rank that outlive the process: a disk, or none.
+
+    `restored`, `count_as`, `clear` and `keep_order` are for one thread at a time, as the crane's
+    own verbs, and not during one of these.
 
     Args:
         tiers: All tiers of the rank.
+        owner: The crane's; None for one of its own.
     """
 
-    def __init__(self, tiers: Iterable[Tier]) -> None:
+    def __init__(self, tiers: Iterable[Tier], owner: Owner | None = None) -> None:
         self._tiers = [tier for tier in tiers if isinstance(tier, Lasting)]
+        self._owner = Owner() if owner is None else owner
 
     @property
     def name(self) -> str:
@@ -35,6 +41,7 @@ class LastingTiers:
         """The first folder of the identity of what is on its disk; None where it has no disk."""
         return next((str(tier.folder) for tier in self._tiers if tier.folder), None)
 
+    @owned
     def restored(self) -> Restored | None:
         """Returns what its disk has from before, for `Restored.agreed`; None where it has no disk.
 
@@ -46,6 +53,7 @@ class LastingTiers:
         found = [tier.restored() for tier in self._tiers]
         return found[0] if found else None
 
+    @owned
     def count_as(self, run: int) -> None:
         """Lets its disk give the stamps that all ranks give, with the `run` of `Restored.agreed`.
 
@@ -58,6 +66,7 @@ class LastingTiers:
         for tier in self._tiers:
             tier.count_as(run)
 
+    @owned
     def clear(self, *, forget: bool = False) -> bool:
         """Clears what its disk has of the plans that were submitted so far. Give it those before.
 
@@ -71,6 +80,10 @@ class LastingTiers:
         Returns:
             Whether no restart brings it back; it is tried on where not.
         """
+        return self.clear_now(forget=forget)
+
+    def clear_now(self, *, forget: bool = False) -> bool:
+        """The same, for a verb that has the owner."""
         done = [tier.clear() for tier in self._tiers]
         if forget:
             for tier in self._tiers:
@@ -107,6 +120,7 @@ class LastingTiers:
         """
         return frozenset().union(*(tier.dead() for tier in self._tiers))
 
+    @owned
     def keep_order(self, slots: NDArray[np.uint32]) -> None:
         """Notes the eviction order of its disk for the next process, right before `close`.
 
@@ -115,6 +129,10 @@ class LastingTiers:
         Args:
             slots: As `KVCache.eviction_order("disk")`.
         """
+        self.keep_order_now(slots)
+
+    def keep_order_now(self, slots: NDArray[np.uint32]) -> None:
+        """The same, for a verb that has the owner."""
         for tier in self._tiers:
             try:
                 tier.keep_order(slots)

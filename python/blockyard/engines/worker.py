@@ -21,6 +21,7 @@ from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.engines.orders import Orders
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.single import Single
 from blockyard.yard.config import Config
@@ -35,7 +36,9 @@ _PAUSE: Final = 5e-5
 
 
 class Worker(Single):
-    """Carries out a connector's orders, and keeps their fence. Use it from one thread at a time.
+    """Carries out a connector's orders, and keeps their fence.
+
+    It is for one thread at a time: a call that comes during another one is refused.
 
     In a step of the engine `begin` comes before anything is written to a block, and `outcomes`
     goes back to the connector with what the step has sampled.
@@ -57,6 +60,7 @@ class Worker(Single):
         """The crane; its `hello` is for `agree`."""
         self.patience = patience
         """As in the arguments; it may be changed."""
+        self._owner = Owner()
         self._ids: dict[int, tuple[bool, Slots]] = {}
         """Of each flight in the air from or to the engine's blocks: whether it goes up, and ids."""
         self._cut: dict[int, int] = {}
@@ -155,6 +159,7 @@ class Worker(Single):
             opened.pop_all()
         return worker
 
+    @owned
     def begin(self, orders: Orders, stream: object = None) -> None:
         """Submits a step's copies, those down first. What it has a fence for may then be written.
 
@@ -196,12 +201,14 @@ class Worker(Single):
             taken = {plan.flight for plan in near}
             self._submit(plan for plan in plans if plan.flight not in taken)
 
+    @owned
     def outcomes(self) -> list[Outcome]:
         """Returns what has ended since the last call, for `Connector.commit`. Never waits."""
         self._poll()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
+    @owned
     def suspend(self) -> None:
         """Ends all copies, and begins none before `resume`: the engine's memory goes away.
 
@@ -212,17 +219,23 @@ class Worker(Single):
         try:
             self._wait(set(self._ids))
         except Unavailable:
-            self.reset()
+            self._reset()
 
+    @owned
     def resume(self) -> None:
         """Begins copies again: the engine's memory is there, at its old addresses."""
         self._suspended = False
 
+    @owned
     def reset(self) -> None:
         """Ends all copies, after the engine's own reset of this rank; `outcomes` has them."""
+        self._reset()
+
+    def _reset(self) -> None:
         self.crane.reset()
         self._poll()
 
+    @owned
     def close(self) -> None:
         """Ends all copies, and frees the memory below; the engine's tensors are dropped."""
         self.crane.close()

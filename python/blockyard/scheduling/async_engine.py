@@ -15,6 +15,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.step_loop import Call, StepLoop
 from blockyard.scheduling.stream import Channel, Front, Stream
 from blockyard.scheduling.validate import prompt_of
+from blockyard.shared.owner import thread_name
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 
@@ -78,8 +79,10 @@ class AsyncEngine(Single):
         self._max_unread = integer("max_unread", max_unread)
         self._steps = StepLoop(scheduler, engine, self._tell, move, steps_in_flight)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        """The thread of that event loop."""
         self._ended: asyncio.Future[None] | None = None
-        self._front = Front(self._steps.resume, self._steps.abort, self._drop)
+        self._front = Front(self._steps.resume, self._steps.abort, self._drop, self._check_loop)
 
     # -- what any thread may call ----------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class AsyncEngine(Single):
         if self._loop is not None:
             raise Misuse("this AsyncEngine was started before: make another one")
         self._scheduler.hand_over()
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._ended = self._loop.create_future()
         self._steps.take()
         threading.Thread(target=self._run, name="blockyard-scheduler", daemon=True).start()
@@ -249,8 +252,10 @@ class AsyncEngine(Single):
         No request is held from now on, as one may wait here for those that it does not read.
 
         Raises:
+            Misuse: This is not the event loop that entered it; nothing is done.
             Unavailable: The engine has failed.
         """
+        self._check_loop()
         self._steps.close(abort=False)
         await self._wait()
 
@@ -260,10 +265,24 @@ class AsyncEngine(Single):
         Each stream has its result then. The scheduler is free for another front.
 
         Raises:
+            Misuse: As `drain`.
             Unavailable: The engine has failed.
         """
+        self._check_loop()
         self._steps.close(abort=True)
         await self._wait()
+
+    def _check_loop(self) -> None:
+        """Refuses what is awaited in another event loop, which nothing would wake.
+
+        Raises:
+            Misuse: It is another one.
+        """
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise Misuse(
+                f"this AsyncEngine was started in an event loop of {thread_name(self._thread)}: "
+                "await its streams, drain and close there, as by asyncio.run_coroutine_threadsafe"
+            )
 
     async def _wait(self) -> None:
         if self._ended is not None:

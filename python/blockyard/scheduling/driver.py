@@ -1,16 +1,19 @@
 """Who drives a cache: one scheduler at a time, and that from one thread."""
 
+from collections.abc import Callable
+from functools import wraps
 from threading import get_ident
-from typing import Final
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Misuse
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.seats import Seats
+from blockyard.shared.owner import Owner, owned, thread_name
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "driven"]
 
 _drivers: "Final[WeakKeyDictionary[KVCache, ref[Driver]]]" = WeakKeyDictionary()
 """The driver of each cache."""
@@ -51,8 +54,8 @@ class Driver:
         if self._thread != get_ident():
             if self._thread is not None:
                 raise Misuse(
-                    "this scheduler is another thread's: call it there, feed it through an "
-                    "AsyncEngine, or call hand_over() in that thread first"
+                    f"this scheduler is another thread's, {thread_name(self._thread)}: call it "
+                    "there, feed it through an AsyncEngine, or call hand_over() there first"
                 )
             self._thread = get_ident()
         if self._replaced:
@@ -83,3 +86,33 @@ class Driver:
 def _driver_of(cache: KVCache) -> Driver | None:
     driver = _drivers.get(cache)
     return None if driver is None else driver()
+
+
+class _Driven(Protocol):
+    """What a driver drives."""
+
+    @property
+    def _owner(self) -> Owner: ...
+
+    _driver: Driver
+
+
+_S = TypeVar("_S", bound=_Driven)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def driven(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """Refuses a verb of another thread, one within another, and all once it is replaced.
+
+    Raises:
+        Misuse: It is one of these. Nothing is done.
+    """
+
+    @owned
+    @wraps(verb)
+    def checked(self: _S, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
+        self._driver.check()
+        return verb(self, *args, **keywords)
+
+    return checked

@@ -13,6 +13,7 @@ from blockyard.scheduling.headroom import (
     checked_headroom,
     default_headroom,
 )
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer
@@ -57,7 +58,8 @@ class Reservation:
 class Reservations(Single):
     """Reservations for other instances, such as a prefill instance that will send its KV here.
 
-    Time is a tick that `expire` is given from outside. All of it is for one thread.
+    Time is a tick that `expire` is given from outside. All of it is for one thread at a time: a
+    call that comes during another one is refused.
 
     Args:
         cache: The cache whose blocks are reserved.
@@ -112,6 +114,7 @@ class Reservations(Single):
         self, cache: KVCache, *, headroom: Mapping[Role, HeadroomPolicy] | None = None
     ) -> None:
         self._cache = cache
+        self._owner = Owner()
         self._headroom: dict[Role, HeadroomPolicy] = {}
         if headroom is not None and not isinstance(headroom, Mapping):
             raise Misuse(f"headroom = {headroom!r:.60}: must map roles to policies")
@@ -123,6 +126,7 @@ class Reservations(Single):
         self._requests: dict[Hashable, Reservation] = {}
         self._counts = dict.fromkeys((*ReservationState, "refused"), 0)
 
+    @owned
     def open(
         self,
         request: Hashable,
@@ -179,6 +183,7 @@ class Reservations(Single):
         self._open[reservation.id] = self._requests[request] = reservation
         return reservation
 
+    @owned
     def commit(self, number: int) -> Ticket:
         """Ends a reservation as the request comes: returns the ticket for `Scheduler.add`.
 
@@ -188,6 +193,7 @@ class Reservations(Single):
         reservation = self._end(number, ReservationState.COMMITTED)
         return reservation._ticket  # noqa: SLF001 - its own
 
+    @owned
     def release(self, number: int) -> None:
         """Ends a reservation as the request does not come, and gives its blocks back.
 
@@ -196,6 +202,7 @@ class Reservations(Single):
         """
         self._cache.release(self._end(number, ReservationState.RELEASED)._ticket)  # noqa: SLF001
 
+    @owned
     def expire(self, now: int) -> list[Reservation]:
         """Advances the clock to `now`, and releases reservations whose deadline has passed.
 
@@ -212,6 +219,7 @@ class Reservations(Single):
         self._now = now
         return self._expire([open_ for open_ in self._open.values() if open_.deadline < now])
 
+    @owned
     def died(self, peer: Hashable) -> list[Reservation]:
         """Ends all reservations of an instance that is dead.
 

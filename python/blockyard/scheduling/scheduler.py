@@ -9,7 +9,7 @@ from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, hints_of, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.driver import Driver
+from blockyard.scheduling.driver import Driver, driven
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
@@ -27,6 +27,7 @@ from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import SchedulerStats
 from blockyard.scheduling.waits import Waits
 from blockyard.shared.hints import Retention
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock
 from blockyard.shared.timings import StepTimes, timed
@@ -43,8 +44,8 @@ class Scheduler(Single):
     `schedule` says what to run and what to stop; `on_output` and `on_acks` take what the engine
     answers. Several steps may be in flight.
 
-    A scheduler is for one thread, that of its first verb: another one is refused. `AsyncEngine` is
-    a front for any threads. `state`, `sampled`, `lease` and `stats` may be asked from anywhere.
+    A scheduler is for one thread, that of its first verb: another is refused, and so is a verb
+    within a verb. `AsyncEngine` is a front for any; `state`, `sampled`, `lease`, `stats` are, too.
 
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
@@ -114,13 +115,10 @@ class Scheduler(Single):
             cache.measure(clock)
         self.monitor = Monitor(cache, queue, lifecycle, stalls, times)
         """What an exporter asks, from any thread."""
-        self._added = 0
+        self._added, self._owner = 0, Owner()
         self._driver = Driver(cache, lifecycle, seats, batch)
 
-    def _check_driver(self) -> None:
-        """Refuses a verb of another thread, and once another scheduler drives the cache."""
-        self._driver.check()
-
+    @owned
     def hand_over(self) -> None:
         """Lets another thread have it: the next one that calls a verb.
 
@@ -130,12 +128,12 @@ class Scheduler(Single):
         self._driver.hand_over()
 
     def _check_open(self) -> None:
-        self._check_driver()
         if self._cache.closed:
             raise Misuse("this cache is closed: make another one, and a scheduler on it")
 
     # -- requests ------------------------------------------------------------------------------
 
+    @driven
     def add(  # noqa: PLR0913 - keywords
         self,
         request: Hashable,
@@ -186,7 +184,6 @@ class Scheduler(Single):
                 spent, of the host or of another cache, or another scheduler drives the cache now.
             TooLarge: The device can never hold it.
         """
-        self._check_driver()
         samples = sample_ids(request, n)
         self._lifecycle.check_new(samples)
         if ticket is not None and any(other.ticket is ticket for other in self._queue.promised):
@@ -213,15 +210,16 @@ class Scheduler(Single):
         self._lifecycle.add(entries)
         return samples
 
+    @driven
     def abort(self, request: Hashable) -> None:
         """Ends a request, whatever it is doing; its result comes when its blocks are safe.
 
         Raises:
             Misuse: There is no such request.
         """
-        self._check_driver()
         self._lifecycle.abort(self._lifecycle.get(request))
 
+    @driven
     def hint(
         self,
         request: Hashable,
@@ -246,10 +244,10 @@ class Scheduler(Single):
         Raises:
             Misuse: There is no such request, or a value is out of range.
         """
-        self._check_driver()
         hints = hints_of(retention, next_use, retention_priority, retention_ttl)
         self._lifecycle.get(request).hints = hints
 
+    @driven
     def hold(self, request: Hashable) -> None:
         """Computes no more tokens of a request for now, as nobody reads those that are there.
 
@@ -259,25 +257,25 @@ class Scheduler(Single):
         Raises:
             Misuse: There is no such request.
         """
-        self._check_driver()
         self._lifecycle.hold(self._lifecycle.get(request), held=True)
 
+    @driven
     def unhold(self, request: Hashable) -> None:
         """Goes on with a request that is held.
 
         Raises:
             Misuse: There is no such request.
         """
-        self._check_driver()
         self._lifecycle.hold(self._lifecycle.get(request), held=False)
 
+    @driven
     def results(self) -> list[Result]:
         """Returns how requests have ended since the last call: exactly one result for each."""
-        self._check_driver()
         return self._lifecycle.take_results()
 
     # -- one step ------------------------------------------------------------------------------
 
+    @driven
     @timed("schedule")
     def schedule(self) -> Step:
         """Returns what to run next; a step may have stops and no rows.
@@ -309,6 +307,7 @@ class Scheduler(Single):
 
     # -- what the engine answers ---------------------------------------------------------------
 
+    @driven
     @timed("output")
     def on_output(self, output: Output) -> None:
         """Takes the output of the oldest step in flight, and the acks that came with it.
@@ -320,13 +319,13 @@ class Scheduler(Single):
         self._check_open()
         self._outputs.apply(output)
 
+    @driven
     def on_acks(self, acks: Iterable[Ack]) -> None:
         """Takes acks; one that is late, repeated, or of no stop is only counted.
 
         Raises:
             Misuse: One is no `Ack`; none is taken.
         """
-        self._check_driver()
         self._lifecycle.on_acks(acks)
 
     def check(self, engine: Engine) -> None:
@@ -337,6 +336,7 @@ class Scheduler(Single):
         """
         self._options.check(engine)
 
+    @driven
     def reconcile(self, active: Iterable[int], step: int) -> None:
         """Makes good for lost acks: the engine says which seats it has as of its step `step`.
 
@@ -350,9 +350,9 @@ class Scheduler(Single):
         Raises:
             Misuse: The step was not scheduled yet.
         """
-        self._check_driver()
         self._lifecycle.reconcile(active, step)
 
+    @driven
     def fail(self, reason: str = "the engine is dead") -> None:
         """Ends the requests that a dead engine has, as FAILED (T29).
 
@@ -363,9 +363,9 @@ class Scheduler(Single):
         Args:
             reason: The reason in their results.
         """
-        self._check_driver()
         self._lifecycle.fail(reason)
 
+    @driven
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
         """Goes on with an engine that was reset: it computes nothing more, and its KV is gone.
 
@@ -375,12 +375,11 @@ class Scheduler(Single):
         Raises:
             Misuse: It is neither word.
         """
-        self._check_driver()
         self._lifecycle.reset(requests)
 
+    @driven
     def update_weights(self) -> None:
         """Forgets all that was computed so far: what runs is stopped and recomputed (T33)."""
-        self._check_driver()
         self._lifecycle.update_weights()
 
     # -- questions -----------------------------------------------------------------------------
@@ -408,6 +407,7 @@ class Scheduler(Single):
         entry = self._lifecycle.find(request)
         return None if entry is None else entry.lease
 
+    @owned
     def explain(self, request: Hashable) -> Explanation:
         """Says what a request is doing, or why it waits, and what holds the device.
 

@@ -20,6 +20,8 @@ class Front(NamedTuple):
     """Aborts a request, unless it has ended."""
     drop: "Callable[[Channel], None]"
     """The same from a destructor, which may run anywhere and must take no lock."""
+    check: Callable[[], None]
+    """Refuses another event loop than that of the streams."""
 
 
 class Channel(Single):
@@ -121,7 +123,9 @@ class Stream(Single):
 
         Raises:
             BlockyardError: The request was refused, as by `Scheduler.add`.
+            Misuse: Another coroutine reads it, or this is not the event loop of its `AsyncEngine`.
         """
+        self._front.check()
         channel = self._channel
         while not channel.unread:
             if channel.error is not None:

@@ -13,6 +13,7 @@ from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, Re
 from blockyard._typing import override
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import free_memory
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Outcome
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
@@ -43,8 +44,9 @@ class KVCache(Cache):
     good rows.
 
     Any thread may call any verb but these: once per step, `dispatch` gives the plans for the cranes
-    and `commit` takes their outcomes. They, `abort`, `mark_unknown` and `reset` are for one thread,
-    the one that drives the steps.
+    and `commit` takes their outcomes. They, `abort`, `mark_unknown`, `ended` and `reset` are for
+    one thread, the one that drives the steps: a call that comes during another one raises `Misuse`
+    and does nothing. A `commit` of no `Outcome` and without `now` is for any thread.
 
     Args:
         config: A `Config`; or a layout, with the rest as keywords; or keywords alone, which are
@@ -67,13 +69,17 @@ class KVCache(Cache):
         96
     """
 
-    __slots__ = ("_config", "_ended", "_flights", "_now", "_offload", "_recording", "_times")
+    __slots__ = (
+        *("_config", "_ended", "_flights", "_now"),
+        *("_offload", "_owner", "_recording", "_times"),
+    )
 
     _config: Config
     _flights: Flights
     _ended: dict[int, int] | None
     _now: int
     _offload: Offload
+    _owner: Owner
     _recording: Recording
     _times: StepTimes | None
 
@@ -100,6 +106,7 @@ class KVCache(Cache):
             weakref.finalize(cache, recording.close)
         cache._flights = Flights(config.ranks, config.deadline_of)
         cache._offload = Offload(config)
+        cache._owner = Owner()
         cache._ended = {} if config.engine else None
         cache._now = 0
         cache._times = None
@@ -139,7 +146,7 @@ class KVCache(Cache):
         super().resize(tier, slots, memory=memory)
 
     @override
-    @timed("dispatch")
+    @owned
     def dispatch(self) -> list[Plan]:
         """Returns plans for the cranes, each once: what began, and what should go down ahead.
 
@@ -147,12 +154,24 @@ class KVCache(Cache):
 
         Returns:
             Plans in the order in which they were made. Every rank's crane carries each out.
+
+        Raises:
+            Misuse: Another call of these verbs is under way, or the cache is closed.
         """
+        return self._plans()
+
+    @timed("dispatch")
+    def _plans(self) -> list[Plan]:
         self._offload.decide(self)
         self._recording.look()
         plans = super().dispatch()
-        for plan in plans:
-            self._flights.launch(plan, self._now)
+        try:
+            for plan in plans:
+                self._flights.launch(plan, self._now)
+        except BaseException:
+            # Nobody will carry them out.
+            self._abort(plans)
+            raise
         return plans
 
     @override
@@ -167,7 +186,7 @@ class KVCache(Cache):
     ) -> int:
         """Takes the outcomes of flights, whose copies have ended.
 
-        It is for the thread that drives the steps.
+        It is for the thread that drives the steps; without an `Outcome` and `now`, for any.
 
         Args:
             flights: What cranes reported of plans that `dispatch` gave: a flight ends when every
@@ -183,48 +202,73 @@ class KVCache(Cache):
             Flights that ended. Duplicate and late outcomes are counted and change nothing.
 
         Raises:
-            Misuse: An outcome contradicts its plan, or `now` is before an earlier one.
+            Misuse: An outcome contradicts its plan, `now` is before an earlier one, or another call
+                of these verbs is under way. Nothing is committed: keep the outcomes, and commit
+                them again.
             ForeignLease: A flight or plan is not of this cache; nothing is committed.
         """
         nothing = good is None and corrupt is None and now is None
-        if nothing and isinstance(flights, list) and not flights:
+        if nothing and isinstance(flights, list | tuple) and not flights:
             # The most frequent call: a step is done, and nothing has landed. It is not timed.
-            return super().commit(flights, done=done)
-        return self._take(flights, good, corrupt=corrupt, done=done, now=now)
-
-    @timed("commit")
-    def _take(
-        self,
-        flights: Plan | int | Outcome | Sequence[Plan | int | Outcome] | NDArray[np.integer[Any]],
-        good: Any,  # noqa: ANN401 - as above
-        *,
-        corrupt: NDArray[np.bool_] | Iterable[bool] | bool | None,
-        done: int | None,
-        now: int | None,
-    ) -> int:
-        if now is not None:
-            now = integer("now", now, least=self._now)
+            return super().commit([], done=done)
         flights = [flights] if isinstance(flights, Outcome) else _read(flights)
         if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
             if good is not None or corrupt is not None:
                 raise Misuse("good and corrupt go with flights or plans: an outcome has its own")
-            outcomes = self._flights.check(cast("Sequence[Outcome]", flights))
-            # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
-            if done is not None:
-                super().commit([], done=done)
-            count = self._end(self._flights.report(outcomes))
-        else:
-            ids = cast("Plan | int | Sequence[Plan | int]", flights)
-            count = super().commit(ids, good, corrupt=corrupt, done=done)
-            self._forget(ids)
+            return self._commit(cast("Sequence[Outcome]", flights), done, now)
+        plans = cast("Plan | int | Sequence[Plan | int]", flights), good, corrupt, done
+        return self._by_plan(*plans) if now is None else self._commit([], None, now, *plans)
+
+    @timed("commit")
+    def _by_plan(self, ids: Any, good: Any, corrupt: Any, done: Any) -> int:  # noqa: ANN401 - likewise
+        count = super().commit(ids, good, corrupt=corrupt, done=done)
+        self._forget(ids)
+        return count
+
+    @owned
+    def _commit(self, outcomes: Any, done: Any, now: Any, *plans: Any) -> int:  # noqa: ANN401 - likewise
+        now = None if now is None else integer("now", now, least=self._now)
+        count = self._by_plan(*plans) if plans else 0
+        return count + self._take(outcomes, done, now)
+
+    @timed("commit")
+    def _take(self, outcomes: Sequence[Outcome], done: int | None, now: int | None) -> int:
+        outcomes = self._flights.check(outcomes)
+        # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
+        if done is not None:
+            super().commit([], done=done)
+        count = self._end(self._flights.report(outcomes))
         if now is not None:
             self._now = now
         late = self._flights.overdue(self._now)
         if late:
             self._note(late, [0] * len(late))
-            self.mark_unknown(late)
+            super().mark_unknown(late)
         return count
 
+    @override
+    @owned
+    def mark_unknown(
+        self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
+    ) -> int:
+        """Reports that these flights have missed their deadline, and their outcome is unknown.
+
+        Their destinations are quarantined until `commit` or `abort` reports that the copies have
+        ended. It is for the thread that drives the steps.
+
+        Args:
+            flights: Plans, or numbers of flights.
+
+        Returns:
+            Flights that are unknown now and were not before.
+
+        Raises:
+            Misuse: Another call of these verbs is under way.
+            ForeignLease: A flight or plan is not of this cache; nothing is changed.
+        """
+        return super().mark_unknown(flights)
+
+    @owned
     def ended(self) -> dict[int, int]:
         """Returns the flights that ended since the last call, each with its good leading blocks.
 
@@ -245,6 +289,7 @@ class KVCache(Cache):
             for flight, count in zip(flights, good, strict=True):
                 self._ended.setdefault(flight, count)
 
+    @owned
     def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
         """Ends a rank's copies, after its process was restarted or its device reset.
 
@@ -264,13 +309,20 @@ class KVCache(Cache):
             Flights that ended.
 
         Raises:
-            Misuse: There is no such rank, or another word for `memory`.
+            Misuse: There is no such rank, another word for `memory`, or another call of these verbs
+                is under way.
         """
+        return self._reset(rank, memory)
+
+    def _reset(self, rank: int, memory: Literal["lost", "kept"]) -> int:
         one_of("memory", memory, ("lost", "kept"))
         ended = self._flights.reset(integer("rank", rank, least=0))
         if memory == "lost":
-            self.clear()
+            self._clear()
         return self._end(ended)
+
+    def _clear(self) -> None:
+        super().clear()  # for a verb that has the owner
 
     def _end(self, ended: Ended) -> int:
         if not ended.flights:
@@ -279,6 +331,7 @@ class KVCache(Cache):
         return super().commit(ended.flights, ended.good, corrupt=ended.corrupt)
 
     @override
+    @owned
     def abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
         """Ends flights of which no copy is good. It is for the thread that drives the steps.
 
@@ -289,8 +342,12 @@ class KVCache(Cache):
             Flights that ended.
 
         Raises:
+            Misuse: Another call of these verbs is under way.
             ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
+        return self._abort(flights)
+
+    def _abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
         ids = cast("Plan | int | Sequence[Plan | int]", _read(flights))
         count = super().abort(ids)
         self._forget(ids)

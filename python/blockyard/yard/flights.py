@@ -168,9 +168,15 @@ class Flights:
         """
         outcomes = self.check(outcomes)
         ended = Ended([], [], [])
+        over: set[int] = set()
         for outcome in outcomes:
             self._counts["outcomes"] += 1
             entry = self._in_flight.get(outcome.flight)
+            if entry is not None and not entry.missing and outcome.flight not in over:
+                # An interrupt came when it had ended, and before the end of the call.
+                over.add(outcome.flight)
+                self._end(outcome.flight, entry, ended)
+                continue
             if entry is None or outcome.rank not in entry.missing:
                 self._counts["outcomes_ignored"] += 1
                 _log.debug("ignored an unexpected outcome: %s", outcome)
@@ -187,11 +193,12 @@ class Flights:
                 entry.corrupt |= corrupt
             entry.fault |= outcome.good < entry.blocks and outcome.cause is not Cause.DEAD
             if not entry.missing:
+                over.add(outcome.flight)
                 self._end(outcome.flight, entry, ended)
+        self.forget(ended.flights)
         return ended
 
     def _end(self, flight: int, entry: _InFlight, ended: Ended) -> None:
-        del self._in_flight[flight]
         if entry.good < entry.blocks:
             self._counts["flights_failed"] += 1
             # A close or a reset with copies in flight is no fault.
@@ -209,7 +216,8 @@ class Flights:
         """
         if not 0 <= rank < self._ranks:
             raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
-        mine = [flight for flight, entry in self._in_flight.items() if rank in entry.missing]
+        waiting = list(self._in_flight.items())
+        mine = [flight for flight, it in waiting if rank in it.missing or not it.missing]
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.crane import crane as crane_module
+from blockyard.crane import traffic
 from blockyard.crane.copiers import Receipt, Slots
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
@@ -227,7 +227,7 @@ class Broken:
 def test_a_copier_that_raises_fails_flights_and_not_the_crane(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crane_module, "_log", Limited("blockyard"))
+    monkeypatch.setattr(traffic, "_log", Limited("blockyard"))
     hands, _device, _host = crane(copier=Broken())
     with caplog.at_level(logging.WARNING, "blockyard"):
         hands.submit(plan(n, "down", (n,), (n,)) for n in range(3))

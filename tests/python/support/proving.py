@@ -186,12 +186,12 @@ def prove(
         eviction=chance.choice(["recency", "heap"]),
         write=dict.fromkeys(["device", "host"], chance.choice(["on-evict", "through"])),
     )
-    crane = play.cache.crane
+    traffic = play.cache.crane.traffic
     # It is one for all lanes: what was given, or a GPU's.
-    (copier,) = crane._copiers
-    crane._copiers = [ScriptedCopier(copier, script)]
-    for lane in crane._lanes.values():
-        (lane.copier,) = crane._copiers
+    (copier,) = traffic.copiers
+    traffic.copiers = [ScriptedCopier(copier, script)]
+    for lane in traffic.lanes.values():
+        (lane.copier,) = traffic.copiers
     try:
         seen = pressed(known.watch(play), chance, spared)
         compare(tokens, play.tokens, aborted={name for name in seen if name in play.conversations})

@@ -13,7 +13,7 @@ import pytest
 
 import blockyard as by
 from blockyard import testing
-from blockyard.crane.crane import Crane
+from blockyard.crane.traffic import Traffic
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
@@ -812,12 +812,12 @@ def test_a_third_of_the_seeds_have_a_disk_and_some_of_these_no_host() -> None:
 def test_a_lane_that_waits_for_the_disk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies begin in the order of their flights, whatever their lanes."""
 
-    def wrong(self: Crane, _right: Any) -> None:
-        while lanes := [lane for lane in self._lanes.values() if lane.waiting]:
+    def wrong(self: Traffic, _right: Any) -> None:
+        while lanes := [lane for lane in self.lanes.values() if lane.waiting]:
             if not self._begin(min(lanes, key=lambda lane: lane.waiting[0].flight.order)):
                 return
 
-    assert "copies are held up" in broken(monkeypatch, "_start", wrong, Crane, [229])
+    assert "copies are held up" in broken(monkeypatch, "_start", wrong, Traffic, [229])
 
 
 def test_a_kept_block_without_a_home_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

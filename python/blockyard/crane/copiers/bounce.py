@@ -17,6 +17,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.thresholds import Thresholds
@@ -35,7 +36,8 @@ class BounceCopier(Single):
     """Copies blocks between a GPU and a disk, a few at a time by way of pinned memory of its own.
 
     No call waits. Copies begin in the order in which they were submitted, and go on when receipts
-    are polled.
+    are polled. Its verbs and its receipts are for one thread at a time: a call that comes during
+    another one is refused.
 
     Args:
         device: The GPU's memory.
@@ -66,6 +68,7 @@ class BounceCopier(Single):
         self._disk, self._copier = disk, copier
         self._free = self._all(slots)
         self._flying: deque[_Bounced] = deque()
+        self._owner = Owner()
         self._turning = False
         self._closed = False
 
@@ -77,6 +80,7 @@ class BounceCopier(Single):
         """
         self._copier.start(source, destination, sources, destinations)
 
+    @owned
     def start_keyed(
         self,
         source: Tier,
@@ -100,11 +104,15 @@ class BounceCopier(Single):
         taken = _Bounced(self, (source, destination), (sources, destinations), (keys, parents))
         taken.stamps = stamps
         self._flying.append(taken)
-        self.go_on()
+        self._go_on()
         return taken
 
+    @owned
     def go_on(self) -> None:
         """Begins what can begin, and takes what has ended."""
+        self._go_on()
+
+    def _go_on(self) -> None:
         for one in self._flying:
             one.advance()
             free = self._free[one.stamps is not None]
@@ -166,8 +174,12 @@ class BounceCopier(Single):
         """Whether a turn has asked already."""
         return self._turning
 
+    @owned
     def reset(self) -> None:
         """Ends all copies: no memory is read or written any more."""
+        self._end()
+
+    def _end(self) -> None:
         self._gpu.reset()
         self._copier.reset()
         for one in self._flying:
@@ -175,12 +187,13 @@ class BounceCopier(Single):
         self._flying.clear()
         self._free = self._all(self._memory.blocks)
 
+    @owned
     def close(self) -> None:
         """Ends all copies, and frees the pinned memory."""
         if self._closed:
             return
         self._closed = True
-        self.reset()
+        self._end()
         self._copier.close()
         self._gpu.close()
         self._memory.close()

@@ -22,6 +22,7 @@ from blockyard.crane.copiers import (
 )
 from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
@@ -113,6 +114,9 @@ class CheckedCopier(Single):
     are compared: both beside the copies, which begin in another order then. An engine's stream
     waits for the copies alone. A tier that has no planes in memory is not checked.
 
+    Its verbs and its receipts are for one thread at a time: a call that comes during another one is
+    refused.
+
     Args:
         copier: What copies.
         sums: The rank's checksums; other copiers of the rank have the same.
@@ -122,9 +126,11 @@ class CheckedCopier(Single):
         self.copier = copier
         self.sums = sums
         self.closed = False
+        self._owner = Owner()
         self._compared: list[_Checked] = []
         """Copies that have not begun: their blocks are compared first."""
 
+    @owned
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
@@ -135,20 +141,26 @@ class CheckedCopier(Single):
         if _is_checked(copy.source):
             copy.comparing = self.sums.begin(copy.source, copy.sources, noted=False)
             self._compared.append(copy)
-            self.go_on()
+            self._go_on()
             return copy
         return copy if copy.begin() else None
 
+    @owned
     def go_on(self) -> None:
         """Begins what has been compared, as far as the copier takes it."""
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._compared = [copy for copy in self._compared if not copy.go_on()]
 
+    @owned
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Makes the stream wait, as `Joining.join`."""
-        self.go_on()
+        self._go_on()
         joined = isinstance(self.copier, Joining) and self.copier.join(stream, layer=layer)
         return joined and not self._compared
 
+    @owned
     def fence(self, stream: object = None) -> bool:
         """Makes the stream wait, as `Fencing.fence`, but for no checksum."""
         return isinstance(self.copier, Fencing) and self.copier.fence(stream)
@@ -157,6 +169,7 @@ class CheckedCopier(Single):
         """Lets calls share what they cost, as `Turning.turn`."""
         return self.copier.turn() if isinstance(self.copier, Turning) else nullcontext()
 
+    @owned
     def reset(self) -> None:
         """Ends all copies, and what is computed for them."""
         self.copier.reset()
@@ -165,6 +178,7 @@ class CheckedCopier(Single):
             copy.give_up()
         self._compared = []
 
+    @owned
     def close(self) -> None:
         """Ends all copies, what is computed for them, and the threads that do."""
         self.closed = True
@@ -178,6 +192,7 @@ class CheckedCopier(Single):
 class CheckedKeyedCopier(CheckedCopier):
     """Likewise, of a copier that takes keys."""
 
+    @owned
     def start_keyed(
         self,
         source: Tier,

@@ -9,6 +9,7 @@ yard reports that it has landed.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Literal, Protocol
 
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
@@ -21,6 +22,7 @@ from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.thresholds import Thresholds
@@ -59,7 +61,8 @@ class CudaCopier(Single):
     allocates nothing, and a copy costs a few calls of the driver for every thousand blocks. What
     the driver would make the caller wait for is queued later, when the receipt is polled. While
     the engine's stream is being captured into a graph, `start` takes nothing: copies in flight go
-    on, and new ones begin after the capture. Use it from one thread at a time.
+    on, and new ones begin after the capture. Its verbs and its receipts are for one thread at a
+    time: a call that comes during another one is refused.
 
     Args:
         device: The device tier; copies wait for its `stream`.
@@ -100,7 +103,9 @@ class CudaCopier(Single):
         self._streams: list[CopyStream] = []
         self._by_pair: dict[Pair, CopyStream] = {}
         self._up: Pair = ("device" if host is None else host.name), "device"
-        self._turning = False
+        self._owner = Owner()
+        self._turning = 0
+        """The thread that has a turn; 0 for none."""
         self._captured: bool | None = None
         """Whether a graph is being captured; None where this turn has not asked yet."""
         for plane in device.layout.planes:
@@ -124,6 +129,7 @@ class CudaCopier(Single):
         """How copies are made."""
         return self._limits
 
+    @owned
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
@@ -150,7 +156,7 @@ class CudaCopier(Single):
                 cut = self._cut(task)
                 if cut is not None:
                     receipt = Parts(stream, cut, self.go_on)
-                    self.go_on(stream)
+                    self._keep_on(stream)
                 else:
                     receipt = self._begin(task)
         except GpuError as error:
@@ -172,18 +178,22 @@ class CudaCopier(Single):
             self._lose(GpuError(error.name, "a turn", lost=True))
             yield
             return
-        self._turning = True
+        self._turning = get_ident()
         try:
             yield
         finally:
-            self._turning, self._captured = False, None
+            self._turning, self._captured = 0, None
             try:
                 self._gpu.__exit__(None, None, None)
             except GpuError as error:
                 self._lose(GpuError(error.name, "a turn", lost=True))
 
+    @owned
     def go_on(self, stream: CopyStream) -> None:
         """Queues parts that were taken and not queued yet, as far as there is room."""
+        self._keep_on(stream)
+
+    def _keep_on(self, stream: CopyStream) -> None:
         if stream.later and not self._closed:
             try:
                 with self._gpu:
@@ -194,6 +204,7 @@ class CudaCopier(Single):
                 _log.warning("copies that were not queued yet failed: %r", error)
                 stream.drop(Cause.FAILED)
 
+    @owned
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Makes the engine's stream wait for copies that were started up or within the device.
 
@@ -216,6 +227,7 @@ class CudaCopier(Single):
             raise Misuse(f"layer = {layer}: KV comes in parts 0 to {self._layers - 1}")
         return self._wait("join", waiting, self._by_pair["device", "device"], layer)
 
+    @owned
     def fence(self, stream: object = None) -> bool:
         """Makes the engine's stream wait for copies that were started down.
 
@@ -247,8 +259,12 @@ class CudaCopier(Single):
                 self._gpu.wait(waiting, event)
         return not stream.later
 
+    @owned
     def reset(self) -> None:
         """Waits until every queued copy has ended; those not queued yet have failed."""
+        self._end()
+
+    def _end(self) -> None:
         for stream in self._streams:
             stream.drop(Cause.FAILED)
             try:
@@ -258,22 +274,23 @@ class CudaCopier(Single):
                 self._lose(GpuError(error.name, "a stream", lost=True))
             stream.sweep()
 
+    @owned
     def close(self) -> None:
         """Waits until every copy has ended, then gives back all memory, streams and events."""
         if not self._closed:
             self._closed = True
-            self.reset()
+            self._end()
             self._free()
 
     def _open(self, tiers: list[Placed], depth: int) -> None:
         named = {tier.name: tier for tier in tiers}
         most = self._limits.queued_runs
-        up = CopyStream(self._gpu, tiers, depth, self._layers, most, self._lose)
+        up = CopyStream(self._gpu, tiers, depth, self._layers, most, self._lose, self._owner)
         self._streams.append(up)
         self._by_pair["device", "device"] = up
         if len(tiers) > 1:
             self._by_pair[self._up] = up
-            down = CopyStream(self._gpu, tiers, depth, 1, most, self._lose)
+            down = CopyStream(self._gpu, tiers, depth, 1, most, self._lose, self._owner)
             self._streams.append(down)
             self._by_pair[self._up[::-1]] = down
             down.other, up.other = up, down
@@ -316,10 +333,11 @@ class CudaCopier(Single):
 
     def _capturing(self) -> bool:
         """Whether the engine's stream is being captured; the driver is asked once a turn."""
-        if self._captured is not None:
+        mine = self._turning == get_ident()
+        if mine and self._captured is not None:
             return self._captured
         captured = self._gpu.capturing(self._device.stream)
-        if self._turning:
+        if mine:
             self._captured = captured
         return captured
 

@@ -13,6 +13,7 @@ from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 
@@ -26,7 +27,8 @@ class DiskCopier(Single):
     """Copies blocks from and to one disk. Nothing waits but the disk's own threads.
 
     A copy that hangs is given up in time: no memory is read or written for it then. A slot that a
-    thread still writes is written for no other copy before that has ended.
+    thread still writes is written for no other copy before that has ended. Its verbs and its
+    receipts are for one thread at a time: a call that comes during another one is refused.
 
     Args:
         disk: The disk.
@@ -41,6 +43,7 @@ class DiskCopier(Single):
             raise Misuse(f"{disk.path} has a DiskCopier already: give that one to all pairs")
         disk.copier = self
         self._disk = disk
+        self._owner = Owner()
         self._heard: dict[tuple[DiskLane, bool], float] = {}
         """When a lane has last ended a copy, each way: behind others a copy is not late."""
         self._patience = patience
@@ -61,6 +64,7 @@ class DiskCopier(Single):
             f'keyed=("{self._disk.name}",)'
         )
 
+    @owned
     def start_keyed(
         self,
         source: Tier,
@@ -125,8 +129,12 @@ class DiskCopier(Single):
         self._flying |= dict.fromkeys(flying.open, flying)
         return flying
 
+    @owned
     def collect(self) -> None:
         """Takes what the disk's threads have reported, and gives up what has hung for too long."""
+        self._collect()
+
+    def _collect(self) -> None:
         now, failed, refused = time.monotonic(), False, False
         for (lane, number), flying in list(self._flying.items()):
             since = max(flying.begun, self._heard.get((lane, flying.down), 0.0))
@@ -174,16 +182,21 @@ class DiskCopier(Single):
                 _log.warning("%s: %s are tried again", *back)
         self._resting = resting
 
+    @owned
     def reset(self) -> None:
         """Ends all copies: no memory is read or written any more."""
+        self._end()
+
+    def _end(self) -> None:
         for lane, number in list(self._flying):
             lane.give_up(number)
-        self.collect()
+        self._collect()
 
+    @owned
     def close(self) -> None:
         """Ends all copies, those that have not ended as failed."""
         self._closed = True
-        self.reset()
+        self._end()
         self._disk.copier = None
 
 

@@ -13,6 +13,7 @@ from blockyard.crane.copiers.address_tables import AddressTables
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Move, freed
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.pinned import Pinned
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 
 __all__ = ["CALLS", "CopyStream", "Part", "QueuedCopy"]
@@ -64,11 +65,19 @@ class QueuedCopy:
         nothing has asked since its own last poll.
         """
         if self.landed is None:
-            stream = self.stream
-            if stream.queued[0] is self or self.asked == stream.sweeps:
-                stream.sweep()
-            self.asked = stream.sweeps
+            self._ask()
         return self.landed
+
+    @property
+    def _owner(self) -> Owner:
+        return self.stream.owner
+
+    @owned
+    def _ask(self) -> None:
+        stream = self.stream
+        if self.landed is None and (stream.queued[0] is self or self.asked == stream.sweeps):
+            stream.sweep()
+        self.asked = stream.sweeps
 
 
 class Part:
@@ -154,6 +163,7 @@ class CopyStream:
         parts: Parts of a copy that have an event each; with 1 there are none.
         runs: Most runs of batches in flight.
         lose: Is called with the error that has ended the device.
+        owner: The copier's.
     """
 
     def __init__(
@@ -164,7 +174,9 @@ class CopyStream:
         parts: int,
         runs: int,
         lose: Callable[[GpuError], object],
+        owner: Owner,
     ) -> None:
+        self.owner = owner
         self.other: CopyStream | None = None
         """The stream that goes the other way."""
         self.queued: deque[QueuedCopy] = deque()

@@ -13,6 +13,7 @@ from blockyard.crane.copiers import Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.pieces import aligned
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
@@ -34,7 +35,8 @@ class ThreadCopier(Single):
     slots where runs are long, two for some MiB of scattered ones. Submitting a copy does not wait.
     A thread that gives the lock up for instants only, as calls of the core do, would never let a
     worker have it: so a poll pauses for an instant, once in such an interval.
-    Use it from one thread at a time.
+    `start`, `reset` and `close` are for one thread at a time, and refuse a call that comes during
+    another one; a receipt may be polled in any.
 
     A slow tier keeps its threads busy. So a crane makes one for each pair of tiers that it copies
     between.
@@ -49,6 +51,7 @@ class ThreadCopier(Single):
         depth = integer("depth", depth)
         self._workers = workers
         self._depth = depth
+        self._owner = Owner()
         # One entry per worker and copy, so that all work on the oldest; None ends a worker.
         self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -57,6 +60,7 @@ class ThreadCopier(Single):
         self._stopping = False
         self._closed = False
 
+    @owned
     def start(
         self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
     ) -> Receipt | None:
@@ -78,10 +82,16 @@ class ThreadCopier(Single):
             self._gave_way = time.monotonic()
         copy = _Copy(self, source, destination, sources, destinations, max(self._workers, 1))
         self._in_flight.append(copy)
-        for _ in self._threads:
-            self._queue.put(copy)
-        if not self._threads:
-            self._carry(copy)
+        try:
+            for _ in self._threads:
+                self._queue.put(copy)
+            if not self._threads:
+                self._carry(copy)
+        except BaseException:
+            # No receipt is given for it, so that nothing may be written from here on.
+            if self._threads:
+                copy.give_up()
+            raise
         return copy
 
     def give_way(self) -> None:
@@ -91,8 +101,12 @@ class ThreadCopier(Single):
             time.sleep(0)
             self._gave_way = time.monotonic()
 
+    @owned
     def reset(self) -> None:
         """Ends all copies, after the chunks that are being copied."""
+        self._end()
+
+    def _end(self) -> None:
         self._stopping = True
         for _ in self._threads:
             self._queue.put(None)
@@ -101,10 +115,11 @@ class ThreadCopier(Single):
         self._threads = []
         self._stopping = False
 
+    @owned
     def close(self) -> None:
         """Ends all copies, after the chunks that are being copied; those not complete failed."""
         self._closed = True
-        self.reset()
+        self._end()
 
     def _work(self) -> None:
         while (copy := self._queue.get()) is not None:
@@ -114,15 +129,15 @@ class ThreadCopier(Single):
         """Works on a copy until no chunk of it is left."""
         first = copy.take()
         while first is not None:
-            if self._stopping:
-                copy.fail(first)
-                break
             try:
-                copy.move(first)
+                if self._stopping:
+                    copy.fail(first)
+                else:
+                    copy.move(first)
             except Exception as error:  # noqa: BLE001 - it fails the flight, never the worker
                 if copy.fail(first):
                     _log.warning("a copy of %d blocks failed: %r", copy.blocks, error)
-            first = copy.take()
+            first = copy.take(behind=True)
         copy.leave()
 
 
@@ -133,6 +148,7 @@ class _Copy:
         "_copier",
         "_destinations",
         "_lock",
+        "_moving",
         "_next",
         "_planes",
         "_sources",
@@ -161,6 +177,8 @@ class _Copy:
         self._step = max(1, min(share, _CHUNK // max(source.layout.block_bytes, 1)))
         self._lock = threading.Lock()
         self._next = 0
+        self._moving = 0
+        """Chunks that workers have taken and not left behind."""
         self._workers = workers
         self._copier = copier
         self.landed: Landed | None = None
@@ -171,13 +189,19 @@ class _Copy:
             self._copier.give_way()
         return self.landed
 
-    def take(self) -> int | None:
-        """Returns the first block of the next chunk; None if none is left or one has failed."""
+    def take(self, *, behind: bool = False) -> int | None:
+        """Returns the first block of the next chunk; None if none is left or one has failed.
+
+        Args:
+            behind: Whether the worker leaves one behind.
+        """
         with self._lock:
+            self._moving -= behind
             first = self._next
             if first >= self.good:
                 return None
             self._next += self._step
+            self._moving += 1
             return first
 
     def move(self, first: int) -> None:
@@ -201,6 +225,13 @@ class _Copy:
             news = self.good == self.blocks
             self.good = min(self.good, first)
             return news
+
+    def give_up(self) -> None:
+        """Ends it without a good block, after the chunks that are being copied."""
+        self.fail(0)
+        while self._moving:
+            time.sleep(1e-4)
+        self.landed = Landed(0, Cause.FAILED)
 
     def leave(self) -> None:
         """Notes that a worker is done; with the last one the copy has ended."""

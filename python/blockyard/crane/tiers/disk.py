@@ -15,6 +15,7 @@ from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
 from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known
@@ -117,6 +118,7 @@ class DiskTier(Single):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
         self.identity: Mapping[str, str] = MappingProxyType(dict(identity))
         """What the bytes depend on beside the layout, as it was given."""
+        self._owner = Owner()
         self._count = 0
         self._floor = 0
         self.copier: object = None
@@ -152,14 +154,14 @@ class DiskTier(Single):
         self.parts = tuple(made)
         self._run = max((part.lane.run for part in self._owned()), default=1)
         try:
-            self.count_as(self._run)
+            self._count_as(self._run)
             # What one disk was cleared of, and another did not hear in time, is cleared on all.
             self._floor = max((part.lane.floor for part in self._owned()), default=0)
             for part in self._owned():
                 if part.lane.floor < self._floor:
                     part.lane.clear(self._floor)
         except BaseException:
-            self.close()
+            self._close()
             raise
 
     @property
@@ -177,6 +179,7 @@ class DiskTier(Single):
         """The number of this owner: higher than that of any before."""
         return self._run
 
+    @owned
     def count_as(self, run: int) -> None:
         """Counts as this owner, where that is a later one.
 
@@ -189,11 +192,15 @@ class DiskTier(Single):
         Raises:
             Unavailable: A disk refuses.
         """
+        self._count_as(run)
+
+    def _count_as(self, run: int) -> None:
         run = max(self._run, integer("run", run, least=0, most=_SEQUENCE))
         for part in self._owned():
             part.lane.count_as(run)
         self._run = run
 
+    @owned
     def stamps(self, blocks: int) -> NDArray[np.uint64]:
         """Returns stamps for blocks that are to be written now, in the order of their plan.
 
@@ -202,12 +209,13 @@ class DiskTier(Single):
         """
         if self._count + blocks > _SEQUENCE:
             # Some day; on all ranks with the same plan.
-            self.count_as(self._run + 1)
+            self._count_as(self._run + 1)
             self._count = 0
         first = (self._run << 32) + self._count
         self._count += blocks
         return np.arange(first, first + blocks, dtype=np.uint64)
 
+    @owned
     def restored(self) -> Restored:
         """Returns what it has from before, for `Restored.agreed`. It is asked once.
 
@@ -235,6 +243,7 @@ class DiskTier(Single):
             found = found.take(found.stamps >= np.uint64(self._floor))
         return replace(found, share=(0, 1) if own else (self.rank, layout.ranks))
 
+    @owned
     def clear(self, *, patience: float = 1.0) -> bool:
         """Clears all that was submitted so far.
 
@@ -263,6 +272,7 @@ class DiskTier(Single):
             )
         return all(done)
 
+    @owned
     def forget(self) -> None:
         """Lets no restart find what is written from here on.
 
@@ -272,6 +282,7 @@ class DiskTier(Single):
         for part in self._owned():
             part.lane.forget()
 
+    @owned
     def keep_order(self, slots: Slots) -> None:
         """Notes the eviction order for the next owner; `close` comes next.
 
@@ -334,11 +345,15 @@ class DiskTier(Single):
             return frozenset()
         return frozenset((part.first, part.step) for part in self.parts if part.disk in gone)
 
+    @owned
     def close(self) -> None:
         """Ends the threads and closes the files; the next owner finds what counts as written.
 
         Where a thread hangs in the system, its files are closed when that ends.
         """
+        self._close()
+
+    def _close(self) -> None:
         for part in self.parts:
             part.lane.close()
 

@@ -1,0 +1,296 @@
+"""The flights of one rank: what waits for a copier, what moves, and what has ended."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import count
+
+from blockyard._core import Misuse, Unsupported
+from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
+from blockyard.crane.copy_watch import CopyWatch
+from blockyard.crane.lanes import Copy, Flight, Lane
+from blockyard.crane.tiers import Tier
+from blockyard.shared.log import Limited
+from blockyard.shared.owner import Reentry
+from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
+from blockyard.shared.timings import Copied
+
+__all__ = ["Traffic"]
+
+_log = Limited("blockyard")
+
+
+class Traffic:
+    """The flights of one rank, and the lanes in which their copies wait and move.
+
+    It is what a crane's verbs do, without the crane's owner: who calls it has that.
+
+    Args:
+        rank: Which rank this is.
+        tiers: The tiers, by name.
+        copiers: The copier of each lane, by the names of its two tiers.
+        block_bytes: Bytes of a block on this rank.
+        clock: Seconds, for `watch`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        tiers: Mapping[str, Tier],
+        copiers: Mapping[Pair, Copier],
+        block_bytes: int,
+        clock: Clock,
+    ) -> None:
+        self.rank = rank
+        self.lanes = {
+            pair: Lane(tiers[pair[0]], tiers[pair[1]], one, rank) for pair, one in copiers.items()
+        }
+        self.copiers = list({id(one): one for one in copiers.values()}.values())
+        self.closed = False
+        self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
+        self.watch = StallWatch("blockyard.crane.crane", clock)
+        self._tiers = tiers
+        self._block_bytes = block_bytes
+        self._turning = [one for one in self.copiers if isinstance(one, Turning)]
+        self._flights: dict[int, Flight] = {}
+        self._order = count()
+        self._moving: deque[tuple[Copy, Receipt]] = deque()
+        self._ended: list[Outcome] = []
+        self._polls = 0
+        self._watched: CopyWatch | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Flights taken and not yet told."""
+        return len(self._flights) + len(self._ended)
+
+    def submit(self, plans: Iterable[Plan]) -> None:
+        """Takes plans, as `Crane.submit`.
+
+        Raises:
+            Misuse: As there; nothing is taken.
+        """
+        if self.closed:
+            raise Misuse("the crane is closed: it takes no plan")
+        self.watch.step(self.standing)
+        taken: dict[int, Flight] = {}
+        copies: list[Copy] = []
+        plans = list(plans)
+        if not plans:
+            return
+        for plan in plans:
+            if plan.flight in self._flights or plan.flight in taken:
+                raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
+            taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
+            copies += self._copies(plan, flight)
+        if self._watched is not None:
+            self._watched.submitted(plans)
+        self._flights |= taken
+        try:
+            for copy in copies:
+                copy.lane.waiting.append(copy)
+            self.counts["flights"] += len(taken)
+            self._report([flight for flight in taken.values() if not flight.copies])
+            with self._turn():
+                self._start()
+        except BaseException:
+            self._mend()
+            raise
+
+    def unknown(self, plans: Iterable[Plan]) -> list[Plan]:
+        """Returns those of these plans that were not taken, or have been told."""
+        known = self._flights.keys() | {outcome.flight for outcome in self._ended}
+        return [plan for plan in plans if plan.flight not in known]
+
+    def poll(self) -> list[Outcome]:
+        """Returns what has ended and was not told yet: it comes again until `told`."""
+        self._polls += 1
+        if self._flights:
+            try:
+                with self._turn():
+                    self._poll()
+                    self._start()
+            except BaseException:
+                self._mend()
+                raise
+        return self._ended[:]
+
+    def _poll(self) -> None:
+        for _ in range(len(self._moving)):
+            copy, receipt = self._moving[0]
+            landed = receipt.poll()
+            if landed is None:
+                self._moving.rotate(-1)
+            else:
+                self._moving.popleft()
+                self._land(copy, landed)
+
+    def _mend(self) -> None:
+        """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
+        there = Counter(copy.flight.number for copy, _ in self._moving)
+        for lane in self.lanes.values():
+            there.update(copy.flight.number for copy in lane.waiting)
+        told = {outcome.flight for outcome in self._ended}
+        for number, flight in list(self._flights.items()):
+            if number in told:
+                del self._flights[number]
+            elif not there[number] or flight.copies != there[number]:
+                flight.good, flight.cause, flight.copies = 0, Cause.LOST, there[number]
+                if not flight.copies:
+                    self._report([flight])
+
+    def told(self, outcomes: list[Outcome]) -> None:
+        """Notes that these outcomes of the last poll have come to the yard."""
+        del self._ended[: len(outcomes)]
+
+    def go_on(self, lanes: list[Lane], kind: type) -> bool:
+        """Starts what waits; returns whether all under way in these lanes has such a copier."""
+        with self._turn():
+            self._start()
+        alone = any(
+            copy.lane in lanes and not isinstance(copy.lane.copier, kind)
+            for copy, _ in self._moving
+        )
+        return not alone and not any(lane.waiting for lane in lanes)
+
+    def reset(self) -> None:
+        """Ends all flights as dead, as `Crane.reset`."""
+        for copier in self.copiers:
+            copier.reset()
+        for lane in self.lanes.values():
+            lane.waiting.clear()
+        self._moving.clear()
+        for flight in self._flights.values():
+            flight.good, flight.cause = 0, Cause.DEAD
+        self._report(list(self._flights.values()))
+
+    def close(self) -> None:
+        """Ends the copiers, then frees the tiers, as `Crane.close`."""
+        if self.closed:
+            return
+        self.closed = True
+        for copier in self.copiers:
+            copier.close()
+        for lane in self.lanes.values():
+            while lane.waiting:
+                self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
+        for tier in self._tiers.values():
+            tier.close()
+
+    def standing(self) -> list[Fact]:
+        """Returns what is a stall where it stays as it is, as `Crane.standing`."""
+        flights, rank = self.in_flight, self.rank
+        if not flights:
+            return []
+
+        def say(steps: int, seconds: float) -> str:
+            return (
+                f"{those(flights, 'flight', 'wait')} on rank {rank}, and nobody has polled it for "
+                f"{lasting(steps, seconds)}: call commit(crane.poll()) once per turn (cache.step() "
+                "does)"
+            )
+
+        return [Fact(Rule.NOT_POLLED, self._polls, say)]
+
+    def measure(self, clock: Clock) -> None:
+        """Counts from now on how long flights take, as `Crane.measure`."""
+        if self._watched is None:
+            self._watched = CopyWatch(self.lanes, self._block_bytes, clock)
+
+    def times(self) -> dict[Pair, Copied]:
+        """Returns how long flights took; empty without `measure`. Any thread may ask."""
+        return {} if self._watched is None else dict(self._watched.read())
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """Lets calls of the copiers, until its end, share what they ask of a driver."""
+        if not self._turning:
+            return nullcontext()
+        with ExitStack() as turns:
+            for copier in self._turning:
+                turns.enter_context(copier.turn())
+            return turns.pop_all()
+
+    def _copies(self, plan: Plan, flight: Flight) -> list[Copy]:
+        """Returns what copiers have to do for a plan."""
+        if plan.group:
+            raise Unsupported(f"group = {plan.group}: there is one group of layers, 0")
+        sources, destinations = plan.sources, plan.destinations
+        source = self._tier(plan.flight, plan.source_tier, sources)
+        destination = self._tier(plan.flight, plan.destination_tier, destinations)
+        lane = self.lanes.get((source.name, destination.name))
+        if lane is None:
+            raise Unsupported(f"no copies from {source.name} to {destination.name} here")
+        keys, parents = plan.keys, plan.parents
+        if keys is not None and not isinstance(lane.copier, KeyedCopier):
+            raise Misuse(
+                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} takes none: "
+                "give the Crane a copier with start_keyed, or the yard no keyed tiers"
+            )
+        return lane.copies(flight, sources, destinations, keys, parents)
+
+    def _tier(self, flight: int, name: str, slots: Slots) -> Tier:
+        """Returns the tier of that name, if it has these slots."""
+        tier = self._tiers.get(name)
+        if tier is None:
+            raise Misuse(f"flight {flight}: there is no {name} tier on rank {self.rank}")
+        if len(slots) and slots.max() >= tier.blocks:
+            raise Misuse(
+                f"flight {flight}: {name} slot {slots.max()}, but the {name} tier of rank "
+                f"{self.rank} has slots 0 to {tier.blocks - 1}; the yard must open with the "
+                "sizes that the cranes have agreed on"
+            )
+        return tier
+
+    def _start(self) -> None:
+        """Starts waiting copies, the oldest first, until no lane's copier takes more."""
+        lanes = [lane for lane in self.lanes.values() if lane.waiting]
+        while lanes:
+            lane = min(lanes, key=lambda one: one.waiting[0].flight.order)
+            if not self._begin(lane) or not lane.waiting:
+                lanes.remove(lane)
+
+    def _begin(self, lane: Lane) -> bool:
+        """Starts the oldest copy of a lane; returns whether it waits no more."""
+        copy = lane.waiting.popleft()
+        try:
+            receipt = lane.begin(copy)
+        except Exception as error:  # noqa: BLE001 - it fails the flight, never the crane
+            _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
+            # What broke into the copier may have come when it had the copy already.
+            self._land(copy, Landed(0, Cause.LOST if isinstance(error, Reentry) else Cause.FAILED))
+            return True
+        except BaseException:
+            self._land(copy, Landed(0, Cause.LOST))
+            raise
+        if receipt is None:
+            lane.waiting.appendleft(copy)
+            return False
+        self._moving.append((copy, receipt))
+        return True
+
+    def _land(self, copy: Copy, landed: Landed) -> None:
+        flight = copy.flight
+        good = landed.good
+        if copy.which is not None:
+            good = int(copy.which[good]) if good < len(copy.which) else flight.blocks
+        if Cause.LOST in {landed.cause, flight.cause}:
+            flight.good, flight.cause = 0, Cause.LOST
+        elif good < flight.good:
+            flight.good, flight.cause = good, landed.cause or Cause.FAILED
+            if self.closed and flight.cause is Cause.FAILED:
+                flight.cause = Cause.DEAD
+        elif good == flight.good < flight.blocks and landed.cause is Cause.CORRUPT:
+            flight.cause = Cause.CORRUPT
+        flight.copies -= 1
+        if not flight.copies:
+            self._report([flight])
+
+    def _report(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            self._ended.append(Outcome(flight.number, self.rank, flight.good, flight.cause))
+            del self._flights[flight.number]
+            self.counts["failed"] += flight.cause is not None
+            self.counts["blocks"] += flight.good
+            if self._watched is not None:
+                self._watched.reported(flight)

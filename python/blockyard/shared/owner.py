@@ -1,0 +1,88 @@
+"""Who is in an object whose calls must not overlap: a second caller is refused, and never waits."""
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from threading import get_ident
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from blockyard._core import Misuse
+
+__all__ = ["Owner", "Reentry", "owned", "thread_name"]
+
+
+class Reentry(Misuse):
+    """A thread has called a verb from within another one, as a signal handler may."""
+
+
+class Owner:
+    """The call that has an object now. Objects that change together have one owner."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held: dict[None, tuple[int, str]] = {}
+        """The thread that is in a verb, and the verb's name; empty between two calls."""
+
+    def refusal(self, other: tuple[int, str], verb: str) -> Misuse:
+        """Returns what to raise in a call that came during another one."""
+        thread, name = other
+        if thread == get_ident():
+            return Reentry(
+                f"{verb} was called within {name}, by a signal handler or a callback: set a flag "
+                f"there, and call {verb} when {name} has returned"
+            )
+        return Misuse(
+            f"{verb} was called while {thread_name(thread)} is in {name}, and nothing was done: "
+            "one thread at a time, so have one thread drive it, or put a lock of yours around both"
+        )
+
+
+def thread_name(thread: int) -> str:
+    """A thread in words, such as "thread 'MainThread' (140735)"."""
+    named = {one.ident: f"{one.name!r} " for one in threading.enumerate()}
+    return f"thread {named.get(thread, '')}({thread})"
+
+
+class _Owned(Protocol):
+    """What has verbs that must not overlap."""
+
+    @property
+    def _owner(self) -> Owner: ...
+
+
+_S = TypeVar("_S", bound=_Owned)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def owned(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """Refuses a verb while a thread is in one of the same owner, this thread included.
+
+    A verb is no part of another one: what several of them need is a function without this.
+
+    Raises:
+        Misuse: A thread is in a verb; the message names both. Nothing is done.
+    """
+    name = verb.__qualname__.replace("._", ".")
+
+    @wraps(verb)
+    def alone(self: _S, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
+        owner = self._owner
+        # Each call has a tuple of its own, so that it gives back only what it has taken. The
+        # taking is one call of C, which no thread and no signal can divide; the giving back makes
+        # none before it is done, so that no KeyboardInterrupt comes between.
+        mine = get_ident(), name
+        try:
+            other = owner.held.setdefault(None, mine)
+            if other is not mine:
+                raise owner.refusal(other, name)
+            return verb(self, *args, **keywords)
+        finally:
+            try:
+                if owner.held[None] is mine:
+                    del owner.held[None]
+            except KeyError:
+                pass
+
+    return alone
