@@ -2000,12 +2000,15 @@ class DiskLane:
     def stats(self) -> dict[str, int]:
         """Returns what it has done, and what it is at now. Any thread may ask."""
 
+    def why(self) -> str:
+        """Returns why the disk has refused last; "" where it never has. Any thread may ask."""
+
     def close(self, *, patience: float = 5.0) -> None:
-        """Ends all copies and the threads, and gives the folder to the next owner.
+        """Ends all copies and the threads, closes all files, and gives the folder to the next owner.
 
         Args:
-            patience: Seconds that it waits for threads. Where one hangs in the system, the folder
-                has no other owner before that has ended.
+            patience: Seconds that it waits for threads. Where one hangs in the system, the files
+                are open, and the folder has no other owner, until that has ended.
 
         Raises:
             Misuse: `patience` is no such number.

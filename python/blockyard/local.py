@@ -172,8 +172,9 @@ class LocalCache(KVCache):
         From then on every verb that would begin or continue something raises `Misuse`. Questions
         are answered, and what is held can be ended: `finish`, `abandon`, `release`.
         """
-        if not self._crane.closed and self._crane.lasting.name:
-            self._crane.lasting.keep_order(self.eviction_order(self._crane.lasting.name))
+        lasting = self._crane.lasting
+        if not self._crane.closed and lasting.name is not None:
+            lasting.keep_order(self.eviction_order(lasting.name))
         self._crane.close()
         self.commit(self._crane.poll())
         self._close()
@@ -265,10 +266,10 @@ def local(
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._dead = frozenset()  # noqa: SLF001 - likewise
-        found = crane.lasting.restored()
-        if found is not None:
+        found, name = crane.lasting.restored(), crane.lasting.name
+        if found is not None and name is not None:
             found = Restored.agreed([found])
-            cache.restore(crane.lasting.name, found.slots, found.keys, found.parents)
+            cache.restore(name, found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise
         opened.pop_all()
     if metrics:

@@ -107,7 +107,9 @@ def test_it_can_be_made_of_a_config_or_of_memory_that_is_there() -> None:
 
 def memory_of(**sizes: int) -> Any:
     """Tiers of NumPy memory, for `memory=`."""
-    made = [MemoryTier(LAYOUT, blocks, name=name) if blocks else None for name, blocks in sizes.items()]
+    made = [
+        MemoryTier(LAYOUT, blocks, name=name) if blocks else None for name, blocks in sizes.items()
+    ]
     return tuple(made)
 
 
@@ -125,7 +127,7 @@ def test_a_third_tier_is_memory_too_and_needs_no_host(host: int) -> None:
 
 
 def test_a_disk_without_a_path_is_refused() -> None:
-    says = 'and no disk_path: give the folder .* MemoryTier'
+    says = "and no disk_path: give the folder .* MemoryTier"
     for host in (0, 5):
         with pytest.raises(by.Misuse, match=says):
             by.local(LAYOUT, device=9, host=host, disk="0.001 GiB")

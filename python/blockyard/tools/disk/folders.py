@@ -135,7 +135,9 @@ def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
     nbytes = 0
     try:
         with ExitStack() as locked:
-            folders = [locked.enter_context(_locked(rank, broken=broken)) for rank in identity.ranks]
+            folders = [
+                locked.enter_context(_locked(rank, broken=broken)) for rank in identity.ranks
+            ]
             nbytes = sum(_unlink(folder, _OWN) for folder in folders)
             parent = os.open(identity.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             locked.callback(os.close, parent)
