@@ -266,10 +266,10 @@ def local(
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._dead = frozenset()  # noqa: SLF001 - likewise
-        found, name = crane.lasting.restored(), crane.lasting.name
-        if found is not None and name is not None:
+        found, below = crane.lasting.restored(), crane.lasting.name
+        if found is not None and below is not None:
             found = Restored.agreed([found])
-            cache.restore(name, found.slots, found.keys, found.parents)
+            cache.restore(below, found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise
         opened.pop_all()
     if metrics:
