@@ -1197,10 +1197,11 @@ class Cache:
         """Copies blocks of a tier down to the next lower one that has slots.
 
         Args:
-            blocks: The most blocks to copy. Without `of`, up to that many of the tier's next
-                victims get a copy below, or other blocks if the cache's `write` says so. Blocks
-                that an earlier call looked at are passed over, so that it may be called at every
-                step.
+            blocks: The most blocks to copy. Without `of` it looks at that many of the tier's next
+                victims, and at no other: those that have no copy below get one, so that it may
+                copy fewer, or none, though blocks behind them have no copy either. If the cache's
+                `write` says so they are other blocks than victims. Blocks that an earlier call
+                looked at are passed over, so that it may be called at every step.
             of: A parked sequence, whose last blocks go first, from the device to the tier that has
                 promised them slots; or a lease, whose first sealed blocks go first.
             tier: Where they are, without `of`.
@@ -2000,12 +2001,15 @@ class DiskLane:
     def stats(self) -> dict[str, int]:
         """Returns what it has done, and what it is at now. Any thread may ask."""
 
+    def why(self) -> str:
+        """Returns why the disk has refused last; "" where it never has. Any thread may ask."""
+
     def close(self, *, patience: float = 5.0) -> None:
-        """Ends all copies and the threads, and gives the folder to the next owner.
+        """Ends copies and threads, closes all files, and gives the folder to the next owner.
 
         Args:
-            patience: Seconds that it waits for threads. Where one hangs in the system, the folder
-                has no other owner before that has ended.
+            patience: Seconds that it waits for threads. Where one hangs in the system, the files
+                are open, and the folder has no other owner, until that has ended.
 
         Raises:
             Misuse: `patience` is no such number.

@@ -220,8 +220,9 @@ class LocalCache(KVCache):
         Raises:
             Misuse: Another call is under way, as in `step`: have the thread that drives it end.
         """
-        if not self._crane.closed and self._crane.lasting.name:
-            self._crane.lasting.keep_order_now(self.eviction_order(self._crane.lasting.name))
+        lasting = self._crane.lasting
+        if not self._crane.closed and lasting.name is not None:
+            lasting.keep_order_now(self.eviction_order(lasting.name))
         self._crane.traffic.close()
         self._collect()
         self._close()
@@ -315,10 +316,10 @@ def local(
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead = frozenset()  # noqa: SLF001 - likewise
-        found = crane.lasting.restored()
-        if found is not None:
+        found, below = crane.lasting.restored(), crane.lasting.name
+        if found is not None and below is not None:
             found = Restored.agreed([found])
-            cache.restore(crane.lasting.name, found.slots, found.keys, found.parents)
+            cache.restore(below, found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise
         opened.pop_all()
     if metrics:

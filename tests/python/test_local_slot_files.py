@@ -13,7 +13,7 @@ from disks import BLOCKS, LAYOUT, OURS, TALKS, talks
 ALL = TALKS * BLOCKS
 
 
-def memory(device: int = 9, host: int = 8) -> Any:
+def memory(device: int = 9, host: int = 64) -> Any:
     return (
         MemoryTier(LAYOUT, device, name="device"),
         MemoryTier(LAYOUT, host, name="host") if host else None,
@@ -41,7 +41,7 @@ def found_again(make: Any) -> None:
         assert cache.restored == 0
 
 
-@pytest.mark.parametrize("host", [0, 8])
+@pytest.mark.parametrize("host", [0, 64])
 def test_a_disk_tier_in_memory_gets_bytes_and_a_restart_finds_them(
     tmp_path: Path, host: int
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_disk_tier_in_memory_gets_bytes_and_a_restart_finds_them(
 def test_a_disk_and_its_path_below_memory_that_is_given(tmp_path: Path) -> None:
     given: dict[str, Any] = {"disk": 64, "namespace": OURS, "write": {"host": "through"}}
     found_again(lambda: by.local(LAYOUT, memory=memory(), disk_path=tmp_path, **given))
-    config = by.Config(layout=LAYOUT, device=9, host=8, **given)
+    config = by.Config(layout=LAYOUT, device=9, host=64, **given)
     other = tmp_path / "config"
     found_again(lambda: by.local(config, memory=memory(), disk_path=other))
 
@@ -107,8 +107,8 @@ def test_two_ways_to_a_disk_are_one_too_many(tmp_path: Path) -> None:
         by.local(LAYOUT, memory=(*memory(), disk), disk_path=tmp_path / "b", disk=9)
     with pytest.raises(by.Misuse, match='no size: give disk="200 GiB"'):
         by.local(LAYOUT, memory=memory(), disk_path=tmp_path / "b")
+    host = tier(tmp_path / "b", name="host")
     with pytest.raises(by.Misuse, match="host and disk are slot files: one tier of a cache can be"):
-        host = tier(tmp_path / "b", name="host")
         by.local(LAYOUT, memory=(memory()[0], host, disk))
     with pytest.raises(by.Misuse, match="namespace names no model"):
         by.local(LAYOUT, memory=memory(), disk=9, disk_path=tmp_path / "c")
@@ -122,5 +122,5 @@ def test_what_fails_beside_a_disk_leaves_no_folder_with_an_owner(tmp_path: Path)
         by.local(LAYOUT, device=9, host=1 << 40, **given)
     with by.local(LAYOUT, device=9, **given) as cache:
         assert cache.restored == 0
-    assert error.value
-    assert other.value
+    assert error.traceback
+    assert other.traceback

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from blockyard._core import Unavailable
 from blockyard.crane.tiers import Lasting, Tier
+from blockyard.shared.layout import TIERS, TierName
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.restored import Restored
@@ -32,9 +33,10 @@ class LastingTiers:
         self._owner = Owner() if owner is None else owner
 
     @property
-    def name(self) -> str:
-        """The name of the tier that outlives the process; empty where none does."""
-        return next((tier.name for tier in self._tiers), "")
+    def name(self) -> TierName | None:
+        """The name of the tier that outlives the process; None where none does."""
+        names = {tier.name for tier in self._tiers}
+        return next((name for name in TIERS if name in names), None)
 
     @property
     def folder(self) -> str | None:

@@ -226,11 +226,11 @@ impl Folder {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         // By hand, as a process that was forked may have the files open, too.
-        let files = held.iter().flat_map(|held| held.locked());
-        files
-            .map(|file| rustix::fs::flock(file, FlockOperation::Unlock))
-            .fold(Ok(()), |done, one| done.and(one))
-            .map_err(|error| Error::system(&self.path, "unlock")(error.into()))
+        let mut done = Ok(());
+        for file in held.iter().flat_map(|held| held.locked()) {
+            done = done.and(rustix::fs::flock(file, FlockOperation::Unlock));
+        }
+        done.map_err(|error| Error::system(&self.path, "unlock")(error.into()))
     }
 
     fn held(&self) -> io::Result<Arc<Held>> {

@@ -365,7 +365,7 @@ impl DiskLane {
         self.files.lane.why()
     }
 
-    /// Ends all copies and the threads, closes all files, and gives the folder to the next owner.
+    /// Ends copies and threads, closes all files, and gives the folder to the next owner.
     ///
     /// Args:
     ///     patience: Seconds that it waits for threads. Where one hangs in the system, the files

@@ -33,10 +33,11 @@ impl Cache {
     /// Copies blocks of a tier down to the next lower one that has slots.
     ///
     /// Args:
-    ///     blocks: The most blocks to copy. Without `of`, up to that many of the tier's next
-    ///         victims get a copy below, or other blocks if the cache's `write` says so. Blocks
-    ///         that an earlier call looked at are passed over, so that it may be called at every
-    ///         step.
+    ///     blocks: The most blocks to copy. Without `of` it looks at that many of the tier's next
+    ///         victims, and at no other: those that have no copy below get one, so that it may
+    ///         copy fewer, or none, though blocks behind them have no copy either. If the cache's
+    ///         `write` says so they are other blocks than victims. Blocks that an earlier call
+    ///         looked at are passed over, so that it may be called at every step.
     ///     of: A parked sequence, whose last blocks go first, from the device to the tier that has
     ///         promised them slots; or a lease, whose first sealed blocks go first.
     ///     tier: Where they are, without `of`.

@@ -150,9 +150,9 @@ class Settings:
             )
         if given.get("disk") and given.get("disk_path") is None:
             raise Misuse(
-                f"disk = {given['disk']!r} was given, and no disk_path: give the folder in which it "
-                'outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give a '
-                "larger host"
+                f"disk = {given['disk']!r} was given, and no disk_path: give the folder in which "
+                'it outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give '
+                "a larger host"
             )
         return cls(**{name: given.pop(name) for name in own & given.keys()}), given
 
