@@ -527,9 +527,9 @@ mod tests {
             let mut lane = Driven::new();
             let gone = lane.down(&[3, 4]);
             let tasks = [lane.write(), lane.write()];
-            tasks.iter().for_each(|task| {
+            for task in &tasks {
                 lane.written(task);
-            });
+            }
             let (group, slots) = lane.begin_sync();
             assert_eq!(slots, [3, 4]);
             lane.give_up(gone);

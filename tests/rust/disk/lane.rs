@@ -436,9 +436,12 @@ fn inv_32_a_copy_that_is_given_up_lands_when_nobody_is_at_its_memory_any_more() 
         memory.wait(|told| told.0);
         let mut early = Vec::new();
         std::thread::scope(|scope| {
-            scope.spawn(|| match late {
-                true => lane.give_up_late(number),
-                false => lane.give_up(number),
+            scope.spawn(|| {
+                if late {
+                    lane.give_up_late(number);
+                } else {
+                    lane.give_up(number);
+                }
             });
             std::thread::sleep(Duration::from_millis(20));
             early = lane.poll();

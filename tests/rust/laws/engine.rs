@@ -264,7 +264,7 @@ fn e4_a_kept_request_of_nine_runs_comes_back_by_eight_flights_and_then_by_the_la
         engine: true,
         ..three(32, 9, 9)
     });
-    let (prompt, ids) = (text(1, 9), Vec::from_iter(0..9));
+    let (prompt, ids) = (text(1, 9), (0..9).collect::<Vec<u32>>());
     yard.stowed(&prompt, &ids);
     let below = yard.demote_from(HOST, 9).expect("nine blocks go down");
     assert_eq!(below.len(), 9);
