@@ -50,7 +50,8 @@ PUBLISHER_STATS: Final = (
         "requests",
         "counter",
         "event_requests_rejected",
-        "messages to the replay socket that were no request, or of one who reads no answer",
+        "messages to the replay socket that were no request, or were answered with the next one, "
+        "as their asker reads late",
     ),
 )
 """Of what `Publisher.stats` returns beside."""

@@ -10,7 +10,7 @@ __all__ = ["PublisherOptions"]
 
 _MOST_RANK: Final = (1 << 32) - 1
 _MOST_BATCHES: Final = (1 << 30) - 1
-"""A socket counts what waits in 31 bits; replays have twice as many."""
+"""A socket counts what waits in 31 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, Self
 
 from blockyard._core import Cache, Misuse, Unavailable
+from blockyard.publishing.asker import Asker
 from blockyard.publishing.endpoints import check_endpoint
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.options import PublisherOptions
@@ -26,8 +27,10 @@ _LINGER: Final = 1_000
 _END: Final = (-1).to_bytes(_NUMBER, "big", signed=True)
 _MOST_SECONDS: Final = 1 << 42
 """So that no number looks like that of an end."""
-_UNREAD: Final = 2
-"""Answers that wait for one asker at most: each is as long as all that is kept, or a snapshot."""
+_RUN: Final = 1_000
+"""Ends without batches that are sent at once to one asker, and requests that are read at once."""
+_SOON: Final = 10
+"""Milliseconds between two looks, at most, while a request waits."""
 
 
 class Publisher(Single):
@@ -40,8 +43,9 @@ class Publisher(Single):
     number, that clears what is known and tells all.
 
     No call of the cache waits for it, whatever a subscriber does: what a slow one does not take is
-    dropped for it alone, and it sees the gap. For one who asks and does not read, two answers wait.
-    Any thread may call its methods. Make it together with the cache, after fork.
+    dropped for it alone, and it sees the gap. For one who asks and does not read, two answers wait;
+    what it asks for then is answered once it reads, all in one answer. Any thread may call its
+    methods. Make it together with the cache, after fork.
 
     Args:
         cache: The cache, which must not have a listener yet.
@@ -91,16 +95,15 @@ class Publisher(Single):
         self._every = options.every
         self._sent = Sent(_first(clock()), options.keep, options.keep_bytes)
         self._counts = dict.fromkeys(("batches", "replays", "rejected"), 0)
-        self._unread: dict[bytes, list[Any]] = {}
+        self._askers: dict[bytes, Asker] = {}
         self._asked = threading.Condition()
         self._turns = self._wanted = 0
         self._closing = False
         self._context = _context()
         try:
             self._pub = self._bind("PUB", endpoint, options.backlog)
-            self._replay = (
-                None if replay is None else self._bind("ROUTER", replay, 2 * (options.keep + 1))
-            )
+            # Without a limit: what is above one is dropped in silence, the end of an answer too.
+            self._replay: Any = None if replay is None else self._bind("ROUTER", replay, 0)
             # Last, as a cache keeps its listener for good.
             cache.listen(ring=options.ring, salts=options.salts)
         except BaseException:
@@ -150,7 +153,8 @@ class Publisher(Single):
 
         What `events_told` of the cache says, and: "batches" that were sent; "replays", requests
         that were answered with batches, the others with a snapshot; "rejected" requests that were
-        none, or of one who has not read two answers yet; and "next", the number of the next batch.
+        none, or that waited when their asker sent another: they got an end alone, and that one's
+        answer has all; and "next", the number of the next batch.
         """
         return self.cache.events_told() | self._counts | {"next": self._sent.next}
 
@@ -162,7 +166,8 @@ class Publisher(Single):
     def close(self) -> None:
         """Sends what has happened, and ends its thread and its sockets. The cache goes on.
 
-        It waits a second at most for a subscriber that does not take it.
+        Requests that have arrived are answered. It waits a second at most for those that do not
+        take what is sent.
         """
         with self._asked:
             self._closing = True
@@ -182,6 +187,7 @@ class Publisher(Single):
             while not self._closing:
                 self._turn()
             self._send_all()
+            self._answer_last()
         except Exception:  # noqa: BLE001 - nobody else hears of it
             _log.exception("nothing is published any more")
         finally:
@@ -200,8 +206,9 @@ class Publisher(Single):
         if self._replay is None:
             with self._asked:
                 self._asked.wait(pause / 1000)
-        elif self._replay.poll(pause):
-            self._answer(self._replay, self._replay.recv_multipart())
+        elif self._replay.poll(min(pause, _SOON) if self._askers else pause):
+            self._take(self._replay.recv_multipart())
+        self._answer_all()
 
     def _send_all(self) -> None:
         more = True
@@ -212,36 +219,58 @@ class Publisher(Single):
                 self._counts["batches"] += 1
                 self._pub.send_multipart((self._topic, number, payload))
 
-    def _answer(self, replay: Any, frames: list[bytes]) -> None:  # noqa: ANN401 - as above
-        """Answers one request: identity, empty, and the first number that is lacked."""
+    # -- those who ask -------------------------------------------------------------------
+
+    def _take(self, frames: list[bytes]) -> None:
+        """Takes one request: identity, empty, and the first number that is lacked."""
         *_, start = frames
         if not 1 < len(frames) <= 3 or len(start) != _NUMBER:  # noqa: PLR2004 - as in the docstring
             self._counts["rejected"] += 1
             return
-        to, topic = frames[0], self._topic
-        unread = self._unread_by(to)
-        if len(unread) >= _UNREAD:
-            self._counts["rejected"] += 1
-            return
-        batches = self._sent.since(int.from_bytes(start, "big"))
+        asker = self._askers.setdefault(frames[0], Asker())
+        self._counts["rejected"] += asker.waiting > 0
+        asker.ask(int.from_bytes(start, "big"), self._sent.next)
+
+    def _answer_all(self) -> None:
+        """Answers those who wait and have room."""
+        for to, asker in list(self._askers.items()):
+            while asker.room() and asker.waiting:
+                self._answer(to, asker)
+            if not asker.unread:
+                del self._askers[to]
+
+    def _answer_last(self) -> None:
+        """Answers all who wait, whether they have room or not."""
+        for _ in range(_RUN):
+            if self._replay is None or not self._replay.poll(0):
+                break
+            self._take(self._replay.recv_multipart())
+        for to, asker in self._askers.items():
+            while asker.waiting:
+                self._answer(to, asker)
+
+    def _answer(self, to: bytes, asker: Asker) -> None:
+        """Sends the ends of requests that others have followed, or else the answer."""
+        answered = min(asker.waiting - 1, _RUN) or 1
+        if asker.waiting == 1:
+            for number, payload in self._batches(asker.start):
+                self._reply(to, self._topic, number.to_bytes(_NUMBER, "big"), payload)
+        for _ in range(answered - 1):
+            self._reply(to, b"", _END, b"")
+        asker.unread.append(self._reply(to, b"", _END, b"", copy=False, track=True))
+        asker.waiting -= answered
+
+    def _batches(self, start: int) -> Iterable[tuple[int, bytes]]:
+        batches = self._sent.since(start)
         if batches is None:
             payload = self.cache.snapshot_events(now=self._clock(), rank=self._rank)
             # What it tells is what the newest batch has left.
-            batches = iter([(self._sent.next - 1, payload)])
-        else:
-            self._counts["replays"] += 1
-        for number, payload in batches:
-            replay.send_multipart((to, b"", topic, number.to_bytes(_NUMBER, "big"), payload))
-        unread.append(replay.send_multipart((to, b"", b"", _END, b""), copy=False, track=True))
-        self._unread[to] = unread
+            return ((self._sent.next - 1, payload),)
+        self._counts["replays"] += 1
+        return batches
 
-    def _unread_by(self, asker: bytes) -> list[Any]:
-        """The ends of answers that have not gone out yet to one who asks."""
-        for one, ends in list(self._unread.items()):
-            self._unread[one] = [end for end in ends if not end.done]
-            if not self._unread[one]:
-                del self._unread[one]
-        return self._unread.get(asker, [])
+    def _reply(self, to: bytes, *frames: bytes, **how: bool) -> Any:  # noqa: ANN401 - as above
+        return self._replay.send_multipart((to, b"", *frames), **how)
 
 
 def _first(seconds: float) -> int:

@@ -64,6 +64,7 @@ def test_ranks_split_the_writing_of_what_is_replicated_and_all_read_it(
         ([corrupt(0), fail(3)], 1, Cause.CORRUPT),
         ([fail(0), corrupt(1)], 1, Cause.CORRUPT),
         ([corrupt(0), fail(1)], 1, Cause.CORRUPT),
+        ([fail(0), corrupt(3)], 1, Cause.FAILED),
         ([deliver(), deliver()], 5, None),
     ],
 )

@@ -399,6 +399,59 @@ fn inv_32_a_copy_that_hangs_is_given_up_and_touches_no_memory_afterwards() {
     assert_eq!(untouched.got(0), None);
 }
 
+/// Memory that a thread is at until it is told to go on.
+#[derive(Debug, Default)]
+struct Touched(Mutex<(bool, bool)>, Condvar);
+
+impl Touched {
+    fn tell(&self, what: impl FnOnce(&mut (bool, bool))) {
+        what(&mut self.0.lock().unwrap());
+        self.1.notify_all();
+    }
+
+    fn wait(&self, until: impl Fn(&(bool, bool)) -> bool) {
+        let told = self.0.lock().unwrap();
+        let _told = self.1.wait_while(told, |told| !until(told)).unwrap();
+    }
+}
+
+impl Memory for Touched {
+    fn gather(&self, _: usize, _: &mut [u8]) {}
+
+    fn scatter(&self, _: usize, _: &[u8]) {
+        self.tell(|told| told.0 = true);
+        self.wait(|told| told.1);
+    }
+}
+
+#[test]
+fn inv_32_a_copy_that_is_given_up_lands_when_nobody_is_at_its_memory_any_more() {
+    for late in [false, true] {
+        let (payloads, table) = paper();
+        let lane = lane_over(&payloads, &table, Options::default());
+        lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+        assert_eq!(landed(&lane, 1), [whole(0, 1)]);
+        let memory = Arc::new(Touched::default());
+        let number = lane.submit(up(&[(0, 1)]), memory.clone());
+        memory.wait(|told| told.0);
+        let mut early = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if late {
+                    lane.give_up_late(number);
+                } else {
+                    lane.give_up(number);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            early = lane.poll();
+            memory.tell(|told| told.1 = true);
+        });
+        assert_eq!(early, [], "its memory is written still");
+        assert_eq!(lane.poll(), [short(number, 0, Short::GivenUp)]);
+    }
+}
+
 #[test]
 fn inv_27_what_hangs_is_not_written_over_what_was_written_after_it() {
     let (blocks, told) = hanging();

@@ -2,8 +2,8 @@
 
 use crate::yard::{BY_AGE, KINDS, Yard, config, text, three, tokens};
 use blockyard_core::{
-    Config, Error, EvictionPolicy, Fetch, FlightId, HostCopies, ParkedId, Plan, Probe, Result,
-    Stop, Tier, Wanted,
+    Config, Error, EvictionPolicy, Fetch, FlightId, HostCopies, MAX_RUNS, ParkedId, Plan, Probe,
+    Result, Speeds, Stop, Tier, Wanted,
 };
 
 const DEVICE: Tier = Tier::DEVICE;
@@ -216,6 +216,83 @@ fn e2_what_one_request_is_brought_up_is_in_the_air_for_the_next() {
     assert_eq!(yard.find(&prompt, 0).hits, [0, 2, 0], "nobody waits for it");
     yard.land(&yard.fetch(&prompt, &[4, 5]));
     yard.fail(&fetch, 0);
+    yard.at_rest();
+}
+
+#[test]
+fn e2_a_find_compares_loading_with_computing_behind_what_the_engine_has() {
+    // Two blocks take 100 + 110 to compute where nothing is before them, and 120 + 130 behind two.
+    for (load, after, pays) in [
+        (104, 0, true),
+        (105, 0, false),
+        (124, 2, true),
+        (125, 2, false),
+    ] {
+        let mut speeds = Speeds {
+            compute: 100,
+            attend: 10,
+            ..Speeds::default()
+        };
+        speeds.load[1] = load;
+        let yard = Yard::of(Config {
+            speeds: Some(speeds),
+            slots: vec![16, 8],
+            engine: true,
+            ..config(16, 8)
+        });
+        let prompt = text(1, u64::from(after) + 2);
+        let ids: Vec<u32> = (0..after + 2).collect();
+        yard.stowed(&prompt, &ids);
+        let found = yard.find(&prompt, after);
+        let (hits, stop) = if pays {
+            (2, Stop::Whole)
+        } else {
+            (0, Stop::Slow)
+        };
+        assert_eq!((found.hits[1], found.stop), (hits, stop), "{load} {after}");
+        yard.land(&yard.fetch(&prompt, &ids));
+        let hits = yard.stats().counters.hits;
+        assert_eq!(hits[1], u64::from(after) + 2, "each block is a hit");
+        yard.at_rest();
+    }
+}
+
+#[test]
+fn e4_a_kept_request_of_nine_runs_comes_back_by_eight_flights_and_then_by_the_last() {
+    let yard = Yard::of(Config {
+        slots: vec![32, 9, 9],
+        engine: true,
+        ..three(32, 9, 9)
+    });
+    let (prompt, ids) = (text(1, 9), (0..9).collect::<Vec<u32>>());
+    yard.stowed(&prompt, &ids);
+    let below = yard.demote_from(HOST, 9).expect("nine blocks go down");
+    assert_eq!(below.len(), 9);
+    yard.land(&[below]);
+    let (kept, plan) = yard.keep(&prompt, &ids);
+    assert_eq!(plan, None, "all of it is below");
+    // Each second one has no copy on the host any more.
+    for block in (1..9).step_by(2) {
+        match yard.try_fetch(&prompt, &[20], block) {
+            Ok(Fetch::Plans(plans)) => yard.corrupt(&plans[0], 0),
+            other => panic!("{other:?}"),
+        }
+    }
+    let plans = yard.fetch_kept(kept, &ids);
+    let tiers: Vec<Tier> = plans.iter().map(|plan| plan.from).collect();
+    let turns = [HOST, DISK].into_iter().cycle();
+    assert_eq!(tiers, turns.take(MAX_RUNS).collect::<Vec<_>>());
+    assert!(plans.iter().all(|plan| plan.len() == 1));
+    yard.land(&plans);
+    let rest = yard.cache.lock().fetch(Wanted::Kept(kept), &[8], 8);
+    match rest {
+        Ok(Fetch::Plans(plans)) => {
+            assert_eq!(plans.len(), 1, "nothing reads it still");
+            yard.land(&plans);
+        }
+        other => panic!("{other:?}"),
+    }
+    yard.let_go(kept);
     yard.at_rest();
 }
 

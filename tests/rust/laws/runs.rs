@@ -1,7 +1,7 @@
 //! A prefix on several tiers: one plan for each run, published in the order of the path. (INV-33)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{SIZE, Yard, and_one, in_flight, text, three};
+use crate::yard::{SIZE, Yard, and_one, in_flight, room, text, three};
 use blockyard_core::{Begun, Config, Lease, MAX_RUNS, Outcome, Plan, Speeds, Stop, Tier};
 
 const DEVICE: Tier = Tier::DEVICE;
@@ -132,6 +132,25 @@ fn a_promote_brings_so_many_blocks_by_a_plan_for_each_run() {
 }
 
 // Landing.
+
+#[test]
+fn what_a_promote_finds_on_the_device_is_no_room_for_what_it_loads() {
+    let (prompt, one) = (text(1, 4), text(2, 1));
+    let yard = Yard::of(three(5, 8, 8));
+    yard.scatter(&prompt, &[HOST; 4]);
+    yard.land(&yard.promote_to(&prompt, 2, DEVICE));
+    // Two idle hits, two free slots and a block of a lease, which is promised another one.
+    let (lease, _) = yard.begin_reserving(&one, SIZE).expect("there is room");
+    let chain = yard.chain(&prompt);
+    let refused = yard.cache.lock().promote(chain.keys(), 2, DEVICE);
+    assert_eq!(room(refused.unwrap_err()).0, 2);
+    yard.sound();
+    yard.land(&yard.promote_to(&prompt, 1, DEVICE));
+    assert_eq!(yard.on_device(&prompt), 3);
+    assert!(yard.grow(&lease, SIZE), "it was promised");
+    yard.finish(lease);
+    yard.at_rest();
+}
 
 #[test]
 fn runs_that_end_out_of_order_are_published_in_order() {

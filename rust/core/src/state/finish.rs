@@ -221,3 +221,100 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evict::EvictionPolicy;
+    use crate::plan::Outcome;
+    use crate::state::{Answer, Config, Filling, Request, Sealing};
+
+    const BLOCK: u32 = 256;
+    const ROWS: [[Key; 3]; 2] = [[key(1), key(2), key(3)], [key(1), key(2), key(4)]];
+
+    const fn key(number: u8) -> Key {
+        Key([number; 32])
+    }
+
+    fn state(engine: bool) -> State {
+        let config = Config {
+            policy: EvictionPolicy::Learned,
+            block_size: BLOCK,
+            slots: vec![16, 8],
+            engine,
+            ..Config::default()
+        };
+        State::new(config).expect("it fits")
+    }
+
+    /// What is said of the first, the second and the last block of a row.
+    fn said(state: &State, row: &[Key]) -> Vec<(Hint, u8)> {
+        let node = |key| state.trie.find(key).expect("it is there");
+        let life = |key| state.lives.of(node(key)).life();
+        row.iter()
+            .map(|key| (life(key).hint(), life(key).length()))
+            .collect()
+    }
+
+    /// A row has ended with its session that shares two blocks: the first of them has one child, and is
+    /// no less shared. Three blocks of 256 tokens are of the lengths between 512 and 4,096.
+    fn learn(state: &State, row: &[Key]) {
+        let shared = (Hint::None, 1);
+        assert_eq!(said(state, row), [shared, shared, (Hint::Ended, 1)]);
+    }
+
+    #[test]
+    fn a_path_that_others_share_further_down_is_not_learned_as_ended_above_it() {
+        let tokens = u64::from(3 * BLOCK);
+        let mut own = state(false);
+        for (row, says) in ROWS
+            .iter()
+            .zip([Retention::Ordinary, Retention::SessionEnded])
+        {
+            let request = Request {
+                keys: row,
+                tokens,
+                reserve: 0,
+                load: u32::MAX,
+                filling: Filling::Stop,
+            };
+            let Ok(Answer::Begun(begun)) = own.begin(&request) else {
+                unreachable!("there is room")
+            };
+            let found = begun.hits[0];
+            let sealed = own.seal(&[Sealing {
+                lease: begun.lease,
+                computed: tokens,
+                first: found,
+                keys: &row[found as usize..],
+            }]);
+            assert_eq!(sealed, Ok(u64::from(3 - found)));
+            own.finish(&[begun.lease], says, None).expect("it runs");
+        }
+        learn(&own, &ROWS[1]);
+    }
+
+    #[test]
+    fn nor_is_it_where_the_device_is_the_engines() {
+        let mut state = state(true);
+        for (row, ids) in ROWS.iter().zip([[0, 1, 2], [0, 1, 3]]) {
+            let plan = state.stow(row, &ids, 0).expect("the engine's");
+            let flight = plan.expect("there is room").flight;
+            let blocks = state.flights[flight.at()].moves.len() as u32;
+            let ended = state.commit(&[Outcome::failed(flight, blocks)], None);
+            assert_eq!(ended, Ok(1));
+        }
+        let ended = Hints::from(Retention::SessionEnded);
+        for row in &ROWS {
+            state.used(&[row], Some(ended)).expect("the engine's");
+            learn(&state, row);
+        }
+        // What nobody shares ends whole.
+        let row = [key(7), key(8)];
+        let plan = state.stow(&row, &[7, 8], 0).expect("the engine's");
+        let flight = plan.expect("there is room").flight;
+        assert_eq!(state.commit(&[Outcome::failed(flight, 2)], None), Ok(1));
+        state.used(&[&row], Some(ended)).expect("the engine's");
+        assert_eq!(said(&state, &row), [(Hint::Ended, 1); 2]);
+    }
+}
