@@ -55,6 +55,8 @@ class _Refused(NamedTuple):
     first: Request
     enough: int
     """Available blocks with which the first would fit."""
+    below: bool
+    """Whether the first lacks room below the device, to be parked beside the others."""
 
 
 class Admission:
@@ -91,6 +93,7 @@ class Admission:
         self._hashed = 0
         self._gave_up = False
         self._out: list[Request] = []
+        self._below: set[Request] = set()
 
     def admit(self) -> Admitted:
         """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22)."""
@@ -104,7 +107,9 @@ class Admission:
             spare, lacks = self.spare(), admitted.lacks
             asks = bool(admitted.soon) or self._hashed >= _HASHED or self._gave_up
             some, first = (spare + max(lack, 1) for lack in (min(lacks), lacks[0]))
-            self._refused = _Refused(self._version(), asks, some, admitted.refused[0], first)
+            entry = admitted.refused[0]
+            below = entry in self._below
+            self._refused = _Refused(self._version(), asks, some, entry, first, below)
         return admitted
 
     def _refused_still(self) -> bool:
@@ -125,8 +130,8 @@ class Admission:
             return None
         return refused.first
 
-    def first_refused(self) -> tuple[Request, int] | None:
-        """The first request that found no room, and the blocks that it lacks still.
+    def first_refused(self) -> tuple[Request, int, bool] | None:
+        """The first request that found no room, how much it lacks still, and whether below.
 
         Call it once per step: a parked request counts a stalled step each time, and is looked at
         again when it has too many (T17).
@@ -138,12 +143,14 @@ class Admission:
         entry.stalled_steps += 1
         if entry.parked is not None and self._parking.is_stalled(entry.stalled_steps):
             self._refused = None
-        return entry, refused.enough - self.spare()
+        return entry, refused.enough - self.spare(), refused.below
 
-    @property
-    def waits(self) -> bool:
-        """Whether a request stands in the line."""
-        return bool(self._queue.next(1))
+    def first_in_line(self) -> Request | None:
+        """The first request that waits, and not for another one's prefix."""
+        for entry in self._queue.next(1):
+            return entry
+        self._computing = self._prefilling()
+        return next((one for one in self._queue.aside if self.computed_by(one) is None), None)
 
     def admit_promised(self) -> Admitted:
         """Begins only requests with a ticket: rows that grow cannot use the room of a ticket."""
@@ -158,6 +165,7 @@ class Admission:
         self._computing = self._prefilling()
         self._hashed = 0
         self._gave_up = False
+        self._below.clear()
         for entry, popped in turns(admitted):
             promised = entry.ticket is not None
             try:
@@ -175,6 +183,8 @@ class Admission:
                 entry.waited_for = "room"
                 lack = error.need - error.available
                 admitted.lacks.append(lack)
+                if error.tier != "device":
+                    self._below.add(entry)
                 back += [entry] * popped
                 out.append(entry)
                 continue
@@ -243,20 +253,23 @@ class Admission:
                 self._prefetched = -1
                 return
 
-    def take_back(self, but: Request | None = None) -> bool:
+    def take_back(self, but: Request | None = None, *, held: bool = False) -> bool:
         """Takes a ticket back where nothing goes on for want of room: that of the last request.
 
         Otherwise requests that were each promised a part of the room would wait for one another.
+        One that is held gives its own back first.
 
         Args:
             but: A request that keeps its ticket.
+            held: Whether only one that is held gives its own back.
 
         Returns:
             Whether there was a ticket to take back.
         """
-        others = [entry for entry in self._queue.promised if entry is not but]
+        promised = self._queue.promised
+        others = [entry for entry in promised if entry is not but and (entry.held or not held)]
         if others:
-            last = max(others, key=lambda entry: entry.rank)
+            last = max(others, key=lambda entry: (entry.held, entry.rank))
             last.give_back(self._cache)
             self._queue.drop_ticket(last)
             self._refused = None

@@ -8,6 +8,7 @@ from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.stall import Stalls
+from blockyard.scheduling.unread import named
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 
@@ -78,6 +79,11 @@ class Explainer:
             lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
         if (other := self._admission.waits_for(entry)) is not None:
             lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
+        if keepers := self._stalls.unread.keepers():
+            lines.append(
+                f"{len(self._batch.held)} seats, and blocks, are kept by requests that nobody "
+                f"reads: {named(keepers)}."
+            )
         if self._headroom:
             lines.append(f"{self._headroom} blocks are kept for those that run.")
         return lines

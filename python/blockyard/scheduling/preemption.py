@@ -7,6 +7,7 @@ from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
 from blockyard.scheduling.safety import claims_below
 from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.unread import Unread
 from blockyard.scheduling.victims import Candidate
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -42,6 +43,8 @@ class Preemptor:
         self._parking = parking
         self._policy = options.victim_policy
         self._cooldown = options.preempt_cooldown
+        self.unread = Unread(batch, queue, options)
+        """The held requests that could not leave, where others wait for what they keep."""
 
     def relieve(self, need: int, behind: Request | None = None) -> None:
         """Copies blocks of parked requests down, those that shall come back last first.
@@ -142,7 +145,9 @@ class Preemptor:
         rested = [
             seat
             for seat in ranked
-            if not seat.request.preempted or seats.steps_run[seat.number] >= self._cooldown
+            if seat.request.held
+            or not seat.request.preempted
+            or seats.steps_run[seat.number] >= self._cooldown
         ]
         chosen: list[Seat] = []
         if self.stuck(grown):
@@ -158,25 +163,41 @@ class Preemptor:
                 lacking -= frees
         return chosen
 
-    def held(self, need: int, behind: Request | None = None) -> list[Seat]:
-        """Chooses rows that are held, for a waiting request; slots below are promised to each.
+    def held(self, need: int, behind: Request) -> tuple[list[Seat], bool]:
+        """Chooses rows that are held, for a waiting request (INV-25).
+
+        Rows for which slots below are promised come first. Where the engine can recompute, others
+        are computed again when they are read.
 
         Args:
             need: Blocks that it lacks; 0 where it lacks a seat.
             behind: The request that lacks them: parked ones before it give it none.
+
+        Returns:
+            The rows, and whether others that are held must stay, though too little is coming.
         """
-        held = self._batch.held if self._parking.mode != "recompute" else []
         coming = self._coming(behind) if need else self._seats.stopping
         chosen: list[Seat] = []
-        for seat in sorted(held, key=self._rank):
-            if coming >= max(need, 1):
-                break
-            if self._is_safe(seat):
-                seat.ticket = self._parking.promise(seat.lease)
-            if seat.ticket is not None:
-                chosen.append(seat)
-                coming += self.frees(seat) if need else 1
-        return chosen
+        # What several rows hold is free when the last of them has left.
+        ranked = sorted(
+            self._batch.held, key=lambda it: (need and not self.frees(it), self._rank(it))
+        )
+        for drops in (False, True):
+            for seat in [seat for seat in ranked if seat not in chosen]:
+                if coming >= max(need, 1):
+                    return chosen, False
+                if drops or self._may_park(seat):
+                    chosen.append(seat)
+                    coming += self.frees(seat) if need else 1
+            if self._parking.must_park:
+                return chosen, coming < max(need, 1) and len(chosen) < len(ranked)
+        return chosen, False
+
+    def _may_park(self, seat: Seat) -> bool:
+        """Promises slots below to a row that is held, where it is parked and that is safe."""
+        if self._parking.mode != "recompute" and self._is_safe(seat):
+            seat.ticket = self._parking.promise(seat.lease)
+        return seat.ticket is not None
 
     def last_resort(self) -> Seat | None:
         """Chooses a victim where all rows are stuck, and none of them frees anything alone.
@@ -200,7 +221,11 @@ class Preemptor:
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
         if not self._parking.must_park or promised:
             return None
-        return min(running, key=lambda seat: (not self.frees(seat), self._rank(seat)), default=None)
+        return min(
+            running,
+            key=lambda seat: (not seat.request.held, not self.frees(seat), self._rank(seat)),
+            default=None,
+        )
 
     def stuck(self, grown: Grown) -> bool:
         """Whether nothing that goes on would make room by itself."""

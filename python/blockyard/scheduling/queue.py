@@ -62,6 +62,16 @@ class WaitingQueue:
         return self._recomputed
 
     @property
+    def held(self) -> AbstractSet[Request]:
+        """The waiting requests that are held: they stand in no line."""
+        return self._held
+
+    @property
+    def aside(self) -> list[Request]:
+        """The requests that wait for another one's copy or prefill, in their order."""
+        return [place[2] for place in sorted(filter(self._is_current, self._aside))]
+
+    @property
     def promised(self) -> AbstractSet[Request]:
         """The waiting requests with a ticket: the room that it keeps is no other request's."""
         return self._promised

@@ -91,6 +91,8 @@ class Request:
     """The samples that are forked of it when its prompt is computed."""
     held: bool = False
     """Whether it shall decode nothing for now."""
+    kept_steps: int = 0
+    """Steps for which it has kept others waiting since it is held."""
     state: RequestState = RequestState.WAITING
     outputs: list[int] = field(default_factory=list)
     lease: Lease | None = None

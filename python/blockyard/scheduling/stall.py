@@ -9,6 +9,7 @@ from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.seats import Seats
+from blockyard.scheduling.unread import Unread, named
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.yard.cache import KVCache
 
@@ -31,6 +32,7 @@ class Stalls:
         seats: What runs or stops.
         batch: The steps in flight.
         admission: Which request found no room.
+        unread: Which held requests keep others waiting.
         lifecycle: Whether the engine lives.
         clock: Seconds.
     """
@@ -42,6 +44,7 @@ class Stalls:
         seats: Seats,
         batch: Batch,
         admission: Admission,
+        unread: Unread,
         lifecycle: Lifecycle,
         clock: Clock,
     ) -> None:
@@ -50,6 +53,8 @@ class Stalls:
         self._seats = seats
         self._batch = batch
         self._admission = admission
+        self.unread = unread
+        """Which held requests keep others waiting."""
         self._lifecycle = lifecycle
         self._watch = StallWatch(__name__, clock)
         sizes: dict[_Below, int] = {
@@ -99,7 +104,12 @@ class Stalls:
         with suppress(IndexError):
             oldest = self._batch.oldest
         unanswered = self._batch.number + 1 if oldest is None else oldest.number
-        facts = [self._unanswered(unanswered), self._unacked(unanswered), self._no_room()]
+        facts = [
+            self._unanswered(unanswered),
+            self._unacked(unanswered),
+            self._unread_streams(),
+            self._no_room(),
+        ]
         return [*(fact for fact in facts if fact is not None), *self._cache.standing()]
 
     def _ended(self) -> Fact | None:
@@ -158,6 +168,21 @@ class Stalls:
 
         return Fact(Rule.NO_ACK, (seat.number, seat.epoch), say)
 
+    def _unread_streams(self) -> Fact | None:
+        """A request waits for what held ones keep, which must stay where they are."""
+        waiting, keepers = self.unread.waiting, self.unread.keepers()
+        if waiting is None:
+            return None
+
+        def say(steps: int, seconds: float) -> str:
+            return (
+                f"Request {waiting.id!r} waits ({lasting(steps, seconds)}) for what requests keep "
+                f"that nobody reads: {named(keepers)}. Read their tokens and call unhold, or abort "
+                f"them; one fails after {self.unread.most:,} steps in which others wait"
+            )
+
+        return Fact(Rule.UNREAD, tuple(entry.order for entry in (waiting, *keepers)), say)
+
     def _no_room(self) -> Fact | None:
         """A request was refused.
 
@@ -198,7 +223,7 @@ class Stalls:
         if tickets:
             lines.append(f"Promised to tickets: {', '.join(tickets)}; call release, or begin.")
         if self._batch.held:
-            ids = ", ".join(repr(seat.request.id) for seat in self._batch.held[:_SHOWN])
+            ids = named(seat.request for seat in self._batch.held)
             lines.append(f"Held, as nobody reads their tokens: {ids}; call unhold.")
         quarantined = self._cache.stats()["device_quarantined"]
         if quarantined:

@@ -94,6 +94,18 @@ def test_a_held_request_makes_room_for_others_and_comes_back_at_the_same_token()
     assert served.scheduler.stats()["lost"] == 0
 
 
+@pytest.mark.parametrize("host", [0, 64])
+def test_as_many_unread_streams_as_there_are_seats_stop_nobody(host: int) -> None:
+    async def act(served: Served) -> None:
+        unread = [served.add(name, 5, 40) for name in range(2)]
+        for name in range(2, 5):
+            assert await tokens_of(served.add(name, 9, 20)) == continuation(name, 9, 20)
+        for stream in unread:
+            assert await tokens_of(stream) == continuation(stream.request, 5, 40)
+
+    play(act, host=host, max_num_seqs=2, max_unread=4)
+
+
 def test_an_idle_front_sleeps_until_a_request_comes() -> None:
     async def act(served: Served) -> None:
         await served.add("one", 5, 3).result()

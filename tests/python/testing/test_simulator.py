@@ -62,6 +62,7 @@ WANTED = (
     "failed",
     "hold",
     "unhold",
+    "unread",
     "stats forked",
     "stats preempted",
     "stats skipped",
