@@ -97,6 +97,7 @@ class Admission:
 
     def admit(self) -> Admitted:
         """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22)."""
+        self._readmit()
         if not len(self._queue) or self._seats.full:
             return Admitted([], [], [], [], [])
         if self._refused_still():
@@ -111,6 +112,17 @@ class Admission:
             below = entry in self._below
             self._refused = _Refused(self._version(), asks, some, entry, first, below)
         return admitted
+
+    def is_too_large(self, entry: Request) -> bool:
+        """Whether a request may need more than the device has, since it was made smaller."""
+        return entry.max_blocks(self._cache.block_size) > self._cache.limit()
+
+    def _readmit(self) -> None:
+        """Puts requests back in line that the device can hold again."""
+        fits = [entry for entry in self._queue.too_large if not self.is_too_large(entry)]
+        for entry in sorted(fits, key=lambda entry: entry.rank):
+            entry.too_large = False
+            self._queue.push(entry)
 
     def _refused_still(self) -> bool:
         """Whether all requests that did not fit before still would not."""
@@ -168,10 +180,16 @@ class Admission:
         self._below.clear()
         for entry, popped in turns(admitted):
             promised = entry.ticket is not None
+            if self.is_too_large(entry):
+                self._wait_apart(entry, popped=popped)
+                continue
             try:
                 lease = self._begin(entry)
             except (TooLarge, Misuse, Unavailable) as error:
-                # The device was made smaller, its ticket was given back, or its KV is lost.
+                if self.is_too_large(entry):  # since a moment ago
+                    self._wait_apart(entry, popped=popped)
+                    continue
+                # Its ticket was given back, or its KV is lost.
                 if not popped:
                     self._queue.withdraw(entry)
                 entry.give_back(self._cache)
@@ -204,6 +222,13 @@ class Admission:
         self._queue.put_aside(aside)
         return admitted
 
+    def _wait_apart(self, entry: Request, *, popped: bool) -> None:
+        """Has a request wait until the device is larger again; it holds up no other meanwhile."""
+        if not popped:
+            self._queue.withdraw(entry)
+        entry.too_large = True
+        self._queue.push(entry)
+
     def _in_turn(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
         """Pops requests in their order; none once the first refused was overtaken enough.
 
@@ -235,7 +260,7 @@ class Admission:
         for entry in sorted(entries, key=lambda entry: entry.rank):
             if self._seats.full or len(tried.refused) > most:
                 return
-            if not entry.held:
+            if not entry.apart:
                 yield entry, False
 
     def prefetch(self) -> None:
@@ -253,23 +278,23 @@ class Admission:
                 self._prefetched = -1
                 return
 
-    def take_back(self, but: Request | None = None, *, held: bool = False) -> bool:
+    def take_back(self, but: Request | None = None, *, apart: bool = False) -> bool:
         """Takes a ticket back where nothing goes on for want of room: that of the last request.
 
         Otherwise requests that were each promised a part of the room would wait for one another.
-        One that is held gives its own back first.
+        One that stands in no line gives its own back first.
 
         Args:
             but: A request that keeps its ticket.
-            held: Whether only one that is held gives its own back.
+            apart: Whether only one that stands in no line gives its own back.
 
         Returns:
             Whether there was a ticket to take back.
         """
         promised = self._queue.promised
-        others = [entry for entry in promised if entry is not but and (entry.held or not held)]
+        others = [entry for entry in promised if entry is not but and (entry.apart or not apart)]
         if others:
-            last = max(others, key=lambda entry: (entry.held, entry.rank))
+            last = max(others, key=lambda entry: (entry.apart, entry.rank))
             last.give_back(self._cache)
             self._queue.drop_ticket(last)
             self._refused = None
@@ -286,8 +311,8 @@ class Admission:
 
     def _version(self) -> tuple[int, ...]:
         """Numbers that change when a request comes or goes, or a tier has another size."""
-        limits = (self._cache.limit(), *self._parking.limits()) if self._parking.must_park else ()
-        return self._seats.departures, self._queue.changes, *limits
+        below = self._parking.limits() if self._parking.must_park else ()
+        return self._seats.departures, self._queue.changes, self._cache.limit(), *below
 
     def _begin(self, entry: Request) -> Lease | None:
         """The lease of a request; None where another one computes or loads its prefix now."""
@@ -354,6 +379,7 @@ class Admission:
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:
         entry.overtaken = 0
+        entry.limit = self._cache.limit()
         entry.ticket = None
         entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
         entry.parked = None

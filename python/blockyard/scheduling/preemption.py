@@ -111,7 +111,7 @@ class Preemptor:
             (
                 entry
                 for entry in self._queue.parked
-                if (behind is None or entry.held or entry.rank > behind.rank)
+                if (behind is None or entry.apart or entry.rank > behind.rank)
                 and entry.parked is not None
                 and entry.parked.state == "kept"
             ),
@@ -211,15 +211,26 @@ class Preemptor:
         ranked.sort(key=lambda seat: not self._is_safe(seat))
         return next(filter(self._may_stop, ranked), None)
 
+    def outgrown(self, skipped: list[Seat]) -> list[Seat]:
+        """Chooses those rows without room that fill the whole device, as it was made smaller.
+
+        They wait until it is larger: below it, or to be computed again; or in their seats, where
+        neither is possible.
+        """
+        capacity = self._cache.limit() * self._cache.block_size
+        return [seat for seat in skipped if seat.lease.tokens >= capacity and self._may_stop(seat)]
+
     def lost(self) -> Seat | None:
         """Chooses the row that fails where all are stuck, and no tier below has room to park one.
 
         By `safety` this happens only where a tier was made smaller since they began. It does not
-        happen while a ticket is open: the rows wait until its room comes back.
+        happen while a ticket is open: the rows wait until its room comes back. Nor does it where it
+        is the device that was made smaller: they wait until it is larger.
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
-        if not self._parking.must_park or promised:
+        smaller = any(self._cache.limit() < seat.request.limit for seat in running)
+        if not self._parking.must_park or promised or smaller:
             return None
         return min(
             running,

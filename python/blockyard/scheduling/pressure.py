@@ -71,7 +71,7 @@ class Pressure:
             first, lacks, below = refused
             if below:
                 self._outlast(first, below=True)
-            elif lacks > 0 and not self._admission.take_back(held=True):
+            elif lacks > 0 and not self._admission.take_back(apart=True):
                 self._give_way(first, lacks)
             self._preemptor.relieve(lacks, behind=first)
             if len(self._seats) == len(self._batch.held):
@@ -118,14 +118,9 @@ class Pressure:
             grown = self._batch.grow()
             if not grown.skipped:
                 return grown
-        self._admission.take_back(held=True)
+        self._admission.take_back(apart=True)
         self._counters.skipped += len(grown.skipped)
-        capacity = self._cache.limit()
-        for seat in grown.skipped:
-            if seat.lease.tokens >= capacity * self._cache.block_size:
-                # The device was made smaller than it is long.
-                why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
-                self._lifecycle.fail_seat(seat, why)
+        self._stop(self._preemptor.outgrown(grown.skipped))
         victims = self._preemptor.victims(grown, self._admission.growth())
         if not victims and self._preemptor.stuck(grown):
             victims = self._unstick()

@@ -298,7 +298,7 @@ class Scheduler:
         self._cache.set_headroom(self._lifecycle.wanted_headroom())
         if not grown.skipped:
             starts += self._starts.begun(self._admission.admit())
-            if self._queue.parked or self._queue.held or self._batch.held:
+            if self._queue.parked or self._queue.apart or self._batch.held:
                 self._pressure.move_ahead()
         elif self._queue.promised:
             starts += self._starts.begun(self._admission.admit_promised())

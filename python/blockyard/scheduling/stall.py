@@ -190,7 +190,7 @@ class Stalls:
         """
         refused = self._admission.refused if len(self._queue) else None
         if refused is None:
-            return None
+            return self._too_large()
         room, seats = self._cache.room(), self._seats
         # A seat that is given out begins its steps anew: their sum alone might stay the same.
         ran = seats.arrivals, seats.departures, int(seats.steps_run.sum())
@@ -204,6 +204,28 @@ class Stalls:
             )
 
         return Fact(Rule.NO_ROOM, moved, say)
+
+    def _too_large(self) -> Fact | None:
+        """The device was made smaller than a request that was accepted."""
+        limit, ran = self._cache.limit(), 0
+        waiting = sorted(tuple(self._queue.too_large), key=lambda entry: entry.rank)
+        if not waiting:
+            # Rows that find no room to grow, and can neither be parked nor computed again.
+            rows = [seat.request for seat in self._seats.bound() if not seat.request.held]
+            waiting = [entry for entry in rows if entry.limit > limit]
+            ran = int(self._seats.steps_run.sum())
+        if not waiting:
+            return None
+        most = max(entry.max_blocks(self._cache.block_size) for entry in waiting)
+
+        def say(steps: int, seconds: float) -> str:
+            return (
+                f"Requests wait ({lasting(steps, seconds)}) until the device is larger: it has "
+                f"{limit} blocks since it was made smaller, and {named(waiting)} may need up to "
+                f"{most}: resize it, or abort them"
+            )
+
+        return Fact(Rule.NO_ROOM, (limit, ran, *(entry.order for entry in waiting)), say)
 
     def _holders(self) -> str:
         """Who holds the blocks, and what can be called to get them back."""

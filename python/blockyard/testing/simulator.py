@@ -399,8 +399,6 @@ class Simulation:
         self.seen[f"{tier} smaller"] += slots < self._slots[tier]
         self.seen[f"{tier} larger"] += slots > self._slots[tier]
         self._slots[tier] = slots
-        requests = self.requests
-        requests.smallest_device = min(requests.smallest_device, self._slots["device"])
 
     def _on_restart(self, how: str, number: int) -> None:
         """The process ends, and clients add again what has not ended, from the prompt."""

@@ -69,7 +69,10 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
             "be skipped: loading them would take longer than computing them."
         )
     if not asked.ever:
-        lines.append(f"It never fits: it needs {asked.need} slots more than it found.")
+        lines.append(
+            f"It never fits a device of {cache.limit()} blocks: it needs {asked.need} slots more "
+            "than it found."
+        )
     elif asked.waits is not None:
         lines.append(f"It waits for flight {asked.waits}.")
     elif not asked.fits:
