@@ -285,6 +285,28 @@ def test_an_abort_of_a_parked_request_harms_no_other_whatever_follows_at_once(af
     play(act, device=9, max_unread=4)
 
 
+def test_what_is_said_of_an_old_stream_concerns_no_new_request_of_its_id() -> None:
+    """A stream that is dropped, or read, after its request has ended and another has its id."""
+
+    async def act(served: Served) -> None:
+        old = served.add("x", 5, 3)
+        await old.result()
+        new = served.add("x", 5, 40)
+        while not new._channel.held:
+            await served.front.ask(str)
+        channel, steps = old._channel, served.front._steps
+        channel.held = True
+        for say in (steps.resume, steps.abort, steps.drop):
+            say(channel)
+        unread = await served.front.ask(lambda scheduler: scheduler.stats()["in_decode"])
+        held = await served.front.ask(lambda scheduler: "is held" in str(scheduler.explain("x")))
+        assert (unread, held) == (1, True)
+        assert await tokens_of(new) == continuation("x", 5, 40)
+        assert (await new.result()).state is RequestState.FINISHED
+
+    play(act, max_unread=4)
+
+
 def test_an_id_that_is_used_again_in_the_turn_of_its_abort_is_another_request() -> None:
     async def act(served: Served) -> None:
         served.engine.pause.clear()

@@ -153,6 +153,40 @@ def test_as_many_unread_requests_as_there_are_seats_stop_nobody(
         assert loop.results[name].tokens.tolist() == continuation(name, 9, 12)
 
 
+@pytest.mark.parametrize(("blocks", "leave"), [(10, 0), (11, 1), (13, 1), (14, 2), (16, 2)])
+@pytest.mark.parametrize("host", [0, 64])
+def test_as_many_held_rows_leave_as_are_needed_and_no_more(
+    host: int, blocks: int, leave: int
+) -> None:
+    """Of 16 blocks each has 3, and 10 are free."""
+    loop = held(device=17, host=host)
+    loop.turn()
+    loop.scheduler.hold("two")
+    assert loop.cache.room().available == 10
+    loop.add("waits", text(3, 4 * blocks), 1)
+    for _ in range(8):
+        loop.turn()
+    assert loop.results["waits"].state is RequestState.FINISHED
+    assert loop.told("preempted") == leave
+    for name in ("one", "two"):
+        loop.scheduler.unhold(name)
+    loop.finish()
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_as_many_held_rows_give_up_their_seats_as_are_needed(waiting: int) -> None:
+    loop = held(max_num_seqs=2)
+    loop.scheduler.hold("two")
+    for at in range(waiting):
+        loop.add(at, text(at + 3, 5), 9)
+    loop.turn(6)
+    assert [loop.state(at) for at in range(waiting)] == [RequestState.DECODE] * waiting
+    assert loop.told("preempted") == waiting
+    for name in ("one", "two"):
+        loop.scheduler.unhold(name)
+    loop.finish()
+
+
 def test_of_two_held_rows_the_one_leaves_whose_work_is_kept() -> None:
     loop = Loop(host=3, max_num_seqs=2)
     loop.add("short", text(1, 9), 12)
@@ -361,6 +395,26 @@ def test_parked_unread_requests_fail_where_others_may_not_begin_beside_them() ->
     for name in set(loop.scheduler.requests):
         loop.scheduler.unhold(name)
     loop.finish()
+
+
+def test_while_one_fails_no_other_does_until_its_ack_has_come() -> None:
+    """What it gives back may be enough; its claim counts until then."""
+    loop = Loop(device=9, host=3, recompute=False, max_held_steps=2)
+    for at in (1, 2):
+        loop.add(at, text(at, 5), 4)
+    loop.turn(2)
+    for at in (1, 2):
+        loop.scheduler.hold(at)
+    loop.add("waits", text(3, 22), 4)
+    for _ in range(12):
+        loop.schedule()
+        loop.land()
+        loop.output()
+    assert [loop.state(at) for at in (1, 2)] == [RequestState.DECODE, RequestState.STOPPING]
+    loop.scheduler.unhold(1)
+    loop.finish()
+    assert loop.results[1].state is RequestState.FINISHED
+    assert loop.results["waits"].state is RequestState.FINISHED
 
 
 def test_unread_requests_that_keep_others_waiting_are_named() -> None:

@@ -614,7 +614,8 @@ def test_outcomes_that_are_counted_wrongly_are_noticed(
     # Where a flight that never ends is past no deadline, the drain may notice it first; where there
     # is another rank, whatever waits for it.
     setups = {seed: Scenario.seeded(seed).setup for seed in range(200)}
-    seeds = [seed for seed, setup in setups.items() if not setup.disk and setup.ranks == 1]
+    plain = (seed for seed, setup in setups.items() if not setup.disk and not setup.unread)
+    seeds = [seed for seed in plain if setups[seed].ranks == 1]
     found = broken(monkeypatch, verb, wrong, Flights, seeds)
     assert "the yard has counted copies as" in found
 
