@@ -51,7 +51,8 @@ class Explainer:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         below = self._cache.explain(self._held(entry))
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
-        said = (f"Request {entry.id!r} is {entry.state}.", *lines, *below.lines)
+        named_below = map(self._stalls.with_names, below.lines)
+        said = (f"Request {entry.id!r} is {entry.state}.", *lines, *named_below)
         return Explanation((*said, *self._stalls.stalled()), below.holders)
 
     @property

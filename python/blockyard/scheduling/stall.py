@@ -1,5 +1,6 @@
 """Why a loop stands still: which call is missing, and for how long."""
 
+import re
 from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
@@ -227,6 +228,21 @@ class Stalls:
 
         return Fact(Rule.NO_ROOM, (limit, ran, *(entry.order for entry in waiting)), say)
 
+    def with_names(self, sentence: str) -> str:
+        """Names the request beside the number of each lease, parked sequence and ticket."""
+        mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
+        for entry in (*self._queue.parked, *self._queue.promised):
+            if entry.parked is not None:
+                mine["parked", entry.parked.id] = entry.id
+            if entry.ticket is not None:
+                mine["ticket", entry.ticket.id] = entry.id
+
+        def name(found: re.Match[str]) -> str:
+            key = found[1], int(found[2])
+            return f"request {mine[key]!r} ({found[0]})" if key in mine else found[0]
+
+        return re.sub(r"\b(lease|parked|ticket) (\d+)\b", name, sentence)
+
     def _holders(self) -> str:
         """Who holds the blocks, and what can be called to get them back."""
         holders = self._cache.holders()
@@ -234,6 +250,7 @@ class Stalls:
             f"{kind} {number}: {held} blocks and {promised} promised"
             for kind, number, held, promised, *_ in holders[:_SHOWN]
         )
+        most = self.with_names(most)
         lines = [f"Holders of blocks: {len(holders)}" + (f" ({most})." if most else ".")]
         mine = {seat.lease.id for seat in self._seats.bound()}
         lost = [
