@@ -52,7 +52,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         while tokens is not None:
-            # Waits for a slow client. Its request is held when too much is unread.
+            # Waits for a slow client, once what it does not read has filled 64 KB here and the
+            # socket's buffers. Then its request is held when too much is unread.
             await response.write(json.dumps({"tokens": tokens}).encode() + b"\n")
             tokens = await anext(stream, None)
         result = await stream.result()

@@ -21,6 +21,8 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["Exported", "Facts"]
 
+_WELL: Final = frozenset({Rule.DEAD, Rule.UNREAD})
+"""Rules that are no illness: `failed` says the first; the second is for clients to end."""
 _ABOVE: Final = "above"
 """The device or the host, seen from a disk below both."""
 
@@ -188,7 +190,7 @@ class Exported:
             if failed is not None:
                 reasons.append(f"The engine failed: {failed}.")
             rules = self.monitor.spoken()
-            reasons += [line for rule, line in rules.items() if rule is not Rule.DEAD]
+            reasons += [line for rule, line in rules.items() if rule not in _WELL]
         if self._stalled is not None:
             reasons += _sentences(self._stalled)
         return Facts(tuple(reasons), frozenset(rules))

@@ -55,6 +55,8 @@ class _Refused(NamedTuple):
     first: Request
     enough: int
     """Available blocks with which the first would fit."""
+    below: bool
+    """Whether the first lacks room below the device, to be parked beside the others."""
 
 
 class Admission:
@@ -91,9 +93,11 @@ class Admission:
         self._hashed = 0
         self._gave_up = False
         self._out: list[Request] = []
+        self._below: set[Request] = set()
 
     def admit(self) -> Admitted:
         """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22)."""
+        self._readmit()
         if not len(self._queue) or self._seats.full:
             return Admitted([], [], [], [], [])
         if self._refused_still():
@@ -104,8 +108,21 @@ class Admission:
             spare, lacks = self.spare(), admitted.lacks
             asks = bool(admitted.soon) or self._hashed >= _HASHED or self._gave_up
             some, first = (spare + max(lack, 1) for lack in (min(lacks), lacks[0]))
-            self._refused = _Refused(self._version(), asks, some, admitted.refused[0], first)
+            entry = admitted.refused[0]
+            below = entry in self._below
+            self._refused = _Refused(self._version(), asks, some, entry, first, below)
         return admitted
+
+    def is_too_large(self, entry: Request) -> bool:
+        """Whether a request may need more than the device has, since it was made smaller."""
+        return entry.max_blocks(self._cache.block_size) > self._cache.limit()
+
+    def _readmit(self) -> None:
+        """Puts requests back in line that the device can hold again."""
+        fits = [entry for entry in self._queue.too_large if not self.is_too_large(entry)]
+        for entry in sorted(fits, key=lambda entry: entry.rank):
+            entry.too_large = False
+            self._queue.push(entry)
 
     def _refused_still(self) -> bool:
         """Whether all requests that did not fit before still would not."""
@@ -125,8 +142,8 @@ class Admission:
             return None
         return refused.first
 
-    def first_refused(self) -> tuple[Request, int] | None:
-        """The first request that found no room, and the blocks that it lacks still.
+    def first_refused(self) -> tuple[Request, int, bool] | None:
+        """The first request that found no room, how much it lacks still, and whether below.
 
         Call it once per step: a parked request counts a stalled step each time, and is looked at
         again when it has too many (T17).
@@ -138,12 +155,14 @@ class Admission:
         entry.stalled_steps += 1
         if entry.parked is not None and self._parking.is_stalled(entry.stalled_steps):
             self._refused = None
-        return entry, refused.enough - self.spare()
+        return entry, refused.enough - self.spare(), refused.below
 
-    @property
-    def waits(self) -> bool:
-        """Whether a request stands in the line."""
-        return bool(self._queue.next(1))
+    def first_in_line(self) -> Request | None:
+        """The first request that waits, and not for another one's prefix."""
+        for entry in self._queue.next(1):
+            return entry
+        self._computing = self._prefilling()
+        return next((one for one in self._queue.aside if self.computed_by(one) is None), None)
 
     def admit_promised(self) -> Admitted:
         """Begins only requests with a ticket: rows that grow cannot use the room of a ticket."""
@@ -158,12 +177,19 @@ class Admission:
         self._computing = self._prefilling()
         self._hashed = 0
         self._gave_up = False
+        self._below.clear()
         for entry, popped in turns(admitted):
             promised = entry.ticket is not None
+            if self.is_too_large(entry):
+                self._wait_apart(entry, popped=popped)
+                continue
             try:
                 lease = self._begin(entry)
             except (TooLarge, Misuse, Unavailable) as error:
-                # The device was made smaller, its ticket was given back, or its KV is lost.
+                if self.is_too_large(entry):  # since a moment ago
+                    self._wait_apart(entry, popped=popped)
+                    continue
+                # Its ticket was given back, or its KV is lost.
                 if not popped:
                     self._queue.withdraw(entry)
                 entry.give_back(self._cache)
@@ -175,6 +201,8 @@ class Admission:
                 entry.waited_for = "room"
                 lack = error.need - error.available
                 admitted.lacks.append(lack)
+                if error.tier != "device":
+                    self._below.add(entry)
                 back += [entry] * popped
                 out.append(entry)
                 continue
@@ -193,6 +221,13 @@ class Admission:
         self._out = []
         self._queue.put_aside(aside)
         return admitted
+
+    def _wait_apart(self, entry: Request, *, popped: bool) -> None:
+        """Has a request wait until the device is larger again; it holds up no other meanwhile."""
+        if not popped:
+            self._queue.withdraw(entry)
+        entry.too_large = True
+        self._queue.push(entry)
 
     def _in_turn(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
         """Pops requests in their order; none once the first refused was overtaken enough.
@@ -225,7 +260,7 @@ class Admission:
         for entry in sorted(entries, key=lambda entry: entry.rank):
             if self._seats.full or len(tried.refused) > most:
                 return
-            if not entry.held:
+            if not entry.apart:
                 yield entry, False
 
     def prefetch(self) -> None:
@@ -243,20 +278,23 @@ class Admission:
                 self._prefetched = -1
                 return
 
-    def take_back(self, but: Request | None = None) -> bool:
+    def take_back(self, but: Request | None = None, *, apart: bool = False) -> bool:
         """Takes a ticket back where nothing goes on for want of room: that of the last request.
 
         Otherwise requests that were each promised a part of the room would wait for one another.
+        One that stands in no line gives its own back first.
 
         Args:
             but: A request that keeps its ticket.
+            apart: Whether only one that stands in no line gives its own back.
 
         Returns:
             Whether there was a ticket to take back.
         """
-        others = [entry for entry in self._queue.promised if entry is not but]
+        promised = self._queue.promised
+        others = [entry for entry in promised if entry is not but and (entry.apart or not apart)]
         if others:
-            last = max(others, key=lambda entry: entry.rank)
+            last = max(others, key=lambda entry: (entry.apart, entry.rank))
             last.give_back(self._cache)
             self._queue.drop_ticket(last)
             self._refused = None
@@ -273,8 +311,8 @@ class Admission:
 
     def _version(self) -> tuple[int, ...]:
         """Numbers that change when a request comes or goes, or a tier has another size."""
-        limits = (self._cache.limit(), *self._parking.limits()) if self._parking.must_park else ()
-        return self._seats.departures, self._queue.changes, *limits
+        below = self._parking.limits() if self._parking.must_park else ()
+        return self._seats.departures, self._queue.changes, self._cache.limit(), *below
 
     def _begin(self, entry: Request) -> Lease | None:
         """The lease of a request; None where another one computes or loads its prefix now."""
@@ -341,6 +379,7 @@ class Admission:
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:
         entry.overtaken = 0
+        entry.limit = self._cache.limit()
         entry.ticket = None
         entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
         entry.parked = None

@@ -110,10 +110,11 @@ class Census:
         as a seat. Samples that are forked of another one wait for its prompt.
         """
         counts = self._queue.count()
-        queued = counts.waiting - counts.parked - counts.aside - counts.held
+        queued = counts.waiting - counts.parked - counts.aside - counts.held - counts.too_large
         refused = self._stalls.refuses and not self._seats.full
         found = dict.fromkeys(_REASONS, 0)
         found["parked"], found["held"] = counts.parked, counts.held
         found["room" if refused else "seat"] = max(queued, 0)
+        found["room"] += counts.too_large
         found["prefix"] = max(waiting - sum(found.values()), 0)
         return found

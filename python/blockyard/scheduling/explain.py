@@ -8,6 +8,7 @@ from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.stall import Stalls
+from blockyard.scheduling.unread import named
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 
@@ -50,7 +51,8 @@ class Explainer:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         below = self._cache.explain(self._held(entry))
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
-        said = (f"Request {entry.id!r} is {entry.state}.", *lines, *below.lines)
+        named_below = map(self._stalls.with_names, below.lines)
+        said = (f"Request {entry.id!r} is {entry.state}.", *lines, *named_below)
         return Explanation((*said, *self._stalls.stalled()), below.holders)
 
     @property
@@ -67,6 +69,12 @@ class Explainer:
             ]
         if entry.held:
             return ["It is held, as its tokens are not read: `unhold` goes on with it."]
+        if entry.too_large:
+            most, limit = entry.max_blocks(self._cache.block_size), self._cache.limit()
+            return [
+                f"It may need {most} blocks, and the device has {limit} since it was made smaller: "
+                "it waits until the device is larger. To give it up, abort it."
+            ]
         before = self._queue.count_before(entry)
         lines = [f"{before} requests stand before it; it was overtaken {entry.overtaken} times."]
         if self._lifecycle.dead is not None:
@@ -78,6 +86,11 @@ class Explainer:
             lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
         if (other := self._admission.waits_for(entry)) is not None:
             lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
+        if keepers := self._stalls.unread.keepers():
+            lines.append(
+                f"{len(self._batch.held)} seats, and blocks, are kept by requests that nobody "
+                f"reads: {named(keepers)}."
+            )
         if self._headroom:
             lines.append(f"{self._headroom} blocks are kept for those that run.")
         return lines

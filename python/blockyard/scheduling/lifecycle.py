@@ -124,7 +124,7 @@ class Lifecycle:
         del self._requests[entry.id]
         entry.leave()
         if (heir := entry.hand_over()) is not None:
-            self._queue.push(heir)
+            self._queue_up(heir)
         if entry.arrived is not None:
             self._record(entry, heir)
         self._results.append(Result(entry.id, state, np.array(entry.outputs, np.uint32), reason))
@@ -146,22 +146,29 @@ class Lifecycle:
         return results
 
     def abort(self, entry: Request) -> None:
-        """Ends a request now, or at its ack where the engine has it."""
+        """Aborts a request: now, or at its ack where the engine has it."""
+        self._leave(entry, RequestState.ABORTED, "aborted")
+
+    def give_up(self, entry: Request, reason: str) -> None:
+        """Fails a request, likewise."""
+        self._leave(entry, RequestState.FAILED, reason)
+
+    def _leave(self, entry: Request, state: RequestState, reason: str) -> None:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is None:
             # It waits: nothing else knows of it (T23).
             if entry.leader is None:
                 self._queue.withdraw(entry)
             entry.give_back(self._cache)
-            self.end(entry, RequestState.ABORTED, "aborted")
+            self.end(entry, state, reason)
         elif entry.state is RequestState.LOADING:
             # The engine has not heard of it, and its loads are abandoned (T27).
             self._batch.drop_loading(seat)
             self.release(seat)
-            self.end(entry, RequestState.ABORTED, "aborted")
+            self.end(entry, state, reason)
         else:
             # The ack ends it (T24, T25).
-            seat.pending_end = RequestState.ABORTED, "aborted"
+            seat.pending_end = state, reason
             if seat.stop is None:
                 self.stop(seat)
 
@@ -169,23 +176,28 @@ class Lifecycle:
         """Computes no more tokens of a request for now, or goes on with it."""
         if entry.held is held:
             return
-        entry.held = held
+        entry.held, entry.kept_steps = held, 0
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is not None:
             (self._batch.hold if held else self._batch.unhold)(seat)
+            self.lower_headroom()
         elif entry.leader is None:
-            # Other samples of its prompt do not wait for it.
-            heir = entry.hand_over() if held else None
-            for waiting in (entry, heir):
-                if waiting is not None:
-                    self._queue.push(waiting)
+            self._queue_up(entry)
+
+    def _queue_up(self, entry: Request) -> None:
+        """Puts a request in the queue. Other samples of its prompt wait for none that is held."""
+        self._queue.push(entry)
+        if entry.held and (heir := entry.hand_over()) is not None:
+            self._queue_up(heir)
 
     # -- headroom ------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        """Sequences that run or load; 0 while the engine is dead."""
-        return 0 if self.dead is not None else len(self._seats) - self._seats.stopping
+        """Sequences that run or load, without those that are held; 0 while the engine is dead."""
+        if self.dead is not None:
+            return 0
+        return len(self._seats) - self._seats.stopping - len(self._batch.held)
 
     def wanted_headroom(self) -> int:
         """Blocks that the policy wants kept for the growth of the running batch."""
@@ -298,7 +310,7 @@ class Lifecycle:
     def park(self, entry: Request, parked: Parked) -> None:
         """Puts a request back in the queue, with its work kept."""
         entry.park(parked)
-        self._queue.push(entry)
+        self._queue_up(entry)
 
     def recompute(self, seat: Seat) -> None:
         """Puts the request of a seat back in the queue, with the tokens that it has now."""
@@ -307,7 +319,7 @@ class Lifecycle:
             self.end(seat.request, RequestState.FAILED, "kv_lost: this engine cannot recompute it")
             return
         seat.request.recompute()
-        self._queue.push(seat.request)
+        self._queue_up(seat.request)
 
     def release(self, seat: Seat, *, ends: bool = True) -> None:
         """Returns the blocks of a seat once the steps in flight that may write them are done."""

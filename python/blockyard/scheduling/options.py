@@ -23,6 +23,7 @@ _LEAST: Final = {
     "max_num_batched_tokens": 1,
     "preempt_cooldown": 0,
     "max_stalled_steps": 0,
+    "max_held_steps": 0,
     "max_overtakes": 0,
     "num_speculative_tokens": 0,
     "prefetch_depth": 0,
@@ -51,6 +52,9 @@ class SchedulerOptions:
             victim again.
         max_stalled_steps: Steps in a row that a parked request may find no room, or give none to
             others, before it is recomputed instead.
+        max_held_steps: Steps for which a held request, which nobody reads, may keep others waiting
+            for a seat or for room before it fails. It counts only where the engine cannot recompute
+            and there is no room to park: else a held request makes room at once.
         max_overtakes: How often later requests may overtake one that does not fit.
         num_speculative_tokens: Draft tokens that a speculative engine may compute in each row
             beside its newest token. With them a row is in one step at a time.
@@ -70,6 +74,7 @@ class SchedulerOptions:
     stops: Stops = "acked"
     preempt_cooldown: int = 8
     max_stalled_steps: int = 1024
+    max_held_steps: int = 1024
     max_overtakes: int = 16
     num_speculative_tokens: int = 0
     prefetch_depth: int = 0

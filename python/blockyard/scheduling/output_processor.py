@@ -165,6 +165,8 @@ class OutputProcessor:
                 seat.request.state = RequestState.DECODE
                 seat.request.key_bytes = b""
                 self._batch.begin_decode(seat)
+                if seat.request.held:
+                    self._lifecycle.lower_headroom()
 
     def _end(self, output: Output, rows: list[Seat | None]) -> None:
         """Ends rows at an end token of the engine, or at `max_tokens` (T28, T35)."""

@@ -7,6 +7,7 @@ from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
 from blockyard.scheduling.safety import claims_below
 from blockyard.scheduling.seats import Seat, Seats
+from blockyard.scheduling.unread import Unread
 from blockyard.scheduling.victims import Candidate
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -42,6 +43,8 @@ class Preemptor:
         self._parking = parking
         self._policy = options.victim_policy
         self._cooldown = options.preempt_cooldown
+        self.unread = Unread(batch, queue, options)
+        """The held requests that could not leave, where others wait for what they keep."""
 
     def relieve(self, need: int, behind: Request | None = None) -> None:
         """Copies blocks of parked requests down, those that shall come back last first.
@@ -108,7 +111,7 @@ class Preemptor:
             (
                 entry
                 for entry in self._queue.parked
-                if (behind is None or entry.held or entry.rank > behind.rank)
+                if (behind is None or entry.apart or entry.rank > behind.rank)
                 and entry.parked is not None
                 and entry.parked.state == "kept"
             ),
@@ -142,7 +145,9 @@ class Preemptor:
         rested = [
             seat
             for seat in ranked
-            if not seat.request.preempted or seats.steps_run[seat.number] >= self._cooldown
+            if seat.request.held
+            or not seat.request.preempted
+            or seats.steps_run[seat.number] >= self._cooldown
         ]
         chosen: list[Seat] = []
         if self.stuck(grown):
@@ -158,25 +163,41 @@ class Preemptor:
                 lacking -= frees
         return chosen
 
-    def held(self, need: int, behind: Request | None = None) -> list[Seat]:
-        """Chooses rows that are held, for a waiting request; slots below are promised to each.
+    def held(self, need: int, behind: Request) -> tuple[list[Seat], bool]:
+        """Chooses rows that are held, for a waiting request (INV-25).
+
+        Rows for which slots below are promised come first. Where the engine can recompute, others
+        are computed again when they are read.
 
         Args:
             need: Blocks that it lacks; 0 where it lacks a seat.
             behind: The request that lacks them: parked ones before it give it none.
+
+        Returns:
+            The rows, and whether others that are held must stay, though too little is coming.
         """
-        held = self._batch.held if self._parking.mode != "recompute" else []
         coming = self._coming(behind) if need else self._seats.stopping
         chosen: list[Seat] = []
-        for seat in sorted(held, key=self._rank):
-            if coming >= max(need, 1):
-                break
-            if self._is_safe(seat):
-                seat.ticket = self._parking.promise(seat.lease)
-            if seat.ticket is not None:
-                chosen.append(seat)
-                coming += self.frees(seat) if need else 1
-        return chosen
+        # What several rows hold is free when the last of them has left.
+        ranked = sorted(
+            self._batch.held, key=lambda it: (need and not self.frees(it), self._rank(it))
+        )
+        for drops in (False, True):
+            for seat in [seat for seat in ranked if seat not in chosen]:
+                if coming >= max(need, 1):
+                    return chosen, False
+                if drops or self._may_park(seat):
+                    chosen.append(seat)
+                    coming += self.frees(seat) if need else 1
+            if self._parking.must_park:
+                return chosen, coming < max(need, 1) and len(chosen) < len(ranked)
+        return chosen, False
+
+    def _may_park(self, seat: Seat) -> bool:
+        """Promises slots below to a row that is held, where it is parked and that is safe."""
+        if self._parking.mode != "recompute" and self._is_safe(seat):
+            seat.ticket = self._parking.promise(seat.lease)
+        return seat.ticket is not None
 
     def last_resort(self) -> Seat | None:
         """Chooses a victim where all rows are stuck, and none of them frees anything alone.
@@ -190,17 +211,32 @@ class Preemptor:
         ranked.sort(key=lambda seat: not self._is_safe(seat))
         return next(filter(self._may_stop, ranked), None)
 
+    def outgrown(self, skipped: list[Seat]) -> list[Seat]:
+        """Chooses those rows without room that fill the whole device, as it was made smaller.
+
+        They wait until it is larger: below it, or to be computed again; or in their seats, where
+        neither is possible.
+        """
+        capacity = self._cache.limit() * self._cache.block_size
+        return [seat for seat in skipped if seat.lease.tokens >= capacity and self._may_stop(seat)]
+
     def lost(self) -> Seat | None:
         """Chooses the row that fails where all are stuck, and no tier below has room to park one.
 
         By `safety` this happens only where a tier was made smaller since they began. It does not
-        happen while a ticket is open: the rows wait until its room comes back.
+        happen while a ticket is open: the rows wait until its room comes back. Nor does it where it
+        is the device that was made smaller: they wait until it is larger.
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
-        if not self._parking.must_park or promised:
+        smaller = any(self._cache.limit() < seat.request.limit for seat in running)
+        if not self._parking.must_park or promised or smaller:
             return None
-        return min(running, key=lambda seat: (not self.frees(seat), self._rank(seat)), default=None)
+        return min(
+            running,
+            key=lambda seat: (not seat.request.held, not self.frees(seat), self._rank(seat)),
+            default=None,
+        )
 
     def stuck(self, grown: Grown) -> bool:
         """Whether nothing that goes on would make room by itself."""

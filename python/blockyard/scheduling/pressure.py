@@ -8,10 +8,14 @@ from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.headroom import HeadroomPolicy
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.preemption import Preemptor
+from blockyard.scheduling.request import Request
 from blockyard.scheduling.seats import Seat, Seats
+from blockyard.shared.log import Limited
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Pressure"]
+
+_log = Limited(__name__)
 
 _AHEAD: Final = 2
 """Steps for which parked requests make room before a running one lacks it."""
@@ -47,6 +51,7 @@ class Pressure:
         self._batch = batch
         self._admission = admission
         self._preemptor = preemptor
+        self._unread = preemptor.unread
         self._lifecycle = lifecycle
         self._headroom = headroom
         self._counters = counters
@@ -56,19 +61,52 @@ class Pressure:
 
         It comes after admission: a request that comes back in this step does not move in it.
         """
+        self._unread.relent()
         refused = self._admission.first_refused()
-        if self._seats.full and self._admission.waits:
-            self._stop(self._preemptor.held(0))
+        if self._batch.held and self._seats.full:
+            entry = self._admission.first_in_line()
+            if entry is not None:
+                self._give_way(entry, 0)
         if refused is not None:
-            first, lacks = refused
-            if lacks > 0:
-                self._stop(self._preemptor.held(lacks, behind=first))
+            first, lacks, below = refused
+            if below:
+                self._outlast(first, below=True)
+            elif lacks > 0 and not self._admission.take_back(apart=True):
+                self._give_way(first, lacks)
             self._preemptor.relieve(lacks, behind=first)
-            if not len(self._seats):
+            if len(self._seats) == len(self._batch.held):
                 self._preemptor.relieve_all(behind=first)
         self._preemptor.lower()
         # What moves now has landed when the rows need the room.
         self._preemptor.relieve(self._batch.blocks_wanted(_AHEAD) - self._admission.spare())
+
+    def _give_way(self, first: Request, lacks: int) -> None:
+        """Stops rows that are held, for the first waiting request (INV-25).
+
+        Args:
+            first: The request.
+            lacks: Blocks that it lacks; 0 where it lacks a seat.
+        """
+        victims, short = self._preemptor.held(lacks, behind=first)
+        self._stop(victims)
+        if short:
+            self._outlast(first, below=False)
+
+    def _outlast(self, first: Request, *, below: bool) -> None:
+        """Fails a held request that has kept the first waiting one too long (INV-25).
+
+        It happens only where the engine cannot recompute: elsewhere it has given way.
+        """
+        late = self._unread.outlast(first, below=below)
+        # What one gives back is there at its ack: no other one fails before.
+        if late is None or any(seat.pending_end for seat in self._seats.stopping_seats()):
+            return
+        why = (
+            f"unread: it was held, and kept others waiting for {late.kept_steps} steps, and this "
+            "engine cannot recompute it"
+        )
+        _log.warning("request %r fails, %s", late.id, why)
+        self._lifecycle.give_up(late, why)
 
     def make_room(self, grown: Grown) -> Grown:
         """Lets rows without room skip the step, and stops victims where too little comes.
@@ -80,13 +118,9 @@ class Pressure:
             grown = self._batch.grow()
             if not grown.skipped:
                 return grown
+        self._admission.take_back(apart=True)
         self._counters.skipped += len(grown.skipped)
-        capacity = self._cache.limit()
-        for seat in grown.skipped:
-            if seat.lease.tokens >= capacity * self._cache.block_size:
-                # The device was made smaller than it is long.
-                why = f"its {seat.lease.tokens} tokens fill all {capacity} blocks of the device"
-                self._lifecycle.fail_seat(seat, why)
+        self._stop(self._preemptor.outgrown(grown.skipped))
         victims = self._preemptor.victims(grown, self._admission.growth())
         if not victims and self._preemptor.stuck(grown):
             victims = self._unstick()

@@ -21,6 +21,7 @@ class Counts(NamedTuple):
     parked: int
     aside: int
     held: int
+    too_large: int
 
 
 class WaitingQueue:
@@ -43,6 +44,7 @@ class WaitingQueue:
         self._parked: set[Request] = set()
         self._promised: set[Request] = set()
         self._held: set[Request] = set()
+        self._too_large: set[Request] = set()
         self._recomputed: set[Request] = set()
         self.changes = 0
         """A number that differs whenever the set of waiting requests has changed."""
@@ -62,6 +64,26 @@ class WaitingQueue:
         return self._recomputed
 
     @property
+    def held(self) -> AbstractSet[Request]:
+        """The waiting requests that are held: they stand in no line."""
+        return self._held
+
+    @property
+    def apart(self) -> bool:
+        """Whether a waiting request stands in no line."""
+        return bool(self._held or self._too_large)
+
+    @property
+    def too_large(self) -> AbstractSet[Request]:
+        """The waiting requests that the device, which was made smaller, cannot hold now."""
+        return self._too_large
+
+    @property
+    def aside(self) -> list[Request]:
+        """The requests that wait for another one's copy or prefill, in their order."""
+        return [place[2] for place in sorted(filter(self._is_current, self._aside))]
+
+    @property
     def promised(self) -> AbstractSet[Request]:
         """The waiting requests with a ticket: the room that it keeps is no other request's."""
         return self._promised
@@ -69,8 +91,8 @@ class WaitingQueue:
     def push(self, entry: Request) -> None:
         """Adds a request; one that comes back has the place that it had at first.
 
-        One that is held stands in no line, so that its turn does not come. Push it again when that
-        has changed.
+        One that is held or too large stands in no line, so that its turn does not come. Push it
+        again when that has changed.
         """
         self.changes += 1
         if self.waits is not None:
@@ -87,7 +109,8 @@ class WaitingQueue:
         if entry.ticket is not None:
             self._promised.add(entry)
         (self._held.add if entry.held else self._held.discard)(entry)
-        if entry.held:
+        (self._too_large.add if entry.too_large else self._too_large.discard)(entry)
+        if entry.apart:
             return
         self._compact(heap)
         heapq.heappush(heap, (entry.rank, self._entries, entry))
@@ -118,6 +141,7 @@ class WaitingQueue:
         self._recomputed.discard(entry)
         self._promised.discard(entry)
         self._held.discard(entry)
+        self._too_large.discard(entry)
         if not self._current:
             self._heap.clear()
             self._aside.clear()
@@ -147,11 +171,12 @@ class WaitingQueue:
     def count(self) -> Counts:
         """How many wait, and for what: each counts once. Any thread may ask."""
         aside = {place[2] for place in tuple(self._aside) if self._is_current(place)}
-        held = tuple(self._held)
+        held, large = tuple(self._held), {*self._too_large}
         parked = tuple(self._parked)
-        aside -= {*held, *parked}
+        aside -= {*held, *parked, *large}
+        large -= {*held, *parked}
         apart = sum(entry not in self._parked for entry in held)
-        return Counts(len(self._current), len(parked), len(aside), apart)
+        return Counts(len(self._current), len(parked), len(aside), apart, len(large))
 
     def next(self, count: int) -> list[Request]:
         """The first `count` requests in their order; none of those that stand aside."""

@@ -91,6 +91,12 @@ class Request:
     """The samples that are forked of it when its prompt is computed."""
     held: bool = False
     """Whether it shall decode nothing for now."""
+    too_large: bool = False
+    """Whether it waits until the device, which was made smaller, can hold it again."""
+    limit: int = 0
+    """The blocks that the device might hold when it last began."""
+    kept_steps: int = 0
+    """Steps for which it has kept others waiting since it is held."""
     state: RequestState = RequestState.WAITING
     outputs: list[int] = field(default_factory=list)
     lease: Lease | None = None
@@ -133,6 +139,11 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """Its place among waiting requests: the smallest is first."""
         return (-self.priority, self.order)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it stands in no line while it waits."""
+        return self.held or self.too_large
 
     @property
     def terminal(self) -> bool:

@@ -106,7 +106,7 @@ class Scheduler(Single):
         )
         self._starts = Starts(cache, seats, batch, self._admission, lifecycle, counters)
         self._stalls = stalls = Stalls(
-            cache, queue, seats, batch, self._admission, lifecycle, clock
+            cache, queue, seats, batch, self._admission, preemptor.unread, lifecycle, clock
         )
         self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
         self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, stalls, counters)
@@ -251,8 +251,8 @@ class Scheduler(Single):
     def hold(self, request: Hashable) -> None:
         """Computes no more tokens of a request for now, as nobody reads those that are there.
 
-        Its prompt is computed, and steps in flight count. It keeps its seat and its blocks until
-        others need them; then it is parked, and `unhold` brings it back at the same token.
+        Its prompt is computed, and steps in flight count. When others need its seat or blocks it is
+        parked, or computed again after `unhold`; where neither can be it fails (`max_held_steps`).
 
         Raises:
             Misuse: There is no such request.
@@ -297,7 +297,7 @@ class Scheduler(Single):
         self._cache.set_headroom(self._lifecycle.wanted_headroom())
         if not grown.skipped:
             starts += self._starts.begun(self._admission.admit())
-            if self._queue.parked or self._batch.held:
+            if self._queue.parked or self._queue.apart or self._batch.held:
                 self._pressure.move_ahead()
         elif self._queue.promised:
             starts += self._starts.begun(self._admission.admit_promised())
@@ -432,7 +432,7 @@ class Scheduler(Single):
 
     @property
     def running(self) -> int:
-        """Sequences that run or load, for which `headroom` is kept; 0 after `fail`."""
+        """Sequences that run or load and are not held: `headroom` is kept for them."""
         return self._lifecycle.running
 
     @property

@@ -1,5 +1,6 @@
 """Why a loop stands still: which call is missing, and for how long."""
 
+import re
 from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
@@ -9,6 +10,7 @@ from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.seats import Seats
+from blockyard.scheduling.unread import Unread, named
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.yard.cache import KVCache
 
@@ -31,6 +33,7 @@ class Stalls:
         seats: What runs or stops.
         batch: The steps in flight.
         admission: Which request found no room.
+        unread: Which held requests keep others waiting.
         lifecycle: Whether the engine lives.
         clock: Seconds.
     """
@@ -42,6 +45,7 @@ class Stalls:
         seats: Seats,
         batch: Batch,
         admission: Admission,
+        unread: Unread,
         lifecycle: Lifecycle,
         clock: Clock,
     ) -> None:
@@ -50,6 +54,8 @@ class Stalls:
         self._seats = seats
         self._batch = batch
         self._admission = admission
+        self.unread = unread
+        """Which held requests keep others waiting."""
         self._lifecycle = lifecycle
         self._watch = StallWatch(__name__, clock)
         sizes: dict[_Below, int] = {
@@ -99,7 +105,12 @@ class Stalls:
         with suppress(IndexError):
             oldest = self._batch.oldest
         unanswered = self._batch.number + 1 if oldest is None else oldest.number
-        facts = [self._unanswered(unanswered), self._unacked(unanswered), self._no_room()]
+        facts = [
+            self._unanswered(unanswered),
+            self._unacked(unanswered),
+            self._unread_streams(),
+            self._no_room(),
+        ]
         return [*(fact for fact in facts if fact is not None), *self._cache.standing()]
 
     def _ended(self) -> Fact | None:
@@ -158,6 +169,21 @@ class Stalls:
 
         return Fact(Rule.NO_ACK, (seat.number, seat.epoch), say)
 
+    def _unread_streams(self) -> Fact | None:
+        """A request waits for what held ones keep, which must stay where they are."""
+        waiting, keepers = self.unread.waiting, self.unread.keepers()
+        if waiting is None:
+            return None
+
+        def say(steps: int, seconds: float) -> str:
+            return (
+                f"Request {waiting.id!r} waits ({lasting(steps, seconds)}) for what requests keep "
+                f"that nobody reads: {named(keepers)}. Read their tokens and call unhold, or abort "
+                f"them; one fails after {self.unread.most:,} steps in which others wait"
+            )
+
+        return Fact(Rule.UNREAD, tuple(entry.order for entry in (waiting, *keepers)), say)
+
     def _no_room(self) -> Fact | None:
         """A request was refused.
 
@@ -165,7 +191,7 @@ class Stalls:
         """
         refused = self._admission.refused if len(self._queue) else None
         if refused is None:
-            return None
+            return self._too_large()
         room, seats = self._cache.room(), self._seats
         # A seat that is given out begins its steps anew: their sum alone might stay the same.
         ran = seats.arrivals, seats.departures, int(seats.steps_run.sum())
@@ -180,6 +206,43 @@ class Stalls:
 
         return Fact(Rule.NO_ROOM, moved, say)
 
+    def _too_large(self) -> Fact | None:
+        """The device was made smaller than a request that was accepted."""
+        limit, ran = self._cache.limit(), 0
+        waiting = sorted(tuple(self._queue.too_large), key=lambda entry: entry.rank)
+        if not waiting:
+            # Rows that find no room to grow, and can neither be parked nor computed again.
+            rows = [seat.request for seat in self._seats.bound() if not seat.request.held]
+            waiting = [entry for entry in rows if entry.limit > limit]
+            ran = int(self._seats.steps_run.sum())
+        if not waiting:
+            return None
+        most = max(entry.max_blocks(self._cache.block_size) for entry in waiting)
+
+        def say(steps: int, seconds: float) -> str:
+            return (
+                f"Requests wait ({lasting(steps, seconds)}) until the device is larger: it has "
+                f"{limit} blocks since it was made smaller, and {named(waiting)} may need up to "
+                f"{most}: resize it, or abort them"
+            )
+
+        return Fact(Rule.NO_ROOM, (limit, ran, *(entry.order for entry in waiting)), say)
+
+    def with_names(self, sentence: str) -> str:
+        """Names the request beside the number of each lease, parked sequence and ticket."""
+        mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
+        for entry in (*self._queue.parked, *self._queue.promised):
+            if entry.parked is not None:
+                mine["parked", entry.parked.id] = entry.id
+            if entry.ticket is not None:
+                mine["ticket", entry.ticket.id] = entry.id
+
+        def name(found: re.Match[str]) -> str:
+            key = found[1], int(found[2])
+            return f"request {mine[key]!r} ({found[0]})" if key in mine else found[0]
+
+        return re.sub(r"\b(lease|parked|ticket) (\d+)\b", name, sentence)
+
     def _holders(self) -> str:
         """Who holds the blocks, and what can be called to get them back."""
         holders = self._cache.holders()
@@ -187,6 +250,7 @@ class Stalls:
             f"{kind} {number}: {held} blocks and {promised} promised"
             for kind, number, held, promised, *_ in holders[:_SHOWN]
         )
+        most = self.with_names(most)
         lines = [f"Holders of blocks: {len(holders)}" + (f" ({most})." if most else ".")]
         mine = {seat.lease.id for seat in self._seats.bound()}
         lost = [
@@ -198,7 +262,7 @@ class Stalls:
         if tickets:
             lines.append(f"Promised to tickets: {', '.join(tickets)}; call release, or begin.")
         if self._batch.held:
-            ids = ", ".join(repr(seat.request.id) for seat in self._batch.held[:_SHOWN])
+            ids = named(seat.request for seat in self._batch.held)
             lines.append(f"Held, as nobody reads their tokens: {ids}; call unhold.")
         quarantined = self._cache.stats()["device_quarantined"]
         if quarantined:

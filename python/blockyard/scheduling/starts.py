@@ -62,7 +62,7 @@ class Starts:
         self._counters.soon += len(admitted.soon)
         for entry, why in admitted.failed:
             self._lifecycle.end(entry, RequestState.FAILED, why)
-        if admitted.refused and not len(self._seats):
+        if admitted.refused and len(self._seats) == len(self._batch.held):
             self._admission.take_back(but=admitted.refused[0])
         starts = []
         for seat in admitted.seats:

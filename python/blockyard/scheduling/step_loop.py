@@ -77,6 +77,8 @@ class StepLoop(Single):
         self._seats: dict[int, Hashable] = {}
         self._telling: dict[int, bool] = {}
         self._resting_since: float | None = None
+        self._heard = time.monotonic()
+        """When the engine last answered a step, or had none to answer."""
         self._copies = (0, 0)
         self._commands: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
@@ -190,10 +192,9 @@ class StepLoop(Single):
         try:
             while not self._is_done():
                 wait = self._turn()
-                if wait is None and not self._event.wait(_MUTE):
-                    self._warn_mute()
-                elif wait:
-                    self._event.wait(wait)
+                if wait is None or wait:
+                    self._event.wait(_MUTE if wait is None else wait)
+                self._warn_mute()
         except BaseException as error:  # noqa: BLE001 - each reader is told
             self._fail(error)
         with contextlib.suppress(Misuse):
@@ -214,6 +215,8 @@ class StepLoop(Single):
         while self._commands:
             self._commands.popleft()()
         outputs, acks = self._engine.poll()
+        if outputs or not self._scheduler.steps_in_flight:
+            self._heard = time.monotonic()
         for output in outputs:
             self._scheduler.on_output(output)
             self._send(output.seats)
@@ -264,7 +267,7 @@ class StepLoop(Single):
     def _warn_mute(self) -> None:
         """Says that the engine has not answered, which no rule of `stalled` sees: no step comes."""
         in_flight = self._scheduler.steps_in_flight
-        if in_flight:
+        if in_flight and time.monotonic() - self._heard >= _MUTE:
             _mute.warning(
                 "the engine has answered none of its %d steps for %.0f s", in_flight, _MUTE
             )

@@ -41,6 +41,7 @@ class Rule(StrEnum):
     UNDISPATCHED = "undispatched"
     NOT_POLLED = "not polled"
     NO_OUTCOME = "no outcome"
+    UNREAD = "unread"
     NO_ROOM = "no room"
 
 

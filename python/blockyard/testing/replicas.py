@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ from blockyard.testing.simulated_rank import config_of
 __all__ = ["Replica", "Replicas"]
 
 _T = TypeVar("_T")
+_LATE: Final = 16
+"""Ticks that what hung may take when it goes on."""
 
 
 class Replica(NamedTuple):
@@ -55,6 +57,7 @@ class Replicas:
         self._honest = tuple(self._replicas)
         if setup.watched:
             self._replicas.append(_replica(setup, Counter(), fenced, _jumping(), watched=True))
+        self._late = 0
         first = self._replicas[0]
         self.cache = first.cache
         self.scheduler = first.scheduler
@@ -140,7 +143,9 @@ class Replicas:
             lost: Stops whose ack was lost: their seats wait for a reconcile.
             hung: Whether a copy hangs or an outcome is lost: a flight waits for a reset.
         """
-        faults = tuple(f"Seat {stop.seat} waits " for stop in lost) + ("Flight ",) * hung
+        self._late = _LATE if hung else self._late - 1
+        late = self._late > 0
+        faults = tuple(f"Seat {stop.seat} waits " for stop in lost) + ("Flight ",) * late
         for replica in self._honest:
             for said in replica.scheduler.stalled():
                 check(said.startswith(faults), f"O10: {said}")
@@ -231,6 +236,7 @@ def _replica(
             stops=setup.stops,
             preempt_mode=setup.preempt_mode if setup.host or setup.disk else None,
             max_stalled_steps=setup.max_stalled_steps,
+            max_held_steps=setup.max_held_steps,
             preempt_cooldown=setup.preempt_cooldown,
             max_overtakes=setup.max_overtakes,
             num_speculative_tokens=setup.drafts,

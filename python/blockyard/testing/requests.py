@@ -4,7 +4,7 @@ import zlib
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from blockyard.scheduling.request import RequestState, Result, max_blocks
 from blockyard.testing.engine import check, continuation
 from blockyard.testing.setup import Setup
 
-__all__ = ["Ask", "Request", "Requests"]
+__all__ = ["Ask", "Death", "Request", "Requests"]
 
 
 class Ask(NamedTuple):
@@ -48,6 +48,17 @@ class Ask(NamedTuple):
         return zlib.crc32(said) if self.salt or self.lora else 0
 
 
+class Death(NamedTuple):
+    """What is known of an engine that has died."""
+
+    until: int
+    """The tick at which it is reset."""
+    requests: Any
+    """What `Scheduler.reset` is given then."""
+    slots: set[int]
+    """The slots that it may still write."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request that was added."""
@@ -78,10 +89,10 @@ class Requests:
         self.results: dict[str, Result] = {}
         self.aborted: set[str] = set()
         """Requests that an event has aborted."""
+        self.held: set[str] = set()
+        """Requests that an event has held at any time."""
         self.died: set[str] = set()
         """Requests that ran in an engine when it died."""
-        self.smallest_device = setup.device
-        """The fewest slots that the device had."""
         self.work = 0
         """Tokens of all prompts and answers."""
 
@@ -144,6 +155,8 @@ class Requests:
             check(self._faulty, f"INV-11: {name} is lost, and nothing has failed: {result.reason}")
             self._seen["kv lost"] += 1
             return
-        small = asked.blocks >= self.smallest_device
-        check(name in self.died or small, f"{name} is {result.state}: {result.reason}")
-        self._seen["too small"] += name not in self.died
+        if not self._setup.recompute and result.reason.startswith("unread"):
+            check(name in self.held, f"INV-25: {name} is {result.reason}, and was never held")
+            self._seen["unread"] += 1
+            return
+        check(name in self.died, f"{name} is {result.state}: {result.reason}")

@@ -60,6 +60,9 @@ class Scenario:
             # From a source of its own: the other events stay as they are.
             events, names = _sampled(random.Random(f"samples {seed}"), events)  # noqa: S311
             events += _holds(random.Random(f"holds {seed}"), ticks, names)  # noqa: S311
+        if seed % 4 == 2:  # noqa: PLR2004
+            setup = replace(setup, unread=True, max_held_steps=seed // 4 % 3 * 8)
+            events += _unread(random.Random(f"unread {seed}"), events)  # noqa: S311
         events += _faults(chance, setup, ticks, names)
         events += _resizes(chance, setup, ticks, events)
         events += _promises(chance, setup, ticks, events)
@@ -242,6 +245,17 @@ def _holds(chance: random.Random, ticks: int, names: list[str]) -> list[Event]:
         name, at = chance.choice(names), chance.randrange(ticks)
         made.append(Event(at, "hold", (name,)))
         if chance.random() < 0.7:  # noqa: PLR2004
+            made.append(Event(at + chance.randint(1, 30), "unhold", (name,)))
+    return made
+
+
+def _unread(chance: random.Random, events: list[Event]) -> list[Event]:
+    """Holds all requests but a few, soon after they came and most of them for good."""
+    made = []
+    for event in chance.sample(events, chance.randint(1, len(events) - 1)):
+        name, at = event.what[0], event.tick + chance.choice([1, 3, 6, 12, 30])
+        made.append(Event(at, "hold", (name,)))
+        if chance.random() < 0.2:  # noqa: PLR2004
             made.append(Event(at + chance.randint(1, 30), "unhold", (name,)))
     return made
 

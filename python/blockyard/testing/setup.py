@@ -135,6 +135,7 @@ class Setup:
     recompute: bool = True
     """Whether the engine can recompute; if not, preempted requests must be parked."""
     max_stalled_steps: int = 32
+    max_held_steps: int = 16
     preempt_cooldown: int = 4
     max_overtakes: int = 4
     stops: Literal["in-order", "acked"] = "acked"
@@ -156,6 +157,8 @@ class Setup:
     """With "elsewhere" there are no bytes to check: each copy is good, some ticks later."""
     tick_ms: int = 10
     """Milliseconds of a tick on the scheduler's clock, which decides nothing."""
+    unread: bool = False
+    """Whether what is held when the faults end stays so until all others have ended."""
     watched: bool = False
     """Whether the last replica alone counts times, by a clock that jumps, is asked for all of its
     numbers after every step, and tells a listener, at times too late, what its blocks do."""

@@ -1,10 +1,10 @@
 """A scheduler, its yard, an engine and cranes that misbehave, step by step in virtual time."""
 
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from blockyard._core import InUse, Unavailable
 from blockyard.scheduling.request import RequestState
@@ -16,7 +16,7 @@ from blockyard.testing.copies import Copies
 from blockyard.testing.engine import Broken, SimulatedEngine, check
 from blockyard.testing.orders import as_retained
 from blockyard.testing.replicas import Replica, Replicas
-from blockyard.testing.requests import Ask, Requests
+from blockyard.testing.requests import Ask, Death, Requests
 from blockyard.testing.restarts import Remains
 from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import Scenario
@@ -29,18 +29,8 @@ _QUIET: Final = 24
 """Ticks without a plan after which nothing more is copied ahead."""
 _FAULTS: Final = frozenset({"copy", "outcome", "rank", "engine", "weights", "fail", "resize"})
 """Events that may cost a sequence the last copy of its KV, or the room that it began with."""
+_WAITING: Final = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
-
-
-class _Death(NamedTuple):
-    """What is known of an engine that has died."""
-
-    until: int
-    """The tick at which it is reset."""
-    requests: Any
-    """What `Scheduler.reset` is given then."""
-    slots: set[int]
-    """The slots that it may still write."""
 
 
 class Simulation:
@@ -63,6 +53,7 @@ class Simulation:
         self._remains = Remains(setup, self._config, shared, self.seen)
         self._pending_aborts: list[tuple[str, str]] = []
         self._versions = 0
+        self._held: set[str] = set()
         self._open(setup)
 
     def _open(self, setup: Setup) -> None:
@@ -87,7 +78,7 @@ class Simulation:
         self._reconciles: list[tuple[int, list[int], int]] = []
         self._copies = Copies(setup, self.seen, self._remains)
         self._slots: dict[str, int] = {tier: getattr(setup, tier) for tier in TIERS}
-        self._death: _Death | None = None
+        self._death: Death | None = None
         self._acks = Acks(self.seen)
         self._stopping: set[str] = set()
         self._quiet = 0
@@ -102,9 +93,23 @@ class Simulation:
         while self._events:
             self._tick(reconcile_every=self.setup.reconcile_every)
         self._end_faults()
+        # INV-25: who is held and not read holds up nobody else.
+        self._play_on(lambda: bool(set(self.requests.unfinished) - self._held))
+        for name in sorted(self._held):
+            self._on_unhold(name)
+        self._play_on(self._busy)
+        self._drain()
+        self._replicas.check_at_rest(self._slots)
+        for name, number in self._replicas.stats().items():
+            self.seen[f"stats {name}"] = number
+        for row, stat in PARKING.items():
+            self.seen[row] = self._scheduler.stats()[stat]
+
+    def _play_on(self, busy: Callable[[], bool]) -> None:
+        """Plays on, without faults, until nothing is busy; each request ends in its time."""
         bound = self.now + 400 + 16 * self.requests.work
         moved = self.now, 0
-        while self._busy():
+        while busy():
             self._tick(reconcile_every=8)
             done = len(self.requests.results) + self._engine.emitted.total()
             moved = moved if done == moved[1] else (self.now, done)
@@ -112,12 +117,6 @@ class Simulation:
                 self.now < bound and self.now < moved[0] + 100 + self.requests.work,
                 f"the faults are over, and these requests are stuck: {self._states()}",
             )
-        self._drain()
-        self._replicas.check_at_rest(self._slots)
-        for name, number in self._replicas.stats().items():
-            self.seen[f"stats {name}"] = number
-        for row, stat in PARKING.items():
-            self.seen[row] = self._scheduler.stats()[stat]
 
     def _busy(self) -> bool:
         """Whether a request, a seat or a ticket has not ended."""
@@ -282,24 +281,23 @@ class Simulation:
         self.seen["T27"] += state is RequestState.LOADING
         self.requests.aborted.add(name)
         self._replicas.each(lambda replica: replica.scheduler.abort(self.requests.ids[name]))
-        if state in {
-            RequestState.WAITING,
-            RequestState.LOADING,
-            RequestState.RECOMPUTE,
-            RequestState.PARKED,
-        }:
+        if state in {*_WAITING, RequestState.LOADING}:
             check(self._state(name) is None, f"{name} was {state} and is not aborted")
 
     def _on_hold(self, name: str) -> None:
-        self._hold(name, "hold")
+        self._say(name, "hold")
+        if self._state(name) is not None:
+            self._held.add(name)
+            self.requests.held.add(name)
 
     def _on_unhold(self, name: str) -> None:
-        self._hold(name, "unhold")
+        self._say(name, "unhold")
+        self._held.discard(name)
 
     def _on_hint(self, name: str, *fields: Any) -> None:  # noqa: ANN401 - of the event
-        self._hold(name, "hint", **as_retained(fields))
+        self._say(name, "hint", **as_retained(fields))
 
-    def _hold(self, name: str, verb: str, **said: Any) -> None:  # noqa: ANN401 - keywords
+    def _say(self, name: str, verb: str, **said: Any) -> None:  # noqa: ANN401 - keywords
         if self._state(name) is not None:
             self.seen[verb] += 1
             request = self.requests.ids[name]
@@ -359,13 +357,12 @@ class Simulation:
         ended = {RequestState.PREFILL, RequestState.DECODE, RequestState.STOPPING}
         had = {name for name, state in states.items() if state in ended}
         self.requests.died |= had
-        self._death = _Death(self.now + ticks, requests, self._engine.holding)
+        self._death = Death(self.now + ticks, requests, self._engine.holding)
         self._replicas.each(lambda replica: replica.scheduler.fail("it is gone"))
         self._collect()
         failed = {name for name in had if name in self.requests.results}
         check(failed == had, f"T29: the engine died with {had}, and only {failed} have failed")
-        waiting = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
-        lost = [name for name, state in self._states().items() if state not in waiting]
+        lost = [name for name, state in self._states().items() if state not in _WAITING]
         check(not lost, f"T29: {lost} are not waiting, and the engine is dead")
         self.seen["engine died"] += 1
         self.seen["T29 dead"] += sum(states[name] is RequestState.STOPPING for name in had)
@@ -402,8 +399,6 @@ class Simulation:
         self.seen[f"{tier} smaller"] += slots < self._slots[tier]
         self.seen[f"{tier} larger"] += slots > self._slots[tier]
         self._slots[tier] = slots
-        requests = self.requests
-        requests.smallest_device = min(requests.smallest_device, self._slots["device"])
 
     def _on_restart(self, how: str, number: int) -> None:
         """The process ends, and clients add again what has not ended, from the prompt."""
@@ -413,6 +408,7 @@ class Simulation:
         self.close()
         tags, disk = self._engine.tags, self._remains.slots or self.setup.disk
         self._open(replace(self.setup, disk=disk))
+        self._held.clear()
         self._engine.tags |= tags
         self.requests.left()
         for name in self.requests.unfinished:
@@ -440,8 +436,9 @@ class Simulation:
         """Lets what hangs go on, and resets ranks and engines that need it."""
         self._engine.fates.clear()
         self._engine.stalled = 0
-        for name in self.requests.unfinished:
-            self._on_unhold(name)
+        if not self.setup.unread:
+            for name in self.requests.unfinished:
+                self._on_unhold(name)
         for number, rank in enumerate(self._ranks):
             rank.end_faults()
             if rank.lost:

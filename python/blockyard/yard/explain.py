@@ -44,7 +44,7 @@ def explain(cache: Cache, request: Keys | Iterable[int] | Lease | Parked | NoRoo
         case Parked():
             lines = _of_parked(request)
         case NoRoom():
-            lines = _of_refusal(request, holders)
+            lines = _of_refusal(cache, request, holders)
         case _:
             keys = request if isinstance(request, Keys) else cache.keys(request)
             lines = _of_prompt(cache, keys, holders)
@@ -69,7 +69,10 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
             "be skipped: loading them would take longer than computing them."
         )
     if not asked.ever:
-        lines.append(f"It never fits: it needs {asked.need} slots more than it found.")
+        lines.append(
+            f"It never fits a device of {cache.limit()} blocks: it needs {asked.need} slots more "
+            "than it found."
+        )
     elif asked.waits is not None:
         lines.append(f"It waits for flight {asked.waits}.")
     elif not asked.fits:
@@ -78,7 +81,7 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
             f"It waits: it needs {asked.need} slots, and {max(asked.available, 0)} can be had "
             f"{had}."
         )
-        lines += _ends(asked.need - asked.available, holders)
+        lines += _ends(cache, asked.need - asked.available, holders)
     return lines
 
 
@@ -121,7 +124,7 @@ def _of_parked(parked: Parked) -> list[str]:
     ]
 
 
-def _of_refusal(refusal: NoRoom, holders: _Holders) -> list[str]:
+def _of_refusal(cache: Cache, refusal: NoRoom, holders: _Holders) -> list[str]:
     match refusal:
         case TooLarge():
             return [
@@ -146,12 +149,22 @@ def _of_refusal(refusal: NoRoom, holders: _Holders) -> list[str]:
                 )
             ]
             if refusal.tier == "device":
-                lines += _ends(refusal.need - refusal.available, holders)
+                lines += _ends(cache, refusal.need - refusal.available, holders)
             return lines
 
 
-def _ends(missing: int, holders: _Holders) -> list[str]:
-    """Names the fewest holders whose end is certain to free `missing` device slots."""
+def _ends(cache: Cache, missing: int, holders: _Holders) -> list[str]:
+    """Names the fewest holders whose end is certain to free `missing` device slots.
+
+    The headroom comes first: it falls as what runs ends or uses it, whoever that is.
+    """
+    headroom = cache.room().headroom
+    lines = []
+    if missing > 0 and headroom:
+        lines.append(f"{headroom} slots are headroom, kept for the growth of what runs.")
+        missing -= headroom
+        if missing <= 0:
+            return [*lines, "They would be enough: it falls as rows end or grow."]
     # A parked sequence is promised slots below the device.
     gains = [
         (alone + (promised if kind in {"lease", "ticket"} else 0), f"{kind} {number}")
@@ -164,8 +177,9 @@ def _ends(missing: int, holders: _Holders) -> list[str]:
         missing -= gain
         ends.append(name)
     if missing > 0:
-        return ["What is held is shared, or copies read it: no end alone is sure to make room."]
-    return [f"The end of {', '.join(ends)} would make room."] if ends else []
+        why = "What is held is shared, or copies read it: no end alone is sure to make room."
+        return [*lines, why]
+    return [*lines, f"The end of {', '.join(ends)} would make room."] if ends else lines
 
 
 def _room(cache: Cache, holders: _Holders) -> str:

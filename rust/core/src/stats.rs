@@ -136,9 +136,9 @@ numbers! {
         rejected: "handles", Counter "handles_rejected",
             "spent or foreign handles that were rejected";
         unseen as "missed_unseen": "blocks", Counter "miss_blocks{reason=unseen}",
-            "full blocks that begins did not find, behind one that nobody remembers";
+            "full blocks that begins did not find, behind one that nobody remembers; evicted ones are among them where no keys are remembered";
         gone as "missed_evicted": "blocks", Counter "miss_blocks{reason=evicted}",
-            "the same, behind one that was evicted";
+            "the same, behind one that was evicted, as far as keys are remembered: with `second-touch`, `learned` or `ghosts`; else 0";
         filling as "missed_filling": "blocks", Counter "miss_blocks{reason=filling}",
             "the same, behind one that was in flight";
         withheld as "missed_promised": "blocks", Counter "miss_blocks{reason=promised}",

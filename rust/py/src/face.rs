@@ -48,9 +48,11 @@ pub(crate) fn forked() {
 ///         is to say published again, found by a begin, or computed again after they were dropped.
 ///         A copy of a block that the device has too stays, unless a block that will be evicted
 ///         sooner has no copy.
-///     ghosts: Keys of dropped blocks to remember, rounded up to a multiple of 16. For
+///     ghosts: Keys of dropped blocks to remember, rounded up to a multiple of 16. With
 ///         "second-touch" each takes 4 bytes, and None remembers four per slot of all tiers;
-///         for "learned" each takes 2 bytes, and None remembers 1.75 per slot. 0 remembers none.
+///         with "learned" each takes 2 bytes, and None remembers 1.75 per slot. Elsewhere each
+///         takes 2 bytes, and None remembers none. 0 remembers none. Where none are remembered
+///         `missed_evicted` is 0: such misses count as unseen.
 ///     writes_below: The same for each tier below the device, from the host down; "on-evict" where
 ///         it says nothing. "through" copies what has landed there.
 ///     speeds: Three times in nanoseconds: to load one block; to compute one block at the start of

@@ -94,6 +94,18 @@ def test_a_held_request_makes_room_for_others_and_comes_back_at_the_same_token()
     assert served.scheduler.stats()["lost"] == 0
 
 
+@pytest.mark.parametrize("host", [0, 64])
+def test_as_many_unread_streams_as_there_are_seats_stop_nobody(host: int) -> None:
+    async def act(served: Served) -> None:
+        unread = [served.add(name, 5, 40) for name in range(2)]
+        for name in range(2, 5):
+            assert await tokens_of(served.add(name, 9, 20)) == continuation(name, 9, 20)
+        for stream in unread:
+            assert await tokens_of(stream) == continuation(stream.request, 5, 40)
+
+    play(act, host=host, max_num_seqs=2, max_unread=4)
+
+
 def test_an_idle_front_sleeps_until_a_request_comes() -> None:
     async def act(served: Served) -> None:
         await served.add("one", 5, 3).result()
@@ -271,6 +283,28 @@ def test_an_abort_of_a_parked_request_harms_no_other_whatever_follows_at_once(af
             await drained
 
     play(act, device=9, max_unread=4)
+
+
+def test_what_is_said_of_an_old_stream_concerns_no_new_request_of_its_id() -> None:
+    """A stream that is dropped, or read, after its request has ended and another has its id."""
+
+    async def act(served: Served) -> None:
+        old = served.add("x", 5, 3)
+        await old.result()
+        new = served.add("x", 5, 40)
+        while not new._channel.held:
+            await served.front.ask(str)
+        channel, steps = old._channel, served.front._steps
+        channel.held = True
+        for say in (steps.resume, steps.abort, steps.drop):
+            say(channel)
+        unread = await served.front.ask(lambda scheduler: scheduler.stats()["in_decode"])
+        held = await served.front.ask(lambda scheduler: "is held" in str(scheduler.explain("x")))
+        assert (unread, held) == (1, True)
+        assert await tokens_of(new) == continuation("x", 5, 40)
+        assert (await new.result()).state is RequestState.FINISHED
+
+    play(act, max_unread=4)
 
 
 def test_an_id_that_is_used_again_in_the_turn_of_its_abort_is_another_request() -> None:

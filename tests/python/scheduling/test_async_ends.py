@@ -11,10 +11,13 @@ from blockyard._typing import override
 from blockyard.scheduling import step_loop
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.request import RequestState
+from blockyard.shared.log import Limited
 from fronts import (
     InOrder,
     OutputIsAck,
     Served,
+    Silent,
+    Threaded,
     WithOutput,
     check_empty,
     parked,
@@ -253,10 +256,13 @@ def test_in_a_second_front_each_output_counts_for_its_own_step() -> None:
     play(act, engine=Keeps, stops="in-order")
 
 
+@pytest.mark.parametrize("engine", [Threaded, Silent])
 def test_an_engine_that_answers_nothing_is_named_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine: Any
 ) -> None:
+    """Whether it has `notify`, or is asked every millisecond."""
     monkeypatch.setattr(step_loop, "_MUTE", 0.02)
+    monkeypatch.setattr(step_loop, "_mute", Limited(step_loop.__name__, 60.0))
 
     async def act(served: Served) -> None:
         await asyncio.sleep(0.1)
@@ -268,7 +274,7 @@ def test_an_engine_that_answers_nothing_is_named_in_the_log(
         served.engine.pause.set()
         await stream.result()
 
-    play(act)
+    play(act, engine=engine)
     assert len(caplog.records) == 1
     assert "the engine has answered none of its 2 steps" in caplog.text
 

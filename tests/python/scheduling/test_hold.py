@@ -3,6 +3,7 @@
 import pytest
 
 import blockyard as by
+from blockyard.scheduling.headroom import Watermark
 from blockyard.scheduling.request import RequestState
 from loop import Loop, continuation, parked
 from yard import text
@@ -119,17 +120,337 @@ def test_a_held_request_gives_its_room_to_a_parked_one_before_it() -> None:
 
 
 @pytest.mark.parametrize("host", [0, 2])
-def test_a_held_request_stays_where_its_work_would_be_lost(host: int) -> None:
-    """Without a host, or with one too small, it could only be computed again."""
+def test_a_held_request_without_a_place_below_is_computed_again_when_it_is_read(host: int) -> None:
     loop = held(device=9, host=host)
     loop.scheduler.abort("two")
     loop.turn(2)
     loop.add("waits", text(3, 22), 4)
     loop.turn(8)
-    assert (loop.state("one"), loop.state("waits")) == ("decode", "waiting")
-    assert loop.told("preempted") == 0
+    assert loop.results["waits"].state is RequestState.FINISHED
+    assert (loop.state("one"), loop.told("preempted")) == (RequestState.RECOMPUTE, 1)
     loop.scheduler.unhold("one")
     loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 9, 12)
+
+
+WAYS: list[dict[str, object]] = [{}, {"host": 2}, {"host": 64, "preempt_mode": "recompute"}]
+
+
+@pytest.mark.parametrize("keywords", [{"host": 64}, *WAYS])
+def test_as_many_unread_requests_as_there_are_seats_stop_nobody(
+    keywords: dict[str, object],
+) -> None:
+    loop = held(max_num_seqs=2, **keywords)
+    loop.scheduler.hold("two")
+    for name in ("three", "four"):
+        loop.add(name, text(3, 9), 3)
+        loop.turn(8)
+        assert loop.results[name].state is RequestState.FINISHED
+    for name in ("one", "two"):
+        loop.scheduler.unhold(name)
+    loop.finish()
+    for name in ("one", "two"):
+        assert loop.results[name].tokens.tolist() == continuation(name, 9, 12)
+
+
+@pytest.mark.parametrize(("blocks", "leave"), [(10, 0), (11, 1), (13, 1), (14, 2), (16, 2)])
+@pytest.mark.parametrize("host", [0, 64])
+def test_as_many_held_rows_leave_as_are_needed_and_no_more(
+    host: int, blocks: int, leave: int
+) -> None:
+    """Of 16 blocks each has 3, and 10 are free."""
+    loop = held(device=17, host=host)
+    loop.turn()
+    loop.scheduler.hold("two")
+    assert loop.cache.room().available == 10
+    loop.add("waits", text(3, 4 * blocks), 1)
+    for _ in range(8):
+        loop.turn()
+    assert loop.results["waits"].state is RequestState.FINISHED
+    assert loop.told("preempted") == leave
+    for name in ("one", "two"):
+        loop.scheduler.unhold(name)
+    loop.finish()
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_as_many_held_rows_give_up_their_seats_as_are_needed(waiting: int) -> None:
+    loop = held(max_num_seqs=2)
+    loop.scheduler.hold("two")
+    for at in range(waiting):
+        loop.add(at, text(at + 3, 5), 9)
+    loop.turn(6)
+    assert [loop.state(at) for at in range(waiting)] == [RequestState.DECODE] * waiting
+    assert loop.told("preempted") == waiting
+    for name in ("one", "two"):
+        loop.scheduler.unhold(name)
+    loop.finish()
+
+
+def test_of_two_held_rows_the_one_leaves_whose_work_is_kept() -> None:
+    loop = Loop(host=3, max_num_seqs=2)
+    loop.add("short", text(1, 9), 12)
+    loop.add("long", text(2, 40), 12)  # it comes last, and does not fit below
+    loop.turn(2)
+    for name in ("short", "long"):
+        loop.scheduler.hold(name)
+    loop.add("waits", text(3, 5), 2)
+    loop.turn(6)
+    assert loop.results["waits"].state is RequestState.FINISHED
+    assert (loop.state("short"), loop.state("long")) == (RequestState.PARKED, RequestState.DECODE)
+    assert loop.told("lost") == 0
+    for name in ("short", "long"):
+        loop.scheduler.unhold(name)
+    loop.finish()
+
+
+def test_a_host_full_of_parked_unread_requests_keeps_no_seat_and_no_room() -> None:
+    loop = Loop(device=17, host=4, max_num_seqs=1)
+    for at in range(4):
+        loop.add(at, text(at + 1, 9), 12)
+        for _ in range(9):
+            loop.turn()
+        loop.scheduler.hold(at)
+    assert [loop.state(at) for at in range(4)].count(RequestState.PARKED) == 1
+    loop.add("last", text(9, 50), 4)
+    for _ in range(14):
+        loop.turn()
+    assert loop.results["last"].state is RequestState.FINISHED
+    for at in range(4):
+        loop.scheduler.unhold(at)
+    loop.finish()
+    for at in range(4):
+        assert loop.results[at].tokens.tolist() == continuation(at, 9, 12)
+
+
+def test_a_request_that_stood_aside_gets_the_seat_of_a_held_one() -> None:
+    """It was set aside while another one computed their prefix, and so stands in no line."""
+    loop = Loop(device=17, host=40, max_num_seqs=2)
+    shared = text(9, 4)
+    for at, name in enumerate("abc"):
+        loop.add(name, shared + text(at + 1, 5), 12)
+    loop.turn(2)
+    for name in "ab":
+        loop.scheduler.hold(name)
+    for _ in range(20):
+        loop.turn()
+    assert loop.results["c"].state is RequestState.FINISHED
+    assert loop.told("preempted") == 1
+    for name in "ab":
+        loop.scheduler.unhold(name)
+    loop.finish()
+
+
+def test_while_another_one_computes_its_prefix_no_held_row_leaves_for_it() -> None:
+    loop = Loop(device=49, host=40, max_num_seqs=3, max_num_batched_tokens=9)
+    loop.add("held", text(1, 5), 12)
+    loop.turn(2)
+    loop.scheduler.hold("held")
+    loop.add("computes", text(2, 40), 4)
+    loop.add("aside", text(2, 40), 4)
+    loop.add("runs", text(3, 5), 20)
+    loop.turn(3)
+    assert (loop.state("computes"), loop.state("aside")) == ("prefill", "waiting")
+    assert loop.told("preempted") == 0
+    loop.turn(6)
+    assert loop.told("preempted") == 1
+    assert loop.begun[-1] == "aside"
+    loop.scheduler.unhold("held")
+    loop.finish()
+
+
+def test_a_held_row_keeps_no_headroom() -> None:
+    loop = held(device=17, headroom=Watermark(8))
+    loop.scheduler.abort("two")
+    loop.turn(2)
+    assert (loop.scheduler.headroom, loop.scheduler.running) == (0, 0)
+    loop.add("waits", text(3, 40), 4)
+    loop.turn()
+    assert loop.begun[-1] == "waits"
+    loop.scheduler.unhold("one")
+    assert loop.scheduler.running == 2
+    loop.turn()
+    assert loop.scheduler.headroom > 0
+    loop.finish()
+    assert loop.told("no_room") == 0
+
+
+def test_a_prompt_computed_for_a_held_request_takes_its_headroom_away() -> None:
+    loop = Loop(device=17, headroom=Watermark(8))
+    loop.add("one", text(1, 9), 12)
+    loop.schedule()
+    loop.scheduler.hold("one")
+    loop.output()
+    assert (loop.scheduler.headroom, loop.scheduler.running) == (0, 0)
+    loop.scheduler.unhold("one")
+    loop.finish()
+
+
+def test_a_held_request_that_waits_gives_its_ticket_back_where_others_lack_room() -> None:
+    loop = Loop(device=9)
+    loop.add("runs", text(2, 3), 25)
+    loop.add("one", text(1, 9), 3, ticket=loop.cache.promise(6))
+    loop.scheduler.hold("one")
+    loop.turn()
+    loop.add("two", text(2, 12), 2)
+    loop.turn(5)
+    assert loop.results["two"].state is RequestState.FINISHED
+    loop.turn(12)  # the row grows beyond what the ticket had left
+    assert loop.told("skipped") == 0
+    loop.scheduler.unhold("one")
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 9, 3)
+
+
+def test_other_samples_do_not_wait_for_a_leader_that_is_held_and_was_preempted() -> None:
+    loop = Loop(max_num_batched_tokens=8)
+    loop.scheduler.add("a", text(1, 21), max_tokens=3, n=4)
+    loop.turn()
+    for at in (0, 1):
+        loop.scheduler.hold(("a", at))
+    loop.scheduler.update_weights()  # it is stopped in the midst of its prompt
+    for _ in range(12):
+        loop.turn()
+    assert {("a", 2), ("a", 3)} <= set(loop.results)
+    for at in (0, 1):
+        loop.scheduler.unhold(("a", at))
+    loop.finish()
+    for at in range(4):
+        assert loop.results["a", at].tokens.tolist() == continuation(("a", at), 21, 3)
+
+
+def test_other_samples_do_not_wait_for_a_held_one_that_leads_them_in_place_of_one_that_ended() -> (
+    None
+):
+    loop = Loop()
+    loop.scheduler.add("a", text(1, 9), max_tokens=3, n=3)
+    loop.scheduler.hold(("a", 1))
+    loop.scheduler.abort(("a", 0))
+    loop.turn(6)
+    assert loop.results["a", 2].state is RequestState.FINISHED
+    loop.scheduler.unhold(("a", 1))
+    loop.finish()
+
+
+# -- where nothing can be recomputed
+
+
+def bound(most: int, **keywords: object) -> Loop:
+    """Two requests of an engine that cannot recompute are held, and there is no room to park."""
+    loop = held(recompute=False, max_num_seqs=2, max_held_steps=most, **keywords)
+    loop.scheduler.hold("two")
+    return loop
+
+
+def test_where_nothing_is_recomputed_one_fails_when_it_has_kept_others_waiting_too_long() -> None:
+    loop = bound(5)
+    for _ in range(20):
+        loop.turn()  # nobody waits
+    loop.add("waits", text(3, 9), 3)
+    loop.turn(5)
+    assert loop.results == {}
+    loop.turn()
+    assert loop.state("waits") is RequestState.WAITING
+    result = loop.results["two"]
+    assert (result.state, result.tokens.tolist()) == ("failed", continuation("two", 9, 3)[:2])
+    assert result.reason.startswith("unread: it was held, and kept others waiting for 6 steps")
+    loop.turn(5)
+    assert loop.results["waits"].state is RequestState.FINISHED
+    assert loop.state("one") is RequestState.DECODE
+    loop.scheduler.unhold("one")
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 9, 12)
+
+
+def test_one_that_was_read_in_between_has_all_its_steps_again() -> None:
+    loop = bound(5)
+    loop.add("waits", text(3, 9), 3)
+    loop.turn(3)
+    loop.scheduler.unhold("two")
+    loop.turn()
+    loop.scheduler.hold("two")
+    loop.turn()
+    assert loop.results == {}
+    loop.turn()
+    assert list(loop.results) == ["one"]
+    loop.scheduler.unhold("two")
+    loop.finish()
+    assert loop.results["two"].state is RequestState.FINISHED
+
+
+def test_parked_unread_requests_fail_where_others_may_not_begin_beside_them() -> None:
+    """What is parked keeps its claim below: nobody may begin beside it that could not be parked."""
+    loop = Loop(device=9, host=8, recompute=False, max_held_steps=3)
+    loop.add("one", text(1, 9), 12)
+    loop.turn(2)
+    loop.scheduler.hold("one")
+    loop.add("two", text(2, 9), 12)
+    loop.turn(2)
+    loop.scheduler.hold("two")
+    loop.add("three", text(3, 22), 4)
+    for _ in range(16):
+        loop.turn()
+    assert loop.results["three"].state is RequestState.FINISHED
+    assert any(result.reason.startswith("unread") for result in loop.results.values())
+    for name in set(loop.scheduler.requests):
+        loop.scheduler.unhold(name)
+    loop.finish()
+
+
+def test_while_one_fails_no_other_does_until_its_ack_has_come() -> None:
+    """What it gives back may be enough; its claim counts until then."""
+    loop = Loop(device=9, host=3, recompute=False, max_held_steps=2)
+    for at in (1, 2):
+        loop.add(at, text(at, 5), 4)
+    loop.turn(2)
+    for at in (1, 2):
+        loop.scheduler.hold(at)
+    loop.add("waits", text(3, 22), 4)
+    for _ in range(12):
+        loop.schedule()
+        loop.land()
+        loop.output()
+    assert [loop.state(at) for at in (1, 2)] == [RequestState.DECODE, RequestState.STOPPING]
+    loop.scheduler.unhold(1)
+    loop.finish()
+    assert loop.results[1].state is RequestState.FINISHED
+    assert loop.results["waits"].state is RequestState.FINISHED
+
+
+def test_unread_requests_that_keep_others_waiting_are_named() -> None:
+    loop = bound(1000)
+    loop.add("waits", text(3, 9), 3)
+    for _ in range(90):
+        loop.now += 1.0
+        loop.turn()
+    (sentence,) = loop.scheduler.stalled()
+    assert sentence.startswith("Request 'waits' waits (76 steps, 76.0 s) for what requests keep")
+    assert "that nobody reads: 'two', 'one'. Read their tokens and call unhold" in sentence
+    assert "one fails after 1,000 steps in which others wait" in sentence
+    said = str(loop.scheduler.explain("waits"))
+    assert "2 seats, and blocks, are kept by requests that nobody reads: 'two', 'one'." in said
+    loop.scheduler.abort("one")
+    loop.turn(2)
+    assert loop.scheduler.stalled() == ()
+    loop.scheduler.unhold("two")
+    loop.finish()
+
+
+def test_a_parked_request_that_is_read_does_not_fail_as_the_device_is_full() -> None:
+    """Nothing is counted against those that are parked where others wait for rows that compute."""
+    loop = Loop(device=17, host=64, recompute=False, max_held_steps=2, max_num_seqs=2)
+    loop.add("one", text(1, 9), 12)
+    loop.turn(2)
+    loop.scheduler.hold("one")
+    for at in range(2, 5):
+        loop.add(at, text(at, 30), 20)
+    for _ in range(80):
+        loop.turn()
+    assert loop.state("one") is RequestState.PARKED
+    assert {loop.results[at].state for at in range(2, 5)} == {RequestState.FINISHED}
+    loop.scheduler.unhold("one")
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 9, 12)
 
 
 def test_under_pressure_a_held_request_is_the_first_victim() -> None:

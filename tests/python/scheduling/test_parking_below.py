@@ -324,3 +324,24 @@ def test_inv_11_over_two_tiers_none_is_lost(sizes: tuple[int, ...], tiers: tuple
         result = loop.results[name]
         assert result.state is RequestState.FINISHED
         assert result.tokens.tolist() == continuation(name, 1, most)
+
+
+@pytest.mark.parametrize(("blocks", "tier"), [(3, "host"), (4, "host"), (5, "disk"), (40, "host")])
+def test_whether_parking_pays_is_asked_of_the_nearest_tier_with_just_enough_room(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, tier: str
+) -> None:
+    """Where none has the room, of the nearest."""
+    cache, preempt = parking(host=6, disk=16, device=65)
+    ticket = cache.promise(2, tier="host")
+    assert cache.room("host").available == 4
+    asked: list[str] = []
+
+    def worth(_self: by.KVCache, _blocks: int, *, tier: str) -> bool:
+        return bool(asked.append(tier))
+
+    monkeypatch.setattr(by.KVCache, "worth_loading", worth, raising=False)
+    lease = begin(cache, text(1, 4 * blocks))
+    assert preempt.park(lease, 4 * blocks) is None
+    assert asked == [tier]
+    cache.finish(lease)
+    cache.release(ticket)

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard.scheduling.batch import Batch, Grown
 from blockyard.scheduling.headroom import Adaptive
 from blockyard.scheduling.request import RequestState
-from loop import Loop, continuation, sharing, squeezed
+from loop import Loop, continuation, parked, sharing, squeezed
 from yard import publish_below, text
 
 
@@ -380,3 +381,19 @@ def test_progress_a_prompt_of_the_whole_device_that_is_all_there_begins_all_the_
         loop.add(request, text(1, 16), 1)
         loop.finish()
         assert loop.results[request].tokens.tolist() == continuation(request, 16, 1)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "spare", "held_back", "asked"),
+    [(5, 1, 2, [2]), (5, -3, 2, [3]), (3, 1, 2, []), (4, 0, 0, [4]), (5, 0, 4, [1])],
+)
+def test_parked_blocks_move_for_what_is_lacking_and_comes_from_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, lacks: int, spare: int, held_back: int, asked: list[int]
+) -> None:
+    """What is spare, and what comes back with the steps in flight, is not asked of them."""
+    loop = parked()
+    preemptor, moved = loop.scheduler._pressure._preemptor, list[int]()
+    monkeypatch.setattr(Batch, "held_back", property(lambda _: held_back))
+    monkeypatch.setattr(preemptor._parking, "relieve", lambda need, _: moved.append(need))
+    preemptor.victims(Grown([], None, [], lacks), spare)
+    assert moved == asked

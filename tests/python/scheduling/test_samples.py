@@ -127,13 +127,16 @@ def test_a_sample_that_waits_for_the_prompt_says_so_and_can_be_aborted() -> None
     assert [loop.results["a", at].state.value for at in (0, 2)] == ["finished", "finished"]
 
 
-def test_samples_of_a_request_that_never_fits_all_fail() -> None:
-    """The device was made smaller: each is told by its own result."""
+def test_samples_of_a_request_that_is_too_large_for_now_all_wait() -> None:
+    """The device was made smaller."""
     loop = Loop(device=17)
     loop.scheduler.add("a", text(1, 40), max_tokens=3, n=3)
     loop.cache.resize("device", 6)
+    loop.turn(5)
+    assert {loop.state(("a", at)) for at in range(3)} == {RequestState.WAITING}
+    loop.cache.resize("device", 17)
     loop.finish()
-    assert {loop.results["a", at].state for at in range(3)} == {RequestState.FAILED}
+    sampled(loop, "a", 40, 3, 3)
 
 
 def test_where_nothing_can_be_recomputed_samples_are_admitted_one_by_one() -> None:

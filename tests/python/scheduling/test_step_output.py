@@ -104,32 +104,96 @@ def test_what_the_device_can_never_hold_is_refused_at_once_and_what_it_just_can_
     assert len(loop.results["one"].tokens) == 13
 
 
-def test_a_device_that_was_made_smaller_fails_what_fits_no_more() -> None:
-    loop = Loop(device=9)
-    loop.add("one", 30, 2)
-    loop.cache.resize("device", 5)
-    loop.schedule()
-    loop.output()
-    assert loop.results["one"].state is RequestState.FAILED
+def test_a_request_waits_until_a_device_that_was_made_smaller_is_large_again() -> None:
+    """It holds up no other meanwhile, and says what it waits for."""
+    loop = Loop(device=33, max_overtakes=0, metrics=True)
+    loop.add("large", text(1, 90), 8)
+    loop.cache.resize("device", 17)
+    for name in range(3):
+        loop.add(name, text(name + 2, 20), 4)
+    for _ in range(90):
+        loop.now += 1.0
+        loop.turn()
+    assert {loop.results[name].state for name in range(3)} == {RequestState.FINISHED}
+    assert loop.state("large") is RequestState.WAITING
+    assert loop.scheduler.stats()["waiting_room"] == loop.scheduler.stats()["waiting"] == 1
+    said = str(loop.scheduler.explain("large"))
+    assert "It may need 25 blocks, and the device has 16 since it was made smaller" in said
+    (sentence,) = loop.scheduler.stalled()
+    assert "it has 16 blocks since it was made smaller, and 'large' may need up to 25" in sentence
+    loop.cache.resize("device", 25)  # one too few, as one is never given out
+    loop.turn(2)
+    assert loop.state("large") is RequestState.WAITING
+    loop.cache.resize("device", 26)
+    loop.finish()
+    assert loop.results["large"].tokens.tolist() == continuation("large", 90, 8)
+
+
+def test_a_request_that_was_refused_stands_aside_when_the_device_is_made_smaller() -> None:
+    """It had found no room before; what is behind it fits."""
+    loop = Loop(device=33, max_overtakes=0)
+    loop.add("runs", text(1, 20), 20)
+    loop.turn()
+    loop.add("large", text(2, 110), 8)
+    loop.add("small", text(3, 9), 2)
+    loop.turn(3)
+    assert loop.state("small") is RequestState.WAITING
+    loop.cache.resize("device", 20)
+    loop.turn(3)
+    assert loop.results["small"].state is RequestState.FINISHED
+    loop.scheduler.abort("large")
     loop.finish()
 
 
+def test_one_too_large_for_now_gives_the_room_of_its_ticket_to_others() -> None:
+    loop = Loop(device=33)
+    loop.add("large", text(2, 110), 8, ticket=loop.cache.promise(10))
+    loop.cache.resize("device", 13)
+    loop.add("small", text(3, 20), 2)
+    loop.turn(6)
+    assert loop.results["small"].state is RequestState.FINISHED
+    loop.cache.resize("device", 33)
+    loop.finish()
+    assert loop.results["large"].tokens.tolist() == continuation("large", 110, 8)
+
+
+@pytest.mark.parametrize("host", [0, 32])
 @pytest.mark.parametrize("stops", ["acked", "in-order"])
-def test_a_running_request_too_large_for_a_device_made_smaller_fails_with_its_tokens(
-    stops: Any,
+def test_a_running_request_that_fills_a_device_made_smaller_waits_and_loses_no_token(
+    stops: Any, host: int
 ) -> None:
-    loop = Loop(device=9, stops=stops)
+    loop = Loop(device=9, host=host, stops=stops)
     loop.add("one", 6, 20)
     loop.turn(3)
     loop.cache.resize("device", 5)
     loop.add("two", text(2, 6), 4)
-    loop.finish()
-    one = loop.results["one"]
-    assert one.state is RequestState.FAILED
-    # It holds all 4 blocks, and has sampled the token that would be the first of a fifth.
-    assert one.tokens.tolist() == continuation("one", 6, 20)[:11]
-    assert "all 4 blocks" in one.reason
+    loop.turn(24)
     assert loop.results["two"].state is RequestState.FINISHED
+    assert loop.state("one") is (RequestState.PARKED if host else RequestState.RECOMPUTE)
+    # It held all 4 blocks, and has sampled the token that would be the first of a fifth.
+    assert loop.scheduler.sampled("one") == continuation("one", 6, 20)[:11]
+    loop.cache.resize("device", 9)
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 6, 20)
+
+
+def test_rows_that_cannot_leave_a_device_made_smaller_wait_in_their_seats() -> None:
+    """This engine cannot recompute, and has no host."""
+    loop = Loop(device=17, recompute=False)
+    for name in (1, 2):
+        loop.add(name, text(name, 6), 20)
+    loop.turn(3)
+    loop.cache.resize("device", 9)
+    for _ in range(120):
+        loop.now += 1.0
+        loop.turn()
+    assert loop.results == {}
+    (sentence,) = loop.scheduler.stalled()
+    assert "it has 8 blocks since it was made smaller, and 1, 2 may need up to 7" in sentence
+    loop.cache.resize("device", 17)
+    loop.finish()
+    for name in (1, 2):
+        assert loop.results[name].tokens.tolist() == continuation(name, 6, 20)
 
 
 def test_a_request_that_is_not_there_is_refused_by_name() -> None:

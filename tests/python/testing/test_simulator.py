@@ -62,6 +62,7 @@ WANTED = (
     "failed",
     "hold",
     "unhold",
+    "unread",
     "stats forked",
     "stats preempted",
     "stats skipped",
@@ -556,7 +557,7 @@ def test_tiers_become_smaller_and_larger_while_requests_run() -> None:
     assert (seen["stats device_capacity"], seen["stats host_capacity"]) == (19, 40)
 
 
-def test_a_request_that_fits_no_more_when_its_turn_comes_has_failed() -> None:
+def test_a_request_that_fits_no_more_when_its_turn_comes_waits_for_a_larger_device() -> None:
     scenario = Scenario(
         Setup(device=16, max_num_seqs=1, ends=False),
         (
@@ -564,12 +565,12 @@ def test_a_request_that_fits_no_more_when_its_turn_comes_has_failed() -> None:
             Event(2, "add", ("large", 1, 4, 40, 4, 0)),
             Event(2, "add", ("b", 2, 4, 0, 4, 0)),
             Event(3, "resize", ("device", 8)),
+            Event(60, "resize", ("device", 16)),
         ),
     )
     ran = simulate(scenario)
-    ends = {name: str(result.state) for name, result in ran.results.items()}
-    assert ends == {"a": "finished", "large": "failed", "b": "finished"}
-    assert ran.seen["too small"] == 1
+    assert list(ran.results) == ["a", "b", "large"]
+    assert {str(result.state) for result in ran.results.values()} == {"finished"}
 
 
 def test_a_size_that_is_not_taken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,7 +614,8 @@ def test_outcomes_that_are_counted_wrongly_are_noticed(
     # Where a flight that never ends is past no deadline, the drain may notice it first; where there
     # is another rank, whatever waits for it.
     setups = {seed: Scenario.seeded(seed).setup for seed in range(200)}
-    seeds = [seed for seed, setup in setups.items() if not setup.disk and setup.ranks == 1]
+    plain = (seed for seed, setup in setups.items() if not setup.disk and not setup.unread)
+    seeds = [seed for seed in plain if setups[seed].ranks == 1]
     found = broken(monkeypatch, verb, wrong, Flights, seeds)
     assert "the yard has counted copies as" in found
 

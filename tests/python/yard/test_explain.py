@@ -1,6 +1,7 @@
 """`explain`: why a prefix missed, why a request waits, what is held, what would make room."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -205,3 +206,31 @@ def test_to_explain_changes_nothing(cache: by.KVCache) -> None:
     before = cache.stats()
     cache.explain(text(1, 8))
     assert cache.stats() == before
+
+
+@pytest.mark.parametrize("eviction", ["recency", "heap"])
+def test_misses_of_evicted_blocks_are_counted_where_keys_are_remembered(eviction: Any) -> None:
+    for ghosts, counted in ((None, 0), (0, 0), (64, 2)):
+        cache = by.KVCache(block_size=4, device=17, host=0, eviction=eviction, ghosts=ghosts)
+        publish(cache, text(1, 8))
+        cache.finish(begin(cache, text(3, 64)))
+        cache.finish(begin(cache, text(1, 8)))
+        assert cache.stats()["missed_evicted"] == counted
+        assert cache.stats()["missed_unseen"] == 2 + 16 + 2 - counted
+
+
+def test_headroom_is_named_where_it_is_what_lacks(cache: by.KVCache) -> None:
+    held = begin(cache, text(1, 8))
+    free = cache.room().available
+    cache.set_headroom(free - 2)
+    wants = text(2, 4 * free)
+    said = str(cache.explain(wants))
+    assert f"{free - 2} slots are headroom, kept for the growth of what runs." in said
+    assert "They would be enough" in said
+    with pytest.raises(by.NoRoom) as refused:
+        cache.begin(wants)
+    assert "They would be enough" in str(cache.explain(refused.value))
+    said = str(cache.explain(text(2, 4 * free + 4)))
+    assert f"{free - 2} slots are headroom" in said
+    assert f"The end of lease {held.id} would make room." in said
+    cache.finish(held)

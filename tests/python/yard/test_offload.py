@@ -241,3 +241,27 @@ def test_what_is_due_is_asked_of_each_tier() -> None:
     assert offload.due(cache), "on the host"
     cache.commit(plan)
     cache.abandon(handle)
+
+
+@pytest.mark.parametrize("flying", [0, 1, 3, 4])
+@pytest.mark.parametrize("policy", [{"write": "through"}, {"eviction": "heap"}])
+def test_what_flies_is_a_part_of_what_is_copied_ahead(policy: dict[str, Any], flying: int) -> None:
+    """A dispatch asks for as many blocks as the watermark has beyond those in flight."""
+    cache = small(device=9, ahead=4, **policy)
+    for name in range(8):
+        publish(cache, text(name, 4))
+    if flying:
+        cache.demote(flying)
+    Offload(cache.config).decide(cache)
+    assert cache.blocks_in_flight("device") == (4, 0)
+    for plan in cache.dispatch():
+        cache.commit(plan)
+
+
+def test_as_many_free_slots_as_the_watermark_says_are_enough() -> None:
+    cache = small(device=9, ahead=4)
+    publish(cache, text(1, 16))
+    offload = Offload(cache.config)
+    assert (cache.room().free, offload.due(cache)) == (4, False)
+    publish(cache, text(2, 4))
+    assert (cache.room().free, offload.due(cache)) == (3, True)

@@ -37,8 +37,9 @@ pub struct Config {
     pub write: WritePolicy,
     /// The same of each tier below the device; where none is given, the next victims.
     pub writes_below: Vec<WritePolicy>,
-    /// Keys of dropped blocks to remember, for [`WritePolicy::SecondTouch`] and the learned order; `None`: four per slot for the one, of 4 bytes
-    /// each, and 1.75 of 2 bytes for the other.
+    /// Keys of dropped blocks to remember. `None`: for [`WritePolicy::SecondTouch`] four per slot, of 4
+    /// bytes each; for the learned order 1.75, of 2 bytes; else none, and no miss counts as of an
+    /// evicted block.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
     pub speeds: Option<Speeds>,
@@ -171,7 +172,8 @@ impl Config {
         };
         let keys = self.ghosts.map_or(own, |ghosts| ghosts as usize);
         let keys = keys.min(MOST_GHOSTS as usize) as u32;
-        ((self.counts_uses() || self.policy == EvictionPolicy::Learned) && keys > 0).then_some(keys)
+        let asked = self.ghosts.is_some() || self.counts_uses();
+        ((asked || self.policy == EvictionPolicy::Learned) && keys > 0).then_some(keys)
     }
 }
 
