@@ -41,8 +41,11 @@ impl State {
     ) -> Result<u64> {
         self.check_rows(leases)?;
         for (row, &id) in leases.iter().enumerate() {
-            self.check_landed(id, row, loading)?;
-            let blocks = self.leases[id.at()].blocks();
+            let record = &self.leases[id.at()];
+            if record.is_loading() && loading == Loading::Refuse {
+                return Err(still_loads(id, row));
+            }
+            let blocks = record.blocks();
             if blocks as usize > width {
                 let help = "out is too narrow: give it a column per block of the longest lease";
                 return Err(Error::argument("blocks", blocks, help));
@@ -88,8 +91,10 @@ impl State {
         self.check_rows(leases)?;
         let block_size = u64::from(self.config.block_size);
         for (row, id) in leases.iter().enumerate() {
-            self.check_landed(*id, row, loading)?;
             let record = &self.leases[id.at()];
+            if record.is_loading() && loading == Loading::Refuse {
+                return Err(still_loads(*id, row));
+            }
             let room = u64::from(record.blocks()) * block_size;
             let end = first[row].saturating_add(count(row));
             if end > room {
@@ -113,18 +118,10 @@ impl State {
         }
         Ok(at as u64)
     }
-
-    /// Whether the slots of a live lease may be told: what is read there before its copies have landed
-    /// is not its KV, and what is written there is overwritten by them.
-    #[inline]
-    fn check_landed(&self, id: LeaseId, row: usize, loading: Loading) -> Result<()> {
-        if loading == Loading::Joined || self.leases[id.at()].loading() == 0 {
-            return Ok(());
-        }
-        Err(still_loads(id, row))
-    }
 }
 
+/// What is read in its slots before its copies have landed is not its KV, and what is written there is
+/// overwritten by them.
 #[cold]
 fn still_loads(id: LeaseId, row: usize) -> Error {
     let what = format!("row {row} is lease {}, which is loading", id.number());
