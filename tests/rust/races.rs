@@ -182,7 +182,7 @@ fn table(state: &mut State, id: LeaseId, blocks: u32) -> Vec<u32> {
     let width = table.len();
     state
         .block_tables(&[id], width, Cells::All, Loading::Refuse, |at, slot| {
-            table[at] = slot
+            table[at] = slot;
         })
         .expect("it runs");
     table

@@ -270,7 +270,6 @@ impl Cache {
     ///     SpentLease: A row has ended before; nothing is written.
     ///     ForeignLease: A row is another cache's; nothing is written.
     #[pyo3(signature = (batch, first, counts=None, out=None, *, loading="refuse"))]
-    #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn slot_mapping(
         &self,
         py: Python<'_>,

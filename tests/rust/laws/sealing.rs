@@ -230,7 +230,7 @@ fn changed_cells_tell_an_engine_of_every_duplicate_that_was_given_up() {
     let show = |row: &mut [u32; 3]| {
         let (mut state, id) = (yard.cache.lock(), [second.id()]);
         let written = state.block_tables(&id, 3, Cells::Changed, Loading::Refuse, |at, slot| {
-            row[at] = slot
+            row[at] = slot;
         });
         written.expect("it is wide enough")
     };
