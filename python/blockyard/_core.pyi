@@ -468,7 +468,7 @@ class Lease:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Copies to make before the sequence may run. While one is in flight, `state` is "loading"."""
+        """Copies to make before the sequence may run; until they have landed it is "loading"."""
 
     @property
     def hits(self) -> tuple[int, int, int]:
@@ -1163,7 +1163,7 @@ class Cache:
     def fork(self, lease: Lease, computed: int, *, reserve: int = 0) -> Lease:
         """Makes one more sequence with the same tokens.
 
-        It shares the full blocks, and copies the partial one: it is "loading" until that has landed.
+        It shares the full blocks, and copies the partial one: it loads until that has landed.
 
         Where the engine cannot recompute, a fork whose copy fails is undone, and its lease is
         "spent".

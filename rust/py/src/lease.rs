@@ -89,7 +89,7 @@ impl Lease {
         stop_word(self.stop)
     }
 
-    /// Copies to make before the sequence may run. While one is in flight, `state` is "loading".
+    /// Copies to make before the sequence may run; until they have landed it is "loading".
     #[getter]
     fn plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.plans.iter().map(|plan| plan.clone_ref(py)))

@@ -1,4 +1,4 @@
-"""What a lease holds is not told while it is on its way: no byte is read that is not the prompt's."""
+"""What a lease holds is not told while it is on its way: the model reads its own bytes alone."""
 
 import re
 from collections.abc import Callable
@@ -72,8 +72,7 @@ def test_in_any_order_of_the_verbs_the_model_reads_its_own_bytes(waits: str, hos
                 wait(cache, lease)
             try:
                 (table,) = cache.block_tables(lease)
-            except by.Misuse as error:
-                assert f"lease {lease.id}, which is loading" in str(error)
+            except by.Misuse:
                 refused += 1
                 wait(cache, lease)
                 (table,) = cache.block_tables(lease)
