@@ -6,7 +6,7 @@ use crate::tiers::Below;
 use crate::told::{self, Told};
 use blockyard_core::{
     Answer, Cache, Cells, Chain, Config, EvictionPolicy, Extras, Filling, Key, KeyHash, Lease,
-    LeaseId, Namespace, Plan, Request, Retention, Sealing, Seals, Tier,
+    LeaseId, Loading, Namespace, Plan, Request, Retention, Sealing, Seals, Tier,
 };
 use std::hint::black_box;
 
@@ -438,7 +438,7 @@ impl Decode {
         let write = |at: usize, slot: u32| tables[at] = slot.cast_signed();
         self.cache
             .lock()
-            .block_tables(&self.ids, WIDTH, Cells::Changed, write)
+            .block_tables(&self.ids, WIDTH, Cells::Changed, Loading::Refuse, write)
             .expect("wide");
         let mut seals = Seals::default();
         for (lease, computed) in self.leases.iter().zip(&mut self.computed) {

@@ -468,7 +468,7 @@ class Lease:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Copies to make before the sequence may run."""
+        """Copies to make before the sequence may run; until they have landed it is "loading"."""
 
     @property
     def hits(self) -> tuple[int, int, int]:
@@ -484,7 +484,12 @@ class Lease:
 
     @property
     def cached(self) -> int:
-        """Leading tokens whose KV is there, or will be there when `plans` have landed."""
+        """Leading tokens whose KV is there or, while `state` is "loading", on its way.
+
+        The model computes the tokens from here on, once the lease has loaded. Read it then: it is
+        less where a load has failed. A prompt that is found whole has all its tokens but the last,
+        and loads a private copy of its last block, without any host too.
+        """
 
     @property
     def tokens(self) -> int:
@@ -516,7 +521,8 @@ class Lease:
 
         "ready": it may run.
 
-        "loading": it waits until its plans have landed.
+        "loading": it waits until its plans have landed. What is in its slots is not its KV yet, and
+        `block_tables` and `slot_mapping` refuse it.
 
         "short": it lacks blocks. If `resumed` is True, loads of the resume failed: `seal` or `grow`
         goes on from `cached`, and `park` goes back. Otherwise its table ends before `tokens`, as a
@@ -824,6 +830,9 @@ class Cache:
         computed again to obtain logits, in a private copy of the last block. A parked sequence
         resumes at the token at which it was parked.
 
+        A lease with `plans` is "loading" until they have landed: wait for that before the model
+        runs. `block_tables` and `slot_mapping` refuse it until then.
+
         Args:
             prompt: Keys, tokens, or what `park` gave.
             reserve: Tokens of growth to promise. A `grow` within them never fails.
@@ -1012,10 +1021,17 @@ class Cache:
         """
 
     @overload
-    def block_tables(self, batch: _Batch, out: None = None) -> NDArray[np.int32]: ...
+    def block_tables(
+        self, batch: _Batch, out: None = None, *, loading: Literal["refuse", "joined"] = "refuse"
+    ) -> NDArray[np.int32]: ...
     @overload
     def block_tables(
-        self, batch: _Batch, out: _Out32, *, cells: Literal["all", "changed"] = "all"
+        self,
+        batch: _Batch,
+        out: _Out32,
+        *,
+        cells: Literal["all", "changed"] = "all",
+        loading: Literal["refuse", "joined"] = "refuse",
     ) -> int:
         """Writes each lease's device slots, in order.
 
@@ -1027,12 +1043,17 @@ class Cache:
             cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
                 have changed since the last call for the lease: the row must still hold what that
                 call wrote.
+            loading: What happens where a row is loading. "refuse" raises: what is read there is not
+                its KV yet, and the copies overwrite what is written. "joined" writes the cells all
+                the same, for an engine whose stream waits for the copies: after `step` has
+                submitted them and `Crane.join` has returned True.
 
         Returns:
             The new array, or how many cells were written.
 
         Raises:
-            Misuse: `out` is too small or another kind of array; nothing is written.
+            Misuse: A row is loading, or `out` is too small or another kind of array; nothing is
+                written.
             SpentLease: A row has ended before; nothing is written.
             ForeignLease: A row is another cache's; nothing is written.
         """
@@ -1044,10 +1065,18 @@ class Cache:
         first: _Ints | int,
         counts: _Ints | int | None = None,
         out: None = None,
+        *,
+        loading: Literal["refuse", "joined"] = "refuse",
     ) -> NDArray[np.int64]: ...
     @overload
     def slot_mapping(
-        self, batch: _Batch, first: _Ints | int, counts: _Ints | int | None, out: _Out64
+        self,
+        batch: _Batch,
+        first: _Ints | int,
+        counts: _Ints | int | None,
+        out: _Out64,
+        *,
+        loading: Literal["refuse", "joined"] = "refuse",
     ) -> int:
         """Writes where the KV of tokens goes: slot * block size + offset, row after row.
 
@@ -1058,13 +1087,14 @@ class Cache:
             out: An int64 array, C-contiguous, shape (tokens or more,), of the kinds that
                 `block_tables` takes. The rest is padded with 0, which is in the null slot. Without
                 it a new array is made, shape (tokens,).
+            loading: As in `block_tables`.
 
         Returns:
             The new array, or how many places were written.
 
         Raises:
-            Misuse: A row has no slots for these positions, or `out` is too small or another kind of
-                array; nothing is written.
+            Misuse: A row is loading, or has no slots for these positions; or `out` is too small or
+                another kind of array. Nothing is written.
             SpentLease: A row has ended before; nothing is written.
             ForeignLease: A row is another cache's; nothing is written.
         """
@@ -1135,7 +1165,7 @@ class Cache:
     def fork(self, lease: Lease, computed: int, *, reserve: int = 0) -> Lease:
         """Makes one more sequence with the same tokens.
 
-        It shares the full blocks, and copies the partial one.
+        It shares the full blocks, and copies the partial one: it loads until that has landed.
 
         Where the engine cannot recompute, a fork whose copy fails is undone, and its lease is
         "spent".

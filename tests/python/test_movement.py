@@ -174,7 +174,7 @@ def test_up_failed_commits_the_good_prefix_and_the_rest_is_recomputed_in_place(
     with bench([delay(0), spoil(good)]) as yard:
         yard.below(PROMPT)
         lease = yard.begin([*PROMPT, 0])
-        table = yard.cache.block_tables(lease)[0].tolist()
+        table = yard.cache.block_tables(lease, loading="joined")[0].tolist()
         yard.step()
         assert (lease.state, lease.cached) == ("ready", 4 * good)
         assert yard.intact(lease, 4 * good)
@@ -192,7 +192,7 @@ def test_up_unknown_quarantines_and_the_lease_falls_back_to_the_good_prefix() ->
     with bench([delay(0), hang()], deadline=2, device=24) as yard:
         yard.below(PROMPT)
         lease = yard.begin([*PROMPT, 0])
-        taken = set(yard.cache.block_tables(lease)[0].tolist()[:4])
+        taken = set(yard.cache.block_tables(lease, loading="joined")[0].tolist()[:4])
         yard.step(5)
         assert (lease.state, lease.cached) == ("short", 0)
         assert yard.cache.stats()["device_quarantined"] == 4
@@ -236,7 +236,7 @@ def test_across_unknown_quarantines_and_the_block_gets_a_new_slot() -> None:
     with bench([hang()], deadline=2) as yard:
         yard.publish(PROMPT)
         lease = yard.begin(PROMPT)
-        old = yard.cache.block_tables(lease)[0][3]
+        old = yard.cache.block_tables(lease, loading="joined")[0][3]
         yard.step(5)
         assert yard.cache.stats()["device_quarantined"] == 1
         yard.cache.grow(lease, 0)

@@ -5,8 +5,8 @@
 mod verbs;
 
 use blockyard_core::{
-    Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, KeyHash, Lease, LeaseId, Namespace,
-    Parked, Plan, Retention, State, Ticket, Tier,
+    Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, KeyHash, Lease, LeaseId, Loading,
+    Namespace, Parked, Plan, Retention, State, Ticket, Tier,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Arc, RwLock};
@@ -181,7 +181,9 @@ fn table(state: &mut State, id: LeaseId, blocks: u32) -> Vec<u32> {
     let mut table = vec![0; blocks as usize];
     let width = table.len();
     state
-        .block_tables(&[id], width, Cells::All, |at, slot| table[at] = slot)
+        .block_tables(&[id], width, Cells::All, Loading::Refuse, |at, slot| {
+            table[at] = slot;
+        })
         .expect("it runs");
     table
 }

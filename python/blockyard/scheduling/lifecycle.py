@@ -363,7 +363,9 @@ class Lifecycle:
             # Not of its block table: to ask for that changes what is told of it next.
             blocks = seat.lease.blocks
             first = np.arange(blocks) * size
-            held.update((self._cache.slot_mapping([seat.lease] * blocks, first) // size).tolist())
+            # Nothing is read there, so that one that loads counts, too.
+            slots = self._cache.slot_mapping([seat.lease] * blocks, first, loading="joined") // size
+            held.update(slots.tolist())
         return len(held)
 
     def reset(self, requests: Literal["recompute", "abort"]) -> None:

@@ -40,7 +40,9 @@ class CheckedCache(KVCache):
             self._seen["T5"] += not isinstance(error, TooLarge)
             raise
         if isinstance(lease, Lease):
-            bad = self._fenced().intersection(self.block_tables([lease])[0].tolist())
+            # Only their numbers are looked at, also where copies into them are in flight.
+            slots = self.block_tables([lease], loading="joined")[0].tolist()
+            bad = self._fenced().intersection(slots)
             check(not bad, f"INV-6: a begin is given slots {sorted(bad)}, which may be written")
             if lease.state == "loading":
                 self._loads.append((lease, lease.cached))

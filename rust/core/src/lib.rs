@@ -68,8 +68,8 @@ pub use mirror::{Clears, Heard, Salts};
 pub use plan::{End, Outcome, Plan, Run};
 pub use shared::{Drained, Locked};
 pub use state::{
-    Answer, Begun, Cells, Config, Fetch, Filling, Holder, HolderId, HostCopies, MAX_RUNS, Need,
-    ParkedView, Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted,
+    Answer, Begun, Cells, Config, Fetch, Filling, Holder, HolderId, HostCopies, Loading, MAX_RUNS,
+    Need, ParkedView, Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted,
     WritePolicy,
 };
 pub use stats::{Counters, Field, Kind, Stats, TierStats};

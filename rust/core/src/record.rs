@@ -86,6 +86,11 @@ impl Running {
         }
     }
 
+    /// Whether its blocks are on their way.
+    pub(crate) fn is_loading(&self) -> bool {
+        matches!(self.phase, Phase::Loading { .. })
+    }
+
     /// Flights that it waits for.
     pub(crate) fn loading(&self) -> u32 {
         match self.phase {

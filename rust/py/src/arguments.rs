@@ -3,8 +3,8 @@
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, MAX_TIERS,
-    NextUse, Priority, Retention, Salts, Speeds, Tier, WritePolicy,
+    Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, Loading,
+    MAX_TIERS, NextUse, Priority, Retention, Salts, Speeds, Tier, WritePolicy,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
@@ -196,6 +196,14 @@ pub(crate) fn cells(given: &str) -> Outcome<Cells> {
         "cells",
         given,
         &[("all", Cells::All), ("changed", Cells::Changed)],
+    )
+}
+
+pub(crate) fn loading(given: &str) -> Outcome<Loading> {
+    word(
+        "loading",
+        given,
+        &[("refuse", Loading::Refuse), ("joined", Loading::Joined)],
     )
 }
 

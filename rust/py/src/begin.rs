@@ -62,6 +62,9 @@ impl Cache {
     /// computed again to obtain logits, in a private copy of the last block. A parked sequence
     /// resumes at the token at which it was parked.
     ///
+    /// A lease with `plans` is "loading" until they have landed: wait for that before the model
+    /// runs. `block_tables` and `slot_mapping` refuse it until then.
+    ///
     /// Args:
     ///     prompt: Keys, tokens, or what `park` gave.
     ///     reserve: Tokens of growth to promise. A `grow` within them never fails.

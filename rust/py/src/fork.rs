@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 impl Cache {
     /// Makes one more sequence with the same tokens.
     ///
-    /// It shares the full blocks, and copies the partial one.
+    /// It shares the full blocks, and copies the partial one: it loads until that has landed.
     ///
     /// Where the engine cannot recompute, a fork whose copy fails is undone, and its lease is
     /// "spent".

@@ -89,7 +89,7 @@ impl Lease {
         stop_word(self.stop)
     }
 
-    /// Copies to make before the sequence may run.
+    /// Copies to make before the sequence may run; until they have landed it is "loading".
     #[getter]
     fn plans<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.plans.iter().map(|plan| plan.clone_ref(py)))
@@ -102,7 +102,11 @@ impl Lease {
         Ok(self.inner.tokens())
     }
 
-    /// Leading tokens whose KV is there, or will be there when `plans` have landed.
+    /// Leading tokens whose KV is there or, while `state` is "loading", on its way.
+    ///
+    /// The model computes the tokens from here on, once the lease has loaded. Read it then: it is
+    /// less where a load has failed. A prompt that is found whole has all its tokens but the last,
+    /// and loads a private copy of its last block, without any host too.
     #[getter]
     fn cached(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.view(py)?.cached)
@@ -145,7 +149,8 @@ impl Lease {
     ///
     /// "ready": it may run.
     ///
-    /// "loading": it waits until its plans have landed.
+    /// "loading": it waits until its plans have landed. What is in its slots is not its KV yet, and
+    /// `block_tables` and `slot_mapping` refuse it.
     ///
     /// "short": it lacks blocks. If `resumed` is True, loads of the resume failed: `seal` or `grow`
     /// goes on from `cached`, and `park` goes back. Otherwise its table ends before `tokens`, as a

@@ -207,23 +207,29 @@ impl Cache {
     ///     cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
     ///         have changed since the last call for the lease: the row must still hold what that
     ///         call wrote.
+    ///     loading: What happens where a row is loading. "refuse" raises: what is read there is not
+    ///         its KV yet, and the copies overwrite what is written. "joined" writes the cells all
+    ///         the same, for an engine whose stream waits for the copies: after `step` has
+    ///         submitted them and `Crane.join` has returned True.
     ///
     /// Returns:
     ///     The new array, or how many cells were written.
     ///
     /// Raises:
-    ///     Misuse: `out` is too small or another kind of array; nothing is written.
+    ///     Misuse: A row is loading, or `out` is too small or another kind of array; nothing is
+    ///         written.
     ///     SpentLease: A row has ended before; nothing is written.
     ///     ForeignLease: A row is another cache's; nothing is written.
-    #[pyo3(signature = (batch, out=None, *, cells="all"))]
+    #[pyo3(signature = (batch, out=None, *, cells="all", loading="refuse"))]
     fn block_tables(
         &self,
         py: Python<'_>,
         batch: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
         cells: &str,
+        loading: &str,
     ) -> PyResult<Py<PyAny>> {
-        let cells = arguments::cells(cells)?;
+        let (cells, loading) = (arguments::cells(cells)?, arguments::loading(loading)?);
         let batch = self.batch(batch)?;
         let ids = &batch.ids;
         let Some(out) = out else {
@@ -237,10 +243,10 @@ impl Cache {
             });
             let width: u32 = width?;
             let table = zeros(py, &[batch.len(), width as usize], "int32")?;
-            self.fill_tables(py, &batch, &table, core::Cells::All)?;
+            self.fill_tables(py, &batch, &table, core::Cells::All, loading)?;
             return Ok(table.unbind());
         };
-        let written = self.fill_tables(py, &batch, out, cells)?;
+        let written = self.fill_tables(py, &batch, out, cells, loading)?;
         Ok(written.into_pyobject(py)?.into_any().unbind())
     }
 
@@ -253,16 +259,17 @@ impl Cache {
     ///     out: An int64 array, C-contiguous, shape (tokens or more,), of the kinds that
     ///         `block_tables` takes. The rest is padded with 0, which is in the null slot. Without
     ///         it a new array is made, shape (tokens,).
+    ///     loading: As in `block_tables`.
     ///
     /// Returns:
     ///     The new array, or how many places were written.
     ///
     /// Raises:
-    ///     Misuse: A row has no slots for these positions, or `out` is too small or another kind of
-    ///         array; nothing is written.
+    ///     Misuse: A row is loading, or has no slots for these positions; or `out` is too small or
+    ///         another kind of array. Nothing is written.
     ///     SpentLease: A row has ended before; nothing is written.
     ///     ForeignLease: A row is another cache's; nothing is written.
-    #[pyo3(signature = (batch, first, counts=None, out=None))]
+    #[pyo3(signature = (batch, first, counts=None, out=None, *, loading="refuse"))]
     fn slot_mapping(
         &self,
         py: Python<'_>,
@@ -270,7 +277,9 @@ impl Cache {
         first: &Bound<'_, PyAny>,
         counts: Option<&Bound<'_, PyAny>>,
         out: Option<&Bound<'_, PyAny>>,
+        loading: &str,
     ) -> PyResult<Py<PyAny>> {
+        let loading = arguments::loading(loading)?;
         let batch = self.batch(batch)?;
         let first = Counts::new("first", first, batch.len())?.each(batch.len());
         let counts = match counts {
@@ -288,6 +297,7 @@ impl Cache {
                 ids,
                 &first,
                 |row| counts.of(row),
+                loading,
                 |_, at| places.push(at.cast_signed()),
             )
         });
@@ -355,6 +365,7 @@ impl Cache {
         batch: &Batch<'_>,
         out: &Bound<'_, PyAny>,
         cells: core::Cells,
+        loading: core::Loading,
     ) -> PyResult<u64> {
         let out = Out::<i32>::new(out, "int32", 2)?;
         let (rows, width) = (out.shape()[0], out.shape()[1]);
@@ -372,7 +383,7 @@ impl Cache {
         };
         let written = attached(&self.inner, blocks, |state| {
             let set = |at, slot: u32| out.set(py, at, slot.cast_signed());
-            state.block_tables(ids, width, cells, set)
+            state.block_tables(ids, width, cells, loading, set)
         });
         if let Some(written) = written? {
             return Ok(written);
@@ -382,7 +393,8 @@ impl Cache {
             room(&mut gathered, batch.len() * width, "a block table")?;
         }
         let written = enter(py, &self.inner, LONG, |state| {
-            state.block_tables(ids, width, cells, |at, slot| gathered.push((at, slot)))
+            let gather = |at, slot| gathered.push((at, slot));
+            state.block_tables(ids, width, cells, loading, gather)
         });
         for (at, slot) in gathered {
             out.set(py, at, slot.cast_signed());

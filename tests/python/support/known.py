@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
@@ -185,8 +186,11 @@ class Known(RuleBasedStateMachine):
             if row.lease.state == "short" and not self.recompute:
                 row.table = []  # what its lost load was to fill is gone, and it will not go on
                 continue
-            self.cache.block_tables(row.lease, row.row, cells="changed")
-            table = [int(slot) for slot in self.cache.block_tables(row.lease)[0]]
+            if row.lease.state == "loading":
+                with pytest.raises(by.Misuse, match=f"lease {row.lease.id}, which is loading"):
+                    self.cache.block_tables(row.lease, row.row, cells="changed")
+            self.cache.block_tables(row.lease, row.row, cells="changed", loading="joined")
+            table = [int(slot) for slot in self.cache.block_tables(row.lease, loading="joined")[0]]
             assert row.row[0, : len(table)].tolist() == table
             common = min(len(table), len(row.table))
             assert table[:common] == row.table[:common]

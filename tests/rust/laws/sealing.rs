@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, one, text, tokens};
-use blockyard_core::{Cells, Error, Lease, Tier};
+use blockyard_core::{Cells, Error, Lease, Loading, Tier};
 
 #[test]
 fn a_block_whose_key_is_new_is_published() {
@@ -229,7 +229,9 @@ fn changed_cells_tell_an_engine_of_every_duplicate_that_was_given_up() {
     let mut row = [u32::MAX; 3];
     let show = |row: &mut [u32; 3]| {
         let (mut state, id) = (yard.cache.lock(), [second.id()]);
-        let written = state.block_tables(&id, 3, Cells::Changed, |at, slot| row[at] = slot);
+        let written = state.block_tables(&id, 3, Cells::Changed, Loading::Refuse, |at, slot| {
+            row[at] = slot;
+        });
         written.expect("it is wide enough")
     };
     assert_eq!((show(&mut row), show(&mut row)), (3, 0));

@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, one, text, tokens};
-use blockyard_core::{Cells, Config, Error, FlightId, Outcome, Retention};
+use blockyard_core::{Cells, Config, Error, FlightId, Loading, Outcome, Retention};
 
 #[test]
 fn every_slot_is_in_one_set_and_the_sets_add_up_to_the_capacity() {
@@ -139,7 +139,7 @@ fn a_stale_handle_is_an_error_value_even_when_its_place_is_taken_again() {
         state.demote_lease(old, 1),
         Err(Error::Spent { .. })
     ));
-    let table = state.block_tables(&[old], 8, Cells::All, |_, _| {});
+    let table = state.block_tables(&[old], 8, Cells::All, Loading::Refuse, |_, _| {});
     assert!(matches!(table, Err(Error::Spent { .. })));
     drop(state);
     let parked = yard.park(lease, 8);

@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, one, text, tokens};
-use blockyard_core::{Begun, Config, Error, Lease, Outcome, Plan};
+use blockyard_core::{Begun, Cells, Config, Error, Lease, Loading, Outcome, Plan};
 
 /// How a copy ends.
 type End = fn(&Yard, &Plan);
@@ -31,6 +31,30 @@ fn a_load_that_is_ok_is_published_and_its_pins_pass_to_the_lease() {
     assert_eq!((view.cached, view.sealed, view.loading), (16, 4, 0));
     assert_eq!((yard.on_device(&prompt), yard.device().pinned), (4, 4));
     assert_eq!(yard.host().idle, 3, "the copies below stay");
+    yard.finish(lease);
+    yard.at_rest();
+}
+
+#[test]
+fn the_slots_of_a_lease_that_loads_are_told_only_to_who_waits_for_the_copies() {
+    let yard = Yard::new(12, 4);
+    let prompt = text(1, 4);
+    let (lease, begun) = loading(&yard, &prompt);
+    let other = yard.run(&text(2, 2));
+    let ids = [other.id(), lease.id()];
+    let ask = |how| {
+        let (mut state, mut cells, mut places) = (yard.cache.lock(), 0, 0);
+        let all = state.block_tables(&ids, 8, Cells::All, how, |_, _| cells += 1);
+        let new = state.block_tables(&ids, 8, Cells::Changed, how, |_, _| cells += 1);
+        let mapped = state.slot_mapping(&ids, &[0, 16], |_| 1, how, |_, _| places += 1);
+        let refused = [all, new, mapped].map(|answer| answer.is_err());
+        (refused, cells, places)
+    };
+    assert_eq!(ask(Loading::Refuse), ([true; 3], 0, 0), "nor the other's");
+    assert_eq!(ask(Loading::Joined), ([false; 3], 16, 2));
+    yard.land(&begun.plans);
+    assert_eq!(ask(Loading::Refuse), ([false; 3], 16, 2));
+    yard.finish(other);
     yard.finish(lease);
     yard.at_rest();
 }

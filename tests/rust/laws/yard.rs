@@ -3,8 +3,8 @@
 use crate::verbs::Verbs as _;
 use blockyard_core::{
     Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, KeyHash,
-    Lease, MAX_TIERS, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals, Stats,
-    Stop, Tier, TierStats, View,
+    Lease, Loading, MAX_TIERS, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals,
+    Stats, Stop, Tier, TierStats, View,
 };
 
 /// Tokens per block.
@@ -373,28 +373,34 @@ impl Yard {
         self.cache.lock().view(lease.id()).expect("it runs")
     }
 
-    /// A lease's device slots, in order.
+    /// A lease's device slots, in order, also while it loads.
     pub(crate) fn table(&self, lease: &Lease) -> Vec<u32> {
         let mut table = vec![0; self.view(lease).blocks as usize];
         let width = table.len();
-        let written =
-            self.cache
-                .lock()
-                .block_tables(&[lease.id()], width, Cells::All, |at, slot| {
-                    table[at] = slot;
-                });
+        let written = self.cache.lock().block_tables(
+            &[lease.id()],
+            width,
+            Cells::All,
+            Loading::Joined,
+            |at, slot| {
+                table[at] = slot;
+            },
+        );
         written.expect("it runs");
         self.then(table)
     }
 
     /// Writes into an engine's row what is new in a lease's table since the last time.
     pub(crate) fn write_changed(&self, lease: &Lease, row: &mut [u32]) {
-        let changed =
-            self.cache
-                .lock()
-                .block_tables(&[lease.id()], row.len(), Cells::Changed, |at, slot| {
-                    row[at] = slot;
-                });
+        let changed = self.cache.lock().block_tables(
+            &[lease.id()],
+            row.len(),
+            Cells::Changed,
+            Loading::Joined,
+            |at, slot| {
+                row[at] = slot;
+            },
+        );
         changed.expect("it runs");
         self.sound();
     }

@@ -3,7 +3,7 @@
 use crate::moves::NO_WORTH;
 use crate::yard::{Block, DEVICE, Purpose, Seq, What, Yard};
 use blockyard_core::{
-    Begun, Error, Hints, Key, Lease, LeaseId, MAX_TIERS, Result, State, Stop, Tier,
+    Begun, Error, Hints, Key, Lease, LeaseId, Loading, MAX_TIERS, Result, State, Stop, Tier,
 };
 use std::collections::BTreeSet;
 
@@ -15,6 +15,7 @@ pub(crate) fn table(state: &State, block_size: u64, lease: LeaseId) -> Vec<u32> 
         &[lease],
         &[0],
         |_| blocks * block_size,
+        Loading::Joined,
         |_, place| {
             if place.is_multiple_of(block_size) {
                 cells.push((place / block_size) as u32);

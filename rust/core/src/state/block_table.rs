@@ -15,18 +15,37 @@ pub enum Cells {
     Changed,
 }
 
+/// Whether slots are told whose blocks are still on their way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Loading {
+    /// No: a batch with a lease that loads is refused.
+    #[default]
+    Refuse,
+    /// Yes: the engine's stream waits for the copies before it touches the slots.
+    Joined,
+}
+
 impl State {
     /// Writes each lease's device slots into its row of `width` cells; returns the cells written.
+    ///
+    /// # Errors
+    /// `Spent`; `State` for a lease that loads, unless `loading` allows it; `Argument` when a table is
+    /// wider than a row. Nothing is written then.
     pub fn block_tables(
         &mut self,
         leases: &[LeaseId],
         width: usize,
         cells: Cells,
+        loading: Loading,
         mut write: impl FnMut(usize, u32),
     ) -> Result<u64> {
         self.check_rows(leases)?;
-        for &id in leases {
-            let blocks = self.leases[id.at()].blocks();
+        for (row, &id) in leases.iter().enumerate() {
+            let record = &self.leases[id.at()];
+            if record.is_loading() && loading == Loading::Refuse {
+                return Err(still_loads(id, row));
+            }
+            let blocks = record.blocks();
             if blocks as usize > width {
                 let help = "out is too narrow: give it a column per block of the longest lease";
                 return Err(Error::argument("blocks", blocks, help));
@@ -57,17 +76,25 @@ impl State {
 
     /// The flat place, slot × block size + offset, of `count` tokens from `first` on of each row,
     /// one row after the other.
+    ///
+    /// # Errors
+    /// `Spent`; `State` for a lease that loads, unless `loading` allows it; `Argument` for positions
+    /// without slots. Nothing is written then.
     pub fn slot_mapping(
         &self,
         leases: &[LeaseId],
         first: &[u64],
         count: impl Fn(usize) -> u64,
+        loading: Loading,
         mut write: impl FnMut(usize, u64),
     ) -> Result<u64> {
         self.check_rows(leases)?;
         let block_size = u64::from(self.config.block_size);
         for (row, id) in leases.iter().enumerate() {
             let record = &self.leases[id.at()];
+            if record.is_loading() && loading == Loading::Refuse {
+                return Err(still_loads(*id, row));
+            }
             let room = u64::from(record.blocks()) * block_size;
             let end = first[row].saturating_add(count(row));
             if end > room {
@@ -91,4 +118,15 @@ impl State {
         }
         Ok(at as u64)
     }
+}
+
+/// What is read in its slots before its copies have landed is not its KV, and what is written there is
+/// overwritten by them.
+#[cold]
+fn still_loads(id: LeaseId, row: usize) -> Error {
+    let what = format!("row {row} is lease {}, which is loading", id.number());
+    let help = "wait by `while lease.state == \"loading\": cache.step()` (without a crane, commit the \
+                outcomes of its plans), and read lease.cached only then; or pass loading=\"joined\" \
+                where the engine's stream waits for the copies after crane.join()";
+    Error::state(what, help)
 }

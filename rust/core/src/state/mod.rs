@@ -43,7 +43,7 @@ mod withdraw;
 
 pub use audit::Violation;
 pub use begin::{Filling, Request};
-pub use block_table::Cells;
+pub use block_table::{Cells, Loading};
 pub use config::Config;
 pub use demote::WritePolicy;
 pub use dry_run::Need;
