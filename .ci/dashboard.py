@@ -80,7 +80,8 @@ PANELS: Final = (
     ),
     Panel(
         "Misses by reason",
-        "evicted: a larger tier would have had them; counted with ghosts alone, else unseen. slow: the load takes longer than computing. "
+        "evicted: a larger tier would have had them; counted with ghosts alone, else unseen. "
+        "slow: the load takes longer than computing. "
         "filling: another request computes or loads them now.",
         "blocks/s",
         (Query(_rate("miss_blocks", "reason"), "{{reason}}"),),

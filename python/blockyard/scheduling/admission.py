@@ -180,18 +180,16 @@ class Admission:
         self._below.clear()
         for entry, popped in turns(admitted):
             promised = entry.ticket is not None
-            if self.is_too_large(entry):
-                self._wait_apart(entry, popped=popped)
-                continue
             try:
                 lease = self._begin(entry)
             except (TooLarge, Misuse, Unavailable) as error:
-                if self.is_too_large(entry):  # since a moment ago
-                    self._wait_apart(entry, popped=popped)
-                    continue
-                # Its ticket was given back, or its KV is lost.
                 if not popped:
                     self._queue.withdraw(entry)
+                if self.is_too_large(entry):
+                    entry.too_large = True
+                    self._queue.push(entry)
+                    continue
+                # Its ticket was given back, or its KV is lost.
                 entry.give_back(self._cache)
                 admitted.failed.append((entry, str(error)))
                 self._gave_up = True
@@ -221,13 +219,6 @@ class Admission:
         self._out = []
         self._queue.put_aside(aside)
         return admitted
-
-    def _wait_apart(self, entry: Request, *, popped: bool) -> None:
-        """Has a request wait until the device is larger again; it holds up no other meanwhile."""
-        if not popped:
-            self._queue.withdraw(entry)
-        entry.too_large = True
-        self._queue.push(entry)
 
     def _in_turn(self, tried: Admitted) -> Iterator[tuple[Request, bool]]:
         """Pops requests in their order; none once the first refused was overtaken enough.
@@ -315,7 +306,14 @@ class Admission:
         return self._seats.departures, self._queue.changes, self._cache.limit(), *below
 
     def _begin(self, entry: Request) -> Lease | None:
-        """The lease of a request; None where another one computes or loads its prefix now."""
+        """The lease of a request; None where another one computes or loads its prefix now.
+
+        Raises:
+            TooLarge: The device was made smaller than what it may need: it waits apart, and holds
+                up no other.
+        """
+        if self.is_too_large(entry):
+            raise TooLarge(f"the device has {self._cache.limit()} blocks now")
         if entry.parked is not None and self._parking.gives_up(entry.parked, entry.stalled_steps):
             if self._parking.must_park:
                 raise Unavailable("kv_lost: what was kept of it is gone")

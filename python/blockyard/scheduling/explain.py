@@ -72,8 +72,10 @@ class Explainer:
         if entry.too_large:
             most, limit = entry.max_blocks(self._cache.block_size), self._cache.limit()
             return [
-                f"It may need {most} blocks, and the device has {limit} since it was made smaller: "
-                "it waits until the device is larger. To give it up, abort it."
+                (
+                    f"It may need {most} blocks, and the device has {limit} since it was made "
+                    "smaller: it waits until the device is larger. To give it up, abort it."
+                )
             ]
         before = self._queue.count_before(entry)
         lines = [f"{before} requests stand before it; it was overtaken {entry.overtaken} times."]

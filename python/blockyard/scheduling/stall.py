@@ -209,7 +209,7 @@ class Stalls:
     def _too_large(self) -> Fact | None:
         """The device was made smaller than a request that was accepted."""
         limit, ran = self._cache.limit(), 0
-        waiting = sorted(tuple(self._queue.too_large), key=lambda entry: entry.rank)
+        waiting = sorted(self._queue.too_large, key=lambda entry: entry.rank)
         if not waiting:
             # Rows that find no room to grow, and can neither be parked nor computed again.
             rows = [seat.request for seat in self._seats.bound() if not seat.request.held]
@@ -232,10 +232,12 @@ class Stalls:
         """Names the request beside the number of each lease, parked sequence and ticket."""
         mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
         for entry in (*self._queue.parked, *self._queue.promised):
-            if entry.parked is not None:
-                mine["parked", entry.parked.id] = entry.id
-            if entry.ticket is not None:
-                mine["ticket", entry.ticket.id] = entry.id
+            # Another thread may ask, and it begins just now.
+            parked, ticket = entry.parked, entry.ticket
+            if parked is not None:
+                mine["parked", parked.id] = entry.id
+            if ticket is not None:
+                mine["ticket", ticket.id] = entry.id
 
         def name(found: re.Match[str]) -> str:
             key = found[1], int(found[2])

@@ -41,7 +41,7 @@ class Unread:
         """
         keepers = [seat.request for seat in self._batch.held]
         if below:
-            keepers += [entry for entry in self._queue.held if entry.parked is not None]
+            keepers += [entry for entry in tuple(self._queue.held) if entry.parked is not None]
         return sorted(keepers, key=lambda entry: (entry.parked is None, entry.rank), reverse=True)
 
     @property

@@ -110,9 +110,8 @@ class Config:
             than once. From the host down it is "on-evict". Or a mapping of both, by the tier that
             blocks are copied from: from the host, "through" means every block that came there.
         ghosts: Keys remembered after their block was dropped; None for four per slot with
-            "second-touch", 1.75 with "learned", and none elsewhere. Where none are remembered,
-            misses of evicted blocks count as unseen; two per slot tell most of them, at 2 bytes
-            each.
+            "second-touch", 1.75 with "learned", else none. Without, misses of evicted blocks count
+            as unseen.
         ahead: While fewer than this many slots of a tier are free, this many of its next victims
             have a copy below; with "through" the most blocks in flight. It is for each tier that
             has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,

@@ -337,7 +337,8 @@ def test_whether_parking_pays_is_asked_of_the_nearest_tier_with_just_enough_room
     asked: list[str] = []
 
     def worth(_self: by.KVCache, _blocks: int, *, tier: str) -> bool:
-        return bool(asked.append(tier))
+        asked.append(tier)
+        return False
 
     monkeypatch.setattr(by.KVCache, "worth_loading", worth, raising=False)
     lease = begin(cache, text(1, 4 * blocks))
