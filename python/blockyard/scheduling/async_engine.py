@@ -79,7 +79,7 @@ class AsyncEngine(Single):
         self._max_unread = integer("max_unread", max_unread)
         self._steps = StepLoop(scheduler, engine, self._tell, move, steps_in_flight)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
+        self._thread: threading.Thread | None = None
         """The thread of that event loop."""
         self._ended: asyncio.Future[None] | None = None
         self._front = Front(self._steps.resume, self._steps.abort, self._drop, self._check_loop)
@@ -241,7 +241,7 @@ class AsyncEngine(Single):
         if self._loop is not None:
             raise Misuse("this AsyncEngine was started before: make another one")
         self._scheduler.hand_over()
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.current_thread()
         self._ended = self._loop.create_future()
         self._steps.take()
         threading.Thread(target=self._run, name="blockyard-scheduler", daemon=True).start()
@@ -278,7 +278,7 @@ class AsyncEngine(Single):
         Raises:
             Misuse: It is another one.
         """
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+        if self._thread is not None and asyncio.get_running_loop() is not self._loop:
             raise Misuse(
                 f"this AsyncEngine was started in an event loop of {thread_name(self._thread)}: "
                 "await its streams, drain and close there, as by asyncio.run_coroutine_threadsafe"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from threading import get_ident
+from threading import Thread, current_thread
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -34,7 +34,7 @@ class Driver:
         self._seats = seats
         self._batch = batch
         self._replaced = False
-        self._thread: int | None = None
+        self._thread: Thread | None = None
         other = _driver_of(cache)
         if other is not None:
             other._replaced = True  # noqa: SLF001 - of its own kind
@@ -51,13 +51,13 @@ class Driver:
         Raises:
             Misuse: It is one of these.
         """
-        if self._thread != get_ident():
+        if self._thread is not current_thread():
             if self._thread is not None:
                 raise Misuse(
                     f"this scheduler is another thread's, {thread_name(self._thread)}: call it "
                     "there, feed it through an AsyncEngine, or call hand_over() there first"
                 )
-            self._thread = get_ident()
+            self._thread = current_thread()
         if self._replaced:
             raise Misuse("another scheduler has taken this cache over: use that one")
 

@@ -1,9 +1,8 @@
 """Who is in an object whose calls must not overlap: a second caller is refused, and never waits."""
 
-import threading
 from collections.abc import Callable
 from functools import wraps
-from threading import get_ident
+from threading import Thread, current_thread
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from blockyard._core import Misuse
@@ -21,13 +20,13 @@ class Owner:
     __slots__ = ("held",)
 
     def __init__(self) -> None:
-        self.held: dict[None, tuple[int, str]] = {}
+        self.held: dict[None, tuple[Thread, str]] = {}
         """The thread that is in a verb, and the verb's name; empty between two calls."""
 
-    def refusal(self, other: tuple[int, str], verb: str) -> Misuse:
+    def refusal(self, other: tuple[Thread, str], verb: str) -> Misuse:
         """Returns what to raise in a call that came during another one."""
         thread, name = other
-        if thread == get_ident():
+        if thread is current_thread():
             return Reentry(
                 f"{verb} was called within {name}, by a signal handler or a callback: set a flag "
                 f"there, and call {verb} when {name} has returned"
@@ -38,10 +37,9 @@ class Owner:
         )
 
 
-def thread_name(thread: int) -> str:
+def thread_name(thread: Thread) -> str:
     """A thread in words, such as "thread 'MainThread' (140735)"."""
-    named = {one.ident: f"{one.name!r} " for one in threading.enumerate()}
-    return f"thread {named.get(thread, '')}({thread})"
+    return f"thread {thread.name!r} ({thread.ident})"
 
 
 class _Owned(Protocol):
@@ -72,7 +70,7 @@ def owned(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
         # Each call has a tuple of its own, so that it gives back only what it has taken. The
         # taking is one call of C, which no thread and no signal can divide; the giving back makes
         # none before it is done, so that no KeyboardInterrupt comes between.
-        mine = get_ident(), name
+        mine = current_thread(), name
         try:
             other = owner.held.setdefault(None, mine)
             if other is not mine:
