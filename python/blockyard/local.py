@@ -256,8 +256,8 @@ def local(
     Args:
         config: A `Config` with a layout; or a layout, with the rest as keywords.
         memory: The tiers of device and host, or of device, host and disk, which give the sizes;
-            None for NumPy memory of the sizes asked for. A `DiskTier` among them has the identity
-            of the configuration, or gives it its namespace where it has none.
+            None for NumPy memory of the sizes asked for. A `DiskTier` among them has the
+            configuration's identity, where that has a namespace.
         disk_path: Where the blocks of `disk` outlive this process, in slot files: the `namespace`
             must name model and weights, best by a path, whose content counts. Several paths are
             several disks, over which slots are spread. `disk` needs it; a third tier of memory is a
@@ -349,33 +349,29 @@ def _on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | No
         raise Misuse(f"{' and '.join(lasting)} are slot files: one tier of a cache can be")
     for tier in given.values():
         if isinstance(tier, DiskTier):
-            config = _of_identity(config, tier)
+            _check_identity(config, tier)
     missing = [name for name in lasting if name not in config.keyed]
     return replace(config, keyed=(*config.keyed, *missing)) if missing else config
 
 
-def _of_identity(config: Config, disk: DiskTier) -> Config:
-    """Returns a configuration whose identity is that of slot files.
+def _check_identity(config: Config, disk: DiskTier) -> None:
+    """Refuses slot files of another identity than the configuration's.
+
+    Without a namespace keys are of any model, and slot files alone name theirs.
 
     Raises:
-        Misuse: It has a namespace, and another one; or it makes its keys otherwise.
+        Misuse: The identities differ; each is named.
     """
-    own = {name: text for name, text in disk.identity.items() if name != "keys"}
-    if config.namespace is None:
-        config = replace(config, namespace=own)
-    wanted = dict(config.identity)
-    found = {"keys": wanted["keys"], **disk.identity}
-    differs = sorted(
-        name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
+    wanted, found = config.identity, {"keys": config.identity["keys"], **disk.identity}
+    names = sorted(wanted.keys() | found.keys()) if config.namespace is not None else ["keys"]
+    said = "; ".join(
+        f"{name} is {found.get(name)!r} in the identity of {disk.path}, and "
+        f"{wanted.get(name)!r} in the namespace"
+        for name in names
+        if wanted.get(name) != found.get(name)
     )
-    if differs:
-        said = "; ".join(
-            f"{name} is {found.get(name)!r} in the identity of {disk.path}, and "
-            f"{wanted.get(name)!r} in the namespace"
-            for name in differs
-        )
+    if said:
         raise Misuse(f"{said}: give DiskTier(identity=config.identity)")
-    return config
 
 
 def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:

@@ -74,11 +74,11 @@ def test_each_way_to_the_same_identity_finds_the_same_blocks(tmp_path: Path) -> 
     config = by.Config(layout=LAYOUT, device=9, disk=64, namespace=OURS)
     with by.local(config, disk_path=tmp_path) as cache:
         talks(cache)
-    ways: list[dict[str, Any]] = [{}, {"namespace": OURS}, {"keyed": ("disk",)}]
+    ways: list[dict[str, Any]] = [{}, {"keyed": ("disk",)}]
     for more in ways:
         disk = tier(tmp_path, config.identity)
-        with by.local(LAYOUT, memory=(memory()[0], None, disk), **more) as cache:
-            assert dict(cache.config.namespace or ()) == OURS
+        whole = {"memory": (memory()[0], None, disk), "namespace": OURS, **more}
+        with by.local(LAYOUT, **whole) as cache:
             assert set(talks(cache).values()) == {4 * BLOCKS - 1}
 
 
