@@ -116,7 +116,7 @@ class DiskTier(Single):
         paths = _paths(path)
         if self.blocks < len(paths):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
-        self.identity: Mapping[str, str] = MappingProxyType(dict(identity))
+        self.identity: Mapping[str, str | os.PathLike[str]] = MappingProxyType(dict(identity))
         """What the bytes depend on beside the layout, as it was given."""
         self._owner = Owner()
         self._count = 0
