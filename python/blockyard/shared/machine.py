@@ -1,8 +1,24 @@
 """How much memory this process can still take, as the machine reports it."""
 
 from pathlib import Path
+from typing import Final
 
-__all__ = ["free_memory"]
+import numpy as np
+
+__all__ = ["free_memory", "memory_for"]
+
+_MANY: Final = 1 << 19
+"""Slots or ghosts up to which the machine is not asked for memory: they take 100 MB at most."""
+
+
+def memory_for(*counts: object) -> int | None:
+    """Returns `free_memory`, for a cache of many slots or ghosts; None for a small one.
+
+    Args:
+        counts: Slots and ghosts; the core refuses what is no number.
+    """
+    many = any(isinstance(count, int | np.integer) and count > _MANY for count in counts)
+    return free_memory() if many else None
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
