@@ -30,6 +30,8 @@ pub struct Options {
     pub failures: u32,
     /// How long they rest at first; twice as long after each try that fails.
     pub rest: Duration,
+    /// Says what time it is for rests and windows: a test gives a clock that it turns.
+    pub clock: fn() -> Instant,
 }
 
 impl Default for Options {
@@ -40,6 +42,7 @@ impl Default for Options {
             group: 64 << 20,
             failures: 3,
             rest: Duration::from_millis(500),
+            clock: Instant::now,
         }
     }
 }
@@ -166,7 +169,7 @@ impl Lane {
 
     /// What it is at now.
     pub fn state(&self) -> LaneState {
-        self.shared.queue().state(Instant::now())
+        self.shared.queue().state(self.shared.now())
     }
 
     /// Gives a copy up: when it returns, no byte of its memory is read or written any more. It waits for
@@ -191,7 +194,7 @@ impl Lane {
         if let Some(flying) = flying {
             flying.leave();
             let mut queue = self.shared.queue();
-            queue.note_late(flying.copy.direction(), Instant::now());
+            queue.note_late(flying.copy.direction(), self.shared.now());
             queue.land(number);
             self.shared.free(queue);
         }
@@ -265,6 +268,10 @@ impl Drop for Lane {
 }
 
 impl Shared {
+    fn now(&self) -> Instant {
+        (self.options.clock)()
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -302,7 +309,7 @@ impl Shared {
                 self.carry(&task.flying, task.at, &mut staged)
             };
             let mut queue = self.queue();
-            let syncs = queue.end_block(&task, done, stride, Instant::now());
+            let syncs = queue.end_block(&task, done, stride, self.now());
             let full = queue.is_full(self.options.group);
             self.free(queue);
             if syncs || full {
@@ -317,7 +324,7 @@ impl Shared {
             if queue.closing {
                 return None;
             }
-            if let Some(task) = queue.next_block(direction, Instant::now()) {
+            if let Some(task) = queue.next_block(direction, self.now()) {
                 return Some(task);
             }
             let waited = self.work[direction as usize].wait(queue);
@@ -362,7 +369,7 @@ impl Shared {
                     continue;
                 }
                 let (group, _) = queue.take_group();
-                queue.end_group(&group, false, Instant::now());
+                queue.end_group(&group, false, self.now());
                 self.free(queue);
                 queue = self.queue();
                 if queue.closing {
@@ -372,14 +379,14 @@ impl Shared {
                 queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
-            match queue.due(self.options.window, self.options.group, Instant::now()) {
+            match queue.due(self.options.window, self.options.group, self.now()) {
                 Due::Now => {
                     let (group, records) = queue.take_group();
                     drop(queue);
                     let done = self.blocks.commit(&records);
                     let done = self.heard(done.and_then(|()| self.floor.check())).is_ok();
                     queue = self.queue();
-                    queue.end_group(&group, done, Instant::now());
+                    queue.end_group(&group, done, self.now());
                     self.free(queue);
                     queue = self.queue();
                 }

@@ -21,7 +21,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared import restored
 from blockyard.shared.layout import Plane
 from blockyard.shared.restored import Restored
-from disks import BLOCKS, LAYOUT, OURS, TALKS, keys, opened, settle, slots, talks
+from disks import BLOCKS, LAYOUT, OURS, TALKS, keys, opened, play_on, settle, slots, talks
 
 
 @pytest.mark.parametrize("more", [{}, {"host": 8, "device": 12}])
@@ -96,32 +96,30 @@ def test_inv_26_a_flipped_bit_costs_a_block_and_nothing_else(tmp_path: Path) -> 
         assert set(talks(cache).values()) == {4 * BLOCKS - 1}, "it is computed, and found again"
 
 
-def killed(path: str, ready: Any) -> None:
-    """Plays talks until it is killed."""
-    with opened(Path(path)) as cache:
-        ready.set()
-        number = 0
-        while True:
-            talks(cache, [number % 16])
-            number += 1
-
-
 def test_inv_27_twenty_kills_serve_no_wrong_block_and_lose_no_folder(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
+    # Each child is forked from one process that has imported all of it: that takes seconds of a CPU.
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["pytest", "blockyard", "blockyard.crane.tiers.disk"])
     chance = random.Random(5)
-    restored = 0
-    for _ in range(20):
-        ready = spawn.Event()
-        child = spawn.Process(target=killed, args=(str(tmp_path), ready), daemon=True)
+    # The disk has room for half of the talks, so that each child writes, and over older ones.
+    restored, many = 0, 32
+    for kill in range(20):
+        plays, told = forks.Pipe(duplex=False)
+        child = forks.Process(target=play_on, args=(str(tmp_path), told, many, kill), daemon=True)
         child.start()
-        assert ready.wait(60)
-        time.sleep(chance.random() * 0.03)
+        told.close()
+        for _ in range(1 + chance.randrange(8)):
+            assert plays.poll(60)
+            plays.recv_bytes()
+        # Somewhere within a talk.
+        time.sleep(chance.random() * 0.003)
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         child.join(30)
-        with opened(tmp_path) as cache:
+        plays.close()
+        with opened(tmp_path, device=1 + many * BLOCKS) as cache:
             restored += cache.restored
-            talks(cache, range(16))
+            talks(cache, range(many), at_once=many)
     assert restored > 20 * BLOCKS
 
 

@@ -21,7 +21,7 @@ from blockyard.metrics.exported import Exported
 from blockyard.metrics.server import MetricsServer, serve
 from blockyard.shared.stall import StallWatch
 from loop import Loop
-from yard import at_last, begin, text
+from yard import begin, text
 
 
 def ask(server: MetricsServer, path: str, method: str = "GET") -> tuple[int, str]:
@@ -128,22 +128,28 @@ def connected(server: MetricsServer, words: bytes = b"") -> socket.socket:
     return client
 
 
-def threads() -> int:
-    time.sleep(0.02)
-    return threading.active_count()
+def at_most(threads: int, before: set[threading.Thread]) -> None:
+    """Waits until so few threads are left that were not there before: they end when they are run."""
+    until = time.monotonic() + 30
+    while len(left := set(threading.enumerate()) - before) > threads:
+        assert time.monotonic() < until, left
+        time.sleep(1e-3)
 
 
 def test_clients_that_say_nothing_or_never_end_take_few_threads_and_hold_up_nobody(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = threading.active_count()
+    # Nobody is given up for saying nothing for long, however slow the machine is.
+    monkeypatch.setattr("blockyard.metrics.server._Silent.timeout", 600)
+    before = set(threading.enumerate())
     with serve(by.Scheduler(by.KVCache(device=33)), port=0) as server:
         # It stays below what waits in the system's queue: all of these are taken.
         slow = []
         for _ in range(60):
             slow.append(connected(server, b"GET /metrics HTTP/1.1\r\nX: "))
             assert ask(server, "/healthz") == (200, "ok\n")
-            assert threading.active_count() - before < 24
+            # One for each client that it answers at a time, and the server's own.
+            at_most(16 + 1, before)
         # The first are given up, and the last are not.
         assert slow[0].recv(9) == b""
         slow[-1].sendall(b"y\r\n\r\n")
@@ -151,7 +157,7 @@ def test_clients_that_say_nothing_or_never_end_take_few_threads_and_hold_up_nobo
         for client in slow:
             client.close()
         assert ask(server, "/metrics")[0] == 200
-    at_last(threads, lambda count: count == before)
+    at_most(0, before)
     assert capfd.readouterr().err == ""
 
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +35,42 @@ def value(talk: int, block: int) -> int:
     return (17 * talk + 5 * block) % 251 + 1
 
 
-def talks(cache: Any, numbers: Any = range(TALKS)) -> dict[int, int]:
+def talks(cache: Any, numbers: Any = range(TALKS), *, at_once: int = 1) -> dict[int, int]:
     """Plays some talks, and checks each byte that was found; returns how much was found of each."""
     plane = cache.crane.device.planes[0]
     found = {}
-    for talk in numbers:
-        lease = cache.begin(range(100 * talk, 100 * talk + 4 * BLOCKS))
+    for some in batched(numbers, at_once):
+        begun = {talk: cache.begin(range(100 * talk, 100 * talk + 4 * BLOCKS)) for talk in some}
         settle(cache)
-        table = cache.block_tables(lease)[0]
-        for block in range(BLOCKS):
-            if block < lease.cached // 4:
-                assert (plane[table[block]] == value(talk, block)).all(), (talk, block)
-            plane[table[block]] = value(talk, block)
-        cache.seal(lease, 4 * BLOCKS)
-        found[talk] = lease.cached
-        cache.finish(lease)
+        for talk, lease in begun.items():
+            table = cache.block_tables(lease)[0]
+            for block in range(BLOCKS):
+                if block < lease.cached // 4:
+                    assert (plane[table[block]] == value(talk, block)).all(), (talk, block)
+                plane[table[block]] = value(talk, block)
+            cache.seal(lease, 4 * BLOCKS)
+            found[talk] = lease.cached
+        cache.finish(list(begun.values()))
         cache.demote(64)
         settle(cache)
     assert cache.audit() is None
     return found
+
+
+def batched(numbers: Iterable[int], most: int) -> Iterator[list[int]]:
+    rest = iter(numbers)
+    while some := list(islice(rest, most)):
+        yield some
+
+
+def play_on(path: str, told: Connection, many: int, seed: int) -> None:
+    """Plays any of so many talks until it is killed, and says so before each."""
+    chance = random.Random(seed)
+    with opened(Path(path)) as cache:
+        while True:
+            number = chance.randrange(many)
+            told.send_bytes(b"a talk")
+            talks(cache, [number])
 
 
 def keys(*numbers: int) -> Any:

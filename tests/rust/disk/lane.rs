@@ -8,7 +8,7 @@ use blockyard_disk::{
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Memory of blocks, each of which is the payload of a number.
@@ -132,6 +132,29 @@ fn lane_of(blocks: Blocks, options: Options) -> Lane {
 
 const SOON: Duration = Duration::from_secs(20);
 
+/// A clock that stands still until it is turned: a rest is over when the test says so.
+#[derive(Debug)]
+struct Clock(OnceLock<Instant>, AtomicU64);
+
+impl Clock {
+    const fn new() -> Self {
+        Self(OnceLock::new(), AtomicU64::new(0))
+    }
+
+    fn now(&self) -> Instant {
+        let turned = Duration::from_secs(self.1.load(Ordering::Relaxed));
+        *self.0.get_or_init(Instant::now) + turned
+    }
+
+    fn turn(&self, by: Duration) {
+        self.1.fetch_add(by.as_secs(), Ordering::Relaxed);
+    }
+}
+
+const REST: Duration = Duration::from_secs(1);
+/// As long as any rest, or longer.
+const LONG: Duration = Duration::from_mins(1);
+
 #[test]
 fn what_a_lane_has_written_it_reads() {
     let (payloads, table) = paper();
@@ -212,11 +235,13 @@ fn many_blocks_at_once_are_all_there() {
 
 #[test]
 fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
+    static CLOCK: Clock = Clock::new();
     let (payloads, table) = paper();
     let options = Options {
         threads: 1,
         failures: 2,
-        rest: Duration::from_millis(40),
+        rest: REST,
+        clock: || CLOCK.now(),
         ..Options::default()
     };
     let lane = lane_over(&payloads, &table, options);
@@ -231,21 +256,19 @@ fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
         assert_eq!(landed(&lane, 1), [short(number, 0, Short::Failed)]);
     }
     assert!(lane.state().rests[1]);
+    let failed = lane.counts().failed;
     lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
-    assert_eq!(
-        landed(&lane, 1),
-        [short(3, 0, Short::Failed)],
-        "the disk is not asked"
-    );
-    while lane.state().rests[1] {
-        std::thread::yield_now();
-    }
+    assert_eq!(landed(&lane, 1), [short(3, 0, Short::Failed)]);
+    assert_eq!(lane.counts().failed, failed, "the disk is not asked");
+    CLOCK.turn(REST);
+    assert!(!lane.state().rests[1]);
     lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
     assert_eq!(landed(&lane, 1), [whole(4, 1)]);
 }
 
 #[test]
 fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_block() {
+    static CLOCK: Clock = Clock::new();
     // Which of its writes and reads are good, and whether it is dead after some of both.
     for (write, read, dead) in [
         (Some(false), Some(true), true),
@@ -256,7 +279,8 @@ fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_blo
         let options = Options {
             threads: 1,
             failures: 1,
-            rest: Duration::from_micros(10),
+            rest: REST,
+            clock: || CLOCK.now(),
             ..Options::default()
         };
         let lane = lane_over(&payloads, &table, options);
@@ -269,9 +293,8 @@ fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_blo
             ] {
                 let Some(good) = good else { continue };
                 payloads.fail_after(if good { u32::MAX } else { 0 });
-                while lane.state().rests.contains(&true) {
-                    std::thread::yield_now();
-                }
+                CLOCK.turn(LONG);
+                assert_eq!(lane.state().rests, [false, false]);
                 lane.submit(copy, Numbers::of(&numbers));
                 assert_eq!(landed(&lane, 1)[0].good, usize::from(good));
             }
@@ -504,8 +527,13 @@ fn inv_27_a_slot_whose_record_is_on_its_way_is_not_written_for_another_copy() {
 
 #[test]
 fn inv_32_reads_go_on_where_writes_hang() {
+    static CLOCK: Clock = Clock::new();
     let (blocks, told) = hanging();
-    let lane = lane_of(blocks, Options::default());
+    let options = Options {
+        clock: || CLOCK.now(),
+        ..Options::default()
+    };
+    let lane = lane_of(blocks, options);
     lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
     assert_eq!(landed(&lane, 1), [whole(0, 1)]);
     told.set(false, true);
@@ -667,15 +695,14 @@ fn a_lane_that_closes_reports_all() {
 fn who_waits_for_a_copy_is_woken_when_it_lands_and_not_before() {
     let (blocks, told) = hanging();
     let lane = lane_of(blocks, Options::default());
-    let long = Duration::from_mins(1);
     told.set(false, true);
     let one = lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
     let other = lane.submit(up(&[(1, 2)]), Numbers::of(&[]));
-    assert!(lane.wait(other, long), "it has no record, and is not read");
+    assert!(lane.wait(other, LONG), "it has no record, and is not read");
     assert!(!lane.wait(one, Duration::from_millis(5)));
     assert_eq!(lane.poll().len(), 1, "a wait takes nothing");
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| lane.wait(one, long));
+        let waits = scope.spawn(|| lane.wait(one, LONG));
         told.set(false, false);
         assert!(waits.join().unwrap());
     });
@@ -687,7 +714,7 @@ fn who_waits_for_a_copy_is_woken_when_it_lands_and_not_before() {
         told.set(true, true);
         let hung = lane.submit(up(&[(0, 1)]), Numbers::of(&[]));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| lane.wait(hung, long));
+            let waits = scope.spawn(|| lane.wait(hung, LONG));
             std::thread::sleep(Duration::from_millis(5));
             let ends = scope.spawn(|| end(&lane, hung));
             assert!(waits.join().unwrap(), "whoever ends it");
@@ -695,5 +722,5 @@ fn who_waits_for_a_copy_is_woken_when_it_lands_and_not_before() {
             ends.join().unwrap();
         });
     }
-    assert!(lane.wait(99, long), "one that was never taken");
+    assert!(lane.wait(99, LONG), "one that was never taken");
 }
