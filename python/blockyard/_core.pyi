@@ -1729,6 +1729,12 @@ class Cache:
             Misuse: The cache has no such tier.
         """
 
+    def dispatched(self) -> list[int]:
+        """Returns the flights whose plans `dispatch` has returned, and whose outcome has not come.
+
+        Those that count as unknown are among them.
+        """
+
     def undispatched(self) -> tuple[int, int] | None:
         """Returns how many plans no `dispatch` has returned yet, and the flight of the oldest.
 

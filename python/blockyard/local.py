@@ -37,11 +37,12 @@ class LocalCache(KVCache):
     one of these, of the cache or of its crane, raises `Misuse` and does nothing.
     """
 
-    __slots__ = ("_crane", "_dead", "_restored")
+    __slots__ = ("_crane", "_dead", "_restored", "_unsure")
 
     _crane: Crane
     _dead: Stripes
     _restored: int
+    _unsure: bool
 
     @property
     def crane(self) -> Crane:
@@ -125,12 +126,26 @@ class LocalCache(KVCache):
 
     def _submit(self) -> None:
         """Has the crane carry out what is planned; what it does not take has failed."""
+        if self._unsure:
+            self._give_back_lost()
+        self._unsure = True
         plans = self._plans()
         try:
             self._crane.traffic.submit(plans)
         except BaseException:
-            self._abort(self._crane.traffic.unknown(plans))
+            known = self._crane.traffic.known()
+            self._abort([plan for plan in plans if plan.flight not in known])
             raise
+        self._unsure = False
+
+    @override
+    def _give_back_lost(self) -> int:
+        """Ends flights that the crane does not have: an interrupt came before it took them."""
+        known, late = self._crane.traffic.known(), self._flights.is_late
+        lost = [one for one in self.dispatched() if one not in known and not late(one)]
+        count = self._abort(lost)
+        self._unsure = False
+        return count
 
     @override
     @owned
@@ -315,7 +330,7 @@ def local(
         cache = LocalCache(agree(config, [crane.hello()]))
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._owner = crane._owner  # noqa: SLF001 - likewise
-        cache._dead = frozenset()  # noqa: SLF001 - likewise
+        cache._dead, cache._unsure = frozenset(), False  # noqa: SLF001 - likewise
         found, below = crane.lasting.restored(), crane.lasting.name
         if found is not None and below is not None:
             found = Restored.agreed([found])

@@ -59,6 +59,9 @@ class Traffic:
         self._ended: list[Outcome] = []
         self._polls = 0
         self._watched: CopyWatch | None = None
+        self._unsure = False
+        """Whether a call has begun to change what is here, and not come to its end."""
+        self._open: list[Copier | Tier] = [*self.copiers, *tiers.values()]
 
     @property
     def in_flight(self) -> int:
@@ -74,6 +77,8 @@ class Traffic:
         if self.closed:
             raise Misuse("the crane is closed: it takes no plan")
         self.watch.step(self.standing)
+        if self._unsure:
+            self._mend()
         taken: dict[int, Flight] = {}
         copies: list[Copy] = []
         plans = list(plans)
@@ -86,34 +91,33 @@ class Traffic:
             copies += self._copies(plan, flight)
         if self._watched is not None:
             self._watched.submitted(plans)
+        self._unsure = True
+        for copy in copies:
+            copy.lane.waiting.append(copy)
         self._flights |= taken
-        try:
-            for copy in copies:
-                copy.lane.waiting.append(copy)
-            self.counts["flights"] += len(taken)
-            self._report([flight for flight in taken.values() if not flight.copies])
-            with self._turn():
-                self._start()
-        except BaseException:
-            self._mend()
-            raise
+        self.counts["flights"] += len(taken)
+        self._report([flight for flight in taken.values() if not flight.copies])
+        with self._turn():
+            self._start()
+        self._unsure = False
 
-    def unknown(self, plans: Iterable[Plan]) -> list[Plan]:
-        """Returns those of these plans that were not taken, or have been told."""
-        known = self._flights.keys() | {outcome.flight for outcome in self._ended}
-        return [plan for plan in plans if plan.flight not in known]
+    def known(self) -> set[int]:
+        """Returns the numbers of the flights that were taken, and have not been told."""
+        if self._unsure:
+            self._mend()
+        return self._flights.keys() | {outcome.flight for outcome in self._ended}
 
     def poll(self) -> list[Outcome]:
         """Returns what has ended and was not told yet: it comes again until `told`."""
         self._polls += 1
+        if self._unsure:
+            self._mend()
         if self._flights:
-            try:
-                with self._turn():
-                    self._poll()
-                    self._start()
-            except BaseException:
-                self._mend()
-                raise
+            self._unsure = True
+            with self._turn():
+                self._poll()
+                self._start()
+            self._unsure = False
         return self._ended[:]
 
     def _poll(self) -> None:
@@ -128,17 +132,21 @@ class Traffic:
 
     def _mend(self) -> None:
         """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
-        there = Counter(copy.flight.number for copy, _ in self._moving)
-        for lane in self.lanes.values():
-            there.update(copy.flight.number for copy in lane.waiting)
         told = {outcome.flight for outcome in self._ended}
-        for number, flight in list(self._flights.items()):
-            if number in told:
-                del self._flights[number]
-            elif not there[number] or flight.copies != there[number]:
-                flight.good, flight.cause, flight.copies = 0, Cause.LOST, there[number]
-                if not flight.copies:
-                    self._report([flight])
+        for number in told & self._flights.keys():
+            del self._flights[number]
+        there = Counter(copy.flight for copy, _ in self._moving)
+        taken = set(self._flights.values())
+        for lane in self.lanes.values():
+            # What waits of flights that were not taken has not begun.
+            lane.waiting = deque(copy for copy in lane.waiting if copy.flight in taken)
+            there.update(copy.flight for copy in lane.waiting)
+        for flight in taken:
+            if flight.copies != there[flight]:
+                flight.good, flight.cause, flight.copies = 0, Cause.LOST, there[flight]
+        ended = [flight for flight in self._flights.values() if not flight.copies]
+        self._report(ended)
+        self._unsure = False
 
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""
@@ -146,8 +154,12 @@ class Traffic:
 
     def go_on(self, lanes: list[Lane], kind: type) -> bool:
         """Starts what waits; returns whether all under way in these lanes has such a copier."""
+        if self._unsure:
+            self._mend()
+        self._unsure = True
         with self._turn():
             self._start()
+        self._unsure = False
         alone = any(
             copy.lane in lanes and not isinstance(copy.lane.copier, kind)
             for copy, _ in self._moving
@@ -158,25 +170,29 @@ class Traffic:
         """Ends all flights as dead, as `Crane.reset`."""
         for copier in self.copiers:
             copier.reset()
+        if self._unsure:
+            self._mend()
+        self._unsure = True
+        for flight in self._flights.values():
+            flight.good, flight.cause, flight.copies = 0, Cause.DEAD, 0
         for lane in self.lanes.values():
             lane.waiting.clear()
         self._moving.clear()
-        for flight in self._flights.values():
-            flight.good, flight.cause = 0, Cause.DEAD
         self._report(list(self._flights.values()))
+        self._unsure = False
 
     def close(self) -> None:
         """Ends the copiers, then frees the tiers, as `Crane.close`."""
-        if self.closed:
-            return
         self.closed = True
-        for copier in self.copiers:
-            copier.close()
+        # Where it is interrupted, the next call goes on with what is open still.
+        while self._open:
+            self._open[0].close()
+            del self._open[0]
         for lane in self.lanes.values():
             while lane.waiting:
+                self._unsure = True
                 self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
-        for tier in self._tiers.values():
-            tier.close()
+                self._unsure = False
 
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is, as `Crane.standing`."""

@@ -113,6 +113,13 @@ class Admission:
             self._refused = _Refused(self._version(), asks, some, entry, first, below)
         return admitted
 
+    def forget(self) -> None:
+        """Forgets what it has found out of the queue, for a reset."""
+        self._refused = None
+        self._prefetched = -1
+        self._computing, self._out = {}, []
+        self._below.clear()
+
     def is_too_large(self, entry: Request) -> bool:
         """Whether a request may need more than the device has, since it was made smaller."""
         return entry.max_blocks(self._cache.block_size) > self._cache.limit()

@@ -13,7 +13,11 @@ from blockyard.scheduling.seats import Seats
 from blockyard.shared.owner import Owner, owned, thread_name
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Driver", "driven"]
+__all__ = ["Driver", "driven", "made_sound", "taken_again"]
+
+_RESULTS: Final = "Scheduler.results"
+_SOUND: Final = frozenset({"fail", "reset", "results"})
+"""Verbs that do with what an interrupted one has left."""
 
 _drivers: "Final[WeakKeyDictionary[KVCache, ref[Driver]]]" = WeakKeyDictionary()
 """The driver of each cache."""
@@ -83,6 +87,26 @@ class Driver:
             )
 
 
+def taken_again(owner: Owner) -> bool:
+    """Whether what `results` took last came to nobody, as it was interrupted; it is said once."""
+    return owner.interrupted.pop(_RESULTS, 0) is None
+
+
+def made_sound(owner: Owner) -> None:
+    """Notes that nothing is half done any more."""
+    for verb in owner.interrupted.keys() - {_RESULTS}:
+        del owner.interrupted[verb]
+
+
+def _check_whole(owner: Owner, verb: str) -> None:
+    cut = [name for name in owner.interrupted if name != _RESULTS]
+    if cut:
+        raise Misuse(
+            f"{verb} after {' and '.join(cut)} was interrupted and left half done: call reset() "
+            "with an engine that was reset, too; it recomputes what ran, and no request is lost"
+        )
+
+
 def _driver_of(cache: KVCache) -> Driver | None:
     driver = _drivers.get(cache)
     return None if driver is None else driver()
@@ -109,10 +133,14 @@ def driven(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, 
         Misuse: It is one of these. Nothing is done.
     """
 
+    sound = verb.__name__ in _SOUND
+
     @owned
     @wraps(verb)
     def checked(self: _S, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
         self._driver.check()
+        if self._owner.interrupted and not sound:
+            _check_whole(self._owner, verb.__name__)
         return verb(self, *args, **keywords)
 
     return checked

@@ -5,13 +5,13 @@ from typing import Literal
 
 import numpy as np
 
-from blockyard._core import Misuse, Parked, Unavailable
+from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.headroom import HeadroomPolicy
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Request, RequestState, Result
+from blockyard.scheduling.request import Request, RequestState, Result, lead_again
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.step_output import check_acks
 from blockyard.scheduling.validate import whole
@@ -55,7 +55,9 @@ class Lifecycle:
         self._counters = counters
         self._requests: dict[Hashable, Request] = {}
         self._stops: list[Stop] = []
-        self._results: list[Result] = []
+        self._results: dict[Request, Result] = {}
+        """Of all that have ended since they were told: who is in it has ended."""
+        self._told: dict[Request, Result] = {}
         self.dead: str | None = None
         """Why the engine failed; None while it lives."""
         self.pinned = 0
@@ -120,14 +122,21 @@ class Lifecycle:
 
     def end(self, entry: Request, state: RequestState, reason: str) -> None:
         """Ends a request: no other place does (INV-11)."""
-        entry.state = state
-        del self._requests[entry.id]
+        result = Result(entry.id, state, np.array(entry.outputs, np.uint32), reason)
+        # From here on it has ended, whatever interrupts the rest.
+        self._results[entry] = result
+        self._forget(entry)
         entry.leave()
         if (heir := entry.hand_over()) is not None:
             self._queue_up(heir)
         if entry.arrived is not None:
             self._record(entry, heir)
-        self._results.append(Result(entry.id, state, np.array(entry.outputs, np.uint32), reason))
+
+    def _forget(self, entry: Request) -> None:
+        """Drops a request that has a result."""
+        entry.state = self._results[entry].state
+        if self._requests.get(entry.id) is entry:
+            del self._requests[entry.id]
 
     def _record(self, entry: Request, heir: Request | None) -> None:
         """Records a request that has begun; where it has not, the next sample stands for it."""
@@ -140,10 +149,19 @@ class Lifecycle:
         elif heir is not None:
             heir.arrived = entry.arrived
 
-    def take_results(self) -> list[Result]:
-        """Returns the results since the last call."""
-        results, self._results = self._results, []
-        return results
+    def take_results(self, *, again: bool) -> list[Result]:
+        """Returns the results since the last call.
+
+        Args:
+            again: Whether that was interrupted, and its results are returned again.
+        """
+        if again:
+            self._results = self._told | self._results
+        for entry in self._results:
+            self._forget(entry)
+        self._told = self._results
+        self._results = {}
+        return list(self._told.values())
 
     def abort(self, entry: Request) -> None:
         """Aborts a request: now, or at its ack where the engine has it."""
@@ -340,11 +358,18 @@ class Lifecycle:
 
     # -- failure and reset ---------------------------------------------------------------------
 
-    def fail(self, reason: str) -> None:
-        """Ends the requests that a dead engine has; their blocks stay until `reset` (T29)."""
+    def fail(self, reason: str, *, broken: bool) -> None:
+        """Ends the requests that a dead engine has; their blocks stay until `reset` (T29).
+
+        Args:
+            reason: The reason in their results.
+            broken: Whether an interrupt has left something half done: `reset` ends none then.
+        """
         if self.dead is not None:
             return
         self.dead = reason
+        if broken:
+            return
         self._drop_loading()
         for seat in self._seats.bound():
             if not seat.ended:
@@ -369,20 +394,46 @@ class Lifecycle:
         return len(held)
 
     def reset(self, requests: Literal["recompute", "abort"]) -> None:
-        """Recomputes or aborts all that ran, as the engine has lost its KV (T33)."""
+        """Recomputes or aborts all that ran, as the engine has lost its KV (T33).
+
+        It makes all sound again, wherever an interrupt has left it: what is taken for true is which
+        requests have not ended, which seats are bound, and which handles are spent.
+        """
         one_of("requests", requests, ("recompute", "abort"))
         self._cache.clear()
         self.dead, self.pinned = None, 0
         self._batch.clear()
+        self._stops.clear()
+        for entry in self._results:
+            self._forget(entry)
+        lead_again(list(self._requests.values()))
+        ended: dict[Request, tuple[RequestState, str] | None] = {}
         for seat in self._seats.bound():
-            if seat.ended:
-                self.release(seat)
-            elif seat.pending_end is not None or requests == "abort":
-                self.release(seat)
-                self.end(seat.request, *(seat.pending_end or (RequestState.ABORTED, "aborted")))
-            else:
-                self.recompute(seat)
+            self._give_back(seat.lease, seat.ticket)
+            ended[seat.request] = seat.pending_end
+        for entry in list(self._requests.values()):
+            end = ended.get(entry) or entry.over
+            if end is None and entry in ended and requests == "abort":
+                end = RequestState.ABORTED, "aborted"
+            self._give_back(entry.lease)
+            entry.lease = entry.seat = None
+            if end is None and entry.settle() and self._parking.must_park and entry.outputs:
+                end = RequestState.FAILED, "kv_lost: this engine cannot recompute it"
+            if end is not None:
+                self.end(entry, *end)
+        self._seats.clear()
+        self._queue.clear()
+        for entry in list(self._requests.values()):
+            if entry.leader is None:
+                self._queue_up(entry)
+        self.lower_headroom()
         self._batch.done(self._batch.number)
+
+    def _give_back(self, lease: Lease | None, ticket: Ticket | None = None) -> None:
+        if lease is not None and lease.state != "spent":
+            self._cache.finish(lease)
+        if ticket is not None and ticket.state == "open":
+            self._cache.release(ticket)
 
     def update_weights(self) -> None:
         """Stops all that runs, so that it is recomputed (T33)."""

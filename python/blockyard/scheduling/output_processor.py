@@ -141,6 +141,12 @@ class OutputProcessor:
     def _append(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
         """Appends the sampled tokens; those of a stopping row count until its ack (T8)."""
         tokens, counts = output.tokens, output.counts
+        if output.ended is not None:
+            # Before they come: an interrupt must not part an end from its token.
+            each = [1] * len(rows) if counts is None else counts.tolist()
+            for seat, more, ends in zip(rows, each, output.ended.tolist(), strict=True):
+                if seat is not None and ends:
+                    seat.request.ends_at = len(seat.request.outputs) + more
         if counts is None and None not in rows:
             leases = [seat.lease for seat in rows if seat is not None]
             if leases:

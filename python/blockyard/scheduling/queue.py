@@ -146,6 +146,15 @@ class WaitingQueue:
             self._heap.clear()
             self._aside.clear()
 
+    def clear(self) -> None:
+        """Removes all requests."""
+        self.changes += 1
+        self._current.clear()
+        for heap in (self._heap, self._aside):
+            heap.clear()
+        for some in (self._parked, self._recomputed, self._promised, self._held, self._too_large):
+            some.clear()
+
     def drop_parked(self, entry: Request) -> None:
         """Notes that the work of a waiting request is kept no more: it is computed again."""
         self._parked.discard(entry)

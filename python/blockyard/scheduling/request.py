@@ -12,7 +12,7 @@ from blockyard._core import Keys, Lease, Parked, Ticket
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "Retention", "max_blocks"]
+__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "Retention", "lead_again", "max_blocks"]
 
 Media: TypeAlias = tuple[int, int, str | bytes]
 """An item at token positions [start, end) of a prompt, and its id."""
@@ -95,6 +95,8 @@ class Request:
     """Whether it waits until the device, which was made smaller, can hold it again."""
     limit: int = 0
     """The blocks that the device might hold when it last began."""
+    ends_at: int | None = None
+    """The tokens that it has sampled when an end of the engine's is among them; None before."""
     kept_steps: int = 0
     """Steps for which it has kept others waiting since it is held."""
     state: RequestState = RequestState.WAITING
@@ -187,6 +189,25 @@ class Request:
         for sibling in siblings:
             sibling.leader = self
 
+    @property
+    def over(self) -> tuple[RequestState, str] | None:
+        """How it ends with the tokens that it has; None where it needs more."""
+        if len(self.outputs) >= self.max_tokens:
+            return RequestState.FINISHED, "length"
+        return (RequestState.FINISHED, "stop") if len(self.outputs) == self.ends_at else None
+
+    def settle(self) -> bool:
+        """Makes it wait, as it runs no more; returns whether it is recomputed."""
+        self.ends_at = None
+        if self.ticket is not None and self.ticket.state != "open":
+            self.ticket = None
+        if self.parked is not None and self.parked.state != "spent":
+            self.state = RequestState.PARKED
+            return False
+        if self.parked is not None or self.state is not RequestState.WAITING:
+            self.recompute()
+        return self.state is RequestState.RECOMPUTE
+
     def leave(self) -> None:
         """Makes it wait for no other sample."""
         if self.leader is not None:
@@ -234,3 +255,14 @@ class Request:
             self.parked = None
         if self.ticket is not None and self.ticket.state == "open":
             cache.release(self.ticket)
+
+
+def lead_again(entries: list[Request]) -> None:
+    """Makes leaders and those that wait for them agree; who is in no list waits for none."""
+    there = set(entries)
+    leaders: dict[Request, Request] = {}
+    for entry in entries:
+        entry.siblings = [one for one in entry.siblings if one in there]
+        leaders |= dict.fromkeys(entry.siblings, entry)
+    for entry in entries:
+        entry.leader = leaders.get(entry)

@@ -9,7 +9,7 @@ from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, hints_of, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.driver import Driver, driven
+from blockyard.scheduling.driver import Driver, driven, made_sound, taken_again
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
@@ -271,7 +271,7 @@ class Scheduler(Single):
     @driven
     def results(self) -> list[Result]:
         """Returns how requests have ended since the last call: exactly one result for each."""
-        return self._lifecycle.take_results()
+        return self._lifecycle.take_results(again=taken_again(self._owner))
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -363,11 +363,13 @@ class Scheduler(Single):
         Args:
             reason: The reason in their results.
         """
-        self._lifecycle.fail(reason)
+        self._lifecycle.fail(reason, broken=bool(self._owner.interrupted))
 
     @driven
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
         """Goes on with an engine that was reset: it computes nothing more, and its KV is gone.
+
+        It is what a verb that was interrupted asks for, too: from any point it loses no request.
 
         Args:
             requests: "recompute" or "abort" the requests that ran (T33).
@@ -376,6 +378,8 @@ class Scheduler(Single):
             Misuse: It is neither word.
         """
         self._lifecycle.reset(requests)
+        self._admission.forget()
+        made_sound(self._owner)
 
     @driven
     def update_weights(self) -> None:

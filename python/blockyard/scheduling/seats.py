@@ -122,6 +122,15 @@ class Seats:
         seat.ended = True
         self.departures += 1
 
+    def clear(self) -> None:
+        """Frees all seats, also where an interrupt has left one half bound."""
+        for seat in self.bound():
+            self._epochs[seat.number] = max(self._epochs[seat.number], seat.epoch)
+        self._seats = [None] * len(self._seats)
+        self._free = list(range(len(self._seats)))
+        self.stopping = 0
+        self.departures += 1
+
     def free(self, seat: Seat) -> None:
         """Frees a seat: the engine has nothing more to do with it."""
         self.departures += 1

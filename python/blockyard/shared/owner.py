@@ -1,8 +1,10 @@
 """Who is in an object whose calls must not overlap: a second caller is refused, and never waits."""
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from threading import Thread, current_thread
+from types import FrameType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from blockyard._core import Misuse
@@ -17,11 +19,26 @@ class Reentry(Misuse):
 class Owner:
     """The call that has an object now. Objects that change together have one owner."""
 
-    __slots__ = ("held",)
+    __slots__ = ("_left", "held", "interrupted")
 
     def __init__(self) -> None:
         self.held: dict[None, tuple[Thread, str]] = {}
         """The thread that is in a verb, and the verb's name; empty between two calls."""
+        self.interrupted: dict[str, None] = {}
+        """Verbs that a KeyboardInterrupt has cut short; who mends what they left forgets them."""
+        self._left: dict[int, tuple[tuple[Thread, str], tuple[Thread, str]]] = {}
+
+    def enter(self, other: tuple[Thread, str], mine: tuple[Thread, str]) -> None:
+        """Takes over from a call that was interrupted before it gave back what it had.
+
+        Raises:
+            Misuse: The other call is under way.
+        """
+        # One thread alone takes a call over: whoever is the first here.
+        if _is_under_way(other) or self._left.setdefault(id(other), (other, mine))[1] is not mine:
+            raise self.refusal(other, mine[1])
+        self.interrupted[other[1]] = None
+        self.held[None] = mine
 
     def refusal(self, other: tuple[Thread, str], verb: str) -> Misuse:
         """Returns what to raise in a call that came during another one."""
@@ -35,6 +52,16 @@ class Owner:
             f"{verb} was called while {thread_name(thread)} is in {name}, and nothing was done: "
             "one thread at a time, so have one thread drive it, or put a lock of yours around both"
         )
+
+
+def _is_under_way(call: tuple[Thread, str]) -> bool:
+    """Whether a verb is on the stack of the thread that has called it."""
+    frame: FrameType | None = sys._current_frames().get(call[0].ident or 0)  # noqa: SLF001 - it is documented
+    while frame is not None:
+        if frame.f_code is _ALONE and frame.f_locals.get("mine") is call:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def thread_name(thread: Thread) -> str:
@@ -68,19 +95,24 @@ def owned(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
     def alone(self: _S, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
         owner = self._owner
         # Each call has a tuple of its own, so that it gives back only what it has taken. The
-        # taking is one call of C, which no thread and no signal can divide; the giving back makes
-        # none before it is done, so that no KeyboardInterrupt comes between.
+        # taking is one call of C, which no thread and no signal can divide. The giving back is the
+        # last act: what an interrupt keeps from it is found out by the next call.
         mine = current_thread(), name
         try:
             other = owner.held.setdefault(None, mine)
             if other is not mine:
-                raise owner.refusal(other, name)
+                owner.enter(other, mine)
             return verb(self, *args, **keywords)
+        except Exception:
+            raise
+        except BaseException:
+            owner.interrupted[name] = None
+            raise
         finally:
-            try:
-                if owner.held[None] is mine:
-                    del owner.held[None]
-            except KeyError:
-                pass
+            if owner.held.get(None) is mine:
+                del owner.held[None]
 
     return alone
+
+
+_ALONE = owned(lambda self: None).__code__

@@ -316,7 +316,11 @@ class KVCache(Cache):
         ended = self._flights.reset(integer("rank", rank, least=0))
         if memory == "lost":
             self._clear()
-        return self._end(ended)
+        return self._end(ended) + self._give_back_lost()
+
+    def _give_back_lost(self) -> int:
+        """Ends flights that nobody knows of: an interrupt came when `dispatch` had taken them."""
+        return self._abort([one for one in self.dispatched() if one not in self._flights])
 
     def _clear(self) -> None:
         super().clear()  # for a verb that has the owner
@@ -325,7 +329,10 @@ class KVCache(Cache):
         if not ended.flights:
             return 0
         self._note(ended.flights, ended.good)
-        return super().commit(ended.flights, ended.good, corrupt=ended.corrupt)
+        count = super().commit(ended.flights, ended.good, corrupt=ended.corrupt)
+        # Only now: whatever interrupts before, the same outcomes end them again.
+        self._flights.forget(ended.flights)
+        return count
 
     @override
     @owned

@@ -125,6 +125,11 @@ class Flights:
     def __contains__(self, flight: int) -> bool:
         return flight in self._in_flight
 
+    def is_late(self, flight: int) -> bool:
+        """Whether it counts as unknown: its copies may still write."""
+        entry = self._in_flight.get(flight)
+        return entry is not None and entry.late
+
     def launch(self, plan: Plan, now: int) -> None:
         """Notes that the cranes were given a plan at tick `now`."""
         lower = max(plan.source_tier, plan.destination_tier, key=TIERS.index)
@@ -158,7 +163,7 @@ class Flights:
         return outcomes
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
-        """Takes outcomes and returns the flights that they have ended.
+        """Takes outcomes and returns the flights that they have ended, until `forget` is told.
 
         An outcome that comes twice, or of an unexpected flight or rank, is counted and changes
         nothing.
@@ -195,7 +200,6 @@ class Flights:
             if not entry.missing:
                 over.add(outcome.flight)
                 self._end(outcome.flight, entry, ended)
-        self.forget(ended.flights)
         return ended
 
     def _end(self, flight: int, entry: _InFlight, ended: Ended) -> None:

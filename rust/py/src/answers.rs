@@ -24,6 +24,16 @@ impl From<core::FlightId> for Soon {
 #[guarded]
 #[pymethods]
 impl Soon {
+    /// Returns itself: it is frozen.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns itself: it is frozen.
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         format!("Soon(flight={})", self.flight)
     }
@@ -88,6 +98,16 @@ impl From<core::Probe> for Probe {
 #[guarded]
 #[pymethods]
 impl Probe {
+    /// Returns itself: it is frozen.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns itself: it is frozen.
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         let Self {
             device,
@@ -133,6 +153,16 @@ impl From<core::Violation> for Violation {
 #[guarded]
 #[pymethods]
 impl Violation {
+    /// Returns itself: it is frozen.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns itself: it is frozen.
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         let Self {
             law,
@@ -181,6 +211,16 @@ impl From<core::Room> for Room {
 #[guarded]
 #[pymethods]
 impl Room {
+    /// Returns itself: it is frozen.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns itself: it is frozen.
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         let Self {
             free,
@@ -254,6 +294,16 @@ impl From<core::Need> for Need {
 #[guarded]
 #[pymethods]
 impl Need {
+    /// Returns itself: it is frozen.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns itself: it is frozen.
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         let truth = |truth| if truth { "True" } else { "False" };
         format!(

@@ -37,6 +37,16 @@ impl Keys {
         PyBytes::new(py, &all)
     }
 
+    /// Returns itself: it is frozen.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Returns itself: it is frozen.
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         format!(
             "Keys({} blocks, {} tokens)",

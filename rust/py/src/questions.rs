@@ -4,10 +4,10 @@ use crate::answers::{Need, Room};
 use crate::arguments;
 use crate::error::Failure;
 use crate::face::Cache;
-use crate::gil::{LONG, enter};
+use crate::gil::{LONG, enter, enter_weighed};
 use crate::lease::Lease;
 use crate::prompt::{Apart, read};
-use blockyard_core::{HolderId, Request, Tier};
+use blockyard_core::{FlightId, HolderId, Request, State, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
@@ -192,6 +192,17 @@ impl Cache {
         self.check_sound()?;
         let oldest = enter(py, &self.inner, 0, |state| Ok(state.undispatched()))?;
         Ok(oldest.map(|(plans, flight)| (plans, flight.number())))
+    }
+
+    /// Returns the flights whose plans `dispatch` has returned, and whose outcome has not come.
+    ///
+    /// Those that count as unknown are among them.
+    fn dispatched(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        self.check_sound()?;
+        let flights = enter_weighed(py, &self.inner, State::dispatch_work, |state| {
+            Ok(state.dispatched())
+        })?;
+        Ok(flights.into_iter().map(FlightId::number).collect())
     }
 
     /// Tells whether loading takes less time than computing, behind the tier's loads in flight.

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import weakref
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -52,13 +53,14 @@ class ThreadCopier(Single):
         self._workers = workers
         self._depth = depth
         self._owner = Owner()
-        # One entry per worker and copy, so that all work on the oldest; None ends a worker.
+        # One entry per worker and copy, so that all work on the oldest; None ends the workers.
         self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._in_flight: list[_Copy] = []
         self._gave_way = 0.0
-        self._stopping = False
         self._closed = False
+        # A copier that is dropped ends its threads. It waits for none: this may run in one of them.
+        weakref.finalize(self, self._queue.put, None).atexit = False
 
     @owned
     def start(
@@ -75,22 +77,23 @@ class ThreadCopier(Single):
         if len(self._in_flight) >= self._depth:
             return None
         while len(self._threads) < self._workers:
-            thread = threading.Thread(target=self._work, name="blockyard-copier", daemon=True)
+            name = "blockyard-copier"
+            thread = threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
         if not self._in_flight:
             self._gave_way = time.monotonic()
-        copy = _Copy(self, source, destination, sources, destinations, max(self._workers, 1))
+        copy = _Copy(self, source, destination, sources, destinations, self._workers)
         self._in_flight.append(copy)
         try:
             for _ in self._threads:
                 self._queue.put(copy)
             if not self._threads:
-                self._carry(copy)
+                copy.carry()
         except BaseException:
             # No receipt is given for it, so that nothing may be written from here on.
-            if self._threads:
-                copy.give_up()
+            copy.fail(0)
+            copy.end()
             raise
         return copy
 
@@ -103,42 +106,34 @@ class ThreadCopier(Single):
 
     @owned
     def reset(self) -> None:
-        """Ends all copies, after the chunks that are being copied."""
+        """Ends all copies, after the chunks that are being copied.
+
+        Where it is interrupted, call it again.
+        """
         self._end()
 
     def _end(self) -> None:
-        self._stopping = True
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
-        self._stopping = False
+        for copy in self._in_flight:
+            copy.end()
+        self._in_flight = []
 
     @owned
     def close(self) -> None:
         """Ends all copies, after the chunks that are being copied; those not complete failed."""
         self._closed = True
         self._end()
+        self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
 
-    def _work(self) -> None:
-        while (copy := self._queue.get()) is not None:
-            self._carry(copy)
 
-    def _carry(self, copy: "_Copy") -> None:
-        """Works on a copy until no chunk of it is left."""
-        first = copy.take()
-        while first is not None:
-            try:
-                if self._stopping:
-                    copy.fail(first)
-                else:
-                    copy.move(first)
-            except Exception as error:  # noqa: BLE001 - it fails the flight, never the worker
-                if copy.fail(first):
-                    _log.warning("a copy of %d blocks failed: %r", copy.blocks, error)
-            first = copy.take(behind=True)
-        copy.leave()
+def _work(queue: "SimpleQueue[_Copy | None]") -> None:
+    """Works on copies until there comes a None. Between two it keeps neither alive."""
+    while (copy := queue.get()) is not None:
+        copy.carry()
+        del copy
+    # For the next worker.
+    queue.put(None)
 
 
 class _Copy:
@@ -147,6 +142,7 @@ class _Copy:
     __slots__ = (
         "_copier",
         "_destinations",
+        "_inline",
         "_lock",
         "_moving",
         "_next",
@@ -173,13 +169,16 @@ class _Copy:
         self._sources = sources
         self._destinations = destinations
         self.blocks = self.good = len(sources)
-        share = -(-self.blocks // workers)
+        share = -(-self.blocks // max(workers, 1))
         self._step = max(1, min(share, _CHUNK // max(source.layout.block_bytes, 1)))
         self._lock = threading.Lock()
         self._next = 0
         self._moving = 0
         """Chunks that workers have taken and not left behind."""
         self._workers = workers
+        """Workers that have not left it."""
+        self._inline = not workers
+        """Whether `start` itself copies."""
         self._copier = copier
         self.landed: Landed | None = None
 
@@ -188,6 +187,18 @@ class _Copy:
         if self.landed is None:
             self._copier.give_way()
         return self.landed
+
+    def carry(self) -> None:
+        """Works on it until no chunk is left."""
+        first = self.take()
+        while first is not None:
+            try:
+                self.move(first)
+            except Exception as error:  # noqa: BLE001 - it fails the flight, never the worker
+                if self.fail(first):
+                    _log.warning("a copy of %d blocks failed: %r", self.blocks, error)
+            first = self.take(behind=True)
+        self.leave()
 
     def take(self, *, behind: bool = False) -> int | None:
         """Returns the first block of the next chunk; None if none is left or one has failed.
@@ -226,17 +237,23 @@ class _Copy:
             self.good = min(self.good, first)
             return news
 
-    def give_up(self) -> None:
-        """Ends it without a good block, after the chunks that are being copied."""
-        self.fail(0)
-        while self._moving:
+    def end(self) -> None:
+        """Ends it after the chunks that are being copied: of the others no block is good."""
+        with self._lock:
+            self.good = min(self.good, self._next)
+        # Where `start` itself copied, it does no more, and nobody knows how far it came.
+        while self._moving and not self._inline:
             time.sleep(1e-4)
-        self.landed = Landed(0, Cause.FAILED)
+        self._land(0 if self._inline else self.good)
 
     def leave(self) -> None:
         """Notes that a worker is done; with the last one the copy has ended."""
         with self._lock:
             self._workers -= 1
-            if not self._workers:
-                cause = None if self.good == self.blocks else Cause.FAILED
-                self.landed = Landed(self.good, cause)
+        if self._workers <= 0:
+            self._land(self.good)
+
+    def _land(self, good: int) -> None:
+        with self._lock:
+            if self.landed is None:
+                self.landed = Landed(good, None if good == self.blocks else Cause.FAILED)

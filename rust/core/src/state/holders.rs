@@ -289,6 +289,15 @@ impl State {
         self.in_flight.map(|row| row[0])
     }
 
+    /// Flights that [`State::dispatch`] has given out, and of which no outcome has come.
+    pub fn dispatched(&self) -> Vec<FlightId> {
+        self.flights
+            .iter()
+            .filter(|(_, record)| record.waits.is_none() && record.ended.is_none())
+            .map(|(flight, _)| FlightId(self.flights.id(flight)))
+            .collect()
+    }
+
     /// Plans that [`State::dispatch`] would give out now, and the flight of the oldest of them.
     pub fn undispatched(&self) -> Option<(u32, FlightId)> {
         let waiting = self
