@@ -36,6 +36,10 @@ _SPREAD: Final = 4096
 """Samples of the rest of such a file."""
 _MOST_HEADER: Final = 100_000_000
 """Bytes of a header that safetensors allows."""
+_UNREADABLE: Final = (
+    *(OSError, ValueError, LookupError, TypeError, RuntimeError, AttributeError, ArithmeticError),
+)
+"""What comes of files that are not what their names say."""
 _READERS: Final = 16
 _DEPTH: Final = 2
 """Levels of folders below that of the model."""
@@ -59,6 +63,7 @@ _SKIPPED: Final = re.compile(r"\.|original$|onnx$|openvino$|checkpoint-|global_s
 """Folders with other versions of the weights, or with none."""
 _NAMES: Final = frozenset({"_commit_hash", "transformers_version"})
 _PATHS: Final = "name_or_path"
+_PLACES: Final = ("/", "~/", "./", "../")
 _HEX: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _HUB: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -70,7 +75,8 @@ def content(path: str | os.PathLike[str]) -> str | None:
     at the start, in the middle and at the end of every tensor; of a small file all of it; of others
     16 MiB and 4,096 samples. A file in a hub's cache counts by the name of its blob, which is a
     hash of its content. Configurations and code beside the weights count whole, without the names
-    and paths in them.
+    and paths in them; so does an index. No file's name counts, but the order of the files does, and
+    which folder below they are in: an engine loads some of them, or one over another.
 
     Args:
         path: A file, or a folder with files, as engines take it.
@@ -93,7 +99,10 @@ def content(path: str | os.PathLike[str]) -> str | None:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - most programs need it not
 
     with ThreadPoolExecutor(_READERS, "weights") as readers:
-        found = sorted(readers.map(_file, files))
+        said = list(readers.map(_file, files))
+    inside = [os.path.relpath(one.parent, where if one != where else where.parent) for one in files]
+    # Files of weights stay in the order of their names, and among others no name counts.
+    found = sorted(zip(inside, said, strict=True), key=lambda one: (one[0], one[1][0]))
     return "sha256:" + _digest(json.dumps(found).encode())
 
 
@@ -106,6 +115,8 @@ def file_content(path: str) -> str:
     Raises:
         Unavailable: It cannot be read.
     """
+    if not _is_there(path):
+        return path
     where = Path(path).expanduser()
     if where.is_dir():
         return content(where) or _digest(json.dumps(sorted(map(_file, _beside(where)))).encode())
@@ -116,14 +127,14 @@ def stated(name: str, given: object) -> object:
     """Returns a part of a namespace: of a path its content stands for it, of text the text.
 
     Args:
-        name: Of the part. Text is a path where this is "weights" and it begins with a slash.
+        name: Of the part. Text is a path where this is "weights" and it begins as one: /, ~/, ./ or ../.
         given: Text, or a path.
 
     Raises:
         Unavailable: There are no weights at the path, or they cannot be read.
     """
     # A version that is called so would be read by another one, where it is a path by mistake.
-    text = isinstance(given, str) and name == "weights" and given.startswith(("/", "~/"))
+    text = isinstance(given, str) and name == "weights" and given.startswith(_PLACES)
     if not (text or isinstance(given, os.PathLike)):
         return given
     found = content(given)  # type: ignore[arg-type]
@@ -239,7 +250,7 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for one in entries:
             # Where a link leads nowhere, it is a file that is missing.
-            if one.is_dir():
+            if _is_folder(one):
                 if depth and not _SKIPPED.match(one.name):
                     yield from _files(Path(one.path), depth - 1)
             elif (
@@ -248,6 +259,14 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
                 and not one.name.startswith(".")
             ):
                 yield Path(one.path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # A link that leads to itself.
+        return False
 
 
 def _beside(folder: Path) -> list[Path]:
@@ -277,14 +296,12 @@ def _file(path: Path) -> tuple[str, str]:
         if not stat.S_ISREG(seen.st_mode):
             # To open a pipe would wait for its writer.
             raise IsADirectoryError("it is no file")
-        if path.name.endswith(".index.json"):
-            return "index", ""
         if path.name.endswith(_BESIDE):
             return path.name, _digest(_without_names(path))
         if real.parent.name == "blobs" and _HEX.fullmatch(real.name):
             return "weights", f"blob {real.name} {seen.st_size}"
         return "weights", _sampled(path)
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
+    except _UNREADABLE as error:
         raise _refused(path, error) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.shared.weights import SAMPLE, content, files_of, folder_of, stated
+from blockyard.shared.weights import SAMPLE, content, file_content, files_of, folder_of, stated
 
 TENSOR = 64 * SAMPLE
 """Bytes of each tensor of a shard."""
@@ -100,6 +100,83 @@ def test_configuration_code_and_header_count(tmp_path: Path) -> None:
         json.dumps(config | {"rope_theta": 5e3, "_commit_hash": "1"})
     )
     assert content(plain) in seen
+
+
+def told_apart(*folders: Path) -> None:
+    seen = {content(folder) for folder in folders}
+    assert None not in seen
+    assert len(seen) == len(folders)
+
+
+def test_files_that_have_changed_places_are_others(tmp_path: Path) -> None:
+    """As a rollback does: which file an engine loads is said by where it lies, and by an index."""
+    for name, own, old in (("now", {}, {"layer_1": 1}), ("back", {"layer_1": 1}, {})):
+        (tmp_path / name / "old").mkdir(parents=True)
+        shard(tmp_path / name / "model.safetensors", **own)
+        shard(tmp_path / name / "old" / "model.safetensors", **old)
+    told_apart(tmp_path / "now", tmp_path / "back")
+    for name, own, old in (("two", {}, {"layer_1": 1}), ("owt", {"layer_1": 1}, {})):
+        (tmp_path / name).mkdir()
+        shard(tmp_path / name / "model.safetensors", **own)
+        shard(tmp_path / name / "model.v2.safetensors", **old)
+    told_apart(tmp_path / "two", tmp_path / "owt")
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        shard(tmp_path / name / "v1.safetensors")
+        shard(tmp_path / name / "v2.safetensors", layer_1=1)
+        index = {"weight_map": {"layer 0": f"{name}.safetensors"}}
+        (tmp_path / name / "model.safetensors.index.json").write_text(json.dumps(index))
+    told_apart(tmp_path / "v1", tmp_path / "v2")
+    for name, first, second in (("ab", 1, 2), ("ba", 2, 1)):
+        folder = model(tmp_path / name)
+        for part, value in (("text", first), ("vision", second)):
+            (folder / part).mkdir()
+            (folder / part / "config.json").write_text(json.dumps({"value": value}))
+    told_apart(tmp_path / "ab", tmp_path / "ba")
+
+
+def test_a_file_under_another_name_is_the_same(tmp_path: Path) -> None:
+    for name in ("a", "z"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        shard(tmp_path / name / f"{name}.safetensors")
+    assert content(tmp_path / "a") == content(tmp_path / "z")
+
+
+def test_a_folder_that_leads_to_itself_is_none_of_it(tmp_path: Path) -> None:
+    folder = model(tmp_path / "a")
+    known = content(folder)
+    (folder / "loop").symlink_to(folder / "loop")
+    assert content(folder) == known
+    (folder / "loop.json").symlink_to(folder / "loop.json")
+    with pytest.raises(by.Unavailable, match=r"loop\.json"):
+        content(folder)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b"3",
+        b'{"a": 3}',
+        b'{"a": {"data_offsets": [-5, 3]}}',
+        b'{"a": {"data_offsets": [0, 1e400]}}',
+        b'{"a": {"data_offsets": [0]}}',
+        b"[" * 200_000,
+        b"\xff\xfe{",
+    ],
+    ids=repr,
+)
+def test_a_header_of_any_kind_is_refused_by_name(tmp_path: Path, header: bytes) -> None:
+    whole = len(header).to_bytes(8, "little") + header + bytes(2 << 20)
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    with pytest.raises(by.Unavailable, match=r"model\.safetensors"):
+        content(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["~nobody at all/x", "\0", "a" * 5000, "org/name", "/dev/zero"])
+def test_what_names_no_file_stands_for_itself(path: str) -> None:
+    assert file_content(path) == path
 
 
 def archive(path: Path, middle: bytes) -> None:
@@ -228,7 +305,9 @@ def test_a_file_put_in_anothers_place_is_noticed_whatever_its_time(tmp_path: Pat
     assert files_of(str(tmp_path)) != first
 
 
-def test_a_path_in_a_namespace_stands_for_its_content(tmp_path: Path) -> None:
+def test_a_path_in_a_namespace_stands_for_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = model(tmp_path / "a"), model(tmp_path / "b")
 
     def identity(**named: Any) -> dict[str, str]:
@@ -237,6 +316,9 @@ def test_a_path_in_a_namespace_stands_for_its_content(tmp_path: Path) -> None:
 
     assert identity(weights=first) == identity(weights=second) == identity(weights=str(first))
     assert identity(weights=first) != identity(weights=model(tmp_path / "c", layer_1=1))
+    monkeypatch.chdir(tmp_path)
+    for text in ("./a", f"../{tmp_path.name}/b"):
+        assert identity(weights=text) == identity(weights=first)
     assert identity(weights="v1")["weights"] == stated("weights", "v1") == "v1"
     # A name that looks like a path is a name.
     assert identity(model=str(first))["model"] == str(first)
