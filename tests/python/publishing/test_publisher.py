@@ -115,7 +115,10 @@ def test_a_subscriber_hears_numbers_that_rise_by_one_and_knows_what_the_cache_ha
             router.hear(wait=5)
             if len(router.numbers) > 3:
                 break
-        assert router.numbers == list(range(router.numbers[0], router.numbers[0] + 4))
+        # Several may have come at once.
+        first, heard = router.numbers[0], len(router.numbers)
+        assert heard > 3
+        assert router.numbers == list(range(first, first + heard))
         whole = Router()
         for _, payload in router.ask(router.numbers[0] - 1_000_000):
             whole.hear(payload)

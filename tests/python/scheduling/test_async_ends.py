@@ -1,6 +1,7 @@
 """How an asyncio front ends: drained, closed, or with its engine or its event loop."""
 
 import asyncio
+import re
 import threading
 from typing import Any
 
@@ -276,7 +277,8 @@ def test_an_engine_that_answers_nothing_is_named_in_the_log(
 
     play(act, engine=engine)
     assert len(caplog.records) == 1
-    assert "the engine has answered none of its 2 steps" in caplog.text
+    # A busy machine may look before the second is submitted.
+    assert re.search("the engine has answered none of its [12] steps", caplog.text)
 
 
 def test_closing_ends_what_came_before_it_and_what_was_held_by_hand() -> None:

@@ -153,7 +153,7 @@ impl Clock {
 
 const REST: Duration = Duration::from_secs(1);
 /// As long as any rest, or longer.
-const LONG: Duration = Duration::from_mins(1);
+const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn what_a_lane_has_written_it_reads() {
@@ -449,30 +449,43 @@ impl Memory for Touched {
 
 #[test]
 fn inv_32_a_copy_that_is_given_up_lands_when_nobody_is_at_its_memory_any_more() {
-    for late in [false, true] {
-        let (payloads, table) = paper();
-        let lane = lane_over(&payloads, &table, Options::default());
-        lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
-        assert_eq!(landed(&lane, 1), [whole(0, 1)]);
-        let memory = Arc::new(Touched::default());
-        let number = lane.submit(up(&[(0, 1)]), memory.clone());
-        memory.wait(|told| told.0);
-        let mut early = Vec::new();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                if late {
-                    lane.give_up_late(number);
-                } else {
-                    lane.give_up(number);
-                }
-            });
-            std::thread::sleep(Duration::from_millis(20));
-            early = lane.poll();
-            memory.tell(|told| told.1 = true);
-        });
-        assert_eq!(early, [], "its memory is written still");
-        assert_eq!(lane.poll(), [short(number, 0, Short::GivenUp)]);
+    for in_time in [true, false] {
+        // A busy machine may end the copy before the thread runs that gives it up.
+        let gives_up =
+            |&tries: &u32| given_up_at_its_memory(in_time, Duration::from_millis(20) * tries);
+        assert!([1, 2, 4, 8, 16, 32].iter().any(gives_up), "{in_time}");
     }
+}
+
+/// Whether a copy is given up while a thread is at its memory, which that leaves after so long.
+fn given_up_at_its_memory(in_time: bool, leaves: Duration) -> bool {
+    let (payloads, table) = paper();
+    let lane = lane_over(&payloads, &table, Options::default());
+    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
+    assert_eq!(landed(&lane, 1), [whole(0, 1)]);
+    let memory = Arc::new(Touched::default());
+    let number = lane.submit(up(&[(0, 1)]), memory.clone());
+    memory.wait(|told| told.0);
+    let mut early = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if in_time {
+                lane.give_up(number);
+            } else {
+                lane.give_up_late(number);
+            }
+        });
+        std::thread::sleep(leaves);
+        early = lane.poll();
+        memory.tell(|told| told.1 = true);
+    });
+    assert_eq!(early, [], "its memory is written still");
+    let ended = landed(&lane, 1);
+    if ended == [whole(number, 1)] {
+        return false;
+    }
+    assert_eq!(ended, [short(number, 0, Short::GivenUp)]);
+    true
 }
 
 #[test]
