@@ -9,7 +9,7 @@ from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, hints_of, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.driver import Driver, driven, made_sound, taken_again
+from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
@@ -271,7 +271,7 @@ class Scheduler(Single):
     @driven
     def results(self) -> list[Result]:
         """Returns how requests have ended since the last call: exactly one result for each."""
-        return self._lifecycle.take_results(again=taken_again(self._owner))
+        return self._lifecycle.take_results(self._owner)
 
     # -- one step ------------------------------------------------------------------------------
 
