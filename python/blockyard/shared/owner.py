@@ -34,8 +34,10 @@ class Owner:
         Raises:
             Misuse: The other call is under way.
         """
-        # One thread alone takes a call over: whoever is the first here.
-        if _is_under_way(other) or self._left.setdefault(id(other), (other, mine))[1] is not mine:
+        # It is on no stack, so that it never gives back what it has, if it has that still. One call
+        # takes it over: whoever is the first here.
+        left = not _is_under_way(other) and self.held.get(None) is other
+        if not left or self._left.setdefault(id(other), (other, mine))[1] is not mine:
             raise self.refusal(other, mine[1])
         self.interrupted.append(other)
         self.held[None] = mine
