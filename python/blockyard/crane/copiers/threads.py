@@ -128,6 +128,13 @@ class ThreadCopier(Single):
         for thread in self._threads:
             thread.join()
 
+    def drop(self) -> None:
+        """Ends it for a finalizer: no chunk begins any more, and no thread is waited for."""
+        self._closed = True
+        for copy in self._in_flight:
+            copy.stopped = True
+        self._queue.put(None)
+
 
 def _work(queue: "SimpleQueue[_Copy | None]") -> None:
     """Works on copies until there comes a None. Between two it keeps neither alive."""
