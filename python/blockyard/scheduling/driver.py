@@ -34,6 +34,7 @@ class Driver:
     """
 
     def __init__(self, cache: KVCache, lifecycle: Lifecycle, seats: Seats, batch: Batch) -> None:
+        self._cache = cache
         self._lifecycle = lifecycle
         self._seats = seats
         self._batch = batch
@@ -64,6 +65,15 @@ class Driver:
             self._thread = current_thread()
         if self._replaced:
             raise Misuse("another scheduler has taken this cache over: use that one")
+
+    def check_open(self) -> None:
+        """Refuses a cache that is closed.
+
+        Raises:
+            Misuse: It is.
+        """
+        if self._cache.closed:
+            raise Misuse("this cache is closed: make another one, and a scheduler on it")
 
     def hand_over(self) -> None:
         """Lets another thread have it: the next one that calls."""

@@ -9,7 +9,7 @@ from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Stop
-from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState, Result, lead_again
 from blockyard.scheduling.seats import Seat, Seats
@@ -44,7 +44,7 @@ class Lifecycle:
         queue: WaitingQueue,
         batch: Batch,
         parking: Parking,
-        headroom: HeadroomPolicy,
+        headroom: Asked,
         counters: Counters,
     ) -> None:
         self._cache = cache
@@ -70,7 +70,9 @@ class Lifecycle:
 
         Raises:
             Unavailable: The engine has failed and was not reset.
+            Misuse: The headroom policy has done wrong since the last step.
         """
+        self._headroom.check()
         if self.dead is not None:
             raise Unavailable(f"the engine failed ({self.dead}): reset it, then call `reset`")
 
@@ -219,7 +221,7 @@ class Lifecycle:
     def wanted_headroom(self) -> int:
         """Blocks that the policy wants kept for the growth of the running batch."""
         running = self.running
-        return max(self._headroom.headroom(running), 0) if running else 0
+        return self._headroom.headroom(running) if running else 0
 
     def lower_headroom(self) -> None:
         """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""
