@@ -328,6 +328,7 @@ def local(
         )
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello()]))
+        crane.called = "a LocalCache"
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead, cache._unsure = frozenset(), False  # noqa: SLF001 - likewise

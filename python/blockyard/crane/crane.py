@@ -13,6 +13,7 @@ from blockyard.crane.lasting import LastingTiers
 from blockyard.crane.tiers import Tier
 from blockyard.crane.traffic import Traffic
 from blockyard.shared.layout import TIERS, Hello, KVLayout
+from blockyard.shared.log import unclosed
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.single import Single
@@ -119,6 +120,8 @@ class Crane(Single):
         copiers = select_copiers(self._tiers, copier, thresholds)
         self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes, clock)
         """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
+        self.called = f"the Crane of rank {rank}"
+        """What a warning calls it where it was dropped and not closed."""
         self._owner = Owner()
         self.lasting = LastingTiers(self._tiers.values(), self._owner)
         """Its disk, where that outlives this process."""
@@ -257,6 +260,13 @@ class Crane(Single):
     def close(self) -> None:
         """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""
         self.traffic.close()
+
+    def __del__(self) -> None:
+        """Ends what it has where it was not closed; it waits for no thread, as it may be in one."""
+        traffic: Traffic | None = getattr(self, "traffic", None)
+        if traffic is not None and not traffic.closed:
+            traffic.drop()
+            unclosed(self.called, "call close(), or use it in a `with`", self)
 
     def __enter__(self) -> Self:
         """Returns itself."""

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import count
 
 from blockyard._core import Misuse, Unsupported
@@ -193,6 +193,14 @@ class Traffic:
                 self._unsure = True
                 self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
                 self._unsure = False
+
+    def drop(self) -> None:
+        """Ends what is open for a finalizer, which may run in any thread and waits for none."""
+        self.closed = True
+        for one in self._open:
+            end = getattr(one, "drop", one.close)
+            with suppress(Exception):
+                end()
 
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is, as `Crane.standing`."""

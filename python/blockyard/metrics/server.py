@@ -20,6 +20,7 @@ from blockyard.metrics.collector import EngineCollector
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import CONTENT_TYPE, text
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.log import unclosed
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
@@ -53,11 +54,10 @@ class MetricsServer(Single):
     Closing it, or leaving its `with`, frees the port; so does the end of the process.
     """
 
-    def __init__(self, server: WSGIServer) -> None:
+    def __init__(self, server: "_Server") -> None:
         self._server = server
-        # It looks ten times a second whether it is to end.
         self._thread = Thread(
-            target=server.serve_forever, args=(0.1,), name="blockyard-metrics", daemon=True
+            target=_answer, args=(server,), name="blockyard-metrics", daemon=True
         )
         self._thread.start()
 
@@ -72,6 +72,13 @@ class MetricsServer(Single):
         """Where it is asked, without a path."""
         host, port = self.address
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def __del__(self) -> None:
+        """Has its thread free the port where it was not closed; it waits for no thread."""
+        server: _Server | None = getattr(self, "_server", None)
+        if server is not None and not server.closed:
+            server.dropped = True
+            unclosed(f"the MetricsServer at {self.url}", "call close(), or use it in a `with`", self)
 
     def close(self) -> None:
         """Answers nothing more, and frees the port; once is enough."""
@@ -146,7 +153,15 @@ def serve(
             f"nothing can be served at {host}, port {port}: {error}; give another port, or port=0 "
             "for any that is free"
         ) from error
-    return MetricsServer(server)
+    return MetricsServer(server)  # type: ignore[arg-type] # it is of the class that was given
+
+
+def _answer(server: "_Server") -> None:
+    """The thread: it looks ten times a second whether it is to end."""
+    try:
+        server.serve_forever(0.1)
+    except _Dropped:
+        server.server_close()
 
 
 def _check_reach(host: object, reach: Reach) -> None:
@@ -198,8 +213,28 @@ def _health(collector: EngineCollector) -> tuple[HTTPStatus, str]:
     return (HTTPStatus.SERVICE_UNAVAILABLE, "".join(lines)) if lines else (HTTPStatus.OK, "ok\n")
 
 
+class _Dropped(Exception):
+    """Nobody has the server any more."""
+
+
 class _Server(ThreadingWSGIServer):
     """A thread for each question, and few at a time; none is waited for when it is closed."""
+
+    dropped = False
+    """Whether nobody has it any more."""
+    closed = False
+
+    @override
+    def service_actions(self) -> None:
+        """Ends it where nobody has it any more."""
+        if self.dropped:
+            raise _Dropped
+
+    @override
+    def server_close(self) -> None:
+        """Frees the port."""
+        self.closed = True
+        super().server_close()
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         if ":" in address[0]:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, Self
+from weakref import ref
 
 from blockyard._core import Cache, Misuse, Unavailable
 from blockyard.publishing.asker import Asker
@@ -11,7 +12,7 @@ from blockyard.publishing.endpoints import check_endpoint
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.sent import Sent
-from blockyard.shared.log import Limited
+from blockyard.shared.log import Limited, unclosed
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, shown
 
@@ -113,7 +114,10 @@ class Publisher(Single):
         """Where subscribers connect, with the port that was found for "*"."""
         self.replay: str | None = None if self._replay is None else _bound(self._replay)
         """Where they ask for what they have missed."""
-        self._thread = threading.Thread(target=self._run, name="blockyard-publisher", daemon=True)
+        # The thread keeps no publisher alive that is dropped.
+        what = ref(self), self._asked, self._replay, self._context
+        name = "blockyard-publisher"
+        self._thread = threading.Thread(target=_run, args=what, name=name, daemon=True)
         self._thread.start()
 
     def _bind(self, kind: str, endpoint: str, most: int) -> Any:  # noqa: ANN401 - zmq has no stubs here
@@ -174,6 +178,13 @@ class Publisher(Single):
             self._asked.notify_all()
         self._thread.join()
 
+    def __del__(self) -> None:
+        """Ends its thread and its sockets where it was not closed; it waits for neither."""
+        thread: threading.Thread | None = getattr(self, "_thread", None)
+        if thread is not None and not self._closing:
+            self._closing = True
+            unclosed(f"the Publisher at {self.endpoint}", "call close(), or use it in a `with`", self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -182,33 +193,26 @@ class Publisher(Single):
 
     # -- the thread ----------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._turn()
+    def begin_turn(self) -> int | None:
+        """Sends what has happened; returns for how many milliseconds to wait, None at the end."""
+        self._answer_all()
+        if self._closing:
             self._send_all()
             self._answer_last()
-        except Exception:  # noqa: BLE001 - nobody else hears of it
-            _log.exception("nothing is published any more")
-        finally:
-            with self._asked:
-                self._closing = True
-                self._asked.notify_all()
-            self._context.destroy(linger=_LINGER)
-
-    def _turn(self) -> None:
+            return None
         self._send_all()
         with self._asked:
             self._turns += 1
             waits = self._turns >= self._wanted
             self._asked.notify_all()
         pause = int(self._every * 1000) or 1 if waits else 0
-        if self._replay is None:
-            with self._asked:
-                self._asked.wait(pause / 1000)
-        elif self._replay.poll(min(pause, _SOON) if self._askers else pause):
-            self._take(self._replay.recv_multipart())
-        self._answer_all()
+        return min(pause, _SOON) if self._askers else pause
+
+    def end(self) -> None:
+        """Notes that its thread does no more."""
+        with self._asked:
+            self._closing = True
+            self._asked.notify_all()
 
     def _send_all(self) -> None:
         more = True
@@ -221,7 +225,7 @@ class Publisher(Single):
 
     # -- those who ask -------------------------------------------------------------------
 
-    def _take(self, frames: list[bytes]) -> None:
+    def take(self, frames: list[bytes]) -> None:
         """Takes one request: identity, empty, and the first number that is lacked."""
         *_, start = frames
         if not 1 < len(frames) <= 3 or len(start) != _NUMBER:  # noqa: PLR2004 - as in the docstring
@@ -244,7 +248,7 @@ class Publisher(Single):
         for _ in range(_RUN):
             if self._replay is None or not self._replay.poll(0):
                 break
-            self._take(self._replay.recv_multipart())
+            self.take(self._replay.recv_multipart())
         for to, asker in self._askers.items():
             while asker.waiting:
                 self._answer(to, asker)
@@ -271,6 +275,31 @@ class Publisher(Single):
 
     def _reply(self, to: bytes, *frames: bytes, **how: bool) -> Any:  # noqa: ANN401 - as above
         return self._replay.send_multipart((to, b"", *frames), **how)
+
+
+def _run(
+    publisher: "ref[Publisher]",
+    asked: threading.Condition,
+    replay: Any,  # noqa: ANN401 - as above
+    context: Any,  # noqa: ANN401 - as above
+) -> None:
+    """The thread: it takes turns, and while it waits it has no publisher that it keeps alive."""
+    try:
+        while (it := publisher()) is not None and (pause := it.begin_turn()) is not None:
+            del it
+            if replay is None:
+                with asked:
+                    asked.wait(pause / 1000)
+            elif replay.poll(pause):
+                frames = replay.recv_multipart()
+                if (it := publisher()) is not None:
+                    it.take(frames)
+    except Exception:  # noqa: BLE001 - nobody else hears of it
+        _log.exception("nothing is published any more")
+    finally:
+        if (it := publisher()) is not None:
+            it.end()
+        context.destroy(linger=_LINGER)
 
 
 def _first(seconds: float) -> int:

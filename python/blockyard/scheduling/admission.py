@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
-from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
@@ -76,7 +76,7 @@ class Admission:
         cache: KVCache,
         seats: Seats,
         queue: WaitingQueue,
-        headroom: HeadroomPolicy,
+        headroom: Asked,
         parking: Parking,
         options: SchedulerOptions,
     ) -> None:
@@ -352,12 +352,9 @@ class Admission:
         """Tokens of growth that the policy promises to a request.
 
         Raises:
-            Misuse: The policy raised: the request fails by it, and no other one does.
+            Misuse: The policy does wrong: the request fails by it, and no other one does.
         """
-        try:
-            return min(self._headroom.reserve(growth), growth)
-        except Exception as error:
-            raise Misuse(f"the headroom policy raised {error!r:.200}") from error
+        return min(self._headroom.reserve(growth), growth)
 
     def _keys(self, entry: Request) -> Keys:
         self._hashed += entry.unmade()

@@ -15,6 +15,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.step_loop import Call, StepLoop
 from blockyard.scheduling.stream import Channel, Front, Stream
 from blockyard.scheduling.validate import prompt_of
+from blockyard.shared.log import unclosed
 from blockyard.shared.owner import thread_name
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
@@ -77,7 +78,9 @@ class AsyncEngine(Single):
     ) -> None:
         self._scheduler = scheduler
         self._max_unread = integer("max_unread", max_unread)
-        self._steps = StepLoop(scheduler, engine, self._tell, move, steps_in_flight)
+        self._steps = StepLoop(scheduler, engine, self._tell, move, self._is_over, steps_in_flight)
+        self._closed = False
+        """Whether `drain` or `close` was called."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         """The thread of that event loop."""
@@ -256,6 +259,7 @@ class AsyncEngine(Single):
             Unavailable: The engine has failed.
         """
         self._check_loop()
+        self._closed = True
         self._steps.close(abort=False)
         await self._wait()
 
@@ -269,6 +273,7 @@ class AsyncEngine(Single):
             Unavailable: The engine has failed.
         """
         self._check_loop()
+        self._closed = True
         self._steps.close(abort=True)
         await self._wait()
 
@@ -330,6 +335,15 @@ class AsyncEngine(Single):
                 act(*values)
 
         self._loop.call_soon_threadsafe(deliver)
+
+    def _is_over(self) -> bool:
+        """Whether the event loop is closed, so that nobody reads or closes any more."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def __del__(self) -> None:
+        """Says that it was not closed: its thread has ended with its event loop."""
+        if getattr(self, "_loop", None) is not None and not self._closed:
+            unclosed("an AsyncEngine", "use it in `async with`, or await close()", self)
 
     def _drop(self, channel: Channel) -> None:
         # A destructor may run while this very thread holds the lock of an event.

@@ -13,7 +13,7 @@ from blockyard.scheduling.seats import Seats
 from blockyard.shared.owner import Owner, owned, thread_name
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Driver", "driven", "made_sound", "taken_again"]
+__all__ = ["Driver", "driven", "made_sound"]
 
 _RESULTS: Final = "Scheduler.results"
 _SOUND: Final = frozenset({"fail", "reset", "results"})
@@ -34,6 +34,7 @@ class Driver:
     """
 
     def __init__(self, cache: KVCache, lifecycle: Lifecycle, seats: Seats, batch: Batch) -> None:
+        self._cache = cache
         self._lifecycle = lifecycle
         self._seats = seats
         self._batch = batch
@@ -65,6 +66,15 @@ class Driver:
         if self._replaced:
             raise Misuse("another scheduler has taken this cache over: use that one")
 
+    def check_open(self) -> None:
+        """Refuses a cache that is closed.
+
+        Raises:
+            Misuse: It is.
+        """
+        if self._cache.closed:
+            raise Misuse("this cache is closed: make another one, and a scheduler on it")
+
     def hand_over(self) -> None:
         """Lets another thread have it: the next one that calls."""
         self.check()
@@ -87,19 +97,13 @@ class Driver:
             )
 
 
-def taken_again(owner: Owner) -> bool:
-    """Whether what `results` took last came to nobody, as it was interrupted; it is said once."""
-    return owner.interrupted.pop(_RESULTS, 0) is None
-
-
 def made_sound(owner: Owner) -> None:
-    """Notes that nothing is half done any more."""
-    for verb in owner.interrupted.keys() - {_RESULTS}:
-        del owner.interrupted[verb]
+    """Notes that nothing is half done any more; what `results` gave to nobody it gives again."""
+    owner.interrupted[:] = [call for call in owner.interrupted if call[1] == _RESULTS]
 
 
 def _check_whole(owner: Owner, verb: str) -> None:
-    cut = [name for name in owner.interrupted if name != _RESULTS]
+    cut = dict.fromkeys(name for _, name in owner.interrupted if name != _RESULTS)
     if cut:
         raise Misuse(
             f"{verb} after {' and '.join(cut)} was interrupted and left half done: call reset() "

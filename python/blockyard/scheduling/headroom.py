@@ -8,6 +8,7 @@ from blockyard.shared.validate import integer, one_of
 
 __all__ = [
     "Adaptive",
+    "Asked",
     "FullLength",
     "HeadroomPolicy",
     "NoHeadroom",
@@ -133,6 +134,78 @@ class Adaptive:
     def preempted(self) -> None:
         """Keeps all again."""
         self._now = self._first
+
+
+class Asked:
+    """A policy as a scheduler asks it: what it raises, or answers wrongly, breaks nothing off.
+
+    Args:
+        policy: The policy.
+    """
+
+    def __init__(self, policy: HeadroomPolicy) -> None:
+        self._policy = policy
+        self._kept = 0
+        self._fault: Misuse | None = None
+
+    def check(self) -> None:
+        """Raises, once, what it did wrong since the last call.
+
+        Raises:
+            Misuse: It raised, or answered with no number of blocks.
+        """
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+
+    def reserve(self, max_tokens: int) -> int:
+        """Returns what it promises.
+
+        Raises:
+            Misuse: It raised, or this is no number of tokens.
+        """
+        try:
+            answer: object = self._policy.reserve(max_tokens)
+        except Exception as error:
+            raise Misuse(f"the headroom policy raised {error!r:.200}") from error
+        if not isinstance(answer, int) or answer < 0:
+            raise Misuse(
+                f"the headroom policy reserves {answer!r:.60}: must be an integer, 0 or more"
+            )
+        return answer
+
+    def headroom(self, running: int) -> int:
+        """Returns what it wants kept; where it does wrong, what it wanted last."""
+        try:
+            answer: object = self._policy.headroom(running)
+        except Exception as error:  # noqa: BLE001 - `check` raises it where nothing is half done
+            self._raised(error)
+            return self._kept
+        if isinstance(answer, int) and answer < 1 << 32:
+            self._kept = max(answer, 0)
+        else:
+            self._fault = Misuse(
+                f"the headroom policy wants {answer!r:.60} kept: must be an integer of blocks"
+            )
+        return self._kept
+
+    def stepped(self) -> None:
+        """Tells it of a step that went by without a preemption."""
+        try:
+            self._policy.stepped()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._raised(error)
+
+    def preempted(self) -> None:
+        """Tells it of a preemption."""
+        try:
+            self._policy.preempted()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._raised(error)
+
+    def _raised(self, error: Exception) -> None:
+        self._fault = Misuse(f"the headroom policy raised {error!r:.200}")
+        self._fault.__cause__ = error
 
 
 _DEFAULT: Final[dict[Role, Callable[[], HeadroomPolicy]]] = {

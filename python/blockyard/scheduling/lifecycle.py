@@ -9,13 +9,14 @@ from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Stop
-from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState, Result, lead_again
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.step_output import check_acks
 from blockyard.scheduling.validate import whole
 from blockyard.shared.hints import NO_HINTS
+from blockyard.shared.owner import Owner
 from blockyard.shared.validate import bounded, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -43,7 +44,7 @@ class Lifecycle:
         queue: WaitingQueue,
         batch: Batch,
         parking: Parking,
-        headroom: HeadroomPolicy,
+        headroom: Asked,
         counters: Counters,
     ) -> None:
         self._cache = cache
@@ -57,7 +58,8 @@ class Lifecycle:
         self._stops: list[Stop] = []
         self._results: dict[Request, Result] = {}
         """Of all that have ended since they were told: who is in it has ended."""
-        self._told: dict[Request, Result] = {}
+        self._told: tuple[object, dict[Request, Result]] = None, {}
+        """The call that was told results last, and these."""
         self.dead: str | None = None
         """Why the engine failed; None while it lives."""
         self.pinned = 0
@@ -68,7 +70,9 @@ class Lifecycle:
 
         Raises:
             Unavailable: The engine has failed and was not reset.
+            Misuse: The headroom policy has done wrong since the last step.
         """
+        self._headroom.check()
         if self.dead is not None:
             raise Unavailable(f"the engine failed ({self.dead}): reset it, then call `reset`")
 
@@ -149,19 +153,16 @@ class Lifecycle:
         elif heir is not None:
             heir.arrived = entry.arrived
 
-    def take_results(self, *, again: bool) -> list[Result]:
-        """Returns the results since the last call.
-
-        Args:
-            again: Whether that was interrupted, and its results are returned again.
-        """
-        if again:
-            self._results = self._told | self._results
+    def take_results(self, owner: Owner) -> list[Result]:
+        """Returns the results since the last call, and those of that one if it was interrupted."""
+        call, told = self._told
+        if any(cut is call for cut in owner.interrupted):
+            self._results = told | self._results
         for entry in self._results:
             self._forget(entry)
-        self._told = self._results
+        self._told = owner.held[None], self._results
         self._results = {}
-        return list(self._told.values())
+        return list(self._told[1].values())
 
     def abort(self, entry: Request) -> None:
         """Aborts a request: now, or at its ack where the engine has it."""
@@ -220,7 +221,7 @@ class Lifecycle:
     def wanted_headroom(self) -> int:
         """Blocks that the policy wants kept for the growth of the running batch."""
         running = self.running
-        return max(self._headroom.headroom(running), 0) if running else 0
+        return self._headroom.headroom(running) if running else 0
 
     def lower_headroom(self) -> None:
         """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""

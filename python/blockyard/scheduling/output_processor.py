@@ -8,7 +8,7 @@ from blockyard.scheduling.batch import Batch, InFlightStep
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.forks import Forks
-from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
@@ -40,7 +40,7 @@ class OutputProcessor:
         batch: Batch,
         lifecycle: Lifecycle,
         forks: Forks,
-        headroom: HeadroomPolicy,
+        headroom: Asked,
         options: SchedulerOptions,
         counters: Counters,
     ) -> None:

@@ -8,7 +8,7 @@ from blockyard.scheduling.request import Request
 from blockyard.scheduling.safety import claims_below
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.unread import Unread
-from blockyard.scheduling.victims import Candidate
+from blockyard.scheduling.victims import Candidate, ranked
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
@@ -279,8 +279,8 @@ class Preemptor:
     def _rank(self, seat: Seat) -> tuple[int, ...]:
         entry = seat.request
         computed = int(self._seats.computed[seat.number])
-        rank = self._policy.rank(
-            Candidate(entry.priority, entry.arrival_step, entry.order, seat.lease.blocks, computed)
-        )
+        blocks = seat.lease.blocks
+        one = Candidate(entry.priority, entry.arrival_step, entry.order, blocks, computed)
+        rank = ranked("victim_policy", self._policy, one)
         # A row that is held computes nothing that would be put off.
         return (not entry.held, *rank)

@@ -5,7 +5,7 @@ from typing import Final
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.batch import Batch, Grown
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.headroom import HeadroomPolicy
+from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.request import Request
@@ -43,7 +43,7 @@ class Pressure:
         admission: Admission,
         preemptor: Preemptor,
         lifecycle: Lifecycle,
-        headroom: HeadroomPolicy,
+        headroom: Asked,
         counters: Counters,
     ) -> None:
         self._cache = cache

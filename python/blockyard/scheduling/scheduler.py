@@ -9,10 +9,11 @@ from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.arrival import arrived, hints_of, sample_ids
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.driver import Driver, driven, made_sound, taken_again
+from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
+from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.monitor import Monitor
 from blockyard.scheduling.options import SchedulerOptions
@@ -81,7 +82,7 @@ class Scheduler(Single):
         Driver.check_free(cache)
         self._cache = cache
         self._options = options
-        headroom = options.headroom_policy()
+        headroom = Asked(options.headroom_policy())
         self._counters = counters = Counters()
         self._queue = queue = WaitingQueue(Waits(clock) if metrics else None)
         self._seats = seats = Seats(options.max_num_seqs)
@@ -126,10 +127,6 @@ class Scheduler(Single):
             Misuse: Another thread has it.
         """
         self._driver.hand_over()
-
-    def _check_open(self) -> None:
-        if self._cache.closed:
-            raise Misuse("this cache is closed: make another one, and a scheduler on it")
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -271,7 +268,7 @@ class Scheduler(Single):
     @driven
     def results(self) -> list[Result]:
         """Returns how requests have ended since the last call: exactly one result for each."""
-        return self._lifecycle.take_results(again=taken_again(self._owner))
+        return self._lifecycle.take_results(self._owner)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -285,7 +282,7 @@ class Scheduler(Single):
             Misuse: 1,024 steps are unanswered.
         """
         self._stalls.step()
-        self._check_open()
+        self._driver.check_open()
         self._lifecycle.check_alive()
         self._stalls.check_answered()
         self._counters.steps += 1
@@ -316,7 +313,7 @@ class Scheduler(Single):
             Misuse: It is not of the oldest step in flight, of rows that were not in it, or without
                 one that was; nothing is taken.
         """
-        self._check_open()
+        self._driver.check_open()
         self._outputs.apply(output)
 
     @driven
@@ -368,8 +365,7 @@ class Scheduler(Single):
     @driven
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
         """Goes on with an engine that was reset: it computes nothing more, and its KV is gone.
-
-        It is what a verb that was interrupted asks for, too: from any point it loses no request.
+        After a verb that was interrupted it makes all sound, and loses no request.
 
         Args:
             requests: "recompute" or "abort" the requests that ran (T33).

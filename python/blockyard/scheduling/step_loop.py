@@ -29,6 +29,8 @@ _COPIES: Final = 0.001
 _QUIET: Final = 0.02
 """Seconds after which a scheduler that had nothing to run is asked again, whatever happens."""
 
+_LOOK: Final = 1.0
+"""Seconds after which a thread that sleeps looks whether there is a reader still."""
 _MUTE: Final = 10.0
 """Seconds without an output after which the log says that the engine is mute."""
 
@@ -46,6 +48,7 @@ class StepLoop(Single):
         engine: The engine; its `notify`, if it has one, is given `wake`.
         tell: Makes calls in the thread that reads; it raises RuntimeError where that is gone.
         move: Moves copies, once a turn; None for the cache's own `step`.
+        gone: Tells whether the thread that reads is gone: then all is aborted, and it ends.
         steps_in_flight: Most steps that the engine has at a time.
 
     Raises:
@@ -59,9 +62,11 @@ class StepLoop(Single):
         engine: Engine,
         tell: Callable[[list[Call]], None],
         move: Callable[[], object] | None,
+        gone: Callable[[], bool],
         steps_in_flight: int,
     ) -> None:
         scheduler.check(engine)
+        self._gone = gone
         self._scheduler = scheduler
         self._engine = engine
         self._tell_reader = tell
@@ -193,8 +198,10 @@ class StepLoop(Single):
             while not self._is_done():
                 wait = self._turn()
                 if wait is None or wait:
-                    self._event.wait(_MUTE if wait is None else wait)
+                    self._event.wait(_LOOK if wait is None else wait)
                 self._warn_mute()
+                if self._gone() and not self._closing:
+                    self.close(abort=True)
         except BaseException as error:  # noqa: BLE001 - each reader is told
             self._fail(error)
         with contextlib.suppress(Misuse):

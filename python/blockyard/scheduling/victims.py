@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from blockyard._core import Misuse
 
-__all__ = ["Candidate", "LeastComputed", "Newest", "VictimPolicy", "checked_policy"]
+__all__ = ["Candidate", "LeastComputed", "Newest", "VictimPolicy", "checked_policy", "ranked"]
 
 
 class Candidate(NamedTuple):
@@ -53,10 +53,20 @@ def checked_policy(name: str, policy: object) -> VictimPolicy:
     """
     if isinstance(policy, type) or not isinstance(policy, VictimPolicy):
         raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Newest()")
+    ranked(name, policy, Candidate(0, 0, 0, 1, 1))
+    return policy
+
+
+def ranked(name: str, policy: VictimPolicy, candidate: Candidate) -> tuple[int, ...]:
+    """Asks a policy for the rank of a candidate.
+
+    Raises:
+        Misuse: It raises, calls the scheduler, or ranks by something else than integers.
+    """
     try:
-        rank: object = policy.rank(Candidate(0, 0, 0, 1, 1))
+        rank: object = policy.rank(candidate)
     except Exception as error:
-        raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
+        raise Misuse(f"{name} = {policy!r:.60} raised {error!r:.200}") from error
     if not isinstance(rank, tuple) or not all(isinstance(number, int) for number in rank):
         raise Misuse(f"{name} = {policy!r:.60} ranks by {rank!r:.60}: must be a tuple of integers")
-    return policy
+    return rank

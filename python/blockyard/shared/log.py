@@ -1,11 +1,12 @@
-"""The logger `blockyard`, which limits how often it writes a line, and never raises."""
+"""The logger `blockyard`, which limits how often it writes a line and never raises; warnings."""
 
 import contextlib
 import logging
 import time
+import warnings
 from collections.abc import Callable
 
-__all__ = ["Limited", "described"]
+__all__ = ["Limited", "described", "unclosed"]
 
 
 def described(error: BaseException) -> str:
@@ -14,6 +15,20 @@ def described(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - it may be of any kind
         return type(error).__name__
+
+
+def unclosed(what: str, remedy: str, source: object) -> None:
+    """Warns, out of a finalizer, that something was dropped which should have been closed.
+
+    Call it last: where warnings are errors it raises, and the interpreter reports that and goes on.
+
+    Args:
+        what: What was dropped, such as "a LocalCache".
+        remedy: How it is closed.
+        source: The object, for `tracemalloc`.
+    """
+    said = f"{what} was dropped and not closed: {remedy}"
+    warnings.warn(said, ResourceWarning, stacklevel=3, source=source)
 
 
 class Limited:

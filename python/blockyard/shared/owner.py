@@ -24,8 +24,8 @@ class Owner:
     def __init__(self) -> None:
         self.held: dict[None, tuple[Thread, str]] = {}
         """The thread that is in a verb, and the verb's name; empty between two calls."""
-        self.interrupted: dict[str, None] = {}
-        """Verbs that a KeyboardInterrupt has cut short; who mends what they left forgets them."""
+        self.interrupted: list[tuple[Thread, str]] = []
+        """Calls that a KeyboardInterrupt has cut short; who mends what they left forgets them."""
         self._left: dict[int, tuple[tuple[Thread, str], tuple[Thread, str]]] = {}
 
     def enter(self, other: tuple[Thread, str], mine: tuple[Thread, str]) -> None:
@@ -34,10 +34,12 @@ class Owner:
         Raises:
             Misuse: The other call is under way.
         """
-        # One thread alone takes a call over: whoever is the first here.
-        if _is_under_way(other) or self._left.setdefault(id(other), (other, mine))[1] is not mine:
+        # It is on no stack, so that it never gives back what it has, if it has that still. One call
+        # takes it over: whoever is the first here.
+        left = not _is_under_way(other) and self.held.get(None) is other
+        if not left or self._left.setdefault(id(other), (other, mine))[1] is not mine:
             raise self.refusal(other, mine[1])
-        self.interrupted[other[1]] = None
+        self.interrupted.append(other)
         self.held[None] = mine
 
     def refusal(self, other: tuple[Thread, str], verb: str) -> Misuse:
@@ -106,7 +108,7 @@ def owned(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
         except Exception:
             raise
         except BaseException:
-            owner.interrupted[name] = None
+            owner.interrupted.append(mine)
             raise
         finally:
             if owner.held.get(None) is mine:

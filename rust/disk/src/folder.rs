@@ -360,11 +360,18 @@ fn own(folder: &Path, name: &str, more: OFlags) -> Result<File> {
     let read = |name| open(&folder.join(name), OFlags::empty()).ok();
     let identity = read("identity").and_then(|file| Identity::read(&file).ok()?.numbers());
     let numbers = identity.or_else(|| witness::numbers(&read(FLOOR)?));
-    let owner = numbers.map_or_else(
+    let owner = numbers.map(|numbers| numbers.owner);
+    let named = owner.map_or_else(
         || "another process".to_owned(),
-        |numbers| format!("process {}", numbers.owner),
+        |pid| format!("process {pid}"),
     );
-    let says = format!("{owner} owns it: a folder has one writer; end that one first");
+    let remedy = if owner == Some(std::process::id()) {
+        ", and that is this very process; close the cache that has it, or call gc.collect() where \
+         one was dropped"
+    } else {
+        "; end that one first"
+    };
+    let says = format!("{named} owns it: a folder has one writer{remedy}");
     Err(Error::system(path, "lock")(io::Error::other(says)))
 }
 

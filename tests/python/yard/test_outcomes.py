@@ -28,6 +28,7 @@ def test_a_flight_ends_when_the_last_rank_has_spoken_and_not_before() -> None:
     launched(flights)
     assert flights.report([by.Outcome(FLIGHT, 2, 4), by.Outcome(FLIGHT, 0, 4)]).flights == []
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
+    flights.forget([FLIGHT])
     assert len(flights) == 0
 
 
@@ -70,6 +71,7 @@ def test_duplicate_late_and_foreign_outcomes_are_counted_and_change_nothing() ->
     ):
         assert flights.report([stray]).flights == []
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
+    flights.forget([FLIGHT])
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]).flights == []
     assert flights.stats()["outcomes_ignored"] == 4
     assert flights.stats()["outcomes"] == 6
@@ -100,6 +102,7 @@ def test_a_rank_that_was_reset_ends_what_it_had_in_flight() -> None:
     launched(flights)
     flights.report([by.Outcome(FLIGHT, 0, 4)])
     assert flights.reset(1) == ([FLIGHT], [0], [False])
+    flights.forget([FLIGHT])
     assert flights.reset(1) == ([], [], [])
     with pytest.raises(by.Misuse, match="rank = 2"):
         flights.reset(2)

@@ -96,6 +96,11 @@ class Checksums:
         if self._pool is not None:
             self._pool.shutdown()
 
+    def drop(self) -> None:
+        """The same for a finalizer, which waits for none."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
     def _of(
         self, plane: tuple[str, str], blocks: int
     ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
@@ -187,6 +192,12 @@ class CheckedCopier(Single):
         for copy in self._compared:
             copy.give_up()
         self._compared = []
+
+    def drop(self) -> None:
+        """Ends it for a finalizer: it waits for no thread."""
+        self.closed = True
+        getattr(self.copier, "drop", self.copier.close)()
+        self.sums.drop()
 
 
 class CheckedKeyedCopier(CheckedCopier):

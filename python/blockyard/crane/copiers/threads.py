@@ -92,7 +92,7 @@ class ThreadCopier(Single):
                 copy.carry()
         except BaseException:
             # No receipt is given for it, so that nothing may be written from here on.
-            copy.fail(0)
+            copy.good = 0
             copy.end()
             raise
         return copy
@@ -114,6 +114,8 @@ class ThreadCopier(Single):
 
     def _end(self) -> None:
         for copy in self._in_flight:
+            copy.stopped = True
+        for copy in self._in_flight:
             copy.end()
         self._in_flight = []
 
@@ -125,6 +127,13 @@ class ThreadCopier(Single):
         self._queue.put(None)
         for thread in self._threads:
             thread.join()
+
+    def drop(self) -> None:
+        """Ends it for a finalizer: no chunk begins any more, and no thread is waited for."""
+        self._closed = True
+        for copy in self._in_flight:
+            copy.stopped = True
+        self._queue.put(None)
 
 
 def _work(queue: "SimpleQueue[_Copy | None]") -> None:
@@ -153,6 +162,7 @@ class _Copy:
         "blocks",
         "good",
         "landed",
+        "stopped",
     )
 
     def __init__(
@@ -173,6 +183,8 @@ class _Copy:
         self._step = max(1, min(share, _CHUNK // max(source.layout.block_bytes, 1)))
         self._lock = threading.Lock()
         self._next = 0
+        self.stopped = False
+        """Whether no chunk of it may begin any more."""
         self._moving = 0
         """Chunks that workers have taken and not left behind."""
         self._workers = workers
@@ -207,12 +219,15 @@ class _Copy:
             behind: Whether the worker leaves one behind.
         """
         with self._lock:
-            self._moving -= behind
+            # It counts before it looks whether all has been stopped, so that `end` waits for it.
+            self._moving += not behind
             first = self._next
+            if self.stopped:
+                self.good = min(self.good, first)
             if first >= self.good:
+                self._moving -= 1
                 return None
             self._next += self._step
-            self._moving += 1
             return first
 
     def move(self, first: int) -> None:
@@ -238,22 +253,23 @@ class _Copy:
             return news
 
     def end(self) -> None:
-        """Ends it after the chunks that are being copied: of the others no block is good."""
-        with self._lock:
-            self.good = min(self.good, self._next)
+        """Ends it after the chunks that are being copied: of the others no block is good.
+
+        It takes no lock: an interrupt may have kept one.
+        """
+        self.stopped = True
         # Where `start` itself copied, it does no more, and nobody knows how far it came.
         while self._moving and not self._inline:
             time.sleep(1e-4)
-        self._land(0 if self._inline else self.good)
+        self._land(0 if self._inline else min(self.good, self._next))
 
     def leave(self) -> None:
         """Notes that a worker is done; with the last one the copy has ended."""
         with self._lock:
             self._workers -= 1
-        if self._workers <= 0:
-            self._land(self.good)
+            if self._workers <= 0:
+                self._land(self.good)
 
     def _land(self, good: int) -> None:
-        with self._lock:
-            if self.landed is None:
-                self.landed = Landed(good, None if good == self.blocks else Cause.FAILED)
+        if self.landed is None:
+            self.landed = Landed(good, None if good == self.blocks else Cause.FAILED)
