@@ -170,13 +170,18 @@ class Traffic:
         if self.closed:
             return
         self.closed = True
-        for copier in self.copiers:
-            copier.close()
+        # What fails leaves nothing else open. It is called from the last to the first.
+        with ExitStack() as ends:
+            for tier in self._tiers.values():
+                ends.callback(tier.close)
+            ends.callback(self._end_waiting)
+            for copier in self.copiers:
+                ends.callback(copier.close)
+
+    def _end_waiting(self) -> None:
         for lane in self.lanes.values():
             while lane.waiting:
                 self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
-        for tier in self._tiers.values():
-            tier.close()
 
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is, as `Crane.standing`."""
