@@ -238,9 +238,10 @@ class LocalCache(KVCache):
         lasting = self._crane.lasting
         if not self._crane.closed and lasting.name is not None:
             lasting.keep_order_now(self.eviction_order(lasting.name))
-        self._crane.traffic.close()
-        self._collect()
-        self._close()
+        with ExitStack() as ends:
+            ends.callback(self._close)
+            ends.callback(self._collect)
+            self._crane.traffic.close()
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -301,7 +302,7 @@ def local(
     if isinstance(config, KVLayout):
         for name in TIERS if given else ():
             # Slot files may lie below the memory given.
-            if name in keywords and (name != "disk" or name in given or disk_path is None):
+            if name in keywords and (name != "disk" or name in given):
                 raise Misuse(f"{name} = {keywords[name]!r}: the memory given has its size")
         sizes = {name: tier.blocks for name, tier in given.items()}
         config = Config.of({"layout": config, **keywords, **sizes})
@@ -337,9 +338,9 @@ def local(
             found = Restored.agreed([found])
             cache.restore(below, found.slots, found.keys, found.parents)
             cache._restored = len(found)  # noqa: SLF001 - likewise
+        if metrics:
+            cache.measure()
         opened.pop_all()
-    if metrics:
-        cache.measure()
     return cache
 
 
@@ -361,6 +362,11 @@ def _on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | No
         )
     lasting = [name for name, tier in given.items() if isinstance(tier, Lasting)]
     lasting += [] if disk_path is None else ["disk"]
+    if "device" in lasting:
+        raise Misuse(
+            "memory[0] is slot files, and no kernel computes there: give memory on the device, "
+            'MemoryTier(layout, blocks, name="device")'
+        )
     if len(lasting) > 1:
         raise Misuse(f"{' and '.join(lasting)} are slot files: one tier of a cache can be")
     for tier in given.values():

@@ -142,7 +142,7 @@ def test_memory_of_three_tiers_gives_all_sizes() -> None:
     for memory, sizes in (((device, host, disk), (7, 7, 7)), ((device, None, disk), (7, 0, 7))):
         config = by.local(LAYOUT, memory=memory).config
         assert (config.device, config.host, config.disk) == sizes
-    with pytest.raises(by.Misuse, match="disk = 3: the memory given has its size"):
+    with pytest.raises(by.Misuse, match="disk = 3 blocks, and no disk_path"):
         by.local(LAYOUT, memory=(device, host), disk=3)
     for bad in ((device,), (device, host, disk, disk), (None, host)):
         with pytest.raises(

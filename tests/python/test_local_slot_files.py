@@ -8,6 +8,7 @@ import pytest
 import blockyard as by
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.local import LocalCache
 from disks import BLOCKS, LAYOUT, OURS, TALKS, talks
 
 ALL = TALKS * BLOCKS
@@ -99,6 +100,23 @@ def test_another_identity_than_the_namespace_is_refused(
         by.local(LAYOUT, memory=(*memory(), tier(tmp_path, identity)), **more)
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_is_one_identity_on_both_sides(tmp_path: Path, kind: Any) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    names = {"model": "m", "weights": kind(tmp_path)}
+    disk = tier(tmp_path / "kv", names)
+    with by.local(LAYOUT, memory=(*memory(), disk), namespace=names) as cache:
+        assert cache.restored == 0
+    assert disk.identity["weights"].startswith("sha256:")
+
+
+def test_what_is_missing_or_in_another_place_is_said(tmp_path: Path) -> None:
+    with pytest.raises(by.Misuse, match="disk = 9 blocks, and no disk_path: give the folder"):
+        by.local(LAYOUT, memory=memory(), disk=9, namespace=OURS)
+    with pytest.raises(by.Misuse, match=r"memory\[0\] is slot files.*on the device"):
+        by.local(LAYOUT, memory=(tier(tmp_path), None), namespace=OURS)
+
+
 def test_two_ways_to_a_disk_are_one_too_many(tmp_path: Path) -> None:
     disk = tier(tmp_path / "a")
     with pytest.raises(by.Misuse, match="disk_path was given, and memory has a disk"):
@@ -114,13 +132,19 @@ def test_two_ways_to_a_disk_are_one_too_many(tmp_path: Path) -> None:
         by.local(LAYOUT, memory=memory(), disk=9, disk_path=tmp_path / "c")
 
 
-def test_what_fails_beside_a_disk_leaves_no_folder_with_an_owner(tmp_path: Path) -> None:
+def test_what_fails_beside_a_disk_leaves_no_folder_with_an_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, Any] = {"disk": 9, "disk_path": tmp_path, "namespace": OURS}
     with pytest.raises(by.Misuse, match="device") as error:
         by.local(LAYOUT, memory=memory()[::-1], **given)
     with pytest.raises((by.Unavailable, MemoryError)) as other:
         by.local(LAYOUT, device=9, host=1 << 40, **given)
+    monkeypatch.setattr(LocalCache, "measure", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as last:
+        by.local(LAYOUT, device=9, metrics=True, **given)
     with by.local(LAYOUT, device=9, **given) as cache:
         assert cache.restored == 0
+    assert last.traceback
     assert error.traceback
     assert other.traceback

@@ -184,15 +184,21 @@ class Traffic:
     def close(self) -> None:
         """Ends the copiers, then frees the tiers, as `Crane.close`."""
         self.closed = True
+        failed: Exception | None = None
         # Where it is interrupted, the next call goes on with what is open still.
         while self._open:
-            self._open[0].close()
+            try:
+                self._open[0].close()
+            except Exception as error:  # noqa: BLE001 - it leaves nothing else open, and is raised
+                failed = failed or error
             del self._open[0]
         for lane in self.lanes.values():
             while lane.waiting:
                 self._unsure = True
                 self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
                 self._unsure = False
+        if failed is not None:
+            raise failed
 
     def drop(self) -> None:
         """Ends what is open for a finalizer, which may run in any thread and waits for none."""

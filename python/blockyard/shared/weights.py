@@ -65,6 +65,8 @@ _NAMES: Final = frozenset({"_commit_hash", "transformers_version"})
 _PATHS: Final = "name_or_path"
 _PLACES: Final = ("/", "~/", "./", "../")
 _HEX: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_OTHER_HUBS: Final = ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE")
+"""Where one is set, a model of that name in this hub's cache is another one."""
 _HUB: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -181,7 +183,9 @@ def folder_of(
     """
     if _is_there(name):
         return Path(name).expanduser()
-    if not _HUB.fullmatch(name):
+    if not _HUB.fullmatch(name) or any(
+        os.environ.get(one, "").lower() in {"1", "true"} for one in _OTHER_HUBS
+    ):
         return None
     repository = Path(cache or _cache()).expanduser() / f"models--{name.replace('/', '--')}"
     # vLLM's is text that has the commit, too.

@@ -335,14 +335,14 @@ fn open(path: &Path, more: OFlags) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags | more, Mode::RUSR | Mode::WUSR);
     let refused = Error::system(path, "open");
-    match file {
-        Ok(file) => Ok(File::from(file)),
-        Err(Errno::LOOP) => Err(refused(io::Error::other(
-            "it is a symbolic link: remove it",
-        ))),
-        Err(Errno::ISDIR) => Err(refused(io::Error::other("it is a folder: remove it"))),
-        Err(error) => Err(refused(error.into())),
-    }
+    let says = match file.map(File::from) {
+        Ok(file) if file.metadata().is_ok_and(|meta| meta.is_file()) => return Ok(file),
+        Ok(_) => "it is no file: remove it",
+        Err(Errno::LOOP) => "it is a symbolic link: remove it",
+        Err(Errno::ISDIR) => "it is a folder: remove it",
+        Err(error) => return Err(refused(error.into())),
+    };
+    Err(refused(io::Error::other(says)))
 }
 
 /// Opens a file of a folder, and takes its lock.

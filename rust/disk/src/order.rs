@@ -15,6 +15,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 4] = *b"BYO1";
 const NAME: &str = "order";
+/// No link is followed, and a pipe in its place waits for nobody.
+const SAFE: OFlags = OFlags::CLOEXEC
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::NONBLOCK);
 
 /// Notes an order in a folder.
 pub(crate) fn write(folder: &Path, run: u32, slots: &[u32]) -> Result<()> {
@@ -25,8 +29,8 @@ pub(crate) fn write(folder: &Path, run: u32, slots: &[u32]) -> Result<()> {
     bytes.extend(slots.iter().flat_map(|slot| slot.to_le_bytes()));
     bytes.extend(xxh3_64(&bytes).to_le_bytes());
     let path = folder.join(NAME);
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let opened = rustix::fs::open(&path, flags | OFlags::TRUNC, Mode::RUSR | Mode::WUSR);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | SAFE;
+    let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
     let mut file = File::from(opened.map_err(|error| Error::system(&path, "open")(error.into()))?);
     file.write_all(&bytes)
         .and_then(|()| file.sync_all())
@@ -37,9 +41,8 @@ pub(crate) fn write(folder: &Path, run: u32, slots: &[u32]) -> Result<()> {
 /// far, or this version does not know it.
 pub(crate) fn take(folder: &Path, run: u32) -> Option<Vec<u32>> {
     let path = folder.join(NAME);
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut bytes = Vec::new();
-    File::from(rustix::fs::open(&path, flags, Mode::empty()).ok()?)
+    File::from(rustix::fs::open(&path, OFlags::RDONLY | SAFE, Mode::empty()).ok()?)
         .read_to_end(&mut bytes)
         .ok()?;
     fs::remove_file(&path).ok()?;

@@ -74,6 +74,11 @@ def folder_in_place(path: Path) -> None:
     path.mkdir()
 
 
+def pipe_in_place(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "lost": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
@@ -87,6 +92,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "of the same run": put_back("same run"),
     "a link": lambda path: path.symlink_to(path.rename(f"{path}.away")),
     "a folder": folder_in_place,
+    "a pipe": pipe_in_place,
 }
 REFUSED = {
     ("identity", "lost"): "it is lost, and nobody can say what of the blocks was cleared",
@@ -101,6 +107,7 @@ REFUSED = {
     },
     **{(name, "a link"): "it is a symbolic link" for name in FILES[:3]},
     **{(name, "a folder"): "it is a folder" for name in FILES[:3]},
+    **{(name, "a pipe"): "it is no file: remove it" for name in FILES[:3]},
 }
 
 
@@ -142,10 +149,43 @@ def test_inv_31_whatever_happens_to_a_file_what_was_cleared_is_gone(
             (remedy,) = re.findall(r"wipe it: blockyard disk (.*)", said)
             done = told(*shlex.split(remedy), "--yes")
             assert done.exit_code == 0, done.output
-    if what != "a folder":
+    if what not in {"a folder", "a pipe"} or why is None:
         with opened(root) as cache:
             assert cache.restored == 0
             assert set(talks(cache).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    "damages",
+    [
+        {"identity": "noise", "table": "zeros"},
+        {"identity": "noise", "table": "lost"},
+        {"identity": "cut short", "table": "noise"},
+        {"identity": "lost", "table": "noise"},
+        {"identity": "zeros", "table": "noise", "floor": "lost"},
+        {"identity": "noise", "slots": "lost", "table": "empty"},
+    ],
+    ids=str,
+)
+def test_the_remedy_works_where_two_files_are_ruined(root: Path, damages: dict[str, str]) -> None:
+    for name, what in damages.items():
+        DAMAGES[what](rank(root) / name)
+    (remedy,) = re.findall(r"wipe it: blockyard disk (.*)", refusal(root, "wipe it"))
+    done = told(*shlex.split(remedy), "--yes")
+    assert done.exit_code == 0, done.output
+    with opened(root) as cache:
+        assert cache.restored == 0
+        assert set(talks(cache).values()) == {0}
+
+
+def test_a_wipe_leaves_what_nothing_shows_to_be_blocks(root: Path) -> None:
+    for name, size in (("slots", 1000), ("table", 100)):
+        (rank(root) / name).write_bytes(b"\xa5" * size)
+    (rank(root) / "identity").write_text("somebody's")
+    done = told("wipe", str(root), "--all", "--broken", "--yes")
+    assert done.exit_code != 0
+    assert "remove the folder by hand" in str(done.exception)
+    assert (rank(root) / "identity").read_text() == "somebody's"
 
 
 @pytest.mark.parametrize("name", ["identity", "slots", "table"])
@@ -342,6 +382,27 @@ def test_after_close_no_file_of_the_folder_is_open(tmp_path: Path) -> None:
     assert disk.path.name == "rank-0"
     with opened(tmp_path) as again:
         assert again.restored == TALKS * BLOCKS
+
+
+class Refuses(RuntimeError):
+    """What a copier says that does not end."""
+
+
+def test_after_a_close_that_fails_no_file_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = opened(tmp_path)
+    talks(cache)
+
+    def refuses(_: object) -> None:
+        raise Refuses
+
+    for copier in cache.crane.copiers.values():
+        monkeypatch.setattr(type(copier), "close", refuses)
+    with pytest.raises(Refuses) as error:
+        cache.close()
+    assert not still_open(tmp_path)
+    assert error.traceback
 
 
 @pytest.mark.parametrize("what", ["cut", "noise", "empty"])

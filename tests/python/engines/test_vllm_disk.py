@@ -249,12 +249,13 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
     def a_link() -> None:
         note.symlink_to(tmp_path / "nowhere")
 
+    says = f"what was cleared cannot be read.*blockyard disk wipe {tmp_path} {note.parent.name}"
     for make in (lambda: note.write_text("what?"), a_link, note.mkdir, lambda: os.mkfifo(note)):
         (note.rmdir if note.is_dir() else note.unlink)()
         make()
-        with pytest.raises(by.Unavailable, match="what was cleared cannot be read"):
+        with pytest.raises(by.Unavailable, match=says):
             notes.Notes(str(note.parent)).cleared()
-    with pytest.raises(by.Unavailable, match="what was cleared cannot be read"):
+    with pytest.raises(by.Unavailable, match=says):
         Engine(tmp_path)
 
 

@@ -218,6 +218,10 @@ def test_a_file_in_a_hubs_cache_counts_by_its_blob(
         assert folder_of("org/name", "main", tmp_path / cache) == snapshot
         found.add((blob, content(snapshot)))
     assert len(found) == 2
+    for variable in ("VLLM_USE_MODELSCOPE", "SGLANG_USE_MODELSCOPE"):
+        with monkeypatch.context() as other:
+            other.setenv(variable, "True")
+            assert folder_of("org/name") is None, "it is downloaded to elsewhere"
     for name, revision in (("org/name", "tag"), ("org/name", "f" * 40), ("a", None), ("\0", None)):
         assert folder_of(name, revision) is None
     monkeypatch.delenv("HF_HUB_CACHE")

@@ -116,8 +116,6 @@ class DiskTier(Single):
         paths = _paths(path)
         if self.blocks < len(paths):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
-        self.identity: Mapping[str, str | os.PathLike[str]] = MappingProxyType(dict(identity))
-        """What the bytes depend on beside the layout, as it was given."""
         self._owner = Owner()
         self._count = 0
         self._floor = 0
@@ -129,6 +127,8 @@ class DiskTier(Single):
         from blockyard.shared.weights import stated  # noqa: PLC0415 - most programs have no disk
 
         said = {name: str(stated(name, part)) for name, part in identity.items()}
+        self.identity: Mapping[str, str] = MappingProxyType(said)
+        """What the bytes depend on beside the layout: of a path its content."""
         fields = {**said, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
         try:
             for first, step, number, planes, writer, shared in _places(layout, len(paths)):

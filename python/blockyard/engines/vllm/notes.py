@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import re
+import shlex
 import threading
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,8 @@ _PATIENCE: Final = 1.0
 _MAGIC: Final = b"BYE1"
 """Of an order: then the number of its owner and its slots, 4 bytes each, and SHA-256 of all."""
 _SUM: Final = 32
+_CLEARED: Final = re.compile(rb"(?:BYC1 [0-9a-f]{64} )?([0-9]+)\n?")
+"""Of what was cleared: SHA-256 of the number, and the number, which versions before had alone."""
 
 
 class Notes:
@@ -49,11 +53,16 @@ class Notes:
             return 0
         path = self._folder / "cleared"
         try:
-            return int(_read(path).decode("ascii"))
+            said = _read(path)
         except FileNotFoundError:
             return 0
-        except (OSError, ValueError) as error:
-            raise Unavailable(f"{path}: what was cleared cannot be read: {error}") from error
+        except OSError as error:
+            raise _unknown(path, error) from error
+        found = _CLEARED.fullmatch(said)
+        number = b"" if found is None else found[1]
+        if not number or said not in {number, _checked(number)}:
+            raise _unknown(path, "it is not whole")
+        return int(number)
 
     def clear(self, run: int) -> bool:
         """Notes that all of this owner and those before is cleared; returns whether it is durable.
@@ -65,7 +74,7 @@ class Notes:
         """
         if self._folder is None or not run:
             return True
-        if self._write("cleared", str(run).encode()):
+        if self._write("cleared", _checked(str(run).encode())):
             return True
         _log.warning("%s: a reset is not durable: a restart may find what was before", self._folder)
         return False
@@ -119,6 +128,17 @@ class Notes:
             _log.warning("%s cannot be noted: %s", self._folder / name, error)
             return
         done.set()
+
+
+def _unknown(path: Path, why: object) -> Unavailable:
+    return Unavailable(
+        f"{path}: what was cleared cannot be read: {why}; put back what it was, or wipe it: "
+        f"blockyard disk wipe {shlex.quote(str(path.parents[1]))} {path.parent.name}"
+    )
+
+
+def _checked(number: bytes) -> bytes:
+    return b"BYC1 %s %s\n" % (hashlib.sha256(number).hexdigest().encode(), number)
 
 
 def _put(path: Path, said: bytes) -> None:

@@ -152,8 +152,8 @@ def wipe(
     """Remove identities from PATH, named by their 16 digits as `show` has them.
 
     An identity of which a process owns a rank is refused. No symbolic link is followed, and files
-    that are not Blockyard's stay. With --broken, ranks go too that only the records in their table
-    show to be Blockyard's. Files are unlinked: their bytes are on the disk until they are
+    that are not Blockyard's stay. With --broken, ranks go too that only the records in their table,
+    or the lengths of their files, show to be Blockyard's. Files are unlinked: their bytes are on the disk until they are
     overwritten.
     """
     if everything == bool(names):

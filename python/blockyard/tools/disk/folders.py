@@ -21,6 +21,7 @@ _TEXTS: Final = (0, 12288)
 """Where in `identity` its text begins, and where it does once more."""
 _MAGIC: Final = b"BYD1"
 _RECORD: Final = 128
+_ALIGNED: Final = 4096
 _NOTES: Final = ("cleared", "cleared.new", "order", "order.new")
 """What a scheduler's process notes in the folder of an identity."""
 _IDENTITY = re.compile(r"[0-9a-f]{16}")
@@ -127,7 +128,7 @@ def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
     Args:
         identity: What to remove.
         broken: Whether also ranks go whose file `identity` is lost or not whole, if their table has
-            Blockyard's records.
+            Blockyard's records, or their lengths are those of slots and records.
 
     Raises:
         Misuse: A process owns a rank, a rank is no folder of blocks, or a file cannot be removed.
@@ -197,7 +198,7 @@ def _locked(rank: Rank, *, broken: bool) -> Iterator[int]:
                 del found[name]
                 refused = "it is no file"
         why = "its text is another" if "identity" in found else refused
-        if not _is_known(found) and not (broken and _has_records(found)):
+        if not _is_known(found) and not (broken and (_has_records(found) or _fits(found))):
             raise Misuse(_foreign(rank, why, broken=broken))
         for file in found.values():
             try:
@@ -226,6 +227,15 @@ def _has_records(found: dict[str, int]) -> bool:
             if any(read.startswith(_MAGIC, at) for at in range(0, len(read), _RECORD)):
                 return True
     return False
+
+
+def _fits(found: dict[str, int]) -> bool:
+    """Whether files have the lengths of slots and their records, or nothing yet."""
+    if not {"slots", "table"} <= found.keys():
+        return False
+    payloads, records = (os.fstat(found[name]).st_size for name in ("slots", "table"))
+    slots, rest = divmod(records, _RECORD)
+    return not rest and payloads % (_ALIGNED * max(slots, 1)) == 0
 
 
 def _foreign(rank: Rank, why: str, *, broken: bool) -> str:
