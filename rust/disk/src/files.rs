@@ -3,9 +3,9 @@
 use crate::disk::Medium;
 use crate::error::{Error, Result};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -211,4 +211,29 @@ impl Medium for Files {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         *file = None;
     }
+}
+
+/// Makes a folder for its owner alone, unless it is there.
+pub(crate) fn make_folder(path: &Path) -> Result<()> {
+    let refused = |doing| Error::system(path, doing);
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let says = "the folder that it is to be in is not there: make that one first";
+            return Err(refused("make")(io::Error::other(says)));
+        }
+        Err(error) => return Err(refused("make")(error)),
+    }
+    let meta = fs::symlink_metadata(path).map_err(refused("look at"))?;
+    let says = if meta.is_symlink() {
+        "it is a symbolic link: give the folder that it leads to"
+    } else if !meta.is_dir() {
+        "it is no folder: give another path, or remove it"
+    } else if meta.mode() & 0o022 != 0 {
+        "others may write to it: chmod go-w"
+    } else {
+        return Ok(());
+    };
+    Err(refused("open")(io::Error::other(says)))
 }

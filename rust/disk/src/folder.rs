@@ -2,6 +2,7 @@
 
 use crate::disk::Epochs;
 use crate::error::{Error, Result};
+use crate::files::make_folder;
 use crate::identity::{Identity, Numbers, PAGE, spoiled, text_of};
 use crate::order;
 use crate::witness::{self, FLOOR, Table};
@@ -9,7 +10,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -110,7 +111,7 @@ impl Folder {
         }
         let Place { path, identity } = Place::of(root, fields, rank);
         for folder in [root, path.parent().unwrap_or(root), &path] {
-            make(folder)?;
+            make_folder(folder)?;
         }
         let whole = path.join("identity");
         let [slots, table] = [LOCKED[0], LOCKED[1]].map(|name| own(&path, name, OFlags::CREATE));
@@ -427,29 +428,4 @@ fn lock(file: &File) -> bool {
         }
         rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
     })
-}
-
-/// Makes a folder for its owner alone, unless it is there.
-fn make(path: &Path) -> Result<()> {
-    let refused = |doing| Error::system(path, doing);
-    match fs::DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let says = "the folder that it is to be in is not there: make that one first";
-            return Err(refused("make")(io::Error::other(says)));
-        }
-        Err(error) => return Err(refused("make")(error)),
-    }
-    let meta = fs::symlink_metadata(path).map_err(refused("look at"))?;
-    let says = if meta.is_symlink() {
-        "it is a symbolic link: give the folder that it leads to"
-    } else if !meta.is_dir() {
-        "it is no folder: give another path, or remove it"
-    } else if meta.mode() & 0o022 != 0 {
-        "others may write to it: chmod go-w"
-    } else {
-        return Ok(());
-    };
-    Err(refused("open")(io::Error::other(says)))
 }
