@@ -195,7 +195,8 @@ def test_an_idle_engine_whose_event_loop_has_ended_ends_its_thread() -> None:
 def test_a_folder_that_this_process_has_says_so_and_a_dropped_cache_lets_go(tmp_path: Path) -> None:
     said = run(
         f"""
-        keywords = dict(disk=600, disk_path={str(tmp_path)!r}, namespace={{"model": "m", "weights": "w"}})
+        namespace = {{"model": "m", "weights": "w"}}
+        keywords = dict(disk=600, disk_path={str(tmp_path)!r}, namespace=namespace)
         cache = copied(**keywords)
         try:
             by.local(LAYOUT, device=600, host=600, **keywords)

@@ -2,7 +2,21 @@
 
 from pathlib import Path
 
-__all__ = ["free_memory"]
+import numpy as np
+
+__all__ = ["free_memory", "memory_for"]
+
+# Slots or ghosts up to which the machine is not asked for memory: they take 100 MB at most.
+_MANY = 1 << 19
+
+
+def memory_for(*counts: object) -> int | None:
+    """Returns the bytes that are free, where one of these is a large number; else None.
+
+    What is no number is refused by the core.
+    """
+    numbers = (count for count in counts if isinstance(count, int | np.integer))
+    return free_memory() if any(count > _MANY for count in numbers) else None
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

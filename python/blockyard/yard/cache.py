@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, Recorder, _forked
 from blockyard._typing import override
 from blockyard.shared.layout import KVLayout
-from blockyard.shared.machine import free_memory
+from blockyard.shared.machine import memory_for
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Outcome
 from blockyard.shared.stall import Clock, Fact
@@ -30,10 +30,6 @@ __all__ = ["KVCache"]
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-# Slots or ghosts up to which the machine is not asked for memory: they take 100 MB at most.
-_MANY = 1 << 19
 
 
 class KVCache(Cache):
@@ -95,10 +91,11 @@ class KVCache(Cache):
             config = Config.of({"layout": config, **keywords})
         elif keywords:
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
+        sizes = config.device_blocks, config.host, config.disk, config.ghosts
         path = None if config.record is None else str(config.record)
         recording = Recording(path, config.block_size)
         recorder = recording.recorder
-        cache = super().__new__(cls, **config.core(), memory=_memory(config), recorder=recorder)
+        cache = super().__new__(cls, **config.core(), memory=memory_for(*sizes), recorder=recorder)
         cache._config = config
         cache._recording = recording
         if recorder is not None:
@@ -141,8 +138,8 @@ class KVCache(Cache):
             InUse: What is pinned, claimed, promised or quarantined does not fit.
             Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
-        if memory is None and _many(slots):
-            memory = free_memory()
+        if memory is None:
+            memory = memory_for(slots)
         super().resize(tier, slots, memory=memory)
 
     @override
@@ -445,15 +442,3 @@ def _read(flights: Any) -> Any:  # noqa: ANN401 - as `commit` takes it
     if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
         return flights
     return bounded("flights", flights)
-
-
-def _memory(config: Config) -> int | None:
-    """Returns the bytes that are free, for a cache that takes many; None for a small one."""
-    sizes = config.device_blocks, config.host, config.disk, config.ghosts
-    many = any(map(_many, sizes))
-    return free_memory() if many else None
-
-
-def _many(count: object) -> bool:
-    """Whether it is a large number; what is no number is refused by the core."""
-    return isinstance(count, int | np.integer) and bool(count > _MANY)

@@ -225,7 +225,7 @@ def test_there_is_as_much_memory_as_the_caller_says() -> None:
 
 
 def test_a_cache_larger_than_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blockyard.yard.cache.free_memory", lambda: 50_000_000)
+    monkeypatch.setattr("blockyard.shared.machine.free_memory", lambda: 50_000_000)
     with pytest.raises(by.Unavailable, match="and 50000000 are there"):
         by.KVCache(device=1_000_000)
     with pytest.raises(by.Unavailable, match="and 50000000 are there"):
