@@ -57,8 +57,13 @@ class Owner:
 
 
 def _is_under_way(call: tuple[Thread, str]) -> bool:
-    """Whether a verb is on the stack of the thread that has called it."""
-    frame: FrameType | None = sys._current_frames().get(call[0].ident or 0)  # noqa: SLF001 - it is documented
+    """Whether a verb is on the stack of the thread that has called it.
+
+    Of another thread, whose stack changes meanwhile, it counts as long as that thread lives.
+    """
+    if call[0] is not current_thread():
+        return call[0].is_alive()
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - it is documented
     while frame is not None:
         if frame.f_code is _ALONE and frame.f_locals.get("mine") is call:
             return True
