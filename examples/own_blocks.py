@@ -144,6 +144,7 @@ if __name__ == "__main__":
         engine.waiting += asked
         while engine.waiting or engine.running or engine.loading:
             engine.step()
+        engine.worker.close()
         answers.append([row.tokens for row in asked])
         print(f"{what}: {engine.preempted} preempted, {engine.again} tokens computed again")
     print(f"the same tokens: {answers[0] == answers[1] == answers[2]}")

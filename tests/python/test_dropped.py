@@ -77,6 +77,14 @@ def test_a_warning_comes_out_of_no_finalizer_and_a_cache_that_was_closed_has_non
     assert "went on" in said
 
 
+@pytest.mark.parametrize("name", ["engine", "own_blocks", "restart", "sequence"])
+def test_an_example_leaves_nothing_open(name: str) -> None:
+    example = Path(__file__).parents[2] / f"examples/{name}.py"
+    command = [sys.executable, "-X", "dev", "-W", "error", str(example)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_crane_is_named_by_its_rank() -> None:
     said = run(
         """
@@ -187,7 +195,8 @@ def test_an_idle_engine_whose_event_loop_has_ended_ends_its_thread() -> None:
 def test_a_folder_that_this_process_has_says_so_and_a_dropped_cache_lets_go(tmp_path: Path) -> None:
     said = run(
         f"""
-        keywords = dict(disk=600, disk_path={str(tmp_path)!r}, namespace={{"model": "m", "weights": "w"}})
+        namespace = {{"model": "m", "weights": "w"}}
+        keywords = dict(disk=600, disk_path={str(tmp_path)!r}, namespace=namespace)
         cache = copied(**keywords)
         try:
             by.local(LAYOUT, device=600, host=600, **keywords)

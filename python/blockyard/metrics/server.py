@@ -9,7 +9,7 @@ from http import HTTPStatus
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client.exposition import ThreadingWSGIServer
 
@@ -56,9 +56,7 @@ class MetricsServer(Single):
 
     def __init__(self, server: "_Server") -> None:
         self._server = server
-        self._thread = Thread(
-            target=_answer, args=(server,), name="blockyard-metrics", daemon=True
-        )
+        self._thread = Thread(target=_answer, args=(server,), name="blockyard-metrics", daemon=True)
         self._thread.start()
 
     @property
@@ -78,7 +76,9 @@ class MetricsServer(Single):
         server: _Server | None = getattr(self, "_server", None)
         if server is not None and not server.closed:
             server.dropped = True
-            unclosed(f"the MetricsServer at {self.url}", "call close(), or use it in a `with`", self)
+            unclosed(
+                f"the MetricsServer at {self.url}", "call close(), or use it in a `with`", self
+            )
 
     def close(self) -> None:
         """Answers nothing more, and frees the port; once is enough."""
@@ -153,7 +153,7 @@ def serve(
             f"nothing can be served at {host}, port {port}: {error}; give another port, or port=0 "
             "for any that is free"
         ) from error
-    return MetricsServer(server)  # type: ignore[arg-type] # it is of the class that was given
+    return MetricsServer(server)
 
 
 def _answer(server: "_Server") -> None:

@@ -183,7 +183,9 @@ class Publisher(Single):
         thread: threading.Thread | None = getattr(self, "_thread", None)
         if thread is not None and not self._closing:
             self._closing = True
-            unclosed(f"the Publisher at {self.endpoint}", "call close(), or use it in a `with`", self)
+            unclosed(
+                f"the Publisher at {self.endpoint}", "call close(), or use it in a `with`", self
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -136,7 +136,6 @@ def driven(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, 
     Raises:
         Misuse: It is one of these. Nothing is done.
     """
-
     sound = verb.__name__ in _SOUND
 
     @owned

@@ -80,6 +80,7 @@ class OutputProcessor:
         for seat in rows:
             if seat is not None and seat.request.siblings:
                 self._forks.fork(seat)
+        self._foretell(output, rows)
         self._append(output, rows, in_flight.lasts)
         self._seal(
             in_flight,
@@ -138,15 +139,19 @@ class OutputProcessor:
         self._cache.seal([seat.lease for seat in rows], seats.computed[numbers])
         self._headroom.stepped()
 
+    @staticmethod
+    def _foretell(output: Output, rows: list[Seat | None]) -> None:
+        """Notes which tokens are the last: an interrupt must not part an end from its token."""
+        if output.ended is None:
+            return
+        each = [1] * len(rows) if output.counts is None else output.counts.tolist()
+        for seat, more, ends in zip(rows, each, output.ended.tolist(), strict=True):
+            if seat is not None and ends:
+                seat.request.ends_at = len(seat.request.outputs) + more
+
     def _append(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
         """Appends the sampled tokens; those of a stopping row count until its ack (T8)."""
         tokens, counts = output.tokens, output.counts
-        if output.ended is not None:
-            # Before they come: an interrupt must not part an end from its token.
-            each = [1] * len(rows) if counts is None else counts.tolist()
-            for seat, more, ends in zip(rows, each, output.ended.tolist(), strict=True):
-                if seat is not None and ends:
-                    seat.request.ends_at = len(seat.request.outputs) + more
         if counts is None and None not in rows:
             leases = [seat.lease for seat in rows if seat is not None]
             if leases:

@@ -12,7 +12,16 @@ from blockyard._core import Keys, Lease, Parked, Ticket
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.yard.cache import KVCache
 
-__all__ = ["TERMINAL", "Media", "Request", "RequestState", "Result", "Retention", "lead_again", "max_blocks"]
+__all__ = [
+    "TERMINAL",
+    "Media",
+    "Request",
+    "RequestState",
+    "Result",
+    "Retention",
+    "lead_again",
+    "max_blocks",
+]
 
 Media: TypeAlias = tuple[int, int, str | bytes]
 """An item at token positions [start, end) of a prompt, and its id."""

@@ -365,10 +365,9 @@ class Scheduler(Single):
     @driven
     def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
         """Goes on with an engine that was reset: it computes nothing more, and its KV is gone.
-        After a verb that was interrupted it makes all sound, and loses no request.
 
         Args:
-            requests: "recompute" or "abort" the requests that ran (T33).
+            requests: "recompute" or "abort" what ran (T33). An interrupted verb is made good, too.
 
         Raises:
             Misuse: It is neither word.

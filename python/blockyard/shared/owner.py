@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from threading import Thread, current_thread
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from blockyard._core import Misuse
@@ -57,8 +57,13 @@ class Owner:
 
 
 def _is_under_way(call: tuple[Thread, str]) -> bool:
-    """Whether a verb is on the stack of the thread that has called it."""
-    frame: FrameType | None = sys._current_frames().get(call[0].ident or 0)  # noqa: SLF001 - it is documented
+    """Whether a verb is on the stack of the thread that has called it.
+
+    Of another thread, whose stack changes meanwhile, it counts as long as that thread lives.
+    """
+    if call[0] is not current_thread():
+        return call[0].is_alive()
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - it is documented
     while frame is not None:
         if frame.f_code is _ALONE and frame.f_locals.get("mine") is call:
             return True
@@ -117,4 +122,4 @@ def owned(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
     return alone
 
 
-_ALONE = owned(lambda self: None).__code__
+_ALONE: CodeType = owned(thread_name).__code__  # type: ignore[type-var] # any function

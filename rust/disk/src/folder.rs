@@ -362,19 +362,14 @@ fn own(folder: &Path, name: &str, more: OFlags) -> Result<File> {
     let identity = read("identity").and_then(|file| Identity::read(&file).ok()?.numbers());
     let numbers = identity.or_else(|| witness::numbers(&read(FLOOR)?));
     let owner = numbers.map(|numbers| numbers.owner);
-    let named = owner.map_or_else(
-        || "another process".to_owned(),
-        |pid| format!("process {pid}"),
-    );
-    let remedy = if owner == Some(std::process::id()) {
-        ", and that is this very process; close the cache that has it, or call gc.collect() where \
-         one was dropped"
-    } else {
-        "; end that one first"
-    };
+    let named = owner.map_or("another process".to_owned(), |pid| format!("process {pid}"));
+    let remedy = [OTHERS, MINE][usize::from(owner == Some(process::id()))];
     let says = format!("{named} owns it: a folder has one writer{remedy}");
     Err(Error::system(path, "lock")(io::Error::other(says)))
 }
+
+const OTHERS: &str = "; end that one first";
+const MINE: &str = ", and that is this very process; close the cache that has it, or `del` it";
 
 /// Why a folder with blocks is refused that does not say what of them was cleared.
 pub(crate) const LOST: &str = "it is lost, and nobody can say what of the blocks was cleared";

@@ -1,4 +1,4 @@
-"""Policies of a user's own that raise, call back or answer nonsense: a Misuse, and nothing is lost."""
+"""Policies that raise, call back or answer nonsense: a Misuse names them, and nothing is lost."""
 
 from typing import Any
 

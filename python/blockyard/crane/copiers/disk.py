@@ -113,20 +113,20 @@ class DiskCopier(Single):
                 which = slice(None) if rows is None else rows
                 planes = [place for plane in part.planes for place in places[plane]]
                 local = part.local(slots[which])
+                # In one line each, so that no interrupt parts a copy from its number.
                 if down and stamps is not None and parents is not None:
-                    number = part.lane.submit_down(
-                        local, keys[which], parents[which], stamps[which], planes, others[which]
-                    )
+                    down_ = keys[which], parents[which], stamps[which], planes, others[which]
+                    flying.open[part.lane, part.lane.submit_down(local, *down_)] = rows
                 else:
-                    number = part.lane.submit_up(local, keys[which], planes, others[which])
-                flying.open[part.lane, number] = rows
+                    up = keys[which], planes, others[which]
+                    flying.open[part.lane, part.lane.submit_up(local, *up)] = rows
+            flying.begun = time.monotonic()
+            self._flying |= dict.fromkeys(flying.open, flying)
         except BaseException:
             # What was submitted of it must not touch memory that is another's by then.
             for lane, number in flying.open:
                 lane.give_up(number)
             raise
-        flying.begun = time.monotonic()
-        self._flying |= dict.fromkeys(flying.open, flying)
         return flying
 
     @owned
