@@ -97,7 +97,7 @@ def test_inv_26_a_flipped_bit_costs_a_block_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_inv_27_twenty_kills_serve_no_wrong_block_and_lose_no_folder(tmp_path: Path) -> None:
-    # Each child is forked from one process that has imported all of it: that takes seconds of a CPU.
+    # Each child is forked from one process that has imported all of it: that takes seconds of CPU.
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["pytest", "blockyard", "blockyard.crane.tiers.disk"])
     chance = random.Random(5)

@@ -129,7 +129,7 @@ def connected(server: MetricsServer, words: bytes = b"") -> socket.socket:
 
 
 def at_most(threads: int, before: set[threading.Thread]) -> None:
-    """Waits until so few threads are left that were not there before: they end when they are run."""
+    """Waits until so few threads are left that were not there before: each ends when it is run."""
     until = time.monotonic() + 30
     while len(left := set(threading.enumerate()) - before) > threads:
         assert time.monotonic() < until, left
