@@ -14,7 +14,7 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.traffic import Traffic
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Outcome, Plan
+from blockyard.shared.plan import MOST_YARD, Outcome, Plan
 from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat
@@ -86,6 +86,13 @@ class Crane(Single):
             "crane_blocks",
             "blocks that landed intact on this rank",
         ),
+        Stat(
+            "crane_ignored",
+            "flights",
+            "counter",
+            "crane_flights_ignored",
+            "plans of a yard that another one has followed, which are not carried out",
+        ),
         Stat("crane_bytes", "bytes", "gauge", "crane_memory_bytes", "memory of this rank's tiers"),
     )
     """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`."""
@@ -124,10 +131,30 @@ class Crane(Single):
         """Its disk, where that outlives this process."""
         self._made = time.time_ns()
 
-    def hello(self) -> Hello:
-        """Returns what it reports at the handshake."""
+    @owned
+    def hello(self, yard: int | None = None) -> Hello:
+        """Shakes hands with a yard, and returns what it reports to it.
+
+        What it has of another yard ends, as in `reset`. Plans of that one that come later are not
+        carried out, and reported as dead.
+
+        Args:
+            yard: `Config.yard`, the number of the yard; asked again with the same, nothing ends.
+                None for a yard that is made after this, and of which the first plan tells.
+
+        Raises:
+            Misuse: The number is out of range, or of a yard that another one has followed.
+        """
+        self.traffic.meet(None if yard is None else integer("yard", yard, most=MOST_YARD))
         blocks = dict.fromkeys(TIERS, 0) | {name: one.blocks for name, one in self._tiers.items()}
-        return Hello(self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks)
+        return Hello(
+            self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks, yard=yard or 0
+        )
+
+    @property
+    def rank(self) -> int:
+        """Which rank it is, from 0."""
+        return self._rank
 
     @property
     def copiers(self) -> Mapping[Pair, Copier]:
@@ -159,12 +186,15 @@ class Crane(Single):
     def submit(self, plans: Plan | Iterable[Plan]) -> None:
         """Takes plans; their copies begin as soon as a copier takes them, in a lane oldest first.
 
+        The first plan of another yard is a handshake with that one, as `hello`.
+
         Args:
-            plans: One plan, or several.
+            plans: One plan, or several of one yard.
 
         Raises:
-            Misuse: One is no plan, or in flight already, a tier or slot is not there, or the crane
-                is closed, or in another call. Nothing of this call is taken.
+            Misuse: One is no plan, or in flight already, a tier or slot is not there, they are of
+                several yards, or the crane is closed, or in another call. Nothing of this call is
+                taken.
         """
         self.traffic.submit(plans_of(plans))
 

@@ -48,8 +48,14 @@ class Traffic:
         }
         self.copiers = list({id(one): one for one in copiers.values()}.values())
         self.closed = False
-        self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
+        self.counts = dict.fromkeys(("flights", "failed", "blocks", "ignored"), 0)
         self.watch = StallWatch("blockyard.crane.crane", clock)
+        self._yard: int | None = None
+        """The yard whose plans it carries out, once it knows."""
+        self._former: set[int] = set()
+        """The yards before."""
+        self._used = False
+        """Whether plans came since all copies were ended."""
         self._tiers = tiers
         self._block_bytes = block_bytes
         self._turning = [one for one in self.copiers if isinstance(one, Turning)]
@@ -76,16 +82,22 @@ class Traffic:
         self.watch.step(self.standing)
         taken: dict[int, Flight] = {}
         copies: list[Copy] = []
-        plans = list(plans)
-        if not plans:
-            return
+        plans, late = self._of_one_yard(plans)
+        new = bool(plans) and plans[0].yard != self._yard
         for plan in plans:
-            if plan.flight in self._flights or plan.flight in taken:
+            if (plan.flight in self._flights and not new) or plan.flight in taken:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
             taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
             copies += self._copies(plan, flight)
+        if new:
+            self.meet(plans[0].yard)
+        self.counts["ignored"] += len(late)
+        self._ended += [Outcome(one.flight, self.rank, 0, Cause.DEAD, one.yard) for one in late]
+        if not plans:
+            return
         if self._watched is not None:
             self._watched.submitted(plans)
+        self._used = True
         self._flights |= taken
         try:
             for copy in copies:
@@ -98,10 +110,44 @@ class Traffic:
             self._mend()
             raise
 
+    def meet(self, yard: int | None) -> None:
+        """Ends all that it has of another yard, as `Crane.hello`.
+
+        Raises:
+            Misuse: As there.
+        """
+        if yard in self._former:
+            raise Misuse(
+                f"yard = {yard}: another yard has shaken hands since; a scheduler that starts "
+                "draws a number of its own (Config.named)"
+            )
+        if yard is not None and yard == self._yard:
+            return
+        if self._used and not self.closed:
+            _log.info("another yard has come: %d flights of the one before end", self.in_flight)
+            self.reset()
+        if self._yard is not None:
+            self._former.add(self._yard)
+        self._yard = yard
+
+    def _of_one_yard(self, plans: Iterable[Plan]) -> tuple[list[Plan], list[Plan]]:
+        """Returns the plans to carry out, and those of yards that another one has followed."""
+        plans = list(plans)
+        late = [plan for plan in plans if plan.yard in self._former]
+        plans = [plan for plan in plans if plan.yard not in self._former] if late else plans
+        yards = {plan.yard for plan in plans}
+        if len(yards) > 1:
+            raise Misuse(f"plans of yards {sorted(yards)} in one call: give those of one yard")
+        return plans, late
+
     def unknown(self, plans: Iterable[Plan]) -> list[Plan]:
         """Returns those of these plans that were not taken, or have been told."""
-        known = self._flights.keys() | {outcome.flight for outcome in self._ended}
-        return [plan for plan in plans if plan.flight not in known]
+        known = self._flights.keys() | self._told()
+        return [plan for plan in plans if plan.yard != self._yard or plan.flight not in known]
+
+    def _told(self) -> set[int]:
+        """Flights of the yard that have ended, and that it may not know yet."""
+        return {outcome.flight for outcome in self._ended if outcome.yard == self._yard}
 
     def poll(self) -> list[Outcome]:
         """Returns what has ended and was not told yet: it comes again until `told`."""
@@ -131,7 +177,7 @@ class Traffic:
         there = Counter(copy.flight.number for copy, _ in self._moving)
         for lane in self.lanes.values():
             there.update(copy.flight.number for copy in lane.waiting)
-        told = {outcome.flight for outcome in self._ended}
+        told = self._told()
         for number, flight in list(self._flights.items()):
             if number in told:
                 del self._flights[number]
@@ -161,6 +207,7 @@ class Traffic:
         for lane in self.lanes.values():
             lane.waiting.clear()
         self._moving.clear()
+        self._used = False
         for flight in self._flights.values():
             flight.good, flight.cause = 0, Cause.DEAD
         self._report(list(self._flights.values()))
@@ -288,7 +335,8 @@ class Traffic:
 
     def _report(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
-            self._ended.append(Outcome(flight.number, self.rank, flight.good, flight.cause))
+            yard = self._yard or 0
+            self._ended.append(Outcome(flight.number, self.rank, flight.good, flight.cause, yard))
             del self._flights[flight.number]
             self.counts["failed"] += flight.cause is not None
             self.counts["blocks"] += flight.good

@@ -14,7 +14,7 @@ from blockyard._typing import override
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import free_memory
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Outcome
+from blockyard.shared.plan import Outcome, draw_yard
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Reading, StepTimes, timed
@@ -95,16 +95,18 @@ class KVCache(Cache):
             config = Config.of({"layout": config, **keywords})
         elif keywords:
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
-        path = None if config.record is None else str(config.record)
-        recording = Recording(path, config.block_size)
+        record = config.record
+        recording = Recording(None if record is None else str(record), config.block_size)
         recorder = recording.recorder
-        cache = super().__new__(cls, **config.core(), memory=_memory(config), recorder=recorder)
+        yard = config.yard or draw_yard()
+        core = {**config.core(), "yard": yard, "memory": _memory(config), "recorder": recorder}
+        cache = super().__new__(cls, **core)
         cache._config = config
         cache._recording = recording
         if recorder is not None:
             # What is to be written is, also where the program just ends.
             weakref.finalize(cache, recording.close)
-        cache._flights = Flights(config.ranks, config.deadline_of)
+        cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
         cache._offload = Offload(config)
         cache._owner = Owner()
         cache._ended = {} if config.engine else None
@@ -356,12 +358,8 @@ class KVCache(Cache):
     def _forget(self, flights: Plan | int | Sequence[Plan | int]) -> None:
         if not len(self._flights):
             return
-        one = isinstance(flights, (Plan, int))
-        each = [flights] if one else cast("Sequence[Plan | int]", flights)
-        self._flights.forget(
-            plan.flight if isinstance(plan, Plan) else int(plan)
-            for plan in cast("Sequence[Plan | int]", each)
-        )
+        each = [flights] if isinstance(flights, (Plan, int)) else flights
+        self._flights.forget(one.flight if isinstance(one, Plan) else int(one) for one in each)
 
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
         """Explains why a prefix ends where it does, why a request waits, and what holds blocks.

@@ -64,6 +64,7 @@ class Flights:
 
     Args:
         ranks: Cranes that report each flight.
+        yard: The number that the yard's plans have.
         deadline: Tells the ticks from its dispatch, by the lower tier that a flight goes to or
             comes from; None for no deadline.
     """
@@ -103,10 +104,13 @@ class Flights:
         "_launched",
         "_lost",
         "_ranks",
+        "_yards",
     )
 
-    def __init__(self, ranks: int, deadline: Callable[[str], int | None]) -> None:
+    def __init__(self, ranks: int, deadline: Callable[[str], int | None], *, yard: int = 0) -> None:
         self._ranks = ranks
+        # What was made in this process need not name its yard.
+        self._yards = 0, yard
         self._deadlines = {tier: deadline(tier) for tier in TIERS}
         self._in_flight: dict[int, _InFlight] = {}
         # In order of their launch, for each deadline: the first of each row is due first.
@@ -145,11 +149,11 @@ class Flights:
         """
         outcomes = list(outcomes)
         for outcome in outcomes:
-            if not all(type(number) is int for number in outcome[:3]):
-                raise Misuse(f"{outcome}: flight, rank and good must be integers")
+            if not all(type(number) is int for number in (*outcome[:3], outcome.yard)):
+                raise Misuse(f"{outcome}: flight, rank, good and yard must be integers")
             if outcome.cause is not None and not isinstance(outcome.cause, Cause):
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
-            entry = self._in_flight.get(outcome.flight)
+            entry = self._of(outcome)
             if entry is not None and not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
@@ -160,8 +164,8 @@ class Flights:
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
         """Takes outcomes and returns the flights that they have ended.
 
-        An outcome that comes twice, or of an unexpected flight or rank, is counted and changes
-        nothing.
+        An outcome that comes twice, or of an unexpected yard, flight or rank, is counted and
+        changes nothing.
 
         Raises:
             Misuse: An outcome contradicts its plan; none of the call is taken.
@@ -171,7 +175,7 @@ class Flights:
         over: set[int] = set()
         for outcome in outcomes:
             self._counts["outcomes"] += 1
-            entry = self._in_flight.get(outcome.flight)
+            entry = self._of(outcome)
             if entry is not None and not entry.missing and outcome.flight not in over:
                 # An interrupt came when it had ended, and before the end of the call.
                 over.add(outcome.flight)
@@ -197,6 +201,10 @@ class Flights:
                 self._end(outcome.flight, entry, ended)
         self.forget(ended.flights)
         return ended
+
+    def _of(self, outcome: Outcome) -> _InFlight | None:
+        """The flight that an outcome is of; flights of other yards have the same numbers."""
+        return self._in_flight.get(outcome.flight) if outcome.yard in self._yards else None
 
     def _end(self, flight: int, entry: _InFlight, ended: Ended) -> None:
         if entry.good < entry.blocks:
