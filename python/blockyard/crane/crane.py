@@ -14,13 +14,13 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.traffic import Traffic
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import MOST_YARD, Outcome, Plan
+from blockyard.shared.plan import MOST_YARD, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.timings import CraneNumbers
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, shown
 
 __all__ = ["Crane"]
 
@@ -91,7 +91,7 @@ class Crane(Single):
             "flights",
             "counter",
             "crane_flights_ignored",
-            "plans of a yard that another one has followed, which are not carried out",
+            "plans that came too late: of a yard that another one has followed, or said to be dead",
         ),
         Stat("crane_bytes", "bytes", "gauge", "crane_memory_bytes", "memory of this rank's tiers"),
     )
@@ -204,6 +204,25 @@ class Crane(Single):
         outcomes = self.traffic.poll()
         self.traffic.told(outcomes)
         return outcomes
+
+    @owned
+    def reconcile(self, asked: Unreported) -> list[Outcome]:
+        """Returns what it knows of flights whose outcomes may have been lost, for `commit`.
+
+        Of a flight that has ended here it is the outcome, once more. One that moves or waits is
+        left out: a poll will have it. One that never came, or ended long ago, is dead: its copies
+        write nothing any more, and its plan, should it come late, is not carried out. So ask in one
+        order with the plans.
+
+        Args:
+            asked: `KVCache.unreported` of this rank.
+
+        Raises:
+            Misuse: It is something else, or another call is under way.
+        """
+        if not isinstance(asked, Unreported):
+            raise Misuse(f"asked = {shown(asked)}: give what KVCache.unreported has returned")
+        return self.traffic.reconcile(asked)
 
     @owned
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:

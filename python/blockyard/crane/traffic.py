@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import count
+from typing import Final
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
@@ -12,13 +13,15 @@ from blockyard.crane.lanes import Copy, Flight, Lane
 from blockyard.crane.tiers import Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.timings import Copied
 
 __all__ = ["Traffic"]
 
 _log = Limited("blockyard")
+_PAST: Final = 4096
+"""Outcomes that were told and are remembered, at least."""
 
 
 class Traffic:
@@ -54,6 +57,10 @@ class Traffic:
         """The yard whose plans it carries out, once it knows."""
         self._former: set[int] = set()
         """The yards before."""
+        self._past: dict[int, Outcome] = {}
+        """The last outcomes that were told, by flight; and those of lost devices."""
+        self._refused: set[int] = set()
+        """Flights that were said to be dead, and whose plans have not come."""
         self._used = False
         """Whether plans came since all copies were ended."""
         self._tiers = tiers
@@ -129,16 +136,22 @@ class Traffic:
         if self._yard is not None:
             self._former.add(self._yard)
         self._yard = yard
+        self._past.clear()
+        self._refused.clear()
 
     def _of_one_yard(self, plans: Iterable[Plan]) -> tuple[list[Plan], list[Plan]]:
-        """Returns the plans to carry out, and those of yards that another one has followed."""
+        """Returns the plans to carry out, and those that come too late for it."""
         plans = list(plans)
-        late = [plan for plan in plans if plan.yard in self._former]
-        plans = [plan for plan in plans if plan.yard not in self._former] if late else plans
+        late = [plan for plan in plans if self._is_over(plan)]
+        plans = [plan for plan in plans if not self._is_over(plan)] if late else plans
         yards = {plan.yard for plan in plans}
         if len(yards) > 1:
             raise Misuse(f"plans of yards {sorted(yards)} in one call: give those of one yard")
         return plans, late
+
+    def _is_over(self, plan: Plan) -> bool:
+        refused = plan.yard == self._yard and plan.flight in self._refused
+        return refused or plan.yard in self._former
 
     def unknown(self, plans: Iterable[Plan]) -> list[Plan]:
         """Returns those of these plans that were not taken, or have been told."""
@@ -189,6 +202,30 @@ class Traffic:
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""
         del self._ended[: len(outcomes)]
+        past = self._past
+        past |= {one.flight: one for one in outcomes if one.yard == (self._yard or 0)}
+        if len(past) > 2 * _PAST:
+            lost = {n: one for n, one in past.items() if one.cause is Cause.LOST}
+            self._past = lost | dict(list(past.items())[-_PAST:])
+
+    def reconcile(self, asked: Unreported) -> list[Outcome]:
+        """Returns what it knows of flights, as `Crane.reconcile`."""
+        yard, rank = asked.yard, self.rank
+        if self._yard is None and yard not in self._former:
+            self.meet(yard)
+        if yard != self._yard:
+            # Nothing of another yard is here, or will be carried out if it has been followed.
+            gone = asked.flights if yard in self._former else []
+            return [Outcome(flight, rank, 0, Cause.DEAD, yard) for flight in gone]
+        known = self._flights.keys() | self._told()
+        said = []
+        for flight in asked.flights:
+            if flight not in known:
+                if flight not in self._past:
+                    self._refused.add(flight)
+                dead = Outcome(flight, rank, 0, Cause.DEAD, yard)
+                said.append(self._past.get(flight, dead))
+        return said
 
     def go_on(self, lanes: list[Lane], kind: type) -> bool:
         """Starts what waits; returns whether all under way in these lanes has such a copier."""
@@ -208,6 +245,8 @@ class Traffic:
             lane.waiting.clear()
         self._moving.clear()
         self._used = False
+        # Nothing writes any more, on a lost device either.
+        self._past = {n: one for n, one in self._past.items() if one.cause is not Cause.LOST}
         for flight in self._flights.values():
             flight.good, flight.cause = 0, Cause.DEAD
         self._report(list(self._flights.values()))

@@ -22,7 +22,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.engines.orders import Orders
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
@@ -33,6 +33,7 @@ __all__ = ["Worker"]
 
 _Name: TypeAlias = tuple[int, int]
 """A flight: the number of its yard, and its own there."""
+_SHORTENED: Final = 2**14
 _PAUSE: Final = 5e-5
 """Seconds between two questions whether a copy has ended that the engine waits for."""
 
@@ -67,6 +68,8 @@ class Worker(Single):
         """Of each flight in the air from or to the engine's blocks: whether it goes up, and ids."""
         self._cut: dict[_Name, int] = {}
         """Of flights whose sources were written too early: how many blocks may be good."""
+        self._shortened: dict[_Name, int] = {}
+        """The last of these that have ended, for `reconcile`."""
         self._outcomes: list[Outcome] = []
         self._suspended = False
 
@@ -213,6 +216,29 @@ class Worker(Single):
         return outcomes
 
     @owned
+    def reconcile(self, asked: Unreported) -> list[Outcome]:
+        """Returns what it knows of flights whose outcomes may have been lost.
+
+        Ask the worker, and not its crane, which does not know of blocks that were spoiled.
+
+        Args:
+            asked: `KVCache.unreported` of this rank.
+
+        Raises:
+            Misuse: As in `Crane.reconcile`.
+        """
+        self._poll()
+        said = self.crane.reconcile(asked)
+        # The crane remembers fewer.
+        self._shortened = dict(list(self._shortened.items())[-_SHORTENED:])
+        return [
+            _short(one, min(one.good, self._shortened[_name(one)]))
+            if _name(one) in self._shortened
+            else one
+            for one in said
+        ]
+
+    @owned
     def suspend(self) -> None:
         """Ends all copies, and begins none before `resume`: the engine's memory goes away.
 
@@ -274,6 +300,8 @@ class Worker(Single):
         for outcome in self.crane.poll():
             self._ids.pop(_name(outcome), None)
             cut = self._cut.pop(_name(outcome), outcome.good)
+            if cut < outcome.good:
+                self._shortened[_name(outcome)] = cut
             self._outcomes.append(outcome if cut >= outcome.good else _short(outcome, cut))
 
     def _ordered(self, ways: set[bool]) -> bool:

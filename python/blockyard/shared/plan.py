@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from blockyard._core import Misuse, Plan
 from blockyard._typing import override
 
-__all__ = ["MOST_YARD", "WIRE", "Cause", "Outcome", "Plan", "draw_yard"]
+__all__ = ["MOST_YARD", "WIRE", "Cause", "Outcome", "Plan", "Unreported", "draw_yard"]
 
 WIRE: Final = 2
 """The version of plans and outcomes between processes: each has that of the others."""
@@ -62,3 +62,15 @@ class Outcome(NamedTuple):
         if not self.yard:
             raise Misuse(f"{self}: it names no yard; to send it, make it with yard=plan.yard")
         return type(self), tuple(self)
+
+
+class Unreported(NamedTuple):
+    """The flights of which a yard has no outcome of one rank: it asks that rank's crane for them.
+
+    It is a tuple, which any thread may read and pickle may carry.
+    """
+
+    yard: int
+    """`Plan.yard` of them all."""
+    flights: list[int]
+    """`Plan.flight` of each, the oldest first."""

@@ -167,6 +167,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
     owner = "device" if setup.blocks == "yard" else "engine"
     blocks: dict[str, Any] = {owner: max(largest("device"), setup.device)}
     return Config(
+        yard=1,
         layout=layout,
         **blocks,
         host=max(largest("host"), setup.host),

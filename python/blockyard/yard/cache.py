@@ -14,14 +14,14 @@ from blockyard._typing import override
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import free_memory
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Outcome, draw_yard
+from blockyard.shared.plan import Outcome, Unreported, draw_yard
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Reading, StepTimes, timed
-from blockyard.shared.validate import bounded, integer, one_of
+from blockyard.shared.validate import integer, one_of
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
-from blockyard.yard.flights import Ended, Flights
+from blockyard.yard.flights import Ended, Flights, read_twice
 from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
 from blockyard.yard.stall import undispatched, unreported
@@ -213,7 +213,7 @@ class KVCache(Cache):
         if nothing and isinstance(flights, list | tuple) and not flights:
             # The most frequent call: a step is done, and nothing has landed. It is not timed.
             return super().commit([], done=done)
-        flights = [flights] if isinstance(flights, Outcome) else _read(flights)
+        flights = [flights] if isinstance(flights, Outcome) else read_twice(flights)
         if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
             if good is not None or corrupt is not None:
                 raise Misuse("good and corrupt go with flights or plans: an outcome has its own")
@@ -350,7 +350,7 @@ class KVCache(Cache):
         return self._abort(flights)
 
     def _abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
-        ids = cast("Plan | int | Sequence[Plan | int]", _read(flights))
+        ids = cast("Plan | int | Sequence[Plan | int]", read_twice(flights))
         count = super().abort(ids)
         self._forget(ids)
         return count
@@ -397,6 +397,14 @@ class KVCache(Cache):
         facts = undispatched(self, self._offload), unreported(self._flights, self._now)
         return [fact for fact in facts if fact is not None]
 
+    def unreported(self, rank: int) -> Unreported:
+        """Returns the flights that a rank has not reported, for its `Crane.reconcile`.
+
+        Raises:
+            Misuse: There is no such rank.
+        """
+        return self._flights.unreported(integer("rank", rank, least=0))
+
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long `dispatch` and `commit` take, for `step_times`.
 
@@ -427,15 +435,6 @@ class KVCache(Cache):
     def schema() -> tuple[Stat, ...]:
         """Returns name, unit, kind, metric and meaning of each number in `stats`."""
         return core_schema() + Flights.SCHEMA + Recording.SCHEMA
-
-
-def _read(flights: Any) -> Any:  # noqa: ANN401 - as `commit` takes it
-    """Flights in a form that can be read twice: by the core, and then here."""
-    if isinstance(flights, np.ndarray | np.generic):
-        return np.atleast_1d(flights)
-    if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
-        return flights
-    return bounded("flights", flights)
 
 
 def _memory(config: Config) -> int | None:

@@ -3,15 +3,18 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS
 from blockyard.shared.log import Limited
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stats import Stat
+from blockyard.shared.validate import bounded
 
-__all__ = ["Ended", "Flights", "Waiting"]
+__all__ = ["Ended", "Flights", "Waiting", "read_twice"]
 
 _log = Limited(__name__)
 
@@ -222,8 +225,7 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        if not 0 <= rank < self._ranks:
-            raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
+        self._check_rank(rank)
         waiting = list(self._in_flight.items())
         mine = [flight for flight, it in waiting if rank in it.missing or not it.missing]
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
@@ -252,16 +254,30 @@ class Flights:
         _log.warning("flight %d: no end known by tick %d", flight, now)
         return flight
 
+    def unreported(self, rank: int) -> Unreported:
+        """Returns the flights that a rank has not reported, as `KVCache.unreported`.
+
+        Raises:
+            Misuse: There is no such rank.
+        """
+        self._check_rank(rank)
+        waiting = list(self._in_flight.items())
+        return Unreported(self._yards[1], [flight for flight, it in waiting if rank in it.missing])
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._ranks:
+            raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
+
     def waiting(self, now: int) -> Waiting | None:
         """The oldest flight that waits for a rank; any thread may ask.
 
-        Where the ticks of a deadline go by, one flight that is late is taken care of: it counts
-        only where a rank has reported nothing at all since it was launched.
+        Where the ticks of a deadline go by, a flight is taken care of until that has passed: it
+        counts only where a rank has reported nothing at all since it was launched.
         """
         in_flight = list(self._in_flight.items())
         for at, (flight, entry) in enumerate(in_flight):
             missing = sorted(entry.missing)
-            if entry.ticks is not None:
+            if entry.ticks is not None and not entry.late:
                 ticks = now > entry.since
                 missing = [r for r in missing if not ticks or self._heard[r] <= entry.order]
             if missing:
@@ -277,3 +293,12 @@ class Flights:
     def stats(self) -> dict[str, int]:
         """Returns counts, by the names of `SCHEMA`."""
         return dict(self._counts)
+
+
+def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes it
+    """Flights in a form that can be read twice: by the core, and then here."""
+    if isinstance(flights, np.ndarray | np.generic):
+        return np.atleast_1d(flights)
+    if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
+        return flights
+    return bounded("flights", flights)

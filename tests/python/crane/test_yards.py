@@ -1,6 +1,8 @@
 """A scheduler that starts again meets living ranks: each yard has its own flights there."""
 
 import pickle
+import random
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -11,7 +13,7 @@ from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.plan import Cause, Outcome
-from blockyard.testing import Action, ScriptedCopier, delay, hang
+from blockyard.testing import Action, ScriptedCopier, delay, deliver, fail, hang
 from cranes import SMALL, held, plan, same
 
 _Value = TypeVar("_Value")
@@ -42,7 +44,7 @@ def below(cache: by.KVCache, first: int) -> by.Plan:
     lease = cache.begin(tokens)
     cache.seal(lease, len(tokens))
     cache.finish(lease)
-    plan = cache.demote(2)
+    plan = cache.demote(8)
     assert plan is not None
     assert [one.flight for one in cache.dispatch()] == [plan.flight]
     return plan
@@ -51,11 +53,12 @@ def below(cache: by.KVCache, first: int) -> by.Plan:
 def shaken(hands: Crane) -> by.KVCache:
     """A yard that starts, as docs/cranes.md has it."""
     config = CONFIG.named()
-    return by.KVCache(by.agree(config, [sent(hands.hello(config.yard))]), ahead=0)
+    agreed = by.agree(config, [sent(hands.hello(config.yard))])
+    return by.KVCache(replace(agreed, ahead=0))
 
 
-def yard(**keywords: int) -> by.KVCache:
-    return by.KVCache(layout=SMALL, device=12, host=9, ahead=0, **keywords)
+def yard(number: int | None = None) -> by.KVCache:
+    return by.KVCache(SMALL, device=12, host=9, ahead=0, yard=number)
 
 
 def test_an_outcome_of_the_yard_before_is_not_taken_for_one_of_the_flight_of_that_number() -> None:
@@ -170,7 +173,7 @@ def test_a_handshake_with_another_yard_or_none_is_refused() -> None:
 
 
 def test_a_plan_and_an_outcome_grow_by_8_bytes_at_most() -> None:
-    named = below(yard(yard=2**47 - 1), 0)
+    named = below(yard(2**47 - 1), 0)
     assert len(named.to_bytes()) == 24 + 8 * len(named)
     assert len(pickle.dumps(named)) <= 72 + 8 * len(named)
     outcome = Outcome(named.flight, 0, 2, None, named.yard)
@@ -190,3 +193,95 @@ def test_plans_of_an_earlier_version_are_refused() -> None:
         old = magic + whole[2:16] + whole[24:]
         with pytest.raises(Misuse, match="not a plan of this version"):
             Plan.from_bytes(old)
+
+
+def test_of_a_flight_whose_outcome_was_lost_the_crane_tells_it_again() -> None:
+    hands = crane(deliver(), fail(1), delay(9))
+    cache = shaken(hands)
+    plans = [below(cache, first) for first in (0, 1000)]
+    hands.submit(sent(plans))
+    assert len(hands.poll()) == 2, "and nobody hears of it"
+    moving = below(cache, 2000)
+    hands.submit(sent(moving))
+    asked = sent(cache.unreported(0))
+    assert asked.flights == [one.flight for one in (*plans, moving)]
+    said = sent(hands.reconcile(asked))
+    assert [(one.good, one.cause) for one in said] == [(2, None), (1, Cause.FAILED)]
+    assert cache.commit(said) == 2
+    assert cache.commit(hands.reconcile(asked)) == 0, "what comes twice changes nothing"
+    assert cache.unreported(0).flights == [moving.flight]
+    assert cache.audit() is None
+    with pytest.raises(Misuse, match="rank = 1"):
+        cache.unreported(1)
+    with pytest.raises(Misuse, match="asked = "):
+        hands.reconcile([1])  # type: ignore[arg-type]
+    hands.close()
+
+
+def test_a_plan_that_never_came_is_dead_and_not_carried_out_when_it_comes_late() -> None:
+    hands = crane()
+    cache = shaken(hands)
+    lost = below(cache, 0)
+    dead = Outcome(lost.flight, 0, 0, Cause.DEAD, lost.yard)
+    assert hands.reconcile(cache.unreported(0)) == [dead]
+    assert cache.commit([dead]) == 1
+    hands.submit(sent(lost))
+    assert hands.poll() == [dead]
+    assert hands.stats()["crane_ignored"] == 1
+    assert hands.stats()["crane_flights"] == 0
+    hands.close()
+
+
+def test_of_a_lost_device_reconcile_says_no_end_before_the_reset() -> None:
+    hands = crane()
+    cache = shaken(hands)
+    plan_ = below(cache, 0)
+    hands.submit(plan_)
+    (outcome,) = hands.poll()
+    hands.traffic._past[plan_.flight] = lost = outcome._replace(good=0, cause=Cause.LOST)
+    assert hands.reconcile(cache.unreported(0)) == [lost]
+    hands.reset()
+    (said,) = hands.reconcile(cache.unreported(0))
+    assert said.cause is Cause.DEAD
+    hands.close()
+
+
+def test_what_another_yard_asks_for_is_none_of_the_flights_of_those_numbers() -> None:
+    hands = crane(delay(9))
+    old = shaken(hands)
+    before = below(old, 0)
+    hands.submit(before)
+    new = shaken(hands)
+    after = below(new, 0)
+    dead = Outcome(before.flight, 0, 0, Cause.DEAD, before.yard)
+    assert hands.poll() == [dead]
+    assert hands.reconcile(old.unreported(0)) == [dead]
+    hands.submit(after)
+    assert hands.poll() == [Outcome(after.flight, 0, 2, None, after.yard)]
+    hands.close()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_with_one_outcome_in_twenty_lost_nothing_stands_still(seed: int) -> None:
+    draw = random.Random(seed)
+    hands = crane()
+    config = CONFIG.named()
+    said = by.agree(config, [hands.hello(config.yard)])
+    cache = by.KVCache(replace(said, ahead=0, deadline=4))
+    size = cache.block_size
+    for turn in range(40):
+        lease = cache.begin(range(100 * turn, 100 * turn + 3 * size))
+        cache.seal(lease, 3 * size)
+        cache.finish(lease)
+        cache.demote(3)
+        outcomes = [one for one in hands.poll() if draw.random() >= 0.05]
+        if turn % 4 == 3:
+            outcomes += hands.reconcile(cache.unreported(0))
+        cache.commit(outcomes, now=turn)
+        hands.submit(cache.dispatch())
+    cache.commit(hands.poll())
+    cache.commit(hands.reconcile(cache.unreported(0)))
+    assert cache.unreported(0).flights == []
+    assert cache.audit() is None
+    assert cache.room().evictable + cache.room().free == 11
+    hands.close()

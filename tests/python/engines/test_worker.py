@@ -393,3 +393,17 @@ def test_what_another_yard_has_left_here_lifts_no_fence_of_the_flight_of_that_nu
         desk.report()
     assert desk.kv[8:10, 0].tolist() == [3, 5]
     desk.worker.close()
+
+
+def test_what_was_spoiled_is_not_good_when_its_outcome_is_asked_for_again() -> None:
+    desk = Desk(scripted(delay(2)))
+    assert desk.ask.preempted("one", desk.keys(16), [0, 1, 2, 3], 16)
+    desk.turn()
+    desk.worker.begin(desk.ask.step((2,), spoiled=(2,)))
+    while not (said := desk.worker.outcomes()):
+        pass
+    assert [(one.good, one.cause) for one in said] == [(2, by.Cause.FAILED)]
+    assert desk.worker.reconcile(desk.cache.unreported(0)) == said
+    desk.ask.commit(said)
+    assert desk.cache.unreported(0).flights == []
+    desk.worker.close()
