@@ -86,13 +86,6 @@ class Crane(Single):
             "crane_blocks",
             "blocks that landed intact on this rank",
         ),
-        Stat(
-            "crane_ignored",
-            "flights",
-            "counter",
-            "crane_flights_ignored",
-            "plans that came too late: of a yard that another one has followed, or said to be dead",
-        ),
         Stat("crane_bytes", "bytes", "gauge", "crane_memory_bytes", "memory of this rank's tiers"),
     )
     """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`."""

@@ -51,7 +51,7 @@ class Traffic:
         }
         self.copiers = list({id(one): one for one in copiers.values()}.values())
         self.closed = False
-        self.counts = dict.fromkeys(("flights", "failed", "blocks", "ignored"), 0)
+        self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self.watch = StallWatch("blockyard.crane.crane", clock)
         self._yard: int | None = None
         """The yard whose plans it carries out, once it knows."""
@@ -98,7 +98,7 @@ class Traffic:
             copies += self._copies(plan, flight)
         if new:
             self.meet(plans[0].yard)
-        self.counts["ignored"] += len(late)
+        self.counts["failed"] += len(late)
         self._ended += [Outcome(one.flight, self.rank, 0, Cause.DEAD, one.yard) for one in late]
         if not plans:
             return

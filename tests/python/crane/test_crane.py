@@ -313,7 +313,6 @@ def test_its_statistics_are_what_its_schema_says() -> None:
         "crane_in_flight": 1,
         "crane_failed": 1,
         "crane_blocks": 3,
-        "crane_ignored": 0,
         "crane_bytes": device.nbytes + host.nbytes,
     }
     hands.close()
