@@ -100,7 +100,7 @@ def caller(repeats: int, *, busy: bool) -> float:
     with Crane(SMALL, device=device, host=host) as crane:
         for number in range(1, repeats + 1):
             slots = [mixed.permutation(PLAN).astype("<u4").tobytes() for _ in range(2)]
-            header = struct.pack("<2sBBIQ", b"Y1", 0, 1, PLAN, 1 << 32 | number)
+            header = struct.pack("<2sBBIQQ", b"Y3", 0, 1, PLAN, 1 << 32 | number, 1)
             plan = Plan.from_bytes(header + slots[0] + slots[1])
             cost = -time.thread_time()
             crane.submit(plan)

@@ -33,7 +33,8 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Cause, Outcome
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, agree
+from blockyard.yard.config import Config
+from blockyard.yard.handshake import agree
 
 __all__ = [
     "Ack",

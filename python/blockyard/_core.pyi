@@ -164,7 +164,7 @@ class Keys:
 class Plan:
     """Copies to make between two tiers, or within the device: frozen, equal by value.
 
-    As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. Where it
+    As bytes it takes 24, and 8 per block; pickled it takes at most 72, and 8 per block. Where it
     carries keys it takes 16 more, and 32 more for each key. `len` counts its blocks. Any thread
     may read it.
 
@@ -179,6 +179,10 @@ class Plan:
     @property
     def flight(self) -> int:
         """The flight to report outcomes of."""
+
+    @property
+    def yard(self) -> int:
+        """The number of the yard that made it: flights of two yards may have one number."""
 
     @property
     def group(self) -> int:
@@ -699,6 +703,7 @@ class Cache:
         keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device
             cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
             with 24 zero bytes or has all bits set: in a plan that stands for something else.
+        yard: What plans name the yard; None for 0. It decides nothing.
         memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
             allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
         recorder: What is told of requests, for blocks of as many tokens; None for nothing.
@@ -730,6 +735,7 @@ class Cache:
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
         keyed: Iterable[str] | None = None,
+        yard: int | None = None,
         memory: int | None = None,
         recorder: Recorder | None = None,
     ) -> Self: ...

@@ -22,9 +22,10 @@ from blockyard.shared.stall import Clock, Fact, Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import one_of
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, ConfigKeywords, agree
+from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
 from blockyard.yard.explain import Explanation
+from blockyard.yard.handshake import agree
 
 __all__ = ["LocalCache", "local"]
 
@@ -328,7 +329,7 @@ def local(
             fingerprint=config.fingerprint,
         )
         opened.callback(crane.close)
-        cache = LocalCache(agree(config, [crane.hello()]))
+        cache = LocalCache(agree(config, [crane.hello(config.yard)]))
         crane.called = "a LocalCache"
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._owner = crane._owner  # noqa: SLF001 - likewise

@@ -15,13 +15,13 @@ from blockyard.crane.traffic import Traffic
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import unclosed
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Outcome, Plan
+from blockyard.shared.plan import MOST_YARD, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.timings import CraneNumbers
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, shown
 
 __all__ = ["Crane"]
 
@@ -127,10 +127,30 @@ class Crane(Single):
         """Its disk, where that outlives this process."""
         self._made = time.time_ns()
 
-    def hello(self) -> Hello:
-        """Returns what it reports at the handshake."""
+    @owned
+    def hello(self, yard: int | None = None) -> Hello:
+        """Shakes hands with a yard, and returns what it reports to it.
+
+        What it has of another yard ends, as in `reset`. Plans of that one that come later are not
+        carried out, and reported as dead.
+
+        Args:
+            yard: `Config.yard`, the number of the yard; asked again with the same, nothing ends.
+                None for a yard that is made after this, and of which the first plan tells.
+
+        Raises:
+            Misuse: The number is out of range, or of a yard that another one has followed.
+        """
+        self.traffic.meet(None if yard is None else integer("yard", yard, most=MOST_YARD))
         blocks = dict.fromkeys(TIERS, 0) | {name: one.blocks for name, one in self._tiers.items()}
-        return Hello(self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks)
+        return Hello(
+            self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks, yard=yard or 0
+        )
+
+    @property
+    def rank(self) -> int:
+        """Which rank it is, from 0."""
+        return self._rank
 
     @property
     def copiers(self) -> Mapping[Pair, Copier]:
@@ -162,12 +182,15 @@ class Crane(Single):
     def submit(self, plans: Plan | Iterable[Plan]) -> None:
         """Takes plans; their copies begin as soon as a copier takes them, in a lane oldest first.
 
+        The first plan of another yard is a handshake with that one, as `hello`.
+
         Args:
-            plans: One plan, or several.
+            plans: One plan, or several of one yard.
 
         Raises:
-            Misuse: One is no plan, or in flight already, a tier or slot is not there, or the crane
-                is closed, or in another call. Nothing of this call is taken.
+            Misuse: One is no plan, or in flight already, a tier or slot is not there, they are of
+                several yards, or the crane is closed, or in another call. Nothing of this call is
+                taken.
         """
         self.traffic.submit(plans_of(plans))
 
@@ -177,6 +200,25 @@ class Crane(Single):
         outcomes = self.traffic.poll()
         self.traffic.told(outcomes)
         return outcomes
+
+    @owned
+    def reconcile(self, asked: Unreported) -> list[Outcome]:
+        """Returns what it knows of flights whose outcomes may have been lost, for `commit`.
+
+        Of a flight that has ended here it is the outcome, once more. One that moves or waits is
+        left out: a poll will have it. One that never came, or ended long ago, is dead: its copies
+        write nothing any more, and its plan, should it come late, is not carried out. So ask in one
+        order with the plans.
+
+        Args:
+            asked: `KVCache.unreported` of this rank.
+
+        Raises:
+            Misuse: It is something else, or another call is under way.
+        """
+        if not isinstance(asked, Unreported):
+            raise Misuse(f"asked = {shown(asked)}: give what KVCache.unreported has returned")
+        return self.traffic.reconcile(asked)
 
     @owned
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:

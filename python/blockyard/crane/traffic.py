@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import count
+from typing import Final
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
@@ -12,13 +13,15 @@ from blockyard.crane.lanes import Copy, Flight, Lane
 from blockyard.crane.tiers import Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.timings import Copied
 
 __all__ = ["Traffic"]
 
 _log = Limited("blockyard")
+_PAST: Final = 4096
+"""Outcomes that were told and are remembered, at least."""
 
 
 class Traffic:
@@ -50,6 +53,16 @@ class Traffic:
         self.closed = False
         self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self.watch = StallWatch("blockyard.crane.crane", clock)
+        self._yard: int | None = None
+        """The yard whose plans it carries out, once it knows."""
+        self._former: set[int] = set()
+        """The yards before."""
+        self._past: dict[int, Outcome] = {}
+        """The last outcomes that were told, by flight; and those of lost devices."""
+        self._refused: set[int] = set()
+        """Flights that were said to be dead, and whose plans have not come."""
+        self._used = False
+        """Whether plans came since all copies were ended."""
         self._tiers = tiers
         self._block_bytes = block_bytes
         self._turning = [one for one in self.copiers if isinstance(one, Turning)]
@@ -81,17 +94,22 @@ class Traffic:
             self._mend()
         taken: dict[int, Flight] = {}
         copies: list[Copy] = []
-        plans = list(plans)
-        if not plans:
-            return
+        plans, late = self._of_one_yard(plans)
+        new = bool(plans) and plans[0].yard != self._yard
         for plan in plans:
-            if plan.flight in self._flights or plan.flight in taken:
+            if (plan.flight in self._flights and not new) or plan.flight in taken:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
             taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
             copies += self._copies(plan, flight)
+        if new:
+            self.meet(plans[0].yard)
+        self.counts["failed"] += len(late)
+        self._ended += [Outcome(one.flight, self.rank, 0, Cause.DEAD, one.yard) for one in late]
+        if not plans:
+            return
         if self._watched is not None:
             self._watched.submitted(plans)
-        self._unsure = True
+        self._used = self._unsure = True
         for copy in copies:
             copy.lane.waiting.append(copy)
         self._flights |= taken
@@ -105,7 +123,47 @@ class Traffic:
         """Returns the numbers of the flights that were taken, and have not been told."""
         if self._unsure:
             self._mend()
-        return self._flights.keys() | {outcome.flight for outcome in self._ended}
+        return self._flights.keys() | self._told()
+
+    def meet(self, yard: int | None) -> None:
+        """Ends all that it has of another yard, as `Crane.hello`.
+
+        Raises:
+            Misuse: As there.
+        """
+        if yard in self._former:
+            raise Misuse(
+                f"yard = {yard}: another yard has shaken hands since; a scheduler that starts "
+                "draws a number of its own (Config.named)"
+            )
+        if yard is not None and yard == self._yard:
+            return
+        if self._used and not self.closed:
+            _log.info("another yard has come: %d flights of the one before end", self.in_flight)
+            self.reset()
+        if self._yard is not None:
+            self._former.add(self._yard)
+        self._yard = yard
+        self._past.clear()
+        self._refused.clear()
+
+    def _of_one_yard(self, plans: Iterable[Plan]) -> tuple[list[Plan], list[Plan]]:
+        """Returns the plans to carry out, and those that come too late for it."""
+        plans = list(plans)
+        late = [plan for plan in plans if self._is_over(plan)]
+        plans = [plan for plan in plans if not self._is_over(plan)] if late else plans
+        yards = {plan.yard for plan in plans}
+        if len(yards) > 1:
+            raise Misuse(f"plans of yards {sorted(yards)} in one call: give those of one yard")
+        return plans, late
+
+    def _is_over(self, plan: Plan) -> bool:
+        refused = plan.yard == self._yard and plan.flight in self._refused
+        return refused or plan.yard in self._former
+
+    def _told(self) -> set[int]:
+        """Flights of the yard that have ended, and that it may not know yet."""
+        return {outcome.flight for outcome in self._ended if outcome.yard == self._yard}
 
     def poll(self) -> list[Outcome]:
         """Returns what has ended and was not told yet: it comes again until `told`."""
@@ -132,8 +190,7 @@ class Traffic:
 
     def _mend(self) -> None:
         """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
-        told = {outcome.flight for outcome in self._ended}
-        for number in told & self._flights.keys():
+        for number in self._told() & self._flights.keys():
             del self._flights[number]
         there = Counter(copy.flight for copy, _ in self._moving)
         taken = set(self._flights.values())
@@ -151,6 +208,30 @@ class Traffic:
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""
         del self._ended[: len(outcomes)]
+        past = self._past
+        past |= {one.flight: one for one in outcomes if one.yard == (self._yard or 0)}
+        if len(past) > 2 * _PAST:
+            lost = {n: one for n, one in past.items() if one.cause is Cause.LOST}
+            self._past = lost | dict(list(past.items())[-_PAST:])
+
+    def reconcile(self, asked: Unreported) -> list[Outcome]:
+        """Returns what it knows of flights, as `Crane.reconcile`."""
+        yard, rank = asked.yard, self.rank
+        if self._yard is None and yard not in self._former:
+            self.meet(yard)
+        if yard != self._yard:
+            # Nothing of another yard is here, or will be carried out if it has been followed.
+            gone = asked.flights if yard in self._former else []
+            return [Outcome(flight, rank, 0, Cause.DEAD, yard) for flight in gone]
+        known = self._flights.keys() | self._told()
+        said = []
+        for flight in asked.flights:
+            if flight not in known:
+                if flight not in self._past:
+                    self._refused.add(flight)
+                dead = Outcome(flight, rank, 0, Cause.DEAD, yard)
+                said.append(self._past.get(flight, dead))
+        return said
 
     def go_on(self, lanes: list[Lane], kind: type) -> bool:
         """Starts what waits; returns whether all under way in these lanes has such a copier."""
@@ -178,6 +259,9 @@ class Traffic:
         for lane in self.lanes.values():
             lane.waiting.clear()
         self._moving.clear()
+        self._used = False
+        # Nothing writes any more, on a lost device either.
+        self._past = {n: one for n, one in self._past.items() if one.cause is not Cause.LOST}
         self._report(list(self._flights.values()))
         self._unsure = False
 
@@ -318,7 +402,8 @@ class Traffic:
 
     def _report(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
-            self._ended.append(Outcome(flight.number, self.rank, flight.good, flight.cause))
+            yard = self._yard or 0
+            self._ended.append(Outcome(flight.number, self.rank, flight.good, flight.cause, yard))
             del self._flights[flight.number]
             self.counts["failed"] += flight.cause is not None
             self.counts["blocks"] += flight.good

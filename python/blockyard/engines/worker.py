@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.engines.orders import Orders
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
+_Name: TypeAlias = tuple[int, int]
+"""A flight: the number of its yard, and its own there."""
+_SHORTENED: Final = 2**14
 _PAUSE: Final = 5e-5
 """Seconds between two questions whether a copy has ended that the engine waits for."""
 
@@ -61,10 +64,12 @@ class Worker(Single):
         self.patience = patience
         """As in the arguments; it may be changed."""
         self._owner = Owner()
-        self._ids: dict[int, tuple[bool, Slots]] = {}
+        self._ids: dict[_Name, tuple[bool, Slots]] = {}
         """Of each flight in the air from or to the engine's blocks: whether it goes up, and ids."""
-        self._cut: dict[int, int] = {}
+        self._cut: dict[_Name, int] = {}
         """Of flights whose sources were written too early: how many blocks may be good."""
+        self._shortened: dict[_Name, int] = {}
+        """The last of these that have ended, for `reconcile`."""
         self._outcomes: list[Outcome] = []
         self._suspended = False
 
@@ -181,8 +186,10 @@ class Worker(Single):
             device.stream = stream
         plans = [*orders.down, *orders.up]
         if self._suspended:
-            rank = self.crane.hello().rank
-            self._outcomes += [Outcome(plan.flight, rank, 0, Cause.FAILED) for plan in plans]
+            rank = self.crane.rank
+            self._outcomes += [
+                Outcome(plan.flight, rank, 0, Cause.FAILED, plan.yard) for plan in plans
+            ]
             return
         if len(orders.spoiled):
             self._spoil(orders)
@@ -198,8 +205,8 @@ class Worker(Single):
             if not self._ordered(set(met.values())):
                 self._wait(set(met))
         finally:
-            taken = {plan.flight for plan in near}
-            self._submit(plan for plan in plans if plan.flight not in taken)
+            taken = set(map(_name, near))
+            self._submit(plan for plan in plans if _name(plan) not in taken)
 
     @owned
     def outcomes(self) -> list[Outcome]:
@@ -207,6 +214,29 @@ class Worker(Single):
         self._poll()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    @owned
+    def reconcile(self, asked: Unreported) -> list[Outcome]:
+        """Returns what it knows of flights whose outcomes may have been lost.
+
+        Ask the worker, and not its crane, which does not know of blocks that were spoiled.
+
+        Args:
+            asked: `KVCache.unreported` of this rank.
+
+        Raises:
+            Misuse: As in `Crane.reconcile`.
+        """
+        self._poll()
+        said = self.crane.reconcile(asked)
+        # The crane remembers fewer.
+        self._shortened = dict(list(self._shortened.items())[-_SHORTENED:])
+        return [
+            _short(one, min(one.good, self._shortened[_name(one)]))
+            if _name(one) in self._shortened
+            else one
+            for one in said
+        ]
 
     @owned
     def suspend(self) -> None:
@@ -254,12 +284,12 @@ class Worker(Single):
         for plan in plans:
             up, ids = _ids(plan)
             if ids is not None:
-                self._ids[plan.flight] = up, ids
+                self._ids[_name(plan)] = up, ids
 
     def _spoil(self, orders: Orders) -> None:
         """Cuts what is copied from blocks that have been written, where it was not seen to end."""
         read = {flight: ids for flight, (up, ids) in self._ids.items() if not up}
-        planned = ((plan.flight, _ids(plan)[1]) for plan in orders.down)
+        planned = ((_name(plan), _ids(plan)[1]) for plan in orders.down)
         read |= {flight: ids for flight, ids in planned if ids is not None}
         for flight, ids in read.items():
             at = np.flatnonzero(np.isin(ids, orders.spoiled))
@@ -268,8 +298,10 @@ class Worker(Single):
 
     def _poll(self) -> None:
         for outcome in self.crane.poll():
-            self._ids.pop(outcome.flight, None)
-            cut = self._cut.pop(outcome.flight, outcome.good)
+            self._ids.pop(_name(outcome), None)
+            cut = self._cut.pop(_name(outcome), outcome.good)
+            if cut < outcome.good:
+                self._shortened[_name(outcome)] = cut
             self._outcomes.append(outcome if cut >= outcome.good else _short(outcome, cut))
 
     def _ordered(self, ways: set[bool]) -> bool:
@@ -278,7 +310,7 @@ class Worker(Single):
         down = False not in ways or self.crane.fence()
         return up and down
 
-    def _wait(self, flights: set[int]) -> None:
+    def _wait(self, flights: set[_Name]) -> None:
         """Waits until these have ended."""
         until = time.monotonic() + self.patience
         while True:
@@ -288,10 +320,14 @@ class Worker(Single):
                 return
             if time.monotonic() > until:
                 raise Unavailable(
-                    f"flight {min(late)} has not ended for {self.patience:g} s, and the engine "
+                    f"flight {min(late)[1]} has not ended for {self.patience:g} s, and the engine "
                     "would write what it reads: end the step and reset this rank"
                 )
             time.sleep(_PAUSE)
+
+
+def _name(one: Plan | Outcome) -> _Name:
+    return one.yard, one.flight
 
 
 def _short(outcome: Outcome, good: int) -> Outcome:

@@ -79,6 +79,8 @@ class Hello(NamedTuple):
     """Fingerprint of its layout."""
     disk: int = 0
     """Blocks of its tier below the host; 0 for none."""
+    yard: int = 0
+    """The number of the yard that it shook hands with; 0 where it was not told."""
 
 
 class Overrides(TypedDict, total=False):

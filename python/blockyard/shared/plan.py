@@ -1,11 +1,23 @@
 """Plans of copies and their outcomes, which the yard and every crane know."""
 
+import os
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from blockyard._core import Plan
+from blockyard._core import Misuse, Plan
+from blockyard._typing import override
 
-__all__ = ["Cause", "Outcome", "Plan"]
+__all__ = ["MOST_YARD", "WIRE", "Cause", "Outcome", "Plan", "Unreported", "draw_yard"]
+
+WIRE: Final = 2
+"""The version of plans and outcomes between processes: each has that of the others."""
+MOST_YARD: Final = 2**47 - 1
+"""The highest number of a yard: pickled in 8 bytes."""
+
+
+def draw_yard() -> int:
+    """Returns a random number for a yard that starts, from 1 on."""
+    return int.from_bytes(os.urandom(6)) & MOST_YARD or 1
 
 
 class Cause(StrEnum):
@@ -37,3 +49,28 @@ class Outcome(NamedTuple):
     """How many of the plan's leading blocks are intact; over ranks the minimum counts."""
     cause: Cause | None = None
     """Why not all of them are; None when all are."""
+    yard: int = 0
+    """`Plan.yard`; 0 for the yard of this process. One that is sent must name it."""
+
+    @override
+    def __reduce__(self) -> tuple[type["Outcome"], tuple[Any, ...]]:
+        """Returns what pickle carries.
+
+        Raises:
+            Misuse: It names no yard: elsewhere it could be taken for an outcome of another yard.
+        """
+        if not self.yard:
+            raise Misuse(f"{self}: it names no yard; to send it, make it with yard=plan.yard")
+        return type(self), tuple(self)
+
+
+class Unreported(NamedTuple):
+    """The flights of which a yard has no outcome of one rank: it asks that rank's crane for them.
+
+    It is a tuple, which any thread may read and pickle may carry.
+    """
+
+    yard: int
+    """`Plan.yard` of them all."""
+    flights: list[int]
+    """`Plan.flight` of each, the oldest first."""

@@ -62,7 +62,7 @@ class RemoteCrane:
         for plan in plans:
             due = self._polls + 1 + (3 * plan.flight + self._rank) % 4
             due += self._disk_polls * ("disk" in way_of(plan.source_tier, plan.destination_tier))
-            self._air.append((due, Outcome(plan.flight, self._rank, len(plan))))
+            self._air.append((due, Outcome(plan.flight, self._rank, len(plan), yard=plan.yard)))
 
     def poll(self) -> list[Outcome]:
         """Returns the outcomes since the last call."""
@@ -73,7 +73,7 @@ class RemoteCrane:
 
     def reset(self) -> None:
         """Lets the next poll report all flights as dead."""
-        dead = [Outcome(one.flight, one.rank, 0, Cause.DEAD) for _, one in self._air]
+        dead = [one._replace(good=0, cause=Cause.DEAD) for _, one in self._air]
         self._air = [(self._polls, outcome) for outcome in dead]
 
     def close(self) -> None:

@@ -111,8 +111,8 @@ class SimulatedRank:
             if fate == "twice":
                 self.road.append((now + ticks, outcome))
             if fate == "foreign":
-                no_flight = Outcome(outcome.flight + 10**6, outcome.rank, 0)
-                no_rank = Outcome(outcome.flight, self._ranks, 0)
+                no_flight = outcome._replace(flight=outcome.flight + 10**6, good=0, cause=None)
+                no_rank = outcome._replace(rank=self._ranks, good=0, cause=None)
                 self.road += [(now, no_flight), (now, no_rank)]
         due = [outcome for tick, outcome in self.road if tick <= now]
         self.road = [entry for entry in self.road if entry[0] > now]
@@ -167,6 +167,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
     owner = "device" if setup.blocks == "yard" else "engine"
     blocks: dict[str, Any] = {owner: max(largest("device"), setup.device)}
     return Config(
+        yard=1,
         layout=layout,
         **blocks,
         host=max(largest("host"), setup.host),

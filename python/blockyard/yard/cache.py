@@ -14,14 +14,14 @@ from blockyard._typing import override
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import memory_for
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Outcome
+from blockyard.shared.plan import Outcome, Unreported, draw_yard
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Reading, StepTimes, timed
 from blockyard.shared.validate import bounded, integer, one_of
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
-from blockyard.yard.flights import Ended, Flights
+from blockyard.yard.flights import Ended, Flights, read_twice
 from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
 from blockyard.yard.stall import undispatched, unreported
@@ -91,17 +91,19 @@ class KVCache(Cache):
             config = Config.of({"layout": config, **keywords})
         elif keywords:
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
-        path = None if config.record is None else str(config.record)
-        recording = Recording(path, config.block_size)
+        record = config.record
+        recording = Recording(None if record is None else str(record), config.block_size)
         recorder = recording.recorder
         memory = memory_for(config.device_blocks, config.host, config.disk, config.ghosts)
-        cache = super().__new__(cls, **config.core(), memory=memory, recorder=recorder)
+        yard = config.yard or draw_yard()
+        core = {**config.core(), "yard": yard, "memory": memory, "recorder": recorder}
+        cache = super().__new__(cls, **core)
         cache._config = config
         cache._recording = recording
         if recorder is not None:
             # What is to be written is, also where the program just ends.
             weakref.finalize(cache, recording.close)
-        cache._flights = Flights(config.ranks, config.deadline_of)
+        cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
         cache._offload = Offload(config)
         cache._owner = Owner()
         cache._ended = {} if config.engine else None
@@ -208,7 +210,7 @@ class KVCache(Cache):
         if nothing and isinstance(flights, list | tuple) and not flights:
             # The most frequent call: a step is done, and nothing has landed. It is not timed.
             return super().commit([], done=done)
-        flights = [flights] if isinstance(flights, Outcome) else _read(flights)
+        flights = [flights] if isinstance(flights, Outcome) else read_twice(flights)
         if isinstance(flights, Sequence) and all(isinstance(one, Outcome) for one in flights):
             if good is not None or corrupt is not None:
                 raise Misuse("good and corrupt go with flights or plans: an outcome has its own")
@@ -352,7 +354,7 @@ class KVCache(Cache):
         return self._abort(flights)
 
     def _abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
-        ids = cast("Plan | int | Sequence[Plan | int]", _read(flights))
+        ids = cast("Plan | int | Sequence[Plan | int]", read_twice(flights))
         count = super().abort(ids)
         self._forget(ids)
         return count
@@ -360,12 +362,8 @@ class KVCache(Cache):
     def _forget(self, flights: Plan | int | Sequence[Plan | int]) -> None:
         if not len(self._flights):
             return
-        one = isinstance(flights, (Plan, int))
-        each = [flights] if one else cast("Sequence[Plan | int]", flights)
-        self._flights.forget(
-            plan.flight if isinstance(plan, Plan) else int(plan)
-            for plan in cast("Sequence[Plan | int]", each)
-        )
+        each = [flights] if isinstance(flights, (Plan, int)) else flights
+        self._flights.forget(one.flight if isinstance(one, Plan) else int(one) for one in each)
 
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
         """Explains why a prefix ends where it does, why a request waits, and what holds blocks.
@@ -402,6 +400,14 @@ class KVCache(Cache):
         """
         facts = undispatched(self, self._offload), unreported(self._flights, self._now)
         return [fact for fact in facts if fact is not None]
+
+    def unreported(self, rank: int) -> Unreported:
+        """Returns the flights that a rank has not reported, for its `Crane.reconcile`.
+
+        Raises:
+            Misuse: There is no such rank.
+        """
+        return self._flights.unreported(integer("rank", rank, least=0))
 
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long `dispatch` and `commit` take, for `step_times`.

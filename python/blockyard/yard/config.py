@@ -1,4 +1,4 @@
-"""One frozen configuration for the yard and every crane, and the handshake over it."""
+"""One frozen configuration for the yard and every crane."""
 
 import difflib
 import json
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import TIERS, Hello, KVLayout
+from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
 from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import file, integer, known, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.sizes import in_blocks
 
-__all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds", "agree"]
+__all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds"]
 
 
 Eviction: TypeAlias = Literal["recency", "learned", "bonus", "newest", "heap"]
@@ -77,6 +78,7 @@ class ConfigKeywords(TypedDict, total=False):
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
     record: str | Path | None
+    yard: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,9 @@ class Config:
         keyed: Tiers whose plans carry the keys of their blocks; the device cannot be one.
         record: A file for what requests were, for a replay of them: 8 bytes of each key, lengths
             and times, and no token. It is appended to. Ranks need not say the same.
+        yard: What plans and outcomes name the yard, which `named` draws; None to draw it when a
+            `KVCache` is made. Another yard has another number: write it in no file. Replicas have
+            the same.
 
     Raises:
         Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
@@ -162,6 +167,7 @@ class Config:
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
     record: str | Path | None = None
+    yard: int | None = None
 
     def __post_init__(self) -> None:
         """Turns sizes into blocks, and checks what the core does not know."""
@@ -249,6 +255,10 @@ class Config:
         values["device" if self.engine else "engine"] = None
         return {name: value for name, value in values.items() if value is not None}
 
+    def named(self) -> Self:
+        """Returns it with a random number as `yard`, for a scheduler that starts."""
+        return replace(self, yard=draw_yard())
+
     @property
     def identity(self) -> dict[str, str]:
         """What bytes on a disk depend on, beside the layout: the namespace, and how keys are made.
@@ -260,9 +270,12 @@ class Config:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all but `record` and the sizes of the tiers, settled by `agree`."""
-        values = self.to_mapping()
-        for name in ("record", *TIERS):
+        """SHA-256, in hex, of all but `record`, `yard`, and the sizes of the tiers.
+
+        `agree` settles those. Versions whose plans and outcomes differ have others.
+        """
+        values = self.to_mapping() | {"wire": WIRE}
+        for name in ("record", "yard", *TIERS):
             values.pop(name, None)
         if self.engine:
             values["engine"] = True
@@ -327,7 +340,7 @@ class Config:
 
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
-        others = {"layout", "ranks", "ahead", "deadline", "thresholds", "record"}
+        others = {"layout", "ranks", "ahead", "deadline", "thresholds", "record", "yard"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -340,37 +353,6 @@ class Config:
         del values["device" if self.engine else "engine"]
         values["write"], *values["writes_below"] = map(self.write_of, TIERS[:-1])
         return values
-
-
-def agree(config: Config, hellos: Sequence[Hello]) -> Config:
-    """Returns the configuration that the yard opens with: each tier as small as on any rank.
-
-    Args:
-        config: The yard's own.
-        hellos: What each rank's crane reported, in any order.
-
-    Raises:
-        Misuse: A rank is missing, twice there or unknown, or has another configuration.
-    """
-    said = sorted(hello.rank for hello in hellos)
-    if said != list(range(config.ranks)):
-        raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
-    for hello in hellos:
-        rank = f"rank {hello.rank}"
-        if config.layout is not None and hello.layout != config.layout.fingerprint:
-            raise Misuse(f"{rank} has another layout: start every process from one configuration")
-        if hello.fingerprint != config.fingerprint:
-            raise Misuse(
-                f"{rank} is configured otherwise: its fingerprint is "
-                f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
-                "process from one configuration, and give its fingerprint to the Crane"
-            )
-    device, host, disk = (
-        min(getattr(hello, tier) for hello in hellos) for tier in ("device", "host", "disk")
-    )
-    if config.engine:
-        return replace(config, engine=device, host=host, disk=disk)
-    return replace(config, device=device, host=host, disk=disk)
 
 
 _LEAST = {
@@ -444,5 +426,6 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "thresholds": Thresholds.of,
     "namespace": _namespace,
     "record": partial(file, "record"),
+    "yard": partial(integer, "yard", most=MOST_YARD),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }

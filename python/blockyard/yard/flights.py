@@ -3,15 +3,18 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import TIERS
 from blockyard.shared.log import Limited
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stats import Stat
+from blockyard.shared.validate import bounded
 
-__all__ = ["Ended", "Flights", "Waiting"]
+__all__ = ["Ended", "Flights", "Waiting", "read_twice"]
 
 _log = Limited(__name__)
 
@@ -64,6 +67,7 @@ class Flights:
 
     Args:
         ranks: Cranes that report each flight.
+        yard: The number that the yard's plans have.
         deadline: Tells the ticks from its dispatch, by the lower tier that a flight goes to or
             comes from; None for no deadline.
     """
@@ -103,10 +107,13 @@ class Flights:
         "_launched",
         "_lost",
         "_ranks",
+        "_yards",
     )
 
-    def __init__(self, ranks: int, deadline: Callable[[str], int | None]) -> None:
+    def __init__(self, ranks: int, deadline: Callable[[str], int | None], *, yard: int = 0) -> None:
         self._ranks = ranks
+        # What was made in this process need not name its yard.
+        self._yards = 0, yard
         self._deadlines = {tier: deadline(tier) for tier in TIERS}
         self._in_flight: dict[int, _InFlight] = {}
         # In order of their launch, for each deadline: the first of each row is due first.
@@ -150,11 +157,11 @@ class Flights:
         """
         outcomes = list(outcomes)
         for outcome in outcomes:
-            if not all(type(number) is int for number in outcome[:3]):
-                raise Misuse(f"{outcome}: flight, rank and good must be integers")
+            if not all(type(number) is int for number in (*outcome[:3], outcome.yard)):
+                raise Misuse(f"{outcome}: flight, rank, good and yard must be integers")
             if outcome.cause is not None and not isinstance(outcome.cause, Cause):
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
-            entry = self._in_flight.get(outcome.flight)
+            entry = self._of(outcome)
             if entry is not None and not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
@@ -165,8 +172,8 @@ class Flights:
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
         """Takes outcomes and returns the flights that they have ended, until `forget` is told.
 
-        An outcome that comes twice, or of an unexpected flight or rank, is counted and changes
-        nothing.
+        An outcome that comes twice, or of an unexpected yard, flight or rank, is counted and
+        changes nothing.
 
         Raises:
             Misuse: An outcome contradicts its plan; none of the call is taken.
@@ -176,7 +183,7 @@ class Flights:
         over: set[int] = set()
         for outcome in outcomes:
             self._counts["outcomes"] += 1
-            entry = self._in_flight.get(outcome.flight)
+            entry = self._of(outcome)
             if entry is not None and not entry.missing and outcome.flight not in over:
                 # An interrupt came when it had ended, and before the end of the call.
                 over.add(outcome.flight)
@@ -202,6 +209,10 @@ class Flights:
                 self._end(outcome.flight, entry, ended)
         return ended
 
+    def _of(self, outcome: Outcome) -> _InFlight | None:
+        """The flight that an outcome is of; flights of other yards have the same numbers."""
+        return self._in_flight.get(outcome.flight) if outcome.yard in self._yards else None
+
     def _end(self, flight: int, entry: _InFlight, ended: Ended) -> None:
         if entry.good < entry.blocks:
             self._counts["flights_failed"] += 1
@@ -218,8 +229,7 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        if not 0 <= rank < self._ranks:
-            raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
+        self._check_rank(rank)
         waiting = list(self._in_flight.items())
         mine = [flight for flight, it in waiting if rank in it.missing or not it.missing]
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
@@ -248,16 +258,30 @@ class Flights:
         _log.warning("flight %d: no end known by tick %d", flight, now)
         return flight
 
+    def unreported(self, rank: int) -> Unreported:
+        """Returns the flights that a rank has not reported, as `KVCache.unreported`.
+
+        Raises:
+            Misuse: There is no such rank.
+        """
+        self._check_rank(rank)
+        waiting = list(self._in_flight.items())
+        return Unreported(self._yards[1], [flight for flight, it in waiting if rank in it.missing])
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._ranks:
+            raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
+
     def waiting(self, now: int) -> Waiting | None:
         """The oldest flight that waits for a rank; any thread may ask.
 
-        Where the ticks of a deadline go by, one flight that is late is taken care of: it counts
-        only where a rank has reported nothing at all since it was launched.
+        Where the ticks of a deadline go by, a flight is taken care of until that has passed: it
+        counts only where a rank has reported nothing at all since it was launched.
         """
         in_flight = list(self._in_flight.items())
         for at, (flight, entry) in enumerate(in_flight):
             missing = sorted(entry.missing)
-            if entry.ticks is not None:
+            if entry.ticks is not None and not entry.late:
                 ticks = now > entry.since
                 missing = [r for r in missing if not ticks or self._heard[r] <= entry.order]
             if missing:
@@ -273,3 +297,12 @@ class Flights:
     def stats(self) -> dict[str, int]:
         """Returns counts, by the names of `SCHEMA`."""
         return dict(self._counts)
+
+
+def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes it
+    """Flights in a form that can be read twice: by the core, and then here."""
+    if isinstance(flights, np.ndarray | np.generic):
+        return np.atleast_1d(flights)
+    if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
+        return flights
+    return bounded("flights", flights)

@@ -46,7 +46,8 @@ def unreported(flights: Flights, now: int) -> Fact | None:
         return (
             f"Flight {waiting.flight} waits for {_ranks(waiting.missing)} "
             f"({lasting(steps, seconds)}){heard}{more}: call commit(crane.poll()) with what every "
-            "rank's crane says, once per turn (cache.step() does)"
+            "rank's crane says, once per turn (cache.step() does); where a report may be lost, "
+            "commit(crane.reconcile(cache.unreported(rank)))"
         )
 
     return Fact(Rule.NO_OUTCOME, waiting.flight, say)

@@ -52,6 +52,16 @@ impl fmt::Debug for Key {
     }
 }
 
+/// Which yard made a plan: a number that is drawn when the yard starts, 0 for a yard without one.
+/// Replicas have the same.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct YardId(pub u64);
+
+/// It decides nothing, so that no digest has it.
+impl Hash for YardId {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
 /// Layers whose KV is kept in the same way. Only group 0 exists so far.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
 pub struct Group(pub u8);

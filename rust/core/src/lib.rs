@@ -62,7 +62,7 @@ pub use evict::EvictionPolicy;
 pub use extras::{Extras, Media};
 pub use hash::{KeyHash, Namespace, Seed};
 pub use hint::{Hints, NextUse, Priority, Retention};
-pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier};
+pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier, YardId};
 pub use lease::{Lease, Parked, Seals, Ticket};
 pub use mirror::{Clears, Heard, Salts};
 pub use plan::{End, Outcome, Plan, Run};

@@ -2,15 +2,15 @@
 //! became of them. All numbers are little endian.
 //!
 //! ```text
-//! 0     2      3               4       8       16
-//! "Y1"  group  from * 16 + to  blocks  flight  from[blocks] u32, to[blocks] u32
+//! 0     2      3               4       8       16    24
+//! "Y3"  group  from * 16 + to  blocks  flight  yard  from[blocks] u32, to[blocks] u32
 //!
-//! 0     2               3      4       8       16     18    20     24
-//! "Y2"  from * 16 + to  flags  blocks  flight  group  rank  0 u32  from[], to[], keys[], parents[]
+//! 0     2               3      4       8       16    24     26    28     32
+//! "Y4"  from * 16 + to  flags  blocks  flight  yard  group  rank  0 u32  from[], to[], keys[], parents[]
 //! ```
 //!
-//! A plan is `Y2` where it carries keys or has a rank, and `Y1` otherwise, so that it has one form
-//! as bytes. Group and rank are 0 in every plan that a yard makes. Flag 1 says that a key follows for
+//! A plan is `Y4` where it carries keys or has a rank, and `Y3` otherwise, so that it has one form
+//! as bytes. `Y1` and `Y2`, which name no yard, are of earlier versions, and refused. Group and rank are 0 in every plan that a yard makes. Flag 1 says that a key follows for
 //! each block, 32 bytes; flag 2, which never comes without flag 1, that the keys of their parents do.
 //!
 //! A yard's plan carries keys where it touches a tier that [`crate::Config`] calls keyed: from such a
@@ -23,12 +23,12 @@
 //! - 32 bytes 0xFF: a block that was dropped, so that its key is not known any more.
 
 use crate::error::{Error, Result};
-use crate::id::{FlightId, Group, Key, MAX_TIERS, Slot, Tier};
+use crate::id::{FlightId, Group, Key, MAX_TIERS, Slot, Tier, YardId};
 
 /// With the version.
-const MAGIC: &[u8; 2] = b"Y1";
+const MAGIC: &[u8; 2] = b"Y3";
 /// The same, of a plan that carries keys.
-const KEYED: &[u8; 2] = b"Y2";
+const KEYED: &[u8; 2] = b"Y4";
 const KEYS: u8 = 1;
 const PARENTS: u8 = 2;
 
@@ -38,6 +38,8 @@ const PARENTS: u8 = 2;
 pub struct Plan {
     /// The flight that this plan puts in flight.
     pub flight: FlightId,
+    /// The yard that made it: flights of two yards may have one number.
+    pub yard: YardId,
     /// The layers that are copied.
     pub group: Group,
     /// Tier of the sources.
@@ -167,7 +169,7 @@ impl Plan {
         runs
     }
 
-    /// 16 bytes and 8 per block, the same on every machine. With keys 24 and 40 per block, and with
+    /// 24 bytes and 8 per block, the same on every machine. With keys 32 and 40 per block, and with
     /// those of the parents 72 per block.
     pub fn to_bytes(&self) -> Vec<u8> {
         let tiers = (self.from.0 << 4 | self.to.0) as u8;
@@ -175,7 +177,7 @@ impl Plan {
         let flags = flag(&self.keys, KEYS) | flag(&self.parents, PARENTS);
         let keyed = flags != 0 || self.rank != 0;
         let keys = self.keys.len() + self.parents.len();
-        let mut bytes = Vec::with_capacity(24 + 8 * self.len() + 32 * keys);
+        let mut bytes = Vec::with_capacity(32 + 8 * self.len() + 32 * keys);
         if keyed {
             bytes.extend_from_slice(KEYED);
             bytes.extend_from_slice(&[tiers, flags]);
@@ -185,6 +187,7 @@ impl Plan {
         }
         bytes.extend_from_slice(&(self.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.flight.number().to_le_bytes());
+        bytes.extend_from_slice(&self.yard.0.to_le_bytes());
         if keyed {
             bytes.extend_from_slice(&u16::from(self.group.0).to_le_bytes());
             bytes.extend_from_slice(&self.rank.to_le_bytes());
@@ -213,13 +216,14 @@ impl Plan {
         let first = reader.take::<2>()?;
         let count = u32::from_le_bytes(reader.take()?);
         let flight = u64::from_le_bytes(reader.take()?);
+        let yard = YardId(u64::from_le_bytes(reader.take()?));
         let (group, tiers, flags, rank) = match &magic {
             MAGIC => (first[0], first[1], 0, 0),
             KEYED => {
                 let group = u16::from_le_bytes(reader.take()?);
                 let rank = u16::from_le_bytes(reader.take()?);
                 if reader.take::<4>()? != [0; 4] {
-                    return Err("its reserved bytes 20 to 23 are not 0");
+                    return Err("its reserved bytes 28 to 31 are not 0");
                 }
                 let group = u8::try_from(group).map_err(|_| "its group is above 255")?;
                 if first[1] & !(KEYS | PARENTS) != 0 {
@@ -241,19 +245,20 @@ impl Plan {
             return Err("it says that keys follow, and has no blocks");
         }
         if magic == *KEYED && flags == 0 && rank == 0 {
-            return Err("a plan without keys and of rank 0 is a Y1, and this one is a Y2");
+            return Err("a plan without keys and of rank 0 is a Y3, and this one is a Y4");
         }
         let keys = u64::from(flags & KEYS != 0) + u64::from(flags & PARENTS != 0);
         if reader.0.len() as u64 != u64::from(count) * (8 + 32 * keys) {
             return Err(if magic == *MAGIC {
-                "its length is not 16 + 8 per block: it was cut or padded"
+                "its length is not 24 + 8 per block: it was cut or padded"
             } else {
-                "its length is not 24 + 8 per block and 32 per key: it was cut or padded"
+                "its length is not 32 + 8 per block and 32 per key: it was cut or padded"
             });
         }
         let count = count as usize;
         Ok(Self {
             flight,
+            yard,
             group: Group(group),
             from,
             to,
@@ -297,6 +302,7 @@ mod tests {
     fn plan() -> Plan {
         Plan {
             flight: FlightId::from_number((3 << 32) | 5).expect("a number"),
+            yard: YardId(9 << 40 | 1),
             group: Group(0),
             from: Tier::DEVICE,
             to: Tier::HOST,
@@ -309,9 +315,9 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_16_and_8_per_block_and_come_back() {
+    fn bytes_are_24_and_8_per_block_and_come_back() {
         let bytes = plan().to_bytes();
-        assert_eq!(bytes.len(), 16 + 8 * 4);
+        assert_eq!(bytes.len(), 24 + 8 * 4);
         assert_eq!(Plan::from_bytes(&bytes), Ok(plan()));
         for cut in 0..bytes.len() {
             assert!(Plan::from_bytes(&bytes[..cut]).is_err());

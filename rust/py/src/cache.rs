@@ -20,7 +20,7 @@ impl Cache {
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
         eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None,
         speeds=None, recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256",
-        keyed=None, memory=None, recorder=None))]
+        keyed=None, yard=None, memory=None, recorder=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -41,6 +41,7 @@ impl Cache {
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
         keyed: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = arguments::yard)] yard: Option<u64>,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
         recorder: Option<&Bound<'_, Recorder>>,
     ) -> PyResult<Self> {
@@ -81,6 +82,7 @@ impl Cache {
             copy_retries,
             groups,
             keyed: arguments::keyed(keyed)?,
+            yard: core::YardId(yard.unwrap_or_default()),
         };
         config.fits(memory).map_err(Failure::from)?;
         let namespace = arguments::namespace(namespace)?;
@@ -119,6 +121,8 @@ impl Cache {
         all.set_item("key_hash", hash)?;
         let keyed = own.keyed.contains(&true).then_some(own.keyed);
         all.set_item("keyed", keyed)?;
+        let yard = (own.yard != core::YardId::default()).then_some(own.yard.0);
+        all.set_item("yard", yard)?;
         Ok(all)
     }
 

@@ -70,6 +70,7 @@ pub(crate) fn forked() {
 ///     keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device
 ///         cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
 ///         with 24 zero bytes or has all bits set: in a plan that stands for something else.
+///     yard: What plans name the yard; None for 0. It decides nothing.
 ///     memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
 ///         allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
 ///     recorder: What is told of requests, for blocks of as many tokens; None for nothing.

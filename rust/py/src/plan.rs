@@ -33,7 +33,7 @@ fn keys<'py>(py: Python<'py>, keys: &[core::Key]) -> PyResult<Option<Bound<'py, 
 
 /// Copies to make between two tiers, or within the device: frozen, equal by value.
 ///
-/// As bytes it takes 16, and 8 per block; pickled it takes at most 64, and 8 per block. Where it
+/// As bytes it takes 24, and 8 per block; pickled it takes at most 72, and 8 per block. Where it
 /// carries keys it takes 16 more, and 32 more for each key. `len` counts its blocks. Any thread
 /// may read it.
 ///
@@ -53,6 +53,12 @@ impl Plan {
     #[getter]
     fn flight(&self) -> u64 {
         self.0.flight.number()
+    }
+
+    /// The number of the yard that made it: flights of two yards may have one number.
+    #[getter]
+    fn yard(&self) -> u64 {
+        self.0.yard.0
     }
 
     /// Group of layers that is copied; always 0.

@@ -55,7 +55,7 @@ def test_it_carries_plans_out_and_reports_each_flight_once(name: str) -> None:
     hands.submit([plan(1, "down", *down), plan(2, "up", *up), plan(3, "down", (), ())])
     hands.submit(plan(4, "across", (0,), (2,)))
     said = outcomes(hands)
-    assert {(one.flight & 0xFFFF, *one[1:]) for one in said} == {
+    assert {(one.flight & 0xFFFF, *one[1:4]) for one in said} == {
         (1, 0, 4, None),
         (2, 0, 2, None),
         (3, 0, 0, None),
@@ -194,9 +194,9 @@ def test_tiers_that_are_not_what_they_should_be_are_named() -> None:
 def test_hello_says_rank_fingerprint_and_sizes() -> None:
     device, host = pair(SMALL)
     hands = Crane(SMALL, device=device, host=host)
-    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 0)
+    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 0, 0)
     hands = Crane(SMALL, device=device, fingerprint="the yard's")
-    assert hands.hello() == (0, "the yard's", 12, 0, SMALL.fingerprint, 0)
+    assert hands.hello() == (0, "the yard's", 12, 0, SMALL.fingerprint, 0, 0)
 
 
 def test_a_failing_copy_fails_its_flight_alone_and_logs_one_line(
@@ -241,7 +241,7 @@ def test_what_went_bad_is_said_with_its_cause() -> None:
     script = [fail(2), corrupt(1), delay(2), deliver()]
     hands, _device, _host = crane(copier=ScriptedCopier(at_once(), script))
     hands.submit(plan(n, "down", (n, n + 4, n + 8), (n, n + 3, n + 5)) for n in range(4))
-    polls = [[one[2:] for one in hands.poll()] for _ in range(3)]
+    polls = [[one[2:4] for one in hands.poll()] for _ in range(3)]
     assert polls == [[(2, Cause.FAILED), (1, Cause.CORRUPT), (3, None)], [], [(3, None)]]
     hands.close()
 
@@ -298,7 +298,7 @@ def test_close_with_copies_in_flight_still_says_how_each_ended() -> None:
     assert gate.reached.wait(30)
     threading.Timer(0.02, gate.opened.set).start()
     hands.close()
-    said = {one.flight & 0xFFFF: one[2:] for one in hands.poll()}
+    said = {one.flight & 0xFFFF: one[2:4] for one in hands.poll()}
     assert said == {0: (1, None)} | dict.fromkeys(range(1, 6), (0, Cause.DEAD))
 
 
@@ -323,8 +323,8 @@ def test_plans_outcomes_hellos_and_layouts_travel_pickled() -> None:
     for what in (
         plan(1, "down", (1, 2), (3, 4)),
         plan(1, "down", (), ()),
-        Outcome(1 << 32 | 7, 3, 2, Cause.CORRUPT),
-        Outcome(1 << 32 | 7, 3, 2),
+        Outcome(1 << 32 | 7, 3, 2, Cause.CORRUPT, yard=5),
+        Outcome(1 << 32 | 7, 3, 2, yard=5),
         hands.hello(),
         *LAYOUTS.values(),
     ):

@@ -118,15 +118,18 @@ def test_two_cranes_in_two_processes_of_which_one_fails(tmp_path: Path) -> None:
     with processes(SHARED, tmp_path / "host", [[], [deliver(), fail(2)]]) as ranks:
         hellos = [pipe.recv() for _process, pipe in ranks]
         assert [hello.rank for hello in hellos] == [0, 1]
-        said = (SHARED.fingerprint, 12, 9, SHARED.fingerprint, 0)
+        said = (SHARED.fingerprint, 12, 9, SHARED.fingerprint, 0, 0)
         assert {hello[1:] for hello in hellos} == {said}
         for _process, pipe in ranks:
             ask(pipe, "fill", 7)
         before = [ask(pipe, "device") for _process, pipe in ranks]
-        down = [ask(pipe, "submit", [plan(1, "down", *DOWN)]) for _process, pipe in ranks]
-        assert down == [[Outcome(1 << 32 | 1, 0, 5)], [Outcome(1 << 32 | 1, 1, 2, Cause.FAILED)]]
+        down = [ask(pipe, "submit", [plan(1, "down", *DOWN, 7)]) for _process, pipe in ranks]
+        assert down == [
+            [Outcome(1 << 32 | 1, 0, 5, yard=7)],
+            [Outcome(1 << 32 | 1, 1, 2, Cause.FAILED, 7)],
+        ]
         good = min(outcome.good for said in down for outcome in said)
-        up = plan(2, "up", UP[0][:good], UP[1][:good])
+        up = plan(2, "up", UP[0][:good], UP[1][:good], 7)
         assert [ask(pipe, "submit", [up])[0].good for _process, pipe in ranks] == [good] * 2
         for (_process, pipe), bytes_ in zip(ranks, before, strict=True):
             expected: Bytes = after(bytes_, bytes_, range(good), UP[1][:good])
@@ -140,23 +143,25 @@ def test_two_cranes_in_two_processes_of_which_one_is_killed(tmp_path: Path) -> N
             ask(pipe, "fill", 7)
         (_, one), (victim, two) = ranks
         before = ask(one, "device")
-        assert ask(two, "launch", [plan(1, "down", *DOWN)]) == []
+        assert ask(two, "launch", [plan(1, "down", *DOWN, 7)]) == []
         victim.kill()
         victim.join(20)
         assert two.poll(30)
         with pytest.raises((EOFError, ConnectionError)):
             two.recv()
-        assert ask(one, "submit", [plan(1, "down", *DOWN)]) == [Outcome(1 << 32 | 1, 0, 5)]
+        assert ask(one, "submit", [plan(1, "down", *DOWN, 7)]) == [
+            Outcome(1 << 32 | 1, 0, 5, yard=7)
+        ]
         with processes(SHARED, tmp_path / "host", [[], []]) as others:
             (_, idle), (_, again) = others
             assert [pipe.recv().rank for pipe in (idle, again)] == [0, 1]
             ask(again, "fill", 7)
             # One behind the other, as a yard sends them: no copier orders copies that meet.
-            for copy in (plan(2, "down", *DOWN), plan(3, "up", *UP)):
+            for copy in (plan(2, "down", *DOWN, 7), plan(3, "up", *UP, 7)):
                 assert [outcome.good for outcome in ask(again, "submit", [copy])] == [5]
             expected = after(before, before, DOWN[0], UP[1])
             assert all(map(np.array_equal, ask(again, "device"), expected))
-        assert ask(one, "submit", [plan(4, "up", *UP)]) == [Outcome(1 << 32 | 4, 0, 5)]
+        assert ask(one, "submit", [plan(4, "up", *UP, 7)]) == [Outcome(1 << 32 | 4, 0, 5, yard=7)]
         assert all(map(np.array_equal, ask(one, "device"), expected))
 
 

@@ -93,8 +93,8 @@ def test_a_rank_in_a_process_has_the_device_of_that_name(
     serving = threading.Thread(target=_serve, args=what)
     serving.start()
     slots, keys = np.array([1, 2], np.int32), np.array([5, 6], np.uint64)
-    down = plan_of([1, 2], [0, 3], flight=1 << 32)
-    up = plan_of([0, 3], [5, 4], flight=2 << 32, way="host device")
+    down = plan_of([1, 2], [0, 3], flight=1 << 32, yard=7)
+    up = plan_of([0, 3], [5, 4], flight=2 << 32, way="host device", yard=7)
 
     def ask(verb: str, *what: object) -> object:
         here.send((verb, what))
@@ -104,7 +104,7 @@ def test_a_rank_in_a_process_has_the_device_of_that_name(
     assert ask("wrong", slots, keys) == 0
     for plan in (down, up):
         here.send(("submit", ([plan],)))
-        assert ask("land", [plan]) == [Outcome(plan.flight, ranks - 1, 2)]
+        assert ask("land", [plan]) == [Outcome(plan.flight, ranks - 1, 2, yard=7)]
     assert ask("wrong", np.array([5, 4], np.int32), keys) == 0
     assert ask("wrong", np.array([4, 5], np.int32), keys) == 2
     here.close()

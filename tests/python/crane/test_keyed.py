@@ -281,7 +281,7 @@ def keyed_plan(
     """A plan whose keys are the sources' numbers, and the parents' the destinations'."""
     blocks = len(sources)
     header = struct.pack(
-        "<2sBBIQHHI", b"Y2", way, 3 if down else 1, blocks, 1 << 32 | number, 0, 0, 0
+        "<2sBBIQQHHI", b"Y4", way, 3 if down else 1, blocks, 1 << 32 | number, 0, 0, 0, 0
     )
     slots = struct.pack(f"<{2 * blocks}I", *sources, *destinations)
     keys = b"".join(bytes([slot]) * 32 for slot in sources)

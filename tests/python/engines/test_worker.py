@@ -192,7 +192,7 @@ def test_after_a_reset_its_copies_are_reported_as_dead() -> None:
     assert desk.ask.preempted("one", desk.keys(8), [0, 1], 8)
     (plan,) = desk.turn().down
     desk.worker.reset()
-    assert desk.worker.outcomes() == [by.Outcome(plan.flight, 0, 0, by.Cause.DEAD)]
+    assert desk.worker.outcomes() == [by.Outcome(plan.flight, 0, 0, by.Cause.DEAD, plan.yard)]
     assert desk.worker.outcomes() == []
     desk.worker.close()
 
@@ -369,4 +369,41 @@ def test_bad_input_is_named() -> None:
     orders = desk.turn()
     with pytest.raises(by.Misuse, match="it is in flight already"):
         desk.worker.begin(orders)
+    desk.worker.close()
+
+
+def test_what_another_yard_has_left_here_lifts_no_fence_of_the_flight_of_that_number() -> None:
+    desk = Desk(scripted(hang(), delay(3)))
+    assert desk.ask.preempted("old", desk.keys(8), [0, 1], 8)
+    (old,) = desk.turn().down
+    # The scheduler starts again beside this worker.
+    desk.cache = by.KVCache(by.agree(desk.config, [desk.worker.crane.hello()]))
+    desk.ask = Connector(desk.cache)
+    desk.kv[:] = np.arange(BLOCKS)[:, None]
+    keys = desk.keys(8, 100)
+    assert desk.ask.preempted("new", keys, [3, 5], 8)
+    (new,) = desk.turn(3, 5).down
+    assert (old.flight, old.yard != new.yard) == (new.flight, True)
+    desk.report()
+    assert desk.cache.stats()["outcomes_ignored"] == 1
+    assert desk.ask.matched("new", keys) == 8
+    desk.ask.allocated("new", [8, 9])
+    while not desk.ask.arrived():
+        desk.turn()
+        desk.report()
+    assert desk.kv[8:10, 0].tolist() == [3, 5]
+    desk.worker.close()
+
+
+def test_what_was_spoiled_is_not_good_when_its_outcome_is_asked_for_again() -> None:
+    desk = Desk(scripted(delay(2)))
+    assert desk.ask.preempted("one", desk.keys(16), [0, 1, 2, 3], 16)
+    desk.turn()
+    desk.worker.begin(desk.ask.step((2,), spoiled=(2,)))
+    while not (said := desk.worker.outcomes()):
+        pass
+    assert [(one.good, one.cause) for one in said] == [(2, by.Cause.FAILED)]
+    assert desk.worker.reconcile(desk.cache.unreported(0)) == said
+    desk.ask.commit(said)
+    assert desk.cache.unreported(0).flights == []
     desk.worker.close()

@@ -51,10 +51,12 @@ def slots(*numbers: int) -> NDArray[np.uint32]:
     return np.array(numbers, np.uint32)
 
 
-def plan(number: int, way: Direction, sources: Sequence[int], destinations: Sequence[int]) -> Plan:
+def plan(
+    number: int, way: Direction, sources: Sequence[int], destinations: Sequence[int], yard: int = 0
+) -> Plan:
     """Flight `number` of a yard that is not here."""
     blocks = len(sources)
-    header = struct.pack("<2sBBIQ", b"Y1", 0, _WAYS[way], blocks, 1 << 32 | number)
+    header = struct.pack("<2sBBIQQ", b"Y3", 0, _WAYS[way], blocks, 1 << 32 | number, yard)
     return Plan.from_bytes(header + struct.pack(f"<{2 * blocks}I", *sources, *destinations))
 
 

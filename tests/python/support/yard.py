@@ -103,6 +103,7 @@ def plan_of(
     *,
     flight: int,
     way: str = "device host",
+    yard: int = 0,
 ) -> by.Plan:
     """A plan that no cache made; see `rust/core/src/plan.rs` for its bytes."""
     first = list(range(sources)) if isinstance(sources, int) else sources
@@ -111,5 +112,5 @@ def plan_of(
     start, end = (tiers.index(tier) for tier in way.split())
     slots = struct.pack(f"<{2 * len(first)}I", *first, *second)
     return by.Plan.from_bytes(
-        struct.pack("<2sBBIQ", b"Y1", 0, start << 4 | end, len(first), flight) + slots
+        struct.pack("<2sBBIQQ", b"Y3", 0, start << 4 | end, len(first), flight, yard) + slots
     )

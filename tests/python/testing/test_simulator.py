@@ -321,7 +321,7 @@ def test_a_copy_from_or_to_a_slot_that_a_step_in_flight_writes_is_noticed(
         other.seal(lease, 4)
         with other.begin(range(4)) as twin:
             data = bytearray(twin.plans[0].to_bytes())
-    data[16:] = np.array([source, destination], "<u4").tobytes()
+    data[24:] = np.array([source, destination], "<u4").tobytes()
     plan = by.Plan.from_bytes(bytes(data))
     right = by.KVCache.dispatch
     monkeypatch.setattr(

@@ -29,7 +29,7 @@ from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.verify import Verifier
 from blockyard.tools.traces import workload
 from blockyard.tools.traces.trace import Trace
-from blockyard.yard.config import agree
+from blockyard.yard.handshake import agree
 from gpus import gpu
 from yard import plan_of
 

@@ -14,7 +14,7 @@ from yard import at_rest, begin, publish, publish_below, text
 
 
 def some_plan(blocks: int = 5, keyed: tuple[str, ...] = ()) -> by.Plan:
-    cache = by.KVCache(block_size=4, device=blocks + 8, host=blocks + 8, keyed=keyed)
+    cache = by.KVCache(block_size=4, device=blocks + 8, host=blocks + 8, keyed=keyed, yard=7)
     publish(cache, text(1, 4 * blocks))
     plan = cache.demote(blocks)
     assert plan is not None
@@ -63,11 +63,11 @@ def test_it_pickles_and_copies_and_comes_back_equal(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 100, 1000])
-def test_its_bytes_are_at_most_64_and_8_per_block(blocks: int) -> None:
+def test_its_bytes_are_at_most_72_and_8_per_block(blocks: int) -> None:
     plan = some_plan(blocks)
     assert len(plan) == blocks
-    assert len(plan.to_bytes()) == 16 + 8 * blocks
-    assert len(pickle.dumps(plan)) <= 64 + 8 * blocks
+    assert len(plan.to_bytes()) == 24 + 8 * blocks
+    assert len(pickle.dumps(plan)) <= 72 + 8 * blocks
 
 
 def rows(keys: NDArray[np.uint8] | None) -> list[bytes]:
@@ -84,7 +84,7 @@ def hashed(cache: by.KVCache, tokens: list[int]) -> list[bytes]:
 def test_a_plan_of_tiers_that_know_no_keys_has_none() -> None:
     plan = some_plan()
     assert (plan.keys, plan.parents, plan.rank) == (None, None, 0)
-    assert plan.to_bytes()[:2] == b"Y1"
+    assert plan.to_bytes()[:2] == b"Y3"
 
 
 def test_to_a_keyed_tier_it_has_keys_and_parents_and_from_there_keys() -> None:
@@ -96,13 +96,13 @@ def test_to_a_keyed_tier_it_has_keys_and_parents_and_from_there_keys() -> None:
     assert down is not None
     assert rows(down.keys) == [three, two, one]
     assert rows(down.parents) == [two, one, bytes(32)]
-    assert len(down.to_bytes()) == 24 + 72 * 3
+    assert len(down.to_bytes()) == 32 + 72 * 3
     cache.commit(down)
     cache.finish(begin(cache, text(9, 28)))
     lease = begin(cache, [*prompt, 0])
     (up,) = lease.plans
     assert (rows(up.keys), up.parents) == ([one, two, three], None)
-    assert len(up.to_bytes()) == 24 + 40 * 3
+    assert len(up.to_bytes()) == 32 + 40 * 3
     cache.commit(lease.plans)
     cache.finish(lease)
     at_rest(cache)
@@ -144,14 +144,14 @@ def test_its_keys_are_read_only_arrays_of_bytes() -> None:
 def test_with_keys_it_travels_like_any_other(blocks: int) -> None:
     plan = some_plan(blocks, keyed=("host",))
     data = plan.to_bytes()
-    assert len(data) == 24 + 72 * blocks
-    assert len(pickle.dumps(plan)) <= 80 + 72 * blocks
+    assert len(data) == 32 + 72 * blocks
+    assert len(pickle.dumps(plan)) <= 88 + 72 * blocks
     assert by.Plan.from_bytes(data) == pickle.loads(pickle.dumps(plan)) == plan
     assert rows(pickle.loads(pickle.dumps(plan)).keys) == rows(plan.keys)
     plain = some_plan(blocks)
     assert plan != plain
     assert (plan.sources.tolist(), plan.flight) == (plain.sources.tolist(), plain.flight)
-    for at in (8, 24, 24 + 8 * blocks, len(data) - 1):
+    for at in (8, 16, 32, 32 + 8 * blocks, len(data) - 1):
         assert by.Plan.from_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]) != plan
 
 
@@ -174,12 +174,12 @@ def test_with_keys_bytes_that_were_cut_padded_or_changed_are_refused() -> None:
     for bad, says in (
         (data + b"\0", "cut or padded"),
         (data[:-160], "cut or padded"),
-        (b"Y3" + data[2:], "version"),
-        (b"Y1" + data[2:], "plan = "),
+        (b"Y2" + data[2:], "version"),
+        (b"Y3" + data[2:], "plan = "),
         (data[:3] + b"\x07" + data[4:], "flags"),
         (data[:3] + b"\x02" + data[4:], "none of the blocks themselves"),
-        (data[:17] + b"\x01" + data[18:], "group"),
-        (data[:22] + b"\x01" + data[23:], "reserved"),
+        (data[:25] + b"\x01" + data[26:], "group"),
+        (data[:30] + b"\x01" + data[31:], "reserved"),
     ):
         with pytest.raises(by.Misuse, match=says):
             by.Plan.from_bytes(bad)
@@ -226,7 +226,7 @@ def test_plans_are_equal_by_value_and_differ_by_any_field() -> None:
     assert len({plan, same}) == 1
     assert plan != plan.to_bytes()
     data = plan.to_bytes()
-    for at in (8, 16, 16 + 4 * 5):
+    for at in (8, 16, 24, 24 + 4 * 5):
         other = by.Plan.from_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert other != plan
 
@@ -240,7 +240,8 @@ def test_bytes_that_were_cut_padded_or_changed_are_refused() -> None:
         data + b"\0",
         data + bytes(8),
         b"XY" + data[2:],
-        b"Y2" + data[2:],
+        b"Y1" + data[2:],
+        b"Y4" + data[2:],
         data[:3] + b"\x70" + data[4:],
         data[:3] + b"\x03" + data[4:],
         data[:8] + bytes(8) + data[16:],

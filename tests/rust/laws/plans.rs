@@ -4,7 +4,7 @@ use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, one, text, tokens};
 use blockyard_core::{
     Cache, Chain, Config, Error, FlightId, Group, Key, KeyHash, MAX_TIERS, Namespace, Plan,
-    Sealing, Tier,
+    Sealing, Tier, YardId,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ fn keyed(device: u32, host: u32) -> Yard {
 fn written(plan: &Plan) -> (Vec<u8>, usize, usize) {
     let bytes = plan.to_bytes();
     assert_eq!(Plan::from_bytes(&bytes).as_ref(), Ok(plan));
-    let header = if bytes.starts_with(b"Y1") { 16 } else { 24 };
+    let header = if bytes.starts_with(b"Y3") { 24 } else { 32 };
     (
         bytes[..2].to_vec(),
         header,
@@ -40,13 +40,13 @@ fn to_a_keyed_tier_go_keys_and_parents_and_from_one_come_keys() {
     let down = yard.demote(3).expect("three are idle");
     assert_eq!(down.keys, [keys[2], keys[1], keys[0]], "leaves first");
     assert_eq!(down.parents, [keys[1], keys[0], Key::NO_PARENT]);
-    assert_eq!(written(&down), (b"Y2".to_vec(), 24, 8 + 64));
+    assert_eq!(written(&down), (b"Y4".to_vec(), 32, 8 + 64));
     yard.land(&[down]);
     yard.squeeze(3);
     let (lease, begun) = yard.begin(&and_one(&prompt));
     let up = one(&begun);
     assert_eq!((&up.keys[..], &up.parents[..]), (keys, &[][..]));
-    assert_eq!(written(up), (b"Y2".to_vec(), 24, 8 + 32));
+    assert_eq!(written(up), (b"Y4".to_vec(), 32, 8 + 32));
     yard.land(&begun.plans);
     yard.finish(lease);
     yard.at_rest();
@@ -83,7 +83,7 @@ fn plans_between_tiers_that_need_no_keys_have_none() {
         let tail = yard.demote_parked(&parked, 2).expect("two are kept");
         for plan in [&down, &tail] {
             assert_eq!((plan.keys.len(), plan.parents.len(), plan.rank), (0, 0, 0));
-            assert_eq!(written(plan), (b"Y1".to_vec(), 16, 8));
+            assert_eq!(written(plan), (b"Y3".to_vec(), 24, 8));
         }
         yard.land(&[down, tail]);
         yard.abandon(parked);
@@ -93,7 +93,7 @@ fn plans_between_tiers_that_need_no_keys_have_none() {
     let (forked, begun) = yard.cache.fork(&lease, 6, 0).unwrap();
     assert_eq!(
         written(one(&begun)),
-        (b"Y1".to_vec(), 16, 8),
+        (b"Y3".to_vec(), 24, 8),
         "on the device"
     );
     yard.land(&begun.plans);
@@ -309,6 +309,7 @@ fn flight(number: u64) -> FlightId {
 fn full() -> Plan {
     Plan {
         flight: flight(0x0102_0304_0506_0708),
+        yard: YardId(0x1112_1314_1516_1718),
         group: Group(9),
         from: Tier::DISK,
         to: Tier::HOST,
@@ -322,6 +323,7 @@ fn full() -> Plan {
 
 #[test]
 fn a_plan_is_these_bytes() {
+    const YARD: [u8; 8] = [0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11];
     let slots: Vec<u8> = [0x11, 0x12, 0x21, 0x22]
         .into_iter()
         .flat_map(|slot: u32| slot.to_le_bytes())
@@ -329,9 +331,10 @@ fn a_plan_is_these_bytes() {
     let keys = [[0x31; 32], [0x32; 32]].concat();
     let parents = [[0x41; 32], [0; 32]].concat();
     let start = |flags: u8| {
-        let blocks = [b'Y', b'2', 0x21, flags, 2, 0, 0, 0];
-        let rest = [8, 7, 6, 5, 4, 3, 2, 1, 9, 0, 0x0B, 0x0A, 0, 0, 0, 0];
-        [&blocks[..], &rest].concat()
+        let blocks = [b'Y', b'4', 0x21, flags, 2, 0, 0, 0];
+        let flight = [8, 7, 6, 5, 4, 3, 2, 1];
+        let rest = [9, 0, 0x0B, 0x0A, 0, 0, 0, 0];
+        [&blocks[..], &flight, &YARD, &rest].concat()
     };
     let mut plan = full();
     let bytes = |plan: &Plan| {
@@ -351,14 +354,14 @@ fn a_plan_is_these_bytes() {
         "it has a rank"
     );
     plan.rank = 0;
-    let blocks = [b'Y', b'1', 9, 0x21, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1];
-    assert_eq!(bytes(&plan), [&blocks[..], &slots].concat());
+    let blocks = [b'Y', b'3', 9, 0x21, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1];
+    assert_eq!(bytes(&plan), [&blocks[..], &YARD, &slots].concat());
     let empty = Plan {
         sources: vec![],
         destinations: vec![],
         ..plan
     };
-    assert_eq!(bytes(&empty).len(), 16);
+    assert_eq!(bytes(&empty).len(), 24);
 }
 
 #[test]
@@ -370,34 +373,36 @@ fn bytes_that_are_no_plan_are_refused_with_what_is_wrong() {
         bytes
     };
     let cut = &good[..good.len() - 64];
-    let mut no_blocks = good[..24].to_vec();
+    let mut no_blocks = good[..32].to_vec();
     no_blocks[4] = 0;
-    let mut nothing = good[..24 + 16].to_vec();
-    (nothing[3], nothing[18], nothing[19]) = (0, 0, 0);
+    let mut nothing = good[..32 + 16].to_vec();
+    (nothing[3], nothing[26], nothing[27]) = (0, 0, 0);
     for (bytes, says) in [
-        (good[..23].to_vec(), "whole"),
+        (good[..31].to_vec(), "whole"),
         (good[..3].to_vec(), "whole"),
-        (cut.to_vec(), "24 + 8 per block and 32 per key"),
+        (cut.to_vec(), "32 + 8 per block and 32 per key"),
         (
             [&good[..], &[0; 64]].concat(),
-            "24 + 8 per block and 32 per key",
+            "32 + 8 per block and 32 per key",
         ),
-        (changed(4, 3), "24 + 8 per block and 32 per key"),
-        (changed(7, 0xFF), "24 + 8 per block and 32 per key"),
-        (changed(3, 1), "24 + 8 per block and 32 per key"),
-        (changed(1, b'3'), "version"),
+        (changed(4, 3), "32 + 8 per block and 32 per key"),
+        (changed(7, 0xFF), "32 + 8 per block and 32 per key"),
+        (changed(3, 1), "32 + 8 per block and 32 per key"),
+        (changed(1, b'1'), "version"),
+        (changed(1, b'2'), "version"),
+        (changed(1, b'5'), "version"),
         (changed(0, b'X'), "version"),
-        (changed(1, b'1'), "tier"),
+        (changed(1, b'3'), "tier"),
         (changed(2, 0x31), "tier"),
         (changed(2, 0x13), "tier"),
         (changed(3, 7), "flags"),
         (changed(3, 0x83), "flags"),
         (changed(3, 2), "none of the blocks themselves"),
-        (changed(17, 1), "group"),
-        (changed(20, 1), "reserved"),
-        (changed(23, 0x80), "reserved"),
+        (changed(25, 1), "group"),
+        (changed(28, 1), "reserved"),
+        (changed(31, 0x80), "reserved"),
         (no_blocks, "no blocks"),
-        (nothing, "a Y1"),
+        (nothing, "a Y3"),
     ] {
         let Err(Error::Argument { name, value, help }) = Plan::from_bytes(&bytes) else {
             panic!("it was taken for a plan, {says}");
@@ -428,12 +433,14 @@ prop_compose! {
         copies in vec((any::<u32>(), any::<u32>(), any_key(), any_key()), 0..5),
         (generation, index) in (1..=u32::MAX, any::<u32>()),
         (from, to) in (0..MAX_TIERS, 0..MAX_TIERS),
+        yard in any::<u64>(),
         group in any::<u8>(),
         rank in prop_oneof![Just(0), any::<u16>()],
         carried in 0..3,
     ) -> Plan {
         Plan {
             flight: flight(u64::from(generation) << 32 | u64::from(index)),
+            yard: YardId(yard),
             group: Group(group),
             from: Tier(from),
             to: Tier(to),
@@ -461,7 +468,7 @@ proptest! {
     #[test]
     fn a_header_with_a_bit_changed_is_another_plan_or_none(plan in any_plan()) {
         let bytes = plan.to_bytes();
-        for at in 0..bytes.len().min(24) {
+        for at in 0..bytes.len().min(32) {
             for bit in 0..8 {
                 let mut changed = bytes.clone();
                 changed[at] ^= 1 << bit;
@@ -475,9 +482,9 @@ proptest! {
 
     #[test]
     fn whatever_bytes_come_a_plan_that_is_read_is_written_as_them(
-        mut bytes in vec(any::<u8>(), 0..120),
+        mut bytes in vec(any::<u8>(), 0..128),
         blocks in 0_u8..4,
-        version in prop_oneof![Just(*b"Y1"), Just(*b"Y2")],
+        version in prop_oneof![Just(*b"Y3"), Just(*b"Y4")],
         calm in any::<bool>(),
     ) {
         // Without this hardly any would come as far as its length.
@@ -485,8 +492,8 @@ proptest! {
         for (byte, likely) in bytes.iter_mut().zip(likely) {
             *byte = likely;
         }
-        if calm && bytes.len() >= 24 {
-            bytes[17..24].fill(0);
+        if calm && bytes.len() >= 32 {
+            bytes[25..32].fill(0);
         }
         if let Ok(plan) = Plan::from_bytes(&bytes) {
             prop_assert_eq!(plan.to_bytes(), bytes);

@@ -76,7 +76,11 @@ class UnbackedMemory:
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
         """Returns a good outcome for each plan and rank."""
         ranks = range(self._config.ranks)
-        return [Outcome(plan.flight, rank, len(plan)) for plan in plans for rank in ranks]
+        return [
+            Outcome(plan.flight, rank, len(plan), yard=plan.yard)
+            for plan in plans
+            for rank in ranks
+        ]
 
     def write(self, slots: Slots, keys: Keys) -> None:
         """Does nothing."""

@@ -32,7 +32,8 @@ from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.verify import Verifier
 from blockyard.tools.traces.trace import Trace
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, agree
+from blockyard.yard.config import Config
+from blockyard.yard.handshake import agree
 
 __all__ = ["played", "run"]
 

@@ -5,7 +5,7 @@ use crate::cost::Speeds;
 use crate::error::{Error, Result};
 use crate::evict::{EvictionPolicy, Policy};
 use crate::ghost::Ghosts;
-use crate::id::{Id, MAX_TIERS, NodeIx, Tier};
+use crate::id::{Id, MAX_TIERS, NodeIx, Tier, YardId};
 use crate::life::Lives;
 use crate::memory;
 use crate::pool::Cell;
@@ -53,6 +53,8 @@ pub struct Config {
     /// Tiers that must know the keys of their blocks: the plans that touch them carry them. The
     /// device cannot be one.
     pub keyed: [bool; MAX_TIERS],
+    /// What its plans name it.
+    pub yard: YardId,
 }
 
 impl Default for Config {
@@ -72,6 +74,7 @@ impl Default for Config {
             copy_retries: 3,
             groups: 1,
             keyed: [false; MAX_TIERS],
+            yard: YardId(0),
         }
     }
 }

@@ -62,6 +62,7 @@ impl State {
         let record = &self.flights[flight];
         Plan {
             flight: FlightId(self.flights.id(flight)),
+            yard: self.config.yard,
             group: Group(0),
             rank: 0,
             from: record.from,

@@ -84,8 +84,8 @@ impl State {
         })
     }
 
-    /// Whether a plan is the one that its flight was made for, unless that has ended: the plan of
-    /// another cache has a number that may be in use here.
+    /// Whether a plan is of this yard, and the one that its flight was made for, unless that has
+    /// ended: the plan of another cache has a number that may be in use here.
     ///
     /// # Errors
     /// `UnknownFlight`.
@@ -110,7 +110,7 @@ impl State {
                     && (&flight.keys, &flight.parents) == (&plan.keys, &plan.parents)
             }
         };
-        if own {
+        if own && plan.yard == self.config.yard {
             Ok(())
         } else {
             Err(Error::UnknownFlight { number })

@@ -1,0 +1,50 @@
+"""The handshake: how the yard and the cranes of all ranks agree before the first plan."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blockyard._core import Misuse
+from blockyard.shared.layout import Hello
+from blockyard.yard.config import Config
+
+__all__ = ["agree"]
+
+
+def agree(config: Config, hellos: Sequence[Hello]) -> Config:
+    """Returns the configuration that the yard opens with: each tier as small as on any rank.
+
+    Its `yard` is what the cranes were told, where they were told of one.
+
+    Args:
+        config: The yard's own.
+        hellos: What each rank's crane reported, in any order.
+
+    Raises:
+        Misuse: A rank is missing, twice there or unknown, has another configuration or version,
+            or shook hands with another yard.
+    """
+    said = sorted(hello.rank for hello in hellos)
+    if said != list(range(config.ranks)):
+        raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
+    for hello in hellos:
+        rank = f"rank {hello.rank}"
+        if config.layout is not None and hello.layout != config.layout.fingerprint:
+            raise Misuse(f"{rank} has another layout: start every process from one configuration")
+        if hello.fingerprint != config.fingerprint:
+            raise Misuse(
+                f"{rank} is configured otherwise: its fingerprint is "
+                f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
+                "process from one configuration and version, and give its fingerprint to the Crane"
+            )
+        if hello.yard != (config.yard or hellos[0].yard):
+            raise Misuse(
+                f"{rank} shook hands with yard {hello.yard}, and not with this one, "
+                f"{config.yard or hellos[0].yard}: ask every rank for crane.hello(config.yard)"
+            )
+    device, host, disk = (
+        min(getattr(hello, tier) for hello in hellos) for tier in ("device", "host", "disk")
+    )
+    yard = hellos[0].yard or None
+    if config.engine:
+        return replace(config, engine=device, host=host, disk=disk, yard=yard)
+    return replace(config, device=device, host=host, disk=disk, yard=yard)
