@@ -129,7 +129,8 @@ def stated(name: str, given: object) -> object:
     """Returns a part of a namespace: of a path its content stands for it, of text the text.
 
     Args:
-        name: Of the part. Text is a path where this is "weights" and it begins as one: /, ~/, ./ or ../.
+        name: Of the part. Text is a path where this is "weights" and it begins with /, ~/, ./ or
+            ../.
         given: Text, or a path.
 
     Raises:

@@ -153,8 +153,8 @@ def wipe(
 
     An identity of which a process owns a rank is refused. No symbolic link is followed, and files
     that are not Blockyard's stay. With --broken, ranks go too that only the records in their table,
-    or the lengths of their files, show to be Blockyard's. Files are unlinked: their bytes are on the disk until they are
-    overwritten.
+    or the lengths of their files, show to be Blockyard's. Files are unlinked: their bytes are on
+    the disk until they are overwritten.
     """
     if everything == bool(names):
         raise Misuse("name the identities to wipe, or give --all: `blockyard disk show` lists them")
