@@ -150,6 +150,12 @@ class Keys:
     `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def tokens(self) -> int:
         """Tokens of the prompt, including those of its partial last block."""
@@ -256,6 +262,12 @@ class Probe:
     It is frozen, and any thread may read it.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def device(self) -> int:
         """Blocks on the device."""
@@ -312,6 +324,12 @@ class Room:
     It is frozen, and any thread may read it.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def free(self) -> int:
         """Slots that hold nothing."""
@@ -349,6 +367,12 @@ class Need:
 
     It is frozen, and any thread may read it.
     """
+
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
 
     @property
     def need(self) -> int:
@@ -413,6 +437,12 @@ class Soon:
     It is frozen, and any thread may read it.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def flight(self) -> int:
         """The flight to wait for."""
@@ -430,6 +460,12 @@ class Violation:
 
     It is frozen, and any thread may read it.
     """
+
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
 
     @property
     def law(self) -> str:
