@@ -150,6 +150,12 @@ class Keys:
     `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def tokens(self) -> int:
         """Tokens of the prompt, including those of its partial last block."""
@@ -260,6 +266,12 @@ class Probe:
     It is frozen, and any thread may read it.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def device(self) -> int:
         """Blocks on the device."""
@@ -316,6 +328,12 @@ class Room:
     It is frozen, and any thread may read it.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def free(self) -> int:
         """Slots that hold nothing."""
@@ -353,6 +371,12 @@ class Need:
 
     It is frozen, and any thread may read it.
     """
+
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
 
     @property
     def need(self) -> int:
@@ -417,6 +441,12 @@ class Soon:
     It is frozen, and any thread may read it.
     """
 
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
+
     @property
     def flight(self) -> int:
         """The flight to wait for."""
@@ -434,6 +464,12 @@ class Violation:
 
     It is frozen, and any thread may read it.
     """
+
+    def __copy__(self) -> Self:
+        """Returns itself: it is frozen."""
+
+    def __deepcopy__(self, _memo: object, /) -> Self:
+        """Returns itself: it is frozen."""
 
     @property
     def law(self) -> str:

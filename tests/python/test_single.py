@@ -45,3 +45,11 @@ def test_a_copier_is_not_copied() -> None:
 def test_classes_that_own_something_refuse() -> None:
     for kind in (Publisher, MetricsServer, Connector, Worker, by.Scheduler, by.Crane):
         assert issubclass(kind, Single)
+
+
+def test_frozen_answers_are_their_own_copies() -> None:
+    cache = by.KVCache(device=8)
+    keys = cache.keys(range(40))
+    for answer in (keys, cache.probe(keys), cache.room(), cache.dry_run(keys)):
+        assert copy.copy(answer) is answer
+        assert copy.deepcopy([answer])[0] is answer
