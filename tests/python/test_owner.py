@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import signal
 import sys
 import threading
 import time
@@ -349,6 +350,32 @@ def test_an_interrupt_lets_go_of_it_and_loses_no_flight(error: type[BaseExceptio
     assert cache.stats()["host_quarantined"] > 0
     cache.finish(lease)
     assert cache.audit() is None
+    cache.close()
+
+
+def test_a_timeout_of_a_signal_handler_ends_the_step_and_its_copy_is_not_believed() -> None:
+    """It is no refusal of the copier, which has the copy by then."""
+
+    def expired(*_: object) -> None:
+        raise TimeoutError
+
+    copier = Calling(workers=0)
+    cache, lease = stowing(copier)
+    before = signal.signal(signal.SIGUSR1, expired)
+    try:
+        copier.act = lambda: signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(TimeoutError):
+            cache.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    copier.act = lambda: None
+    cache.step()
+    assert cache.stats()["host_quarantined"] > 0
+    assert cache.probe(cache.keys(text(1, 33))).host == 0
+    cache.finish(lease)
+    assert cache.audit() is None
+    cache.reset()
+    assert cache.stats()["host_quarantined"] == 0
     cache.close()
 
 

@@ -12,7 +12,7 @@ from blockyard.crane.copy_watch import CopyWatch
 from blockyard.crane.lanes import Copy, Flight, Lane
 from blockyard.crane.tiers import Tier
 from blockyard.shared.log import Limited
-from blockyard.shared.owner import Reentry
+from blockyard.shared.owner import Reentry, broke_in
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.shared.timings import Copied
@@ -369,14 +369,14 @@ class Traffic:
         copy = lane.waiting.popleft()
         try:
             receipt = lane.begin(copy)
-        except Exception as error:  # noqa: BLE001 - it fails the flight, never the crane
-            _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
+        except BaseException as error:
             # What broke into the copier may have come when it had the copy already.
-            self._land(copy, Landed(0, Cause.LOST if isinstance(error, Reentry) else Cause.FAILED))
+            foreign = broke_in(error)
+            self._land(copy, Landed(0, Cause.LOST if foreign else Cause.FAILED))
+            if foreign and not isinstance(error, Reentry):
+                raise
+            _log.warning("a copy of %d blocks was refused: %r", len(copy.sources), error)
             return True
-        except BaseException:
-            self._land(copy, Landed(0, Cause.LOST))
-            raise
         if receipt is None:
             lane.waiting.appendleft(copy)
             return False

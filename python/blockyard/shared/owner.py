@@ -1,15 +1,16 @@
 """Who is in an object whose calls must not overlap: a second caller is refused, and never waits."""
 
+import signal
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from threading import Thread, current_thread
 from types import CodeType, FrameType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from blockyard._core import Misuse
 
-__all__ = ["Owner", "Reentry", "owned", "thread_name"]
+__all__ = ["Owner", "Reentry", "broke_in", "owned", "thread_name"]
 
 
 class Reentry(Misuse):
@@ -54,6 +55,31 @@ class Owner:
             f"{verb} was called while {thread_name(thread)} is in {name}, and nothing was done: "
             "one thread at a time, so have one thread drive it, or put a lock of yours around both"
         )
+
+
+def broke_in(error: BaseException) -> bool:
+    """Whether an error may come from elsewhere than the call that it has ended.
+
+    It does where a signal handler has raised it, as a timeout does, or a verb within a verb. So the
+    call may have done its work.
+    """
+    if isinstance(error, Reentry) or not isinstance(error, Exception):
+        return True
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: object) -> object:
+    """The code of a signal handler that is written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    called = vars(type(handler)).get("__call__")
+    return getattr(handler, "__code__", None) or getattr(called, "__code__", None)
 
 
 def _is_under_way(call: tuple[Thread, str]) -> bool:

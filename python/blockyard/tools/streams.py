@@ -16,6 +16,8 @@ __all__ = ["Guarded", "guard"]
 _NOWHERE: Final = -1
 """In place of a descriptor that was closed before the start: its number may be a file's by now."""
 
+_STDERR: Final = 2
+
 
 class _Raw(io.RawIOBase):
     """A file descriptor; after the first error all that is written to it goes nowhere."""
@@ -27,6 +29,9 @@ class _Raw(io.RawIOBase):
 
     @override
     def fileno(self) -> int:
+        if self._descriptor == _NOWHERE:
+            # Whoever starts processes passes on what has a number.
+            raise io.UnsupportedOperation("it was closed before the start")
         return self._descriptor
 
     @override
@@ -79,7 +84,16 @@ def guard() -> Guarded:
     disk behind stdout or stderr takes no result with it. A character that the terminal's encoding
     lacks becomes a question mark.
     """
+    _occupy()
     return Guarded()
+
+
+def _occupy() -> None:
+    """Opens what stands for no file, so that none gets the number of a closed standard stream."""
+    last = -1
+    while last <= _STDERR:
+        last = os.open(os.devnull, os.O_RDWR)
+    os.close(last)
 
 
 def _guarded(stream: TextIO | None) -> tuple[_Raw, TextIO]:

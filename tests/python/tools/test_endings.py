@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -161,6 +162,16 @@ def test_progress_that_nobody_reads_ends_nothing(name: str) -> None:
     words = (VERBS | SAYING)[name]
     with closed_pipe() as end:
         assert ran(words, stdout=end, stderr=end).returncode == 141
+    whole(words, Path())
+
+
+def test_a_command_whose_stdout_and_stderr_are_closed_writes_its_files() -> None:
+    """What it starts and opens does not take their numbers."""
+    words = VERBS["sweep"].replace("--jobs 1 --model-requests 0", "--jobs 2 --model-requests 5")
+    command = shlex.join([sys.executable, "-m", "blockyard", *words.split()])
+    closed = ["sh", "-c", f"exec {command} >&- 2>&-"]
+    done = subprocess.run(closed, check=False, timeout=100)  # noqa: S603
+    assert done.returncode == 2
     whole(words, Path())
 
 
