@@ -68,19 +68,19 @@ class LocalCache(KVCache):
         if self._crane.lasting.folder is None:
             super().clear()
         else:
-            self._clear_disk(forget=False)
+            self._clear()
 
     @owned
-    def _clear_disk(self, *, forget: bool) -> None:
-        self._clear(forget=forget)
+    def _clear(self) -> None:
+        self._end_epoch()
 
     @override
-    def _clear(self, *, forget: bool = False) -> None:
+    def _end_epoch(self, *, forget: bool = False) -> None:
         if self._crane.lasting.folder is not None:
             # What was planned before belongs below the floor, too.
             self._submit()
             self._crane.lasting.clear_now(forget=forget)
-        super()._clear()
+        super()._end_epoch()
 
     @override
     def update_weights(self) -> None:
@@ -95,7 +95,11 @@ class LocalCache(KVCache):
         if self._crane.lasting.folder is None:
             super().update_weights()
         else:
-            self._clear_disk(forget=True)
+            self._update_weights()
+
+    @owned
+    def _update_weights(self) -> None:
+        self._end_epoch(forget=True)
 
     @owned
     def step(self, *, done: int | None = None) -> int:

@@ -317,14 +317,14 @@ class KVCache(Cache):
         one_of("memory", memory, ("lost", "kept"))
         ended = self._flights.reset(integer("rank", rank, least=0))
         if memory == "lost":
-            self._clear()
+            self._end_epoch()
         return self._end(ended) + self._give_back_lost()
 
     def _give_back_lost(self) -> int:
         """Ends flights that nobody knows of: an interrupt came when `dispatch` had taken them."""
         return self._abort([one for one in self.dispatched() if one not in self._flights])
 
-    def _clear(self) -> None:
+    def _end_epoch(self) -> None:
         super().clear()  # for a verb that has the owner
 
     def _end(self, ended: Ended) -> int:

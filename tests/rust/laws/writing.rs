@@ -188,7 +188,7 @@ fn a_block_that_is_computed_again_after_it_was_dropped_counts_as_touched_twice()
 #[test]
 fn nothing_is_remembered_where_no_ghosts_are_kept() {
     for (write, ghosts) in [
-        (WritePolicy::OnEvict, Some(64)),
+        (WritePolicy::OnEvict, None),
         (WritePolicy::SecondTouch, Some(0)),
     ] {
         let yard = Yard::of(Config {

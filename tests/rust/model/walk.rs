@@ -1,7 +1,7 @@
 //! What of a prefix is where, and how much of it a begin loads.
 
 use crate::yard::{Block, DEVICE, Yard};
-use blockyard_core::{EvictionPolicy, Key, MAX_RUNS, Probe, Stop, WritePolicy};
+use blockyard_core::{Key, MAX_RUNS, Probe, Stop, WritePolicy};
 
 impl Yard {
     /// Where a block is read from: the device, or else the highest tier where it is ready. None
@@ -48,16 +48,11 @@ impl Yard {
 
     pub(crate) fn probe(&self, keys: &[Key]) -> Probe {
         let (path, probe) = self.walk(keys);
-        let missing = self.has_ghosts() && probe.stop == Stop::Missing;
+        let missing = probe.stop == Stop::Missing;
         Probe {
             evicted: missing.then(|| self.ghosts.contains(&keys[path.len()])),
             ..probe
         }
-    }
-
-    /// Whether some tier with one below it copies what was used twice, or the order asks how often.
-    fn has_ghosts(&self) -> bool {
-        self.sure_ghosts() || self.policy == EvictionPolicy::Learned
     }
 
     /// Whether so much of each ghost is remembered that none passes for another.
