@@ -482,33 +482,33 @@ def test_what_a_dead_engine_had_fails_and_what_waits_goes_on() -> None:
     assert ran.seen["T29 dead"] == 1
 
 
-def spares(self: Lifecycle, right: Any, reason: str) -> None:
+def spares(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
     """A seat that is stopping is forgotten."""
     for seat in self._seats.bound():
         seat.ended = seat.stop is not None
-    right(self, reason)
+    right(self, reason, **more)
 
 
-def frees(self: Lifecycle, right: Any, reason: str) -> None:
+def frees(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
     """What it had goes back."""
-    right(self, reason)
+    right(self, reason, **more)
     for seat in self._seats.bound():
         self.release(seat)
 
 
-def lives(self: Lifecycle, right: Any, reason: str) -> None:
+def lives(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
     """It is taken for alive."""
-    right(self, reason)
+    right(self, reason, **more)
     self.dead = None
 
 
-def loads(self: Lifecycle, right: Any, reason: str) -> None:
+def loads(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
     """A seat that is loading waits for a load."""
     for seat in self._seats.bound():
         if seat.request.state is RequestState.LOADING:
             seat.ended = True
     self._batch.take_loading()
-    right(self, reason)
+    right(self, reason, **more)
 
 
 @pytest.mark.parametrize(

@@ -291,12 +291,14 @@ def test_a_lease_ends_with_its_block_or_is_taken_back_and_counted_when_dropped()
     at_rest(cache)
 
 
-def test_handles_are_neither_copied_nor_pickled_nor_changed() -> None:
+def test_handles_are_not_copied_keys_are_themselves_and_none_is_changed() -> None:
     cache = make()
-    lease = begin(cache, [1])
-    for handle in (lease, cache, cache.keys([1])):
+    lease, keys = begin(cache, [1]), cache.keys([1])
+    for owner in (lease, cache):
         with pytest.raises(TypeError):
-            copy.copy(handle)
+            copy.copy(owner)
+    assert copy.copy(keys) is keys
+    for handle in (lease, cache, keys):
         with pytest.raises(AttributeError):
             handle.id = 3  # type: ignore[union-attr, misc]
 
