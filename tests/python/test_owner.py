@@ -322,7 +322,11 @@ def test_a_step_within_a_step_is_refused_and_its_copy_is_not_believed() -> None:
     cache.step()
     assert said
     assert "LocalCache.step was called within LocalCache.step" in said[0]
-    # The copier had it: its slot may be written, and is neither read nor given to another.
+    check_unbelieved(cache, lease)
+
+
+def check_unbelieved(cache: LocalCache, lease: by.Lease) -> None:
+    """The copier had it: its slot may be written, and is neither read nor given to another."""
     assert cache.stats()["host_quarantined"] > 0
     assert cache.probe(cache.keys(text(1, 33))).host == 0
     cache.finish(lease)
@@ -370,13 +374,7 @@ def test_a_timeout_of_a_signal_handler_ends_the_step_and_its_copy_is_not_believe
         signal.signal(signal.SIGUSR1, before)
     copier.act = lambda: None
     cache.step()
-    assert cache.stats()["host_quarantined"] > 0
-    assert cache.probe(cache.keys(text(1, 33))).host == 0
-    cache.finish(lease)
-    assert cache.audit() is None
-    cache.reset()
-    assert cache.stats()["host_quarantined"] == 0
-    cache.close()
+    check_unbelieved(cache, lease)
 
 
 def test_an_interrupt_at_any_call_leaves_the_owner_free() -> None:
