@@ -65,7 +65,7 @@ class LocalCache(KVCache):
         Raises:
             Misuse: There is such a disk, and a thread is in a verb that drives the steps.
         """
-        if self._crane.lasting.folder is None:
+        if not self._crane.lasting.folders:
             super().clear()
         else:
             self._clear()
@@ -76,7 +76,7 @@ class LocalCache(KVCache):
 
     @override
     def _end_epoch(self, *, forget: bool = False) -> None:
-        if self._crane.lasting.folder is not None:
+        if self._crane.lasting.folders:
             # What was planned before belongs below the floor, too.
             self._submit()
             self._crane.lasting.clear_now(forget=forget)
@@ -92,7 +92,7 @@ class LocalCache(KVCache):
         Raises:
             Misuse: As `clear`.
         """
-        if self._crane.lasting.folder is None:
+        if not self._crane.lasting.folders:
             super().update_weights()
         else:
             self._update_weights()

@@ -39,9 +39,9 @@ class LastingTiers:
         return next((name for name in TIERS if name in names), None)
 
     @property
-    def folder(self) -> str | None:
-        """The first folder of the identity of what is on its disk; None where it has no disk."""
-        return next((str(tier.folder) for tier in self._tiers if tier.folder), None)
+    def folders(self) -> tuple[str, ...]:
+        """The folder of the identity on each of its disks; empty where it has no disk."""
+        return tuple(str(folder) for tier in self._tiers for folder in tier.folders)
 
     @owned
     def restored(self) -> Restored | None:

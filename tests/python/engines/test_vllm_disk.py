@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -257,6 +258,23 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
             notes.Notes(str(note.parent)).cleared()
     with pytest.raises(by.Unavailable, match=says):
         Engine(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_inv_31_a_reset_outlives_the_loss_of_one_of_several_disks(
+    tmp_path: Path, lost: str
+) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    first = Engine(tmp_path, disk_path=paths)
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    assert first.scheduler.reset_cache()
+    # Its workers would have heard of it with the next step.
+    first.close()
+    shutil.rmtree(tmp_path / lost)
+    again = Engine(tmp_path, disk_path=paths)
+    assert again.restored == 0
+    assert again.find("two", [*PROMPT, 1]) == 0
+    again.close()
 
 
 def test_the_eviction_order_outlives_a_clean_end(tmp_path: Path) -> None:

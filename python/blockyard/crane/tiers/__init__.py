@@ -65,8 +65,8 @@ class Lasting(Protocol):
         """As of any tier."""
 
     @property
-    def folder(self) -> Path | None:
-        """The first folder of the identity of what is on it; None where it has none."""
+    def folders(self) -> tuple[Path, ...]:
+        """The folder of its identity on each disk; empty where it has none."""
 
     @property
     def run(self) -> int:

@@ -170,9 +170,9 @@ class DiskTier(Single):
         return self.parts[0].lane.path
 
     @property
-    def folder(self) -> Path:
-        """The first folder of its identity."""
-        return self.path.parent
+    def folders(self) -> tuple[Path, ...]:
+        """The folder of its identity on each of its disks, in the order of their paths."""
+        return tuple(dict.fromkeys(part.lane.path.parent for part in self.parts))
 
     @property
     def run(self) -> int:

@@ -29,8 +29,8 @@ class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """Its device and number there."""
     restored: Restored | None = None
     """What its disk has from before."""
-    folder: str | None = None
-    """Of the identity of what is on it."""
+    folders: tuple[str, ...] = ()
+    """Of the identity of what is on it, one for each of its paths."""
 
 
 @dataclass

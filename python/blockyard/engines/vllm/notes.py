@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ _CLEARED: Final = re.compile(rb"(?:BYC1 [0-9a-f]{64} )?([0-9]+)\n?")
 
 
 class Notes:
-    """Two files in the folder of an identity: what was cleared, and the order of a clean end.
+    """Two files in the folders of an identity: what was cleared, and the order of a clean end.
 
     The workers hear of a reset with the next step, which may never come; and they have ended before
     the scheduler says which blocks should go first. What is cleared must be known: a file that
@@ -35,13 +36,14 @@ class Notes:
     counts as none.
 
     Args:
-        folder: The identity's; None where there is no disk that outlives the engine.
+        folders: The identity's, one on each disk; none where no disk outlives the engine. Each has
+            what was cleared, so that the loss of a disk hides it of no other; the first has the
+            order.
     """
 
-    def __init__(self, folder: str | None) -> None:
-        self._folder = None if folder is None else Path(folder)
+    def __init__(self, *folders: str) -> None:
         # One writer at a time, also behind one that the disk holds up: they share a file.
-        self._writing = threading.Lock()
+        self._folders = {Path(folder): threading.Lock() for folder in folders}
 
     def cleared(self) -> int:
         """Returns the last owner of whose blocks nothing is to be found; 0 for none.
@@ -49,35 +51,31 @@ class Notes:
         Raises:
             Unavailable: It cannot be read, so that nobody knows.
         """
-        if self._folder is None:
-            return 0
-        path = self._folder / "cleared"
-        try:
-            said = _read(path)
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise _unknown(path, error) from error
-        found = _CLEARED.fullmatch(said)
-        number = b"" if found is None else found[1]
-        if not number or said not in {number, _checked(number)}:
-            raise _unknown(path, "it is not whole")
-        return int(number)
+        return max((_cleared(folder / "cleared") for folder in self._folders), default=0)
 
     def clear(self, run: int) -> bool:
-        """Notes that all of this owner and those before is cleared; returns whether it is durable.
+        """Notes that all of this owner and those before is cleared.
 
         It waits for a second at most.
 
         Args:
             run: The number of the owner; 0 where there is no disk.
+
+        Returns:
+            Whether it is durable on every disk.
         """
-        if self._folder is None or not run:
+        if not run:
             return True
-        if self._write("cleared", _checked(str(run).encode())):
-            return True
-        _log.warning("%s: a reset is not durable: a restart may find what was before", self._folder)
-        return False
+        said = _checked(str(run).encode())
+        begun = {
+            folder: _write(writing, folder / "cleared", said)
+            for folder, writing in self._folders.items()
+        }
+        until = time.monotonic() + _PATIENCE
+        late = [folder for folder, done in begun.items() if not done.wait(until - time.monotonic())]
+        for folder in late:
+            _log.warning("%s: a reset is not durable: a restart may find what was before", folder)
+        return not late
 
     def keep_order(self, run: int, slots: NDArray[np.uint32]) -> None:
         """Notes the eviction order, for the engine after this one. It waits for a second at most.
@@ -86,9 +84,11 @@ class Notes:
             run: The number of the owner; 0 where there is no disk.
             slots: As `KVCache.eviction_order("disk")`.
         """
-        if self._folder is not None and run:
+        if self._folders and run:
             said = _MAGIC + np.uint32(run).tobytes() + slots.astype("<u4").tobytes()
-            self._write("order", said + hashlib.sha256(said).digest())
+            said += hashlib.sha256(said).digest()
+            folder, writing = next(iter(self._folders.items()))
+            _write(writing, folder / "order", said).wait(_PATIENCE)
 
     def take_order(self, run: int) -> NDArray[np.uint32] | None:
         """Returns the order that this owner has noted, which is gone then; None for none.
@@ -96,9 +96,9 @@ class Notes:
         Args:
             run: The number of the owner before.
         """
-        if self._folder is None:
+        if not self._folders:
             return None
-        path = self._folder / "order"
+        path = next(iter(self._folders)) / "order"
         try:
             read = _read(path)
             path.unlink()
@@ -110,24 +110,40 @@ class Notes:
         numbers = np.frombuffer(said, "<u4", offset=4).astype(np.uint32)
         return numbers[1:] if len(numbers) and numbers[0] == run else None
 
-    def _write(self, name: str, said: bytes) -> bool:
-        """Writes a file in place of another one; returns whether that is durable in time."""
-        done = threading.Event()
-        threading.Thread(target=self._replace, args=(name, said, done), daemon=True).start()
-        return done.wait(_PATIENCE)
 
-    def _replace(self, name: str, said: bytes, done: threading.Event) -> None:
-        assert self._folder is not None  # noqa: S101 - who writes has looked
-        new = self._folder / f"{name}.new"
-        try:
-            with self._writing:
-                _put(new, said)
-                new.replace(self._folder / name)
-                _sync(self._folder)
-        except OSError as error:
-            _log.warning("%s cannot be noted: %s", self._folder / name, error)
-            return
-        done.set()
+def _cleared(path: Path) -> int:
+    """Returns what a note says was cleared; 0 where there is none."""
+    try:
+        said = _read(path)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise _unknown(path, error) from error
+    found = _CLEARED.fullmatch(said)
+    number = b"" if found is None else found[1]
+    if not number or said not in {number, _checked(number)}:
+        raise _unknown(path, "it is not whole")
+    return int(number)
+
+
+def _write(writing: threading.Lock, path: Path, said: bytes) -> threading.Event:
+    """Writes a file in place of another, in a thread; returns what is set once it is durable."""
+    done = threading.Event()
+    threading.Thread(target=_replace, args=(writing, path, said, done), daemon=True).start()
+    return done
+
+
+def _replace(writing: threading.Lock, path: Path, said: bytes, done: threading.Event) -> None:
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with writing:
+            _put(new, said)
+            new.replace(path)
+            _sync(path.parent)
+    except OSError as error:
+        _log.warning("%s cannot be noted: %s", path, error)
+        return
+    done.set()
 
 
 def _unknown(path: Path, why: object) -> Unavailable:

@@ -106,7 +106,7 @@ class SchedulerHalf:
         """Loads that have brought less than was matched."""
         self._steps = 0
         self._run = self._cleared = 0
-        self._notes = Notes(None)
+        self._notes = Notes()
         self._is_durable = True
         self._dead: Stripes = frozenset()
         self._told: Told | None = None
@@ -149,7 +149,7 @@ class SchedulerHalf:
             )
         found = Restored.agreed(offers)
         self._run = found.run
-        self._notes = Notes(workers[0].folder)
+        self._notes = Notes(*workers[0].folders)
         found = found.take(found.stamps >> np.uint64(32) > self._notes.cleared())
         order = self._notes.take_order(found.run - 1)
         if order is not None:

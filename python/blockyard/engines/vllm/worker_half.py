@@ -98,13 +98,13 @@ class WorkerHalf:
     def ready(self) -> Ready:
         """Says that its memory is there."""
         known, shared = self._known, self._shared
-        folder = None
+        folders: tuple[str, ...] = ()
         if self.worker is not None:
             if self._restored is None:
                 self._restored = self.worker.crane.lasting.restored()
-            folder = self.worker.crane.lasting.folder
+            folders = self.worker.crane.lasting.folders
         own = fingerprint_of(self._config)
-        return Ready(known.rank, own, shared, self._file, self._restored, folder)
+        return Ready(known.rank, own, shared, self._file, self._restored, folders)
 
     def begin(self, step: StepOrders) -> None:
         """Begins a step's copies down, before anything is written in it; each step once."""
