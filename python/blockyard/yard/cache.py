@@ -18,7 +18,7 @@ from blockyard.shared.plan import Outcome, Unreported, draw_yard
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Reading, StepTimes, timed
-from blockyard.shared.validate import bounded, integer, one_of
+from blockyard.shared.validate import integer, one_of
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights, read_twice
@@ -243,6 +243,7 @@ class KVCache(Cache):
         if late:
             self._note(late, [0] * len(late))
             super().mark_unknown(late)
+            self._flights.unknown(late, self._now)
         return count
 
     @override
@@ -439,12 +440,3 @@ class KVCache(Cache):
     def schema() -> tuple[Stat, ...]:
         """Returns name, unit, kind, metric and meaning of each number in `stats`."""
         return core_schema() + Flights.SCHEMA + Recording.SCHEMA
-
-
-def _read(flights: Any) -> Any:  # noqa: ANN401 - as `commit` takes it
-    """Flights in a form that can be read twice: by the core, and then here."""
-    if isinstance(flights, np.ndarray | np.generic):
-        return np.atleast_1d(flights)
-    if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
-        return flights
-    return bounded("flights", flights)

@@ -235,28 +235,37 @@ class Flights:
         return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:
-        """Returns, once, flights past their deadline at tick `now`, or of a lost device."""
-        late = []
-        lost, self._lost = self._lost, []
-        for flight in lost:
-            entry = self._in_flight.get(flight)
-            if entry is not None and not entry.late:
-                late.append(self._unknown(flight, entry, now))
-        for ticks, row in self._due.items():
-            while row:
-                entry = self._in_flight.get(row[0])
-                if entry is not None and entry.since + ticks > now:
-                    break
-                flight = row.popleft()
-                if entry is not None and not entry.late:
-                    late.append(self._unknown(flight, entry, now))
-        return late
+        """Returns flights past their deadline at tick `now`, or of a lost device.
 
-    def _unknown(self, flight: int, entry: _InFlight, now: int) -> int:
-        entry.late = True
-        self._counts["flights_unknown"] += 1
-        _log.warning("flight %d: no end known by tick %d", flight, now)
-        return flight
+        They come again until the caller has called `unknown`.
+        """
+        self._lost = [flight for flight in self._lost if self._awaited(flight)]
+        late = dict.fromkeys(self._lost)
+        for ticks, row in self._due.items():
+            while row and not self._awaited(row[0]):
+                row.popleft()
+            for flight in row:
+                entry = self._awaited(flight)
+                if entry is None:
+                    continue
+                if entry.since + ticks > now:
+                    break
+                late[flight] = None
+        return list(late)
+
+    def unknown(self, flights: Iterable[int], now: int) -> None:
+        """Notes that flights which are overdue at tick `now` count as unknown."""
+        for flight in flights:
+            entry = self._awaited(flight)
+            if entry is not None:
+                entry.late = True
+                self._counts["flights_unknown"] += 1
+                _log.warning("flight %d: no end known by tick %d", flight, now)
+
+    def _awaited(self, flight: int) -> _InFlight | None:
+        """Returns a flight that does not count as unknown; None for others."""
+        entry = self._in_flight.get(flight)
+        return None if entry is None or entry.late else entry
 
     def unreported(self, rank: int) -> Unreported:
         """Returns the flights that a rank has not reported, as `KVCache.unreported`.

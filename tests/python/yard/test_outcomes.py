@@ -23,6 +23,25 @@ def launched(flights: Flights, blocks: int = 4, now: int = 0) -> by.Plan:
     return plan
 
 
+def overdue(flights: Flights, now: int) -> list[int]:
+    """What is late now, which counts as unknown from here on."""
+    late = flights.overdue(now)
+    flights.unknown(late, now)
+    return late
+
+
+def test_what_is_late_comes_again_until_it_is_noted() -> None:
+    """An interrupt may come before the core is told."""
+    flights = Flights(1, lambda _tier: 10)
+    launched(flights)
+    assert flights.overdue(10) == flights.overdue(10) == [FLIGHT]
+    flights.report([by.Outcome(FLIGHT, 0, 0, by.Cause.LOST)])
+    assert flights.overdue(9) == flights.overdue(9) == [FLIGHT]
+    flights.unknown([FLIGHT], 9)
+    assert flights.overdue(10) == []
+    assert flights.stats()["flights_unknown"] == 1
+
+
 def test_a_flight_ends_when_the_last_rank_has_spoken_and_not_before() -> None:
     flights = Flights(3, no_deadline)
     launched(flights)
@@ -91,9 +110,9 @@ def test_an_outcome_that_contradicts_its_plan_takes_nothing_of_its_call(good: in
 def test_a_deadline_names_a_flight_once_and_its_late_end_still_counts() -> None:
     flights = Flights(1, lambda _tier: 10)
     launched(flights, now=5)
-    assert flights.overdue(14) == []
-    assert flights.overdue(15) == [FLIGHT]
-    assert flights.overdue(99) == []
+    assert overdue(flights, 14) == []
+    assert overdue(flights, 15) == [FLIGHT]
+    assert overdue(flights, 99) == []
     assert flights.report([by.Outcome(FLIGHT, 0, 4)]).flights == [FLIGHT]
 
 
@@ -248,10 +267,10 @@ def test_a_flight_whose_end_is_unknown_for_two_reasons_is_named_once(first: str)
     launched(flights)
     lost = [by.Outcome(FLIGHT, rank, 0, by.Cause.LOST) for rank in range(2)]
     if first == "deadline":
-        assert flights.overdue(10) == [FLIGHT]
+        assert overdue(flights, 10) == [FLIGHT]
         flights.report(lost)
     else:
         flights.report(lost[: 1 if first == "one rank" else 2])
-        assert flights.overdue(1) == [FLIGHT]
-    assert flights.overdue(20) == []
+        assert overdue(flights, 1) == [FLIGHT]
+    assert overdue(flights, 20) == []
     assert flights.stats()["flights_unknown"] == 1
