@@ -118,11 +118,9 @@ class LocalCache(KVCache):
         traffic = self._crane.traffic
         if traffic.closed:
             raise Misuse("this cache is closed: make another one")
-        if done is not None:
-            self.commit([], done=done)
         # What ends the step in between loses no outcome: the next one has it, too.
         outcomes = traffic.poll()
-        ended = self._take(outcomes, None, self._now + 1)
+        ended = self._take(outcomes, done, self._now + 1)
         traffic.told(outcomes)
         if any(outcome.cause is Cause.FAILED for outcome in outcomes):
             self._dead = withdraw_dead(self, self._crane.lasting.dead(), self._dead)
@@ -138,8 +136,7 @@ class LocalCache(KVCache):
         try:
             self._crane.traffic.submit(plans)
         except BaseException:
-            known = self._crane.traffic.known()
-            self._abort([plan for plan in plans if plan.flight not in known])
+            self._give_back_lost()
             raise
         self._unsure = False
 

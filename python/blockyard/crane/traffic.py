@@ -123,7 +123,7 @@ class Traffic:
         """Returns the numbers of the flights that were taken, and have not been told."""
         if self._unsure:
             self._mend()
-        return self._flights.keys() | self._told()
+        return self._flights.keys() | self._untold()
 
     def meet(self, yard: int | None) -> None:
         """Ends all that it has of another yard, as `Crane.hello`.
@@ -161,7 +161,7 @@ class Traffic:
         refused = plan.yard == self._yard and plan.flight in self._refused
         return refused or plan.yard in self._former
 
-    def _told(self) -> set[int]:
+    def _untold(self) -> set[int]:
         """Flights of the yard that have ended, and that it may not know yet."""
         return {outcome.flight for outcome in self._ended if outcome.yard == self._yard}
 
@@ -190,7 +190,7 @@ class Traffic:
 
     def _mend(self) -> None:
         """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
-        for number in self._told() & self._flights.keys():
+        for number in self._untold() & self._flights.keys():
             del self._flights[number]
         there = Counter(copy.flight for copy, _ in self._moving)
         taken = set(self._flights.values())
@@ -223,7 +223,7 @@ class Traffic:
             # Nothing of another yard is here, or will be carried out if it has been followed.
             gone = asked.flights if yard in self._former else []
             return [Outcome(flight, rank, 0, Cause.DEAD, yard) for flight in gone]
-        known = self._flights.keys() | self._told()
+        known = self.known()
         said = []
         for flight in asked.flights:
             if flight not in known:

@@ -12,6 +12,7 @@ from blockyard.publishing.endpoints import check_endpoint
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.sent import Sent
+from blockyard.shared.extras import require
 from blockyard.shared.log import Limited, unclosed
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, shown
@@ -312,11 +313,11 @@ def _first(seconds: float) -> int:
 
 def _context() -> Any:  # noqa: ANN401 - as above
     try:
-        import zmq  # noqa: PLC0415 - it is in an extra
-    except ImportError as error:
-        from blockyard.shared.extras import install  # noqa: PLC0415 - only this error needs it
+        require("publishing", "events", "zmq")
+    except ModuleNotFoundError as error:
+        raise Unavailable(str(error)) from error
+    import zmq  # noqa: PLC0415 - it is in an extra
 
-        raise Unavailable(f"publishing needs pyzmq ({error}): {install('events')}") from error
     return zmq.Context()
 
 

@@ -8,7 +8,7 @@ from blockyard.scheduling.request import Request
 from blockyard.scheduling.safety import claims_below
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.unread import Unread
-from blockyard.scheduling.victims import Candidate, ranked
+from blockyard.scheduling.victims import Candidate, rank_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
@@ -281,6 +281,6 @@ class Preemptor:
         computed = int(self._seats.computed[seat.number])
         blocks = seat.lease.blocks
         one = Candidate(entry.priority, entry.arrival_step, entry.order, blocks, computed)
-        rank = ranked("victim_policy", self._policy, one)
+        rank = rank_of("victim_policy", self._policy, one)
         # A row that is held computes nothing that would be put off.
         return (not entry.held, *rank)

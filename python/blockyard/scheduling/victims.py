@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from blockyard._core import Misuse
 
-__all__ = ["Candidate", "LeastComputed", "Newest", "VictimPolicy", "checked_policy", "ranked"]
+__all__ = ["Candidate", "LeastComputed", "Newest", "VictimPolicy", "checked_policy", "rank_of"]
 
 
 class Candidate(NamedTuple):
@@ -53,11 +53,11 @@ def checked_policy(name: str, policy: object) -> VictimPolicy:
     """
     if isinstance(policy, type) or not isinstance(policy, VictimPolicy):
         raise Misuse(f"{name} = {policy!r:.60}: must be a policy, such as Newest()")
-    ranked(name, policy, Candidate(0, 0, 0, 1, 1))
+    rank_of(name, policy, Candidate(0, 0, 0, 1, 1))
     return policy
 
 
-def ranked(name: str, policy: VictimPolicy, candidate: Candidate) -> tuple[int, ...]:
+def rank_of(name: str, policy: VictimPolicy, candidate: Candidate) -> tuple[int, ...]:
     """Asks a policy for the rank of a candidate.
 
     Raises:

@@ -26,8 +26,10 @@ class Owner:
         self.held: dict[None, tuple[Thread, str]] = {}
         """The thread that is in a verb, and the verb's name; empty between two calls."""
         self.interrupted: list[tuple[Thread, str]] = []
-        """Calls that a KeyboardInterrupt has cut short; who mends what they left forgets them."""
+        """Calls that a KeyboardInterrupt has cut short; a scheduler forgets them once it has mended
+        what they left, and elsewhere nobody asks."""
         self._left: dict[int, tuple[tuple[Thread, str], tuple[Thread, str]]] = {}
+        """Which call has taken over from which; few, as each was interrupted in its last act."""
 
     def enter(self, other: tuple[Thread, str], mine: tuple[Thread, str]) -> None:
         """Takes over from a call that was interrupted before it gave back what it had.

@@ -236,7 +236,7 @@ class KVCache(Cache):
         # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
         if done is not None:
             super().commit([], done=done)
-        count = self._end(self._flights.report(outcomes))
+        count = self._end(self._flights.take(outcomes))
         if now is not None:
             self._now = now
         late = self._flights.overdue(self._now)

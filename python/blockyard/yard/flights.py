@@ -150,7 +150,7 @@ class Flights:
         self._launched += 1
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """Returns the outcomes as a list, all of which `report` will take.
+        """Returns the outcomes as a list, all of which `take` will take.
 
         Raises:
             Misuse: One contradicts its plan.
@@ -178,7 +178,10 @@ class Flights:
         Raises:
             Misuse: An outcome contradicts its plan; none of the call is taken.
         """
-        outcomes = self.check(outcomes)
+        return self.take(self.check(outcomes))
+
+    def take(self, outcomes: Iterable[Outcome]) -> Ended:
+        """Takes outcomes as `report`, which `check` has returned."""
         ended = Ended([], [], [])
         over: set[int] = set()
         for outcome in outcomes:
@@ -232,7 +235,7 @@ class Flights:
         self._check_rank(rank)
         waiting = list(self._in_flight.items())
         mine = [flight for flight, it in waiting if rank in it.missing or not it.missing]
-        return self.report(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
+        return self.take(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
 
     def overdue(self, now: int) -> list[int]:
         """Returns flights past their deadline at tick `now`, or of a lost device.
