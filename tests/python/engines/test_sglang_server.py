@@ -65,6 +65,25 @@ def test_a_commit_stands_for_weights_and_a_branch_does_not(
     opened(tmp_path, extra=bare).close()
 
 
+def test_a_drafter_that_is_not_to_be_seen_is_refused_unless_the_operator_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, disk, none = (tmp_path / name for name in ("drafter", "disk", "none"))
+    drafter.mkdir()
+    none.mkdir()
+    (drafter / "model.safetensors").write_bytes(b"one")
+    model = {"model_path": "of/a-hub", "revision": "0123456789" * 4}
+    bare, says = {"namespace": None}, '"namespace": {"weights": "v1"}'
+    published(monkeypatch, **model, speculative_draft_model_path=str(drafter))
+    opened(disk, extra=bare).close()
+    published(monkeypatch, **model, speculative_draft_model_path="of/a-drafter")
+    refused(none, by.Misuse, says, extra=bare)
+    opened(disk).close()
+    more = {"speculative_draft_load_format": "remote"}
+    published(monkeypatch, **model, speculative_draft_model_path=str(drafter), **more)
+    refused(none, by.Misuse, says, extra=bare)
+
+
 def test_adapters_of_the_start_are_told_by_their_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from vllm_front import (
     LAYERS,
     PAGE,
     SIZE,
+    Drafts,
     Front,
     Tensor,
     kv_config,
@@ -180,6 +182,32 @@ def test_weights_that_cannot_be_read_are_refused_by_name_unless_the_operator_nam
     Engine(tmp_path / "kv", changes=changes).close()
     # Without a disk nothing outlives the engine that has loaded them.
     Front(changes=changes).worker.shutdown()
+
+
+def test_a_drafters_weights_are_told_as_the_models_own(tmp_path: Path) -> None:
+    """Its layers lie in the same blocks."""
+    drafter = tmp_path / "drafter"
+    drafter.mkdir()
+    weights = drafter / "model.safetensors"
+    model = SimpleNamespace(model=str(drafter), revision=None, hf_config=None)
+    drafts = Drafts()
+    drafts.model, drafts.draft_model_config = str(drafter), model
+    changes = {"speculative_config": drafts, "revision": "0123456789" * 4}
+    weights.write_bytes(b"one")
+    first = Engine(tmp_path / "kv", changes=changes, namespace=None)
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.close()
+    for content, found in ((b"two", 0), (b"one", len(PROMPT))):
+        weights.write_bytes(content)
+        again = Engine(tmp_path / "kv", changes=changes, namespace=None)
+        assert again.find("two", [*PROMPT, 1]) == found
+        again.close()
+    weights.unlink()
+    weights.symlink_to("/nowhere")
+    says = rf"of the drafter '{drafter}'.*cannot be read.*\"weights\": \"v1\""
+    with pytest.raises(by.Misuse, match=says):
+        Engine(tmp_path / "kv", changes=changes, namespace=None)
+    Engine(tmp_path / "kv", changes=changes).close()
 
 
 def test_a_commit_of_a_hub_stands_for_weights_and_a_branch_does_not(tmp_path: Path) -> None:

@@ -299,6 +299,7 @@ class Drafts:
     """A draft model."""
 
     model = "a draft model"
+    draft_model_config: Any = None
 
     def __init__(self, *, ahead: bool = False) -> None:
         self.use_eagle_block_drop = lambda: ahead

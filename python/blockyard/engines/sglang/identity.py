@@ -56,12 +56,13 @@ def identity_of(
             "--hicache-storage-backend-extra-config"
         )
     try:
-        found = _weights(path, server)
+        found, drafter = _weights(path, server), _drafter(server)
     except Unavailable:
         if not more.get("weights"):
             raise
-        found = None
-    if not (found or commit or more.get("weights")):
+        found, drafter = None, None
+    known = (found or commit) and (drafter or not _drafts(server))
+    if not (known or more.get("weights")):
         raise Misuse(
             "nothing tells these weights from others, and a disk outlives them: give "
             '"namespace": {"weights": "v1"} in --hicache-storage-backend-extra-config, another '
@@ -80,7 +81,8 @@ def identity_of(
             "quantization": server.get("quantization"),
             "load": server.get("load_format"),
             "adapters": _adapters(server),
-            "drafter": _drafter(server),
+            # Where it is not seen, the operator has said which it is.
+            "drafter": drafter or _drafts(server),
         },
         "dtype": {"model": server.get("dtype"), "kv": server.get("kv_cache_dtype")},
         # Of a drafter the keys may be of pairs of tokens.
@@ -106,15 +108,22 @@ def _weights(path: str | None, server: Mapping[str, Any]) -> str | None:
     return None if where is None else content(where)
 
 
-def _drafter(server: Mapping[str, Any]) -> str | None:
-    """Returns what tells a drafter's weights from another's; its name where they are not seen."""
+def _drafts(server: Mapping[str, Any]) -> str | None:
+    """Returns the path of a drafter with weights of its own; None where there is none."""
     path = server.get("speculative_draft_model_path")
-    if not path or path == server.get("model_path"):
+    return None if not path or path == server.get("model_path") else str(path)
+
+
+def _drafter(server: Mapping[str, Any]) -> str | None:
+    """Returns what tells a drafter's weights from another's; None where they are not to be seen."""
+    path, revision = _drafts(server), server.get("speculative_draft_model_revision")
+    if path is None:
         return None
-    revision = server.get("speculative_draft_model_revision")
+    form = server.get("speculative_draft_load_format") or server.get("load_format") or "auto"
     where = folder_of(path, revision, server.get("download_dir"))
-    found = None if where is None else content(where)
-    return found or f"{path} {revision}"
+    found = None if where is None or form not in _FROM_FILES else content(where)
+    commit = revision if revision and _COMMIT.fullmatch(revision) else None
+    return found or (commit and f"{path} {commit}")
 
 
 def _options(server: Mapping[str, Any]) -> dict[str, object]:

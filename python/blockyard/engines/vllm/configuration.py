@@ -53,7 +53,7 @@ class Depends(NamedTuple):
 
     namespace: dict[str, dict[str, object]]
     unseen: str | None
-    """Why nothing tells the weights from others; None where something does."""
+    """Why nothing tells the weights, or a drafter's, from others; None where something does."""
 
 
 def depends(vllm: Any, kv: Any, kind: str, plane: Plane, version: str) -> Depends:
@@ -87,7 +87,7 @@ def depends(vllm: Any, kv: Any, kind: str, plane: Plane, version: str) -> Depend
         # A commit of a hub says it, wherever its files are now.
         "pinned": _commit(model) if found is None and unseen is None else None,
     }
-    drafts = getattr(vllm, "speculative_config", None)
+    drafter, undrafted = _drafter(getattr(vllm, "speculative_config", None), vllm)
     namespace: dict[str, dict[str, object]] = {
         "model": named,
         "weights": weights,
@@ -100,14 +100,14 @@ def depends(vllm: Any, kv: Any, kind: str, plane: Plane, version: str) -> Depend
             "hash": cache.prefix_caching_hash_algo,
             # vLLM's hashes begin with it, where it is set.
             "seed": os.environ.get("PYTHONHASHSEED"),
-            "drafts": None if drafts is None else _drafter(drafts, vllm),
+            "drafts": drafter,
         },
         "parallel": {
             "tensor": vllm.parallel_config.tensor_parallel_size,
             "stages": vllm.parallel_config.pipeline_parallel_size,
         },
     }
-    return Depends(namespace, unseen)
+    return Depends(namespace, unseen or undrafted)
 
 
 def _weights(model: Any, load: Any) -> tuple[str | None, str | None]:
@@ -137,14 +137,21 @@ def _commit(model: Any) -> str | None:
     return revision if _HEX.fullmatch(revision) else None
 
 
-def _drafter(drafts: Any, vllm: Any) -> str | None:
-    """Returns what tells a drafter's weights from another's; its name where they are not seen."""
+def _drafter(drafts: Any, vllm: Any) -> tuple[str | None, str | None]:
+    """Returns what tells a drafter's weights from another's, and why nothing does."""
+    if drafts is None:
+        return None, None
     model = getattr(drafts, "draft_model_config", None)
     name = getattr(model or drafts, "model", None)
-    if model is None or name == vllm.model_config.model:
-        return None if name == vllm.model_config.model else str(name)
+    if name == vllm.model_config.model:
+        return None, None
+    if model is None:
+        # It has no weights, as n-grams.
+        return str(name), None
     load = getattr(drafts, "draft_load_config", None) or vllm.load_config
-    return _weights(model, load)[0] or str(name)
+    found, unseen = _weights(model, load)
+    told = found or f"{name} {_commit(model)}"
+    return told, unseen and f"of the drafter {str(name)!r}: {unseen}"
 
 
 def _part(kind: str, part: Any, folder: str) -> dict[str, object]:

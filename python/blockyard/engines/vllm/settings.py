@@ -232,7 +232,8 @@ class Settings:
                 '"host": "16 GiB"'
             )
         weights = namespace.get("weights", {})
-        if not (weights.get("content") or weights.get("pinned") or more.get("weights")):
+        known = not unseen and (weights.get("content") or weights.get("pinned"))
+        if not (known or more.get("weights")):
             raise Misuse(
                 "disk_path was given, and nothing says which weights the model has: "
                 f'{unseen or "they are no files here"}; give "namespace": {{"weights": "v1"}}, '
