@@ -233,7 +233,9 @@ class Config:
         try:
             with Path(path).open("rb") as file:
                 table = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except RecursionError as error:
+            raise Misuse(f"{path} is no configuration: its values are nested too deep") from error
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Misuse(f"{path} is no configuration: {error}") from error
         return cls.of(table.get("blockyard", table))
 

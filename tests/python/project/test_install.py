@@ -161,12 +161,15 @@ def test_a_module_of_an_extra_is_named_by_its_package(monkeypatch: pytest.Monkey
     assert error.value.name == "zmq"
 
 
-def test_the_pythons_of_the_metadata_are_those_that_the_wheel_is_tried_on() -> None:
+def test_the_pythons_of_the_metadata_are_among_those_that_the_wheel_is_tried_on() -> None:
     smoke = ROOT.joinpath(".ci", "smoke.py").read_text()
     tried = re.findall(r'"(3\.\d+)"', re.search(r"^PYTHONS = (.*)$", smoke, re.MULTILINE)[1])  # type: ignore[index]
     form = "Programming Language :: Python :: 3."
     said = importlib.metadata.metadata("blockyard").get_all("Classifier") or []
-    assert [f"3.{one.removeprefix(form)}" for one in said if one.startswith(form)] == tried
+    named = [f"3.{one.removeprefix(form)}" for one in said if one.startswith(form)]
+    # It has not run on the newest everywhere.
+    assert named
+    assert named == tried[: len(named)]
     assert "kv-cache" in importlib.metadata.metadata("blockyard")["Keywords"]
 
 
