@@ -90,8 +90,9 @@ class SimulatedDisk(MemoryTier):
     # -- what its crane does with it ---------------------------------------------------------
 
     @property
-    def folder(self) -> None:
+    def folders(self) -> tuple[str, ...]:
         """It has none."""
+        return ()
 
     def count_as(self, run: int) -> None:
         """Counts as a later process."""

@@ -605,7 +605,7 @@ def test_copies_ahead_that_never_stop_are_noticed(monkeypatch: pytest.MonkeyPatc
     ("verb", "wrong"),
     [
         ("overdue", lambda _self, _right, _now: []),
-        ("report", lambda self, right, outcomes: right(self, list(outcomes)[:1])),
+        ("take", lambda self, right, outcomes: right(self, list(outcomes)[:1])),
     ],
 )
 def test_outcomes_that_are_counted_wrongly_are_noticed(
