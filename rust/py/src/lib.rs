@@ -13,7 +13,7 @@
 //! layer: begin cache disk engine events finish flights fork park promises questions step sums survey
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
-//! `help` shows them. `make docs` writes them into the stub and into `docs/api.md`.
+//! `help` shows them. `build.rs` puts them into the stub of the wheel.
 
 #![expect(clippy::doc_markdown, reason = "docstrings are for Python's readers")]
 

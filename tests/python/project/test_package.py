@@ -1,12 +1,15 @@
 """The package: what it needs, what it shows, and that its examples run."""
 
+import ast
 import doctest
 import importlib
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,6 +116,28 @@ def test_the_code_in_the_documents_runs(path: Path) -> None:
     names: dict[str, Any] = {}
     for code in CODE.findall(path.read_text()):
         exec(compile(code, path.name, "exec"), names)  # noqa: S102
+
+
+def documented(tree: ast.Module) -> Iterator[tuple[str, ast.AST, object]]:
+    """What of the stub has a docstring at run time. Of overloads it is the last; magic has none."""
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or not hasattr(_core, node.name):
+            continue
+        thing = getattr(_core, node.name)
+        yield node.name, node, thing
+        verbs = {one.name: one for one in ast.walk(node) if isinstance(one, ast.FunctionDef)}
+        if isinstance(node, ast.ClassDef):
+            plain = {name: verb for name, verb in verbs.items() if not name.startswith("__")}
+            yield from ((f"{node.name}.{k}", v, getattr(thing, k)) for k, v in plain.items())
+
+
+def test_an_editor_shows_the_docstrings_of_the_core_as_help_does() -> None:
+    stub = ast.parse((Path(by.__file__).parent / "_core.pyi").read_text())
+    docs = {name: (node, inspect.getdoc(thing)) for name, node, thing in documented(stub)}
+    assert len(docs) > 150
+    assert all(help_ for _, help_ in docs.values())
+    other = [name for name, (node, help_) in docs.items() if ast.get_docstring(node) != help_]  # type: ignore[arg-type]
+    assert other == []
 
 
 def test_what_is_public_in_the_core_is_what_its_stub_says() -> None:
