@@ -1,20 +1,18 @@
-"""Writes THIRD_PARTY_NOTICES: the licences of the crates that are linked into the wheels.
+"""Prints THIRD_PARTY_NOTICES: the licences of the crates that are linked into the wheels.
 
 Those are the normal dependencies of the extension, on each CPU architecture that has a wheel; what
 only builds or tests it is in no wheel. A text that several crates share stands there once.
 
-Usage: third_party.py [--check]; it needs the crates' sources, which a build has fetched.
+The sdist has it, so who builds a wheel from that needs none of this.
 """
 
 import json
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NOTICES = ROOT / "THIRD_PARTY_NOTICES"
 TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
 TEXTS = re.compile(r"(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
 HEAD = """\
@@ -77,16 +75,5 @@ def notices() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(words: list[str]) -> int:
-    """The exit status: with --check, 1 where the file is not what would be written."""
-    content = notices()
-    if words != ["--check"]:
-        NOTICES.write_text(content)
-    elif not NOTICES.exists() or NOTICES.read_text() != content:
-        print(f"third_party: {NOTICES.name} is not current: 'make docs'", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(notices(), end="")
