@@ -46,7 +46,7 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust test-engines \
+.PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python test test-rust test-engines \
 	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu fmt clean FORCE
 
@@ -77,6 +77,10 @@ target/sources.txt: FORCE
 	@mkdir -p target
 	@echo $(SOURCES) >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+# In the sdist, so that who builds from that has it, and so in every wheel.
+THIRD_PARTY_NOTICES: Cargo.lock .ci/third_party.py | check-tools
+	$(PYTHON) .ci/third_party.py >$@
 
 # The unwinder that the wheel links against, for the target %: .ci/libgcc_s.c says why.
 LIBGCC := $(TARGETS:%=target/libgcc/%/libgcc_s.so.1)
@@ -124,25 +128,15 @@ run: install  ## show that no token is lost; then replay generated traffic with 
 		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host-gib 512' \
 		'  $(BIN)/blockyard replay --help'
 
-docs: install  ## regenerate the pages made from the code
-	$(BIN)/python .ci/stub_docs.py
-	$(BIN)/python .ci/api_page.py
-	$(BIN)/python .ci/stats_page.py
-	$(BIN)/python .ci/dashboard.py
-	$(BIN)/python .ci/replay_keys.py
-	$(BIN)/python .ci/third_party.py
-	$(BIN)/python .ci/options_page.py
-	$(BIN)/python .ci/mutants.py --write
-
-$(SITE_STAMP): $(VENV)/site.txt $(ENV_STAMP)
+$(SITE_STAMP): $(VENV)/site.txt $(VENV)/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $< --constraint $(VENV)/dev.txt
 	@touch $@
 
-# It reads the docstrings from the sources, so nothing needs to be built for it.
-site: $(SITE_STAMP)  ## the documentation as a site, in target/site, with every link checked
+# It shows the installed wheel, whose stub has the docstrings of the core.
+site: install $(SITE_STAMP)  ## the documentation as a site, in target/site, with every link checked
 	$(MKDOCS) build --strict
 
-site-serve: $(SITE_STAMP)  ## show the site at http://127.0.0.1:8000 while you write
+site-serve: install $(SITE_STAMP)  ## show the site at http://127.0.0.1:8000 while you write
 	$(MKDOCS) serve --livereload
 
 # One test per core, each in the process that is free for it.
@@ -167,13 +161,6 @@ lint-python: install
 	$(BIN)/mypy $(PYTHON_CODE)
 	$(BIN)/python -m mypy.stubtest blockyard._core
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
-	$(BIN)/python .ci/stub_docs.py --check
-	$(BIN)/python .ci/api_page.py --check
-	$(BIN)/python .ci/stats_page.py --check
-	$(BIN)/python .ci/dashboard.py --check
-	$(BIN)/python .ci/replay_keys.py --check
-	$(BIN)/python .ci/third_party.py --check
-	$(BIN)/python .ci/options_page.py --check
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
 	$(BIN)/python .ci/mutants.py --self-test

@@ -3,7 +3,7 @@
 `docs/laws.md` is the map: a row begins with the name of a law or row, and its last column names
 tests as `module::name`, where the module is a file under `tests/`, or one of the core with unit
 tests. The mutants are the rows of `tests/mutants/*.toml`; `.ci/mutants.py` checks that each fits
-the tree and writes their list into the map. `--self-test` breaks the map in each way once and
+the tree. `--self-test` breaks the map in each way once and
 sees that it is noticed.
 """
 

@@ -20,7 +20,6 @@ of its unit tests (`test(=evict::heap::tests::NAME)`), or pytest ids; for a mist
 pytest must notice, the binding is built with it.
 
     python .ci/mutants.py               # does every row fit the tree? Without a build
-    python .ci/mutants.py --write       # writes the list in docs/laws.md
     python .ci/mutants.py --self-test   # does it notice each way not to fit?
 """
 
@@ -34,8 +33,6 @@ from pathlib import Path
 from planted import Fault, noticed
 
 FOLDER = Path("tests/mutants")
-PAGE = Path("docs/laws.md")
-BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
 _KEYS = {"name", "law", "tests", "file", "find", "replace"}
 _NAME = re.compile(r"[\w.-]+")
 _NEXTEST = re.compile(r"test\(=(?:\w+::)*?(\w+)(?:::tests)?::(\w+)\)")
@@ -64,11 +61,6 @@ class Mutant:
     def python(self) -> bool:
         """Whether pytest runs its tests, not nextest."""
         return any(_PYTEST.fullmatch(test) for test in self.tests)
-
-    def noticed_by(self) -> str:
-        """Its tests as `docs/laws.md` names them."""
-        found = (_PYTEST.fullmatch(test) or _NEXTEST.fullmatch(test) for test in self.tests)
-        return ", ".join(f"`{test[1]}::{test[2]}`" for test in found if test)
 
     def complaints(self, root: Path) -> Iterator[str]:
         """What of it is wrong, or does not fit the tree under `root`."""
@@ -147,39 +139,11 @@ def mutants(root: Path) -> list[Mutant]:
     return found
 
 
-def listing(rows: list[Mutant]) -> str:
-    """The table of `docs/laws.md`, by law and name."""
-    lines = ["| mutant | breaks | noticed by |", "|---|---|---|"]
-    lines += [
-        f"| `{one.name}` | {one.law} | {one.noticed_by()} |"
-        for one in sorted(rows, key=lambda one: (_natural(one.law), one.name))
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _natural(law: str) -> list[tuple[int, str]]:
-    """So that INV-9 stands before INV-10."""
-    return [
-        (int(part), "") if part.isdecimal() else (0, part) for part in re.findall(r"\d+|\D+", law)
-    ]
-
-
-def written(page: str, rows: list[Mutant]) -> str:
-    """The page with the list as it should be."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{PAGE}: the list stands between {BEGIN.strip()} and {END.strip()}")
-    return before + BEGIN + listing(rows) + END + after
-
-
 def complaints(root: Path) -> Iterator[str]:
     """Everything wrong with the mutants under `root`, as `file: what`."""
     seen: dict[str, str] = {}
     try:
         rows = mutants(root)
-        page = (root / PAGE).read_text()
-        stale = written(page, rows) != page
     except ValueError as error:
         yield str(error)
         return
@@ -189,8 +153,6 @@ def complaints(root: Path) -> Iterator[str]:
         if one.name in seen:
             yield f"{one.where}: {one.name}: {seen[one.name]} has one of that name"
         seen[one.name] = one.where
-    if stale:
-        yield f"{PAGE}: its list of mutants is not that of {FOLDER}: run `make docs`"
 
 
 ROW = """[[mutant]]
@@ -205,10 +167,6 @@ GOOD = {
     "tests/mutants/core.toml": ROW,
     "rust/core/src/room.rs": "let deficit = need - free;\n",
     "python/room.py": "deficit = need - free\n",
-    "docs/laws.md": BEGIN
-    + "| mutant | breaks | noticed by |\n|---|---|---|\n"
-    + "| `r2-7-one-too-many` | R2-7 | `evicting::shown` |\n"
-    + END,
 }
 FAULTS = {
     "what Python does not read": Fault(
@@ -231,21 +189,15 @@ FAULTS = {
         '["test(=evicting::shown)", "tests/python/test_x.py::test_shown"]',
     ),
     "a name twice": Fault("tests/mutants/core.toml", ROW, ROW + ROW),
-    "a list that is stale": Fault("docs/laws.md", "`evicting::shown`", "`evicting::hidden`"),
-    "a page without a list": Fault("docs/laws.md", END, ""),
 }
 
 
 def main(words: list[str]) -> None:
-    """Checks all rows, writes the list with `--write`, or checks itself with `--self-test`."""
+    """Checks all rows, or itself with `--self-test`."""
     if words == ["--self-test"]:
         noticed("mutants", complaints, GOOD, FAULTS)
         return
     root = Path(__file__).resolve().parents[1]
-    if words == ["--write"]:
-        page = root / PAGE
-        page.write_text(written(page.read_text(), mutants(root)))
-        return
     found = list(complaints(root))
     print("\n".join(found) or f"mutants: {len(mutants(root))} fit the tree")
     sys.exit(bool(found))

@@ -1,4 +1,4 @@
-"""Lets the site's reference show what Griffe leaves out of stubs and of classes with `__new__`.
+"""Lets the site's reference show what Griffe leaves out of stubs, enums and classes with `__new__`.
 
 And it lets examples be code: Griffe knows a section `Examples`, and takes `Example` for prose.
 """
@@ -14,7 +14,7 @@ EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
 
 
 class Whole(griffe.Extension):  # type: ignore[misc] # griffe is not typed here
-    """Adds functions of which there are only overloads, and takes `__new__` for `__init__`."""
+    """Adds functions with overloads alone and values of enums; takes `__new__` for `__init__`."""
 
     def on_object(self, *, obj: Any, **_: object) -> None:  # noqa: ANN401 - of griffe
         """Names the section of examples as Griffe does."""
@@ -22,7 +22,10 @@ class Whole(griffe.Extension):  # type: ignore[misc] # griffe is not typed here
             obj.docstring.value = EXAMPLE.sub(r"\1Examples:", obj.docstring.value)
 
     def on_class(self, *, cls: Any, **_: object) -> None:  # noqa: ANN401 - of griffe
-        """Adds both to a class."""
+        """Adds all of it to a class."""
+        if any(str(base).endswith("Enum") for base in cls.bases):
+            for member in cls.attributes.values():
+                member.docstring = member.docstring or griffe.Docstring(f"`{member.value}`")
         for name, overloads in cls.overloads.items():
             if name not in cls.members:
                 # The widest has every parameter, and the last one has the docstring.

@@ -1,10 +1,12 @@
 """What `make site` does to pages, so that one text is right in the repository and on the site.
 
-- A comment `<!-- ::: name -->` becomes the reference of that name, from its docstring.
+- `<!-- stats -->` becomes the tables of `stats()`, and `<!-- names -->` that of the public names.
 - What a page links to outside `docs` becomes a page: prose as it is, another file as a listing.
-- A page that would have a browser fetch something from elsewhere is complained of.
+- A page that would have a browser fetch something from elsewhere is complained of, and one of the
+  reference with more than 8,000 words.
 """
 
+import inspect
 import logging
 import posixpath
 import re
@@ -12,7 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["fetched", "linked", "outside", "with_links", "with_references"]
+import blockyard
+from blockyard import _core
+from blockyard.crane.crane import Crane
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.publishing.publisher import Publisher
+from blockyard.scheduling.reservations import Reservations
+from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.stats import core_schema
+from blockyard.yard.flights import Flights
+from blockyard.yard.recording import Recording
+
+__all__ = ["fetched", "linked", "outside", "with_links", "with_tables"]
 
 # Of a build that is strict, each of its warnings is the end.
 _log = logging.getLogger("mkdocs.hooks.site")
@@ -32,15 +45,12 @@ LINK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|/")
-REFERENCE = re.compile(r"^<!-- ::: ([\w.]+) -->$")
-HEADING = re.compile(r"(#+) ")
 # Links between pages are followed by hand alone.
 FETCH = re.compile(
     r"<(?:script|img|iframe|source|video|audio|link(?![^>]*rel=.(?:canonical|prev|next)\b))\b"
     r"[^>]*?\s(?:src|href)=[\"']((?:https?:)?//[^\"']+)"
 )
-# What a page says of a class whose base it shows as well.
-BASE_IS_SHOWN = "It has what ["
+WORDS = 8000
 
 
 class Source(Protocol):
@@ -50,9 +60,10 @@ class Source(Protocol):
 
 
 class Page(Protocol):
-    """A page of mkdocs."""
+    """A page of mkdocs, and its HTML."""
 
     file: Source
+    content: str | None
 
 
 def place_of(path: str) -> str:
@@ -88,34 +99,41 @@ def with_links(markdown: str, path: str) -> str:
     return LINK.sub(moved, markdown)
 
 
-def with_references(markdown: str) -> str:
-    """The page with the whole docstrings where its comments ask for them.
+def with_tables(markdown: str) -> str:
+    """The page with tables in place of their comments."""
+    for comment, table in (("<!-- stats -->", stats), ("<!-- names -->", names)):
+        if comment in markdown:
+            markdown = markdown.replace(comment, "\n".join(table()))
+    return markdown
 
-    A blank line goes around each comment, or a table that follows it would be a part of it.
-    """
-    lines, level, title, base_is_shown, fenced = [], 1, "", False, False
-    for line in markdown.split("\n"):
-        if line.startswith("```"):
-            fenced = not fenced
-        if not fenced and (heading := HEADING.match(line)):
-            level, title, base_is_shown = len(heading[1]), line[heading.end() :], False
-        base_is_shown = base_is_shown or line.startswith(BASE_IS_SHOWN)
-        if not fenced and (reference := REFERENCE.match(line)):
-            options = [f"heading_level: {level + 1}"]
-            if title == reference[1].rpartition(".")[2]:
-                # The page's own heading is the one that links to the name lead to.
-                lines += ["", f"[](){{ #{reference[1]} }}"]
-                options += ["show_root_heading: false", "show_root_toc_entry: false"]
-            if base_is_shown:
-                options.append("inherited_members: false")
-            lines += ["", f"::: {reference[1]}", "    options:"]
-            lines += [f"      {option}" for option in options]
-            lines.append("")
-        elif not fenced and line.startswith("<!--") and line.endswith("-->"):
-            lines += ["", line, ""]
-        else:
-            lines.append(line)
-    return "\n".join(lines)
+
+def stats() -> Iterator[str]:
+    """A table of numbers for each part that counts."""
+    for part, schema in {
+        "The yard": core_schema(),
+        "What is in flight": Flights.SCHEMA,
+        "A recording": Recording.SCHEMA,
+        "A crane": Crane.SCHEMA,
+        "A crane's disk": DiskTier.SCHEMA,
+        "The scheduler": Scheduler.SCHEMA,
+        "Reservations for others": Reservations.SCHEMA,
+        "Events for routers": Publisher.SCHEMA,
+    }.items():
+        yield f"\n## {part}\n"
+        yield "| name | unit | kind | meaning | metric |\n|---|---|---|---|---|"
+        for one in schema:
+            yield f"| `{one.name}` | {one.unit} | {one.kind} | {one.help} | `{one.query}` |"
+
+
+def names() -> Iterator[str]:
+    """Each name of the package, with the first line of its docstring."""
+    yield "| name | |\n|---|---|"
+    for name in blockyard.__all__:
+        thing = getattr(blockyard, name)
+        if callable(thing):
+            module = "blockyard._core" if hasattr(_core, name) else thing.__module__
+            said = (inspect.getdoc(thing) or "").splitlines()[0]
+            yield f"| [`{name}`][{module}.{name}] | {said} |"
 
 
 def listing(path: str) -> str:
@@ -162,7 +180,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     path = in_repository(page.file.src_uri)
     if page.file.src_uri.startswith("source/"):
         return markdown
-    return with_references(with_links(markdown, path))
+    return with_tables(with_links(markdown, path))
 
 
 def fetched(html: str) -> list[str]:
@@ -171,7 +189,10 @@ def fetched(html: str) -> list[str]:
 
 
 def on_post_page(output: str, *, page: Page, **_: object) -> str:
-    """Complains of what is fetched."""
+    """Complains of what is fetched, and of what is too long."""
     for address in fetched(output):
         _log.warning("%s would be fetched by %s: keep it in docs", address, page.file.src_uri)
+    words = len(re.sub(r"<[^>]+>", " ", page.content or "").split())
+    if page.file.src_uri.startswith("reference/") and words > WORDS:
+        _log.warning("%s has %d words, more than %d: split it", page.file.src_uri, words, WORDS)
     return output

@@ -5,7 +5,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 from blockyard._core import stats_schema
 
-__all__ = ["HELP", "PREFIX", "Kind", "Stat", "core_schema", "page"]
+__all__ = ["HELP", "PREFIX", "Kind", "Stat", "core_schema"]
 
 Kind: TypeAlias = Literal["counter", "gauge"]
 """A counter has only ever gone up since its owner was made; a gauge says what is now."""
@@ -14,11 +14,6 @@ PREFIX: Final = "blockyard_"
 """What every metric begins with."""
 
 _TIERS: Final = ("device", "host", "disk")
-
-_ABOUT: Final = """\
-A counter counts from 0 and never falls; a gauge says what is now. The last column is the name in
-Prometheus, where [each has a label `engine`, too](monitoring.md#prometheus). Where others of a
-family have more labels, a number is their sum."""
 
 HELP: Final = {
     "cached_tokens": "Prompt tokens whose KV begins found, by the tier that had them.",
@@ -101,22 +96,3 @@ def core_schema() -> tuple[Stat, ...]:
 
 def _stat(name: str, unit: str, kind: str, metric: str, help_: str) -> Stat:
     return Stat(name, unit, cast("Kind", kind), metric, help_)
-
-
-def page(title: str, parts: dict[str, tuple[Stat, ...]]) -> str:
-    """Returns a reference page in Markdown, with a table for each part."""
-    lines = [
-        f"# {title}",
-        "",
-        _ABOUT,
-        "",
-    ]
-    for part, stats in parts.items():
-        lines += [f"## {part}", "", "| name | unit | kind | meaning | metric |"]
-        lines += ["|---|---|---|---|---|"]
-        lines += [
-            f"| `{stat.name}` | {stat.unit} | {stat.kind} | {stat.help} | `{stat.query}` |"
-            for stat in stats
-        ]
-        lines.append("")
-    return "\n".join(lines)

@@ -1,11 +1,20 @@
 """The pages of the site: what the hooks make of them, and that no link or page is forgotten."""
 
+import ast
+import importlib
 import posixpath
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from site_hooks import fetched, linked, outside, with_links, with_references
+from site_hooks import fetched, linked, outside, with_links, with_tables
+
+import blockyard as by
+from blockyard import _core
+from blockyard.shared.stats import core_schema
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))
@@ -34,29 +43,42 @@ def test_links_lead_to_the_same_on_the_site(path: str, before: str, after: str) 
     assert with_links(before, path) == after
 
 
-def test_a_comment_becomes_the_reference_of_a_name() -> None:
-    page = "## a\n\n### B\n\n| |\n|-|\n| b |\n\n<!-- ::: a.B -->\n<!-- ::: a.f -->\n"
-    made = with_references(page)
-    assert [line for line in made.split("\n") if line] == [
-        *("## a", "### B", "| |", "|-|", "| b |"),
-        *("[](){ #a.B }", "::: a.B", "    options:", "      heading_level: 4"),
-        *("      show_root_heading: false", "      show_root_toc_entry: false"),
-        *("::: a.f", "    options:", "      heading_level: 4"),
-    ]
+def test_comments_become_tables_of_all_there_is() -> None:
+    page = with_tables("a\n<!-- stats -->\n<!-- names -->\nb")
+    assert all(f"| `{stat.name}` |" in page for stat in (*core_schema(), *by.Scheduler.SCHEMA))
+    assert all(f"| [`{name}`][blockyard." in page for name in set(by.__all__) - {"__version__"})
+    assert "<!--" not in page
 
 
-def test_what_a_shown_base_has_is_not_said_again() -> None:
-    text = (
-        "### B\n\nIt has what [A](#a) has, and:\n\n<!-- ::: a.B -->\n\n### C\n\n<!-- ::: a.C -->\n"
-    )
-    first, _, second = with_references(text).partition("### C")
-    assert "inherited_members: false" in first
-    assert "inherited_members" not in second
+def uses(text: str) -> Iterator[tuple[str, str]]:
+    """Modules and names in them that a page or an example imports."""
+    blocks = re.findall(r"^ *from (blockyard\S*) import (?:\(([^)]*)\)|(.+))", text, re.MULTILINE)
+    for module, inside, line in blocks:
+        for name in re.findall(r"(?:^|,)\s*(\w+)", inside or line.partition("#")[0]):
+            yield module, name
 
 
-def test_comments_in_code_stay_and_others_end_a_table() -> None:
-    assert with_references("```\n<!-- ::: a.B -->\n```") == "```\n<!-- ::: a.B -->\n```"
-    assert with_references("<!-- begin -->\n| |") == "\n<!-- begin -->\n\n| |"
+def home(module: str, name: str) -> str:
+    """The module that has the documentation of a name."""
+    thing = getattr(importlib.import_module(module), name)
+    if isinstance(thing, ModuleType):
+        return thing.__name__
+    if hasattr(_core, name):
+        return _core.__name__
+    return str(getattr(thing, "__module__", module)) if callable(thing) else module
+
+
+def test_the_reference_has_every_module_that_a_page_or_an_example_imports() -> None:
+    reference = "".join(path.read_text() for path in ROOT.glob("docs/reference/*.md"))
+    shown = set(re.findall(r"^::: (\S+)$", reference, re.MULTILINE))
+    texts = [(ROOT / path).read_text() for path in (*PAGES, *PROSE)]
+    texts += [path.read_text() for path in ROOT.glob("examples/*.py")]
+    used = {use for text in texts for use in uses(text)}
+    used |= {("blockyard", name) for name in by.__all__ if name != "__version__"}
+    assert len(used) > 60
+    assert {f"{home(*use)} for {use[1]}" for use in used if home(*use) not in shown} == set()
+    handles = set(re.findall(r"\w+", re.search(r"members: \[(.*)\]", reference)[1]))  # type: ignore[index]
+    assert {name for name in by.__all__ if hasattr(_core, name)} <= handles | {"__version__"}
 
 
 def test_linked_files_outside_docs_have_pages() -> None:
@@ -102,3 +124,13 @@ def test_every_page_has_its_place_in_the_navigation() -> None:
 )
 def test_what_is_fetched_from_elsewhere_is_noticed(html: str, count: int) -> None:
     assert len(fetched(html)) == count
+
+
+@pytest.mark.parametrize("tool", ["replay", "sweep"])
+def test_each_key_of_the_json_has_a_meaning(tool: str) -> None:
+    tree = ast.parse((ROOT / f"python/blockyard/tools/{tool}/result.py").read_text())
+    kinds = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    pairs = [pair for kind in kinds for pair in pairwise([*kind.body, kind])]
+    keys = [(one.target, after) for one, after in pairs if isinstance(one, ast.AnnAssign)]
+    assert len(keys) > 20
+    assert [ast.unparse(key) for key, after in keys if not isinstance(after, ast.Expr)] == []

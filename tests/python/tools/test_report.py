@@ -2,7 +2,6 @@
 
 import functools
 import html
-import importlib.util
 import itertools
 import json
 import re
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import msgspec
@@ -23,7 +21,7 @@ from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.labels import labels
 from blockyard.tools.replay.play import play
 from blockyard.tools.replay.report import page
-from blockyard.tools.replay.result import FORMAT, Replica, Result, TicketCounts
+from blockyard.tools.replay.result import FORMAT, Replica, Result
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.workload import generate
 from blockyard.tools.units import duration, size
@@ -395,33 +393,6 @@ def test_without_time_and_with_an_end_cut_short_it_says_so(seen: list[Seen]) -> 
     assert "audit: INV-2: &lt;b&gt;no" in dom
     assert seen[SEQUENTIAL].drawn == {}
     assert "repeat --policy, --write-policy, --preempt-mode or --headroom" in dom
-
-
-def keys_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replay_keys", ROOT / ".ci" / "replay_keys.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_keys_in_the_documents_are_those_of_the_json() -> None:
-    text = (ROOT / "docs" / "replay.md").read_text()
-    assert keys_script().page(text) == text, "python .ci/replay_keys.py"
-    tables = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^####|^<!--)", text, re.DOTALL | re.MULTILINE))
-    keys = re.compile(r"^\| `(\w+)` ", re.MULTILINE)
-    listed = {name: set(keys.findall(rows)) for name, rows in tables.items()}
-    whole = json.loads(result().encode())
-    assert set(whole) == listed["Result"] | listed["Run"] - {"series"}
-    run = whole["runs"][0]
-    for name, part in (("Run", run), ("Spread", run["ttft_ms"]), ("Waits", run["waits"])):
-        assert set(part) == listed[name], name
-    parts = ("moved", "preempted", "bookkeeping", "verified", "series")
-    for name in parts:
-        assert set(run[name]) == listed[name.title()], name
-    assert set(run["reservations"]) == listed["PromisedBlocks"]
-    assert set(TicketCounts.__struct_fields__) == listed["TicketCounts"]
 
 
 def test_the_options_in_the_documents_are_those_there_are() -> None:

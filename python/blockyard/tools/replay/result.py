@@ -1,6 +1,6 @@
 """What a replay found: the JSON that it writes, field by field.
 
-`.ci/replay_keys.py` makes the tables of `docs/replay.md` from the fields and their docstrings.
+The docstrings of the fields are the documentation of the keys: `docs/reference/results.md` shows them.
 """
 
 from typing import Literal
