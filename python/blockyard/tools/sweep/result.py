@@ -1,6 +1,6 @@
 """What a sweep found: the JSON that it writes, field by field.
 
-The docstrings of the fields are the documentation of the keys: `docs/reference/results.md` shows them.
+What the docstring of a field says is the documentation of its key, in `docs/reference/results.md`.
 """
 
 from typing import Literal
