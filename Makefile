@@ -313,4 +313,4 @@ fmt: env  ## format everything
 	$(BIN)/ruff format --quiet
 
 clean:  ## remove all that make made
-	rm -rf target $(VENV) .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf target $(VENV) THIRD_PARTY_NOTICES .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
