@@ -45,7 +45,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python test test-rust test-engines \
+.PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host test test-rust test-engines \
 	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu fmt clean FORCE
 
@@ -163,7 +163,7 @@ check: lint  ## formats, lints, types and the quick tests, while you work: under
 	$(CARGO_TEST) --locked --package blockyard-core --lib --test laws --test regressions
 	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 
-lint: lint-rust lint-python  ## formats, lints, types, stubs, layers
+lint: lint-rust lint-python lint-host  ## formats, lints, types, stubs, layers, workflows
 
 lint-rust: $(BIN)/python
 	cargo fmt --all --check
@@ -182,8 +182,19 @@ lint-python: install $(VENV)/lint.group
 	$(BIN)/python .ci/laws.py
 	$(BIN)/python .ci/mutants.py --self-test
 	$(BIN)/python .ci/mutants.py
-	$(BIN)/python .ci/forms.py --self-test
-	$(BIN)/python .ci/forms.py
+
+SCHEMA := $(BIN)/check-jsonschema --builtin-schema
+
+# Without a network: check-jsonschema brings its schemas along. zizmor sees to permissions, to actions that are not pinned to a
+# commit, and to what a workflow lets strangers do.
+lint-host: $(VENV)/lint.group  ## workflows, actions and forms, which the repository's host reads
+	$(SCHEMA) vendor.github-workflows .github/workflows/*
+	$(SCHEMA) custom.github-workflows-require-timeout .github/workflows/*
+	$(SCHEMA) vendor.github-actions .github/actions/*/*
+	$(SCHEMA) vendor.dependabot .github/dependabot.yml
+	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA) vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*))
+	$(BIN)/zizmor --quiet --offline --no-progress .
 
 test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 	$(if $(NEXTEST),,cargo test --locked --package blockyard-core --tests --no-run)
@@ -209,7 +220,7 @@ beside = @mkdir -p target; $(MAKE) --no-print-directory $1 >target/beside.log 2>
 
 # Linking the wheel and checking types take one core alone, as do the environments of `smoke`.
 test: check-tools env  ## everything that must pass before a change lands
-	$(call beside,install lint-python check-wheel,lint-rust test-rust)
+	$(call beside,install lint-python check-wheel,lint-rust lint-host test-rust)
 	@$(MAKE) --no-print-directory test-python
 	$(call beside,smoke,bench-check)
 
