@@ -210,8 +210,10 @@ test-python: install  ## the binding and the package, from the installed wheel
 check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for glibc from 2.17, below 5 MB
 	@$(BIN)/python .ci/wheels.py $(firstword $(subst -, ,$(HOST))) target/wheels/*.whl
 
+# Where pyenv is, its Pythons are found.
 smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.14 that is here
-	@$(BIN)/python .ci/smoke.py target/wheels/*.whl $(VENV)/run.txt target/smoke
+	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd: -) $(BIN)/nox --noxfile .ci/noxfile.py \
+		--envdir $(CURDIR)/target/smoke -- target/wheels/*.whl $(VENV)/run.txt
 
 # Makes the goals $1 beside the goals $2, each on a core of its own, and then prints what the first ones said.
 beside = @mkdir -p target; $(MAKE) --no-print-directory $1 >target/beside.log 2>&1 & beside=$$!; \

@@ -162,8 +162,8 @@ def test_a_module_of_an_extra_is_named_by_its_package(monkeypatch: pytest.Monkey
 
 
 def test_the_pythons_of_the_metadata_are_among_those_that_the_wheel_is_tried_on() -> None:
-    smoke = ROOT.joinpath(".ci", "smoke.py").read_text()
-    tried = re.findall(r'"(3\.\d+)"', re.search(r"^PYTHONS = (.*)$", smoke, re.MULTILINE)[1])  # type: ignore[index]
+    nox = ROOT.joinpath(".ci", "noxfile.py").read_text()
+    tried = re.findall(r'"(3\.\d+)"', re.search(r"^PYTHONS = (.*)$", nox, re.MULTILINE)[1])  # type: ignore[index]
     form = "Programming Language :: Python :: 3."
     said = importlib.metadata.metadata("blockyard").get_all("Classifier") or []
     named = [f"3.{one.removeprefix(form)}" for one in said if one.startswith(form)]
