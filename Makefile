@@ -78,6 +78,20 @@ $(VENV)/%.group: $(VENV)/%.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
 
+# There is one wheel in the folder $1 for each of the targets $2, and no other: for the stable ABI of Python 3.11, and for glibc
+# from 2.17 by its name as by the symbols that it needs, and below 5 MB.
+define audit
+@for arch in $(foreach target,$2,$(firstword $(subst -, ,$(target)))); do \
+	wheel=$$(echo $1/blockyard-*-cp311-abi3-manylinux2014_$$arch.manylinux_2_17_$$arch.whl); \
+	said=$$($(BIN)/auditwheel show $$wheel) && echo $$said | grep -Eq "\"manylinux_2_(5|12|17)_$$arch\"" || \
+		{ echo "$$wheel: auditwheel says that it is not what it is named: $$said" >&2; exit 1; }; \
+done
+@test $$(ls $1/*.whl | wc -l) = $(words $2) || { echo "$1 has other wheels too" >&2; exit 1; }
+@! find $1 -name '*.whl' -size +4999999c | grep . || { echo "larger than 5 MB" >&2; exit 1; }
+$(BIN)/abi3audit --strict $1/*.whl
+$(BIN)/check-wheel-contents $1/*.whl
+endef
+
 wheel: $(WHEEL_STAMP)  ## build the sdist, and from it the release wheel into target/wheels
 
 # Notices a source that went away, which no time stamp tells.
@@ -121,7 +135,7 @@ wheels: $(WHEEL_STAMP)  ## the sdist, and wheels of x86-64 and aarch64 for glibc
 # Afresh: the one that the wheel was built from has the tests of that time.
 	$(BIN)/maturin sdist --out target/dist
 	$(foreach target,$(filter-out $(HOST),$(TARGETS)),$(call build,target/dist,$(call zig,$(target))) &&) true
-	@$(BIN)/python .ci/wheels.py "$(foreach target,$(TARGETS),$(firstword $(subst -, ,$(target))))" target/dist/*.whl
+	$(call audit,target/dist,$(TARGETS))
 
 install: $(VENV)/install.stamp $(VENV)/test.group  ## install the wheel into .venv, and what tests need beside it
 
@@ -208,7 +222,7 @@ test-python: install  ## the binding and the package, from the installed wheel
 	$(BIN)/python -m pytest $(PYTEST)
 
 check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for glibc from 2.17, below 5 MB
-	@$(BIN)/python .ci/wheels.py $(firstword $(subst -, ,$(HOST))) target/wheels/*.whl
+	$(call audit,target/wheels,$(HOST))
 
 # Where pyenv is, its Pythons are found.
 smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.14 that is here
