@@ -152,7 +152,7 @@ site-serve: $(BLOCKYARD) $(VENV)/site.group  ## show the site at http://127.0.0.
 # One test per core, each in the process that is free for it.
 PYTEST := --numprocesses auto --maxprocesses 4 --dist worksteal
 
-check: lint  ## formats, lints, types and the quick tests, while you work: under 90 seconds where all is built
+check: lint  ## formats, lints, types and the quick tests, while you work: under 60 seconds where all is built
 	$(CARGO_TEST) --locked --package blockyard-core --lib --test laws --test regressions
 	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 
@@ -250,8 +250,9 @@ deny: | check-tools  ## licences, advisories and sources of the crates, by cargo
 		$(call skip,cargo-deny,no cargo-deny: 'cargo install --locked cargo-deny'); \
 	cargo deny --locked check
 
-release: $(BIN)/python  ## commit and tag VERSION=x.y.z, with its changelog; pushes nothing
-	@$(BIN)/python .ci/release.py "$(VERSION)"
+release:  ## commit and tag VERSION=x.y.z, with its changelog, by cargo-release; pushes nothing
+	@cargo release --version >/dev/null || { echo "release: 'cargo install --locked cargo-release@1.1.6'" >&2; exit 1; }
+	cargo release $(or $(VERSION),$(error say VERSION=x.y.z)) --execute --no-confirm
 
 mutants: install  ## break each law in a copy: does a test notice?
 	$(BIN)/python .ci/mutate.py
