@@ -143,10 +143,10 @@ run: $(BLOCKYARD)  ## show that no token is lost; then replay generated traffic 
 		'  $(BIN)/blockyard replay --help'
 
 # It shows the installed wheel, whose stub has the docstrings of the core.
-site: $(BLOCKYARD) $(VENV)/site.group  ## the documentation as a site, in target/site, with every link checked
+site: $(VENV)/run.group $(VENV)/site.group $(BLOCKYARD)  ## the documentation as a site, in target/site, with every link checked
 	$(MKDOCS) build --strict
 
-site-serve: $(BLOCKYARD) $(VENV)/site.group  ## show the site at http://127.0.0.1:8000 while you write
+site-serve: $(VENV)/run.group $(VENV)/site.group $(BLOCKYARD)  ## show the site at http://127.0.0.1:8000 while you write
 	$(MKDOCS) serve --livereload
 
 # One test per core, each in the process that is free for it.

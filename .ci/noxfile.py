@@ -1,4 +1,4 @@
-"""Tries a wheel alone in a clean environment of each Python that is here: `nox -- WHEEL [CONSTRAINTS]`."""
+"""Tries a wheel alone in a clean environment of each Python found: `nox -- WHEEL [CONSTRAINTS]`."""
 
 import nox
 
