@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -171,6 +172,34 @@ def test_the_pythons_of_the_metadata_are_among_those_that_the_wheel_is_tried_on(
     assert named
     assert named == tried[: len(named)]
     assert "kv-cache" in importlib.metadata.metadata("blockyard")["Keywords"]
+
+
+@pytest.mark.parametrize(
+    ("goal", "groups"),
+    [
+        ("run", ["run"]),
+        ("site", ["run", "site"]),
+        ("check-wheel", ["run", "wheel"]),
+        ("lint-host", ["lint"]),
+        ("install", ["run", "wheel", "test"]),
+    ],
+)
+def test_a_goal_installs_only_the_tools_that_it_needs(
+    goal: str, groups: list[str], tmp_path: Path
+) -> None:
+    command = ["make", "--dry-run", "--always-make", f"VENV={tmp_path}", goal]
+    env = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=env)  # noqa: S603
+    assert re.findall(r"--requirement \S+/(\w+)\.txt", done.stdout) == groups
+
+
+def test_who_runs_it_needs_only_the_package_its_command_and_what_builds_it() -> None:
+    def names(needs: list[str]) -> set[str]:
+        return {re.split(r"[^\w-]", need)[0] for need in needs}
+
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["replay"], "maturin"]
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    assert names(groups["run"]) == names(needed)
 
 
 def test_the_wheel_has_the_licences_of_what_is_linked_into_it() -> None:
