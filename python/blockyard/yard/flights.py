@@ -150,7 +150,9 @@ class Flights:
         self._launched += 1
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """Returns the outcomes as a list, all of which `take` will take.
+        """Returns the outcomes, all of which `take` will take, in an order that is theirs alone.
+
+        Of what a rank says twice about a flight, the worst comes first, and counts.
 
         Raises:
             Misuse: One contradicts its plan.
@@ -167,7 +169,7 @@ class Flights:
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
                     f"{outcome.flight}, which has {entry.blocks}"
                 )
-        return outcomes
+        return sorted(outcomes, key=_severity)
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
         """Takes outcomes and returns the flights that they have ended, until `forget` is told.
@@ -306,9 +308,25 @@ class Flights:
         for flight in flights:
             self._in_flight.pop(flight, None)
 
+    def state(self) -> tuple[object, ...]:
+        """Returns what decides about answers to come, as plain values; any thread may ask."""
+        waiting = [
+            (flight, it.order, it.since, sorted(it.missing), it.good, it.corrupt, it.late)
+            for flight, it in list(self._in_flight.items())
+        ]
+        lost = sorted({flight for flight in self._lost if self._awaited(flight)})
+        counts = self._counts["flights_failed"], self._counts["flights_unknown"]
+        return sorted(waiting), lost, self._launched, self._heard, counts
+
     def stats(self) -> dict[str, int]:
         """Returns counts, by the names of `SCHEMA`."""
         return dict(self._counts)
+
+
+def _severity(outcome: Outcome) -> tuple[int, int, bool, int, bool]:
+    """By flight and rank, the worst first."""
+    flight, rank, good, cause, _ = outcome
+    return flight, rank, cause is not Cause.LOST, good, cause is not Cause.CORRUPT
 
 
 def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes it
