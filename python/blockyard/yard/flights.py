@@ -164,10 +164,12 @@ class Flights:
             if outcome.cause is not None and not isinstance(outcome.cause, Cause):
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
             entry = self._of(outcome)
-            if entry is not None and not 0 <= outcome.good <= entry.blocks:
+            if entry is None or outcome.rank not in entry.missing:
+                continue  # it will be ignored, whatever it says
+            if not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
-                    f"{outcome.flight}, which has {entry.blocks}"
+                    f"{outcome.flight}, which has {entry.blocks}: leave it out, and reset that rank"
                 )
         return sorted(outcomes, key=_severity)
 
