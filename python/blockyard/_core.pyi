@@ -150,6 +150,15 @@ class Keys:
     `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
     """
 
+    def __new__(cls, data: bytes) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -266,6 +275,17 @@ class Probe:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        device: int,
+        host: int,
+        disk: int,
+        stop: str,
+        flight: int | None,
+        evicted: bool | None,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -328,6 +348,17 @@ class Room:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        headroom: int,
+        evicted: int,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -372,6 +403,23 @@ class Need:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        need: int,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        fits: bool,
+        ever: bool,
+        waits: int | None,
+        device: int,
+        loads: int,
+        slow: int,
+        stop: str,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -441,6 +489,9 @@ class Soon:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(cls, flight: int) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -465,6 +516,22 @@ class Violation:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        law: str,
+        detail: str,
+        tier: str | None,
+        slot: int | None,
+        block: str | None,
+    ) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
