@@ -147,7 +147,15 @@ class Unavailable(BlockyardError):
 class Keys:
     """The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding.
 
-    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
+    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them. They are equal
+    where they are alike and go on alike. Pickled they are for a process of the same version, and as
+    secret as the prompt and its salt.
+
+    Args:
+        data: What pickle has of them.
+
+    Raises:
+        Misuse: The bytes are not whole keys of this version.
     """
 
     def __new__(cls, data: bytes) -> Self: ...
@@ -1805,12 +1813,9 @@ class Cache:
         """
 
     def digest(self) -> int:
-        """Returns a fingerprint, of 64 bits, of everything that decides about answers.
+        """Returns a fingerprint, of 64 bits, of blocks, slots, leases, promises and flights.
 
-        Replicas that were fed the same calls have the same digest; if an answer of theirs could
-        differ, their digests differ. It does not cover the counts of refused calls, nor tokens that
-        were appended and not sealed. Only processes of one build can be compared. This is a
-        diagnostic: it takes time in proportion to the cache.
+        `KVCache.digest` says what it covers, and adds what the ranks have reported.
         """
 
     def exclusive_blocks(self, lease: Lease) -> int:
