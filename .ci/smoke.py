@@ -137,8 +137,8 @@ def smoke(python: str, wheel: Path, constraints: Path, folder: Path) -> None:
             raise RuntimeError(f"blockyard {' '.join(words)} does not say {what!r}: {text}")
     ran(*pip, "install", "--quiet", "--no-compile", *pinned, f"{wheel}[events]")
     for what, (imports, status, program) in ENDINGS.items():
-        words = {"imports": imports, "status": status, "what": what, "program": program}
-        ran(inside, "-c", ENDING.format(ends=ENDS, **words))
+        told = {"imports": imports, "status": status, "what": what, "program": program}
+        ran(inside, "-c", ENDING.format(ends=ENDS, **told))
 
 
 def tried(version: str, wheel: Path, constraints: Path, folder: Path) -> tuple[bool, str]:

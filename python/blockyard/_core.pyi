@@ -147,9 +147,9 @@ class Unavailable(BlockyardError):
 class Keys:
     """The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding.
 
-    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them. They are equal
-    where they are alike and go on alike. Pickled they are for a process of the same version, and as
-    secret as the prompt and its salt.
+    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them. They are
+    equal where they are alike and go on alike. Pickled they are for a process of the same version,
+    and as secret as the prompt and its salt.
 
     Args:
         data: What pickle has of them.

@@ -54,7 +54,7 @@ def agree(config: Config, hellos: Iterable[Hello]) -> Config:
     return replace(config, device=device, host=host, disk=disk, yard=yard)
 
 
-def _checked(hellos: Iterable[Hello]) -> list[Hello]:
+def _checked(hellos: object) -> list[Hello]:
     """Returns what a crane of this version can have said.
 
     Raises:

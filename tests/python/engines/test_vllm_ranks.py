@@ -121,7 +121,8 @@ def test_the_orders_of_a_new_scheduler_are_not_taken_for_those_of_the_one_before
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each numbers its steps from 1, and counts what it has cleared from 0."""
-    back, cleared = front.worker.back, []
+    back: Any = front.worker.back
+    cleared: list[object] = []
     monkeypatch.setattr(
         type(back.worker.crane.lasting), "clear", lambda _, **given: cleared.append(given)
     )
