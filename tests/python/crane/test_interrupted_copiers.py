@@ -5,7 +5,8 @@ end, and after a `reset` all is as if nothing had been. INV-6
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,8 @@ def of_gpu(_: Path, *, checks: bool = False, layers: int = 1, **limits: int) -> 
 RIGS: dict[str, Callable[[Path], Rig]] = {
     "at once": lambda path: of_threads(path, 0),
     "threads": lambda path: of_threads(path, 1),
+    "checked": lambda path: of_checks(path, Slow, 0),
+    "checked by threads": lambda path: of_checks(path, lambda: ThreadCopier(workers=0), 1),
     "disk": of_disk,
 }
 PLACES = "crane", "shared", SLOW
@@ -245,3 +248,45 @@ def test_a_copier_that_is_interrupted_anywhere_loses_no_end_and_no_byte(
                 raise
         assert tried > 50
     rig.close()
+
+
+class Broken(Slow):
+    """Its first copy is broken into when it has it already."""
+
+    def __init__(self, how: Callable[[], object]) -> None:
+        super().__init__()
+        self.how: Callable[[], object] | None = how
+
+    @override
+    def start(self, *what: Any, **_: Any) -> Any:
+        taken = super().start(*what)
+        if self.how is not None:
+            how, self.how = self.how, None
+            how()
+        return taken
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("how", ["interrupt", "timeout"])
+def test_of_a_checked_copy_whose_start_was_broken_into_the_end_is_unknown(how: str) -> None:
+    with alarm() as ring:
+        inner = Broken(interrupt if how == "interrupt" else ring)
+        copier: Any = checked({("host", "device"): inner}, workers=0)["host", "device"]
+        compared: Future[int] = Future()
+        vars(copier.sums)["begin"] = lambda *_, **__: compared
+        device, host = memory()
+        two = np.arange(2, dtype=np.uint32)
+        first = copier.start(host, device, two, two)
+        compared.set_result(2)
+        with pytest.raises((KeyboardInterrupt, TimeoutError)):
+            first.poll()
+        second = copier.start(host, device, two + 4, two + 4)
+        until = time.monotonic() + 20
+        while second.poll() is None:
+            assert time.monotonic() < until
+        assert first.poll() == LOST
+        assert len(inner.under_way) == 2, "it was started once"
+        copier.close()

@@ -18,7 +18,7 @@ class Slow:
 
     def settle(self) -> None:
         for one in self.under_way:
-            one.move()
+            one.land()
         self.under_way.clear()
 
     def reset(self) -> None:
@@ -33,14 +33,15 @@ class _Taken:
         self.polls = 0
         self.landed: Landed | None = None
 
-    def move(self) -> None:
-        source, destination, sources, destinations = self.what
-        for here, there in zip(source.planes, destination.planes, strict=True):
-            there[destinations] = here[sources]
+    def land(self) -> None:
+        if self.landed is None:
+            source, destination, sources, destinations = self.what
+            for here, there in zip(source.planes, destination.planes, strict=True):
+                there[destinations] = here[sources]
+            self.landed = Landed(len(sources))
 
     def poll(self) -> Landed | None:
         self.polls += 1
-        if self.polls > 1 and self.landed is None:
-            self.move()
-            self.landed = Landed(len(self.what[2]))
+        if self.polls > 1:
+            self.land()
         return self.landed
