@@ -80,7 +80,8 @@ class Places:
         self._times = times
         self._passed: Counter[tuple[str, int, str]] = Counter()
         self._wanted: Place | None = None
-        self._seen: set[Place] = set()
+        self.found: set[Place] = set()
+        """All places that calls have passed."""
         self._left: list[Place] = []
         self._raise: Callable[[], object] = _interrupt
         self.last: Place | None = None
@@ -127,15 +128,15 @@ class Places:
             self._pass(frame, what.__name__)
 
     def _pass(self, frame: FrameType, called: str) -> None:
-        if self.last is not None:
-            return
         at = frame.f_code.co_filename, frame.f_lineno, called
         place = Place(*at, self._passed[at])
         self._passed[at] += 1
-        if place.time < self._times and place not in self._seen:
-            self._seen.add(place)
+        if place.time < self._times and place not in self.found:
+            self.found.add(place)
             self._left.append(place)
         if place == self._wanted:
+            sys.settrace(None)
+            sys.setprofile(None)
             self.last = place
             self._raise()
 
