@@ -47,6 +47,8 @@ class Checksums:
     def __init__(self, *, workers: int = 2) -> None:
         self._workers = integer("workers", workers, least=0)
         self._pool = self._threads()
+        self._ending: list[ThreadPoolExecutor] = []
+        """Threads that get no more work."""
         self._sums: dict[tuple[str, str], NDArray[np.uint64]] = {}
         self._known: dict[tuple[str, str], NDArray[np.bool_]] = {}
 
@@ -87,11 +89,15 @@ class Checksums:
     def settle(self) -> None:
         """Waits for all that was begun, also where an interrupt has kept what tells its end."""
         if self._pool is not None:
-            self._pool.shutdown()
+            self._ending.append(self._pool)
             self._pool = self._threads()
+        while self._ending:
+            self._ending[0].shutdown()
+            del self._ending[0]
 
     def close(self) -> None:
         """Ends the threads, after what they compute."""
+        self.settle()
         if self._pool is not None:
             self._pool.shutdown()
 

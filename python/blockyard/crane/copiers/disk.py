@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import repeat
+from operator import methodcaller
 from typing import Final
 
 import numpy as np
@@ -147,7 +148,7 @@ class DiskCopier(Single):
                 lane.give_up(number, late=True)
         lanes = list(dict.fromkeys(lane for lane, _ in self._flying))
         # By one call of C, too: a lane tells each end once.
-        self._reports.extend(zip(lanes, map(DiskLane.poll, lanes)))
+        self._reports.extend(zip(lanes, map(methodcaller("poll"), lanes)))
         while self._reports:
             lane, ends = self._reports[0]
             for number, good, why in ends:
