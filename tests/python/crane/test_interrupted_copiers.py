@@ -105,7 +105,7 @@ class Rig:
             with self.turn():
                 ends = [receipt.poll() for receipt in receipts]
             if self.keyed:
-                time.sleep(1e-5)
+                time.sleep(1e-4)
         return ends  # type: ignore[return-value]
 
     def close(self) -> None:
@@ -126,6 +126,14 @@ class Play:
 
     def run(self) -> None:
         rig = self.rig
+        self.start()
+        for verb in ("go_on", "join", "fence"):
+            if verb != "go_on" or not isinstance(rig.copier, CudaCopier):
+                getattr(rig.copier, verb, lambda: None)()
+        rig.landed(list(self.receipts.values()))
+
+    def start(self) -> None:
+        rig = self.rig
         starts = {
             (0, 1, 2): lambda: rig.down(0, 1, 2),
             (4, 5): lambda: rig.up(9, 8, to=(4, 5)),
@@ -136,10 +144,6 @@ class Play:
             while (receipt := start()) is None:
                 rig.landed(list(self.receipts.values()))
             self.receipts[slots] = receipt
-        for verb in ("go_on", "join", "fence"):
-            if verb != "go_on" or not isinstance(rig.copier, CudaCopier):
-                getattr(rig.copier, verb, lambda: None)()
-        rig.landed(list(self.receipts.values()))
 
     def check(self) -> None:
         """Ends what has been given a receipt, and lets others have its slots at once."""
@@ -168,7 +172,7 @@ class Play:
         assert rig.landed([receipt]) == [(len(slots), None)]
         assert rig.held(*to) == wanted, "a copy has ended well, and its bytes are others"
 
-    def reset(self) -> None:
+    def reset(self, *, works: bool = True) -> None:
         """Checks that nothing moves after a reset, and that all works."""
         rig = self.rig
         rig.copier.reset()
@@ -176,6 +180,8 @@ class Play:
         rig.settle()
         assert rig.held(*range(BLOCKS)) == others, "written after a reset"
         assert all(rig.landed([one]) for one in self.receipts.values())
+        if not works:
+            return
         assert rig.landed([rig.down(0, 1, 2, 3)]) == [(4, None)]
         rig.put(0, 1, 2, 3)
         self.same([0, 1, 2, 3], others[:4])
@@ -219,14 +225,23 @@ RIGS: dict[str, Callable[[Path], Rig]] = {
     "at once": lambda path: of_threads(path, 0),
     "threads": lambda path: of_threads(path, 1),
     "checked": lambda path: of_checks(path, Slow, 0),
-    "checked by threads": lambda path: of_checks(path, lambda: ThreadCopier(workers=0), 1),
+    "checked by threads": lambda path: of_checks(path, Slow, 1),
     "disk": of_disk,
+    "bounce": of_bounce,
+    "gpu": of_gpu,
+    "gpu, by ring": lambda path: of_gpu(path, kernel_below=0, whole_below=0, piece_bytes=1 << 20),
+    "gpu, in parts": lambda path: of_gpu(path, queued_runs=2, kernel_below=0, piece_bytes=0),
+    "gpu, in layers": lambda path: of_gpu(path, layers=2),
+    "gpu, checked": lambda path: of_gpu(path, checks=True),
 }
 PLACES = "crane", "shared", SLOW
 
 
-@pytest.mark.parametrize("name", RIGS)
-@pytest.mark.parametrize("how", ["interrupt", "timeout"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, "interrupt") for name in RIGS]
+    + [(name, "timeout") for name in ("at once", "checked", "disk", "bounce", "gpu, in parts")],
+)
 def test_a_copier_that_is_interrupted_anywhere_loses_no_end_and_no_byte(
     tmp_path: Path, name: str, how: str
 ) -> None:
@@ -242,12 +257,61 @@ def test_a_copier_that_is_interrupted_anywhere_loses_no_end_and_no_byte(
                 places.during(play.run, place, raises)
                 if tried % 2:
                     play.check()
-                play.reset()
+                play.reset(works=tried % 4 == 0)
             except BaseException as error:
                 error.add_note(f"interrupted at {place}")
                 raise
         assert tried > 50
+        Play(rig).reset()
     rig.close()
+
+
+OF_EACH_KIND = "at once", "threads", "checked by threads", "disk", "bounce", "gpu, in parts"
+
+
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+def test_a_reset_that_is_interrupted_is_called_again(tmp_path: Path, name: str) -> None:
+    rig, places = RIGS[name](tmp_path), Places(*PLACES)
+    places.during(rig.copier.reset, None)
+    tried = 0
+    for place in places.each():
+        tried += 1
+        play = Play(rig)
+        play.start()
+        try:
+            places.during(rig.copier.reset, place)
+            if tried % 2:
+                play.check()
+            play.reset()
+        except BaseException as error:
+            error.add_note(f"interrupted at {place}")
+            raise
+    assert tried > 10
+    rig.close()
+
+
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+def test_a_close_that_is_interrupted_is_called_again(tmp_path: Path, name: str) -> None:
+    places = Places(*PLACES)
+    places.during(RIGS[name](tmp_path / "0").copier.close, None)
+    for number, place in enumerate(places.each(), 1):
+        if place.called:
+            continue
+        rig = RIGS[name](tmp_path / str(number))
+        play = Play(rig)
+        play.start()
+        try:
+            places.during(rig.copier.close, place)
+            rig.copier.close()
+            assert all(rig.landed([one]) for one in play.receipts.values())
+            others = rig.put(*range(BLOCKS))
+            rig.settle()
+            assert rig.held(*range(BLOCKS)) == others, "written after the close"
+            rig.close()
+            assert rig.gpu is None or not rig.gpu.held, "something is not given back"
+        except BaseException as error:
+            error.add_note(f"interrupted at {place}")
+            raise
 
 
 class Broken(Slow):
