@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from blockyard._core import Misuse
+from blockyard.shared.owner import is_foreign
 from blockyard.shared.validate import integer, one_of
 
 __all__ = [
@@ -167,6 +168,8 @@ class Asked:
         try:
             answer: object = self._policy.reserve(max_tokens)
         except Exception as error:
+            if is_foreign(error):
+                raise
             raise Misuse(f"the headroom policy raised {error!r:.200}") from error
         if not isinstance(answer, int) or answer < 0:
             raise Misuse(
@@ -178,7 +181,7 @@ class Asked:
         """Returns what it wants kept; where it does wrong, what it wanted last."""
         try:
             answer: object = self._policy.headroom(running)
-        except Exception as error:  # noqa: BLE001 - `check` raises it where nothing is half done
+        except Exception as error:
             self._raised(error)
             return self._kept
         if isinstance(answer, int) and answer < 1 << 32:
@@ -193,17 +196,20 @@ class Asked:
         """Tells it of a step that went by without a preemption."""
         try:
             self._policy.stepped()
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:
             self._raised(error)
 
     def preempted(self) -> None:
         """Tells it of a preemption."""
         try:
             self._policy.preempted()
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:
             self._raised(error)
 
     def _raised(self, error: Exception) -> None:
+        """Keeps an error of the policy's for `check`, which raises it where nothing is half done."""
+        if is_foreign(error):
+            raise error
         self._fault = Misuse(f"the headroom policy raised {error!r:.200}")
         self._fault.__cause__ = error
 
@@ -235,6 +241,8 @@ def checked_headroom(name: str, policy: object) -> HeadroomPolicy:
     try:
         answers: tuple[object, object] = policy.reserve(1), policy.headroom(1)
     except Exception as error:
+        if is_foreign(error):
+            raise
         raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
     if not all(isinstance(number, int) and number >= 0 for number in answers):
         raise Misuse(f"{name} = {policy!r:.60} answers {answers}: must be integers >= 0")
