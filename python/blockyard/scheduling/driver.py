@@ -76,7 +76,9 @@ class Driver:
         if cut:
             then = "it recomputes what ran, and no request is lost"
             if not self._cache.config.recompute:
-                then = "what ran and has tokens ends FAILED (kv_lost), as this engine recomputes none"
+                then = (
+                    "what ran and has tokens ends FAILED (kv_lost), as this engine recomputes none"
+                )
             raise Misuse(
                 f"{verb} after {' and '.join(cut)} was interrupted and left half done: call "
                 f"reset() with an engine that was reset, too; {then}"

@@ -181,7 +181,7 @@ class Asked:
         """Returns what it wants kept; where it does wrong, what it wanted last."""
         try:
             answer: object = self._policy.headroom(running)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - `check` raises it where nothing is half done
             self._raised(error)
             return self._kept
         if isinstance(answer, int) and answer < 1 << 32:
@@ -196,18 +196,18 @@ class Asked:
         """Tells it of a step that went by without a preemption."""
         try:
             self._policy.stepped()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - likewise
             self._raised(error)
 
     def preempted(self) -> None:
         """Tells it of a preemption."""
         try:
             self._policy.preempted()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - likewise
             self._raised(error)
 
     def _raised(self, error: Exception) -> None:
-        """Keeps an error of the policy's for `check`, which raises it where nothing is half done."""
+        """Keeps an error of the policy's for `check`; what a signal handler has raised goes on."""
         if is_foreign(error):
             raise error
         self._fault = Misuse(f"the headroom policy raised {error!r:.200}")

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import blockyard as by
+import slow_copier
 from blockyard._typing import override
-from blockyard.crane.copiers import Landed, Turning, bounce
+from blockyard.crane.copiers import Landed, Turning
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.checked import checked
 from blockyard.crane.copiers.cuda import CudaCopier
@@ -30,7 +31,7 @@ from blockyard.shared.plan import Cause
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import SimulatedGpu
 from interrupted import Places, alarm
-from slow_copier import Slow, __file__ as SLOW
+from slow_copier import Slow
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=1, head_dim=8, block_size=4)
 BLOCKS = 12
@@ -41,7 +42,9 @@ LOST = Landed(0, Cause.LOST)
 class Rig:
     """A copier between a device and a tier below, of which slots 8 to 11 have known bytes."""
 
-    def __init__(self, copier: Any, device: Any, below: Any, gpu: SimulatedGpu | None = None):
+    def __init__(
+        self, copier: Any, device: Any, below: Any, gpu: SimulatedGpu | None = None
+    ) -> None:
         self.copier, self.device, self.below, self.gpu = copier, device, below, gpu
         self.keyed = isinstance(below, DiskTier)
         self.marks = 0
@@ -134,7 +137,7 @@ class Play:
 
     def start(self) -> None:
         rig = self.rig
-        starts = {
+        starts: dict[tuple[int, ...], Callable[[], Any]] = {
             (0, 1, 2): lambda: rig.down(0, 1, 2),
             (4, 5): lambda: rig.up(9, 8, to=(4, 5)),
             (3,): lambda: rig.down(3),
@@ -147,7 +150,8 @@ class Play:
 
     def check(self) -> None:
         """Ends what has been given a receipt, and lets others have its slots at once."""
-        rig, good = self.rig, []
+        rig = self.rig
+        good: list[int] = []
         others: dict[int, bytes] = {}
         for slots, receipt in self.receipts.items():
             (landed,) = rig.landed([receipt])
@@ -234,7 +238,7 @@ RIGS: dict[str, Callable[[Path], Rig]] = {
     "gpu, in layers": lambda path: of_gpu(path, layers=2),
     "gpu, checked": lambda path: of_gpu(path, checks=True),
 }
-PLACES = "crane", "shared", SLOW
+PLACES = "crane", "shared", slow_copier.__file__
 
 
 @pytest.mark.parametrize(

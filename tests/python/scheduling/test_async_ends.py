@@ -318,7 +318,7 @@ def test_a_drain_that_is_cut_by_a_limit_says_what_still_runs(
     async def act(served: Served) -> None:
         served.engine.pause.clear()
         streams = [served.add(("long", at), 9, 40) for at in range(10)]
-        while not served.scheduler.steps_in_flight:
+        while not served.scheduler.steps_in_flight:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.001)
         with pytest.raises(TimeoutError) as cut:
             async with asyncio.timeout(0.05):

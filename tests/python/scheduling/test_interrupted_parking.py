@@ -1,4 +1,4 @@
-"""A park and a resume, interrupted at every line: no request is lost in silence, nor what it held."""
+"""A park and a resume, interrupted at every line: no request is lost in silence."""
 
 from collections.abc import Callable
 
@@ -10,20 +10,21 @@ from blockyard.scheduling.request import RequestState
 from interrupted import Places
 from loop import Loop, continuation, parked, resuming, stopping
 
-PLACES = "scheduling", "yard/cache.py", "yard/parking.py", "shared/owner.py"
-SCENES: dict[str, tuple[Callable[[bool], Loop], Callable[[Loop], None]]] = {
-    "parking": (lambda recompute: stopping(host=32, recompute=recompute), lambda loop: ack(loop)),
-    "moving down": (lambda recompute: parked(recompute=recompute), lambda loop: schedule(loop)),
-    "resuming": (lambda recompute: resuming(recompute=recompute), lambda loop: schedule(loop)),
-}
 
-
-def ack(loop: Loop) -> None:
+def _ack(loop: Loop) -> None:
     loop.scheduler.on_acks([Ack(*stop) for stop in loop.stops])
 
 
-def schedule(loop: Loop) -> None:
+def _schedule(loop: Loop) -> None:
     loop.scheduler.schedule()
+
+
+PLACES = "scheduling", "yard/cache.py", "yard/parking.py", "shared/owner.py"
+SCENES: dict[str, tuple[Callable[[bool], Loop], Callable[[Loop], None]]] = {
+    "parking": (lambda recompute: stopping(host=32, recompute=recompute), _ack),
+    "moving down": (lambda recompute: parked(recompute=recompute), _schedule),
+    "resuming": (lambda recompute: resuming(recompute=recompute), _schedule),
+}
 
 
 def reset(loop: Loop) -> None:
@@ -42,7 +43,7 @@ def reset(loop: Loop) -> None:
 )
 def test_a_park_that_is_interrupted_anywhere_keeps_its_request_or_says_that_it_is_lost(
     name: str,
-    recompute: bool,  # noqa: FBT001
+    recompute: bool,
 ) -> None:
     made, verb = SCENES[name]
     places = Places(*PLACES)

@@ -51,7 +51,9 @@ def test_however_often_calls_are_interrupted_the_next_one_is_made(again: int) ->
     assert tried > 50
 
 
-def test_what_a_signal_handler_raises_has_cut_a_call_short_and_what_the_call_raises_has_not() -> None:
+def test_what_a_signal_handler_raises_has_cut_a_call_short_and_what_the_call_raises_has_not() -> (
+    None
+):
     one = Counted()
     with pytest.raises(TimeoutError):
         one.wait()

@@ -163,9 +163,7 @@ class Loop:
         self.turn()
         stats = self.cache.stats()
         held = ("leases", "tickets", "device_pinned", "device_claimed", "device_promised", "leaked")
-        assert {name: stats[name] for name in held} == dict.fromkeys(held, 0) | {
-            "leaked": leaked
-        }
+        assert {name: stats[name] for name in held} == dict.fromkeys(held, 0) | {"leaked": leaked}
         self.empty()
 
     def empty(self) -> None:

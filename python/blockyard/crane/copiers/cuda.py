@@ -183,7 +183,7 @@ class CudaCopier(Single):
             self._turning = get_ident()
             yield
         finally:
-            self._turning, self._captured = 0, None
+            self._turning = 0
             try:
                 self._gpu.__exit__(None, None, None)
             except GpuError as error:
@@ -272,7 +272,7 @@ class CudaCopier(Single):
             self._end()
 
     def _end(self) -> None:
-        self._turning, self._captured = 0, None
+        self._turning = 0
         for stream in self._streams:
             stream.drop(Cause.FAILED)
             try:

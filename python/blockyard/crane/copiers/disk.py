@@ -120,18 +120,17 @@ class DiskCopier(Single):
                 local = part.local(slots[which])
                 flying.open[part.lane] = rows
                 if down and stamps is not None and parents is not None:
-                    named = [keys[which]], [parents[which]], [stamps[which]]
-                    numbers = map(part.lane.submit_down, [local], *named, [planes], [others[which]])
+                    whose = [keys[which]], [parents[which]], [stamps[which]]
+                    numbers = map(part.lane.submit_down, [local], *whose, [planes], [others[which]])
                 else:
                     ends = [planes], [others[which]]
                     numbers = map(part.lane.submit_up, [local], [keys[which]], *ends)
                 # It is submitted and its number noted by one call of C, which no interrupt divides.
-                self._flying.update(zip(zip(repeat(part.lane), numbers), [flying]))
+                named = zip(repeat(part.lane), numbers, strict=False)
+                self._flying.update(zip(named, [flying], strict=True))
         except BaseException:
             # What was submitted of it must not touch memory that is another's by then.
-            for (lane, number), one in list(self._flying.items()):
-                if one is flying:
-                    lane.give_up(number)
+            self._give_up(flying)
             raise
         return flying
 
@@ -148,7 +147,7 @@ class DiskCopier(Single):
                 lane.give_up(number, late=True)
         lanes = list(dict.fromkeys(lane for lane, _ in self._flying))
         # By one call of C, too: a lane tells each end once.
-        self._reports.extend(zip(lanes, map(methodcaller("poll"), lanes)))
+        self._reports.extend(zip(lanes, map(methodcaller("poll"), lanes), strict=True))
         while self._reports:
             lane, ends = self._reports[0]
             for number, good, why in ends:
@@ -201,9 +200,14 @@ class DiskCopier(Single):
 
     def _end(self) -> None:
         self.collected = False
-        for lane, number in list(self._flying):
-            lane.give_up(number)
+        self._give_up()
         self._collect()
+
+    def _give_up(self, flying: "_Flying | None" = None) -> None:
+        """Gives up what was submitted of a copy, or all."""
+        for (lane, number), one in list(self._flying.items()):
+            if flying is None or one is flying:
+                lane.give_up(number)
 
     @owned
     def close(self) -> None:
