@@ -334,20 +334,23 @@ class DiskPages:
             yield
         except BaseException:
             with self._lock:
-                for number, copy in list(self._numbers.items()):
-                    if copy.thread == threading.get_ident():
-                        self._lane.give_up(number)
-                self._collect()
-                # A plan that was not submitted writes nothing.
-                self._cache.dispatch()
-                submitted = set(self._numbers.values())
-                for flight, copy in list(self._copies.items()):
-                    if copy not in submitted:
-                        del self._copies[flight]
-                self._cache.abort(
-                    [one for one in self._cache.dispatched() if one not in self._copies]
-                )
+                # The disk of one that is closed has given up all.
+                if not self._closed:
+                    self._give_up_mine()
             raise
+
+    def _give_up_mine(self) -> None:
+        for number, copy in list(self._numbers.items()):
+            if copy.thread == threading.get_ident():
+                self._lane.give_up(number)
+        self._collect()
+        # A plan that was not submitted writes nothing.
+        self._cache.dispatch()
+        submitted = set(self._numbers.values())
+        for flight, copy in list(self._copies.items()):
+            if copy not in submitted:
+                del self._copies[flight]
+        self._cache.abort([one for one in self._cache.dispatched() if one not in self._copies])
 
     def _chain(self, keys: bytes) -> Keys:
         return self._cache.ready_keys(keys, len(keys) // KEY_BYTES * self._page_tokens)
