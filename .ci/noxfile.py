@@ -8,9 +8,10 @@ nox.options.error_on_missing_interpreters = False
 
 @nox.session(python=PYTHONS)
 def smoke(session: nox.Session) -> None:
-    """Installs the wheel and what it needs, pinned where a file says so, and runs smoke.py."""
+    """Runs smoke.py beside the wheel alone, and endings.py beside it and its extra `events`."""
     session.chdir(session.invoked_from)
     wheel, *constraints = session.posargs
     pinned = [word for file in constraints for word in ("--constraint", file)]
-    session.install("--only-binary", ":all:", "--no-compile", *pinned, wheel)
-    session.run("python", "-I", ".ci/smoke.py", wheel)
+    for script, what in (("smoke", wheel), ("endings", f"{wheel}[events]")):
+        session.install("--only-binary", ":all:", "--no-compile", *pinned, what)
+        session.run("python", "-I", f".ci/{script}.py", wheel)

@@ -17,18 +17,6 @@ README = Path(__file__).parents[1] / "README.md"
 ALONE = {"blockyard", "click", "numpy"}
 # What comes with an environment.
 SEEDS = {"pip", "setuptools", "wheel"}
-ENDS = 4
-ENDING = """
-import threading, time, blockyard as by
-cache = by.KVCache(device=200_000)
-lease = cache.begin(range(160_000))
-def ask():
-    while True:
-        cache.{verb}()
-threading.Thread(target=ask, daemon=True).start()
-time.sleep(0.1)
-"""
-"""A program that ends while a thread of its own is in a verb that has let go of the GIL."""
 
 
 def ran(*command: str, status: int = 0) -> str:
@@ -50,8 +38,6 @@ def main(wheel: Path) -> None:
     if example is None:
         sys.exit(f"{README} has no example")
     ran(sys.executable, "-W", "error", "-c", example[1])
-    for verb in ("audit", "digest") * ENDS:
-        ran(sys.executable, "-c", ENDING.format(verb=verb))
     for words, status, what in (
         (["--help"], 0, "proof"),
         (["proof", "--conversations", "4"], 0, "tokens identical"),

@@ -102,6 +102,15 @@ class Unavailable(BlockyardError): ...
 
 @final
 class Keys:
+    def __new__(cls, data: bytes) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object, /) -> Self: ...
     @property
@@ -149,6 +158,17 @@ class Plan:
 
 @final
 class Probe:
+    def __new__(
+        cls,
+        device: int,
+        host: int,
+        disk: int,
+        stop: str,
+        flight: int | None,
+        evicted: bool | None,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object, /) -> Self: ...
     @property
@@ -170,6 +190,17 @@ class Probe:
 
 @final
 class Room:
+    def __new__(
+        cls,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        headroom: int,
+        evicted: int,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object, /) -> Self: ...
     @property
@@ -193,6 +224,23 @@ class Room:
 
 @final
 class Need:
+    def __new__(
+        cls,
+        need: int,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        fits: bool,
+        ever: bool,
+        waits: int | None,
+        device: int,
+        loads: int,
+        slow: int,
+        stop: str,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object, /) -> Self: ...
     @property
@@ -226,6 +274,9 @@ class Need:
 
 @final
 class Soon:
+    def __new__(cls, flight: int) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object, /) -> Self: ...
     @property
@@ -239,6 +290,22 @@ class Soon:
 
 @final
 class Violation:
+    def __new__(
+        cls,
+        law: str,
+        detail: str,
+        tier: str | None,
+        slot: int | None,
+        block: str | None,
+    ) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, _memo: object, /) -> Self: ...
     @property
