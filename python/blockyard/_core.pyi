@@ -1494,7 +1494,8 @@ class Cache:
         """Reports that these flights have missed their deadline, and their outcome is unknown.
 
         Their destinations are quarantined until `commit` or `abort` reports that the copies have
-        ended. It is for the thread that drives the steps.
+        ended, and nothing that they bring is believed. What they read is held no more, except for
+        copies to a keyed tier. It is for the thread that drives the steps.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -1578,6 +1579,8 @@ class Cache:
 
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots. Slots beyond that retire when they become free.
+
+        A copy that has missed its deadline may read retired slots still, until its end is reported.
 
         Args:
             tier: The tier.

@@ -14,7 +14,7 @@ from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import bounded
 
-__all__ = ["Ended", "Flights", "Waiting", "read_twice"]
+__all__ = ["Ended", "Flights", "Waiting", "numbers", "read_twice"]
 
 _log = Limited(__name__)
 
@@ -223,7 +223,8 @@ class Flights:
             tell = _log.warning if entry.fault else _log.debug
             tell("flight %d: %d of %d blocks are good", flight, entry.good, entry.blocks)
         ended.flights.append(flight)
-        ended.good.append(entry.good)
+        # Of what is late nothing is believed: what it read may be another block's by now.
+        ended.good.append(0 if entry.late else entry.good)
         ended.corrupt.append(entry.corrupt)
 
     def reset(self, rank: int) -> Ended:
@@ -318,3 +319,9 @@ def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes
     if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
         return flights
     return bounded("flights", flights)
+
+
+def numbers(flights: Plan | int | Iterable[Plan | int]) -> list[int]:
+    """The numbers of flights that a caller names, by themselves or by their plans."""
+    each = [flights] if isinstance(flights, Plan | int) else flights
+    return [one.flight if isinstance(one, Plan) else int(one) for one in each]

@@ -206,7 +206,7 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     };
     assert_eq!((pending(&parked), exclusive(&yard)), ((1, 2), 0));
     yard.overdue(&tail);
-    assert_eq!(pending(&parked), (0, 0), "it is read until the fence");
+    assert_eq!(pending(&parked), (0, 3), "it is read no more");
     let rest = yard.demote_parked(&parked, 5).unwrap();
     assert_eq!(rest.len(), 5);
     assert_eq!(pending(&parked), (5, 0));
