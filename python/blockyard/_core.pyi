@@ -1774,6 +1774,15 @@ class Cache:
             Misuse: The cache has no such tier.
         """
 
+    def idle_in_flight(self) -> dict[str, tuple[int, list[int]]]:
+        """Returns the idle blocks that nobody can have while copies need them, by tier.
+
+        This is a diagnostic: it takes time in proportion to the cache.
+
+        Returns:
+            For each tier with such blocks how many they are, and the flights, the oldest first.
+        """
+
     def dispatched(self) -> list[int]:
         """Returns the flights whose plans `dispatch` has returned, and whose outcome has not come.
 

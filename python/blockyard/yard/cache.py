@@ -377,7 +377,7 @@ class KVCache(Cache):
         Raises:
             Misuse: It is something else, or a token is out of range.
         """
-        return explain(self, request)
+        return explain(self, self._flights, request)
 
     def update_weights(self) -> None:
         """Ends an epoch as `clear`, because the weights have changed under one namespace."""
@@ -401,7 +401,7 @@ class KVCache(Cache):
         `Scheduler.stalled` says them in time. A scheduler of your own gives this question to a
         `StallWatch`. Any thread may ask.
         """
-        facts = undispatched(self, self._offload), unreported(self._flights, self._now)
+        facts = undispatched(self, self._offload), unreported(self, self._flights, self._now)
         return [fact for fact in facts if fact is not None]
 
     def unreported(self, rank: int) -> Unreported:
