@@ -250,7 +250,7 @@ def test_idle_blocks_that_a_copy_holds_are_named_with_the_rank_that_has_not_spok
         f"flight {later.flight} waits to be dispatched." in said
     )
     cache.dispatch()
-    cache.commit([by.Outcome(plan.flight, 0, 2), by.Outcome(later.flight, 1, 4)])
+    cache.commit([by.Outcome(plan.flight, 0, 2), by.Outcome(later.flight, 1, 2)])
     with pytest.raises(by.NoRoom) as refused:
         begin(cache, text(2, 32))
     for asked in (refused.value, text(2, 32)):
