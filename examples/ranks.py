@@ -16,7 +16,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 RANKS, TALKS, BLOCKS, TOKENS = 2, 5, 8, 128
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=64, ranks=RANKS)
 # Every process starts from it. The device, ordinary memory here, holds two talks; the host all.
-CONFIG = by.Config(layout=LAYOUT, device=17, host=99, write="through", ahead=16, deadline=9000)
+CONFIG = by.Config(layout=LAYOUT, device=17, host=99, write="through", ahead=16, deadline=9 * 10**9)
 
 
 def serve(rank: int, address: str) -> None:
@@ -63,9 +63,7 @@ def schedule(addresses: list[str], talks: Connection) -> None:
                 ways[rank].send(what)
                 answers[rank] = ways[rank].recv()
         if what[0] == "step":
-            cache.commit(
-                [one for said in answers for one in said or ()], now=time.monotonic_ns() // 10**6
-            )
+            cache.commit([one for said in answers for one in said or ()], now=time.monotonic_ns())
         for rank in (away := [rank for rank in range(RANKS) if answers[rank] is None]):
             hellos[rank] = meet(rank)
             by.agree(config, hellos)
