@@ -158,7 +158,8 @@ class Processes(Simulation):
             getattr(self, f"_on_{event.verb}")(*event.what)
         for rank in self._ranks:
             # What it says waits for the next scheduler.
-            rank.road += [(self.now, one) for one in rank.poll(self.now, self.seen)]
+            came = rank.poll(self.now, self.seen)
+            rank.road += [(self.now, outcome) for outcome in came]
         away = self._back or any(rank.stopped > self.now for rank in self._ranks)
         if self.now >= self._reborn and not away:
             tags = self._engine.tags
