@@ -33,6 +33,9 @@ def with_processes(
     if asks:
         setup = replace(setup, asks=asks, deadline=pick([None, setup.deadline, 12]))
     some = _some(chance, events)
+    if not asks:
+        # What a lost outcome holds comes back by a question alone, or by a reset.
+        some = [event for event in some if event.verb != "outcome" or event.what[1] != "lost"]
     ticks = max((event.tick for event in some), default=0) + 12
 
     def many(most: int) -> range:
@@ -55,9 +58,16 @@ def with_processes(
         for _ in many(4)
     ]
     fates = pick([["lost"], ["late", "late", "twice", "lost", "foreign"]])
+    fates = fates if asks else ["late", "twice", "foreign"]
     some += [
         Event(when(), "outcome", (rank(), pick(fates), chance.randint(1, 12))) for _ in many(24)
     ]
+    asked = [event for event in some if event.verb == "add" and len(event.what) < 9]  # noqa: PLR2004
+    for number in range(min(len(asked), pick([4, 12, 24]))):
+        # What was computed before is asked for again.
+        before = pick(asked)
+        tick = before.tick + chance.randint(4, ticks)
+        some.append(Event(tick, "add", (f"again{number}", *before.what[1:])))
     return setup, some
 
 
