@@ -23,7 +23,7 @@ SOURCES := Cargo.toml $(wildcard Cargo.lock) pyproject.toml LICENSE THIRD_PARTY_
 	$(shell find rust python -type f -not -path '*/__pycache__/*' | sort)
 # Notices a source that went away, which no time stamp tells.
 $(shell mkdir -p target; echo $(SOURCES) | cmp -s - target/sources.txt || echo $(SOURCES) >target/sources.txt)
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py benches/python benches/gpu benches/peers)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py tests/soak_ranks.py benches/python benches/gpu benches/peers)
 
 WHEEL_STAMP := target/wheels/wheel.stamp
 # It would print a page about another project.
@@ -43,7 +43,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host test test-rust test-engines \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-orders bench-peers bench-peers-disk measure \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu fmt clean
 
 help:  ## list what make can do
@@ -258,6 +258,9 @@ soak: install  ## simulate, and prove, with other seeds for SECONDS=60, on every
 soak-disk: install  ## kill a writer KILLS=1000 times, cut the power 80,000 times in both modes, flip 600 bits
 	BLOCKYARD_CUTS=80000 $(CARGO_TEST) --locked --package blockyard-disk --test disk blocks::
 	$(BIN)/python tests/soak_disk.py --kills $(or $(KILLS),1000)
+
+soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their reports, in SEEDS=200 plays
+	$(BIN)/python tests/soak_ranks.py --seeds $(or $(SEEDS),200)
 
 bench: install  ## the benches, in Rust and from Python
 	cargo bench --locked --package blockyard-core

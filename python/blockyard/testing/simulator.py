@@ -58,10 +58,15 @@ class Simulation:
 
     def _open(self, setup: Setup) -> None:
         """Begins a process: of what was before, it has what a disk has."""
-        self._ranks = [
-            SimulatedRank(self._config, setup, rank, self._folder, self._remains.disk(rank))
-            for rank in range(setup.ranks)
-        ]
+        self._ranks = [self._rank_of(rank) for rank in range(setup.ranks)]
+        self._open_yard(setup)
+
+    def _rank_of(self, rank: int) -> SimulatedRank:
+        disk = self._remains.disk(rank)
+        return SimulatedRank(self._config, self.setup, rank, self._folder, disk)
+
+    def _open_yard(self, setup: Setup) -> None:
+        """Begins a scheduler beside the ranks."""
         self._engine = SimulatedEngine(
             [memory for rank in self._ranks for memory in rank.memory],
             block_size=setup.block_size,
@@ -326,14 +331,14 @@ class Simulation:
         if memory == "lost":
             self._clear_disks()
         its.crane.reset()
-        its.lost = False
+        its.lost.clear()
         outcomes = its.poll(self.now, self.seen)
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
         self._replicas.each(lambda replica: replica.cache.reset(rank, memory=memory))
         self._copies.reset(rank)
         # The reset settles every flight of the rank, also those whose outcome was lost.
-        its.lost = False
+        its.lost.clear()
         if memory == "lost":
             self._on_engine("recompute")
 
@@ -401,13 +406,17 @@ class Simulation:
         self._slots[tier] = slots
 
     def _on_restart(self, how: str, number: int) -> None:
-        """The process ends, and clients add again what has not ended, from the prompt."""
+        """The process ends, and another one begins."""
         self._collect()
         self.seen[how] += 1
         self._remains.end(self._replicas.cache, how, number)
         self.close()
         tags, disk = self._engine.tags, self._remains.slots or self.setup.disk
         self._open(replace(self.setup, disk=disk))
+        self._add_again(tags)
+
+    def _add_again(self, tags: dict[Hashable, int]) -> None:
+        """Clients add again what has not ended, from the prompt."""
         self._held.clear()
         self._engine.tags |= tags
         self.requests.left()
@@ -441,7 +450,7 @@ class Simulation:
                 self._on_unhold(name)
         for number, rank in enumerate(self._ranks):
             rank.end_faults()
-            if rank.lost:
+            if rank.lost and not self.setup.processes:
                 self._on_rank(number, "kept")
         if self._death is not None:
             self._on_engine(self._death.requests)
