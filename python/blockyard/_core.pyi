@@ -1958,6 +1958,7 @@ class DiskLane:
         stamps: NDArray[np.uint64],
         planes: Sequence[tuple[NDArray[np.uint64], int, int]],
         sources: _Ints,
+        plan: int = 0,
     ) -> int:
         """Takes blocks to write. Their memory stays as it is until the copy has landed.
 
@@ -1970,6 +1971,7 @@ class DiskLane:
             planes: For each plane the addresses of the pieces of slot 0, the bytes from a slot to
                 the next, and the bytes of a piece.
             sources: Slots of that memory, shape (blocks,).
+            plan: A number of their plan, from 1 on, the same on all ranks; 0 for none.
 
         Returns:
             The number of the copy.
@@ -2042,7 +2044,24 @@ class DiskLane:
 
         Returns:
             Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as
-            `KVCache.restore` takes them; stamps, shape (blocks,), which all ranks must have alike.
+            `KVCache.restore` takes them; stamps, shape (blocks,), by which this rank orders them.
+
+        Raises:
+            Misuse: This process does not own the folder.
+            Unavailable: The table cannot be read.
+        """
+
+    def restore_with_plans(
+        self,
+    ) -> tuple[
+        tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint64]],
+        NDArray[np.uint32],
+    ]:
+        """Returns what `restore` does, and the numbers of the plans.
+
+        Returns:
+            What `restore` returns; and the plan that has written each block, shape (blocks,), as it
+            was given to `submit_down`. All ranks must have it alike, and the stamps where it is 0.
 
         Raises:
             Misuse: This process does not own the folder.

@@ -74,7 +74,7 @@ class DiskCopier(Single):
         *,
         keys: BlockKeys,
         parents: BlockKeys | None,
-        stamps: NDArray[np.uint64] | None = None,
+        stamps: tuple[NDArray[np.uint64], int] | None = None,
     ) -> Receipt | None:
         """Takes a copy, as `KeyedCopier.start_keyed`.
 
@@ -85,7 +85,8 @@ class DiskCopier(Single):
             destinations: As there.
             keys: As there.
             parents: As there.
-            stamps: Those of the blocks, where they were given before; else they are given now.
+            stamps: Those of the blocks and the number of their plan, where `DiskTier.stamps_of` was
+                asked before; else it is asked now.
 
         Raises:
             Misuse: The other side has no memory of this process, or the copier is closed.
@@ -104,7 +105,7 @@ class DiskCopier(Single):
             raise Misuse(f"slots = {slots.max()}: the disk has {disk.blocks}")
         flying = _Flying(self, len(slots), (source, destination), down=down)
         if down and stamps is None:
-            stamps = disk.stamps(len(slots))
+            stamps = disk.stamps_of(slots)
         try:
             for part in disk.parts:
                 rows = part.rows(slots)
@@ -115,8 +116,8 @@ class DiskCopier(Single):
                 local = part.local(slots[which])
                 # In one line each, so that no interrupt parts a copy from its number.
                 if down and stamps is not None and parents is not None:
-                    down_ = keys[which], parents[which], stamps[which], planes, others[which]
-                    flying.open[part.lane, part.lane.submit_down(local, *down_)] = rows
+                    down_ = keys[which], parents[which], stamps[0][which], planes, others[which]
+                    flying.open[part.lane, part.lane.submit_down(local, *down_, stamps[1])] = rows
                 else:
                     up = keys[which], planes, others[which]
                     flying.open[part.lane, part.lane.submit_up(local, *up)] = rows
