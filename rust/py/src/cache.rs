@@ -145,6 +145,27 @@ impl Cache {
         Ok(())
     }
 
+    /// Forgets what all tiers but the kept ones had, as the memory of a rank is gone. It never
+    /// waits.
+    ///
+    /// Running sequences go on, and publish nothing from now on. Parked ones that the kept tiers
+    /// have whole stay so.
+    ///
+    /// Args:
+    ///     kept: Names of tiers.
+    fn _lose_but(&self, py: Python<'_>, kept: Vec<String>) -> PyResult<()> {
+        self.check_sound()?;
+        let kept: Vec<_> = kept
+            .iter()
+            .map(|name| arguments::tier(name))
+            .collect::<Result<_, _>>()?;
+        enter(py, &self.inner, LONG, |state| {
+            state.lose_but(&kept);
+            Ok(())
+        })?;
+        Ok(())
+    }
+
     /// Tells whether anything from before a clear is still held or in flight.
     fn draining(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_sound()?;
