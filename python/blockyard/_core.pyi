@@ -1506,11 +1506,19 @@ class Cache:
             ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
 
-    def clear(self) -> None:
+    def clear(self, *, memory: Literal["lost", "disk kept"] = "lost") -> None:
         """Forgets all published blocks, as after a change of weights. It never waits.
 
         Running sequences go on, and publish nothing from now on. What is kept of parked ones is
         lost.
+
+        Args:
+            memory: "disk kept" forgets all but what the tiers have that are keyed, as where an
+                engine was restarted. That is found on, and sequences that they have whole stay
+                parked.
+
+        Raises:
+            Misuse: It is neither word, or no tier is keyed.
         """
 
     def draining(self) -> bool:

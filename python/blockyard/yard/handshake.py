@@ -7,7 +7,7 @@ from blockyard._core import Misuse
 from blockyard.shared.layout import Hello
 from blockyard.yard.config import Config
 
-__all__ = ["agree"]
+__all__ = ["agree", "check_hello"]
 
 
 def agree(config: Config, hellos: Sequence[Hello]) -> Config:
@@ -27,20 +27,7 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
     if said != list(range(config.ranks)):
         raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
     for hello in hellos:
-        rank = f"rank {hello.rank}"
-        if config.layout is not None and hello.layout != config.layout.fingerprint:
-            raise Misuse(f"{rank} has another layout: start every process from one configuration")
-        if hello.fingerprint != config.fingerprint:
-            raise Misuse(
-                f"{rank} is configured otherwise: its fingerprint is "
-                f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
-                "process from one configuration and version, and give its fingerprint to the Crane"
-            )
-        if hello.yard != (config.yard or hellos[0].yard):
-            raise Misuse(
-                f"{rank} shook hands with yard {hello.yard}, and not with this one, "
-                f"{config.yard or hellos[0].yard}: ask every rank for crane.hello(config.yard)"
-            )
+        check_hello(config, hello, config.yard or hellos[0].yard)
     device, host, disk = (
         min(getattr(hello, tier) for hello in hellos) for tier in ("device", "host", "disk")
     )
@@ -48,3 +35,25 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
     if config.engine:
         return replace(config, engine=device, host=host, disk=disk, yard=yard)
     return replace(config, device=device, host=host, disk=disk, yard=yard)
+
+
+def check_hello(config: Config, hello: Hello, yard: int) -> None:
+    """Refuses a crane that was started otherwise, or shook hands with another yard.
+
+    Raises:
+        Misuse: It was, or did; the rank is named.
+    """
+    rank = f"rank {hello.rank}"
+    if config.layout is not None and hello.layout != config.layout.fingerprint:
+        raise Misuse(f"{rank} has another layout: start every process from one configuration")
+    if hello.fingerprint != config.fingerprint:
+        raise Misuse(
+            f"{rank} is configured otherwise: its fingerprint is "
+            f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
+            "process from one configuration and version, and give its fingerprint to the Crane"
+        )
+    if hello.yard != yard:
+        raise Misuse(
+            f"{rank} shook hands with yard {hello.yard}, and not with this one, "
+            f"{yard}: ask every rank for crane.hello(config.yard)"
+        )

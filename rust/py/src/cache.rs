@@ -136,31 +136,23 @@ impl Cache {
     ///
     /// Running sequences go on, and publish nothing from now on. What is kept of parked ones is
     /// lost.
-    fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_sound()?;
-        enter(py, &self.inner, LONG, |state| {
-            state.clear();
-            Ok(())
-        })?;
-        Ok(())
-    }
-
-    /// Forgets what all tiers but the kept ones had, as the memory of a rank is gone. It never
-    /// waits.
-    ///
-    /// Running sequences go on, and publish nothing from now on. Parked ones that the kept tiers
-    /// have whole stay so.
     ///
     /// Args:
-    ///     kept: Names of tiers.
-    fn _lose_but(&self, py: Python<'_>, kept: Vec<String>) -> PyResult<()> {
+    ///     memory: "disk kept" forgets all but what the tiers have that are keyed, as where an
+    ///         engine was restarted. That is found on, and sequences that they have whole stay
+    ///         parked.
+    ///
+    /// Raises:
+    ///     Misuse: It is neither word, or no tier is keyed.
+    #[pyo3(signature = (*, memory="lost"))]
+    fn clear(&self, py: Python<'_>, memory: &str) -> PyResult<()> {
         self.check_sound()?;
-        let kept: Vec<_> = kept
-            .iter()
-            .map(|name| arguments::tier(name))
-            .collect::<Result<_, _>>()?;
+        let keeps = arguments::keeps_disk(memory)?;
         enter(py, &self.inner, LONG, |state| {
-            state.lose_but(&kept);
+            if keeps {
+                return state.lose_unkeyed();
+            }
+            state.clear();
             Ok(())
         })?;
         Ok(())

@@ -2,11 +2,28 @@
 //! they had, and no other has anything.
 
 use super::State;
+use crate::error::{Error, Result};
 use crate::id::{Ix as _, NodeIx, ParkedIx, SlotIx, Tier};
 use crate::pool::Hold;
 use crate::record::Keep;
 
 impl State {
+    /// [`Self::lose_but`] of the tiers that know whose blocks they have, so that nothing wrong is read there.
+    ///
+    /// # Errors
+    /// `Argument` where no tier is keyed.
+    pub fn lose_unkeyed(&mut self) -> Result<()> {
+        let below = self.tiers.below(Tier::DEVICE);
+        let kept: Vec<Tier> = below.filter(|tier| self.config.keyed[tier.at()]).collect();
+        if kept.is_empty() {
+            let help = "no tier is keyed, and knows whose blocks it has: give \"lost\", or the \
+                        configuration keyed=(\"disk\",)";
+            return Err(Error::argument("memory", "disk kept", help));
+        }
+        self.lose_but(&kept);
+        Ok(())
+    }
+
     /// The contents of all tiers but the kept ones are lost; those of the device always are. Nothing that was
     /// there is found any more, and no copy from there is published, however it ends. Running leases are
     /// detached, as by [`Self::clear`]: their blocks stay theirs. What the kept tiers have is found, and parked
