@@ -37,10 +37,11 @@ def rejoin(
 
     Example:
         >>> import blockyard as by
+        >>> from blockyard.shared.layout import Hello
         >>> layout = by.KVLayout.llama(2, 4, 8, ranks=2)
         >>> config = by.Config(layout=layout, device=16, host=32, yard=7)
         >>> said = [
-        ...     by.Hello(rank, config.fingerprint, 16, 32, layout.fingerprint, yard=7)
+        ...     Hello(rank, config.fingerprint, 16, 32, layout.fingerprint, yard=7)
         ...     for rank in (0, 1)
         ... ]
         >>> cache = by.KVCache(by.agree(config, said))

@@ -287,3 +287,61 @@ def test_stamps_of_a_plan_are_given_when_it_is_submitted(tmp_path: Path) -> None
     again, number = disk.stamps_of(first.destinations[:1])
     assert (again[0], number) == (begun[0][0][-1] + 1, 0), "nobody has submitted it"
     engine.close()
+
+
+def value(rank: int, talk: int, block: int) -> int:
+    return (40 * rank + 17 * talk + 5 * block) % 251 + 1
+
+
+def computed(engine: Engine, talk: int) -> int:
+    """Computes a talk where it is not found, and checks each byte that is; returns those tokens."""
+    tokens = range(100 * talk, 100 * talk + BLOCKS * SIZE)
+    lease = engine.cache.begin([*tokens, 7])
+    for plan in engine.cache.dispatch():
+        engine.submit(plan, range(len(engine.cranes)))
+    engine.settle()
+    table = engine.cache.block_tables(lease)[0]
+    for crane in engine.cranes:
+        (plane,) = crane.device.planes
+        for block in range(BLOCKS):
+            if block < lease.cached // SIZE:
+                assert (plane[table[block]] == value(crane.rank, talk, block)).all()
+            plane[table[block]] = value(crane.rank, talk, block)
+    found = lease.cached
+    engine.cache.seal(lease, len(tokens))
+    engine.cache.finish(lease)
+    return found
+
+
+def gone_down(engine: Engine) -> None:
+    engine.cache.demote(64)
+    for plan in engine.cache.dispatch():
+        engine.submit(plan, range(len(engine.cranes)))
+    engine.settle()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_dead_rank_does_not_cost_the_disk(tmp_path: Path, ranks: int) -> None:
+    engine = Engine(tmp_path, ranks)
+    for talk in (1, 2):
+        assert computed(engine, talk) == 0
+    gone_down(engine)
+    assert computed(engine, 3) == 0
+    # The copies of the third are under way when the process dies.
+    engine.cache.demote(64)
+    for plan in engine.cache.dispatch():
+        engine.submit(plan, range(ranks - 1))
+    engine.cranes[-1].close()
+    engine.cranes[-1] = crane = engine.opened(ranks - 1)
+    by.rejoin(engine.cache, crane.hello(engine.cache.config.yard))
+    engine.settle()
+    assert engine.cache.audit() is None
+    found = [computed(engine, talk) for talk in (1, 2, 3)]
+    assert found == [BLOCKS * SIZE, BLOCKS * SIZE, 0]
+    gone_down(engine)
+    for crane in engine.cranes:
+        crane.close()
+    engine.cranes = [engine.opened(crane.rank) for crane in engine.cranes]
+    offers = [crane.lasting.restored() for crane in engine.cranes]
+    assert len(Restored.agreed([one for one in offers if one is not None])) == 3 * BLOCKS
+    engine.close()

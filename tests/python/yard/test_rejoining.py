@@ -6,17 +6,19 @@ import pytest
 
 import blockyard as by
 from blockyard._core import InUse, Misuse
+from blockyard.shared.layout import Hello
 from blockyard.shared.plan import Outcome
 
 LAYOUT = by.KVLayout.llama(2, 4, 8, block_size=4, ranks=2)
 
 
-def opened(**more: Any) -> tuple[by.KVCache, list[by.Hello]]:
-    sizes: dict[str, Any] = {"device": 17, "host": 8, "disk": 16, "keyed": ("disk",)} | more
+def opened(**more: Any) -> tuple[by.KVCache, list[Hello]]:
+    sizes: dict[str, Any] = {"device": 17, "host": 8, "disk": 16, "keyed": ("disk",)}
+    sizes |= {"write": {"host": "through"}} | more
     config = by.Config(layout=LAYOUT, ahead=0, **sizes).named()
     tiers = [getattr(config, f"{tier}_blocks") for tier in ("device", "host", "disk")]
     hellos = [
-        by.Hello(
+        Hello(
             rank,
             config.fingerprint,
             tiers[0],
@@ -164,18 +166,18 @@ def test_what_is_parked_on_the_disk_stays_and_requests_that_ran_load_from_it() -
     cache, hellos = opened(host=0)
     tokens = list(range(9))
     parked = cache.park(cache.begin(tokens), 9)
-    cache.demote_parked(parked, 9)
+    cache.demote(9, of=parked)
     landed(cache)
     ran = below(cache, 1)
     running = cache.begin([*ran, 7])
     by.rejoin(cache, hellos[1])
-    assert parked.state == "parked"
+    assert parked.state == "kept"
     assert running.state == "detached"
     cache.finish(running)
     again = cache.begin([*ran, 7])
     assert again.cached == 8
     landed(cache)
-    lease = cache.resume(parked, tokens)
+    lease = cache.begin(parked)
     assert lease.cached == 9
     landed(cache)
     for one in (again, lease):
