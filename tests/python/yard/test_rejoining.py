@@ -81,13 +81,15 @@ def test_what_the_disk_has_outlives_the_reset_of_a_rank() -> None:
     cache.finish(lease)
 
 
-def test_a_plan_of_before_that_is_dispatched_after_it_publishes_nothing() -> None:
+def test_a_plan_of_before_is_not_dispatched_after_it() -> None:
+    """The rank would write what its new memory has, under the keys of before."""
     cache, _ = opened(host=0)
     tokens = publish(cache, 1)
     assert cache.demote(8) is not None
     cache.reset(1, memory="disk kept")
-    landed(cache)
+    assert cache.dispatch() == []
     assert found(cache, tokens) == (0, 0, 0)
+    assert cache.stats()["flights"] == 0
     assert cache.audit() is None
 
 

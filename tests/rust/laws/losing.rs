@@ -93,6 +93,7 @@ fn no_copy_from_what_is_lost_is_published_however_it_ends() {
         let yard = yard();
         yard.publish(&text(1, 2));
         let plan = yard.demote(2).expect("there is room");
+        assert_eq!(yard.cache.lock().dispatch(), [plan.clone()]);
         lose(&yard);
         assert_eq!(yard.disk().pinned, 2, "it may write there still");
         assert_eq!(yard.device().quarantined, 2, "and read there");
@@ -101,6 +102,23 @@ fn no_copy_from_what_is_lost_is_published_however_it_ends() {
         assert_eq!((yard.device().free, yard.disk().free), (12, 16));
         yard.at_rest();
     }
+}
+
+/// A rank would write there what its new memory has, under the keys of before.
+#[test]
+fn what_was_planned_from_there_and_not_dispatched_never_is() {
+    let yard = yard();
+    yard.publish_below(&text(2, 2));
+    yard.cache.lock().dispatch();
+    yard.publish(&text(1, 2));
+    yard.demote(2).expect("there is room");
+    let (lease, begun) = yard.begin(&and_one(&text(2, 2)));
+    lose(&yard);
+    assert_eq!(yard.cache.lock().dispatch(), begun.plans, "from the disk");
+    assert_eq!(yard.disk().free, 14);
+    yard.land(&begun.plans);
+    yard.finish(lease);
+    yard.at_rest();
 }
 
 #[test]

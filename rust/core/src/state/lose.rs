@@ -3,12 +3,15 @@
 
 use super::State;
 use crate::error::{Error, Result};
-use crate::id::{Ix as _, NodeIx, ParkedIx, SlotIx, Tier};
+use crate::id::{FlightId, FlightIx, Ix as _, NodeIx, ParkedIx, SlotIx, Tier};
+use crate::plan::Outcome;
 use crate::pool::Hold;
 use crate::record::Keep;
 
 impl State {
     /// [`Self::lose_but`] of the tiers that know whose blocks they have, so that nothing wrong is read there.
+    /// What was planned from a lost tier to one below the device and not dispatched ends, and never is: the
+    /// rank would write there what its new memory has, under the keys of before.
     ///
     /// # Errors
     /// `Argument` where no tier is keyed.
@@ -19,6 +22,17 @@ impl State {
             let help = "no tier is keyed, and knows whose blocks it has: give \"lost\", or the \
                         configuration keyed=(\"disk\",)";
             return Err(Error::argument("memory", "disk kept", help));
+        }
+        let mut planned: Vec<(u64, FlightIx)> = self
+            .flights
+            .iter()
+            .filter(|(_, record)| record.to > Tier::DEVICE && !kept.contains(&record.from))
+            .filter_map(|(flight, record)| Some((record.waits?, flight)))
+            .collect();
+        planned.sort_unstable();
+        for (_, flight) in planned {
+            let flight = FlightId(self.flights.id(flight));
+            self.commit(&[Outcome::failed(flight, 0)], None)?;
         }
         self.lose_but(&kept);
         Ok(())
