@@ -2059,17 +2059,15 @@ class DiskLane:
             Unavailable: The table cannot be read.
         """
 
-    def restore_with_plans(
+    def restored(
         self,
     ) -> tuple[
         tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint64]],
         NDArray[np.uint32],
     ]:
-        """Returns what `restore` does, and the numbers of the plans.
+        """Returns what `restore` does, and the number of the plan that has written each block.
 
-        Returns:
-            What `restore` returns; and the plan that has written each block, shape (blocks,), as it
-            was given to `submit_down`. All ranks must have it alike, and the stamps where it is 0.
+        All ranks must have that alike, and the stamps where it is 0. Its shape is (blocks,).
 
         Raises:
             Misuse: This process does not own the folder.

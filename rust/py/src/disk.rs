@@ -1,9 +1,9 @@
 //! The disk: a rank's blocks in slot files, read from and written to memory by address.
 
-use crate::buffers::{array, each, integers, shown};
+use crate::buffers::{array, integers};
 use crate::error::{Failure, Outcome};
 use crate::gil::wait;
-use crate::on_disk::{Restored, duration, owner, refused, restored, rows};
+use crate::on_disk::{Restored, duration, names_and_values, owner, refused, restored, rows};
 use crate::places::Addresses;
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
@@ -153,10 +153,7 @@ impl DiskLane {
     /// Raises:
     ///     Misuse: The arguments do not have as many blocks, or this process does not own the
     ///         folder.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what a record has, and where the bytes are"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     #[pyo3(signature = (slots, keys, parents, stamps, planes, sources, plan=0))]
     fn submit_down(
         &self,
@@ -296,22 +293,17 @@ impl DiskLane {
     ///     Misuse: This process does not own the folder.
     ///     Unavailable: The table cannot be read.
     fn restore<'py>(&self, py: Python<'py>) -> PyResult<Restored<'py>> {
-        Ok(self.restore_with_plans(py)?.0)
+        Ok(self.restored(py)?.0)
     }
 
-    /// Returns what `restore` does, and the numbers of the plans.
+    /// Returns what `restore` does, and the number of the plan that has written each block.
     ///
-    /// Returns:
-    ///     What `restore` returns; and the plan that has written each block, shape (blocks,), as it
-    ///     was given to `submit_down`. All ranks must have it alike, and the stamps where it is 0.
+    /// All ranks must have that alike, and the stamps where it is 0. Its shape is (blocks,).
     ///
     /// Raises:
     ///     Misuse: This process does not own the folder.
     ///     Unavailable: The table cannot be read.
-    fn restore_with_plans<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<(Restored<'py>, Bound<'py, PyAny>)> {
+    fn restored<'py>(&self, py: Python<'py>) -> PyResult<(Restored<'py>, Bound<'py, PyAny>)> {
         self.owned()?;
         let found = wait(py, || self.files.restore()).map_err(|error| refused(&error))?;
         let plans: Vec<u32> = found.iter().map(|record| record.plan).collect();
@@ -405,20 +397,6 @@ impl DiskLane {
         }
         Ok(())
     }
-}
-
-/// Reads what the bytes on a disk depend on.
-fn names_and_values(from: &Bound<'_, PyAny>) -> PyResult<Vec<(String, String)>> {
-    let wrong = |given: &Bound<'_, PyAny>| {
-        let given = shown(given);
-        Failure::misuse(format!(
-            "fields = {given}: pass a name and a value of each, as text"
-        ))
-    };
-    let items = from.try_iter().map_err(|_| wrong(from))?;
-    each("fields", from, items, |_, item| {
-        Ok(item.extract().map_err(|_| wrong(&item))?)
-    })
 }
 
 impl DiskLane {

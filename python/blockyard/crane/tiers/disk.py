@@ -408,7 +408,7 @@ class DiskTier(Single):
         """Returns what some parts have, the next to be evicted first of each in turn."""
         found = []
         for part in parts:
-            (slots, keys, parents, stamps), plans = part.lane.restore_with_plans()
+            (slots, keys, parents, stamps), plans = part.lane.restored()
             slots = slots * np.uint32(part.step) + np.uint32(part.first)
             found.append(Restored(slots, keys, parents, stamps, plans=plans))
         if len(found) == 1:
