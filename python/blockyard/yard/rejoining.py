@@ -60,7 +60,8 @@ def rejoin(
             f"gives out {device}: start it with as many"
         )
     stats = cache.stats()
-    for tier, slots in (("host", hello.host), ("disk", hello.disk)):
+    sizes: dict[Literal["host", "disk"], int] = {"host": hello.host, "disk": hello.disk}
+    for tier, slots in sizes.items():
         size = max(getattr(config, f"{tier}_blocks"), stats[f"{tier}_capacity"])
         for first in range(slots, size, MOST_ROWS):
             beyond = np.arange(first, min(size, first + MOST_ROWS), dtype=np.uint32)

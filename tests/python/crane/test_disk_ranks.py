@@ -16,6 +16,7 @@ import pytest
 
 import blockyard as by
 from blockyard.crane.crane import Crane
+from blockyard.crane.tiers import planes_of
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.restored import Restored
@@ -302,7 +303,7 @@ def computed(engine: Engine, talk: int) -> int:
     engine.settle()
     table = engine.cache.block_tables(lease)[0]
     for crane in engine.cranes:
-        (plane,) = crane.device.planes
+        (plane,) = planes_of(crane.device)
         for block in range(BLOCKS):
             if block < lease.cached // SIZE:
                 assert (plane[table[block]] == value(crane.rank, talk, block)).all()

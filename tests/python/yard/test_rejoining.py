@@ -180,6 +180,7 @@ def test_what_is_parked_on_the_disk_stays_and_requests_that_ran_load_from_it() -
     assert again.cached == 8
     landed(cache)
     lease = cache.begin(parked)
+    assert isinstance(lease, by.Lease)
     assert lease.cached == 9
     landed(cache)
     for one in (again, lease):
