@@ -147,9 +147,26 @@ class Unavailable(BlockyardError):
 class Keys:
     """The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding.
 
-    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
+    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them. They are
+    equal where they are alike and go on alike. Pickled they are for a process of the same version,
+    and as secret as the prompt and its salt.
+
+    Args:
+        data: What pickle has of them.
+
+    Raises:
+        Misuse: The bytes are not whole keys of this version.
     """
 
+    def __new__(cls, data: bytes) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -266,6 +283,17 @@ class Probe:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        device: int,
+        host: int,
+        disk: int,
+        stop: str,
+        flight: int | None,
+        evicted: bool | None,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -328,6 +356,17 @@ class Room:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        headroom: int,
+        evicted: int,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -372,6 +411,23 @@ class Need:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        need: int,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        fits: bool,
+        ever: bool,
+        waits: int | None,
+        device: int,
+        loads: int,
+        slow: int,
+        stop: str,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -441,6 +497,9 @@ class Soon:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(cls, flight: int) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -465,6 +524,22 @@ class Violation:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        law: str,
+        detail: str,
+        tier: str | None,
+        slot: int | None,
+        block: str | None,
+    ) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -1746,12 +1821,9 @@ class Cache:
         """
 
     def digest(self) -> int:
-        """Returns a fingerprint, of 64 bits, of everything that decides about answers.
+        """Returns a fingerprint, of 64 bits, of blocks, slots, leases, promises and flights.
 
-        Replicas that were fed the same calls have the same digest; if an answer of theirs could
-        differ, their digests differ. It does not cover the counts of refused calls, nor tokens that
-        were appended and not sealed. Only processes of one build can be compared. This is a
-        diagnostic: it takes time in proportion to the cache.
+        `KVCache.digest` says what it covers, and adds what the ranks have reported.
         """
 
     def exclusive_blocks(self, lease: Lease) -> int:

@@ -4,6 +4,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, Literal, Self, Unpack, cast
 
 import numpy as np
@@ -85,31 +86,24 @@ class KVCache(Cache):
     ) -> Self:
         """Makes an empty cache."""
         if not isinstance(config, Config | KVLayout | None):
-            raise TypeError(
-                f"a KVCache is made of a Config, a KVLayout or keywords, not {config!r}"
-            )
+            raise TypeError(f"a KVCache is made of a Config, layout or keywords, not {config!r}")
         if not isinstance(config, Config):
             config = Config.of({"layout": config, **keywords})
         elif keywords:
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
-        record = config.record
-        recording = Recording(None if record is None else str(record), config.block_size)
+        recording = Recording(config.record, config.block_size)
         recorder = recording.recorder
         memory = memory_for(config.device_blocks, config.host, config.disk, config.ghosts)
         yard = config.yard or draw_yard()
-        core = {**config.core(), "yard": yard, "memory": memory, "recorder": recorder}
-        cache = super().__new__(cls, **core)
-        cache._config = config
-        cache._recording = recording
+        cache = super().__new__(cls, **config.core(), yard=yard, memory=memory, recorder=recorder)
+        cache._config, cache._recording = config, recording
         if recorder is not None:
             # What is to be written is, also where the program just ends.
             weakref.finalize(cache, recording.close)
         cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
-        cache._offload = Offload(config)
-        cache._owner = Owner()
+        cache._offload, cache._owner = Offload(config), Owner()
         cache._ended = {} if config.engine else None
-        cache._now = 0
-        cache._times = None
+        cache._now, cache._times = 0, None
         return cache
 
     @property
@@ -141,9 +135,7 @@ class KVCache(Cache):
             InUse: What is pinned, claimed, promised or quarantined does not fit.
             Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
-        if memory is None:
-            memory = memory_for(slots)
-        super().resize(tier, slots, memory=memory)
+        super().resize(tier, slots, memory=memory_for(slots) if memory is None else memory)
 
     @override
     @owned
@@ -294,11 +286,8 @@ class KVCache(Cache):
     def reset(self, rank: int, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> int:
         """Ends a rank's copies, after its process was restarted or its device reset.
 
-        Call it only when that rank writes no more: `Crane.reset` comes before. It is for the thread
-        that drives the steps.
-
-        Slots that were quarantined for that rank come back. Flights that other ranks still copy
-        end when those have reported.
+        Call it, in the thread that drives the steps, only when that rank writes no more, as after
+        `Crane.reset`. Its quarantined slots come back; flights of others end when they report.
 
         Args:
             rank: Which rank.
@@ -412,6 +401,22 @@ class KVCache(Cache):
             Misuse: There is no such rank.
         """
         return self._flights.unreported(integer("rank", rank, least=0))
+
+    @override
+    def digest(self) -> int:
+        """Returns a fingerprint, of 64 bits, of everything that decides about answers.
+
+        Replicas that were fed the same calls have the same digest; if an answer of theirs could
+        differ, their digests differ. The order of outcomes within one `commit` is not in it, as it
+        decides nothing; nor are counts of refused calls and of outcomes, tokens that were appended
+        and not sealed, and what schedulers and cranes have. Only processes of one version can be
+        compared, between two steps. It takes time in proportion to the cache.
+        """
+        ended = sorted((self._ended or {}).items())
+        own = self._config.fingerprint, self._now, self._flights.state(), ended
+        return int.from_bytes(
+            blake2b(repr((super().digest(), own)).encode(), digest_size=8).digest()
+        )
 
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long `dispatch` and `commit` take, for `step_times`.

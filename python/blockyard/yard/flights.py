@@ -150,7 +150,9 @@ class Flights:
         self._launched += 1
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """Returns the outcomes as a list, all of which `take` will take.
+        """Returns the outcomes, all of which `take` will take, in an order that is theirs alone.
+
+        Of what a rank says twice about a flight, the worst comes first, and counts.
 
         Raises:
             Misuse: One contradicts its plan.
@@ -162,12 +164,14 @@ class Flights:
             if outcome.cause is not None and not isinstance(outcome.cause, Cause):
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
             entry = self._of(outcome)
-            if entry is not None and not 0 <= outcome.good <= entry.blocks:
+            if entry is None or outcome.rank not in entry.missing:
+                continue  # it will be ignored, whatever it says
+            if not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
-                    f"{outcome.flight}, which has {entry.blocks}"
+                    f"{outcome.flight}, which has {entry.blocks}: leave it out, and reset that rank"
                 )
-        return outcomes
+        return sorted(outcomes, key=_severity)
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
         """Takes outcomes and returns the flights that they have ended, until `forget` is told.
@@ -311,9 +315,25 @@ class Flights:
         for flight in flights:
             self._in_flight.pop(flight, None)
 
+    def state(self) -> tuple[object, ...]:
+        """Returns what decides about answers to come, as plain values; any thread may ask."""
+        waiting = [
+            (flight, it.order, it.since, sorted(it.missing), it.good, it.corrupt, it.late)
+            for flight, it in list(self._in_flight.items())
+        ]
+        lost = sorted({flight for flight in self._lost if self._awaited(flight)})
+        counts = self._counts["flights_failed"], self._counts["flights_unknown"]
+        return sorted(waiting), lost, self._launched, self._heard, counts
+
     def stats(self) -> dict[str, int]:
         """Returns counts, by the names of `SCHEMA`."""
         return dict(self._counts)
+
+
+def _severity(outcome: Outcome) -> tuple[int, int, bool, int, bool]:
+    """By flight and rank, the worst first."""
+    flight, rank, good, cause, _ = outcome
+    return flight, rank, cause is not Cause.LOST, good, cause is not Cause.CORRUPT
 
 
 def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes it

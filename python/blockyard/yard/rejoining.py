@@ -8,7 +8,7 @@ from blockyard._core import Misuse
 from blockyard.shared.layout import Hello
 from blockyard.shared.restored import MOST_ROWS
 from blockyard.yard.cache import KVCache
-from blockyard.yard.handshake import check_hello
+from blockyard.yard.handshake import check_hello, checked_hellos
 
 __all__ = ["rejoin"]
 
@@ -50,7 +50,7 @@ def rejoin(
         >>> cache.limit("host")
         0
     """
-    config = cache.config
+    config, (hello,) = cache.config, checked_hellos([hello])
     # Its yard, also where the configuration does not name it.
     check_hello(config, hello, cache.unreported(hello.rank).yard)
     device = cache.limit("device") + config.null_slots

@@ -245,11 +245,13 @@ impl Cache {
     fn mark_unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_sound()?;
         let named = Named::all(flights)?;
-        let ids: Vec<_> = named.iter().map(|named| named.flight).collect();
+        let mut ids: Vec<_> = named.iter().map(|named| named.flight).collect();
         let (blocks, plans) = (Named::blocks(&named), Named::plans(&named));
         let ended = enter(py, &self.inner, blocks, |state| {
             plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.check_flights(&ids)?;
+            // The caller's order decides nothing.
+            ids.sort_by_key(|&id| state.launch_of(id));
             ids.iter().try_fold(0, |ended, &id| {
                 Ok(ended + u64::from(state.mark_unknown(id)?))
             })

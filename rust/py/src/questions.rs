@@ -135,12 +135,9 @@ impl Cache {
         Ok(all.into_iter().map(row).collect())
     }
 
-    /// Returns a fingerprint, of 64 bits, of everything that decides about answers.
+    /// Returns a fingerprint, of 64 bits, of blocks, slots, leases, promises and flights.
     ///
-    /// Replicas that were fed the same calls have the same digest; if an answer of theirs could
-    /// differ, their digests differ. It does not cover the counts of refused calls, nor tokens that
-    /// were appended and not sealed. Only processes of one build can be compared. This is a
-    /// diagnostic: it takes time in proportion to the cache.
+    /// `KVCache.digest` says what it covers, and adds what the ranks have reported.
     fn digest(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.digest()))?)
