@@ -1582,11 +1582,19 @@ class Cache:
             ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
 
-    def clear(self) -> None:
+    def clear(self, *, memory: Literal["lost", "disk kept"] = "lost") -> None:
         """Forgets all published blocks, as after a change of weights. It never waits.
 
         Running sequences go on, and publish nothing from now on. What is kept of parked ones is
         lost.
+
+        Args:
+            memory: "disk kept" forgets all but what the tiers have that are keyed, as where an
+                engine was restarted. That is found on, and sequences that they have whole stay
+                parked.
+
+        Raises:
+            Misuse: It is neither word, or no tier is keyed.
         """
 
     def draining(self) -> bool:
@@ -2042,6 +2050,7 @@ class DiskLane:
         stamps: NDArray[np.uint64],
         planes: Sequence[tuple[NDArray[np.uint64], int, int]],
         sources: _Ints,
+        plan: int = 0,
     ) -> int:
         """Takes blocks to write. Their memory stays as it is until the copy has landed.
 
@@ -2054,6 +2063,7 @@ class DiskLane:
             planes: For each plane the addresses of the pieces of slot 0, the bytes from a slot to
                 the next, and the bytes of a piece.
             sources: Slots of that memory, shape (blocks,).
+            plan: A number of their plan, from 1 on, the same on all ranks; 0 for none.
 
         Returns:
             The number of the copy.
@@ -2126,7 +2136,22 @@ class DiskLane:
 
         Returns:
             Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as
-            `KVCache.restore` takes them; stamps, shape (blocks,), which all ranks must have alike.
+            `KVCache.restore` takes them; stamps, shape (blocks,), by which this rank orders them.
+
+        Raises:
+            Misuse: This process does not own the folder.
+            Unavailable: The table cannot be read.
+        """
+
+    def restored(
+        self,
+    ) -> tuple[
+        tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint64]],
+        NDArray[np.uint32],
+    ]:
+        """Returns what `restore` does, and the number of the plan that has written each block.
+
+        All ranks must have that alike, and the stamps where it is 0. Its shape is (blocks,).
 
         Raises:
             Misuse: This process does not own the folder.
