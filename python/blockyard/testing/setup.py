@@ -17,7 +17,7 @@ from blockyard.shared.hints import Retention
 from blockyard.yard.config import Eviction, HostCopies
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
+__all__ = ["FAULTS", "HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
 
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 
@@ -64,6 +64,11 @@ OWN_VERBS: Final = frozenset(
     {"add", "abort", "hint", "copy", "outcome", "release", "stall", "rank", "engine", "resize"}
 )
 """Those that an engine which gives out its block ids itself knows."""
+
+FAULTS: Final = frozenset(
+    {"copy", "outcome", "rank", "engine", "weights", "fail", "resize", "kill", "scheduler"}
+)
+"""Those that may cost a sequence the last copy of its KV, or the room that it began with."""
 
 
 class Event(NamedTuple):
