@@ -27,6 +27,7 @@ TABLE = {
     "outcome twice": "outcomes twice",
     "outcome lost": "outcomes lost",
     "outcome asked for": "outcomes asked for again",
+    "plans of another yard": "plans of a yard before",
     "outcome of another yard": "outcomes of a yard before",
     "plans down": "plans down",
     "plans up": "plans up",

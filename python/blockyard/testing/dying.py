@@ -15,9 +15,7 @@ _KEPT: Final = frozenset({"add", "abort", "copy", "outcome", "release", "ack", "
 """The events that stay where few others are wanted."""
 
 
-def with_processes(
-    seed: int, setup: Setup, events: Iterable[Event]
-) -> tuple[Setup, list[Event]]:
+def with_processes(seed: int, setup: Setup, events: Iterable[Event]) -> tuple[Setup, list[Event]]:
     """Returns a scenario of two or four ranks and a scheduler, which die and stop one by one.
 
     Args:
@@ -94,13 +92,15 @@ def _with_tiers(chance: random.Random, setup: Setup) -> Setup:
     pick: _Pick = chance.choice
     host = setup.host or pick([0, 12, 24])
     disk = setup.disk or (pick([0, 16, 60]) if host else 24)
-    late = 6 + setup.disk_polls * (2 if setup.disk_copies else 1)
+    late = 6 + setup.disk_polls
     return replace(
         setup,
         host=host,
         disk=disk,
         write=pick([setup.write, "through", {"device": "through", "host": "through"}]),
         ahead=pick([setup.ahead, None, 4]),
+        # One that makes few copies at once would be later than every deadline.
+        disk_copies=0,
         deadline=pick([late, 2 * late, {"device": late, "host": late, "disk": 2 * late}]),
     )
 

@@ -17,7 +17,7 @@ from blockyard.shared.hints import Retention
 from blockyard.yard.config import Eviction, HostCopies
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
+__all__ = ["FAULTS", "HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
 
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 
@@ -65,6 +65,11 @@ OWN_VERBS: Final = frozenset(
 )
 """Those that an engine which gives out its block ids itself knows."""
 
+FAULTS: Final = frozenset(
+    {"copy", "outcome", "rank", "engine", "weights", "fail", "resize", "kill", "scheduler"}
+)
+"""Those that may cost a sequence the last copy of its KV, or the room that it began with."""
+
 
 class Event(NamedTuple):
     """One thing that happens at a tick.
@@ -86,7 +91,8 @@ for the next such copy |
 next outcome |
     | release | rank: copies that hang go on, and a dead copier lives again |
     | stall | ticks in which the engine computes nothing |
-    | rank | rank, "kept" or "lost": the rank is reset, and its memory is kept or lost |
+    | rank | rank, "kept", "lost" or "disk kept": the rank is reset, and its memory is kept, or \
+lost, or lost but for a disk that outlives the process |
     | engine | "recompute" or "abort": the engine is reset |
     | weights | the weights are updated |
     | reconcile | ticks by which the engine's list of seats is late |

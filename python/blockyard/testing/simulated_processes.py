@@ -4,19 +4,22 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from blockyard._typing import override
 from blockyard.crane.crane import Crane
+from blockyard.shared.layout import Hello
 from blockyard.shared.plan import Outcome, Plan, Unreported
 from blockyard.testing.engine import check
 from blockyard.testing.setup import Setup
-from blockyard.testing.simulated_rank import SimulatedRank, config_of
+from blockyard.testing.simulated_rank import SimulatedRank
 from blockyard.testing.simulator import Simulation
 from blockyard.yard.handshake import agree
 
 __all__ = ["Processes", "RankProcess"]
 
+_Wire: TypeAlias = deque[tuple[int, int, list[Plan] | Unreported]]
+"""What was sent, with the ticks at which it arrives and was sent."""
 _ALONE: Final = frozenset({"kill", "stop", "slow", "copy", "outcome", "release"})
 """Events that need no scheduler."""
 
@@ -29,8 +32,13 @@ class RankProcess(SimulatedRank):
         _, setup, rank, *_ = what
         self._lossy = setup.lossy
         self._chance = random.Random(f"losses {rank}")  # noqa: S311 - not for cryptography
-        self._wire: deque[tuple[int, int, list[Plan] | Unreported]] = deque()
+        self._wire: _Wire = deque()
+        self._wires = [self._wire]
+        """A way for each scheduler there was, the last one's at the end."""
+        self._yard = setup.yard
         self._now = 0
+        self.detour = 0
+        """Ticks by which what is of another scheduler is late."""
         self.slow = 0
         """Ticks that what is sent to it takes."""
         self.stopped = 0
@@ -63,16 +71,39 @@ class RankProcess(SimulatedRank):
         self._now = now
         if self.dead or self.stopped > now:
             return self.arrived(now)
-        while self._wire and self._wire[0][0] <= now:
-            _, _, sent = self._wire.popleft()
-            if isinstance(sent, Unreported):
-                assert isinstance(self.crane, Crane)  # noqa: S101 - it has bytes
-                answers = self.crane.reconcile(sent)
-                seen["outcome asked for"] += len(answers)
-                self.send(answers, now, seen)
-            else:
-                super().submit(sent)
+        for wire in self._wires:
+            while wire and wire[0][0] <= now:
+                self._take(wire.popleft()[2], now, seen)
+        self._wires = [wire for wire in self._wires[:-1] if wire] + self._wires[-1:]
         return super().poll(now, seen)
+
+    def _take(self, sent: list[Plan] | Unreported, now: int, seen: Counter[str]) -> None:
+        if isinstance(sent, Unreported):
+            answers = self._crane.reconcile(sent)
+            seen["outcome asked for"] += len(answers)
+            self.send(answers, now, seen)
+        else:
+            seen["plans of another yard"] += sum(plan.yard != self._yard for plan in sent)
+            super().submit(sent)
+
+    @property
+    def _crane(self) -> Crane:
+        assert isinstance(self.crane, Crane)  # noqa: S101 - it has bytes
+        return self.crane
+
+    def hello(self, yard: int) -> Hello:
+        """Shakes hands with a scheduler; what is of another one comes late from now on."""
+        if yard != self._yard:
+            self._yard, self._wire = yard, deque()
+            self._wires.append(self._wire)
+            self.road = [(self._now + self.detour, outcome) for _, outcome in self.road]
+        return self._crane.hello(yard)
+
+    def parted(self, ticks: int, detour: int) -> None:
+        """Its scheduler has died, for so many ticks: what that one has sent comes late."""
+        self.detour = detour
+        late = ((due + ticks + detour, sent, what) for due, sent, what in self._wire)
+        self._wires[-1] = self._wire = deque(late)
 
     @override
     def send(self, outcomes: Iterable[Outcome], now: int, seen: Counter[str]) -> None:
@@ -80,11 +111,13 @@ class RankProcess(SimulatedRank):
         for outcome in outcomes:
             if self._lossy and self._chance.randrange(100) < self._lossy:
                 self.fates.appendleft(("lost", 0))
-            super().send([outcome], now, seen)
+            late = self.detour if outcome.yard != self._yard else 0
+            super().send([outcome], now + late, seen)
 
     def kill(self) -> None:
         """Ends it; what was under way to it is lost."""
         self.dead = True
+        self._wires = [self._wire]
         self._wire.clear()
         self.crane.close()
 
@@ -94,18 +127,21 @@ class RankProcess(SimulatedRank):
 
     @override
     def end_faults(self) -> None:
+        """Lets it go on, and what is sent to it arrive at once."""
         self.slow = self.stopped = 0
         super().end_faults()
 
     @property
     @override
     def hung(self) -> bool:
-        return self.dead or self.stopped > self._now or bool(self._wire) or super().hung
+        """Whether it is away, or something is on its way to it; or as the parent has it."""
+        return self.dead or self.stopped > self._now or any(self._wires) or super().hung
 
     @property
     @override
     def silent(self) -> bool:
-        return not self._wire and super().silent
+        """Whether nothing is on its way, in either direction."""
+        return not any(self._wires) and super().silent
 
 
 class Processes(Simulation):
@@ -132,22 +168,18 @@ class Processes(Simulation):
         self._reborn = None
         self._yard += 1
         setup = replace(self.setup, yard=self._yard)
-        hellos = [self._hello(rank) for rank in self._ranks]
+        hellos = [rank.hello(self._yard) for rank in self._ranks]
         config = agree(replace(self._config, yard=self._yard), hellos)
         check(config.device == self._config.device, f"the yard opens with {config}")
         self._open_yard(setup)
-
-    def _hello(self, rank: RankProcess) -> Any:  # noqa: ANN401 - a `Hello`
-        assert isinstance(rank.crane, Crane)  # noqa: S101 - it has bytes
-        return rank.crane.hello(self._yard)
 
     # -- a tick ------------------------------------------------------------------------------
 
     @override
     def _tick(self, *, reconcile_every: int, schedule: bool = True) -> None:
-        for rank, tick in list(self._back.items()):
+        for number, tick in list(self._back.items()):
             if self.now + 1 >= tick:
-                self._rejoin(rank)
+                self._rejoin(number)
         if self._reborn is None:
             super()._tick(reconcile_every=reconcile_every, schedule=schedule)
             return
@@ -215,7 +247,7 @@ class Processes(Simulation):
         new.road = road
         self._engine.replace(rank, new.memory[0])
         if self._reborn is None:
-            self._hello(new)
+            new.hello(self._yard)
             self._on_rank(rank, "lost")
 
     def _on_stop(self, rank: int, ticks: int) -> None:
@@ -229,8 +261,10 @@ class Processes(Simulation):
     def _on_scheduler(self, ticks: int, number: int) -> None:
         self._collect()
         self.seen["scheduler killed"] += 1
-        for rank in self._ranks[number:]:
-            rank.unsent()
+        for at, rank in enumerate(self._ranks):
+            if at >= number:
+                rank.unsent()
+            rank.parted(ticks, ticks // 2)
         self._reborn = self.now + ticks
 
     @override

@@ -6,29 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from blockyard._core import InUse, Unavailable
+from blockyard._core import InUse
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import TIERS
 from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
-from blockyard.testing.engine import Broken, SimulatedEngine, check
+from blockyard.testing.engine import SimulatedEngine, check
 from blockyard.testing.orders import as_retained
 from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Death, Requests
 from blockyard.testing.restarts import Remains
 from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import Scenario
-from blockyard.testing.setup import Setup
+from blockyard.testing.setup import FAULTS, Setup
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
 
 __all__ = ["Simulation"]
 
 _QUIET: Final = 24
 """Ticks without a plan after which nothing more is copied ahead."""
-_FAULTS: Final = frozenset({"copy", "outcome", "rank", "engine", "weights", "fail", "resize"})
-"""Events that may cost a sequence the last copy of its KV, or the room that it began with."""
 _WAITING: Final = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
 
@@ -48,7 +46,7 @@ class Simulation:
         self._config = config_of(setup, scenario.largest)
         self._folder = shared
         self.seen: Counter[str] = Counter()
-        faulty = any(event.verb in _FAULTS for event in scenario.events)
+        faulty = setup.lossy > 0 or any(event.verb in FAULTS for event in scenario.events)
         self.requests = Requests(setup, self.seen, faulty=faulty)
         self._remains = Remains(setup, self._config, shared, self.seen)
         self._pending_aborts: list[tuple[str, str]] = []
@@ -324,7 +322,7 @@ class Simulation:
     def _on_stall(self, ticks: int) -> None:
         self._engine.stalled += ticks
 
-    def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - "kept" or "lost"
+    def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - what `reset` takes
         """Resets a rank; where its memory is lost, the engine is lost too."""
         its = self._ranks[rank]
         self.seen[f"rank reset, memory {memory}"] += 1
@@ -339,19 +337,22 @@ class Simulation:
         self._copies.reset(rank)
         # The reset settles every flight of the rank, also those whose outcome was lost.
         its.lost.clear()
-        if memory == "lost":
-            self._on_engine("recompute")
+        if memory != "kept":
+            self._on_engine("recompute", memory)
 
-    def _on_engine(self, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
+    def _on_engine(self, requests: Any, memory: Any = "lost") -> None:  # noqa: ANN401 - likewise
         self.seen["engine reset"] += 1
         if self._death is not None:
             self._replicas.fill()
-        self._clear_disks()
+        if memory == "lost":
+            self._clear_disks()
         self._engine.reset()
         self._death = None
         if requests == "abort":
             self.requests.aborted |= set(self._states())
-        self._replicas.each(lambda replica: replica.scheduler.reset(requests=requests))
+        self._replicas.each(
+            lambda replica: replica.scheduler.reset(requests=requests, memory=memory)
+        )
 
     def _on_fail(self, ticks: int, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
         """The engine dies: the requests that it had fail, once and now; others wait (T29)."""
@@ -371,12 +372,7 @@ class Simulation:
         check(not lost, f"T29: {lost} are not waiting, and the engine is dead")
         self.seen["engine died"] += 1
         self.seen["T29 dead"] += sum(states[name] is RequestState.STOPPING for name in had)
-        for replica in self._replicas:
-            try:
-                replica.scheduler.schedule()
-            except Unavailable:
-                continue
-            raise Broken("T29: a step for an engine that is dead")
+        self._replicas.check_dead()
 
     def _on_promise(self, name: str, blocks: int, ticks: int, peer: str) -> None:
         if name in self.requests:

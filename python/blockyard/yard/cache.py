@@ -19,7 +19,8 @@ from blockyard.shared.plan import Outcome, Unreported, draw_yard
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Reading, StepTimes, timed
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import integer
+from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights, numbers, read_twice
@@ -286,36 +287,35 @@ class KVCache(Cache):
                 self._ended.setdefault(flight, count)
 
     @owned
-    def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
+    def reset(self, rank: int, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> int:
         """Ends a rank's copies, after its process was restarted or its device reset.
 
-        Call it only when that rank writes no more: `Crane.reset` comes before. It is for the thread
-        that drives the steps.
-
-        Slots that were quarantined for that rank come back. Flights that other ranks still copy
-        end when those have reported.
+        Call it, in the thread that drives the steps, only when that rank writes no more, as after
+        `Crane.reset`. Its quarantined slots come back; flights of others end when they report.
 
         Args:
             rank: Which rank.
-            memory: Whether the contents of its tiers are "kept" or "lost". If lost, nothing
-                published so far is used again, as after `clear`, and running sequences must be
-                recomputed.
+            memory: Whether the contents of its tiers are "kept", "lost", or lost but for the
+                "disk kept". If lost, nothing published so far is used again, as after `clear` with
+                the same word, and running sequences must be recomputed.
 
         Returns:
             Flights that ended.
 
         Raises:
-            Misuse: There is no such rank, another word for `memory`, or another call of these verbs
-                is under way.
+            Misuse: There is no such rank, another word for `memory`, no tier that is keyed and
+                would be kept, or another call of these verbs is under way.
         """
         return self._reset(rank, memory)
 
-    def _reset(self, rank: int, memory: Literal["lost", "kept"]) -> int:
-        one_of("memory", memory, ("lost", "kept"))
-        ended = self._flights.reset(integer("rank", rank, least=0))
+    def _reset(self, rank: int, memory: Literal["lost", "kept", "disk kept"]) -> int:
+        check_memory(memory, self._config.keyed)
+        self._flights.check_rank(integer("rank", rank, least=0))
         if memory == "lost":
             self._end_epoch()
-        return self._end(ended) + self._give_back_lost()
+        elif memory == "disk kept":
+            super().clear(memory=memory)
+        return self._end(self._flights.reset(rank)) + self._give_back_lost()
 
     def _give_back_lost(self) -> int:
         """Ends flights that nobody knows of: an interrupt came when `dispatch` had taken them."""

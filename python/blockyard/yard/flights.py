@@ -237,7 +237,7 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        self._check_rank(rank)
+        self.check_rank(rank)
         waiting = list(self._in_flight.items())
         mine = [flight for flight, it in waiting if rank in it.missing or not it.missing]
         return self.take(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
@@ -281,11 +281,16 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        self._check_rank(rank)
+        self.check_rank(rank)
         waiting = list(self._in_flight.items())
         return Unreported(self._yards[1], [flight for flight, it in waiting if rank in it.missing])
 
-    def _check_rank(self, rank: int) -> None:
+    def check_rank(self, rank: int) -> None:
+        """Refuses a rank that is not there.
+
+        Raises:
+            Misuse: It is not.
+        """
         if not 0 <= rank < self._ranks:
             raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
 

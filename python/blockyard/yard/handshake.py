@@ -8,7 +8,7 @@ from blockyard.shared.layout import Hello
 from blockyard.shared.validate import integer, shown
 from blockyard.yard.config import Config
 
-__all__ = ["agree"]
+__all__ = ["agree", "check_hello", "checked_hellos"]
 
 
 def agree(config: Config, hellos: Iterable[Hello]) -> Config:
@@ -26,25 +26,12 @@ def agree(config: Config, hellos: Iterable[Hello]) -> Config:
     """
     if not isinstance(config, Config):
         raise Misuse(f"config = {shown(config)}: give the Config that every process has")
-    hellos = _checked(hellos)
+    hellos = checked_hellos(hellos)
     said = sorted(hello.rank for hello in hellos)
     if said != list(range(config.ranks)):
         raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
     for hello in hellos:
-        rank = f"rank {hello.rank}"
-        if config.layout is not None and hello.layout != config.layout.fingerprint:
-            raise Misuse(f"{rank} has another layout: start every process from one configuration")
-        if hello.fingerprint != config.fingerprint:
-            raise Misuse(
-                f"{rank} is configured otherwise: its fingerprint is "
-                f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
-                "process from one configuration and version, and give its fingerprint to the Crane"
-            )
-        if hello.yard != (config.yard or hellos[0].yard):
-            raise Misuse(
-                f"{rank} shook hands with yard {hello.yard}, and not with this one, "
-                f"{config.yard or hellos[0].yard}: ask every rank for crane.hello(config.yard)"
-            )
+        check_hello(config, hello, config.yard or hellos[0].yard)
     device, host, disk = (
         min(getattr(hello, tier) for hello in hellos) for tier in ("device", "host", "disk")
     )
@@ -54,7 +41,29 @@ def agree(config: Config, hellos: Iterable[Hello]) -> Config:
     return replace(config, device=device, host=host, disk=disk, yard=yard)
 
 
-def _checked(hellos: object) -> list[Hello]:
+def check_hello(config: Config, hello: Hello, yard: int) -> None:
+    """Refuses a crane that was started otherwise, or shook hands with another yard.
+
+    Raises:
+        Misuse: It was, or did; the rank is named.
+    """
+    rank = f"rank {hello.rank}"
+    if config.layout is not None and hello.layout != config.layout.fingerprint:
+        raise Misuse(f"{rank} has another layout: start every process from one configuration")
+    if hello.fingerprint != config.fingerprint:
+        raise Misuse(
+            f"{rank} is configured otherwise: its fingerprint is "
+            f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
+            "process from one configuration and version, and give its fingerprint to the Crane"
+        )
+    if hello.yard != yard:
+        raise Misuse(
+            f"{rank} shook hands with yard {hello.yard}, and not with this one, "
+            f"{yard}: ask every rank for crane.hello(config.yard)"
+        )
+
+
+def checked_hellos(hellos: object) -> list[Hello]:
     """Returns what a crane of this version can have said.
 
     Raises:

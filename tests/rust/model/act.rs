@@ -140,6 +140,13 @@ impl World {
                 self.cache.lock().clear();
                 self.yard.clear();
             }
+            Op::Lose(kept) => {
+                let below = (1..self.yard.tiers).filter(|&tier| kept >> tier & 1 == 1);
+                let kept: Vec<usize> = below.collect();
+                let tiers: Vec<Tier> = kept.iter().map(|&tier| Tier(tier)).collect();
+                self.cache.lock().lose_but(&tiers);
+                self.yard.lose_but(&kept);
+            }
             Op::Resize(tier, slots) | Op::ResizeOn(tier, slots) => {
                 let (tier, slots) = (usize::from(tier), u32::from(slots));
                 let answer = self.cache.lock().resize(Tier(tier), slots);

@@ -97,6 +97,8 @@ pub(crate) enum Op {
     Resize(u8, u8),
     /// The slots of a tier from the first one on, each so many behind the one before.
     Withdraw(u8, u8, u8),
+    /// The contents of all tiers, but for those below the device with a bit here.
+    Lose(u8),
     DropLease(u8),
     DropParked(u8),
     /// Blocks for a request that does not run yet.
@@ -512,6 +514,17 @@ pub(crate) fn withdrawals(steps: usize) -> impl Strategy<Value = Script> {
     (script(steps), lost).prop_map(|(Script { setup, mut ops }, lost)| {
         for (at, (tier, slot)) in lost {
             ops.insert(at.index(ops.len()), Op::Withdraw(tier, slot, u8::MAX));
+        }
+        Script { setup, ops }
+    })
+}
+
+/// The same, and at random moments the memory of a rank is lost, but for some tiers below the device.
+pub(crate) fn losses(steps: usize) -> impl Strategy<Value = Script> {
+    let lost = vec((any::<prop::sample::Index>(), any::<u8>()), 1..steps / 20);
+    (script(steps), lost).prop_map(|(Script { setup, mut ops }, lost)| {
+        for (at, kept) in lost {
+            ops.insert(at.index(ops.len()), Op::Lose(kept));
         }
         Script { setup, ops }
     })

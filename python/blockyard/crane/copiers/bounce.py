@@ -98,8 +98,7 @@ class BounceCopier(Single):
         if self._closed:
             raise Misuse("the copier is closed")
         down = destination.name == self._disk.name
-        # They are given now, so that all ranks give the same whatever comes between.
-        stamps = self._disk.stamps(len(sources)) if down else None
+        stamps = self._disk.stamps_of(destinations) if down else None
         taken = _Bounced(self, (source, destination), (sources, destinations), (keys, parents))
         taken.stamps = stamps
         self._flying.append(taken)
@@ -160,7 +159,7 @@ class BounceCopier(Single):
             destinations[rows],
             keys=keys[rows],
             parents=None if parents is None else parents[rows],
-            stamps=one.stamps[rows],
+            stamps=(one.stamps[0][rows], one.stamps[1]),
         )
 
     @contextmanager
@@ -220,7 +219,7 @@ class _Bounced:
         keys: tuple[BlockKeys, BlockKeys | None],
     ) -> None:
         self._copier, self.tiers, self.slots, self.keys = copier, tiers, slots, keys
-        self.stamps: NDArray[np.uint64] | None = None
+        self.stamps: tuple[NDArray[np.uint64], int] | None = None
         self._good = len(slots[0])
         self._cause: Cause | None = None
         self._next = 0

@@ -79,7 +79,7 @@ class DiskCopier(Single):
         *,
         keys: BlockKeys,
         parents: BlockKeys | None,
-        stamps: NDArray[np.uint64] | None = None,
+        stamps: tuple[NDArray[np.uint64], int] | None = None,
     ) -> Receipt | None:
         """Takes a copy, as `KeyedCopier.start_keyed`.
 
@@ -90,7 +90,8 @@ class DiskCopier(Single):
             destinations: As there.
             keys: As there.
             parents: As there.
-            stamps: Those of the blocks, where they were given before; else they are given now.
+            stamps: Those of the blocks and the number of their plan, where `DiskTier.stamps_of` was
+                asked before; else it is asked now.
 
         Raises:
             Misuse: The other side has no memory of this process, or the copier is closed.
@@ -109,7 +110,7 @@ class DiskCopier(Single):
             raise Misuse(f"slots = {slots.max()}: the disk has {disk.blocks}")
         flying = _Flying(self, len(slots), (source, destination), down=down)
         if down and stamps is None:
-            stamps = disk.stamps(len(slots))
+            stamps = disk.stamps_of(slots)
         try:
             for part in disk.parts:
                 rows = part.rows(slots)
@@ -120,11 +121,12 @@ class DiskCopier(Single):
                 local = part.local(slots[which])
                 flying.open[part.lane] = rows
                 if down and stamps is not None and parents is not None:
-                    whose = [keys[which]], [parents[which]], [stamps[which]]
-                    numbers = map(part.lane.submit_down, [local], *whose, [planes], [others[which]])
+                    whose = [keys[which]], [parents[which]], [stamps[0][which]]
+                    ends = [planes], [others[which]], [stamps[1]]
+                    numbers = map(part.lane.submit_down, [local], *whose, *ends)
                 else:
-                    ends = [planes], [others[which]]
-                    numbers = map(part.lane.submit_up, [local], [keys[which]], *ends)
+                    asked = [keys[which]], [planes], [others[which]]
+                    numbers = map(part.lane.submit_up, [local], *asked)
                 # It is submitted and its number noted by one call of C, which no interrupt divides.
                 named = zip(repeat(part.lane), numbers, strict=False)
                 self._flying.update(zip(named, [flying], strict=True))
