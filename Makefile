@@ -208,9 +208,9 @@ check-wheel: $(WHEEL_STAMP)  ## one wheel for every Python from 3.11 and for gli
 	$(BIN)/check-wheel-contents $(DIST)/*.whl
 
 # Where pyenv is, its Pythons are found.
-smoke: $(WHEEL_STAMP)  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.14 that is here
+smoke: $(WHEEL_STAMP) $(VENV)/test.txt  ## the wheel alone, in a clean environment of each Python from 3.11 to 3.14 that is here
 	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd: -) $(BIN)/nox --noxfile .ci/noxfile.py \
-		--envdir $(CURDIR)/target/smoke -- target/wheels/*.whl $(VENV)/run.txt
+		--envdir $(CURDIR)/target/smoke -- target/wheels/*.whl $(VENV)/run.txt $(VENV)/test.txt
 
 # Makes the goals $1 beside the goals $2, each on a core of its own, and then prints what the first ones said.
 beside = @mkdir -p target; $(MAKE) --no-print-directory $1 >target/beside.log 2>&1 & beside=$$!; \
