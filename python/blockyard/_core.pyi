@@ -1569,7 +1569,8 @@ class Cache:
         """Reports that these flights have missed their deadline, and their outcome is unknown.
 
         Their destinations are quarantined until `commit` or `abort` reports that the copies have
-        ended. It is for the thread that drives the steps.
+        ended, and nothing that they bring is believed. What they read is held no more, except for
+        copies to a keyed tier. It is for the thread that drives the steps.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -1661,6 +1662,8 @@ class Cache:
 
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots. Slots beyond that retire when they become free.
+
+        A copy that has missed its deadline may read retired slots still, until its end is reported.
 
         Args:
             tier: The tier.
@@ -1849,6 +1852,15 @@ class Cache:
 
         Raises:
             Misuse: The cache has no such tier.
+        """
+
+    def idle_in_flight(self) -> dict[str, tuple[int, list[int]]]:
+        """Returns the idle blocks that nobody can have while copies need them, by tier.
+
+        This is a diagnostic: it takes time in proportion to the cache.
+
+        Returns:
+            For each tier with such blocks how many they are, and the flights, the oldest first.
         """
 
     def dispatched(self) -> list[int]:

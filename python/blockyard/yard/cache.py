@@ -23,7 +23,7 @@ from blockyard.shared.validate import integer
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
-from blockyard.yard.flights import Ended, Flights, read_twice
+from blockyard.yard.flights import Ended, Flights, numbers, read_twice
 from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
 from blockyard.yard.stall import undispatched, unreported
@@ -246,8 +246,9 @@ class KVCache(Cache):
     ) -> int:
         """Reports that these flights have missed their deadline, and their outcome is unknown.
 
-        Their destinations are quarantined until `commit` or `abort` reports that the copies have
-        ended. It is for the thread that drives the steps.
+        Their destinations are quarantined until their end is reported, and nothing that they bring
+        is believed. What they read is held no more, except for copies to a tier of `Config.keyed`.
+        It is for the thread that drives the steps.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -259,7 +260,10 @@ class KVCache(Cache):
             Misuse: Another call of these verbs is under way.
             ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
-        return super().mark_unknown(flights)
+        ids = cast("Plan | int | Sequence[Plan | int]", read_twice(flights))
+        count = super().mark_unknown(ids)
+        self._flights.unknown(numbers(ids), self._now)
+        return count
 
     @owned
     def ended(self) -> dict[int, int]:
@@ -353,10 +357,8 @@ class KVCache(Cache):
         return count
 
     def _forget(self, flights: Plan | int | Sequence[Plan | int]) -> None:
-        if not len(self._flights):
-            return
-        each = [flights] if isinstance(flights, (Plan, int)) else flights
-        self._flights.forget(one.flight if isinstance(one, Plan) else int(one) for one in each)
+        if len(self._flights):
+            self._flights.forget(numbers(flights))
 
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
         """Explains why a prefix ends where it does, why a request waits, and what holds blocks.
@@ -367,7 +369,7 @@ class KVCache(Cache):
         Raises:
             Misuse: It is something else, or a token is out of range.
         """
-        return explain(self, request)
+        return explain(self, self._flights, request)
 
     def update_weights(self) -> None:
         """Ends an epoch as `clear`, because the weights have changed under one namespace."""
@@ -391,7 +393,7 @@ class KVCache(Cache):
         `Scheduler.stalled` says them in time. A scheduler of your own gives this question to a
         `StallWatch`. Any thread may ask.
         """
-        facts = undispatched(self, self._offload), unreported(self._flights, self._now)
+        facts = undispatched(self, self._offload), unreported(self, self._flights, self._now)
         return [fact for fact in facts if fact is not None]
 
     def unreported(self, rank: int) -> Unreported:

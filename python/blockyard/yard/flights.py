@@ -14,7 +14,7 @@ from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import bounded
 
-__all__ = ["Ended", "Flights", "Waiting", "read_twice"]
+__all__ = ["Ended", "Flights", "Waiting", "numbers", "ranks", "read_twice"]
 
 _log = Limited(__name__)
 
@@ -227,7 +227,8 @@ class Flights:
             tell = _log.warning if entry.fault else _log.debug
             tell("flight %d: %d of %d blocks are good", flight, entry.good, entry.blocks)
         ended.flights.append(flight)
-        ended.good.append(entry.good)
+        # Of what is late nothing is believed: what it read may be another block's by now.
+        ended.good.append(0 if entry.late else entry.good)
         ended.corrupt.append(entry.corrupt)
 
     def reset(self, rank: int) -> Ended:
@@ -310,6 +311,11 @@ class Flights:
                 return Waiting(flight, missing, spoken, len(in_flight) - at - 1)
         return None
 
+    def missing(self, flight: int) -> list[int] | None:
+        """The ranks that have not reported a flight; None where it was not given to the cranes."""
+        entry = self._in_flight.get(flight)
+        return None if entry is None else sorted(entry.missing)
+
     def forget(self, flights: Iterable[int]) -> None:
         """Drops flights that the caller has ended."""
         for flight in flights:
@@ -343,3 +349,14 @@ def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes
     if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
         return flights
     return bounded("flights", flights)
+
+
+def numbers(flights: Plan | int | Iterable[Plan | int]) -> list[int]:
+    """The numbers of flights that a caller names, by themselves or by their plans."""
+    each = [flights] if isinstance(flights, Plan | int) else flights
+    return [one.flight if isinstance(one, Plan) else int(one) for one in each]
+
+
+def ranks(numbers: list[int]) -> str:
+    """Ranks in words."""
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"

@@ -166,6 +166,8 @@ impl Cache {
 
     /// Gives a tier `slots` slots. Slots beyond that retire when they become free.
     ///
+    /// A copy that has missed its deadline may read retired slots still, until its end is reported.
+    ///
     /// Args:
     ///     tier: The tier.
     ///     slots: How many, null slots included.

@@ -232,7 +232,8 @@ impl Cache {
     /// Reports that these flights have missed their deadline, and their outcome is unknown.
     ///
     /// Their destinations are quarantined until `commit` or `abort` reports that the copies have
-    /// ended. It is for the thread that drives the steps.
+    /// ended, and nothing that they bring is believed. What they read is held no more, except for
+    /// copies to a keyed tier. It is for the thread that drives the steps.
     ///
     /// Args:
     ///     flights: Plans, or numbers of flights.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import blockyard as by
 from blockyard.yard.flights import Flights
-from yard import at_rest, begin, plan_of, publish_below, text
+from yard import at_rest, begin, plan_of, publish, publish_below, text
 
 FLIGHT = 1 << 32 | 7
 
@@ -328,4 +328,26 @@ def test_a_count_that_no_plan_has_is_refused_with_what_to_do_and_nothing_is_take
     assert cache.commit([good_one]) + cache.reset(1, memory="kept") == 1
     assert lease.cached == 0
     cache.finish(lease)
+    at_rest(cache)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_copy_down_read_whose_report_is_lost_is_to_be_had_after_its_deadline(
+    rank: int,
+) -> None:
+    cache = two_ranks(deadline=5)
+    publish(cache, text(1, 4 * 31))
+    plan = cache.demote(8)
+    assert plan is not None
+    assert cache.dispatch() == [plan]
+    cache.commit([by.Outcome(plan.flight, rank, 8)], now=1)
+    with pytest.raises(by.NoRoom):
+        begin(cache, text(2, 4))
+    cache.commit([], now=5)
+    lease = begin(cache, text(2, 4 * 31))
+    # What it read is another's now: whatever is said of it later, nothing of it is found.
+    cache.commit([by.Outcome(plan.flight, 1 - rank, 8)], now=6)
+    cache.finish(lease)
+    probe = cache.probe(text(1, 4 * 31))
+    assert (probe.device, probe.host, cache.stats()["host_free"]) == (0, 0, 32)
     at_rest(cache)

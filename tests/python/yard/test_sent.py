@@ -144,7 +144,7 @@ def answers() -> dict[str, object]:
     keys = cache.keys(text(1, 12))
     with pytest.raises(by.TooLarge) as too_large:
         make(device=3).begin(text(1, 40))
-    lease = begin(cache, text(2, 52))
+    lease = begin(cache, text(2, 44))
     with pytest.raises(by.NoRoom) as no_room:
         cache.begin(text(3, 40))
     assert lease.state == "ready"

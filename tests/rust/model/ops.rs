@@ -23,6 +23,17 @@ pub(crate) struct Setup {
     pub(crate) speeds: Option<Speeds>,
 }
 
+impl Setup {
+    /// Tiers that keep what they have under its key: some, of some sizes.
+    pub(crate) fn keyed(&self) -> [bool; MAX_TIERS] {
+        let mut keyed = self
+            .slots
+            .map(|slots| (slots + self.block_size).is_multiple_of(3));
+        keyed[0] = false;
+        keyed
+    }
+}
+
 /// One run of equal tokens per block, 0 or 1 by the bits of `path`, and a partial block of `tail`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt {

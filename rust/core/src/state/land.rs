@@ -55,15 +55,14 @@ impl State {
     /// Returns the flight that waits for nothing now, and how it has ended.
     fn end_one(&mut self, flight: FlightIx, good: u32, end: End) -> Option<(FlightIx, u32, End)> {
         let flight = self.flights.remove(flight);
-        let from = flight.from;
         // Sources before any lease: what is released later stands behind them.
-        for step in &flight.moves {
-            self.unmark(from, step.from);
+        if flight.reads {
+            self.unmark_all(flight.from, &flight.moves);
         }
         self.land_all(&flight, good as usize, end);
         // Not before the copies stand as shadows of their sources.
-        for step in &flight.moves {
-            self.retire(from, step.from);
+        if flight.reads {
+            self.retire_all(flight.from, &flight.moves);
         }
         match flight.purpose {
             Purpose::Up { lease, .. } => self.next_ended(lease),
