@@ -73,7 +73,7 @@ def add(tick: int, name: str, family: int = 0) -> Event:
     return Event(tick, "add", (name, family, 16, 1, 3, 0))
 
 
-def test_a_rank_that_is_waited_for_costs_no_answer_and_one_that_is_given_up_those_that_ran() -> None:
+def test_a_rank_that_is_waited_for_costs_no_answer_and_one_given_up_those_that_ran() -> None:
     for how, states in (("wait", ["finished"]), ("fail", ["failed"])):
         events = add(1, "a"), Event(3, "kill", (1, 6, how)), add(4, "b")
         ran = simulate(Scenario(ONE, events))
