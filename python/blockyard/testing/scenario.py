@@ -81,6 +81,7 @@ class Scenario:
             ticks = max((event.tick for event in events), default=0) + 1
             setup, events = with_disk(seed, setup, ticks, events)
         setup, events = with_restarts(seed, setup, events)
+        events = [_keeps_disk(event) for event in events]
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod
@@ -365,3 +366,10 @@ def _resizes(chance: random.Random, setup: Setup, ticks: int, events: list[Event
             tier, slots = "host", chance.randint(1, setup.host + 8)
         made.append(Event(chance.randrange(ticks), "resize", (tier, slots)))
     return made
+
+
+def _keeps_disk(event: Event) -> Event:
+    """Has every second rank that loses its memory come back with its disk."""
+    if event.verb == "rank" and event.what[1] == "lost" and event.tick % 2:
+        return event._replace(what=(event.what[0], "disk kept"))
+    return event

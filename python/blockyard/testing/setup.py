@@ -91,7 +91,8 @@ for the next such copy |
 next outcome |
     | release | rank: copies that hang go on, and a dead copier lives again |
     | stall | ticks in which the engine computes nothing |
-    | rank | rank, "kept" or "lost": the rank is reset, and its memory is kept or lost |
+    | rank | rank, "kept", "lost" or "disk kept": the rank is reset, and its memory is kept, or \
+lost, or lost but for a disk that outlives the process |
     | engine | "recompute" or "abort": the engine is reset |
     | weights | the weights are updated |
     | reconcile | ticks by which the engine's list of seats is late |

@@ -48,7 +48,6 @@ class SimulatedRank:
             if disk is None
             else SimulatedDiskCopier(disk, **slow)
         )
-        self._lasting_disk = disk
         self._copiers = self._near, self._disk
         self.memory: list[Sums] = []
         self.crane: SimulatedCrane = RemoteCrane(rank, setup.disk_polls)
@@ -91,9 +90,6 @@ class SimulatedRank:
         """Gives the crane plans."""
         near = (p for p in plans if "disk" not in way_of(p.source_tier, p.destination_tier))
         self._near_flights.update(map(_name, near))
-        for plan in plans:
-            if self._lasting_disk is not None and plan.destination_tier == "disk":
-                self._lasting_disk.submitted(plan)
         self.crane.submit(plans)
 
     def poll(self, now: int, seen: Counter[str]) -> list[Outcome]:

@@ -322,7 +322,7 @@ class Simulation:
     def _on_stall(self, ticks: int) -> None:
         self._engine.stalled += ticks
 
-    def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - "kept" or "lost"
+    def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - what `reset` takes
         """Resets a rank; where its memory is lost, the engine is lost too."""
         its = self._ranks[rank]
         self.seen[f"rank reset, memory {memory}"] += 1
@@ -337,19 +337,22 @@ class Simulation:
         self._copies.reset(rank)
         # The reset settles every flight of the rank, also those whose outcome was lost.
         its.lost.clear()
-        if memory == "lost":
-            self._on_engine("recompute")
+        if memory != "kept":
+            self._on_engine("recompute", memory)
 
-    def _on_engine(self, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
+    def _on_engine(self, requests: Any, memory: Any = "lost") -> None:  # noqa: ANN401 - likewise
         self.seen["engine reset"] += 1
         if self._death is not None:
             self._replicas.fill()
-        self._clear_disks()
+        if memory == "lost":
+            self._clear_disks()
         self._engine.reset()
         self._death = None
         if requests == "abort":
             self.requests.aborted |= set(self._states())
-        self._replicas.each(lambda replica: replica.scheduler.reset(requests=requests))
+        self._replicas.each(
+            lambda replica: replica.scheduler.reset(requests=requests, memory=memory)
+        )
 
     def _on_fail(self, ticks: int, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
         """The engine dies: the requests that it had fail, once and now; others wait (T29)."""
