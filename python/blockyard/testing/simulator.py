@@ -329,7 +329,6 @@ class Simulation:
         if memory == "lost":
             self._clear_disks()
         its.crane.reset()
-        its.lost.clear()
         outcomes = its.poll(self.now, self.seen)
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
@@ -402,7 +401,6 @@ class Simulation:
         self._slots[tier] = slots
 
     def _on_restart(self, how: str, number: int) -> None:
-        """The process ends, and another one begins."""
         self._collect()
         self.seen[how] += 1
         self._remains.end(self._replicas.cache, how, number)
