@@ -328,7 +328,6 @@ class Simulation:
         self.seen[f"rank reset, memory {memory}"] += 1
         self._clear_disks(memory)
         its.crane.reset()
-        its.lost.clear()
         outcomes = its.poll(self.now, self.seen)
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
@@ -400,7 +399,6 @@ class Simulation:
         self._slots[tier] = slots
 
     def _on_restart(self, how: str, number: int) -> None:
-        """The process ends, and another one begins."""
         self._collect()
         self.seen[how] += 1
         self._remains.end(self._replicas.cache, how, number)
