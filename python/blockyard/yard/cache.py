@@ -412,11 +412,9 @@ class KVCache(Cache):
         and not sealed, and what schedulers and cranes have. Only processes of one version can be
         compared, between two steps. It takes time in proportion to the cache.
         """
-        ended = sorted((self._ended or {}).items())
-        own = self._config.fingerprint, self._now, self._flights.state(), ended
-        return int.from_bytes(
-            blake2b(repr((super().digest(), own)).encode(), digest_size=8).digest()
-        )
+        own = self._config.fingerprint, self._now, self._flights.state()
+        whole = repr((super().digest(), own, sorted((self._ended or {}).items()))).encode()
+        return int.from_bytes(blake2b(whole, digest_size=8).digest())
 
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long `dispatch` and `commit` take, for `step_times`.
