@@ -67,7 +67,7 @@ class KVCache(Cache):
 
     __slots__ = (
         *("_config", "_ended", "_flights", "_now"),
-        *("_offload", "_owner", "_recording", "_times"),
+        *("_offload", "_owner", "_recording", "_times", "_unsure"),
     )
 
     _config: Config
@@ -78,6 +78,7 @@ class KVCache(Cache):
     _owner: Owner
     _recording: Recording
     _times: StepTimes | None
+    _unsure: bool  # whether plans were taken, and not handed on
 
     def __new__(
         cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[ConfigKeywords]
@@ -109,6 +110,7 @@ class KVCache(Cache):
         cache._ended = {} if config.engine else None
         cache._now = 0
         cache._times = None
+        cache._unsure = False
         return cache
 
     @property
@@ -157,12 +159,16 @@ class KVCache(Cache):
         Raises:
             Misuse: Another call of these verbs is under way, or the cache is closed.
         """
-        return self._plans()
+        plans, self._unsure = self._plans(), False
+        return plans
 
     @timed("dispatch")
     def _plans(self) -> list[Plan]:
+        if self._unsure:
+            self._give_back_lost()
         self._offload.decide(self)
         self._recording.look()
+        self._unsure = True
         plans = super().dispatch()
         try:
             for plan in plans:
@@ -323,7 +329,9 @@ class KVCache(Cache):
 
     def _give_back_lost(self) -> int:
         """Ends flights that nobody knows of: an interrupt came when `dispatch` had taken them."""
-        return self._abort([one for one in self.dispatched() if one not in self._flights])
+        nobodys = [one for one in self.dispatched() if one not in self._flights]
+        count, self._unsure = self._abort(nobodys), False
+        return count
 
     def _end_epoch(self) -> None:
         super().clear()  # for a verb that has the owner
