@@ -96,9 +96,16 @@ class Traffic:
         copies: list[Copy] = []
         plans, late = self._of_one_yard(plans)
         new = bool(plans) and plans[0].yard != self._yard
+        ended: set[int] = set() if new else self._untold()
         for plan in plans:
             if (plan.flight in self._flights and not new) or plan.flight in taken:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
+            if plan.flight in ended or (plan.flight in self._past and not new):
+                raise Misuse(
+                    f"flight = {plan.flight}: it has been carried out already, and its slots may "
+                    "be others' by now; submit it once, and ask for its outcome by "
+                    "reconcile(cache.unreported(rank))"
+                )
             taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
             copies += self._copies(plan, flight)
         if new:
