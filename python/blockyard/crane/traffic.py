@@ -74,6 +74,8 @@ class Traffic:
         self._watched: CopyWatch | None = None
         self._unsure = False
         """Whether a call has begun to change what is here, and not come to its end."""
+        self._lost = False
+        """Whether a copy may be under way whose end nobody can know, until a reset."""
         self._open: list[Copier | Tier] = [*self.copiers, *tiers.values()]
 
     @property
@@ -138,6 +140,8 @@ class Traffic:
         Raises:
             Misuse: As there.
         """
+        if self.closed and yard != self._yard:
+            raise Misuse("the crane is closed: it shakes hands with no other yard")
         if yard in self._former:
             raise Misuse(
                 f"yard = {yard}: another yard has shaken hands since; a scheduler that starts "
@@ -145,14 +149,15 @@ class Traffic:
             )
         if yard is not None and yard == self._yard:
             return
-        if self._used and not self.closed:
+        if self._used:
             _log.info("another yard has come: %d flights of the one before end", self.in_flight)
             self.reset()
         if self._yard is not None:
             self._former.add(self._yard)
-        self._yard = yard
+        # Flights of both have the same numbers. Whatever interrupts, the next call begins again.
         self._past.clear()
         self._refused.clear()
+        self._yard = yard
 
     def _of_one_yard(self, plans: Iterable[Plan]) -> tuple[list[Plan], list[Plan]]:
         """Returns the plans to carry out, and those that come too late for it."""
@@ -192,43 +197,48 @@ class Traffic:
             if landed is None:
                 self._moving.rotate(-1)
             else:
-                self._moving.popleft()
+                # In this order: where it is interrupted, it lands once more.
                 self._land(copy, landed)
+                self._moving.popleft()
 
     def _mend(self) -> None:
         """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
         for number in self._untold() & self._flights.keys():
             del self._flights[number]
-        there = Counter(copy.flight for copy, _ in self._moving)
         taken = set(self._flights.values())
+        # What moves of other flights has landed, and what waits of others has not begun.
+        self._moving = deque(one for one in self._moving if one[0].flight in taken)
+        there = Counter(copy.flight for copy, _ in self._moving)
         for lane in self.lanes.values():
-            # What waits of flights that were not taken has not begun.
             lane.waiting = deque(copy for copy in lane.waiting if copy.flight in taken)
             there.update(copy.flight for copy in lane.waiting)
         for flight in taken:
-            if flight.copies != there[flight]:
-                flight.good, flight.cause, flight.copies = 0, Cause.LOST, there[flight]
+            if flight.copies > there[flight]:
+                flight.good, flight.cause, self._lost = 0, Cause.LOST, True
+            flight.copies = there[flight]
         ended = [flight for flight in self._flights.values() if not flight.copies]
         self._report(ended)
         self._unsure = False
 
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""
-        del self._ended[: len(outcomes)]
         past = self._past
         past |= {one.flight: one for one in outcomes if one.yard == (self._yard or 0)}
         if len(past) > 2 * _PAST:
             lost = {n: one for n, one in past.items() if one.cause is Cause.LOST}
             self._past = lost | dict(list(past.items())[-_PAST:])
+        # Only now: a flight that is nowhere counts as dead.
+        del self._ended[: len(outcomes)]
 
     def reconcile(self, asked: Unreported) -> list[Outcome]:
         """Returns what it knows of flights, as `Crane.reconcile`."""
         yard, rank = asked.yard, self.rank
-        if self._yard is None and yard not in self._former:
+        if self._yard is None and yard not in self._former and not self.closed:
             self.meet(yard)
         if yard != self._yard:
-            # Nothing of another yard is here, or will be carried out if it has been followed.
-            gone = asked.flights if yard in self._former else []
+            # Nothing of another yard is here. If that has been followed, or the crane is closed,
+            # nothing will be carried out either.
+            gone = asked.flights if yard in self._former or self.closed else []
             return [Outcome(flight, rank, 0, Cause.DEAD, yard) for flight in gone]
         known = self.known()
         said = []
@@ -241,7 +251,10 @@ class Traffic:
         return said
 
     def go_on(self, lanes: list[Lane], kind: type) -> bool:
-        """Starts what waits; returns whether all under way in these lanes has such a copier."""
+        """Starts what waits; returns whether all under way in these lanes has such a copier.
+
+        Of what was lost nobody knows that.
+        """
         if self._unsure:
             self._mend()
         self._unsure = True
@@ -252,7 +265,7 @@ class Traffic:
             copy.lane in lanes and not isinstance(copy.lane.copier, kind)
             for copy, _ in self._moving
         )
-        return not alone and not any(lane.waiting for lane in lanes)
+        return not (alone or self._lost or any(lane.waiting for lane in lanes))
 
     def reset(self) -> None:
         """Ends all flights as dead, as `Crane.reset`."""
@@ -266,11 +279,11 @@ class Traffic:
         for lane in self.lanes.values():
             lane.waiting.clear()
         self._moving.clear()
-        self._used = False
         # Nothing writes any more, on a lost device either.
-        self._past = {n: one for n, one in self._past.items() if one.cause is not Cause.LOST}
+        self._past = {number: _dead(one) for number, one in self._past.items()}
+        self._ended = list(map(_dead, self._ended))
         self._report(list(self._flights.values()))
-        self._unsure = False
+        self._unsure = self._used = self._lost = False
 
     def close(self) -> None:
         """Ends the copiers, then frees the tiers, as `Crane.close`."""
@@ -280,24 +293,35 @@ class Traffic:
         while self._open:
             try:
                 self._open[0].close()
-            except Exception as error:  # noqa: BLE001 - it leaves nothing else open, and is raised
+            except Exception as error:
+                if broke_in(error):
+                    raise
+                # It leaves nothing else open, and is raised.
                 failed = failed or error
             del self._open[0]
+        if self._unsure:
+            self._mend()
+        self._unsure = True
         for lane in self.lanes.values():
             while lane.waiting:
-                self._unsure = True
-                self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
-                self._unsure = False
+                self._land(lane.waiting[0], Landed(0, Cause.DEAD))
+                lane.waiting.popleft()
+        self._unsure = False
         if failed is not None:
             raise failed
 
-    def drop(self) -> None:
-        """Ends what is open for a finalizer, which may run in any thread and waits for none."""
+    def drop(self) -> bool:
+        """Ends what is open for a finalizer, which may run in any thread and waits for none.
+
+        Returns:
+            Whether anything was, as where a close was interrupted.
+        """
         self.closed = True
         for one in self._open:
             end = getattr(one, "drop", one.close)
             with suppress(Exception):
                 end()
+        return bool(self._open)
 
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is, as `Crane.standing`."""
@@ -365,7 +389,8 @@ class Traffic:
 
     def _start(self) -> None:
         """Starts waiting copies, the oldest first, until no lane's copier takes more."""
-        lanes = [lane for lane in self.lanes.values() if lane.waiting]
+        # A close that was interrupted goes on at its next call, and begins nothing meanwhile.
+        lanes = [lane for lane in self.lanes.values() if lane.waiting and not self.closed]
         while lanes:
             lane = min(lanes, key=lambda one: one.waiting[0].flight.order)
             if not self._begin(lane) or not lane.waiting:
@@ -396,7 +421,7 @@ class Traffic:
         if copy.which is not None:
             good = int(copy.which[good]) if good < len(copy.which) else flight.blocks
         if Cause.LOST in {landed.cause, flight.cause}:
-            flight.good, flight.cause = 0, Cause.LOST
+            flight.good, flight.cause, self._lost = 0, Cause.LOST, True
         elif good < flight.good:
             flight.good, flight.cause = good, landed.cause or Cause.FAILED
             if self.closed and flight.cause is Cause.FAILED:
@@ -416,3 +441,8 @@ class Traffic:
             self.counts["blocks"] += flight.good
             if self._watched is not None:
                 self._watched.reported(flight)
+
+
+def _dead(outcome: Outcome) -> Outcome:
+    """Returns it as it is when nothing writes any more."""
+    return outcome._replace(cause=Cause.DEAD) if outcome.cause is Cause.LOST else outcome
