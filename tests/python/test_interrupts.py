@@ -5,6 +5,7 @@ More, and other seeds: BLOCKYARD_INTERRUPTS=2000 python -m pytest tests/python/t
 
 import os
 import sys
+from typing import Any
 
 import pytest
 
@@ -47,19 +48,22 @@ def test_a_worker_whose_verb_is_interrupted_at_each_line_loses_nothing(name: str
     interrupt(WORKER_CUTS[name], Desk, more=INTERRUPTS > 0)
 
 
-def test_a_close_that_times_out_is_called_again_and_leaves_nothing_open() -> None:
+def test_a_close_that_times_out_is_called_again_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranks = Ranks(1)
-    (crane,) = ranks.cranes
+    (crane,), (copier,) = ranks.cranes, ranks.copiers
+    device: Any = crane.device
     slow = Interrupter(timeout=True)
-    real, ranks.copiers[0].close = ranks.copiers[0].close, lambda: slow.during(0, crane.standing)
+    monkeypatch.setattr(copier, "close", lambda: slow.during(0, crane.standing))
     with pytest.raises(TimeoutError):
         slow.during(sys.maxsize, crane.close)
-    assert ranks.copiers[0].held, "it writes still"
-    assert crane.device.planes, "and its memory is there"
-    ranks.copiers[0].close = real
+    assert copier.held, "it writes still"
+    assert device.planes, "and its memory is there"
+    monkeypatch.undo()
     crane.close()
-    assert not ranks.copiers[0].held
-    assert not crane.device.planes
+    assert not copier.held
+    assert not device.planes
     assert {outcome.cause for outcome in crane.poll()} == {Cause.DEAD}
 
 
@@ -70,17 +74,19 @@ def test_what_was_cut_off_is_dead_after_a_reset_where_nobody_has_polled_before()
     assert Cause.LOST not in {outcome.cause for outcome in ranks.cranes[0].poll()}
 
 
-def test_a_crane_whose_close_was_interrupted_is_closed_when_it_is_dropped() -> None:
+def test_a_crane_whose_close_was_interrupted_is_closed_when_it_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranks = Ranks(1)
     copier, crane = ranks.copiers[0], ranks.cranes.pop()
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    real, copier.close = copier.close, interrupted
+    monkeypatch.setattr(copier, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         crane.close()
-    copier.close = real
+    monkeypatch.undo()
     assert crane.closed
     assert copier.held
     with pytest.warns(ResourceWarning, match="Crane of rank 0 was dropped and not closed"):

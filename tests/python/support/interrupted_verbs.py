@@ -21,7 +21,6 @@ from interrupted import Interrupter, mark
 
 SIZE = 4
 DEVICE, HOST = 11, 14
-SIZES = {"device": DEVICE, "host": HOST}
 TURNS = 7
 """In which all that is under way has ended."""
 
@@ -116,7 +115,7 @@ class Ranks:
         self.fill()
 
     def start(self) -> None:
-        self.config = by.Config(layout=self.layout, **SIZES).named()
+        self.config = by.Config(layout=self.layout, device=DEVICE, host=HOST).named()
         ranks = range(self.layout.ranks)
         self.devices = [MemoryTier(self.layout, DEVICE, name="device") for _ in ranks]
         self.copiers = [SlowCopier() for _ in ranks]
@@ -304,7 +303,8 @@ class Local(Ranks):
 
     @override
     def start(self) -> None:
-        device, host = (MemoryTier(self.layout, n, name=name) for name, n in SIZES.items())
+        device = MemoryTier(self.layout, DEVICE, name="device")
+        host = MemoryTier(self.layout, HOST)
         self.copiers = [SlowCopier()]
         self.cache = by.local(self.layout, memory=(device, host), copier=self.copiers[0], ahead=0)
         self.cranes = [self.cache.crane]
@@ -477,7 +477,8 @@ def _close(ranks: Ranks) -> None:
 def _close_again(ranks: Ranks, way: int) -> None:
     _close(ranks)
     assert not ranks.copiers[0].held, "it writes still"
-    assert not ranks.cranes[0].device.planes, "memory is not freed"
+    device: Any = ranks.cranes[0].device
+    assert not device.planes, "memory is not freed"
     if way:
         ranks.cache.commit(ranks.cranes[0].reconcile(ranks.cache.unreported(0)))
     ranks.cache.commit(ranks.cranes[0].poll())
