@@ -9,8 +9,8 @@ from typing import Final
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
 from blockyard.crane.copy_watch import CopyWatch
-from blockyard.crane.lanes import Copy, Flight, Lane
-from blockyard.crane.tiers import Tier
+from blockyard.crane.lanes import Copy, Flight, Lane, dead
+from blockyard.crane.tiers import Stamping, Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry, broke_in
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
@@ -64,6 +64,7 @@ class Traffic:
         self._used = False
         """Whether plans came since all copies were ended."""
         self._tiers = tiers
+        self._stamping = {name: one for name, one in tiers.items() if isinstance(one, Stamping)}
         self._block_bytes = block_bytes
         self._turning = [one for one in self.copiers if isinstance(one, Turning)]
         self._flights: dict[int, Flight] = {}
@@ -119,6 +120,7 @@ class Traffic:
         if self._watched is not None:
             self._watched.submitted(plans)
         self._used = self._unsure = True
+        self._stamp(plans)
         for copy in copies:
             copy.lane.waiting.append(copy)
         self._flights |= taken
@@ -127,6 +129,13 @@ class Traffic:
         with self._turn():
             self._start()
         self._unsure = False
+
+    def _stamp(self, plans: list[Plan]) -> None:
+        """Tells tiers that note the order of their writes what will fill them."""
+        for plan in plans:
+            tier = self._stamping.get(plan.destination_tier)
+            if tier is not None and len(plan):
+                tier.submitted(plan)
 
     def known(self) -> set[int]:
         """Returns the numbers of the flights that were taken, and have not been told."""
@@ -251,10 +260,7 @@ class Traffic:
         return said
 
     def go_on(self, lanes: list[Lane], kind: type) -> bool:
-        """Starts what waits; returns whether all under way in these lanes has such a copier.
-
-        Of what was lost nobody knows that.
-        """
+        """Starts what waits; returns whether all under way in these lanes has such a copier."""
         if self._unsure:
             self._mend()
         self._unsure = True
@@ -280,8 +286,8 @@ class Traffic:
             lane.waiting.clear()
         self._moving.clear()
         # Nothing writes any more, on a lost device either.
-        self._past = {number: _dead(one) for number, one in self._past.items()}
-        self._ended = list(map(_dead, self._ended))
+        self._past = {number: dead(one) for number, one in self._past.items()}
+        self._ended = list(map(dead, self._ended))
         self._report(list(self._flights.values()))
         self._unsure = self._used = self._lost = False
 
@@ -441,8 +447,3 @@ class Traffic:
             self.counts["blocks"] += flight.good
             if self._watched is not None:
                 self._watched.reported(flight)
-
-
-def _dead(outcome: Outcome) -> Outcome:
-    """Returns it as it is when nothing writes any more."""
-    return outcome._replace(cause=Cause.DEAD) if outcome.cause is Cause.LOST else outcome

@@ -323,3 +323,25 @@ def test_a_closed_crane_meets_no_other_yard_and_says_that_nothing_of_it_writes()
     assert hands.reconcile(Unreported(6, [dead.flight])) == [dead]
     (outcome,) = hands.poll()
     assert (outcome.yard, outcome.good) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ((5, [1]), r"asked = \(5, \[1\]\): give what KVCache.unreported"),
+        (Unreported("5", [1]), r"asked.yard = '5': must be an integer"),  # type: ignore[arg-type]
+        (Unreported(-1, [1]), "asked.yard = -1"),
+        (Unreported(2**47, [1]), f"asked.yard = {2**47}"),
+        (Unreported(5, None), "asked.flights = None: must be the numbers"),  # type: ignore[arg-type]
+        (Unreported(5, ["1"]), r"asked.flights = \['1'\]: must be the numbers"),  # type: ignore[list-item]
+    ],
+)
+def test_a_question_that_no_yard_asks_is_refused_and_the_crane_has_met_nobody(
+    asked: Unreported, says: str
+) -> None:
+    hands = crane(delay(1))
+    with pytest.raises(Misuse, match=says):
+        hands.reconcile(asked)
+    hands.submit(plan(1, "down", (1,), (1,), 7))
+    assert hands.poll() + hands.poll() == [Outcome(1 << 32 | 1, 0, 1, None, 7)]
+    hands.close()
