@@ -1,4 +1,4 @@
-"""The measured work from Python; `benches/rust/work.rs` has the same rows natively."""
+"""The measured work from Python; `benches/rust/list.rs` has the same rows natively."""
 
 from collections.abc import Callable
 from typing import Literal, Protocol
