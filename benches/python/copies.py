@@ -21,8 +21,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Order
 from blockyard.shared.plan import Plan
-from busy import busy
-from report import Figure, asked, report
+from report import Figure, asked, busy, report
 
 PLAN = 1024
 TARGET = 0.8

@@ -27,8 +27,7 @@ import blockyard as by
 from blockyard._core import DiskFloor, DiskSurvey, checksums
 from blockyard.tools.disk.bench import BlockLane, in_turns, timed
 from blockyard.tools.disk.bench import Figure as Timing
-from busy import busy
-from report import Figure, report
+from report import Figure, busy, report
 
 KIB, MIB = 1 << 10, 1 << 20
 THREADS = 4

@@ -1,8 +1,10 @@
-"""Figures beside their targets: a table, JSON of the same, and whether one was missed."""
+"""What the benches share: figures beside their targets, as a table and JSON, and a busy thread."""
 
 import argparse
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,3 +60,21 @@ def report(figures: Iterable[Figure], path: Path | None = None) -> int:
     if path is not None:
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return int(any(row["verdict"] == "missed" for row in rows))
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Has a thread compute meanwhile; it gives the interpreter's lock back every 5 ms."""
+    over = threading.Event()
+
+    def spin() -> None:
+        while not over.is_set():
+            pass
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -24,8 +24,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import SimulatedGpu
-from busy import busy
-from report import Figure, asked, report
+from report import Figure, asked, busy, report
 
 Order = Literal["page-first", "layer-first"]
 ORDERS: tuple[Order, ...] = ("page-first", "layer-first")

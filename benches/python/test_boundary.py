@@ -18,7 +18,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import blockyard as by
 import native
-from busy import busy
+from report import busy
 from rows import BLOCK, PLAN, ROWS, TURN, Rig
 
 ROUNDS, SIZES, CALLS = 10, (100_000, 1_000_000), 1_000_000
