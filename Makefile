@@ -26,7 +26,7 @@ files = $(foreach path,$(wildcard $(1:=/*)),$(call files,$(path),$2) $(filter $2
 
 RUST := Cargo.toml $(wildcard Cargo.lock) $(call files,rust,%.rs %.toml)
 SOURCES := $(sort $(RUST) pyproject.toml LICENSE THIRD_PARTY_NOTICES README.md $(call files,python,%.py %.pyi %/py.typed %.cu %.html %.css %.js))
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py benches/python benches/gpu benches/peers)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py tests/soak_ranks.py benches/python benches/gpu benches/peers)
 
 ENV_STAMP := $(VENV)/env.stamp
 WHEEL_STAMP := target/wheels/wheel.stamp
@@ -47,7 +47,7 @@ build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run docs site site-serve check lint lint-rust lint-python test test-rust test-engines \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk bench bench-disk bench-orders bench-peers bench-peers-disk measure \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu fmt clean FORCE
 
 help:  ## list what make can do
@@ -244,6 +244,9 @@ soak: install  ## simulate, and prove, with other seeds for SECONDS=60, on every
 soak-disk: install  ## kill a writer KILLS=1000 times, cut the power 80,000 times in both modes, flip 600 bits
 	BLOCKYARD_CUTS=80000 $(CARGO_TEST) --locked --package blockyard-disk --test disk blocks::
 	$(BIN)/python tests/soak_disk.py --kills $(or $(KILLS),1000)
+
+soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their reports, in SEEDS=200 plays
+	$(BIN)/python tests/soak_ranks.py --seeds $(or $(SEEDS),200)
 
 # Each row says below it what an operation costs, and what it may.
 BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0

@@ -1,6 +1,6 @@
 """Installs a wheel alone into a clean environment of each Python found, and tries it there.
 
-No extra is installed: there must be the package and its own dependencies, and nothing else. What
+Without extras there must be the package and its own dependencies, and nothing else. What
 the README shows first must run, and so must the command; `replay` must say what it lacks.
 
 Usage: smoke.py WHEEL CONSTRAINTS FOLDER; the environments stay in the folder.
@@ -18,18 +18,66 @@ from pathlib import Path
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 README = Path(__file__).parents[1] / "README.md"
 ALONE = {"blockyard", "click", "numpy"}
-ENDS = 4
+ENDS = 12
 ENDING = """
-import threading, time, blockyard as by
-cache = by.KVCache(device=200_000)
-lease = cache.begin(range(160_000))
+import os, sys, threading, time
+import blockyard as by
+{imports}
+for _ in range({ends}):
+    if not (child := os.fork()):
+        break
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != {status}:
+        sys.exit("a program that {what} does not end with {status}: it was ended by a signal")
+else:
+    sys.exit()
+{program}
+"""
+"""A program that ends many times, each in a process that has only imported what it needs."""
+VERB = """
+cache = by.KVCache(device=50_000)
+lease = cache.begin(range(40_000))
 def ask():
     while True:
         cache.{verb}()
 threading.Thread(target=ask, daemon=True).start()
-time.sleep(0.1)
+time.sleep(0.02)
 """
-"""A program that ends while a thread of its own is in a verb that has let go of the GIL."""
+PUBLISHER = """
+cache = by.KVCache(device=20_000)
+publisher = Publisher(cache, "tcp://127.0.0.1:*", replay={replay})
+for first in range(0, 160_000, 40_000):
+    lease = cache.begin(range(first, first + 40_000))
+    cache.seal(lease, 40_000)
+    cache.finish(lease)
+"""
+ENGINE = """
+class Engine:
+    stops = "in-order"
+    def submit(self, step):
+        pass
+    def poll(self):
+        return [], []
+async def main():
+    front = by.AsyncEngine(scheduler, Engine())
+    await front.start()
+    asyncio.ensure_future(front.ask(lambda _: [cache.audit() for _ in range(1_000_000)]))
+    await asyncio.sleep(0.02)
+    sys.stderr = open(os.devnull, "w")
+    raise RuntimeError("main fails before close")
+layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
+cache = by.local(layout, device=50_000)
+scheduler = by.Scheduler(cache, by.SchedulerOptions(stops="in-order"))
+asyncio.run(main())
+"""
+ZMQ = "import zmq; from blockyard.publishing.publisher import Publisher"
+ENDINGS = {
+    "has a thread in audit": ("", 0, VERB.format(verb="audit")),
+    "has a thread in digest": ("", 0, VERB.format(verb="digest")),
+    "has a Publisher": (ZMQ, 0, PUBLISHER.format(replay=None)),
+    "has a Publisher that replays": (ZMQ, 0, PUBLISHER.format(replay="'tcp://127.0.0.1:*'")),
+    "fails before it closes its AsyncEngine": ("import asyncio", 1, ENGINE),
+}
+"""Programs that end while a thread is in a verb that has let go of the GIL."""
 
 
 def find(version: str) -> str | None:
@@ -79,8 +127,6 @@ def smoke(python: str, wheel: Path, constraints: Path, folder: Path) -> None:
     if example is None:
         raise RuntimeError(f"{README} has no example")
     ran(inside, "-W", "error", "-c", example[1])
-    for verb in ("audit", "digest") * ENDS:
-        ran(inside, "-c", ENDING.format(verb=verb))
     for words, status, what in (
         (["--help"], 0, "proof"),
         (["proof", "--conversations", "4"], 0, "tokens identical"),
@@ -89,6 +135,10 @@ def smoke(python: str, wheel: Path, constraints: Path, folder: Path) -> None:
     ):
         if what not in (text := ran(command, *words, status=status)):
             raise RuntimeError(f"blockyard {' '.join(words)} does not say {what!r}: {text}")
+    ran(*pip, "install", "--quiet", "--no-compile", *pinned, f"{wheel}[events]")
+    for what, (imports, status, program) in ENDINGS.items():
+        told = {"imports": imports, "status": status, "what": what, "program": program}
+        ran(inside, "-c", ENDING.format(ends=ENDS, **told))
 
 
 def tried(version: str, wheel: Path, constraints: Path, folder: Path) -> tuple[bool, str]:

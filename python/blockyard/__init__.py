@@ -35,6 +35,7 @@ from blockyard.shared.plan import Cause, Outcome
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 from blockyard.yard.handshake import agree
+from blockyard.yard.rejoining import rejoin
 
 __all__ = [
     "Ack",
@@ -68,6 +69,7 @@ __all__ = [
     "__version__",
     "agree",
     "local",
+    "rejoin",
 ]
 
 if typing.TYPE_CHECKING:

@@ -147,9 +147,26 @@ class Unavailable(BlockyardError):
 class Keys:
     """The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding.
 
-    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
+    `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them. They are
+    equal where they are alike and go on alike. Pickled they are for a process of the same version,
+    and as secret as the prompt and its salt.
+
+    Args:
+        data: What pickle has of them.
+
+    Raises:
+        Misuse: The bytes are not whole keys of this version.
     """
 
+    def __new__(cls, data: bytes) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -266,6 +283,17 @@ class Probe:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        device: int,
+        host: int,
+        disk: int,
+        stop: str,
+        flight: int | None,
+        evicted: bool | None,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -328,6 +356,17 @@ class Room:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        headroom: int,
+        evicted: int,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -372,6 +411,23 @@ class Need:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        need: int,
+        free: int,
+        evictable: int,
+        promised: int,
+        available: int,
+        fits: bool,
+        ever: bool,
+        waits: int | None,
+        device: int,
+        loads: int,
+        slow: int,
+        stop: str,
+    ) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -441,6 +497,9 @@ class Soon:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(cls, flight: int) -> Self: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -465,6 +524,22 @@ class Violation:
     It is frozen, and any thread may read it.
     """
 
+    def __new__(
+        cls,
+        law: str,
+        detail: str,
+        tier: str | None,
+        slot: int | None,
+        block: str | None,
+    ) -> Self: ...
+    @override
+    def __eq__(self, other: object, /) -> bool: ...
+    @override
+    def __ne__(self, other: object, /) -> bool: ...
+    @override
+    def __hash__(self) -> int: ...
+    @override
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]: ...
     def __copy__(self) -> Self:
         """Returns itself: it is frozen."""
 
@@ -1492,7 +1567,8 @@ class Cache:
         """Reports that these flights have missed their deadline, and their outcome is unknown.
 
         Their destinations are quarantined until `commit` or `abort` reports that the copies have
-        ended. It is for the thread that drives the steps.
+        ended, and nothing that they bring is believed. What they read is held no more, except for
+        copies to a keyed tier. It is for the thread that drives the steps.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -1504,11 +1580,19 @@ class Cache:
             ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
 
-    def clear(self) -> None:
+    def clear(self, *, memory: Literal["lost", "disk kept"] = "lost") -> None:
         """Forgets all published blocks, as after a change of weights. It never waits.
 
         Running sequences go on, and publish nothing from now on. What is kept of parked ones is
         lost.
+
+        Args:
+            memory: "disk kept" forgets all but what the tiers have that are keyed, as where an
+                engine was restarted. That is found on, and sequences that they have whole stay
+                parked.
+
+        Raises:
+            Misuse: It is neither word, or no tier is keyed.
         """
 
     def draining(self) -> bool:
@@ -1576,6 +1660,8 @@ class Cache:
 
     def resize(self, tier: _Tier, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots. Slots beyond that retire when they become free.
+
+        A copy that has missed its deadline may read retired slots still, until its end is reported.
 
         Args:
             tier: The tier.
@@ -1736,12 +1822,9 @@ class Cache:
         """
 
     def digest(self) -> int:
-        """Returns a fingerprint, of 64 bits, of everything that decides about answers.
+        """Returns a fingerprint, of 64 bits, of blocks, slots, leases, promises and flights.
 
-        Replicas that were fed the same calls have the same digest; if an answer of theirs could
-        differ, their digests differ. It does not cover the counts of refused calls, nor tokens that
-        were appended and not sealed. Only processes of one build can be compared. This is a
-        diagnostic: it takes time in proportion to the cache.
+        `KVCache.digest` says what it covers, and adds what the ranks have reported.
         """
 
     def exclusive_blocks(self, lease: Lease) -> int:
@@ -1767,6 +1850,15 @@ class Cache:
 
         Raises:
             Misuse: The cache has no such tier.
+        """
+
+    def idle_in_flight(self) -> dict[str, tuple[int, list[int]]]:
+        """Returns the idle blocks that nobody can have while copies need them, by tier.
+
+        This is a diagnostic: it takes time in proportion to the cache.
+
+        Returns:
+            For each tier with such blocks how many they are, and the flights, the oldest first.
         """
 
     def dispatched(self) -> list[int]:
@@ -1956,6 +2048,7 @@ class DiskLane:
         stamps: NDArray[np.uint64],
         planes: Sequence[tuple[NDArray[np.uint64], int, int]],
         sources: _Ints,
+        plan: int = 0,
     ) -> int:
         """Takes blocks to write. Their memory stays as it is until the copy has landed.
 
@@ -1968,6 +2061,7 @@ class DiskLane:
             planes: For each plane the addresses of the pieces of slot 0, the bytes from a slot to
                 the next, and the bytes of a piece.
             sources: Slots of that memory, shape (blocks,).
+            plan: A number of their plan, from 1 on, the same on all ranks; 0 for none.
 
         Returns:
             The number of the copy.
@@ -2040,7 +2134,22 @@ class DiskLane:
 
         Returns:
             Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as
-            `KVCache.restore` takes them; stamps, shape (blocks,), which all ranks must have alike.
+            `KVCache.restore` takes them; stamps, shape (blocks,), by which this rank orders them.
+
+        Raises:
+            Misuse: This process does not own the folder.
+            Unavailable: The table cannot be read.
+        """
+
+    def restored(
+        self,
+    ) -> tuple[
+        tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint64]],
+        NDArray[np.uint32],
+    ]:
+        """Returns what `restore` does, and the number of the plan that has written each block.
+
+        All ranks must have that alike, and the stamps where it is 0. Its shape is (blocks,).
 
         Raises:
             Misuse: This process does not own the folder.

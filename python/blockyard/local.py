@@ -20,7 +20,7 @@ from blockyard.shared.plan import Cause
 from blockyard.shared.restored import Restored
 from blockyard.shared.stall import Clock, Fact, Rule
 from blockyard.shared.stats import Stat
-from blockyard.shared.validate import one_of
+from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
@@ -56,17 +56,21 @@ class LocalCache(KVCache):
         return getattr(self, "_restored", 0)
 
     @override
-    def clear(self) -> None:
+    def clear(self, *, memory: Literal["lost", "disk kept"] = "lost") -> None:
         """Ends an epoch, as `KVCache.clear`; what the disk has does not outlive it, either.
 
         Where there is a disk with a path it waits for a second at most until that is durable, which
         no other verb does; the log says so where it is not by then.
 
+        Args:
+            memory: As in `KVCache.clear`.
+
         Raises:
-            Misuse: There is such a disk, and a thread is in a verb that drives the steps.
+            Misuse: As there; or there is such a disk, and a thread is in a verb that drives the
+                steps.
         """
-        if not self._crane.lasting.folders:
-            super().clear()
+        if memory != "lost" or not self._crane.lasting.folders:
+            super().clear(memory=memory)
         else:
             self._clear()
 
@@ -151,7 +155,7 @@ class LocalCache(KVCache):
 
     @override
     @owned
-    def reset(self, rank: int = 0, *, memory: Literal["lost", "kept"] = "kept") -> int:
+    def reset(self, rank: int = 0, *, memory: Literal["lost", "kept", "disk kept"] = "kept") -> int:
         """Ends all copies, good or not, and takes their slots back.
 
         It waits for the chunks that are being copied. The memory is still there, so that the
@@ -170,7 +174,7 @@ class LocalCache(KVCache):
         """
         if rank != 0:
             raise Misuse(f"rank = {rank!r}: must be 0, the only rank of this cache")
-        one_of("memory", memory, ("lost", "kept"))
+        check_memory(memory, self._config.keyed)
         self._crane.traffic.reset()
         return self._collect() + self._reset(rank, memory)
 

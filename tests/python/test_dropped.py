@@ -1,5 +1,6 @@
 """What is dropped and not closed: its threads, memory and files go, and a warning names it."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -36,6 +37,28 @@ def settled(what):
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
+"""
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = [path for path in sorted(ROOT.glob("examples/*.py")) if path.name != "server.py"]
+SERVE = """
+import asyncio, sys
+import aiohttp
+from aiohttp import web
+sys.path.insert(0, {folder!r})
+import server
+async def main():
+    runner = web.AppRunner(server.make_app(device=16, host=16), handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = "http://%s:%d" % runner.addresses[0]
+    async with aiohttp.ClientSession(url) as session:
+        async with session.post("/generate", json=dict(prompt=[1, 2, 3], max_tokens=4)) as said:
+            assert b"finished" in await said.read()
+        async with session.post("/generate", json=dict(prompt=[4], max_tokens=99)) as said:
+            pass  # it hangs up
+    await runner.cleanup()
+asyncio.run(main())
 """
 
 
@@ -77,12 +100,29 @@ def test_a_warning_comes_out_of_no_finalizer_and_a_cache_that_was_closed_has_non
     assert "went on" in said
 
 
-@pytest.mark.parametrize("name", ["engine", "own_blocks", "restart", "sequence"])
-def test_an_example_leaves_nothing_open(name: str) -> None:
-    example = Path(__file__).parents[2] / f"examples/{name}.py"
-    command = [sys.executable, "-X", "dev", "-W", "error", str(example)]
+def says_nothing(*program: str) -> None:
+    """Whether a program ends well, and no warning comes out of it."""
+    command = [sys.executable, "-X", "dev", "-W", "error", *program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_leaves_nothing_open(example: Path) -> None:
+    says_nothing(str(example))
+
+
+def test_nor_does_the_example_that_serves() -> None:
+    pytest.importorskip("aiohttp")
+    says_nothing("-c", SERVE.format(folder=str(ROOT / "examples")))
+
+
+def test_nor_does_what_the_readme_shows() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert blocks
+    says_nothing("-c", "\n".join(blocks))
 
 
 def test_a_crane_is_named_by_its_rank() -> None:

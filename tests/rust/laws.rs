@@ -30,6 +30,8 @@ mod homes;
 mod keys;
 #[path = "support/listener.rs"]
 mod listener;
+#[path = "laws/losing.rs"]
+mod losing;
 #[path = "laws/order.rs"]
 mod order;
 #[path = "laws/parking.rs"]

@@ -41,7 +41,7 @@ mod world;
 mod yard;
 
 use blockyard_core::MAX_TIERS;
-use ops::{Op, Script, Setup, script, withdrawals};
+use ops::{Op, Script, Setup, losses, script, withdrawals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -132,6 +132,14 @@ proptest! {
     #![proptest_config(two_cores())]
     #[test]
     fn no_withdrawn_slot_is_in_service_again(Script { setup, ops } in withdrawals(200)) {
+        walk(&setup, &ops);
+    }
+}
+
+proptest! {
+    #![proptest_config(two_cores())]
+    #[test]
+    fn what_a_rank_has_lost_is_found_by_nobody_and_what_is_kept_is(Script { setup, ops } in losses(200)) {
         walk(&setup, &ops);
     }
 }

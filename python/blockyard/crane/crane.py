@@ -218,6 +218,10 @@ class Crane(Single):
         """
         if not isinstance(asked, Unreported):
             raise Misuse(f"asked = {shown(asked)}: give what KVCache.unreported has returned")
+        integer("asked.yard", asked.yard, least=0, most=MOST_YARD)
+        flights: object = asked.flights
+        if not isinstance(flights, list) or any(type(flight) is not int for flight in flights):
+            raise Misuse(f"asked.flights = {shown(flights)}: must be the numbers of flights")
         return self.traffic.reconcile(asked)
 
     @owned

@@ -47,7 +47,7 @@ class LastingTiers:
     def restored(self) -> Restored | None:
         """Returns what its disk has from before, for `Restored.agreed`; None where it has no disk.
 
-        It is asked once, before the first plan.
+        Each yard asks once, after `hello` and before its first plan.
 
         Raises:
             Unavailable: The disk cannot be read.
@@ -57,7 +57,7 @@ class LastingTiers:
 
     @owned
     def count_as(self, run: int) -> None:
-        """Lets its disk give the stamps that all ranks give, with the `run` of `Restored.agreed`.
+        """Lets its disk count stamps from the `run` of `Restored.agreed` on, before the next plan.
 
         Args:
             run: The highest number of all ranks.

@@ -10,7 +10,7 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
 from blockyard.crane.copy_watch import CopyWatch
 from blockyard.crane.lanes import Copy, Flight, Lane
-from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers import Stamping, Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry, broke_in
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
@@ -64,6 +64,7 @@ class Traffic:
         self._used = False
         """Whether plans came since all copies were ended."""
         self._tiers = tiers
+        self._stamping = {name: one for name, one in tiers.items() if isinstance(one, Stamping)}
         self._block_bytes = block_bytes
         self._turning = [one for one in self.copiers if isinstance(one, Turning)]
         self._flights: dict[int, Flight] = {}
@@ -110,6 +111,7 @@ class Traffic:
         if self._watched is not None:
             self._watched.submitted(plans)
         self._used = self._unsure = True
+        self._stamp(plans)
         for copy in copies:
             copy.lane.waiting.append(copy)
         self._flights |= taken
@@ -118,6 +120,13 @@ class Traffic:
         with self._turn():
             self._start()
         self._unsure = False
+
+    def _stamp(self, plans: list[Plan]) -> None:
+        """Tells tiers that note the order of their writes what will fill them."""
+        for plan in plans:
+            tier = self._stamping.get(plan.destination_tier)
+            if tier is not None and len(plan):
+                tier.submitted(plan)
 
     def known(self) -> set[int]:
         """Returns the numbers of the flights that were taken, and have not been told."""

@@ -352,16 +352,16 @@ class Connector(Single):
             self.cache.commit(unsent, now=self._now)
             self._land()
 
-    def reset(self, *, memory: Literal["lost", "kept"] = "lost") -> None:
+    def reset(self, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> None:
         """Forgets what runs and loads, after the engine was restarted and its blocks were lost.
 
         Call it when the workers of all ranks were reset or are gone. What is kept of requests that
         wait stays kept, as far as its copies have ended; all others must be matched again.
 
         Args:
-            memory: Whether what is below is "kept", or "lost" as well.
+            memory: Whether what is below is "kept", "lost" as well, or lost but for the disk.
         """
-        one_of("memory", memory, ("lost", "kept"))
+        one_of("memory", memory, ("lost", "kept", "disk kept"))
         self.cache.dispatch()
         for rank in range(self.cache.config.ranks):
             self.cache.reset(rank, memory=memory)

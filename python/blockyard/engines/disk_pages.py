@@ -3,7 +3,10 @@
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import methodcaller
 from typing import TypeAlias
 
 import numpy as np
@@ -72,6 +75,8 @@ class DiskPages:
         """Those in the air, by the yard's number of their flight."""
         self._numbers: dict[int, _Copy] = {}
         """Likewise by the disk's."""
+        self._reports: deque[list[tuple[int, int, str]]] = deque()
+        """What the disk has reported, each once, and the yard was not told yet."""
         self._epoch = 0
         self._clearing = 0
         self._closed = False
@@ -125,27 +130,28 @@ class DiskPages:
         """
         self._check_process()
         chain = self._chain(keys)
-        good, waited = 0, None
-        with self._lock:
-            self._check_open()
-            epoch = self._epoch
-            # A load alone does not make a page younger.
-            self._cache.used([chain])
-        while good < len(chain):
+        with self._in_time():
+            good, waited = 0, None
             with self._lock:
-                copy, own = (None, False) if self._closed else self._fetch(chain, ids, good)
-            if copy is None or copy is waited:
-                break
-            if own:
-                came = self._end(copy)
-                good += came
-                if came < len(copy.plan):
+                self._check_open()
+                epoch = self._epoch
+                # A load alone does not make a page younger.
+                self._cache.used([chain])
+            while good < len(chain):
+                with self._lock:
+                    copy, own = (None, False) if self._closed else self._fetch(chain, ids, good)
+                if copy is None or copy is waited:
                     break
-            else:
-                self._wait(copy)
-                waited = copy
-        with self._lock:
-            return good if epoch == self._epoch else 0
+                if own:
+                    came = self._end(copy)
+                    good += came
+                    if came < len(copy.plan):
+                        break
+                else:
+                    self._wait(copy)
+                    waited = copy
+            with self._lock:
+                return good if epoch == self._epoch else 0
 
     def write(self, keys: bytes, ids: _Ids, *, above: bytes | None) -> list[bool]:
         """Writes pages from the engine's memory, which stays as it is meanwhile.
@@ -167,32 +173,33 @@ class DiskPages:
         """
         self._check_process()
         chain = self._chain(keys)
-        stored = np.zeros(len(chain), np.bool_)
-        waited: set[int] = set()
-        busy: _Copy | None = None
-        while True:
-            if busy is not None:
-                self._wait(busy)
-                waited.add(busy.number)
+        with self._in_time():
+            stored = np.zeros(len(chain), np.bool_)
+            waited: set[int] = set()
+            busy: _Copy | None = None
+            while True:
+                if busy is not None:
+                    self._wait(busy)
+                    waited.add(busy.number)
+                with self._lock:
+                    self._check_open()
+                    if self._clearing:
+                        return [False] * len(stored)
+                    epoch = self._epoch
+                    have, busy = self._scan(chain, 0)
+                    if busy is not None and busy.number not in waited:
+                        continue
+                    self._cache.used([chain])
+                    plan = self._stow(chain, keys, ids, have, above)
+                    copy = self._submit(plan, up=False) if plan is not None else None
+                    break
+            stored[:have] = True
+            if copy is not None:
+                good = self._end(copy)
+                stored[np.isin(ids, copy.plan.sources[:good])] = True
+            self._look(chain, stored, waited)
             with self._lock:
-                self._check_open()
-                if self._clearing:
-                    return [False] * len(stored)
-                epoch = self._epoch
-                have, busy = self._scan(chain, 0)
-                if busy is not None and busy.number not in waited:
-                    continue
-                self._cache.used([chain])
-                plan = self._stow(chain, keys, ids, have, above)
-                copy = self._submit(plan, up=False) if plan is not None else None
-                break
-        stored[:have] = True
-        if copy is not None:
-            good = self._end(copy)
-            stored[np.isin(ids, copy.plan.sources[:good])] = True
-        self._look(chain, stored, waited)
-        with self._lock:
-            return [bool(one) and epoch == self._epoch for one in stored]
+                return [bool(one) and epoch == self._epoch for one in stored]
 
     def clear(self) -> None:
         """Forgets all pages: no call finds them any more, and no restart.
@@ -229,9 +236,8 @@ class DiskPages:
         if os.getpid() != self._process:
             return
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
+        # Where it is interrupted, the next call goes on.
         self._disk.close()
         with self._lock:
             self._cache._close()  # noqa: SLF001 - as `LocalCache` does
@@ -290,27 +296,61 @@ class DiskPages:
     def _submit(self, plan: Plan, *, up: bool) -> "_Copy":
         self._cache.dispatch()
         assert plan.keys is not None  # noqa: S101 - the disk is keyed
-        lane = self._lane
+        lane, planes = self._lane, [self._planes]
+        self._copies[plan.flight] = copy = _Copy(plan, up=up)
         if up:
-            number = lane.submit_up(plan.sources, plan.keys, self._planes, plan.destinations)
+            what = [plan.sources], [plan.keys], planes, [plan.destinations]
+            numbers = map(lane.submit_up, *what)
         else:
             assert plan.parents is not None  # noqa: S101 - likewise
-            slots, parents = plan.destinations, plan.parents
             stamps = self._disk.stamps(len(plan))
-            number = lane.submit_down(slots, plan.keys, parents, stamps, self._planes, plan.sources)
-        copy = _Copy(number, plan, up=up)
-        self._copies[plan.flight] = self._numbers[number] = copy
+            whose = [plan.keys], [plan.parents], [stamps]
+            numbers = map(lane.submit_down, [plan.destinations], *whose, planes, [plan.sources])
+        # Submitted and noted by one call of C, which no interrupt divides.
+        self._numbers.update(zip(numbers, [copy], strict=True))
+        copy.number = next(reversed(self._numbers))
         return copy
 
     def _collect(self) -> None:
         """Tells the yard what has ended."""
-        for number, good, why in self._lane.poll():
-            copy = self._numbers.pop(number)
-            del self._copies[copy.plan.flight]
-            copy.good = good
-            self._cache.commit(copy.plan, good, corrupt=why == "corrupt")
+        # By one call of C, too: the lane tells each end once.
+        self._reports.extend(map(methodcaller("poll"), [self._lane]))
+        while self._reports:
+            for number, good, why in self._reports[0]:
+                copy = self._numbers.get(number)
+                if copy is not None:
+                    copy.good = good
+                    self._cache.commit(copy.plan, good, corrupt=why == "corrupt")
+                    self._copies.pop(copy.plan.flight, None)
+                    del self._numbers[number]
+            self._reports.popleft()
 
     # -- without it ----------------------------------------------------------------------
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Gives up what this thread has begun where an error ends its call: none waits for it."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                # The disk of one that is closed has given up all.
+                if not self._closed:
+                    self._give_up_mine()
+            raise
+
+    def _give_up_mine(self) -> None:
+        for number, copy in list(self._numbers.items()):
+            if copy.thread == threading.get_ident():
+                self._lane.give_up(number)
+        self._collect()
+        # A plan that was not submitted writes nothing.
+        self._cache.dispatch()
+        submitted = set(self._numbers.values())
+        for flight, copy in list(self._copies.items()):
+            if copy not in submitted:
+                del self._copies[flight]
+        self._cache.abort([one for one in self._cache.dispatched() if one not in self._copies])
 
     def _chain(self, keys: bytes) -> Keys:
         return self._cache.ready_keys(keys, len(keys) // KEY_BYTES * self._page_tokens)
@@ -362,8 +402,11 @@ class DiskPages:
 class _Copy:
     """A copy in the air."""
 
-    __slots__ = ("good", "number", "plan", "up")
+    __slots__ = ("good", "number", "plan", "thread", "up")
 
-    def __init__(self, number: int, plan: Plan, *, up: bool) -> None:
-        self.number, self.plan, self.up = number, plan, up
+    def __init__(self, plan: Plan, *, up: bool) -> None:
+        self.plan, self.up = plan, up
+        self.thread = threading.get_ident()
+        self.number = -1
+        """The disk's, which it has once it is submitted."""
         self.good = 0

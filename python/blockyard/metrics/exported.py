@@ -14,6 +14,7 @@ from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import TIERS
+from blockyard.shared.owner import is_foreign
 from blockyard.shared.stall import Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Copied, CraneNumbers, Reading
@@ -201,7 +202,10 @@ def _sentences(stalled: Callable[[], Iterable[str]]) -> list[str]:
     try:
         lines = stalled()
         return [lines] if isinstance(lines, str) else [str(line) for line in lines]
-    except Exception as error:  # noqa: BLE001 - the other engines of this process are told of still
+    except Exception as error:
+        if is_foreign(error):
+            raise
+        # The other engines of this process are told of still.
         return [f"What stands still cannot be said, as `stalled` raised {error!r:.200}."]
 
 

@@ -15,7 +15,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.step_loop import Call, StepLoop
 from blockyard.scheduling.stream import Channel, Front, Stream
 from blockyard.scheduling.validate import prompt_of
-from blockyard.shared.log import unclosed
+from blockyard.shared.log import Limited, unclosed
 from blockyard.shared.owner import thread_name
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
@@ -23,6 +23,7 @@ from blockyard.shared.validate import integer
 __all__ = ["AsyncEngine"]
 
 _T = TypeVar("_T")
+_log = Limited(__name__)
 
 
 class AsyncEngine(Single):
@@ -252,16 +253,19 @@ class AsyncEngine(Single):
     async def drain(self) -> None:
         """Takes no more requests, and waits until all that are there have ended, and all acks came.
 
-        No request is held from now on, as one may wait here for those that it does not read.
+        No request is held from now on, as one may wait here for those that it does not read. Where
+        it is cancelled, as by `asyncio.timeout`, the error and the log say what still runs: that
+        goes on, until it ends or `close` aborts it.
 
         Raises:
+            CancelledError: It was cancelled; its note says what still runs.
             Misuse: This is not the event loop that entered it; nothing is done.
             Unavailable: The engine has failed.
         """
         self._check_loop()
         self._closed = True
         self._steps.close(abort=False)
-        await self._wait()
+        await self._wait("drain")
 
     async def close(self) -> None:
         """Aborts all requests, waits until the engine has let go of them, and ends the thread.
@@ -269,13 +273,14 @@ class AsyncEngine(Single):
         Each stream has its result then. The scheduler is free for another front.
 
         Raises:
+            CancelledError: As `drain`.
             Misuse: As `drain`.
             Unavailable: The engine has failed.
         """
         self._check_loop()
         self._closed = True
         self._steps.close(abort=True)
-        await self._wait()
+        await self._wait("close")
 
     def _check_loop(self) -> None:
         """Refuses what is awaited in another event loop, which nothing would wake.
@@ -289,9 +294,15 @@ class AsyncEngine(Single):
                 "await its streams, drain and close there, as by asyncio.run_coroutine_threadsafe"
             )
 
-    async def _wait(self) -> None:
+    async def _wait(self, verb: str) -> None:
         if self._ended is not None:
-            await asyncio.shield(self._ended)
+            try:
+                await asyncio.shield(self._ended)
+            except asyncio.CancelledError as error:
+                left = self._steps.left()
+                error.add_note(f"{verb} was cut off, and these go on until close() ends: {left}")
+                _log.warning("%s was cut off; what goes on: %s", verb, left)
+                raise
         self._steps.check_failure()
 
     async def __aenter__(self) -> Self:

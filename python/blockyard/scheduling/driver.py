@@ -66,6 +66,24 @@ class Driver:
         if self._replaced:
             raise Misuse("another scheduler has taken this cache over: use that one")
 
+    def check_whole(self, owner: Owner, verb: str) -> None:
+        """Refuses a verb while something is half done.
+
+        Raises:
+            Misuse: A call was interrupted; it says what `reset` makes of it.
+        """
+        cut = dict.fromkeys(name for _, name in owner.interrupted if name != _RESULTS)
+        if cut:
+            then = "it recomputes what ran, and no request is lost"
+            if not self._cache.config.recompute:
+                then = (
+                    "what ran and has tokens ends FAILED (kv_lost), as this engine recomputes none"
+                )
+            raise Misuse(
+                f"{verb} after {' and '.join(cut)} was interrupted and left half done: call "
+                f"reset() with an engine that was reset, too; {then}"
+            )
+
     def check_open(self) -> None:
         """Refuses a cache that is closed.
 
@@ -102,15 +120,6 @@ def made_sound(owner: Owner) -> None:
     owner.interrupted[:] = [call for call in owner.interrupted if call[1] == _RESULTS]
 
 
-def _check_whole(owner: Owner, verb: str) -> None:
-    cut = dict.fromkeys(name for _, name in owner.interrupted if name != _RESULTS)
-    if cut:
-        raise Misuse(
-            f"{verb} after {' and '.join(cut)} was interrupted and left half done: call reset() "
-            "with an engine that was reset, too; it recomputes what ran, and no request is lost"
-        )
-
-
 def _driver_of(cache: KVCache) -> Driver | None:
     driver = _drivers.get(cache)
     return None if driver is None else driver()
@@ -143,7 +152,7 @@ def driven(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, 
     def checked(self: _S, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
         self._driver.check()
         if self._owner.interrupted and not sound:
-            _check_whole(self._owner, verb.__name__)
+            self._driver.check_whole(self._owner, verb.__name__)
         return verb(self, *args, **keywords)
 
     return checked

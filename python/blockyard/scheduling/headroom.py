@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from blockyard._core import Misuse
+from blockyard.shared.owner import is_foreign
 from blockyard.shared.validate import integer, one_of
 
 __all__ = [
@@ -167,6 +168,8 @@ class Asked:
         try:
             answer: object = self._policy.reserve(max_tokens)
         except Exception as error:
+            if is_foreign(error):
+                raise
             raise Misuse(f"the headroom policy raised {error!r:.200}") from error
         if not isinstance(answer, int) or answer < 0:
             raise Misuse(
@@ -204,6 +207,9 @@ class Asked:
             self._raised(error)
 
     def _raised(self, error: Exception) -> None:
+        """Keeps an error of the policy's for `check`; what a signal handler has raised goes on."""
+        if is_foreign(error):
+            raise error
         self._fault = Misuse(f"the headroom policy raised {error!r:.200}")
         self._fault.__cause__ = error
 
@@ -235,6 +241,8 @@ def checked_headroom(name: str, policy: object) -> HeadroomPolicy:
     try:
         answers: tuple[object, object] = policy.reserve(1), policy.headroom(1)
     except Exception as error:
+        if is_foreign(error):
+            raise
         raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
     if not all(isinstance(number, int) and number >= 0 for number in answers):
         raise Misuse(f"{name} = {policy!r:.60} answers {answers}: must be integers >= 0")

@@ -1,7 +1,6 @@
 """How a request stops and ends: stops, acks, preemption, failure and reset."""
 
 from collections.abc import Hashable, Iterable
-from typing import Literal
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Request, RequestState, Result, lead_again
+from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result, lead_again
 from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.step_output import check_acks
 from blockyard.scheduling.validate import whole
@@ -394,14 +393,14 @@ class Lifecycle:
             held.update(slots.tolist())
         return len(held)
 
-    def reset(self, requests: Literal["recompute", "abort"]) -> None:
+    def reset(self, requests: Ran, memory: Lost) -> None:
         """Recomputes or aborts all that ran, as the engine has lost its KV (T33).
 
         It makes all sound again, wherever an interrupt has left it: what is taken for true is which
         requests have not ended, which seats are bound, and which handles are spent.
         """
         one_of("requests", requests, ("recompute", "abort"))
-        self._cache.clear()
+        self._cache.clear(memory=memory)
         self.dead, self.pinned = None, 0
         self._batch.clear()
         self._stops.clear()

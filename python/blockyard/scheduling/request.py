@@ -14,7 +14,9 @@ from blockyard.yard.cache import KVCache
 
 __all__ = [
     "TERMINAL",
+    "Lost",
     "Media",
+    "Ran",
     "Request",
     "RequestState",
     "Result",
@@ -23,6 +25,10 @@ __all__ = [
     "max_blocks",
 ]
 
+Ran: TypeAlias = Literal["recompute", "abort"]
+"""What becomes of requests that ran, where their engine was reset."""
+Lost: TypeAlias = Literal["lost", "disk kept"]
+"""What became of the tiers' contents, as in `KVCache.clear`."""
 Media: TypeAlias = tuple[int, int, str | bytes]
 """An item at token positions [start, end) of a prompt, and its id."""
 

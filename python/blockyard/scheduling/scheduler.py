@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable
 from time import monotonic
-from typing import Final, Literal
+from typing import Final
 
 from blockyard._core import Keys, Lease, Misuse, Ticket
 from blockyard.scheduling.admission import Admission
@@ -21,7 +21,7 @@ from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.pressure import Pressure
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Media, RequestState, Result
+from blockyard.scheduling.request import Lost, Media, Ran, RequestState, Result
 from blockyard.scheduling.seats import Seats
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.starts import Starts
@@ -363,16 +363,17 @@ class Scheduler(Single):
         self._lifecycle.fail(reason, broken=bool(self._owner.interrupted))
 
     @driven
-    def reset(self, *, requests: Literal["recompute", "abort"] = "recompute") -> None:
+    def reset(self, *, requests: Ran = "recompute", memory: Lost = "lost") -> None:
         """Goes on with an engine that was reset: it computes nothing more, and its KV is gone.
 
         Args:
             requests: "recompute" or "abort" what ran (T33). An interrupted verb is made good, too.
+            memory: "lost", or lost but for the "disk kept", as in `KVCache.clear`.
 
         Raises:
-            Misuse: It is neither word.
+            Misuse: One is no such word, or no tier is keyed and would be kept.
         """
-        self._lifecycle.reset(requests)
+        self._lifecycle.reset(requests, memory)
         self._admission.forget()
         made_sound(self._owner)
 

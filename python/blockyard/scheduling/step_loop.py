@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.stream import Channel
 from blockyard.shared.log import Limited, described
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, shown
 
 __all__ = ["Call", "StepLoop"]
 
@@ -33,6 +33,9 @@ _LOOK: Final = 1.0
 """Seconds after which a thread that sleeps looks whether there is a reader still."""
 _MUTE: Final = 10.0
 """Seconds without an output after which the log says that the engine is mute."""
+
+_NAMED: Final = 8
+"""Most requests, or flights, that are named in a line."""
 
 _log = Limited(__name__)
 _mute = Limited(__name__, 60.0)
@@ -138,6 +141,15 @@ class StepLoop(Single):
             self._closing = True
             self._commands.append(self._abort_all if abort else self._unhold_all)
         self.wake()
+
+    def left(self) -> str:
+        """Says what has not ended: requests, steps of the engine, flights of the cache."""
+        cache, steps = self._scheduler.cache, self._scheduler.steps_in_flight
+        down, up = cache.blocks_in_flight()
+        return (
+            f"requests: {_named(self._scheduler.requests)}; steps with the engine: {steps}; "
+            f"flights: {_named(cache.dispatched())}, of {down} blocks down and {up} up"
+        )
 
     def resume(self, channel: Channel) -> None:
         """Goes on with a request of which enough was read."""
@@ -348,3 +360,9 @@ class StepLoop(Single):
             ]
         )
         self._channels.clear()
+
+
+def _named(ids: Sequence[object]) -> str:
+    """Some of them, and how many there are where that is more."""
+    names = ", ".join(map(shown, ids[:_NAMED])) or "none"
+    return names if len(ids) <= _NAMED else f"{names}, … ({len(ids)})"

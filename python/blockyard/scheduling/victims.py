@@ -3,6 +3,7 @@
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from blockyard._core import Misuse
+from blockyard.shared.owner import is_foreign
 
 __all__ = ["Candidate", "LeastComputed", "Newest", "VictimPolicy", "checked_policy", "rank_of"]
 
@@ -66,6 +67,8 @@ def rank_of(name: str, policy: VictimPolicy, candidate: Candidate) -> tuple[int,
     try:
         rank: object = policy.rank(candidate)
     except Exception as error:
+        if is_foreign(error):
+            raise
         raise Misuse(f"{name} = {policy!r:.60} raised {error!r:.200}") from error
     if not isinstance(rank, tuple) or not all(isinstance(number, int) for number in rank):
         raise Misuse(f"{name} = {policy!r:.60} ranks by {rank!r:.60}: must be a tuple of integers")

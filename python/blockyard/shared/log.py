@@ -1,10 +1,11 @@
 """The logger `blockyard`, which limits how often it writes a line and never raises; warnings."""
 
-import contextlib
 import logging
 import time
 import warnings
 from collections.abc import Callable
+
+from blockyard.shared.owner import is_foreign
 
 __all__ = ["Limited", "described", "unclosed"]
 
@@ -13,7 +14,9 @@ def described(error: BaseException) -> str:
     """Kind and text of an error, also of one that cannot be written as text."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - it may be of any kind
+    except Exception as fault:  # it may be of any kind
+        if is_foreign(fault):
+            raise
         return type(error).__name__
 
 
@@ -35,7 +38,8 @@ class Limited:
     """A logger that writes one line per message and second, and counts those that it left out.
 
     A handler or filter of the program's that raises loses its line and nothing else: a copy, a
-    flight or a stream that is about to be told goes on.
+    flight or a stream that is about to be told goes on. What a signal handler raises meanwhile goes
+    on to the caller, as an interrupt does.
 
     Wall time is read here, and by the stall rules: neither ever decides anything.
 
@@ -87,5 +91,8 @@ class Limited:
             more = self._swallowed.pop(message, 0)
             if more:
                 message, values = message + " (and %d more like it)", (*values, more)
-        with contextlib.suppress(Exception):
+        try:
             self._logger.log(level, message, *values, exc_info=exc_info)
+        except Exception as fault:
+            if is_foreign(fault):
+                raise

@@ -4,13 +4,13 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
-from threading import Thread, current_thread
+from threading import Thread, current_thread, main_thread
 from types import CodeType, FrameType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from blockyard._core import Misuse
 
-__all__ = ["Owner", "Reentry", "broke_in", "owned", "thread_name"]
+__all__ = ["Owner", "Reentry", "broke_in", "is_foreign", "owned", "thread_name"]
 
 
 class Reentry(Misuse):
@@ -26,10 +26,10 @@ class Owner:
         self.held: dict[None, tuple[Thread, str]] = {}
         """The thread that is in a verb, and the verb's name; empty between two calls."""
         self.interrupted: list[tuple[Thread, str]] = []
-        """Calls that a KeyboardInterrupt has cut short; a scheduler forgets them once it has mended
-        what they left, and elsewhere nobody asks."""
+        """Calls that a KeyboardInterrupt, or what a signal handler has raised, has cut short; a
+        scheduler forgets them once it has mended what they left, and elsewhere nobody asks."""
         self._left: dict[int, tuple[tuple[Thread, str], tuple[Thread, str]]] = {}
-        """Which call has taken over from which; few, as each was interrupted in its last act."""
+        """Which call takes over from which; few, as each was interrupted in its last act."""
 
     def enter(self, other: tuple[Thread, str], mine: tuple[Thread, str]) -> None:
         """Takes over from a call that was interrupted before it gave back what it had.
@@ -38,10 +38,14 @@ class Owner:
             Misuse: The other call is under way.
         """
         # It is on no stack, so that it never gives back what it has, if it has that still. One call
-        # takes it over: whoever is the first here.
-        left = not _is_under_way(other) and self.held.get(None) is other
-        if not left or self._left.setdefault(id(other), (other, mine))[1] is not mine:
-            raise self.refusal(other, mine[1])
+        # takes it over: whoever is the first here. Where that one was interrupted before it had it,
+        # the first behind that one does.
+        last, heir = other, None
+        while heir is not mine:
+            if _is_under_way(last) or self.held.get(None) is not other:
+                raise self.refusal(other, mine[1])
+            heir = self._left.setdefault(id(last), (last, mine))[1]
+            last = heir
         self.interrupted.append(other)
         self.held[None] = mine
 
@@ -65,8 +69,15 @@ def broke_in(error: BaseException) -> bool:
     It does where a signal handler has raised it, as a timeout does, or a verb within a verb. So the
     call may have done its work.
     """
-    if isinstance(error, Reentry) or not isinstance(error, Exception):
+    return isinstance(error, Reentry) or is_foreign(error)
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether an error is an interrupt, or a signal handler has raised it: nobody here has."""
+    if not isinstance(error, Exception):
         return True
+    if current_thread() is not main_thread():
+        return False
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None:
@@ -137,15 +148,15 @@ def owned(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
             other = owner.held.setdefault(None, mine)
             if other is not mine:
                 owner.enter(other, mine)
-            return verb(self, *args, **keywords)
-        except Exception:
-            raise
-        except BaseException:
-            owner.interrupted.append(mine)
-            raise
-        finally:
+            found = verb(self, *args, **keywords)
+        except BaseException as error:
             if owner.held.get(None) is mine:
+                if is_foreign(error):
+                    owner.interrupted.append(mine)
                 del owner.held[None]
+            raise
+        del owner.held[None]
+        return found
 
     return alone
 

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from blockyard._core import Misuse
+from blockyard.shared.owner import is_foreign
 
 __all__ = ["bounded", "file", "integer", "known", "one_of", "shown"]
 
@@ -102,7 +103,9 @@ def shown(value: object) -> str:
     """The beginning of a value as an error shows it, the whole where it is short."""
     try:
         return f"{value!r:.60}"
-    except Exception as error:  # noqa: BLE001 - it is its own
+    except Exception as error:
+        if is_foreign(error):
+            raise
         if isinstance(value, int):  # Python writes none of more than 4,300 digits
             return "an integer of thousands of digits"
         if isinstance(error, RecursionError):

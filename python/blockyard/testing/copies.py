@@ -39,6 +39,7 @@ class Copies:
     def __init__(self, setup: Setup, seen: Counter[str], remains: Remains | None = None) -> None:
         self._remains = remains
         self._ranks = setup.ranks
+        self._yard = setup.yard
         self._deadline = setup.deadline
         self._seen = seen
         self._air: dict[int, _InFlight] = {}
@@ -67,9 +68,11 @@ class Copies:
         for outcome in outcomes:
             flight, rank = outcome.flight, outcome.rank
             air = self._air.get(flight)
-            if air is None or rank not in air.missing:
+            ours = outcome.yard == self._yard
+            if air is None or rank not in air.missing or not ours:
                 self._counts["outcomes_ignored"] += 1
-                known = flight in self._launched and rank < self._ranks
+                known = flight in self._launched and rank < self._ranks and ours
+                self._seen["outcome of another yard"] += not ours
                 again = (flight, rank) in self._heard
                 name = ("twice" if again else "late") if known else "foreign"
                 self._seen[f"2.3 {name}"] += 1

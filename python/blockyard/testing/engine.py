@@ -214,6 +214,10 @@ class SimulatedEngine:
         """Takes the block tables of the next step, shape (rows, columns)."""
         self._tables = tables
 
+    def replace(self, rank: int, memory: Sums) -> None:
+        """Takes the memory that a rank has since its restart."""
+        self._memory[rank] = memory
+
     def submit(self, step: Step) -> None:
         """Begins a step."""
         self.seen["in flight"] = max(self.seen["in flight"], len(self._air) + 1)

@@ -206,11 +206,12 @@ class SimulatedGpu:
         return event
 
     def discard(self, stream: int, events: list[int]) -> None:
-        """Gives a stream and its events back."""
+        """Gives a stream and its events back; once more it does nothing, as CUDA's."""
         self._call("free")
-        assert not self._streams.pop(stream)  # noqa: S101 - so it would be with CUDA's, unnoticed
+        assert not self._streams.pop(stream, ())  # noqa: S101 - so it would be with CUDA's, unnoticed
         for event in events:
-            del self._records[event], self._come[event]
+            self._records.pop(event, None)
+            self._come.pop(event, None)
 
     def prepare(self, width: int) -> None:
         """Makes the kernel for moves of this width ready."""

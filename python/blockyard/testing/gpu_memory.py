@@ -79,7 +79,8 @@ class AddressSpace:
 
     def unregister(self, address: int) -> None:
         """Unpins it."""
-        del self._ranges[address]
+        if self._ranges.pop(address, None) is None:
+            raise GpuError("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "cuMemHostUnregister")
 
     def owns(self, address: int) -> bool:
         """Whether the address is in device memory, or in pinned memory."""

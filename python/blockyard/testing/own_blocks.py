@@ -375,7 +375,7 @@ class OwnBlocks:
         self._copies.heard(outcomes)
         self._copies.overdue(self.now)
         # The reset settles every flight of the rank, also those whose outcome was lost.
-        its.lost = False
+        its.lost.clear()
 
     def _on_engine(self, requests: str) -> None:
         """The engine begins anew, and its blocks are lost; "abort" ends all requests."""

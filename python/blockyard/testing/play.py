@@ -9,6 +9,7 @@ from blockyard.scheduling.request import Result
 from blockyard.testing.engine import Broken
 from blockyard.testing.own_blocks import OwnBlocks
 from blockyard.testing.scenario import Scenario
+from blockyard.testing.simulated_processes import Processes
 from blockyard.testing.simulator import Simulation
 
 __all__ = ["Ran", "simulate"]
@@ -32,7 +33,7 @@ def simulate(scenario: Scenario) -> Ran:
     """
     own = scenario.setup.blocks == "engine"
     with tempfile.TemporaryDirectory() as folder:
-        made = OwnBlocks if own else Simulation
+        made = OwnBlocks if own else Processes if scenario.setup.processes else Simulation
         simulation: OwnBlocks | Simulation = made(scenario, Path(folder))
         try:
             simulation.run()

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import BlockyardError
+from blockyard._core import BlockyardError, Unavailable
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import Result
@@ -18,7 +18,7 @@ from blockyard.shared.plan import Plan
 from blockyard.shared.stall import Clock
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.checked_reservations import CheckedReservations
-from blockyard.testing.engine import check
+from blockyard.testing.engine import Broken, check
 from blockyard.testing.setup import HEADROOMS, VICTIMS, Setup
 from blockyard.testing.simulated_rank import config_of
 
@@ -174,6 +174,15 @@ class Replicas:
             if spare > 0:
                 tokens = range(10**6, 10**6 + spare * replica.cache.block_size)
                 replica.cache.finish(replica.cache.begin(tokens, load=0))
+
+    def check_dead(self) -> None:
+        """Checks that there is no step for an engine that is dead (T29)."""
+        for replica in self._replicas:
+            try:
+                replica.scheduler.schedule()
+            except Unavailable:
+                continue
+            raise Broken("T29: a step for an engine that is dead")
 
     def check_at_rest(self, slots: Mapping[str, int]) -> None:
         """Checks that nothing is held, promised or in flight, and that each tier has its size."""

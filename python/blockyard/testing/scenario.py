@@ -9,6 +9,7 @@ from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.scheduling.arrival import sample_ids
 from blockyard.scheduling.request import max_blocks
+from blockyard.testing.dying import with_losses, with_processes
 from blockyard.testing.orders import with_orders
 from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
 from blockyard.testing.third_tier import has_disk, parking_on_disk, with_disk, with_restarts
@@ -80,6 +81,21 @@ class Scenario:
             ticks = max((event.tick for event in events), default=0) + 1
             setup, events = with_disk(seed, setup, ticks, events)
         setup, events = with_restarts(seed, setup, events)
+        events = [_keeps_disk(event) for event in events]
+        return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+    @classmethod
+    def processes(cls, seed: int) -> Self:
+        """Returns the same with a scheduler and ranks that are killed, stopped and slow."""
+        scenario = cls.seeded(seed)
+        setup, events = with_processes(seed, scenario.setup, scenario.events)
+        return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+    @classmethod
+    def losing(cls, seed: int, percent: int = 5) -> Self:
+        """Returns the same with no fault but lost outcomes, and nobody who asks for them."""
+        scenario = cls.seeded(seed)
+        setup, events = with_losses(seed, scenario.setup, scenario.events, percent)
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod
@@ -350,3 +366,10 @@ def _resizes(chance: random.Random, setup: Setup, ticks: int, events: list[Event
             tier, slots = "host", chance.randint(1, setup.host + 8)
         made.append(Event(chance.randrange(ticks), "resize", (tier, slots)))
     return made
+
+
+def _keeps_disk(event: Event) -> Event:
+    """Has every second rank that loses its memory come back with its disk."""
+    if event.verb == "rank" and event.what[1] == "lost" and event.tick % 2:
+        return event._replace(what=(event.what[0], "disk kept"))
+    return event

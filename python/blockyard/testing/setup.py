@@ -17,7 +17,7 @@ from blockyard.shared.hints import Retention
 from blockyard.yard.config import Eviction, HostCopies
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
+__all__ = ["FAULTS", "HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
 
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 
@@ -53,6 +53,10 @@ VERBS: Final = {
     "peer": (1,),
     "resize": (2,),
     "restart": (2,),
+    "kill": (3,),
+    "stop": (2,),
+    "slow": (2,),
+    "scheduler": (2,),
 }
 """How many fields each verb may have."""
 
@@ -60,6 +64,11 @@ OWN_VERBS: Final = frozenset(
     {"add", "abort", "hint", "copy", "outcome", "release", "stall", "rank", "engine", "resize"}
 )
 """Those that an engine which gives out its block ids itself knows."""
+
+FAULTS: Final = frozenset(
+    {"copy", "outcome", "rank", "engine", "weights", "fail", "resize", "kill", "scheduler"}
+)
+"""Those that may cost a sequence the last copy of its KV, or the room that it began with."""
 
 
 class Event(NamedTuple):
@@ -78,11 +87,12 @@ leaves, "" for what nobody knows: it may be a lie |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
     | copy | rank, "up", "down", "across", "to disk" or "from disk", word, number: the `Action` \
 for the next such copy |
-    | outcome | rank, "late", "twice", "lost" or "foreign", ticks: the fate of the rank's next \
-outcome |
+    | outcome | rank, "sent", "late", "twice", "lost" or "foreign", ticks: the fate of the rank's \
+next outcome |
     | release | rank: copies that hang go on, and a dead copier lives again |
     | stall | ticks in which the engine computes nothing |
-    | rank | rank, "kept" or "lost": the rank is reset, and its memory is kept or lost |
+    | rank | rank, "kept", "lost" or "disk kept": the rank is reset, and its memory is kept, or \
+lost, or lost but for a disk that outlives the process |
     | engine | "recompute" or "abort": the engine is reset |
     | weights | the weights are updated |
     | reconcile | ticks by which the engine's list of seats is late |
@@ -93,6 +103,12 @@ outcome |
     | resize | "device", "host" or "disk", slots |
     | restart | "closed" or "killed", number: the process ends, and a new one begins on what the \
 disk has; the number decides about copies that are under way |
+    | kill | rank, ticks, "wait" or "fail": the rank's process is gone, and comes back that many \
+ticks later; "fail" says of the engine that it is dead, "wait" says nothing |
+    | stop | rank, ticks: the rank's process does nothing for so long |
+    | slow | rank, ticks: what is sent to the rank takes so long from now on |
+    | scheduler | ticks, number: the scheduler's process is gone, when so many ranks had its last \
+plans, and comes back that many ticks later; the ranks live on |
     """
 
     tick: int
@@ -126,6 +142,15 @@ class Setup:
     """Copies from and to the disk that a rank makes at once; the others wait. 0 for all."""
     disk_lasts: bool = False
     """Whether the disk outlives the process, so that a restart finds its blocks again."""
+    processes: bool = False
+    """Whether the scheduler and each rank are processes that may die one by one."""
+    yard: int = 1
+    """The number of the first yard; those that follow it have the next."""
+    asks: int = 0
+    """Ticks between two questions of `processes` for outcomes that may be lost; 0 for none before
+    all requests have ended."""
+    lossy: int = 0
+    """Of a hundred outcomes that `processes` send, so many are lost, until all have ended."""
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 16
     headroom: str = "adaptive"
@@ -169,7 +194,8 @@ WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "hint": (1, frozenset(get_args(Retention))),
     "ack": (0, frozenset({"late", "twice", "lost", "unheard", "foreign"})),
     "copy": (1, frozenset({"up", "down", "across", "to disk", "from disk"})),
-    "outcome": (1, frozenset({"late", "twice", "lost", "foreign"})),
+    "outcome": (1, frozenset({"sent", "late", "twice", "lost", "foreign"})),
     "restart": (0, frozenset({"closed", "killed"})),
+    "kill": (2, frozenset({"wait", "fail"})),
 }
 """The words that a field of an event may be, and the index of that field."""

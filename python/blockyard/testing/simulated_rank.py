@@ -1,7 +1,7 @@
 """The ranks of a simulation: their cranes, and faults of their copies and outcomes."""
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,13 @@ class SimulatedRank:
             if disk is None
             else SimulatedDiskCopier(disk, **slow)
         )
-        self._lasting_disk = disk
         self._copiers = self._near, self._disk
         self.memory: list[Sums] = []
         self.crane: SimulatedCrane = RemoteCrane(rank, setup.disk_polls)
         self.lasting = LastingTiers([] if disk is None else [disk])
         """Its disk, as a crane knows it where it outlives the process."""
         self._ranks = config.ranks
-        self._near_flights: set[int] = set()
+        self._near_flights: set[tuple[int, int]] = set()
         if setup.cranes == "here":
             device = MemoryTier(layout, config.device_blocks, name="device")
             host, below = (
@@ -73,20 +72,24 @@ class SimulatedRank:
             copiers = {pair: self._disk if "disk" in pair else self._near for pair in pairs}
             copiers["device", "device"] = self._near
             self.crane = Crane(
-                layout, rank=rank, device=device, host=host, disk=below, copier=copiers
+                layout,
+                rank=rank,
+                device=device,
+                host=host,
+                disk=below,
+                copier=copiers,
+                fingerprint=config.fingerprint,
             )
         self.fates: deque[tuple[str, int]] = deque()
         self.road: list[tuple[int, Outcome]] = []
-        self.lost = False
-        """Whether an outcome was lost: only a reset of the rank ends that flight."""
+        self.lost: set[tuple[int, int]] = set()
+        """The yards and flights of outcomes that were lost: a reset of the rank ends them, or an
+        answer of `reconcile`."""
 
     def submit(self, plans: list[Plan]) -> None:
         """Gives the crane plans."""
         near = (p for p in plans if "disk" not in way_of(p.source_tier, p.destination_tier))
-        self._near_flights.update(plan.flight for plan in near)
-        for plan in plans:
-            if self._lasting_disk is not None and plan.destination_tier == "disk":
-                self._lasting_disk.submitted(plan)
+        self._near_flights.update(map(_name, near))
         self.crane.submit(plans)
 
     def poll(self, now: int, seen: Counter[str]) -> list[Outcome]:
@@ -96,17 +99,23 @@ class SimulatedRank:
             Broken: What was given to another lane than those of the disk waits, and not for itself.
         """
         outcomes = self.crane.poll()
-        self._near_flights.difference_update(outcome.flight for outcome in outcomes)
+        self._near_flights.difference_update(map(_name, outcomes))
         if self.memory:
             waiting, held = len(self._near_flights), self._near.held
             check(waiting <= held, f"{waiting} flights wait, and only {held} copies are held up")
+        self.send(outcomes, now, seen)
+        return self.arrived(now)
+
+    def send(self, outcomes: Iterable[Outcome], now: int, seen: Counter[str]) -> None:
+        """Sends outcomes on their way, each to its fate."""
         for outcome in outcomes:
             fate, ticks = self.fates.popleft() if self.fates else ("", 0)
             seen[f"outcome {fate}".strip()] += 1
             seen[f"copy {outcome.cause}"] += outcome.cause is not None
             if fate == "lost":
-                self.lost = True
+                self.lost.add(_name(outcome))
                 continue
+            self.lost.discard(_name(outcome))
             self.road.append((now + (ticks if fate == "late" else 0), outcome))
             if fate == "twice":
                 self.road.append((now + ticks, outcome))
@@ -114,6 +123,9 @@ class SimulatedRank:
                 no_flight = outcome._replace(flight=outcome.flight + 10**6, good=0, cause=None)
                 no_rank = outcome._replace(rank=self._ranks, good=0, cause=None)
                 self.road += [(now, no_flight), (now, no_rank)]
+
+    def arrived(self, now: int) -> list[Outcome]:
+        """Returns the outcomes that have come by now."""
         due = [outcome for tick, outcome in self.road if tick <= now]
         self.road = [entry for entry in self.road if entry[0] > now]
         return due
@@ -142,12 +154,16 @@ class SimulatedRank:
     @property
     def hung(self) -> bool:
         """Whether a flight waits for what only an event ends: a release, or a reset."""
-        return self.lost or any(one.dead or one.hanging for one in self._copiers)
+        return bool(self.lost) or any(one.dead or one.hanging for one in self._copiers)
 
     @property
     def silent(self) -> bool:
         """Whether no flight and no outcome is on its way."""
         return not self.crane.in_flight and not self.road
+
+
+def _name(one: Plan | Outcome) -> tuple[int, int]:
+    return one.yard, one.flight
 
 
 def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Config:
@@ -167,7 +183,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
     owner = "device" if setup.blocks == "yard" else "engine"
     blocks: dict[str, Any] = {owner: max(largest("device"), setup.device)}
     return Config(
-        yard=1,
+        yard=setup.yard,
         layout=layout,
         **blocks,
         host=max(largest("host"), setup.host),

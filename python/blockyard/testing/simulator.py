@@ -6,29 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from blockyard._core import InUse, Unavailable
+from blockyard._core import InUse
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import TIERS
 from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
-from blockyard.testing.engine import Broken, SimulatedEngine, check
+from blockyard.testing.engine import SimulatedEngine, check
 from blockyard.testing.orders import as_retained
 from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Death, Requests
 from blockyard.testing.restarts import Remains
 from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import Scenario
-from blockyard.testing.setup import Setup
+from blockyard.testing.setup import FAULTS, Setup
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
 
 __all__ = ["Simulation"]
 
 _QUIET: Final = 24
 """Ticks without a plan after which nothing more is copied ahead."""
-_FAULTS: Final = frozenset({"copy", "outcome", "rank", "engine", "weights", "fail", "resize"})
-"""Events that may cost a sequence the last copy of its KV, or the room that it began with."""
 _WAITING: Final = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
 
@@ -48,7 +46,7 @@ class Simulation:
         self._config = config_of(setup, scenario.largest)
         self._folder = shared
         self.seen: Counter[str] = Counter()
-        faulty = any(event.verb in _FAULTS for event in scenario.events)
+        faulty = setup.lossy > 0 or any(event.verb in FAULTS for event in scenario.events)
         self.requests = Requests(setup, self.seen, faulty=faulty)
         self._remains = Remains(setup, self._config, shared, self.seen)
         self._pending_aborts: list[tuple[str, str]] = []
@@ -58,10 +56,15 @@ class Simulation:
 
     def _open(self, setup: Setup) -> None:
         """Begins a process: of what was before, it has what a disk has."""
-        self._ranks = [
-            SimulatedRank(self._config, setup, rank, self._folder, self._remains.disk(rank))
-            for rank in range(setup.ranks)
-        ]
+        self._ranks = [self._rank_of(rank) for rank in range(setup.ranks)]
+        self._open_yard(setup)
+
+    def _rank_of(self, rank: int) -> SimulatedRank:
+        disk = self._remains.disk(rank)
+        return SimulatedRank(self._config, self.setup, rank, self._folder, disk)
+
+    def _open_yard(self, setup: Setup) -> None:
+        """Begins a scheduler beside the ranks."""
         self._engine = SimulatedEngine(
             [memory for rank in self._ranks for memory in rank.memory],
             block_size=setup.block_size,
@@ -319,34 +322,37 @@ class Simulation:
     def _on_stall(self, ticks: int) -> None:
         self._engine.stalled += ticks
 
-    def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - "kept" or "lost"
+    def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - what `reset` takes
         """Resets a rank; where its memory is lost, the engine is lost too."""
         its = self._ranks[rank]
         self.seen[f"rank reset, memory {memory}"] += 1
         if memory == "lost":
             self._clear_disks()
         its.crane.reset()
-        its.lost = False
+        its.lost.clear()
         outcomes = its.poll(self.now, self.seen)
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
         self._replicas.each(lambda replica: replica.cache.reset(rank, memory=memory))
         self._copies.reset(rank)
         # The reset settles every flight of the rank, also those whose outcome was lost.
-        its.lost = False
-        if memory == "lost":
-            self._on_engine("recompute")
+        its.lost.clear()
+        if memory != "kept":
+            self._on_engine("recompute", memory)
 
-    def _on_engine(self, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
+    def _on_engine(self, requests: Any, memory: Any = "lost") -> None:  # noqa: ANN401 - likewise
         self.seen["engine reset"] += 1
         if self._death is not None:
             self._replicas.fill()
-        self._clear_disks()
+        if memory == "lost":
+            self._clear_disks()
         self._engine.reset()
         self._death = None
         if requests == "abort":
             self.requests.aborted |= set(self._states())
-        self._replicas.each(lambda replica: replica.scheduler.reset(requests=requests))
+        self._replicas.each(
+            lambda replica: replica.scheduler.reset(requests=requests, memory=memory)
+        )
 
     def _on_fail(self, ticks: int, requests: Any) -> None:  # noqa: ANN401 - what `reset` takes
         """The engine dies: the requests that it had fail, once and now; others wait (T29)."""
@@ -366,12 +372,7 @@ class Simulation:
         check(not lost, f"T29: {lost} are not waiting, and the engine is dead")
         self.seen["engine died"] += 1
         self.seen["T29 dead"] += sum(states[name] is RequestState.STOPPING for name in had)
-        for replica in self._replicas:
-            try:
-                replica.scheduler.schedule()
-            except Unavailable:
-                continue
-            raise Broken("T29: a step for an engine that is dead")
+        self._replicas.check_dead()
 
     def _on_promise(self, name: str, blocks: int, ticks: int, peer: str) -> None:
         if name in self.requests:
@@ -401,13 +402,17 @@ class Simulation:
         self._slots[tier] = slots
 
     def _on_restart(self, how: str, number: int) -> None:
-        """The process ends, and clients add again what has not ended, from the prompt."""
+        """The process ends, and another one begins."""
         self._collect()
         self.seen[how] += 1
         self._remains.end(self._replicas.cache, how, number)
         self.close()
         tags, disk = self._engine.tags, self._remains.slots or self.setup.disk
         self._open(replace(self.setup, disk=disk))
+        self._add_again(tags)
+
+    def _add_again(self, tags: dict[Hashable, int]) -> None:
+        """Clients add again what has not ended, from the prompt."""
         self._held.clear()
         self._engine.tags |= tags
         self.requests.left()
@@ -441,7 +446,7 @@ class Simulation:
                 self._on_unhold(name)
         for number, rank in enumerate(self._ranks):
             rank.end_faults()
-            if rank.lost:
+            if rank.lost and not self.setup.processes:
                 self._on_rank(number, "kept")
         if self._death is not None:
             self._on_engine(self._death.requests)

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 from blockyard._core import Misuse
 from blockyard.shared.validate import one_of, shown
 
-__all__ = ["ByTier", "by_tier", "of_tier", "tiers_below"]
+__all__ = ["ByTier", "by_tier", "check_memory", "of_tier", "tiers_below"]
 
 _T = TypeVar("_T")
 
@@ -59,3 +59,17 @@ def tiers_below(name: str, given: object) -> tuple[str, ...]:
         raise Misuse(f"{name} = {shown(given)}: give a sequence of names of tiers")
     names = {one_of(name, tier, below) for tier in given}
     return tuple(tier for tier in below if tier in names)
+
+
+def check_memory(memory: str, keyed: Sequence[str]) -> None:
+    """Checks what a reset says of the contents of tiers.
+
+    Raises:
+        Misuse: It is no such word; or nothing knows whose blocks are kept.
+    """
+    one_of("memory", memory, ("lost", "kept", "disk kept"))
+    if memory == "disk kept" and not keyed:
+        raise Misuse(
+            "memory = 'disk kept': no tier is keyed, and knows whose blocks it has: give \"lost\", "
+            'or the configuration keyed=("disk",)'
+        )

@@ -4,6 +4,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, Literal, Self, Unpack, cast
 
 import numpy as np
@@ -18,10 +19,11 @@ from blockyard.shared.plan import Outcome, Unreported, draw_yard
 from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Reading, StepTimes, timed
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import integer
+from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
-from blockyard.yard.flights import Ended, Flights, read_twice
+from blockyard.yard.flights import Ended, Flights, numbers, read_twice
 from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
 from blockyard.yard.stall import undispatched, unreported
@@ -84,31 +86,24 @@ class KVCache(Cache):
     ) -> Self:
         """Makes an empty cache."""
         if not isinstance(config, Config | KVLayout | None):
-            raise TypeError(
-                f"a KVCache is made of a Config, a KVLayout or keywords, not {config!r}"
-            )
+            raise TypeError(f"a KVCache is made of a Config, layout or keywords, not {config!r}")
         if not isinstance(config, Config):
             config = Config.of({"layout": config, **keywords})
         elif keywords:
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
-        record = config.record
-        recording = Recording(None if record is None else str(record), config.block_size)
+        recording = Recording(config.record, config.block_size)
         recorder = recording.recorder
         memory = memory_for(config.device_blocks, config.host, config.disk, config.ghosts)
         yard = config.yard or draw_yard()
-        core = {**config.core(), "yard": yard, "memory": memory, "recorder": recorder}
-        cache = super().__new__(cls, **core)
-        cache._config = config
-        cache._recording = recording
+        cache = super().__new__(cls, **config.core(), yard=yard, memory=memory, recorder=recorder)
+        cache._config, cache._recording = config, recording
         if recorder is not None:
             # What is to be written is, also where the program just ends.
             weakref.finalize(cache, recording.close)
         cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
-        cache._offload = Offload(config)
-        cache._owner = Owner()
+        cache._offload, cache._owner = Offload(config), Owner()
         cache._ended = {} if config.engine else None
-        cache._now = 0
-        cache._times = None
+        cache._now, cache._times = 0, None
         return cache
 
     @property
@@ -140,9 +135,7 @@ class KVCache(Cache):
             InUse: What is pinned, claimed, promised or quarantined does not fit.
             Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
-        if memory is None:
-            memory = memory_for(slots)
-        super().resize(tier, slots, memory=memory)
+        super().resize(tier, slots, memory=memory_for(slots) if memory is None else memory)
 
     @override
     @owned
@@ -253,8 +246,9 @@ class KVCache(Cache):
     ) -> int:
         """Reports that these flights have missed their deadline, and their outcome is unknown.
 
-        Their destinations are quarantined until `commit` or `abort` reports that the copies have
-        ended. It is for the thread that drives the steps.
+        Their destinations are quarantined until their end is reported, and nothing that they bring
+        is believed. What they read is held no more, except for copies to a tier of `Config.keyed`.
+        It is for the thread that drives the steps.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -266,7 +260,10 @@ class KVCache(Cache):
             Misuse: Another call of these verbs is under way.
             ForeignLease: A flight or plan is not of this cache; nothing is changed.
         """
-        return super().mark_unknown(flights)
+        ids = cast("Plan | int | Sequence[Plan | int]", read_twice(flights))
+        count = super().mark_unknown(ids)
+        self._flights.unknown(numbers(ids), self._now)
+        return count
 
     @owned
     def ended(self) -> dict[int, int]:
@@ -290,36 +287,35 @@ class KVCache(Cache):
                 self._ended.setdefault(flight, count)
 
     @owned
-    def reset(self, rank: int, *, memory: Literal["lost", "kept"] = "lost") -> int:
+    def reset(self, rank: int, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> int:
         """Ends a rank's copies, after its process was restarted or its device reset.
 
-        Call it only when that rank writes no more: `Crane.reset` comes before. It is for the thread
-        that drives the steps.
-
-        Slots that were quarantined for that rank come back. Flights that other ranks still copy
-        end when those have reported.
+        Call it, in the thread that drives the steps, only when that rank writes no more, as after
+        `Crane.reset`. Its quarantined slots come back; flights of others end when they report.
 
         Args:
             rank: Which rank.
-            memory: Whether the contents of its tiers are "kept" or "lost". If lost, nothing
-                published so far is used again, as after `clear`, and running sequences must be
-                recomputed.
+            memory: Whether the contents of its tiers are "kept", "lost", or lost but for the
+                "disk kept". If lost, nothing published so far is used again, as after `clear` with
+                the same word, and running sequences must be recomputed.
 
         Returns:
             Flights that ended.
 
         Raises:
-            Misuse: There is no such rank, another word for `memory`, or another call of these verbs
-                is under way.
+            Misuse: There is no such rank, another word for `memory`, no tier that is keyed and
+                would be kept, or another call of these verbs is under way.
         """
         return self._reset(rank, memory)
 
-    def _reset(self, rank: int, memory: Literal["lost", "kept"]) -> int:
-        one_of("memory", memory, ("lost", "kept"))
-        ended = self._flights.reset(integer("rank", rank, least=0))
+    def _reset(self, rank: int, memory: Literal["lost", "kept", "disk kept"]) -> int:
+        check_memory(memory, self._config.keyed)
+        self._flights.check_rank(integer("rank", rank, least=0))
         if memory == "lost":
             self._end_epoch()
-        return self._end(ended) + self._give_back_lost()
+        elif memory == "disk kept":
+            super().clear(memory=memory)
+        return self._end(self._flights.reset(rank)) + self._give_back_lost()
 
     def _give_back_lost(self) -> int:
         """Ends flights that nobody knows of: an interrupt came when `dispatch` had taken them."""
@@ -361,10 +357,8 @@ class KVCache(Cache):
         return count
 
     def _forget(self, flights: Plan | int | Sequence[Plan | int]) -> None:
-        if not len(self._flights):
-            return
-        each = [flights] if isinstance(flights, (Plan, int)) else flights
-        self._flights.forget(one.flight if isinstance(one, Plan) else int(one) for one in each)
+        if len(self._flights):
+            self._flights.forget(numbers(flights))
 
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
         """Explains why a prefix ends where it does, why a request waits, and what holds blocks.
@@ -375,7 +369,7 @@ class KVCache(Cache):
         Raises:
             Misuse: It is something else, or a token is out of range.
         """
-        return explain(self, request)
+        return explain(self, self._flights, request)
 
     def update_weights(self) -> None:
         """Ends an epoch as `clear`, because the weights have changed under one namespace."""
@@ -399,7 +393,7 @@ class KVCache(Cache):
         `Scheduler.stalled` says them in time. A scheduler of your own gives this question to a
         `StallWatch`. Any thread may ask.
         """
-        facts = undispatched(self, self._offload), unreported(self._flights, self._now)
+        facts = undispatched(self, self._offload), unreported(self, self._flights, self._now)
         return [fact for fact in facts if fact is not None]
 
     def unreported(self, rank: int) -> Unreported:
@@ -409,6 +403,22 @@ class KVCache(Cache):
             Misuse: There is no such rank.
         """
         return self._flights.unreported(integer("rank", rank, least=0))
+
+    @override
+    def digest(self) -> int:
+        """Returns a fingerprint, of 64 bits, of everything that decides about answers.
+
+        Replicas that were fed the same calls have the same digest; if an answer of theirs could
+        differ, their digests differ. The order of outcomes within one `commit` is not in it, as it
+        decides nothing; nor are counts of refused calls and of outcomes, tokens that were appended
+        and not sealed, and what schedulers and cranes have. Only processes of one version can be
+        compared, between two steps. It takes time in proportion to the cache.
+        """
+        ended = sorted((self._ended or {}).items())
+        own = self._config.fingerprint, self._now, self._flights.state(), ended
+        return int.from_bytes(
+            blake2b(repr((super().digest(), own)).encode(), digest_size=8).digest()
+        )
 
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long `dispatch` and `commit` take, for `step_times`.

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from blockyard._core import Cache, InUse, Keys, Lease, NoRoom, Parked, Probe, TooLarge
 from blockyard._typing import override
+from blockyard.yard.flights import Flights, ranks
 
 __all__ = ["Explanation", "explain"]
 
@@ -19,6 +20,8 @@ _STOPS = {
     "contradiction": "the next key is known with another parent: they were made in another way",
 }
 
+_SHOWN: Final = 3
+"""Flights that a sentence names."""
 _Holders: TypeAlias = tuple[tuple[str, int, int, int, int, tuple[int, int]], ...]
 
 
@@ -35,7 +38,9 @@ class Explanation:
         return "\n".join(self.lines)
 
 
-def explain(cache: Cache, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
+def explain(
+    cache: Cache, flights: Flights, request: Keys | Iterable[int] | Lease | Parked | NoRoom
+) -> Explanation:
     """Explains a request, as `KVCache.explain` says."""
     holders = tuple(cache.holders())
     match request:
@@ -44,14 +49,14 @@ def explain(cache: Cache, request: Keys | Iterable[int] | Lease | Parked | NoRoo
         case Parked():
             lines = _of_parked(request)
         case NoRoom():
-            lines = _of_refusal(cache, request, holders)
+            lines = _of_refusal(cache, flights, request, holders)
         case _:
             keys = request if isinstance(request, Keys) else cache.keys(request)
-            lines = _of_prompt(cache, keys, holders)
+            lines = _of_prompt(cache, flights, keys, holders)
     return Explanation((*lines, _room(cache, holders)), holders)
 
 
-def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
+def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) -> list[str]:
     probe = cache.probe(keys)
     found = probe.device + probe.host + probe.disk
     places = f"{probe.device} are on the device, {probe.host} on the host"
@@ -81,6 +86,7 @@ def _of_prompt(cache: Cache, keys: Keys, holders: _Holders) -> list[str]:
             f"It waits: it needs {asked.need} slots, and {max(asked.available, 0)} can be had "
             f"{had}."
         )
+        lines += _in_flight(cache, flights, "device")
         lines += _ends(cache, asked.need - asked.available, holders)
     return lines
 
@@ -124,7 +130,7 @@ def _of_parked(parked: Parked) -> list[str]:
     ]
 
 
-def _of_refusal(cache: Cache, refusal: NoRoom, holders: _Holders) -> list[str]:
+def _of_refusal(cache: Cache, flights: Flights, refusal: NoRoom, holders: _Holders) -> list[str]:
     match refusal:
         case TooLarge():
             return [
@@ -148,9 +154,26 @@ def _of_refusal(cache: Cache, refusal: NoRoom, holders: _Holders) -> list[str]:
                     f"{refusal.evictable} evictable, {refusal.promised} promised)."
                 )
             ]
+            lines += _in_flight(cache, flights, refusal.tier)
             if refusal.tier == "device":
                 lines += _ends(cache, refusal.need - refusal.available, holders)
             return lines
+
+
+def _in_flight(cache: Cache, flights: Flights, tier: str) -> list[str]:
+    """Names the flights that hold idle blocks of a tier, and the ranks that have not spoken."""
+    blocks, numbers = cache.idle_in_flight().get(tier, (0, []))
+    if not blocks:
+        return []
+    waits = [
+        f"flight {flight} waits "
+        + ("to be dispatched" if missing is None else f"for {ranks(missing)}")
+        for flight in numbers[:_SHOWN]
+        if (missing := flights.missing(flight)) != []
+    ]
+    more = [f"and {len(numbers) - _SHOWN} others"] if len(numbers) > _SHOWN else []
+    idle = f"{blocks} idle {'block' if blocks == 1 else 'blocks'} of the {tier}"
+    return [f"Nobody can have {idle} until flights end: {', '.join([*waits, *more])}."]
 
 
 def _ends(cache: Cache, missing: int, holders: _Holders) -> list[str]:

@@ -14,7 +14,7 @@ from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import bounded
 
-__all__ = ["Ended", "Flights", "Waiting", "read_twice"]
+__all__ = ["Ended", "Flights", "Waiting", "numbers", "ranks", "read_twice"]
 
 _log = Limited(__name__)
 
@@ -150,7 +150,9 @@ class Flights:
         self._launched += 1
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """Returns the outcomes as a list, all of which `take` will take.
+        """Returns the outcomes, all of which `take` will take, in an order that is theirs alone.
+
+        Of what a rank says twice about a flight, the worst comes first, and counts.
 
         Raises:
             Misuse: One contradicts its plan.
@@ -162,12 +164,14 @@ class Flights:
             if outcome.cause is not None and not isinstance(outcome.cause, Cause):
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
             entry = self._of(outcome)
-            if entry is not None and not 0 <= outcome.good <= entry.blocks:
+            if entry is None or outcome.rank not in entry.missing:
+                continue  # it will be ignored, whatever it says
+            if not 0 <= outcome.good <= entry.blocks:
                 raise Misuse(
                     f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
-                    f"{outcome.flight}, which has {entry.blocks}"
+                    f"{outcome.flight}, which has {entry.blocks}: leave it out, and reset that rank"
                 )
-        return outcomes
+        return sorted(outcomes, key=_severity)
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
         """Takes outcomes and returns the flights that they have ended, until `forget` is told.
@@ -223,7 +227,8 @@ class Flights:
             tell = _log.warning if entry.fault else _log.debug
             tell("flight %d: %d of %d blocks are good", flight, entry.good, entry.blocks)
         ended.flights.append(flight)
-        ended.good.append(entry.good)
+        # Of what is late nothing is believed: what it read may be another block's by now.
+        ended.good.append(0 if entry.late else entry.good)
         ended.corrupt.append(entry.corrupt)
 
     def reset(self, rank: int) -> Ended:
@@ -232,7 +237,7 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        self._check_rank(rank)
+        self.check_rank(rank)
         waiting = list(self._in_flight.items())
         mine = [flight for flight, it in waiting if rank in it.missing or not it.missing]
         return self.take(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
@@ -276,11 +281,16 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        self._check_rank(rank)
+        self.check_rank(rank)
         waiting = list(self._in_flight.items())
         return Unreported(self._yards[1], [flight for flight, it in waiting if rank in it.missing])
 
-    def _check_rank(self, rank: int) -> None:
+    def check_rank(self, rank: int) -> None:
+        """Refuses a rank that is not there.
+
+        Raises:
+            Misuse: It is not.
+        """
         if not 0 <= rank < self._ranks:
             raise Misuse(f"rank = {rank}: must be an integer from 0 to {self._ranks - 1}")
 
@@ -301,14 +311,35 @@ class Flights:
                 return Waiting(flight, missing, spoken, len(in_flight) - at - 1)
         return None
 
+    def missing(self, flight: int) -> list[int] | None:
+        """The ranks that have not reported a flight; None where it was not given to the cranes."""
+        entry = self._in_flight.get(flight)
+        return None if entry is None else sorted(entry.missing)
+
     def forget(self, flights: Iterable[int]) -> None:
         """Drops flights that the caller has ended."""
         for flight in flights:
             self._in_flight.pop(flight, None)
 
+    def state(self) -> tuple[object, ...]:
+        """Returns what decides about answers to come, as plain values; any thread may ask."""
+        waiting = [
+            (flight, it.order, it.since, sorted(it.missing), it.good, it.corrupt, it.late)
+            for flight, it in list(self._in_flight.items())
+        ]
+        lost = sorted({flight for flight in self._lost if self._awaited(flight)})
+        counts = self._counts["flights_failed"], self._counts["flights_unknown"]
+        return sorted(waiting), lost, self._launched, self._heard, counts
+
     def stats(self) -> dict[str, int]:
         """Returns counts, by the names of `SCHEMA`."""
         return dict(self._counts)
+
+
+def _severity(outcome: Outcome) -> tuple[int, int, bool, int, bool]:
+    """By flight and rank, the worst first."""
+    flight, rank, good, cause, _ = outcome
+    return flight, rank, cause is not Cause.LOST, good, cause is not Cause.CORRUPT
 
 
 def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes it
@@ -318,3 +349,14 @@ def read_twice(flights: Any) -> Any:  # noqa: ANN401 - as `KVCache.commit` takes
     if isinstance(flights, (Plan, int, list, tuple)) or not isinstance(flights, Iterable):
         return flights
     return bounded("flights", flights)
+
+
+def numbers(flights: Plan | int | Iterable[Plan | int]) -> list[int]:
+    """The numbers of flights that a caller names, by themselves or by their plans."""
+    each = [flights] if isinstance(flights, Plan | int) else flights
+    return [one.flight if isinstance(one, Plan) else int(one) for one in each]
+
+
+def ranks(numbers: list[int]) -> str:
+    """Ranks in words."""
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"

@@ -1,16 +1,17 @@
 """The handshake: how the yard and the cranes of all ranks agree before the first plan."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import Hello
+from blockyard.shared.validate import integer, shown
 from blockyard.yard.config import Config
 
-__all__ = ["agree"]
+__all__ = ["agree", "check_hello", "checked_hellos"]
 
 
-def agree(config: Config, hellos: Sequence[Hello]) -> Config:
+def agree(config: Config, hellos: Iterable[Hello]) -> Config:
     """Returns the configuration that the yard opens with: each tier as small as on any rank.
 
     Its `yard` is what the cranes were told, where they were told of one.
@@ -21,26 +22,16 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
 
     Raises:
         Misuse: A rank is missing, twice there or unknown, has another configuration or version,
-            or shook hands with another yard.
+            or shook hands with another yard; or what is given is no handshake.
     """
+    if not isinstance(config, Config):
+        raise Misuse(f"config = {shown(config)}: give the Config that every process has")
+    hellos = checked_hellos(hellos)
     said = sorted(hello.rank for hello in hellos)
     if said != list(range(config.ranks)):
         raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
     for hello in hellos:
-        rank = f"rank {hello.rank}"
-        if config.layout is not None and hello.layout != config.layout.fingerprint:
-            raise Misuse(f"{rank} has another layout: start every process from one configuration")
-        if hello.fingerprint != config.fingerprint:
-            raise Misuse(
-                f"{rank} is configured otherwise: its fingerprint is "
-                f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
-                "process from one configuration and version, and give its fingerprint to the Crane"
-            )
-        if hello.yard != (config.yard or hellos[0].yard):
-            raise Misuse(
-                f"{rank} shook hands with yard {hello.yard}, and not with this one, "
-                f"{config.yard or hellos[0].yard}: ask every rank for crane.hello(config.yard)"
-            )
+        check_hello(config, hello, config.yard or hellos[0].yard)
     device, host, disk = (
         min(getattr(hello, tier) for hello in hellos) for tier in ("device", "host", "disk")
     )
@@ -48,3 +39,45 @@ def agree(config: Config, hellos: Sequence[Hello]) -> Config:
     if config.engine:
         return replace(config, engine=device, host=host, disk=disk, yard=yard)
     return replace(config, device=device, host=host, disk=disk, yard=yard)
+
+
+def check_hello(config: Config, hello: Hello, yard: int) -> None:
+    """Refuses a crane that was started otherwise, or shook hands with another yard.
+
+    Raises:
+        Misuse: It was, or did; the rank is named.
+    """
+    rank = f"rank {hello.rank}"
+    if config.layout is not None and hello.layout != config.layout.fingerprint:
+        raise Misuse(f"{rank} has another layout: start every process from one configuration")
+    if hello.fingerprint != config.fingerprint:
+        raise Misuse(
+            f"{rank} is configured otherwise: its fingerprint is "
+            f"{hello.fingerprint[:12]}, the yard's {config.fingerprint[:12]}; start every "
+            "process from one configuration and version, and give its fingerprint to the Crane"
+        )
+    if hello.yard != yard:
+        raise Misuse(
+            f"{rank} shook hands with yard {hello.yard}, and not with this one, "
+            f"{yard}: ask every rank for crane.hello(config.yard)"
+        )
+
+
+def checked_hellos(hellos: object) -> list[Hello]:
+    """Returns what a crane of this version can have said.
+
+    Raises:
+        Misuse: Something else is among it; it is named.
+    """
+    if isinstance(hellos, Hello) or not isinstance(hellos, Iterable):
+        raise Misuse(f"hellos = {shown(hellos)}: give a list of what each crane.hello() returned")
+    said = list(hellos)
+    for at, hello in enumerate(said):
+        if not isinstance(hello, Hello):
+            raise Misuse(f"hellos[{at}] = {shown(hello)}: give what crane.hello() returned there")
+        for name in ("rank", "device", "host", "disk", "yard"):
+            integer(f"hellos[{at}].{name}", getattr(hello, name), least=0)
+        for name in ("fingerprint", "layout"):
+            if not isinstance(text := getattr(hello, name), str):
+                raise Misuse(f"hellos[{at}].{name} = {shown(text)}: must be text, as a crane says")
+    return said

@@ -1,5 +1,6 @@
 """The recording of a cache's requests, and what became of it."""
 
+from pathlib import Path
 from typing import Final
 
 from blockyard._core import Recorder
@@ -39,9 +40,9 @@ class Recording:
         ),
     )
 
-    def __init__(self, path: str | None, block_size: int) -> None:
-        self.recorder = None if path is None else Recorder(path, block_size)
-        self._path = path
+    def __init__(self, path: str | Path | None, block_size: int) -> None:
+        self.recorder = None if path is None else Recorder(str(path), block_size)
+        self._path = str(path)
         self._is_told = False
 
     def look(self) -> None:

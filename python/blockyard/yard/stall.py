@@ -2,7 +2,7 @@
 
 from blockyard._core import Cache
 from blockyard.shared.stall import Fact, Rule, lasting, those
-from blockyard.yard.flights import Flights
+from blockyard.yard.flights import Flights, ranks
 from blockyard.yard.offload import Offload
 
 __all__ = ["undispatched", "unreported"]
@@ -33,7 +33,7 @@ def undispatched(cache: Cache, offload: Offload) -> Fact | None:
     return None
 
 
-def unreported(flights: Flights, now: int) -> Fact | None:
+def unreported(cache: Cache, flights: Flights, now: int) -> Fact | None:
     """The oldest flight that was dispatched, and not reported by every rank."""
     waiting = flights.waiting(now)
     if waiting is None:
@@ -41,20 +41,21 @@ def unreported(flights: Flights, now: int) -> Fact | None:
 
     def say(steps: int, seconds: float) -> str:
         spoken = waiting.spoken
-        heard = f"; {_ranks(spoken)} {_have(spoken)} spoken" if spoken else ""
+        heard = f"; {ranks(spoken)} {_have(spoken)} spoken" if spoken else ""
         more = f"; {those(waiting.others, 'newer flight', 'wait')}, too" if waiting.others else ""
+        held = ", ".join(
+            f"{blocks} idle {'block' if blocks == 1 else 'blocks'} of the {tier}"
+            for tier, (blocks, _) in cache.idle_in_flight().items()
+        )
+        held = f"; nobody can have {held} until flights end" if held else ""
         return (
-            f"Flight {waiting.flight} waits for {_ranks(waiting.missing)} "
-            f"({lasting(steps, seconds)}){heard}{more}: call commit(crane.poll()) with what every "
+            f"Flight {waiting.flight} waits for {ranks(waiting.missing)} "
+            f"({lasting(steps, seconds)}){heard}{more}{held}: call commit(crane.poll()) with what every "
             "rank's crane says, once per turn (cache.step() does); where a report may be lost, "
             "commit(crane.reconcile(cache.unreported(rank)))"
         )
 
     return Fact(Rule.NO_OUTCOME, waiting.flight, say)
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _have(ranks: list[int]) -> str:

@@ -147,6 +147,14 @@ impl<T: Record> Arena<T> {
         self.live as usize
     }
 
+    pub(crate) fn for_each(&mut self, act: impl FnMut(&mut T)) {
+        let live = self
+            .entries
+            .iter_mut()
+            .filter(|entry| entry.generation % 2 == 1);
+        live.map(|entry| &mut entry.record).for_each(act);
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (T::Ix, &T)> {
         self.entries
             .iter()

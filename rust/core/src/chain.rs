@@ -8,9 +8,13 @@ use crate::extras::{Cursor, Extras};
 use crate::hash::{Frame, Seed};
 use crate::id::Key;
 use crate::memory;
+use crate::reader::{Read, Reader};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Of a chain as bytes, with the version.
+const MAGIC: &[u8; 2] = b"C1";
 
 /// The keys of one sequence in one group; a fork is a clone.
 #[derive(Clone, Debug)]
@@ -261,6 +265,86 @@ impl Chain {
         had.map_err(|_| memory::lacking::<Key>("the keys of a prompt", self.keys.len() + keys))
     }
 
+    /// All of it, for another process of the same version: as bytes that are as secret as its
+    /// tokens and its salt.
+    ///
+    /// ```text
+    /// "C1"  block size u32  tokens u64  number of keys u64  keys
+    /// 1  hash u8  group u8  parent  tokens of the partial block u32  media items   0 of the engine's
+    /// 1  all tokens u32  1 extras, or 0                                            0 where untold
+    /// ```
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(96 + 32 * self.keys.len());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&self.block_size.to_le_bytes());
+        bytes.extend_from_slice(&self.tokens.to_le_bytes());
+        bytes.extend_from_slice(&(self.keys.len() as u64).to_le_bytes());
+        bytes.extend(self.keys.iter().flat_map(|key| key.0));
+        bytes.push(u8::from(matches!(self.source, Source::Tokens { .. })));
+        if let Source::Tokens { frame, media } = &self.source {
+            frame.write(self.partial(), &mut bytes);
+            media.write(&mut bytes);
+        }
+        bytes.push(u8::from(self.told.is_some()));
+        if let Some(told) = &self.told {
+            bytes.extend(told.tokens.iter().flat_map(|token| token.to_le_bytes()));
+            bytes.push(u8::from(told.origin.is_some()));
+            if let Some(extras) = &told.origin {
+                extras.write(&mut bytes);
+            }
+        }
+        bytes
+    }
+
+    /// Back from [`Self::to_bytes`].
+    ///
+    /// # Errors
+    /// `Argument` when the bytes are not a chain of this version, whole.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::read(Reader(bytes))
+            .map_err(|help| Error::argument("keys", format!("{} bytes", bytes.len()), help))
+    }
+
+    fn read(mut reader: Reader<'_>) -> Read<Self> {
+        if reader.take()? != *MAGIC {
+            return Err("not keys of this version: run one version everywhere");
+        }
+        let block_size = u32::from_le_bytes(reader.take()?);
+        let (tokens, blocks) = (reader.number()?, reader.count()?);
+        if tokens.checked_div(block_size.into()) != Some(blocks as u64) {
+            return Err("they have not one key for each full block: they were changed");
+        }
+        let keys: Vec<Key> = reader.all(blocks, Key)?;
+        let full = blocks as u64 * u64::from(block_size);
+        let source = if reader.flag()? {
+            Source::Tokens {
+                frame: Frame::read(&mut reader, block_size, (tokens - full) as usize)?,
+                media: Cursor::read(&mut reader, full)?,
+            }
+        } else {
+            Source::Engine
+        };
+        let told = if reader.flag()? {
+            let count = usize::try_from(tokens).map_err(|_| "they tell of too many tokens")?;
+            let tokens = reader.all(count, u32::from_le_bytes)?;
+            let extras = reader.flag()?.then(|| Extras::read(&mut reader));
+            let origin = extras.transpose()?.map(Arc::new);
+            Some(Box::new(Spoken { tokens, origin }))
+        } else {
+            None
+        };
+        if !reader.0.is_empty() {
+            return Err("more follows behind them: pass what was written alone");
+        }
+        Ok(Self {
+            block_size,
+            tokens,
+            keys,
+            source,
+            told,
+        })
+    }
+
     /// Tokens in the partial block.
     fn partial(&self) -> usize {
         (self.tokens - self.keys.len() as u64 * u64::from(self.block_size)) as usize
@@ -390,6 +474,63 @@ mod tests {
                 assert_eq!(next.keys(), whole.keys(), "{cut}");
             }
         }
+    }
+
+    #[test]
+    fn a_chain_comes_back_from_its_bytes_and_goes_on_alike() {
+        let extras = Extras {
+            lora: Some(b"an adapter".to_vec()),
+            salt: Some(b"tenant".to_vec()),
+            media: vec![item(3, 13, "a"), item(14, 18, "b")],
+        };
+        let tokens: Vec<u32> = (0..30).collect();
+        for hash in [KeyHash::Sha256, KeyHash::Xxh3] {
+            let seed = seed(hash, 4);
+            let whole = chain(&seed, extras.clone(), &tokens);
+            for cut in 0..=30 {
+                for told in [false, true] {
+                    let mut made = Chain::new(&seed, extras.clone()).unwrap();
+                    if told {
+                        made = made.telling(extras.clone());
+                    }
+                    made.extend(&tokens[..cut]).unwrap();
+                    let bytes = made.to_bytes();
+                    let mut back = Chain::from_bytes(&bytes).unwrap();
+                    assert_eq!(back.to_bytes(), bytes);
+                    assert_eq!(back.spoken(0..cut / 4), made.spoken(0..cut / 4));
+                    back.extend(&tokens[cut..]).unwrap();
+                    assert_eq!((back.keys(), back.tokens()), (whole.keys(), 30), "{cut}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_chain_are_refused_and_take_no_memory() {
+        let seed = seed(KeyHash::Sha256, 4);
+        let extras = Extras {
+            media: vec![item(3, 5, "a")],
+            ..Extras::default()
+        };
+        let bytes = chain(&seed, extras.clone(), &[7; 11]).to_bytes();
+        for length in 0..bytes.len() {
+            assert!(Chain::from_bytes(&bytes[..length]).is_err(), "{length}");
+        }
+        assert!(Chain::from_bytes(&[&bytes[..], &[0]].concat()).is_err());
+        // A number in them is of any size: nothing is lost but the bytes.
+        for at in 0..bytes.len() {
+            for value in [0, 1, 0x7F, 0xFF] {
+                let mut other = bytes.clone();
+                other[at] = value;
+                if let Ok(mut chain) = Chain::from_bytes(&other) {
+                    chain.extend(&[1; 20]).unwrap();
+                }
+            }
+        }
+        let ready = Chain::ready(4, vec![Key([5; 32]); 3], 13).unwrap();
+        let back = Chain::from_bytes(&ready.to_bytes()).unwrap();
+        assert_eq!(back.to_bytes(), ready.to_bytes());
+        assert!(back.check_extend().is_err());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! What besides its tokens decides about a sequence's keys: adapter, salt, media items.
 
 use crate::error::{Error, Result};
-use crate::hash::{Frame, Piece};
+use crate::hash::{Frame, Piece, put_bytes};
 use crate::id::Key;
+use crate::reader::{Read, Reader};
 use std::fmt;
 use std::sync::Arc;
 
@@ -106,6 +107,70 @@ fn check_media(media: &[Media]) -> Result<()> {
         before = Some(item);
     }
     Ok(())
+}
+
+impl Media {
+    fn write(&self, into: &mut Vec<u8>) {
+        into.extend_from_slice(&self.start.to_le_bytes());
+        into.extend_from_slice(&self.end.to_le_bytes());
+        put_bytes(into, &self.id);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        Ok(Self {
+            start: reader.number()?,
+            end: reader.number()?,
+            id: reader.bytes()?,
+        })
+    }
+
+    fn write_all(all: &[Self], into: &mut Vec<u8>) {
+        into.extend_from_slice(&(all.len() as u64).to_le_bytes());
+        for item in all {
+            item.write(into);
+        }
+    }
+
+    fn read_all(reader: &mut Reader<'_>) -> Read<Vec<Self>> {
+        // Each takes some bytes, so that a count that is none ends soon.
+        (0..reader.count()?).map(|_| Self::read(reader)).collect()
+    }
+}
+
+impl Cursor {
+    /// All items, as bytes.
+    pub(crate) fn write(&self, into: &mut Vec<u8>) {
+        Media::write_all(&self.items, into);
+    }
+
+    /// Back from [`Self::write`], behind `tokens` tokens of full blocks.
+    pub(crate) fn read(reader: &mut Reader<'_>, tokens: u64) -> Read<Self> {
+        let items = Media::read_all(reader)?;
+        let next = items.iter().take_while(|item| item.end <= tokens).count();
+        let cursor = Self::new(items).map_err(|_| "their media items are in no order")?;
+        Ok(Self { next, ..cursor })
+    }
+}
+
+impl Extras {
+    /// As bytes, the salt among them.
+    pub(crate) fn write(&self, into: &mut Vec<u8>) {
+        for part in [&self.lora, &self.salt] {
+            into.push(u8::from(part.is_some()));
+            if let Some(bytes) = part {
+                put_bytes(into, bytes);
+            }
+        }
+        Media::write_all(&self.media, into);
+    }
+
+    /// Back from [`Self::write`].
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        let mut part = || reader.flag()?.then(|| reader.bytes()).transpose();
+        let (lora, salt) = (part()?, part()?);
+        let media = Media::read_all(reader)?;
+        Ok(Self { lora, salt, media })
+    }
 }
 
 #[cfg(test)]

@@ -47,8 +47,11 @@ pub(crate) struct Flight {
     pub(crate) epoch: u32,
     /// How its copies have ended, while it waits for an earlier flight of its lease to land.
     pub(crate) ended: Option<(u32, End)>,
-    /// Its deadline has passed: its destinations are quarantined until its outcome comes.
+    /// Its deadline has passed: its destinations are quarantined until its outcome comes, which is not
+    /// believed then.
     pub(crate) overdue: bool,
+    /// What it reads is held for it.
+    pub(crate) reads: bool,
     /// Its number among all that were launched.
     pub(crate) launched: u64,
     /// The same until its plan was dispatched.
@@ -68,6 +71,7 @@ impl Flight {
             epoch,
             ended: None,
             overdue: false,
+            reads: true,
             launched: 0,
             waits: None,
         }

@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use crate::error::Result;
 use crate::id::{Group, Key};
 use crate::memory;
+use crate::reader::{Read, Reader};
 
 /// The version of the encoding, in every message; keys of two versions never meet.
 const VERSION: u8 = 1;
@@ -70,6 +71,11 @@ impl KeyHash {
             Self::Sha256 => 0,
             Self::Xxh3 => 1,
         }
+    }
+
+    fn of_number(number: u8) -> Option<Self> {
+        let all = [Self::Sha256, Self::Xxh3];
+        all.into_iter().find(|hash| hash.number() == number)
     }
 
     /// Ends a message that will not grow any more, so that `digest` need not look at its length.
@@ -246,6 +252,28 @@ impl Frame {
         }
     }
 
+    /// What tells it from others, as bytes: hash, group, parent, and the first `tokens` tokens.
+    pub(crate) fn write(&self, tokens: usize, into: &mut Vec<u8>) {
+        into.extend_from_slice(&[self.hash.number(), self.message[3]]);
+        into.extend_from_slice(&self.message[HEADER..TOKENS + 4 * tokens]);
+    }
+
+    /// Back from [`Self::write`].
+    pub(crate) fn read(reader: &mut Reader<'_>, block_size: u32, tokens: usize) -> Read<Self> {
+        let [hash, group] = reader.take()?;
+        let hash = KeyHash::of_number(hash).ok_or("they name a hash that there is none of")?;
+        let (root, group) = (Key(reader.take()?), Group(group));
+        let seed = Seed {
+            hash,
+            root,
+            group,
+            block_size,
+        };
+        let mut frame = Self::new(&seed, root);
+        frame.fill(0, &reader.all(tokens, u32::from_le_bytes)?);
+        Ok(frame)
+    }
+
     /// Whether no block was full so far: those that follow find their room.
     #[inline]
     pub(crate) fn grows(&self) -> bool {
@@ -325,7 +353,7 @@ impl fmt::Debug for Frame {
 }
 
 /// Appends bytes behind their length, so that no two lists of byte strings read alike.
-fn put_bytes(message: &mut Vec<u8>, bytes: &[u8]) {
+pub(crate) fn put_bytes(message: &mut Vec<u8>, bytes: &[u8]) {
     message.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     message.extend_from_slice(bytes);
 }

@@ -6,7 +6,7 @@
 //! lock ([`Chain`]). Copies are [`Plan`]s: the caller carries them out and reports their outcomes.
 //!
 //! A file may use only what stands above it; names on one line are strangers:
-//! layer: id sync
+//! layer: id sync reader
 //! layer: error
 //! layer: memory
 //! layer: hash arena list index keeps hint
@@ -46,6 +46,7 @@ mod memory;
 mod mirror;
 mod plan;
 mod pool;
+mod reader;
 mod record;
 mod shared;
 mod state;

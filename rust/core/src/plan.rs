@@ -24,6 +24,7 @@
 
 use crate::error::{Error, Result};
 use crate::id::{FlightId, Group, Key, MAX_TIERS, Slot, Tier, YardId};
+use crate::reader::{Read, Reader};
 
 /// With the version.
 const MAGIC: &[u8; 2] = b"Y3";
@@ -268,30 +269,6 @@ impl Plan {
             parents: reader.all(if flags & PARENTS == 0 { 0 } else { count }, Key)?,
             rank,
         })
-    }
-}
-
-/// What was read, or what is wrong.
-type Read<T> = std::result::Result<T, &'static str>;
-
-const CUT: &str = "pass what Plan.to_bytes() gave, whole";
-
-/// What is left of the bytes.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    /// The next bytes.
-    fn take<const N: usize>(&mut self) -> Read<[u8; N]> {
-        let (next, rest) = self.0.split_first_chunk().ok_or(CUT)?;
-        self.0 = rest;
-        Ok(*next)
-    }
-
-    /// The next `count` values.
-    fn all<T, const N: usize>(&mut self, count: usize, one: fn([u8; N]) -> T) -> Read<Vec<T>> {
-        let (next, rest) = self.0.split_at_checked(count * N).ok_or(CUT)?;
-        self.0 = rest;
-        Ok(next.as_chunks().0.iter().map(|value| one(*value)).collect())
     }
 }
 

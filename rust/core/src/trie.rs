@@ -130,6 +130,16 @@ impl Trie {
         self.epoch += 1;
     }
 
+    /// What was published in an epoch is found in this one.
+    pub(crate) fn carry_over(&mut self, ended: u32) {
+        let epoch = self.epoch;
+        self.nodes.for_each(|node| {
+            if node.epoch == ended {
+                node.epoch = epoch;
+            }
+        });
+    }
+
     /// Places that nodes have, or have had.
     pub(crate) fn places(&self) -> usize {
         self.nodes.places()

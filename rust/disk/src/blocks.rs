@@ -134,6 +134,7 @@ impl Blocks {
             slot,
             group: 0,
             rank: self.rank,
+            plan: 0,
         };
         self.payloads.write(self.payload(slot), staged)?;
         Ok(record)

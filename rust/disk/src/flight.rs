@@ -85,14 +85,17 @@ pub struct Landed {
 #[derive(Debug)]
 pub(crate) struct Flying {
     pub(crate) copy: Copy,
+    /// The number of its plan, for the records.
+    pub(crate) plan: u32,
     /// None once it was given up.
     memory: RwLock<Option<Arc<dyn Memory>>>,
 }
 
 impl Flying {
-    pub(crate) fn new(copy: Copy, memory: Arc<dyn Memory>) -> Self {
+    pub(crate) fn new(copy: Copy, plan: u32, memory: Arc<dyn Memory>) -> Self {
         Self {
             copy,
+            plan,
             memory: RwLock::new(Some(memory)),
         }
     }

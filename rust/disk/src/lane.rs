@@ -127,8 +127,13 @@ impl Lane {
 
     /// Takes a copy; returns its number. Never waits.
     pub fn submit(&self, copy: Copy, memory: Arc<dyn Memory>) -> u64 {
+        self.submit_of(0, copy, memory)
+    }
+
+    /// The same, of the plan that has this number: all ranks give it the same one.
+    pub fn submit_of(&self, plan: u32, copy: Copy, memory: Arc<dyn Memory>) -> u64 {
         let work = &self.shared.work[copy.direction() as usize];
-        let number = self.shared.queue().submit(copy, memory);
+        let number = self.shared.queue().submit(copy, plan, memory);
         work.notify_all();
         number
     }
@@ -344,7 +349,10 @@ impl Shared {
                 let Written { slot, owner, stamp } = blocks[at];
                 flying.touch(|memory| memory.gather(at, staged))?;
                 let record = self.heard(self.blocks.write(slot, owner, stamp, staged));
-                record.map(Some).map_err(|_| Short::Failed)
+                let plan = flying.plan;
+                record
+                    .map(|record| Some(Record { plan, ..record }))
+                    .map_err(|_| Short::Failed)
             }
             Copy::Up(blocks) => {
                 let found = self.heard(self.blocks.read(&blocks[at], staged));

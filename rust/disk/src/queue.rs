@@ -137,7 +137,7 @@ impl Queue {
         }
     }
 
-    pub(crate) fn submit(&mut self, copy: Copy, memory: Arc<dyn Memory>) -> u64 {
+    pub(crate) fn submit(&mut self, copy: Copy, plan: u32, memory: Arc<dyn Memory>) -> u64 {
         let (good, direction) = (copy.blocks(), copy.direction());
         let number = self.next;
         self.next += 1;
@@ -151,7 +151,7 @@ impl Queue {
             return number;
         }
         let entry = Entry {
-            flying: Arc::new(Flying::new(copy, memory)),
+            flying: Arc::new(Flying::new(copy, plan, memory)),
             next: 0,
             busy: 0,
             good,
@@ -445,13 +445,13 @@ mod tests {
                 stamp: 1,
             };
             let copy = Copy::Down(slots.iter().map(block).collect());
-            self.queue.submit(copy, Arc::new(Nothing))
+            self.queue.submit(copy, 0, Arc::new(Nothing))
         }
 
         fn up(&mut self, slots: &[u32]) -> u64 {
             let copy = slots.iter().map(|&slot| Asked { slot, key: KEY });
             let copy = Copy::Up(copy.collect());
-            self.queue.submit(copy, Arc::new(Nothing))
+            self.queue.submit(copy, 0, Arc::new(Nothing))
         }
 
         fn next(&mut self, direction: Direction) -> Option<Task> {
@@ -478,6 +478,7 @@ mod tests {
                 slot,
                 group: 0,
                 rank: 0,
+                plan: 0,
             };
             let done = Ok(Some(record));
             self.queue.end_block(task, done, STRIDE, self.now)

@@ -198,6 +198,7 @@ mod tests {
             slot,
             group: 0,
             rank: 0,
+            plan: 0,
         };
         let found = || {
             vec![

@@ -6,9 +6,9 @@
 //!   4  flags            4     72  parent   32
 //!   8  stamp            8    104  length    4
 //!  16  sum             16    108  slot      4
-//!  32  identity         8    112  group 2, rank 2, nothing 4
+//!  32  identity         8    112  group 2, rank 2, plan 4
 //! ```
-//! All numbers are little-endian.
+//! All numbers are little-endian. Versions before have no plan, which is 0 then, and pass over it.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -67,6 +67,8 @@ pub struct Record {
     pub group: u16,
     /// The rank that has written it.
     pub rank: u16,
+    /// A number of the plan that has written it, the same on all ranks; 0 where nobody has said.
+    pub plan: u32,
 }
 
 /// What a slot's place in the table has.
@@ -110,6 +112,7 @@ impl Record {
         put(&self.slot.to_le_bytes());
         put(&self.group.to_le_bytes());
         put(&self.rank.to_le_bytes());
+        put(&self.plan.to_le_bytes());
         let check = xxh3_64(&bytes[..CHECKED]);
         bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
         bytes
@@ -146,6 +149,7 @@ impl Record {
             slot: u32::from_le_bytes(take(&mut rest)),
             group: u16::from_le_bytes(take(&mut rest)),
             rank: u16::from_le_bytes(take(&mut rest)),
+            plan: u32::from_le_bytes(take(&mut rest)),
         })
     }
 }
@@ -176,6 +180,7 @@ mod tests {
             slot: 17,
             group: 1,
             rank: 2,
+            plan: 19,
         }
     }
 
@@ -200,7 +205,7 @@ mod tests {
         assert_eq!((bytes[16], bytes[32]), (11, 13));
         assert_eq!((bytes[40], bytes[71], bytes[72], bytes[103]), (7, 7, 9, 9));
         assert_eq!(bytes[104..116], [0, 16, 0, 0, 17, 0, 0, 0, 1, 0, 2, 0]);
-        assert_eq!(bytes[116..120], [0; 4]);
+        assert_eq!(bytes[116..120], [19, 0, 0, 0]);
         assert_eq!(bytes[120..], xxh3_64(&bytes[..120]).to_le_bytes());
     }
 

@@ -1,8 +1,84 @@
 //! Small frozen answers: what a verb has found out, without a hold on anything.
 
+use crate::arguments;
+use crate::error::Failure;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+/// What all answers have: their fields make one again, so that pickle carries them, and a copy is the
+/// answer itself.
+macro_rules! frozen {
+    ($(#[$lint:meta])? $answer:ident { $($(#[$how:meta])? $field:ident: $kind:ty),+ $(,)? }) => {
+        #[guarded]
+        #[pymethods]
+        impl $answer {
+            $(#[$lint])?
+            #[new]
+            fn new($($(#[$how])? $field: $kind),+) -> Self {
+                Self { $($field),+ }
+            }
+
+            fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, ($($kind,)+)) {
+                let answer = slf.get();
+                (slf.get_type(), ($(answer.$field.clone(),)+))
+            }
+
+            /// Returns itself: it is frozen.
+            fn __copy__(slf: Py<Self>) -> Py<Self> {
+                slf
+            }
+
+            /// Returns itself: it is frozen.
+            fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+                slf
+            }
+        }
+    };
+}
+
+frozen!(Soon { flight: u64 });
+frozen!(Probe {
+    device: u32,
+    host: u32,
+    disk: u32,
+    #[pyo3(from_py_with = stop_of)] stop: &'static str,
+    flight: Option<u64>,
+    evicted: Option<bool>,
+});
+frozen!(Violation {
+    law: String,
+    detail: String,
+    #[pyo3(from_py_with = tier_of)] tier: Option<&'static str>,
+    slot: Option<u32>,
+    block: Option<String>,
+});
+frozen!(Room {
+    free: u32,
+    evictable: u32,
+    promised: u32,
+    available: i64,
+    headroom: u32,
+    evicted: u64,
+});
+frozen!(
+    #[expect(clippy::too_many_arguments, reason = "a value for each field")]
+    Need {
+        need: u64,
+        free: u64,
+        evictable: u64,
+        promised: u64,
+        available: i64,
+        fits: bool,
+        ever: bool,
+        waits: Option<u64>,
+        device: u32,
+        loads: u32,
+        slow: u32,
+        #[pyo3(from_py_with = stop_of)] stop: &'static str,
+    }
+);
 
 /// Part of the prefix is in flight. Ask again when the flight has landed; nothing is held.
 ///
@@ -24,16 +100,6 @@ impl From<core::FlightId> for Soon {
 #[guarded]
 #[pymethods]
 impl Soon {
-    /// Returns itself: it is frozen.
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Returns itself: it is frozen.
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __repr__(&self) -> String {
         format!("Soon(flight={})", self.flight)
     }
@@ -98,16 +164,6 @@ impl From<core::Probe> for Probe {
 #[guarded]
 #[pymethods]
 impl Probe {
-    /// Returns itself: it is frozen.
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Returns itself: it is frozen.
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __repr__(&self) -> String {
         let Self {
             device,
@@ -123,10 +179,11 @@ impl Probe {
 /// The first law that the audit found broken. Only a bug of Blockyard can break one.
 ///
 /// It is frozen, and any thread may read it.
-#[pyclass(frozen, get_all, module = "blockyard")]
+#[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Violation {
     /// The name of the law, such as "INV-1".
-    law: &'static str,
+    law: String,
     /// What was found and what should have been.
     detail: String,
     /// The tier where it was found; None if it is on no tier.
@@ -141,7 +198,7 @@ impl From<core::Violation> for Violation {
     fn from(violation: core::Violation) -> Self {
         let block = violation.block.map(|key| key.hex());
         Self {
-            law: violation.law,
+            law: violation.law.to_owned(),
             detail: violation.detail,
             tier: violation.slot.map(|slot| slot.tier.name()),
             slot: violation.slot.map(|slot| slot.index),
@@ -153,16 +210,6 @@ impl From<core::Violation> for Violation {
 #[guarded]
 #[pymethods]
 impl Violation {
-    /// Returns itself: it is frozen.
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Returns itself: it is frozen.
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __repr__(&self) -> String {
         let Self {
             law,
@@ -178,7 +225,7 @@ impl Violation {
 /// Room on one tier, in blocks, read at one moment.
 ///
 /// It is frozen, and any thread may read it.
-#[pyclass(frozen, eq, hash, get_all, module = "blockyard")]
+#[pyclass(frozen, eq, hash, get_all, module = "blockyard._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Room {
     /// Slots that hold nothing.
@@ -211,16 +258,6 @@ impl From<core::Room> for Room {
 #[guarded]
 #[pymethods]
 impl Room {
-    /// Returns itself: it is frozen.
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Returns itself: it is frozen.
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __repr__(&self) -> String {
         let Self {
             free,
@@ -240,7 +277,7 @@ impl Room {
 /// What a begin would answer now, in blocks. It runs the begin's own arithmetic.
 ///
 /// It is frozen, and any thread may read it.
-#[pyclass(frozen, eq, get_all, module = "blockyard")]
+#[pyclass(frozen, eq, get_all, module = "blockyard._core")]
 #[derive(PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "what is needed of what is there")]
 pub(crate) struct Need {
@@ -294,16 +331,6 @@ impl From<core::Need> for Need {
 #[guarded]
 #[pymethods]
 impl Need {
-    /// Returns itself: it is frozen.
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Returns itself: it is frozen.
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __repr__(&self) -> String {
         let truth = |truth| if truth { "True" } else { "False" };
         format!(
@@ -319,6 +346,33 @@ impl Need {
             self.stop
         )
     }
+}
+
+/// A word of `Probe.stop`.
+fn stop_of(from: &Bound<'_, PyAny>) -> PyResult<&'static str> {
+    let words = [
+        "whole",
+        "missing",
+        "filling",
+        "scattered",
+        "slow",
+        "promised",
+        "contradiction",
+    ];
+    let word: String = from.extract()?;
+    let known = words.into_iter().find(|known| **known == word);
+    Ok(known.ok_or_else(|| {
+        Failure::misuse(format!(
+            "stop = {word:?}: must be one of {}",
+            words.join(", ")
+        ))
+    })?)
+}
+
+fn tier_of(from: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+    let name: Option<String> = from.extract()?;
+    let tier = name.map(|name| arguments::tier(&name)).transpose()?;
+    Ok(tier.map(core::Tier::name))
 }
 
 pub(crate) fn stop_word(stop: core::Stop) -> &'static str {

@@ -236,6 +236,11 @@ pub(crate) fn clears(given: &str) -> Outcome<Clears> {
     )
 }
 
+/// Whether what the keyed tiers have is kept.
+pub(crate) fn keeps_disk(memory: &str) -> Outcome<bool> {
+    word("memory", memory, &[("lost", false), ("disk kept", true)])
+}
+
 pub(crate) fn host_copies(given: Option<&str>) -> Outcome<Option<HostCopies>> {
     given
         .map(|given| word("host_copies", given, &HOST_COPIES))

@@ -136,9 +136,22 @@ impl Cache {
     ///
     /// Running sequences go on, and publish nothing from now on. What is kept of parked ones is
     /// lost.
-    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+    ///
+    /// Args:
+    ///     memory: "disk kept" forgets all but what the tiers have that are keyed, as where an
+    ///         engine was restarted. That is found on, and sequences that they have whole stay
+    ///         parked.
+    ///
+    /// Raises:
+    ///     Misuse: It is neither word, or no tier is keyed.
+    #[pyo3(signature = (*, memory="lost"))]
+    fn clear(&self, py: Python<'_>, memory: &str) -> PyResult<()> {
         self.check_sound()?;
+        let keeps = arguments::keeps_disk(memory)?;
         enter(py, &self.inner, LONG, |state| {
+            if keeps {
+                return state.lose_unkeyed();
+            }
             state.clear();
             Ok(())
         })?;
@@ -152,6 +165,8 @@ impl Cache {
     }
 
     /// Gives a tier `slots` slots. Slots beyond that retire when they become free.
+    ///
+    /// A copy that has missed its deadline may read retired slots still, until its end is reported.
     ///
     /// Args:
     ///     tier: The tier.

@@ -1,9 +1,9 @@
 //! The disk: a rank's blocks in slot files, read from and written to memory by address.
 
-use crate::buffers::{each, integers, shown};
+use crate::buffers::{array, integers};
 use crate::error::{Failure, Outcome};
 use crate::gil::wait;
-use crate::on_disk::{Restored, duration, owner, refused, restored, rows};
+use crate::on_disk::{Restored, duration, names_and_values, owner, refused, restored, rows};
 use crate::places::Addresses;
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
@@ -145,6 +145,7 @@ impl DiskLane {
     ///     planes: For each plane the addresses of the pieces of slot 0, the bytes from a slot to
     ///         the next, and the bytes of a piece.
     ///     sources: Slots of that memory, shape (blocks,).
+    ///     plan: A number of their plan, from 1 on, the same on all ranks; 0 for none.
     ///
     /// Returns:
     ///     The number of the copy.
@@ -152,6 +153,8 @@ impl DiskLane {
     /// Raises:
     ///     Misuse: The arguments do not have as many blocks, or this process does not own the
     ///         folder.
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    #[pyo3(signature = (slots, keys, parents, stamps, planes, sources, plan=0))]
     fn submit_down(
         &self,
         slots: &Bound<'_, PyAny>,
@@ -160,6 +163,7 @@ impl DiskLane {
         stamps: &Bound<'_, PyAny>,
         planes: &Bound<'_, PyAny>,
         sources: &Bound<'_, PyAny>,
+        plan: u32,
     ) -> PyResult<u64> {
         self.owned()?;
         let slots: Vec<u32> = integers("slots", slots)?;
@@ -182,7 +186,7 @@ impl DiskLane {
             stamp,
         });
         let copy = Copy::Down(written.collect());
-        Ok(self.files.lane.submit(copy, Arc::new(memory)))
+        Ok(self.files.lane.submit_of(plan, copy, Arc::new(memory)))
     }
 
     /// Takes blocks to read. Their memory is the copy's until it has landed or was given up.
@@ -283,15 +287,27 @@ impl DiskLane {
     ///
     /// Returns:
     ///     Slots, shape (blocks,); keys and parents, bytes of shape (blocks, 32), as
-    ///     `KVCache.restore` takes them; stamps, shape (blocks,), which all ranks must have alike.
+    ///     `KVCache.restore` takes them; stamps, shape (blocks,), by which this rank orders them.
     ///
     /// Raises:
     ///     Misuse: This process does not own the folder.
     ///     Unavailable: The table cannot be read.
     fn restore<'py>(&self, py: Python<'py>) -> PyResult<Restored<'py>> {
+        Ok(self.restored(py)?.0)
+    }
+
+    /// Returns what `restore` does, and the number of the plan that has written each block.
+    ///
+    /// All ranks must have that alike, and the stamps where it is 0. Its shape is (blocks,).
+    ///
+    /// Raises:
+    ///     Misuse: This process does not own the folder.
+    ///     Unavailable: The table cannot be read.
+    fn restored<'py>(&self, py: Python<'py>) -> PyResult<(Restored<'py>, Bound<'py, PyAny>)> {
         self.owned()?;
         let found = wait(py, || self.files.restore()).map_err(|error| refused(&error))?;
-        restored(py, &found)
+        let plans: Vec<u32> = found.iter().map(|record| record.plan).collect();
+        Ok((restored(py, &found)?, array(py, &plans, "uint32")?))
     }
 
     /// Clears what has a smaller stamp. Nothing is reported as written before that is durable.
@@ -381,20 +397,6 @@ impl DiskLane {
         }
         Ok(())
     }
-}
-
-/// Reads what the bytes on a disk depend on.
-fn names_and_values(from: &Bound<'_, PyAny>) -> PyResult<Vec<(String, String)>> {
-    let wrong = |given: &Bound<'_, PyAny>| {
-        let given = shown(given);
-        Failure::misuse(format!(
-            "fields = {given}: pass a name and a value of each, as text"
-        ))
-    };
-    let items = from.try_iter().map_err(|_| wrong(from))?;
-    each("fields", from, items, |_, item| {
-        Ok(item.extract().map_err(|_| wrong(&item))?)
-    })
 }
 
 impl DiskLane {

@@ -232,7 +232,8 @@ impl Cache {
     /// Reports that these flights have missed their deadline, and their outcome is unknown.
     ///
     /// Their destinations are quarantined until `commit` or `abort` reports that the copies have
-    /// ended. It is for the thread that drives the steps.
+    /// ended, and nothing that they bring is believed. What they read is held no more, except for
+    /// copies to a keyed tier. It is for the thread that drives the steps.
     ///
     /// Args:
     ///     flights: Plans, or numbers of flights.
@@ -245,11 +246,13 @@ impl Cache {
     fn mark_unknown(&self, py: Python<'_>, flights: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_sound()?;
         let named = Named::all(flights)?;
-        let ids: Vec<_> = named.iter().map(|named| named.flight).collect();
+        let mut ids: Vec<_> = named.iter().map(|named| named.flight).collect();
         let (blocks, plans) = (Named::blocks(&named), Named::plans(&named));
         let ended = enter(py, &self.inner, blocks, |state| {
             plans.iter().try_for_each(|plan| state.check_plan(plan))?;
             state.check_flights(&ids)?;
+            // The caller's order decides nothing.
+            ids.sort_by_key(|&id| state.launch_of(id));
             ids.iter().try_fold(0, |ended, &id| {
                 Ok(ended + u64::from(state.mark_unknown(id)?))
             })

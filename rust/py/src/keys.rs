@@ -6,11 +6,20 @@ use crate::error::{Failure, Outcome};
 use blockyard_core::{Chain, Key};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyString, PyType};
+use std::hash::{Hash, Hasher};
 
 /// The chained keys of a prompt's full blocks, frozen. `docs/keys.md` has the encoding.
 ///
-/// `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them.
+/// `len` counts them, and `bytes` joins them, 32 bytes each. Any thread may read them. They are
+/// equal where they are alike and go on alike. Pickled they are for a process of the same version,
+/// and as secret as the prompt and its salt.
+///
+/// Args:
+///     data: What pickle has of them.
+///
+/// Raises:
+///     Misuse: The bytes are not whole keys of this version.
 #[pyclass(frozen, module = "blockyard")]
 pub(crate) struct Keys(pub(crate) Chain);
 
@@ -45,6 +54,28 @@ impl Keys {
     /// Returns itself: it is frozen.
     fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
         slf
+    }
+
+    // Short names make short pickles: see `__reduce__`.
+    #[new]
+    fn new(data: &[u8]) -> PyResult<Self> {
+        Ok(Self(Chain::from_bytes(data).map_err(Failure::from)?))
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (Bound<'py, PyBytes>,)) {
+        let data = PyBytes::new(slf.py(), &slf.get().0.to_bytes());
+        (slf.get_type(), (data,))
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        // Keys that are alike go on alike only where the rest is, too.
+        self.0.keys() == other.0.keys() && self.0.to_bytes() == other.0.to_bytes()
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        (self.0.keys(), self.0.tokens()).hash(&mut hasher);
+        hasher.finish()
     }
 
     fn __repr__(&self) -> String {

@@ -4,9 +4,9 @@
 //! layer: error
 //! layer: gil
 //! layer: dlpack
-//! layer: buffers answers
+//! layer: buffers
 //! layer: arguments keys places plan runs face
-//! layer: on_disk
+//! layer: on_disk answers
 //! layer: recorder
 //! layer: lease parked ticket prompt
 //! layer: batch

@@ -1,6 +1,6 @@
 //! What crosses to a disk and back: errors, owners of blocks, times, and what is found again.
 
-use crate::buffers::{MOST, array, frozen, too_many};
+use crate::buffers::{MOST, array, each, frozen, shown, too_many};
 use crate::error::{Failure, Outcome, Unavailable};
 use crate::keys::key_rows;
 use blockyard_disk as disk;
@@ -72,4 +72,18 @@ pub(crate) fn restored<'py>(py: Python<'py>, found: &[Record]) -> PyResult<Resto
         bytes(&parents)?,
         array(py, &stamps, "uint64")?,
     ))
+}
+
+/// Reads what the bytes on a disk depend on.
+pub(crate) fn names_and_values(from: &Bound<'_, PyAny>) -> PyResult<Vec<(String, String)>> {
+    let wrong = |given: &Bound<'_, PyAny>| {
+        let given = shown(given);
+        Failure::misuse(format!(
+            "fields = {given}: pass a name and a value of each, as text"
+        ))
+    };
+    let items = from.try_iter().map_err(|_| wrong(from))?;
+    each("fields", from, items, |_, item| {
+        Ok(item.extract().map_err(|_| wrong(&item))?)
+    })
 }

@@ -10,6 +10,7 @@ use crate::prompt::{Apart, read};
 use blockyard_core::{FlightId, HolderId, Request, State, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 
 /// Kind, number, device blocks held, blocks promised, device blocks held alone, and blocks kept below.
 type HolderRow = (&'static str, u64, u32, u32, u32, (u32, u32));
@@ -135,12 +136,9 @@ impl Cache {
         Ok(all.into_iter().map(row).collect())
     }
 
-    /// Returns a fingerprint, of 64 bits, of everything that decides about answers.
+    /// Returns a fingerprint, of 64 bits, of blocks, slots, leases, promises and flights.
     ///
-    /// Replicas that were fed the same calls have the same digest; if an answer of theirs could
-    /// differ, their digests differ. It does not cover the counts of refused calls, nor tokens that
-    /// were appended and not sealed. Only processes of one build can be compared. This is a
-    /// diagnostic: it takes time in proportion to the cache.
+    /// `KVCache.digest` says what it covers, and adds what the ranks have reported.
     fn digest(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.digest()))?)
@@ -192,6 +190,22 @@ impl Cache {
         self.check_sound()?;
         let oldest = enter(py, &self.inner, 0, |state| Ok(state.undispatched()))?;
         Ok(oldest.map(|(plans, flight)| (plans, flight.number())))
+    }
+
+    /// Returns the idle blocks that nobody can have while copies need them, by tier.
+    ///
+    /// This is a diagnostic: it takes time in proportion to the cache.
+    ///
+    /// Returns:
+    ///     For each tier with such blocks how many they are, and the flights, the oldest first.
+    fn idle_in_flight(&self, py: Python<'_>) -> PyResult<BTreeMap<&'static str, (u32, Vec<u64>)>> {
+        self.check_sound()?;
+        let all = enter(py, &self.inner, LONG, |state| Ok(state.idle_in_flight()))?;
+        let row = |(tier, blocks, flights): (Tier, u32, Vec<FlightId>)| {
+            let numbers = flights.into_iter().map(FlightId::number).collect();
+            (tier.name(), (blocks, numbers))
+        };
+        Ok(all.into_iter().map(row).collect())
     }
 
     /// Returns the flights whose plans `dispatch` has returned, and whose outcome has not come.

@@ -517,6 +517,7 @@ def test_a_disk_that_refuses_half_a_copy_does_none_of_it(
         patched.setattr(one.disk, "parts", (one.disk.parts[0], replace(second, lane=refusing)))
         with pytest.raises(by.Unavailable, match="on purpose"):
             one.up(0, 1)
+    one.copier.collect()
     assert one.copier._flying == {}
     assert one.disk.parts[0].lane.stats()["in_flight"] == 0
     with pytest.raises(by.Misuse, match="has a DiskCopier already"):

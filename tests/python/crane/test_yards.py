@@ -12,7 +12,7 @@ from blockyard._core import Misuse, Plan
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.shared.plan import Cause, Outcome
+from blockyard.shared.plan import Cause, Outcome, Unreported
 from blockyard.testing import Action, ScriptedCopier, delay, deliver, fail, hang
 from cranes import SMALL, held, plan, same
 
@@ -284,4 +284,26 @@ def test_with_one_outcome_in_twenty_lost_nothing_stands_still(seed: int) -> None
     assert cache.unreported(0).flights == []
     assert cache.audit() is None
     assert cache.room().evictable + cache.room().free == 11
+    hands.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ((5, [1]), r"asked = \(5, \[1\]\): give what KVCache.unreported"),
+        (Unreported("5", [1]), r"asked.yard = '5': must be an integer"),  # type: ignore[arg-type]
+        (Unreported(-1, [1]), "asked.yard = -1"),
+        (Unreported(2**47, [1]), f"asked.yard = {2**47}"),
+        (Unreported(5, None), "asked.flights = None: must be the numbers"),  # type: ignore[arg-type]
+        (Unreported(5, ["1"]), r"asked.flights = \['1'\]: must be the numbers"),  # type: ignore[list-item]
+    ],
+)
+def test_a_question_that_no_yard_asks_is_refused_and_the_crane_has_met_nobody(
+    asked: Unreported, says: str
+) -> None:
+    hands = crane(delay(1))
+    with pytest.raises(Misuse, match=says):
+        hands.reconcile(asked)
+    hands.submit(plan(1, "down", (1,), (1,), 7))
+    assert hands.poll() + hands.poll() == [Outcome(1 << 32 | 1, 0, 1, None, 7)]
     hands.close()

@@ -14,7 +14,18 @@ import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.engines.vllm import Blockyard, messages
 from blockyard.engines.vllm.engine_facts import facts
-from vllm_front import BLOCKS, LAYERS, PAGE, Front, Tensor, front, kv_config, no_torch, vllm_config
+from vllm_front import (
+    BLOCKS,
+    LAYERS,
+    PAGE,
+    Front,
+    Tensor,
+    ended,
+    front,
+    kv_config,
+    no_torch,
+    vllm_config,
+)
 
 __all__ = ["front", "no_torch"]
 
@@ -104,3 +115,38 @@ def test_a_worker_with_another_configuration_is_named(front: Front) -> None:
     wrong = messages.Ready(3, "0" * 64, None)
     with pytest.raises(by.Misuse, match="rank 3 has fingerprint 000000000000, and"):
         front.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): ready, (0, 3): wrong})
+
+
+def test_the_orders_of_a_new_scheduler_are_not_taken_for_those_of_the_one_before(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each numbers its steps from 1, and counts what it has cleared from 0."""
+    back: Any = front.worker.back
+    cleared: list[object] = []
+    monkeypatch.setattr(
+        type(back.worker.crane.lasting), "clear", lambda _, **given: cleared.append(given)
+    )
+    ended(front, "one", list(range(8)), [1, 2])
+    front.step()
+    front.scheduler.front._end_epoch()
+    front.scheduler.front._end_epoch()
+    front.step()
+    assert len(cleared) == 1
+    meta = front.scheduler.build_connector_meta(front.output({}))
+    meta.arrived.add("a request of the scheduler before")
+    meta.missing.add(9)
+    back.load(meta)
+
+    roles = Blockyard.__init__.__globals__["KVConnectorRole"]
+    config = vllm_config(kv_connector_extra_config={"host": 64})
+    front.scheduler = Blockyard(config, roles.SCHEDULER, kv_config())
+    new = front.scheduler.front
+    new._end_epoch()
+    # So that its first step has the number of the last one.
+    new._steps = back._begun - 1
+    ended(front, "two", list(range(100, 108)), [3, 4])
+    assert len(cleared) == 2, "its first is not one of those before"
+    assert (back.arrived(), back.missing()) == (set(), set()), "of requests that it has not"
+    front.step()
+    front.step()
+    assert new.cache.stats()["flights"] == 0, "it was carried out"

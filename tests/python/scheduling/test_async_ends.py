@@ -9,7 +9,7 @@ import pytest
 
 import blockyard as by
 from blockyard._typing import override
-from blockyard.scheduling import step_loop
+from blockyard.scheduling import async_engine, step_loop
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.request import RequestState
 from blockyard.shared.log import Limited
@@ -307,3 +307,30 @@ def test_closing_ends_what_came_before_it_and_what_was_held_by_hand() -> None:
     asyncio.run(close())
     assert served.scheduler.requests == ()
     check_empty(served)
+
+
+@pytest.mark.parametrize("verb", ["drain", "close"])
+def test_a_drain_that_is_cut_by_a_limit_says_what_still_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
+    monkeypatch.setattr(async_engine, "_log", Limited(async_engine.__name__))
+
+    async def act(served: Served) -> None:
+        served.engine.pause.clear()
+        streams = [served.add(("long", at), 9, 40) for at in range(10)]
+        while not served.scheduler.steps_in_flight:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.001)
+        with pytest.raises(TimeoutError) as cut:
+            async with asyncio.timeout(0.05):
+                await getattr(served.front, verb)()
+        (note,) = cut.value.__cause__.__notes__  # type: ignore[union-attr]
+        for said in (note, caplog.text):
+            assert f"{verb} was cut off" in said
+            assert "requests: ('long', 0)" in said
+            assert re.search("steps with the engine: [12]; flights: none, of 0 blocks down", said)
+            assert verb == "close" or "('long', 7), … (10); steps" in said
+        served.engine.pause.set()
+        await served.front.close()
+        assert (await streams[0].result()).reason == "aborted"
+
+    play(act)

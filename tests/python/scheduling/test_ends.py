@@ -1,14 +1,16 @@
 """Stops, acks, ends and resets: each request ends once; a seat is reused after its ack."""
 
 from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import blockyard as by
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.request import RequestState
-from loop import U32, Loop, column, continuation, stopping
-from yard import text
+from loop import U32, Loop, column, continuation, parked, stopping
+from yard import publish_below, text
 
 
 def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None:
@@ -251,6 +253,59 @@ def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> Non
     room = loop.cache.room()
     assert (room.free + room.evictable, loop.scheduler.idle) == (32, True)
     loop.finish()
+
+
+def lasting(device: int) -> by.KVCache:
+    """Its host is slot files, which outlive the ranks' processes."""
+    return by.KVCache(block_size=4, device=device, host=32, keyed=("host",), ahead=0)
+
+
+def was_reset(loop: Loop, **keywords: Any) -> None:
+    loop.scheduler.reset(**keywords)
+    for of_before in (loop.air, loop.stops, loop.bound, loop.plans):
+        of_before.clear()
+
+
+def test_where_the_disk_is_kept_what_ran_loads_from_it_after_a_reset() -> None:
+    cache = lasting(33)
+    publish_below(cache, text(1, 12))
+    loop = Loop(cache=cache)
+    loop.add("one", text(1, 14), 5)
+    loop.add("two", text(2, 14), 9)
+    loop.turn(3)
+    assert loop.state("one") is RequestState.DECODE
+    was_reset(loop, memory="disk kept")
+    assert cache.probe(text(1, 12)).host == 3
+    assert cache.stats()["device_free"] == 32
+    loop.schedule()
+    assert (loop.state("one"), loop.state("two")) == (RequestState.LOADING, RequestState.PREFILL)
+    loop.land()
+    loop.finish()
+    assert loop.results["one"].tokens.tolist() == continuation("one", 14, 5)
+
+
+def test_where_the_disk_is_kept_what_is_parked_there_stays_so_through_a_reset() -> None:
+    loop = parked(cache=lasting(9))
+    while loop.handle().on_device:
+        loop.cache.demote(8, of=loop.handle())
+        loop.plans += loop.cache.dispatch()
+        loop.land()
+    was_reset(loop, memory="disk kept")
+    assert (loop.state("new"), loop.handle().state) == (RequestState.PARKED, "kept")
+    loop.finish()
+    for name, prompt in (("old", 14), ("new", 14)):
+        assert loop.results[name].tokens.tolist() == continuation(name, prompt, 12)
+
+
+def test_a_reset_with_another_word_for_memory_changes_nothing() -> None:
+    loop = Loop()
+    loop.add("one", 10, 3)
+    loop.turn()
+    for memory, why in (("kept", "memory = "), ("disk kept", "no tier is keyed")):
+        with pytest.raises(by.Misuse, match=why):
+            loop.scheduler.reset(memory=memory)  # type: ignore[arg-type]
+    loop.finish()
+    assert loop.results["one"].state is RequestState.FINISHED
 
 
 def test_a_request_that_was_failing_at_a_reset_fails_for_its_own_reason() -> None:

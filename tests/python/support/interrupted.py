@@ -1,13 +1,15 @@
 """A program that is interrupted at any line of Blockyard's, and goes on."""
 
 import random
+import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -52,6 +54,109 @@ class Interrupter:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self._trace
+
+
+class Place(NamedTuple):
+    """Where a call may be interrupted: before a line, or behind a call of C in it."""
+
+    file: str
+    line: int
+    called: str
+    """What of C was called; empty before the line."""
+    time: int
+    """How often it has been passed before."""
+
+
+class Places:
+    """Interrupts calls at places of some files of Blockyard's, one after the other.
+
+    Args:
+        folders: Files and folders below `blockyard/`; and of others the full names.
+        times: At how many of the times that a call passes a place it is interrupted there.
+    """
+
+    def __init__(self, *folders: str, times: int = 1) -> None:
+        self._files = tuple(str(Path(_PACKAGE) / one) for one in folders)
+        self._times = times
+        self._passed: Counter[tuple[str, int, str]] = Counter()
+        self._wanted: Place | None = None
+        self.found: set[Place] = set()
+        """All places that calls have passed."""
+        self._left: list[Place] = []
+        self._raise: Callable[[], object] = _interrupt
+        self.last: Place | None = None
+        """Where it has interrupted last."""
+
+    def each(self) -> Iterator[Place]:
+        """Yields each place that the calls of `during` so far, and those meanwhile, have passed."""
+        while self._left:
+            yield self._left.pop()
+
+    def during(
+        self, call: Callable[[], object], at: Place | None, how: Callable[[], object] | None = None
+    ) -> bool:
+        """Makes a call; returns whether it was interrupted at that place.
+
+        Args:
+            call: The call.
+            at: The place; None to make it undisturbed.
+            how: What is done there; None to raise KeyboardInterrupt.
+        """
+        self._passed.clear()
+        self._wanted, self._raise, self.last = at, how or _interrupt, None
+        sys.settrace(self._trace)
+        sys.setprofile(self._profile)
+        try:
+            call()
+        except (KeyboardInterrupt, TimeoutError):
+            if self.last is None:
+                raise
+        finally:
+            sys.settrace(None)
+            sys.setprofile(None)
+        return self.last is not None
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(self._files):
+            return None
+        if event == "line":
+            self._pass(frame, "")
+        return self._trace
+
+    def _profile(self, frame: FrameType, event: str, what: Any) -> None:
+        if event == "c_return" and frame.f_code.co_filename.startswith(self._files):
+            self._pass(frame, what.__name__)
+
+    def _pass(self, frame: FrameType, called: str) -> None:
+        at = frame.f_code.co_filename, frame.f_lineno, called
+        place = Place(*at, self._passed[at])
+        self._passed[at] += 1
+        if place.time < self._times and place not in self.found:
+            self.found.add(place)
+            self._left.append(place)
+        if place == self._wanted:
+            sys.settrace(None)
+            sys.setprofile(None)
+            self.last = place
+            self._raise()
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def alarm() -> Iterator[Callable[[], None]]:
+    """Gives what lets a signal come whose handler raises, as a timeout's does."""
+
+    def expired(*_: object) -> None:
+        raise TimeoutError("alarm")
+
+    before = signal.signal(signal.SIGUSR1, expired)
+    try:
+        yield lambda: signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def mark(tokens: tuple[int, ...]) -> int:

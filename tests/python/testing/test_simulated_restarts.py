@@ -25,6 +25,7 @@ SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400")) // 20
 
 WANTED = (
     *("closed", "killed", "weights", "engine reset", "aborted", "finished"),
+    "rank reset, memory disk kept",
     *(f"restart {fate}" for fate in ("not begun", "void", "torn", "whole")),
     *("restored", "restored, served", "restored, not reported"),
 )

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pickle
+import re
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,34 @@ def test_thresholds_are_whole_however_few_were_given_and_come_back_from_a_mappin
     assert config.copying == Thresholds(piece_bytes=65536)
     assert by.Config.of(config.to_mapping()) == config
     assert by.Config(device=8).copying is None
+
+
+@pytest.mark.parametrize(
+    ("hellos", "says"),
+    [
+        (None, "hellos = None: give a list"),
+        (Hello(0, "f", 9, 0), "hellos = Hello"),
+        ([None], "hellos[0] = None: give what crane.hello() returned there"),
+        ([(0, "f", 9, 0)], "hellos[0] = (0, 'f', 9, 0): give"),
+        ([Hello("0", "f", 9, 0)], "hellos[0].rank = '0': must be an integer >= 0"),  # type: ignore[arg-type]
+        ([Hello(0, "f", -9, 0)], "hellos[0].device = -9"),
+        ([Hello(0, "f", 9, 0, yard=-1)], "hellos[0].yard = -1"),
+        ([Hello(0, None, 9, 0)], "hellos[0].fingerprint = None: must be text"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_handshake_is_named(hellos: Any, says: str) -> None:
+    with pytest.raises(by.Misuse, match=re.escape(says)):
+        by.agree(by.Config(device=100), hellos)
+    with pytest.raises(by.Misuse, match="config = None: give the Config"):
+        by.agree(None, [])  # type: ignore[arg-type]
+
+
+def test_a_handshake_of_another_version_is_refused_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = by.Config(device=100)
+    monkeypatch.setattr("blockyard.yard.config.WIRE", 1)
+    said = hello(config, 0)
+    monkeypatch.undo()
+    with pytest.raises(by.Misuse, match="start every process from one configuration and version"):
+        by.agree(config, [said])

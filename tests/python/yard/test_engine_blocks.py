@@ -89,18 +89,39 @@ def test_rows_of_a_step_cross_once_and_none_is_stowed_where_one_is_wrong() -> No
     assert own.audit() is None
 
 
-def test_what_has_missed_its_deadline_has_no_good_block_and_fences_still() -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_what_has_missed_its_deadline_has_no_good_block_then_or_later(by_hand: bool) -> None:
+    """What it reads may be written from then on, and what it writes not before it has ended."""
     own = by.KVCache(engine=8, host=8, block_size=4, deadline=3)
+
+    def late(plan: by.Plan, now: int) -> None:
+        own.dispatch()
+        if by_hand:
+            assert own.mark_unknown(plan) == 1
+        else:
+            own.commit([], now=now)
+            assert own.ended() == {plan.flight: 0}
+        assert own.stats()["flights_unknown"] == own.stats()["overdue"]
+
     keys = own.keys(range(8))
     plan = own.stow(keys, [0, 1])
     assert plan is not None
-    own.dispatch()
-    own.commit([], now=4)
-    assert own.ended() == {plan.flight: 0}
-    assert own.must_finish([1]) == plan.flight
+    late(plan, 3)
+    assert own.must_finish([1]) is None
     assert (own.find(keys).stop, own.stats()["host_quarantined"]) == ("missing", 2)
     own.commit([Outcome(plan.flight, 0, 2)])
-    assert (own.must_finish([1]), own.stats()["host_quarantined"]) == (None, 0)
+    assert own.ended() == {plan.flight: 0}
+    assert (own.find(keys).stop, own.stats()["host_quarantined"]) == ("missing", 0)
+    own.stow(keys, [0, 1])
+    land(own)
+    own.ended()
+    fetch = own.fetch(keys, [4, 5])
+    assert isinstance(fetch, list)
+    late(fetch[0], 6)
+    assert own.must_finish([5]) == fetch[0].flight
+    own.commit([Outcome(fetch[0].flight, 0, 2)])
+    assert (own.ended(), own.must_finish([5])) == ({fetch[0].flight: 0}, None)
+    assert own.audit() is None
 
 
 def test_a_reset_ends_what_was_in_the_air_and_breaks_what_is_kept() -> None:

@@ -234,3 +234,54 @@ def test_headroom_is_named_where_it_is_what_lacks(cache: by.KVCache) -> None:
     assert f"{free - 2} slots are headroom" in said
     assert f"The end of lease {held.id} would make room." in said
     cache.finish(held)
+
+
+def test_idle_blocks_that_a_copy_holds_are_named_with_the_rank_that_has_not_spoken() -> None:
+    cache = by.KVCache(
+        block_size=4, device=9, host=8, disk=8, ahead=0, ranks=2, deadline=3, keyed=("disk",)
+    )
+    publish(cache, text(1, 24))
+    plan, later = cache.demote(2), cache.demote(4)
+    assert plan is not None
+    assert later is not None
+    said = str(cache.explain(text(2, 32)))
+    assert (
+        f"Nobody can have 6 idle blocks of the device until flights end: flight {plan.flight} waits to be dispatched, "
+        f"flight {later.flight} waits to be dispatched." in said
+    )
+    cache.dispatch()
+    cache.commit([by.Outcome(plan.flight, 0, 2), by.Outcome(later.flight, 1, 2)])
+    with pytest.raises(by.NoRoom) as refused:
+        begin(cache, text(2, 32))
+    for asked in (refused.value, text(2, 32)):
+        assert (
+            f"Nobody can have 6 idle blocks of the device until flights end: flight {plan.flight} waits for rank 1, "
+            f"flight {later.flight} waits for rank 0." in str(cache.explain(asked))
+        )
+    # Past the deadline nothing is held, but for what would be kept on a disk.
+    cache.commit([], now=3)
+    assert "Nobody" not in str(cache.explain(refused.value))
+    assert cache.room().evictable == 6
+
+
+def test_what_goes_to_a_disk_that_lasts_is_named_past_its_deadline_too() -> None:
+    cache = by.KVCache(
+        block_size=4, device=9, disk=8, ahead=0, ranks=2, deadline=3, keyed=("disk",)
+    )
+    publish(cache, text(1, 24))
+    plan = cache.demote(6)
+    assert plan is not None
+    cache.dispatch()
+    cache.commit([by.Outcome(plan.flight, 0, 6)])
+    cache.commit([], now=3)
+    with pytest.raises(by.NoRoom) as refused:
+        begin(cache, text(2, 32))
+    said = str(cache.explain(refused.value))
+    assert (
+        f"Nobody can have 6 idle blocks of the device until flights end: flight {plan.flight} waits for rank 1."
+        in said
+    )
+    assert cache.idle_in_flight() == {"device": (6, [plan.flight])}
+    cache.commit([by.Outcome(plan.flight, 1, 0, by.Cause.DEAD)])
+    assert cache.idle_in_flight() == {}
+    cache.finish(begin(cache, text(2, 32)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import blockyard as by
 from blockyard.yard.flights import Flights
-from yard import at_rest, begin, plan_of, publish_below, text
+from yard import at_rest, begin, plan_of, publish, publish_below, text
 
 FLIGHT = 1 << 32 | 7
 
@@ -274,3 +274,80 @@ def test_a_flight_whose_end_is_unknown_for_two_reasons_is_named_once(first: str)
         assert overdue(flights, 1) == [FLIGHT]
     assert overdue(flights, 20) == []
     assert flights.stats()["flights_unknown"] == 1
+
+
+STRAYS: dict[str, dict[str, Any]] = {
+    "another yard": {"yard": 77},
+    "another yard, and too many": {"yard": 77, "good": 99},
+    "a rank that is not there": {"rank": 2},
+    "a rank that is not there, and too many": {"rank": 2, "good": 99},
+    "a negative rank": {"rank": -1},
+    "a rank beyond all": {"rank": 2**70},
+    "a flight that never was": {"flight": 1},
+    "a negative flight": {"flight": -1, "good": -1},
+    "a flight beyond all": {"flight": 2**80, "good": 99},
+    "a rank that has spoken": {"rank": 0, "good": 0},
+    "a rank that has spoken, and too many": {"rank": 0, "good": 99},
+}
+
+
+@pytest.mark.parametrize("stray", STRAYS.values(), ids=STRAYS)
+def test_an_outcome_of_nothing_that_is_awaited_is_counted_and_the_others_are_taken(
+    stray: dict[str, Any],
+) -> None:
+    cache = two_ranks()
+    publish_below(cache, text(1, 16))
+    cache.dispatch()
+    lease = begin(cache, [*text(1, 16), 0])
+    (plan,) = cache.dispatch()
+    cache.commit(by.Outcome(plan.flight, 0, 4))
+    before = cache.digest()
+    outcome = by.Outcome(plan.flight, 1, 4)
+    assert cache.commit([outcome._replace(**stray)]) == 0
+    assert (cache.digest(), cache.stats()["outcomes_ignored"]) == (before, 1)
+    assert cache.commit([outcome._replace(**stray), outcome, outcome._replace(**stray)]) == 1
+    assert (lease.cached, cache.stats()["outcomes_ignored"]) == (16, 3)
+    cache.finish(lease)
+    at_rest(cache)
+
+
+@pytest.mark.parametrize("good", [-1, 5, 2**70])
+def test_a_count_that_no_plan_has_is_refused_with_what_to_do_and_nothing_is_taken(
+    good: int,
+) -> None:
+    cache = two_ranks()
+    publish_below(cache, text(1, 16))
+    cache.dispatch()
+    lease = begin(cache, [*text(1, 16), 0])
+    (plan,) = cache.dispatch()
+    before = cache.digest()
+    good_one, bad_one = by.Outcome(plan.flight, 0, 4), by.Outcome(plan.flight, 1, good)
+    with pytest.raises(by.Misuse, match=f"rank 1 reports {good} good.*has 4: leave it out, and re"):
+        cache.commit([good_one, bad_one], now=9, done=3)
+    assert (cache.digest(), cache.done, lease.state) == (before, 0, "loading")
+    assert cache.commit([good_one]) + cache.reset(1, memory="kept") == 1
+    assert lease.cached == 0
+    cache.finish(lease)
+    at_rest(cache)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_copy_down_read_whose_report_is_lost_is_to_be_had_after_its_deadline(
+    rank: int,
+) -> None:
+    cache = two_ranks(deadline=5)
+    publish(cache, text(1, 4 * 31))
+    plan = cache.demote(8)
+    assert plan is not None
+    assert cache.dispatch() == [plan]
+    cache.commit([by.Outcome(plan.flight, rank, 8)], now=1)
+    with pytest.raises(by.NoRoom):
+        begin(cache, text(2, 4))
+    cache.commit([], now=5)
+    lease = begin(cache, text(2, 4 * 31))
+    # What it read is another's now: whatever is said of it later, nothing of it is found.
+    cache.commit([by.Outcome(plan.flight, 1 - rank, 8)], now=6)
+    cache.finish(lease)
+    probe = cache.probe(text(1, 4 * 31))
+    assert (probe.device, probe.host, cache.stats()["host_free"]) == (0, 0, 32)
+    at_rest(cache)

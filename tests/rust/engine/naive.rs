@@ -116,7 +116,9 @@ impl Naive {
         let Some((slot, _)) = self.nodes[block].at[tier] else {
             return 0;
         };
-        let reads = |flight: &&Flight| flight.why != Why::Stow && flight.from == tier + 1;
+        let reads = |flight: &&Flight| {
+            flight.why != Why::Stow && flight.from == tier + 1 && !flight.overdue
+        };
         let flights = self.flights.values().filter(reads);
         let own = |flight: &Flight| {
             let steps = flight.blocks.iter().zip(&flight.slots);
@@ -177,7 +179,9 @@ impl Naive {
 
     /// Slots without a block that some copy reads still.
     fn read_still(&self, tier: usize) -> usize {
-        let reads = |flight: &&Flight| flight.why != Why::Stow && flight.from == tier + 1;
+        let reads = |flight: &&Flight| {
+            flight.why != Why::Stow && flight.from == tier + 1 && !flight.overdue
+        };
         let slots = self
             .flights
             .values()

@@ -83,6 +83,39 @@ fn a_plan_is_undispatched_until_it_is_given_out_or_its_flight_has_ended() {
 }
 
 #[test]
+fn idle_blocks_that_a_copy_holds_are_told_with_their_flights() {
+    let yard = Yard::new(12, 8);
+    let held = || yard.cache.lock().idle_in_flight();
+    // A pinned path, of which nobody could have anything in any case.
+    let lease = yard.run(&text(3, 2));
+    let busy = yard.demote_lease(&lease, 2);
+    assert_eq!(held(), []);
+    yard.publish(&text(1, 3));
+    assert_eq!(held(), [], "nothing reads them");
+    let first = yard.demote(1).unwrap();
+    assert_eq!(held(), [(Tier::DEVICE, 3, vec![first.flight])]);
+    let second = yard.demote(2).unwrap();
+    assert_eq!(
+        held(),
+        [(Tier::DEVICE, 3, vec![first.flight, second.flight])]
+    );
+    yard.land(&[second]);
+    // On the host what lies above a block that comes is held as well.
+    assert_eq!(
+        held(),
+        [
+            (Tier::DEVICE, 3, vec![first.flight]),
+            (Tier::HOST, 1, vec![first.flight])
+        ]
+    );
+    yard.overdue(&first);
+    assert_eq!(held(), []);
+    yard.land(&[first, busy]);
+    yard.finish(lease);
+    yard.at_rest();
+}
+
+#[test]
 fn blocks_are_in_flight_until_they_land_or_their_end_is_unknown() {
     let yard = Yard::new(12, 8);
     let in_flight = || yard.cache.lock().blocks_in_flight();
@@ -206,7 +239,7 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     };
     assert_eq!((pending(&parked), exclusive(&yard)), ((1, 2), 0));
     yard.overdue(&tail);
-    assert_eq!(pending(&parked), (0, 0), "it is read until the fence");
+    assert_eq!(pending(&parked), (0, 3), "it is read no more");
     let rest = yard.demote_parked(&parked, 5).unwrap();
     assert_eq!(rest.len(), 5);
     assert_eq!(pending(&parked), (5, 0));

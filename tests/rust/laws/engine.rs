@@ -297,19 +297,55 @@ fn e4_a_kept_request_of_nine_runs_comes_back_by_eight_flights_and_then_by_the_la
 }
 
 #[test]
-fn e3_what_a_fetch_reads_stays_until_it_has_ended() {
-    for yard in yards(2, 0) {
-        let prompt = text(1, 2);
-        yard.stowed(&prompt, &[0, 1]);
-        let fetch = yard.fetch(&prompt, &[2, 3]);
-        assert_eq!(yard.try_stow(&text(2, 2), &[5, 6], 0), Ok(None));
-        yard.overdue(&fetch[0]);
-        assert_eq!(yard.try_stow(&text(2, 2), &[5, 6], 0), Ok(None));
-        yard.fail(&fetch[0], 2);
-        let plan = yard.stow(&text(2, 2), &[5, 6]);
-        assert_eq!(plan.len(), 2, "its room is taken now");
-        yard.land(&[plan]);
-        assert_eq!(yard.find(&prompt, 0).hits, [0; 3]);
+fn e3_what_a_fetch_reads_stays_until_it_has_ended_or_nothing_it_brings_is_believed() {
+    for late in [false, true] {
+        for yard in yards(2, 0) {
+            let prompt = text(1, 2);
+            yard.stowed(&prompt, &[0, 1]);
+            let fetch = yard.fetch(&prompt, &[2, 3]);
+            assert_eq!(yard.try_stow(&text(2, 2), &[5, 6], 0), Ok(None));
+            if late {
+                yard.overdue(&fetch[0]);
+            } else {
+                yard.fail(&fetch[0], 2);
+            }
+            let plan = yard.stow(&text(2, 2), &[5, 6]);
+            assert_eq!(plan.len(), 2, "its room is taken now");
+            yard.land(&[plan]);
+            assert_eq!(yard.find(&prompt, 0).hits, [0; 3]);
+            if late {
+                let fence = yard.cache.lock().must_finish(&[2, 3]);
+                assert_eq!(fence, Ok(Some(fetch[0].flight)), "it may write there");
+                yard.corrupt(&fetch[0], 0);
+            }
+            assert_eq!(yard.find(&text(2, 2), 0).hits, [0, 2, 0]);
+            yard.at_rest();
+        }
+    }
+}
+
+#[test]
+fn e3_what_a_late_stow_reads_may_be_written_unless_it_goes_where_it_would_be_kept() {
+    for keyed in [false, true] {
+        let yard = Yard::of(Config {
+            engine: true,
+            keyed: [false, keyed, false],
+            ..config(8, 4)
+        });
+        let plan = yard.stow(&text(1, 2), &[0, 1]);
+        yard.overdue(&plan);
+        let fence = yard.cache.lock().must_finish(&[0, 1]);
+        assert_eq!(fence, Ok(Some(plan.flight).filter(|_| keyed)));
+        // Another copy reads them: that is what has to end.
+        let other = yard.stow(&text(2, 2), &[0, 1]);
+        let fence = yard.cache.lock().must_finish(&[0, 1]);
+        assert_eq!(fence, Ok(Some(other.flight)));
+        yard.land(&[other]);
+        let fence = yard.cache.lock().must_finish(&[0, 1]);
+        assert_eq!(fence, Ok(Some(plan.flight).filter(|_| keyed)));
+        yard.fail(&plan, 2);
+        assert_eq!(yard.find(&text(1, 2), 0).hits, [0; 3]);
+        assert_eq!(yard.find(&text(2, 2), 0).hits, [0, 2, 0]);
         yard.at_rest();
     }
 }

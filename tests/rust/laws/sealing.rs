@@ -1,7 +1,7 @@
 //! Table 2.1: seal, block by block.
 
 use crate::verbs::Verbs as _;
-use crate::yard::{SIZE, Yard, and_one, cat, one, text, tokens};
+use crate::yard::{SIZE, Yard, and_one, cat, text, three, tokens};
 use blockyard_core::{Cells, Error, Lease, Loading, Tier};
 
 #[test]
@@ -124,15 +124,13 @@ fn a_seal_stops_where_pinning_the_published_block_lacks_backing() {
 
 #[test]
 fn an_orphan_is_not_linked_again_while_it_is_read() {
-    let yard = Yard::new(8, 4);
+    let yard = Yard::of(three(8, 4, 4));
     let prompt = text(1, 2);
     yard.publish(&prompt);
     yard.copy_down(1);
     yard.squeeze(1);
     assert_eq!(yard.hits(&prompt), [1, 1, 0]);
-    let (lease, begun) = yard.begin(&and_one(&prompt));
-    yard.overdue(one(&begun));
-    yard.finish(lease);
+    let plan = yard.demote_from(Tier::HOST, 1).expect("it is idle there");
     yard.squeeze(yard.device().idle as u32);
     assert_eq!(yard.hits(&prompt), [0, 0, 0], "its parent is gone");
     // The first block again, with a copy below that backs a promise.
@@ -146,7 +144,7 @@ fn an_orphan_is_not_linked_again_while_it_is_read() {
         0,
         "the copy above would be held"
     );
-    yard.fail(one(&begun), 1);
+    yard.fail(&plan, 0);
     assert_eq!(yard.seal(&lease, 2 * SIZE), 1);
     assert_eq!(yard.on_device(&prompt), 2);
     yard.cache.release(ticket.expect("there is room")).unwrap();

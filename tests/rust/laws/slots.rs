@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, one, text, tokens};
-use blockyard_core::{Cells, Config, Error, FlightId, Loading, Outcome, Retention};
+use blockyard_core::{Cells, Config, Error, FlightId, Loading, Outcome, Retention, Tier};
 
 #[test]
 fn every_slot_is_in_one_set_and_the_sets_add_up_to_the_capacity() {
@@ -192,19 +192,120 @@ fn a_source_that_becomes_free_before_the_fence_is_quarantined_until_it() {
 }
 
 #[test]
-fn an_idle_source_with_an_unknown_end_stays_in_its_set_readable_and_matchable() {
+fn an_idle_source_with_an_unknown_end_may_be_matched_and_taken_and_its_copy_is_never_believed() {
     let yard = Yard::new(4, 4);
+    let (prompt, other) = (text(1, 2), text(2, 4));
+    yard.publish(&prompt);
+    let plan = yard.demote(2).unwrap();
+    assert_eq!((yard.device().idle, yard.device().takeable), (2, 0));
+    yard.overdue(&plan);
+    assert_eq!((yard.device().idle, yard.device().takeable), (2, 2));
+    let (lease, begun) = yard.begin(&and_one(&prompt));
+    assert_eq!(begun.cached, 8);
+    yard.finish(lease);
+    // Another's KV is where it reads.
+    let lease = yard.run(&other);
+    let read = |slot: &u32| plan.sources.contains(slot);
+    assert_eq!(
+        yard.table(&lease).iter().filter(|slot| read(slot)).count(),
+        2
+    );
+    yard.fail(&plan, 2);
+    assert_eq!((yard.hits(&prompt), yard.host().free), ([0; 3], 4));
+    yard.finish(lease);
+    assert_eq!(yard.hits(&other), [4, 0, 0]);
+    yard.at_rest();
+}
+
+/// What goes there late is durable, under the key that was asked for.
+#[test]
+fn towards_a_keyed_tier_a_source_is_held_until_the_outcome() {
+    let yard = Yard::of(Config {
+        keyed: [false, true, false],
+        ..config(4, 4)
+    });
     let prompt = text(1, 2);
     yard.publish(&prompt);
     let plan = yard.demote(2).unwrap();
     yard.overdue(&plan);
     assert_eq!((yard.device().idle, yard.device().takeable), (2, 0));
     assert_eq!(yard.hits(&prompt), [2, 0, 0]);
+    assert!(yard.begin_reserving(&text(2, 3), 0).is_err());
+    yard.fail(&plan, 2);
+    assert_eq!((yard.device().takeable, yard.host().free), (2, 4));
+    yard.at_rest();
+}
+
+#[test]
+fn a_source_below_that_a_late_load_reads_may_be_taken_and_its_destination_not_before_the_end() {
+    let yard = Yard::new(6, 2);
+    let (prompt, other) = (text(1, 2), text(2, 2));
+    yard.publish_below(&prompt);
     let (lease, begun) = yard.begin(&and_one(&prompt));
-    assert_eq!(begun.cached, 8);
+    let load = one(&begun);
+    yard.overdue(load);
+    assert_eq!((yard.host().takeable, yard.device().quarantined), (2, 2));
     yard.finish(lease);
-    yard.fail(&plan, 0);
-    assert_eq!(yard.device().takeable, 2);
+    // Its host slots get another block, which the late outcome says nothing of.
+    yard.publish(&other);
+    let plan = yard.demote(2).expect("there is room below");
+    assert!(
+        plan.destinations
+            .iter()
+            .all(|slot| load.sources.contains(slot))
+    );
+    yard.land(&[plan]);
+    yard.corrupt(load, 0);
+    assert_eq!((yard.hits(&prompt), yard.host().idle), ([0; 3], 2));
+    assert_eq!(
+        (yard.device().quarantined, yard.stats().counters.corrupt),
+        (0, 0)
+    );
+    yard.squeeze(2);
+    assert_eq!(yard.hits(&other), [0, 2, 0]);
+    yard.at_rest();
+}
+
+#[test]
+fn at_its_deadline_a_copy_lets_go_what_others_hold_or_nobody_does_any_more() {
+    let yard = Yard::new(8, 4);
+    // A running request's: they stay its own. What has left its request since is free.
+    let lease = yard.run(&text(1, 2));
+    let plan = yard.demote_lease(&lease, 2);
+    let (partial, _) = yard.begin(&tokens(2, 2));
+    let slot = yard.table(&partial)[0];
+    let (forked, begun) = yard.cache.fork(&partial, 2, 0).unwrap();
+    yard.finish(partial);
+    assert_eq!(yard.device().quarantined, 1);
+    yard.overdue(one(&begun));
+    let target = one(&begun).destinations[0];
+    assert_eq!(yard.device().quarantined, 1, "what it writes");
+    yard.overdue(&plan);
+    assert_eq!((yard.device().pinned, yard.device().takeable), (2, 0));
+    let (others, _) = yard.begin(&tokens(3, 16));
+    let taken = yard.table(&others);
+    assert!(taken.contains(&slot) && !taken.contains(&target));
+    assert!(!taken.iter().any(|slot| plan.sources.contains(slot)));
+    for plan in [one(&begun), &plan] {
+        yard.fail(plan, plan.len() as u32);
+    }
+    for lease in [others, forked, lease] {
+        yard.finish(lease);
+    }
+    yard.at_rest();
+}
+
+#[test]
+fn a_source_beyond_a_tiers_size_retires_at_the_deadline() {
+    let yard = Yard::new(8, 4);
+    yard.publish_below(&text(1, 2));
+    let (lease, begun) = yard.begin(&and_one(&text(1, 2)));
+    yard.resize(Tier::HOST, 0);
+    assert_eq!(yard.host().capacity, 2, "they are read");
+    yard.overdue(one(&begun));
+    assert_eq!(yard.host().capacity, 0);
+    yard.finish(lease);
+    yard.fail(one(&begun), 2);
     yard.at_rest();
 }
 

@@ -140,6 +140,13 @@ impl World {
                 self.cache.lock().clear();
                 self.yard.clear();
             }
+            Op::Lose(kept) => {
+                let below = (1..self.yard.tiers).filter(|&tier| kept >> tier & 1 == 1);
+                let kept: Vec<usize> = below.collect();
+                let tiers: Vec<Tier> = kept.iter().map(|&tier| Tier(tier)).collect();
+                self.cache.lock().lose_but(&tiers);
+                self.yard.lose_but(&kept);
+            }
             Op::Resize(tier, slots) | Op::ResizeOn(tier, slots) => {
                 let (tier, slots) = (usize::from(tier), u32::from(slots));
                 let answer = self.cache.lock().resize(Tier(tier), slots);
@@ -426,11 +433,15 @@ impl World {
     pub(crate) fn land_all(&mut self, outcomes: &[Outcome]) {
         let answer = self.cache.lock().commit(outcomes, None);
         let mut ended = 0;
-        for &Outcome {
+        // The order of the batch decides nothing: flights end as they were launched.
+        let launched = |id| self.in_flight.iter().position(|plan| plan.flight == id);
+        let mut sorted = outcomes.to_vec();
+        sorted.sort_by_key(|one| (launched(one.flight), one.good, one.end != End::Corrupt));
+        for Outcome {
             flight: id,
             good,
             end,
-        } in outcomes
+        } in sorted
         {
             let corrupt = end == End::Corrupt;
             // One that stands in the batch twice is late the second time.

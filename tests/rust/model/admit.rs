@@ -83,6 +83,7 @@ impl Yard {
             purpose,
             moves: steps,
             overdue: false,
+            reads: true,
             ended: None,
         };
         assert!(self.flights.insert(plan.flight, flight).is_none());
@@ -447,6 +448,7 @@ impl Yard {
             purpose: Purpose::Lift,
             moves: Vec::new(),
             overdue: true,
+            reads: true,
             ended: None,
         };
         self.flights.entry(unborn(tier)).or_insert(marks)

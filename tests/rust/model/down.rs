@@ -250,6 +250,7 @@ impl Yard {
             purpose: Purpose::Lift,
             moves: vec![(Some(block), source, free)],
             overdue: false,
+            reads: true,
             ended: None,
         };
         let unborn = FlightId::from_number(u64::MAX).expect("a number");

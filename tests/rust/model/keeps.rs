@@ -196,6 +196,7 @@ impl Yard {
             purpose: Purpose::Down(Some(id)),
             moves: Vec::new(),
             overdue: false,
+            reads: true,
             ended: None,
         };
         let path: Vec<Block> = self.parked[&id].path.iter().rev().copied().collect();

@@ -51,7 +51,9 @@ impl Yard {
     fn settle_flight(&mut self, id: FlightId, good: usize, corrupt: bool) {
         let flight = self.flights.remove(&id).expect("in flight");
         self.landings += 1;
-        self.fence_sources(&flight);
+        if flight.reads {
+            self.fence_sources(&flight);
+        }
         if flight.overdue {
             for step in &flight.moves {
                 self.fence(flight.to, step.2);
@@ -276,8 +278,8 @@ impl Yard {
         }
     }
 
-    /// A deadline has passed: destinations are quarantined, sources stay. What a lease loads behind
-    /// them is given up.
+    /// A deadline has passed: destinations are quarantined, and sources are held no more, unless the
+    /// copy goes where it would be kept under its key. What a lease loads behind them is given up.
     pub(crate) fn mark_unknown(&mut self, id: FlightId) -> bool {
         if !self.flies(id) {
             return false;
@@ -288,6 +290,11 @@ impl Yard {
         }
         let (from, to, purpose) = (flight.from, flight.to, flight.purpose);
         let moves = flight.moves.clone();
+        flight.reads = self.keyed[to];
+        if !flight.reads {
+            let flight = flight.clone();
+            self.fence_sources(&flight);
+        }
         for &(_, _, slot) in &moves {
             if let Some(block) = self.block_in(to, slot) {
                 self.blocks[block].slots[to] = None;

@@ -1,6 +1,6 @@
 //! What changes in the naive yard, in the words that its verbs share.
 
-use crate::yard::{Block, Class, DEVICE, Idle, InFlight, Node, What, Yard};
+use crate::yard::{Block, Class, DEVICE, Idle, Node, What, Yard};
 use blockyard_core::{EvictionPolicy, Hints, Key, MAX_TIERS, Retention, State, Tier};
 
 /// Where nothing was said.
@@ -50,10 +50,7 @@ impl Yard {
         let Some(slot) = self.blocks[block].slots[tier] else {
             return false;
         };
-        let reads = |flight: &InFlight| {
-            flight.from == tier && flight.moves.iter().any(|step| step.1 == slot)
-        };
-        self.flights.values().any(reads)
+        self.read(tier, slot)
             || (tier > DEVICE && matches!(self.slots[tier][&slot], What::Filling(_)))
             || (0..self.blocks.len()).any(|below| {
                 self.alive(below) && self.parent(below) == Some(block) && self.busy(below, tier)

@@ -23,6 +23,17 @@ pub(crate) struct Setup {
     pub(crate) speeds: Option<Speeds>,
 }
 
+impl Setup {
+    /// Tiers that keep what they have under its key: some, of some sizes.
+    pub(crate) fn keyed(&self) -> [bool; MAX_TIERS] {
+        let mut keyed = self
+            .slots
+            .map(|slots| (slots + self.block_size).is_multiple_of(3));
+        keyed[0] = false;
+        keyed
+    }
+}
+
 /// One run of equal tokens per block, 0 or 1 by the bits of `path`, and a partial block of `tail`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt {
@@ -86,6 +97,8 @@ pub(crate) enum Op {
     Resize(u8, u8),
     /// The slots of a tier from the first one on, each so many behind the one before.
     Withdraw(u8, u8, u8),
+    /// The contents of all tiers, but for those below the device with a bit here.
+    Lose(u8),
     DropLease(u8),
     DropParked(u8),
     /// Blocks for a request that does not run yet.
@@ -499,6 +512,17 @@ pub(crate) fn withdrawals(steps: usize) -> impl Strategy<Value = Script> {
     (script(steps), lost).prop_map(|(Script { setup, mut ops }, lost)| {
         for (at, (tier, slot)) in lost {
             ops.insert(at.index(ops.len()), Op::Withdraw(tier, slot, u8::MAX));
+        }
+        Script { setup, ops }
+    })
+}
+
+/// The same, and at random moments the memory of a rank is lost, but for some tiers below the device.
+pub(crate) fn losses(steps: usize) -> impl Strategy<Value = Script> {
+    let lost = vec((any::<prop::sample::Index>(), any::<u8>()), 1..steps / 20);
+    (script(steps), lost).prop_map(|(Script { setup, mut ops }, lost)| {
+        for (at, kept) in lost {
+            ops.insert(at.index(ops.len()), Op::Lose(kept));
         }
         Script { setup, ops }
     })

@@ -33,6 +33,61 @@ impl Yard {
             .collect();
     }
 
+    /// A rank has lost what it had, but for these tiers below the device. What is in flight from a lost
+    /// tier is not published; what a table has stays its own.
+    pub(crate) fn lose_but(&mut self, kept: &[usize]) {
+        let mut all: Vec<_> = self
+            .parked
+            .iter()
+            .map(|(&id, stay)| (stay.order, id))
+            .collect();
+        all.sort_unstable();
+        for (_, id) in all.into_iter().rev() {
+            let stay = &self.parked[&id];
+            let stays =
+                |&block: &usize| kept.contains(&self.blocks[block].home) && self.at_home(block);
+            if stay.lease.is_some() || !stay.path.iter().all(stays) {
+                self.break_keep(id);
+            }
+        }
+        self.shrink_keeps();
+        for tier in 0..self.tiers {
+            for (slot, what) in self.slots[tier].clone() {
+                let is_kept = kept.contains(&tier);
+                match what {
+                    What::Duplicate(_) => {
+                        self.slots[tier].insert(slot, What::Owned);
+                    }
+                    What::Filling(Some(block)) => {
+                        let from = self.flights[&self.filling(block, tier).expect("it fills")].from;
+                        if !is_kept || !kept.contains(&from) {
+                            self.blocks[block].slots[tier] = None;
+                            self.slots[tier].insert(slot, What::Filling(None));
+                        }
+                    }
+                    What::Ready(block) if !is_kept => {
+                        self.blocks[block].slots[tier] = None;
+                        if tier == DEVICE && self.in_table(slot) {
+                            self.slots[tier].insert(slot, What::Owned);
+                        } else {
+                            self.give_back(tier, slot);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let ended = self.epoch;
+        self.epoch += 1;
+        for block in self.blocks.iter_mut().filter(|block| block.epoch == ended) {
+            block.epoch = self.epoch;
+        }
+        for seq in self.leases.values_mut() {
+            seq.sealed = 0;
+        }
+        self.settle();
+    }
+
     /// Table 2.7. What a refusal leaves is compared by the caller.
     pub(crate) fn resize(&mut self, tier: usize, slots: u32, answer: &Result<()>) {
         let null = if tier == DEVICE { self.null } else { 0 };

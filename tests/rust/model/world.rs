@@ -71,12 +71,14 @@ impl World {
             speeds: setup.speeds,
             recompute: setup.recompute,
             copy_retries: setup.retries,
+            keyed: setup.keyed(),
             ..Config::default()
         };
         let yard = Yard {
             block_size: u64::from(setup.block_size),
             recompute: setup.recompute,
             retries: setup.retries,
+            keyed: setup.keyed(),
             null: setup.null,
             tiers: setup.tiers,
             limits: setup.slots,

@@ -108,6 +108,8 @@ pub(crate) struct InFlight {
     /// The block, its source and its destination.
     pub(crate) moves: Vec<(Option<Block>, u32, u32)>,
     pub(crate) overdue: bool,
+    /// Whether what it reads is held for it.
+    pub(crate) reads: bool,
     /// How its copies have ended, while it waits for an earlier one of its lease: how many are good,
     /// and whether the next one is corrupt.
     pub(crate) ended: Option<(usize, bool)>,
@@ -128,6 +130,8 @@ pub(crate) struct Yard {
     pub(crate) block_size: u64,
     pub(crate) recompute: bool,
     pub(crate) retries: u32,
+    /// Tiers that keep what they have under its key.
+    pub(crate) keyed: [bool; MAX_TIERS],
     pub(crate) null: u32,
     /// How many tiers it was made with.
     pub(crate) tiers: usize,
@@ -277,9 +281,15 @@ impl Yard {
     }
 
     pub(crate) fn read(&self, tier: usize, slot: u32) -> bool {
-        self.flights
-            .values()
-            .any(|flight| flight.from == tier && flight.moves.iter().any(|step| step.1 == slot))
+        self.read_slots(tier).any(|read| read == slot)
+    }
+
+    /// What flights read on a tier, and hold.
+    fn read_slots(&self, tier: usize) -> impl Iterator<Item = u32> {
+        let flights = self.flights.values();
+        flights
+            .filter(move |flight| flight.reads && flight.from == tier)
+            .flat_map(|flight| flight.moves.iter().map(|step| step.1))
     }
 
     pub(crate) fn ready(&self, block: Block, tier: usize) -> Option<u32> {
@@ -308,10 +318,7 @@ impl Yard {
     /// block below them on the tier is pinned, filling or read.
     pub(crate) fn may_go(&self, tier: usize) -> BTreeSet<u32> {
         let idle = self.idle_slots(tier);
-        let reads = self.flights.values().filter(|flight| flight.from == tier);
-        let reads: BTreeSet<u32> = reads
-            .flat_map(|flight| flight.moves.iter().map(|step| step.1))
-            .collect();
+        let reads: BTreeSet<u32> = self.read_slots(tier).collect();
         let mut may = idle.clone();
         for &slot in self.slots[tier].keys() {
             let stays = !idle.contains(&slot) || reads.contains(&slot);

@@ -44,7 +44,10 @@ class Receipt(Protocol):
     """What a copier gives for a copy that it has taken."""
 
     def poll(self) -> Landed | None:
-        """Returns how the copy has ended; None while it may still read or write. Never waits."""
+        """Returns how the copy has ended; None while it may still read or write. Never waits.
+
+        Once it has ended, each further poll says the same.
+        """
 
 
 class Copier(Protocol):
@@ -74,7 +77,11 @@ class Copier(Protocol):
         """
 
     def reset(self) -> None:
-        """Ends all copies: when it returns, nothing is read or written any more."""
+        """Ends all copies: when it returns, nothing is read or written any more.
+
+        That holds for copies whose `start` was interrupted, too. Where it is interrupted itself, it
+        is called again; so is `close`.
+        """
 
     def close(self) -> None:
         """Ends all copies and takes no more: afterwards every receipt has an answer."""

@@ -17,7 +17,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.log import Limited
-from blockyard.shared.owner import Owner, owned
+from blockyard.shared.owner import Owner, Reentry, broke_in, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.thresholds import Thresholds
@@ -66,7 +66,6 @@ class BounceCopier(Single):
             self._memory.close()
             raise
         self._disk, self._copier = disk, copier
-        self._free = self._all(slots)
         self._flying: deque[_Bounced] = deque()
         self._owner = Owner()
         self._turning = False
@@ -99,8 +98,7 @@ class BounceCopier(Single):
         if self._closed:
             raise Misuse("the copier is closed")
         down = destination.name == self._disk.name
-        # They are given now, so that all ranks give the same whatever comes between.
-        stamps = self._disk.stamps(len(sources)) if down else None
+        stamps = self._disk.stamps_of(destinations) if down else None
         taken = _Bounced(self, (source, destination), (sources, destinations), (keys, parents))
         taken.stamps = stamps
         self._flying.append(taken)
@@ -115,16 +113,33 @@ class BounceCopier(Single):
     def _go_on(self) -> None:
         for one in self._flying:
             one.advance()
-            free = self._free[one.stamps is not None]
-            while one.begins and free:
-                one.begin(free)
-        self._flying = deque(one for one in self._flying if one.landed is None)
+        free: dict[bool, Slots] = {}
+        for one in self._flying:
+            if one.begins:
+                if one.down not in free:
+                    free[one.down] = self._free(down=one.down)
+                free[one.down] = one.begin(free[one.down])
+        self._flying = deque(one for one in self._flying if one.landed is None or one.parts)
+
+    def _free(self, *, down: bool) -> Slots:
+        """Returns the pinned memory that no part has, of the half of that way.
+
+        Each way has a half, so that reads go on where writes hang.
+        """
+        slots = self._memory.blocks
+        free = np.zeros(slots, np.bool_)
+        free[slots // 2 :] = down
+        free[: slots // 2] = not down
+        for one in self._flying:
+            for part in one.parts:
+                free[part.memory] = False
+        return np.flatnonzero(free).astype(np.uint32)
 
     def first(self, one: "_Bounced", rows: slice, memory: Slots) -> Receipt | None:
         """Begins the first half of the way of some blocks; None where it takes no more now."""
         source, _ = one.tiers
         sources, _ = one.slots
-        if one.stamps is not None:
+        if one.down:
             return self._gpu.start(source, self._memory, sources[rows], memory)
         return self._copier.start_keyed(
             source, self._memory, sources[rows], memory, keys=one.keys[0][rows], parents=None
@@ -144,17 +159,8 @@ class BounceCopier(Single):
             destinations[rows],
             keys=keys[rows],
             parents=None if parents is None else parents[rows],
-            stamps=one.stamps[rows],
+            stamps=(one.stamps[0][rows], one.stamps[1]),
         )
-
-    @staticmethod
-    def _all(slots: int) -> tuple[list[int], list[int]]:
-        """Each way has a half, so that reads go on where writes hang."""
-        return list(range(slots // 2)), list(range(slots // 2, slots))
-
-    def give(self, one: "_Bounced", memory: Slots) -> None:
-        """Takes pinned memory back."""
-        self._free[one.stamps is not None].extend(memory.tolist())
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -163,8 +169,8 @@ class BounceCopier(Single):
             turns.enter_context(self._gpu.turn())
             turns.enter_context(self._copier.turn())
             self.go_on()
-            self._turning = True
             try:
+                self._turning = True
                 yield
             finally:
                 self._turning = False
@@ -180,18 +186,16 @@ class BounceCopier(Single):
         self._end()
 
     def _end(self) -> None:
+        self._turning = False
         self._gpu.reset()
         self._copier.reset()
         for one in self._flying:
             one.end()
         self._flying.clear()
-        self._free = self._all(self._memory.blocks)
 
     @owned
     def close(self) -> None:
-        """Ends all copies, and frees the pinned memory."""
-        if self._closed:
-            return
+        """Ends all copies, and frees the pinned memory. Where it is interrupted, call it again."""
         self._closed = True
         self._end()
         self._copier.close()
@@ -203,8 +207,8 @@ class _Bounced:
     """A copy by way of pinned memory, and its receipt."""
 
     __slots__ = (
-        *("_cause", "_copier", "_good", "_next", "_parts"),
-        *("keys", "landed", "slots", "stamps", "tiers"),
+        *("_cause", "_copier", "_good", "_next"),
+        *("keys", "landed", "parts", "slots", "stamps", "tiers"),
     )
 
     def __init__(
@@ -215,64 +219,84 @@ class _Bounced:
         keys: tuple[BlockKeys, BlockKeys | None],
     ) -> None:
         self._copier, self.tiers, self.slots, self.keys = copier, tiers, slots, keys
-        self.stamps: NDArray[np.uint64] | None = None
+        self.stamps: tuple[NDArray[np.uint64], int] | None = None
         self._good = len(slots[0])
         self._cause: Cause | None = None
         self._next = 0
-        self._parts: list[_Part] = []
+        self.parts: list[_Part] = []
+        """Those that have pinned memory."""
         self.landed: Landed | None = None
+
+    @property
+    def down(self) -> bool:
+        """Whether it goes to the disk."""
+        return self.stamps is not None
 
     @property
     def begins(self) -> bool:
         """Whether there are blocks that have not begun."""
         return self._next < self._good
 
-    def begin(self, free: list[int]) -> None:
-        """Has as many blocks begin as there is memory for."""
+    def begin(self, free: Slots) -> Slots:
+        """Has as many blocks begin as there is memory for; returns the rest of that."""
         count = min(len(free), self._good - self._next)
-        memory = np.array([free.pop() for _ in range(count)], np.uint32)
-        self._parts.append(_Part(slice(self._next, self._next + count), memory))
-        self._next += count
-        self.advance()
+        if count:
+            end = self._next + count
+            part = _Part(slice(self._next, end), free[:count])
+            # At once, so that no block begins twice.
+            self.parts, self._next = [*self.parts, part], end
+            self.advance()
+        return free[count:]
 
     def advance(self) -> None:
         """Takes what has ended of each half, and begins the other."""
-        for part in self._parts:
+        for part in self.parts:
             self._advance(part)
-        self._parts = [part for part in self._parts if not part.over]
-        if not self._parts and not self.begins and self.landed is None:
+        self.parts = [part for part in self.parts if not part.over]
+        lost = all(part.lost for part in self.parts)
+        if lost and not self.begins and self.landed is None:
             self.landed = Landed(self._good, self._cause)
 
     def _advance(self, part: "_Part") -> None:
+        """Takes a part on. Each step is one assignment, at last: an interrupt may come anywhere."""
         while not part.over:
-            if part.receipt is None:
-                begin = self._copier.second if part.half else self._copier.first
-                try:
-                    part.receipt = begin(self, part.rows, part.memory)
-                except Exception as error:  # noqa: BLE001 - it fails this copy, and no other's call
-                    _log.warning("a copy by way of pinned memory was refused: %r", error)
-                    self._over(part, 0, Cause.FAILED)
-                    return
-                if part.receipt is None:
-                    return
-            landed = part.receipt.poll()
+            if part.receipt is None and not part.lost:
+                self._start(part)
+            if part.lost:
+                # Its memory may be written still: it has that until the reset.
+                self._good, self._cause = 0, Cause.LOST
+                return
+            landed = None if part.receipt is None else part.receipt.poll()
             if landed is None:
                 return
-            part.receipt = None
-            if part.half or not landed.good:
-                self._over(part, landed.good, landed.cause)
-                return
+            if landed.cause is Cause.LOST:
+                part.lost = True
+                continue
             self._cut(part, landed.good, landed.cause)
-            part.half = True
-            self._copier.give(self, part.memory[landed.good :])
-            part.memory = part.memory[: landed.good]
-            part.rows = slice(part.rows.start, part.rows.start + landed.good)
+            if part.half or not landed.good:
+                part.over = True
+            else:
+                part.turn(landed.good)
 
-    def _over(self, part: "_Part", good: int, cause: Cause | None) -> None:
-        """Ends a part, with fewer blocks than it had or with all."""
-        self._cut(part, good, cause)
-        part.over = True
-        self._copier.give(self, part.memory)
+    def _start(self, part: "_Part") -> None:
+        """Begins a half, if it is taken now."""
+        begin = self._copier.second if part.half else self._copier.first
+        # So it stays where the copier is broken into: it may have the copy by then.
+        part.lost = True
+        try:
+            receipt = begin(self, part.rows, part.memory)
+        except Exception as error:
+            if broke_in(error):
+                if isinstance(error, Reentry):
+                    _log.warning("a copy by way of pinned memory was broken into: %r", error)
+                    return
+                raise
+            # It fails this copy, and no other's call.
+            _log.warning("a copy by way of pinned memory was refused: %r", error)
+            self._cut(part, 0, Cause.FAILED)
+            part.over, part.lost = True, False
+            return
+        part.receipt, part.lost = receipt, False
 
     def _cut(self, part: "_Part", good: int, cause: Cause | None) -> None:
         end = part.rows.start + good
@@ -280,7 +304,8 @@ class _Bounced:
             self._good, self._cause = end, cause or Cause.FAILED
 
     def end(self) -> None:
-        """Ends without the rest."""
+        """Ends without the rest, when nothing of it is copied any more."""
+        self.parts, self._good, self._cause = [], 0, Cause.FAILED
         if self.landed is None:
             self.landed = Landed(0, Cause.FAILED)
 
@@ -294,7 +319,7 @@ class _Bounced:
 class _Part:
     """Some blocks of a copy, and the pinned memory that they pass through."""
 
-    __slots__ = ("half", "memory", "over", "receipt", "rows")
+    __slots__ = ("half", "lost", "memory", "over", "receipt", "rows")
 
     def __init__(self, rows: slice, memory: Slots) -> None:
         self.rows, self.memory = rows, memory
@@ -302,3 +327,10 @@ class _Part:
         self.half = False
         """Whether it is on the second half of its way."""
         self.over = False
+        self.lost = False
+        """Whether nobody knows how it ends."""
+
+    def turn(self, good: int) -> None:
+        """Goes to the second half of the way, with the blocks that have come so far."""
+        rows, memory = slice(self.rows.start, self.rows.start + good), self.memory[:good]
+        self.half, self.receipt, self.rows, self.memory = True, None, rows, memory

@@ -1,7 +1,7 @@
 """Copies that are checked: what leaves a tier below the device is what came there."""
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -22,7 +22,7 @@ from blockyard.crane.copiers import (
 )
 from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.shared.log import Limited
-from blockyard.shared.owner import Owner, owned
+from blockyard.shared.owner import Owner, Reentry, broke_in, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
@@ -45,9 +45,10 @@ class Checksums:
     """
 
     def __init__(self, *, workers: int = 2) -> None:
-        workers = integer("workers", workers, least=0)
-        self._pool = ThreadPoolExecutor(workers, "blockyard-checksum") if workers else None
-        self._begun: list[Future[int]] = []
+        self._workers = integer("workers", workers, least=0)
+        self._pool = self._threads()
+        self._ending: list[ThreadPoolExecutor] = []
+        """Threads that get no more work."""
         self._sums: dict[tuple[str, str], NDArray[np.uint64]] = {}
         self._known: dict[tuple[str, str], NDArray[np.bool_]] = {}
 
@@ -80,19 +81,23 @@ class Checksums:
             return good
 
         if self._pool is not None:
-            self._begun = [one for one in self._begun if not one.done()]
-            self._begun.append(self._pool.submit(act))
-            return self._begun[-1]
+            return self._pool.submit(act)
         done: Future[int] = Future()
         done.set_result(act())
         return done
 
     def settle(self) -> None:
-        """Waits for all that was begun."""
-        wait(self._begun)
+        """Waits for all that was begun, also where an interrupt has kept what tells its end."""
+        if self._pool is not None:
+            self._ending.append(self._pool)
+            self._pool = self._threads()
+        while self._ending:
+            self._ending[0].shutdown()
+            del self._ending[0]
 
     def close(self) -> None:
         """Ends the threads, after what they compute."""
+        self.settle()
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -100,6 +105,10 @@ class Checksums:
         """The same for a finalizer, which waits for none."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
+
+    def _threads(self) -> ThreadPoolExecutor | None:
+        """Returns threads, which begin with the first of their work; None where there are none."""
+        return ThreadPoolExecutor(self._workers, "blockyard-checksum") if self._workers else None
 
     def _of(
         self, plane: tuple[str, str], blocks: int
@@ -249,45 +258,58 @@ class _Checked:
     def begin(self) -> bool:
         """Copies what is good; returns whether the copier has taken it."""
         good = self._good
+        # So it stays where the copier is broken into: it may have the copy by then.
+        self._landed = Landed(0, Cause.LOST)
+        try:
+            receipt = self._start(good)
+        except Exception as error:
+            if not broke_in(error):
+                self._landed = Landed(0, Cause.FAILED)
+            raise
+        self._receipt, self._landed = receipt, None
+        return receipt is not None
+
+    def _start(self, good: int) -> Receipt | None:
         copier, tiers = self._copier.copier, (self.source, self._destination)
         slots = self.sources[:good], self._destinations[:good]
         if self.names is None or not isinstance(copier, KeyedCopier):
-            self._receipt = copier.start(*tiers, *slots)
-        else:
-            keys, parents = self.names
-            self._receipt = copier.start_keyed(
-                *tiers,
-                *slots,
-                keys=keys[:good],
-                parents=None if parents is None else parents[:good],
-            )
-        return self._receipt is not None
+            return copier.start(*tiers, *slots)
+        keys, parents = self.names
+        parents = None if parents is None else parents[:good]
+        return copier.start_keyed(*tiers, *slots, keys=keys[:good], parents=parents)
 
     def go_on(self) -> bool:
         """Begins when its blocks have been compared; returns whether it waits no more."""
+        if self._receipt is not None or self._landed is not None:
+            # It has begun, and an interrupt came before that was noted.
+            return True
         if self.comparing is None or not self.comparing.done():
             return False
         try:
             if self._good:
                 return self.begin()
             self._landed = Landed(0, Cause.CORRUPT)
-        except Exception as error:  # noqa: BLE001 - it fails this copy, and no other's call
+        except Exception as error:
+            if broke_in(error) and not isinstance(error, Reentry):
+                raise
+            # It fails this copy, and no other's call.
             _log.warning("a copy of %d blocks was refused: %r", len(self.sources), error)
             self.give_up()
         return True
 
     def give_up(self) -> None:
-        """Ends without a copy."""
-        self._landed = Landed(0, Cause.FAILED)
+        """Ends without a copy, if it has not ended."""
+        if self._landed is None:
+            self._landed = Landed(0, Cause.FAILED)
 
     def poll(self) -> Landed | None:
         """Returns how it has ended, or None."""
         if self._landed is None and self._receipt is None:
             self._copier.go_on()
         if self._landed is None and self._receipt is not None:
-            self._landed = self._receipt.poll()
-            if self._landed is not None:
-                self._end(self._landed)
+            landed = self._receipt.poll()
+            if landed is not None:
+                self._end(landed)
         if self._noting is not None and not self._noting.done():
             return None
         return self._landed
@@ -298,7 +320,9 @@ class _Checked:
             slots = self._destinations[: landed.good]
             self._noting = self._copier.sums.begin(self._destination, slots, noted=True)
         if landed.good == self._good < len(self.sources):
-            self._landed = Landed(landed.good, Cause.CORRUPT)
+            landed = Landed(landed.good, Cause.CORRUPT)
+        # At last: what is interrupted before is done once more.
+        self._landed = landed
 
 
 def checked(copiers: Mapping[Pair, Copier], *, workers: int = 2) -> dict[Pair, Copier]:

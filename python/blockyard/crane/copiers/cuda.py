@@ -22,7 +22,7 @@ from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
 from blockyard.shared.log import Limited
-from blockyard.shared.owner import Owner, owned
+from blockyard.shared.owner import Owner, broke_in, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.thresholds import Thresholds
@@ -96,7 +96,7 @@ class CudaCopier(Single):
         self._gpu = device.gpu
         self._limits = Thresholds() if thresholds is None else thresholds
         self._layers = layers
-        self._closed = False
+        self._closed = self._ended = False
         self._lost = ""
         self._memory: list[Memory] = []
         self._transfers: dict[tuple[str, str, str], Transfer] = {}
@@ -169,6 +169,7 @@ class CudaCopier(Single):
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Lets all calls until the end share what the driver is asked once."""
+        self._captured = None
         if self._turning or self._lost or self._closed:
             yield
             return
@@ -178,11 +179,11 @@ class CudaCopier(Single):
             self._lose(GpuError(error.name, "a turn", lost=True))
             yield
             return
-        self._turning = get_ident()
         try:
+            self._turning = get_ident()
             yield
         finally:
-            self._turning, self._captured = 0, None
+            self._turning = 0
             try:
                 self._gpu.__exit__(None, None, None)
             except GpuError as error:
@@ -200,7 +201,11 @@ class CudaCopier(Single):
                     self._go_on(stream)
             except GpuError as error:
                 self._fail(stream, error)
-            except Exception as error:  # noqa: BLE001 - it fails what is to come, never the caller
+            except Exception as error:
+                if broke_in(error):
+                    # What is in the queue ends, and the rest goes on with the next call.
+                    raise
+                # It fails what is to come, never the caller.
                 _log.warning("copies that were not queued yet failed: %r", error)
                 stream.drop(Cause.FAILED)
 
@@ -253,6 +258,7 @@ class CudaCopier(Single):
             if self._gpu.capturing(waiting):
                 raise Misuse(f"{verb} while a graph is captured: call it before its launch")
             self._go_on(stream)
+            stream.record_ends()
             if stream.queued:
                 whole = layer is None or not stream.parts
                 event = stream.queued[-1].event if whole else stream.parts[layer or 0]
@@ -262,13 +268,16 @@ class CudaCopier(Single):
     @owned
     def reset(self) -> None:
         """Waits until every queued copy has ended; those not queued yet have failed."""
-        self._end()
+        if not self._ended:
+            self._end()
 
     def _end(self) -> None:
+        self._turning = 0
         for stream in self._streams:
             stream.drop(Cause.FAILED)
             try:
                 with self._gpu:
+                    stream.record_ends()
                     stream.synchronize()
             except GpuError as error:
                 self._lose(GpuError(error.name, "a stream", lost=True))
@@ -276,11 +285,15 @@ class CudaCopier(Single):
 
     @owned
     def close(self) -> None:
-        """Waits until every copy has ended, then gives back all memory, streams and events."""
-        if not self._closed:
-            self._closed = True
+        """Waits until every copy has ended, then gives back all memory, streams and events.
+
+        Where it is interrupted, call it again.
+        """
+        self._closed = True
+        if not self._ended:
             self._end()
-            self._free()
+        self._ended = True
+        self._free()
 
     def _open(self, tiers: list[Placed], depth: int) -> None:
         named = {tier.name: tier for tier in tiers}
@@ -358,8 +371,7 @@ class CudaCopier(Single):
             return True
         while stream.later and not self._lost:
             part = stream.later[0]
-            part.queued = self._begin(part)
-            if part.queued is None:
+            if not part.is_queued and self._begin(part) is None:
                 break
             # Where the device was lost, there are no parts any more.
             if stream.later:
@@ -368,11 +380,11 @@ class CudaCopier(Single):
 
     def _begin(self, task: Part) -> QueuedCopy | None:
         """Queues a copy, or a part of one, if its stream has room."""
-        stream, blocks = task.stream, len(task.sources)
         tables = any(method in {"kernel", "ring", "layers"} for _, method in task.jobs)
+        for stream in self._streams:
+            stream.record_ends()
         # The slots of both sides, behind a word with their position.
-        words = 2 * blocks + 1 if tables else 0
-        copy = stream.take(blocks, words, task.calls, task.runs)
+        copy = task.stream.take(task, 2 * len(task.sources) + 1 if tables else 0)
         if copy is not None:
             try:
                 self._queue(copy, task)
@@ -397,13 +409,12 @@ class CudaCopier(Single):
                     if method == "layers":
                         transfer.move(task, part, len(stream.parts))
                 self._gpu.record(event, stream.handle)
+            copy.failed = False
         except GpuError as error:
-            copy.failed = True
             self._lose(error)
         except BaseException as error:
-            copy.failed = True
             _log.warning("a copy of %d blocks failed: %r", copy.blocks, error)
-            if not isinstance(error, Exception):
+            if broke_in(error):
                 raise
         finally:
             # What was queued before an error still runs: the copy ends behind it.

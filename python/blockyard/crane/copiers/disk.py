@@ -1,8 +1,11 @@
 """Copies between memory and slot files, by the threads of a disk."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
+from operator import methodcaller
 from typing import Final
 
 import numpy as np
@@ -48,6 +51,8 @@ class DiskCopier(Single):
         """When a lane has last ended a copy, each way: behind others a copy is not late."""
         self._patience = patience
         self._flying: dict[tuple[DiskLane, int], _Flying] = {}
+        self._reports: deque[tuple[DiskLane, list[tuple[int, int, str]]]] = deque()
+        """What lanes have reported, each once, and is not noted yet."""
         self._resting = disk.resting()
         self._why = ""
         self._closed = False
@@ -74,7 +79,7 @@ class DiskCopier(Single):
         *,
         keys: BlockKeys,
         parents: BlockKeys | None,
-        stamps: NDArray[np.uint64] | None = None,
+        stamps: tuple[NDArray[np.uint64], int] | None = None,
     ) -> Receipt | None:
         """Takes a copy, as `KeyedCopier.start_keyed`.
 
@@ -85,7 +90,8 @@ class DiskCopier(Single):
             destinations: As there.
             keys: As there.
             parents: As there.
-            stamps: Those of the blocks, where they were given before; else they are given now.
+            stamps: Those of the blocks and the number of their plan, where `DiskTier.stamps_of` was
+                asked before; else it is asked now.
 
         Raises:
             Misuse: The other side has no memory of this process, or the copier is closed.
@@ -104,7 +110,7 @@ class DiskCopier(Single):
             raise Misuse(f"slots = {slots.max()}: the disk has {disk.blocks}")
         flying = _Flying(self, len(slots), (source, destination), down=down)
         if down and stamps is None:
-            stamps = disk.stamps(len(slots))
+            stamps = disk.stamps_of(slots)
         try:
             for part in disk.parts:
                 rows = part.rows(slots)
@@ -113,19 +119,20 @@ class DiskCopier(Single):
                 which = slice(None) if rows is None else rows
                 planes = [place for plane in part.planes for place in places[plane]]
                 local = part.local(slots[which])
-                # In one line each, so that no interrupt parts a copy from its number.
+                flying.open[part.lane] = rows
                 if down and stamps is not None and parents is not None:
-                    down_ = keys[which], parents[which], stamps[which], planes, others[which]
-                    flying.open[part.lane, part.lane.submit_down(local, *down_)] = rows
+                    whose = [keys[which]], [parents[which]], [stamps[0][which]]
+                    ends = [planes], [others[which]], [stamps[1]]
+                    numbers = map(part.lane.submit_down, [local], *whose, *ends)
                 else:
-                    up = keys[which], planes, others[which]
-                    flying.open[part.lane, part.lane.submit_up(local, *up)] = rows
-            flying.begun = time.monotonic()
-            self._flying |= dict.fromkeys(flying.open, flying)
+                    asked = [keys[which]], [planes], [others[which]]
+                    numbers = map(part.lane.submit_up, [local], *asked)
+                # It is submitted and its number noted by one call of C, which no interrupt divides.
+                named = zip(repeat(part.lane), numbers, strict=False)
+                self._flying.update(zip(named, [flying], strict=True))
         except BaseException:
             # What was submitted of it must not touch memory that is another's by then.
-            for lane, number in flying.open:
-                lane.give_up(number)
+            self._give_up(flying)
             raise
         return flying
 
@@ -140,15 +147,21 @@ class DiskCopier(Single):
             since = max(flying.begun, self._heard.get((lane, flying.down), 0.0))
             if now > since + self._patience:
                 lane.give_up(number, late=True)
-        for lane in dict.fromkeys(lane for lane, _ in self._flying):
-            for number, good, why in lane.poll():
-                ended = self._flying.pop((lane, number), None)
+        lanes = list(dict.fromkeys(lane for lane, _ in self._flying))
+        # By one call of C, too: a lane tells each end once.
+        self._reports.extend(zip(lanes, map(methodcaller("poll"), lanes), strict=True))
+        while self._reports:
+            lane, ends = self._reports[0]
+            for number, good, why in ends:
+                ended = self._flying.get((lane, number))
                 if ended is not None:
                     if why != "given up":
                         self._heard[lane, ended.down] = now
-                    ended.end((lane, number), good, _CAUSES.get(why, Cause.FAILED))
+                    ended.end(lane, good, _CAUSES.get(why, Cause.FAILED))
+                    del self._flying[lane, number]
                     failed |= why not in {"", "corrupt"}
                     refused |= why == "failed"
+            self._reports.popleft()
         if refused:
             self._say_why()
         if failed or self._resting:
@@ -158,8 +171,8 @@ class DiskCopier(Single):
     def turn(self) -> Iterator[None]:
         """Asks the disk's threads once for all receipts that are polled until the end."""
         self.collect()
-        self.collected = True
         try:
+            self.collected = True
             yield
         finally:
             self.collected = False
@@ -188,9 +201,15 @@ class DiskCopier(Single):
         self._end()
 
     def _end(self) -> None:
-        for lane, number in list(self._flying):
-            lane.give_up(number)
+        self.collected = False
+        self._give_up()
         self._collect()
+
+    def _give_up(self, flying: "_Flying | None" = None) -> None:
+        """Gives up what was submitted of a copy, or all."""
+        for (lane, number), one in list(self._flying.items()):
+            if flying is None or one is flying:
+                lane.give_up(number)
 
     @owned
     def close(self) -> None:
@@ -213,19 +232,22 @@ class _Flying:
         self._tiers = tiers
         self._blocks = self._good = blocks
         self._cause: Cause | None = None
-        self.open: dict[tuple[DiskLane, int], NDArray[np.intp] | None] = {}
-        """What of it has not ended, and which of its blocks that has; None for all."""
-        self.begun = 0.0
+        self.open: dict[DiskLane, NDArray[np.intp] | None] = {}
+        """Lanes that have not ended their part, and which of its blocks that is; None for all."""
+        self.begun = time.monotonic()
         self.down = down
 
-    def end(self, one: tuple[DiskLane, int], good: int, cause: Cause | None) -> None:
+    def end(self, lane: DiskLane, good: int, cause: Cause | None) -> None:
         """Takes how a part of it has ended: how many of that part's blocks are good."""
-        rows = self.open.pop(one)
-        if cause is None:
+        if lane not in self.open:
             return
-        first = good if rows is None else int(rows[good])
-        if first < self._good:
-            self._good, self._cause = first, cause
+        if cause is not None:
+            rows = self.open[lane]
+            first = good if rows is None else int(rows[good])
+            if first < self._good:
+                self._good, self._cause = first, cause
+        # At last: from here on it may count as ended.
+        del self.open[lane]
 
     def poll(self) -> Landed | None:
         """Returns how it has ended, or None."""

@@ -23,8 +23,9 @@ class Parts:
     ) -> None:
         self._stream = stream
         self._go_on = go_on
-        self._left = list(parts)
-        self._good = 0
+        self._parts = parts
+        self._ended = self._good = 0
+        """Parts that have ended, and the leading good blocks of them."""
         self._cause: Cause | None = None
         for number, part in enumerate(parts, stream.last + 1):
             # A copy the other way with a common slot waits for it, though it is not queued yet.
@@ -34,14 +35,15 @@ class Parts:
     def poll(self) -> Landed | None:
         """Returns how they have ended, once all have; the leading good blocks count."""
         self._go_on(self._stream)
-        while self._left:
-            landed = self._left[0].poll()
+        while self._ended < len(self._parts):
+            landed = self._parts[self._ended].poll()
             if landed is None:
                 return None
-            self._left.pop(0)
+            good, cause = self._good, self._cause
             if landed.cause is Cause.LOST:
-                self._good, self._cause = 0, Cause.LOST
-            elif self._cause is None:
-                self._good += landed.good
-                self._cause = landed.cause
+                good, cause = 0, Cause.LOST
+            elif cause is None:
+                good, cause = good + landed.good, landed.cause
+            # At once, so that each counts once whatever interrupts.
+            self._good, self._cause, self._ended = good, cause, self._ended + 1
         return Landed(self._good, self._cause)

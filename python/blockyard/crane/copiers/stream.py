@@ -40,6 +40,7 @@ class QueuedCopy:
         "failed",
         "landed",
         "number",
+        "recorded",
         "runs",
         "span",
         "stream",
@@ -53,8 +54,10 @@ class QueuedCopy:
         self.calls = self.runs = 0
         self.span = 0, 0
         """Words of staging memory."""
-        self.failed = False
+        self.failed = True
         """Whether not all of it was queued."""
+        self.recorded = False
+        """Whether its event is recorded, behind all that was queued of it."""
         self.asked = -1
         self.landed: Landed | None = None
 
@@ -146,11 +149,17 @@ class Part:
         """Gives it up: it will not be queued."""
         self.dropped = cause
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether it is in the queue, or was: an interrupt may come when it almost is."""
+        copy = self.queued
+        return copy is not None and (copy.landed is not None or copy in self.stream.queued)
+
     def poll(self) -> Landed | None:
         """Returns how it has ended, or None."""
         if self.dropped is not None:
             return Landed(0, self.dropped)
-        return None if self.queued is None else self.queued.poll()
+        return self.queued.poll() if self.queued is not None and self.is_queued else None
 
 
 class CopyStream:
@@ -186,8 +195,8 @@ class CopyStream:
         self.sweeps = 0
         self._gpu = gpu
         self._lose = lose
-        self.last = 0
-        """Number of the copy that was queued last."""
+        self._landed = 0
+        """Number of the copy that has landed last."""
         self._touched = {tier.name: Marks(tier.blocks) for tier in tiers}
         # Slots are distinct where they are written, so that a tier bounds a copy: two of the
         # longest, or many short ones.
@@ -239,15 +248,19 @@ class CopyStream:
         self._pointers = address + self._pointers[0], address + self._pointers[1]
         self._gpu.prepare(4)
 
-    def take(self, blocks: int, words: int, calls: int, runs: int) -> QueuedCopy | None:
+    @property
+    def last(self) -> int:
+        """Number of the copy that was queued last."""
+        return self.queued[-1].number if self.queued else self._landed
+
+    def take(self, task: Part, words: int) -> QueuedCopy | None:
         """Begins a copy; returns None when too much is in flight for it.
 
         Args:
-            blocks: Blocks of the copy.
+            task: What it copies, which is told of it.
             words: Words of staging memory.
-            calls: Calls of the driver.
-            runs: Runs in batches.
         """
+        calls, runs = task.calls, task.runs
         start = self._room(words, calls, runs)
         if start is None:
             # What has landed and was not polled takes no room.
@@ -255,9 +268,12 @@ class CopyStream:
             start = self._room(words, calls, runs)
         if start is None:
             return None
-        self.last += 1
-        copy = QueuedCopy(self, self.last, blocks, self._events.pop())
+        number = self.last + 1
+        # Copies land in order, so that none in the queue has the same event.
+        event = self._events[number % len(self._events)]
+        task.queued = copy = QueuedCopy(self, number, len(task.sources), event)
         copy.calls, copy.runs, copy.span = calls, runs, (start, start + words)
+        # At last: from here on it has to end.
         self.queued.append(copy)
         return copy
 
@@ -331,6 +347,7 @@ class CopyStream:
                 self._gpu.record(self.begun, self.side)
                 self._gpu.wait(self.handle, self.begun)
             self._gpu.record(copy.event, self.handle)
+            copy.recorded = True
         except MemoryError as error:
             raise GpuError(repr(error), "the end of a copy", lost=True) from error
 
@@ -339,22 +356,42 @@ class CopyStream:
         self.sweeps += 1
         try:
             with self._gpu:
+                self.record_ends()
                 while self.queued and self._gpu.ended(self.queued[0].event):
-                    self._land(self.queued.popleft())
+                    copy = self.queued[0]
+                    self._landed = copy.number
+                    copy.landed = Landed(0, Cause.FAILED) if copy.failed else Landed(copy.blocks)
+                    self.queued.popleft()
         except GpuError as error:
             # An error of a stream is one of the device.
             self._lose(GpuError(error.name, "a flight", lost=True))
 
+    def record_ends(self) -> None:
+        """Records the events that interrupts have kept from it, before anything waits for them.
+
+        Raises:
+            GpuError: As `end`.
+        """
+        # It comes before each copy is taken, so that others are recorded.
+        for copy in reversed(self.queued):
+            if copy.recorded:
+                break
+            self.end(copy)
+
     def lose(self) -> None:
         """Ends all its copies as lost."""
         while self.queued:
-            self.queued.popleft().landed = Landed(0, Cause.LOST)
+            copy = self.queued[0]
+            self._landed, copy.landed = copy.number, Landed(0, Cause.LOST)
+            self.queued.popleft()
         self.drop(Cause.LOST)
 
     def drop(self, cause: Cause) -> None:
         """Gives up the parts that are not queued yet."""
         while self.later:
-            self.later.popleft().drop(cause)
+            if not self.later[0].is_queued:
+                self.later[0].drop(cause)
+            self.later.popleft()
 
     def synchronize(self) -> None:
         """Waits until all that was queued has ended."""
@@ -379,16 +416,13 @@ class CopyStream:
         self._made.append(self._gpu.event())
         return self._made[-1]
 
-    def _land(self, copy: QueuedCopy) -> None:
-        self._events.append(copy.event)
-        copy.landed = Landed(0, Cause.FAILED) if copy.failed else Landed(copy.blocks)
-
     def _room(self, words: int, calls: int, runs: int) -> int | None:
         """Returns where in staging memory there is a place; None where the queue is full."""
         queued = sum(copy.calls for copy in self.queued)
         given = sum(copy.runs for copy in self.queued)
         long = (queued and queued + calls > CALLS) or (given and given + runs > self._runs)
-        return None if long or not self._events else self._place(words)
+        full = len(self.queued) == len(self._events)
+        return None if long or full else self._place(words)
 
     def _place(self, words: int) -> int | None:
         """Returns where that many words are free: behind the newest copy, or at the start."""

@@ -14,7 +14,7 @@ from blockyard.crane.copiers import Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.pieces import aligned
 from blockyard.shared.log import Limited
-from blockyard.shared.owner import Owner, owned
+from blockyard.shared.owner import Owner, broke_in, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
@@ -84,8 +84,8 @@ class ThreadCopier(Single):
         if not self._in_flight:
             self._gave_way = time.monotonic()
         copy = _Copy(self, source, destination, sources, destinations, self._workers)
-        self._in_flight.append(copy)
         try:
+            self._in_flight.append(copy)
             for _ in self._threads:
                 self._queue.put(copy)
             if not self._threads:
@@ -206,7 +206,11 @@ class _Copy:
         while first is not None:
             try:
                 self.move(first)
-            except Exception as error:  # noqa: BLE001 - it fails the flight, never the worker
+            except Exception as error:
+                if broke_in(error):
+                    # Into `start`: signals come to no worker.
+                    raise
+                # It fails the flight, never the worker.
                 if self.fail(first):
                     _log.warning("a copy of %d blocks failed: %r", self.blocks, error)
             first = self.take(behind=True)

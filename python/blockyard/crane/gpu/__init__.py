@@ -269,7 +269,8 @@ def freed(gpu: Gpu, memory: list[Memory]) -> None:
     try:
         with gpu:
             while memory:
-                memory.pop().free()
+                memory[-1].free()
+                memory.pop()
     except GpuError:
         # Of a lost device nothing can be given back.
         memory.clear()

@@ -38,6 +38,7 @@ from blockyard.crane.gpu.driver import (
     Rows,
     install,
 )
+from blockyard.shared.owner import is_foreign
 
 __all__ = ["Cuda", "current"]
 
@@ -320,6 +321,8 @@ class Cuda:
             except GpuError:
                 raise
             except Exception as error:  # of many kinds, without a common one
+                if is_foreign(error):
+                    raise
                 raise Unavailable(f"kernels cannot be compiled ({error}); {install()}") from error
         return self._kernels[name][1]
 

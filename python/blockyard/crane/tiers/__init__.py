@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import KVLayout
+from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 
-__all__ = ["Lasting", "Mapped", "Tier", "is_mapped", "planes_of"]
+__all__ = ["Lasting", "Mapped", "Stamping", "Tier", "is_mapped", "planes_of"]
 
 
 class Tier(Protocol):
@@ -95,6 +96,14 @@ class Lasting(Protocol):
 
     def dead(self) -> frozenset[tuple[int, int]]:
         """Returns which slots are gone, as their memory has died: the first, and the step."""
+
+
+@runtime_checkable
+class Stamping(Protocol):
+    """A tier that notes in which order, and by which plan, its blocks were written."""
+
+    def submitted(self, plan: Plan) -> None:
+        """Notes a plan that fills some of its slots, before a copier is asked for it."""
 
 
 def is_mapped(tier: Tier) -> TypeGuard[Mapped]:

@@ -1,7 +1,9 @@
 """Slot files on disks: blocks that outlive the process, a kill and a power cut."""
 
 import os
+import struct
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
+from blockyard._core import DiskLane, Misuse, Unavailable
+from blockyard.crane.tiers.disk_places import places_of
 from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, owned
+from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known
@@ -118,6 +122,8 @@ class DiskTier(Single):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
         self._owner = Owner()
         self._count = 0
+        self._named: dict[int, tuple[int, int]] = {}
+        """First stamp and number of each plan that no copier has asked for, by its first slot."""
         self._floor = 0
         self.copier: object = None
         """What copies from and to it: its reports are for one."""
@@ -131,7 +137,7 @@ class DiskTier(Single):
         """What the bytes depend on beside the layout: of a path its content."""
         fields = {**said, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
         try:
-            for first, step, number, planes, writer, shared in _places(layout, len(paths)):
+            for first, step, number, planes, writer, shared in places_of(layout, len(paths)):
                 more = {"disk": f"{number} of {len(paths)}"} if len(paths) > 1 else {}
                 if shared:
                     more["planes"] = "which ranks share"
@@ -183,8 +189,8 @@ class DiskTier(Single):
     def count_as(self, run: int) -> None:
         """Counts as this owner, where that is a later one.
 
-        It comes before the first block is written, with the `run` of `Restored.agreed`: what ranks
-        write under different numbers is not restored.
+        It comes after `Restored.agreed`, with its `run`, and before the next plan: so stamps are
+        alike on all ranks as long as each gets every plan.
 
         Args:
             run: The highest number of all ranks.
@@ -198,7 +204,8 @@ class DiskTier(Single):
         run = max(self._run, integer("run", run, least=0, most=_SEQUENCE))
         for part in self._owned():
             part.lane.count_as(run)
-        self._run = run
+        if run > self._run:
+            self._run, self._count = run, 0
 
     @owned
     def stamps(self, blocks: int) -> NDArray[np.uint64]:
@@ -207,19 +214,52 @@ class DiskTier(Single):
         Raises:
             Unavailable: A disk refuses to count on, which it is asked once in 2**32 blocks.
         """
-        if self._count + blocks > _SEQUENCE:
-            # Some day; on all ranks with the same plan.
-            self._count_as(self._run + 1)
-            self._count = 0
-        first = (self._run << 32) + self._count
-        self._count += blocks
+        first = self._draw(blocks)
         return np.arange(first, first + blocks, dtype=np.uint64)
 
     @owned
-    def restored(self) -> Restored:
-        """Returns what it has from before, for `Restored.agreed`. It is asked once.
+    def submitted(self, plan: Plan) -> None:
+        """Gives the blocks of a plan to it their stamps, and the number by which ranks know it.
 
-        A key may come twice, in two slots.
+        So they are those of the order of the plans, whenever its copier begins, and however many of
+        the blocks it writes.
+        """
+        slot = int(plan.destinations[0])
+        try:
+            self._named[slot] = self._draw(len(plan)), _number(plan)
+        except Unavailable:
+            # Its copier asks once more, and that copy fails.
+            self._named.pop(slot, None)
+
+    @owned
+    def stamps_of(self, slots: Slots) -> tuple[NDArray[np.uint64], int]:
+        """Returns the stamps of the leading blocks of a plan, and its number.
+
+        What nobody has submitted gets stamps now, and has no number, which is 0.
+
+        Args:
+            slots: Where they go, shape (blocks,).
+
+        Raises:
+            Unavailable: As in `stamps`.
+        """
+        named = self._named.pop(int(slots[0]), None) if len(slots) else None
+        first, number = named or (self._draw(len(slots)), 0)
+        return np.arange(first, first + len(slots), dtype=np.uint64), number
+
+    def _draw(self, blocks: int) -> int:
+        if self._count + blocks > _SEQUENCE:
+            self._count_as(self._run + 1)
+        first = (self._run << 32) + self._count
+        self._count += blocks
+        return first
+
+    @owned
+    def restored(self) -> Restored:
+        """Returns what it has from before, for `Restored.agreed`: before the first plan of a yard.
+
+        A key may come twice, in two slots. Where it has written since it was opened, for a yard
+        before, the `run` of this is the next one: then all ranks count from there.
 
         Raises:
             Unavailable: A disk cannot be read.
@@ -241,7 +281,8 @@ class DiskTier(Single):
             found = found.take(np.array(same, bool))
         if len(own or shared) > 1:
             found = found.take(found.stamps >= np.uint64(self._floor))
-        return replace(found, share=(0, 1) if own else (self.rank, layout.ranks))
+        run = self._run + (self._count > 0)
+        return replace(found, run=run, share=(0, 1) if own else (self.rank, layout.ranks))
 
     @owned
     def clear(self, *, patience: float = 1.0) -> bool:
@@ -367,15 +408,20 @@ class DiskTier(Single):
         """Returns what some parts have, the next to be evicted first of each in turn."""
         found = []
         for part in parts:
-            slots, keys, parents, stamps = part.lane.restore()
+            (slots, keys, parents, stamps), plans = part.lane.restored()
             slots = slots * np.uint32(part.step) + np.uint32(part.first)
-            found.append(Restored(slots, keys, parents, stamps, self._run))
+            found.append(Restored(slots, keys, parents, stamps, plans=plans))
         if len(found) == 1:
             return found[0]
         # Orders of several disks are merged as if each had as much of the time.
         places = [np.arange(len(one)) / max(1, len(one)) for one in found]
         order = np.argsort(np.concatenate(places), kind="stable")
         return Restored.joined(found).take(order)
+
+
+def _number(plan: Plan) -> int:
+    """Returns the number of a plan in records: what is in it alone, so that ranks have it alike."""
+    return zlib.crc32(struct.pack("<QQ", plan.yard, plan.flight)) or 1
 
 
 def _paths(path: DiskPath) -> list[Path]:
@@ -396,20 +442,3 @@ def _paths(path: DiskPath) -> list[Path]:
         if one in paths[:place]:
             raise Misuse(f"disk_path has {one} twice: give each disk once")
     return paths
-
-
-_Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
-
-
-def _places(layout: KVLayout, disks: int) -> Iterable[_Place]:
-    """Yields first, step, which disk, planes, the rank that writes or None, and if shared."""
-    planes = range(len(layout.planes))
-    shared = tuple(one for one in planes if layout.ranks > 1 and layout.planes[one].replicated)
-    own = tuple(one for one in planes if one not in shared)
-    if shared and layout.ranks > 1 << 16:
-        raise Unsupported(f"{layout.ranks} ranks share planes: 65,536 at most")
-    for disk in range(disks):
-        if own:
-            yield disk, disks, disk, own, None, False
-        for rank in range(layout.ranks if shared else 0):
-            yield rank + layout.ranks * disk, layout.ranks * disks, disk, shared, rank, True

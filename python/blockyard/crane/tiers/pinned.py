@@ -91,8 +91,10 @@ class Pinned:
 
     def free(self) -> None:
         """Unpins it; the memory is freed when no view of it is left. Once is enough."""
-        if self._unpin.detach() is not None:
+        if self._unpin.alive:
+            # Before it is let go of, so that an interrupt leaves no memory pinned that is not held.
             _unpinned(self.gpu, self.address, self.array)
+            self._unpin.detach()
         _OPEN.discard(self)
         self.array = np.empty(0, np.uint8)
 

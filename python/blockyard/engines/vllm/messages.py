@@ -38,7 +38,7 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """What the workers do in one step."""
 
     number: int
-    """Each step has its own, so that none is carried out twice."""
+    """Each step of a yard has its own, so that none is carried out twice."""
     orders: Orders
     arrived: set[str] = field(default_factory=set)
     """Requests whose loads have ended: every worker says so to vLLM."""
@@ -48,6 +48,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """As which owner the disks of all ranks count; 0 in all steps but the first ones."""
     cleared: int = 0
     """How often what is below was cleared so far."""
+    yard: int | None = None
+    """The yard of the scheduler that orders it: another one counts from the beginning."""
 
 
 @dataclass

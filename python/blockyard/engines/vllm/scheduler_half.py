@@ -82,7 +82,7 @@ class SchedulerHalf:
     def __init__(
         self, settings: Settings, config: Config, *, weights_change: bool = False, again: int = 0
     ) -> None:
-        self.cache = KVCache(config)
+        self.cache = KVCache(config.named())
         self.connector = Connector(self.cache, again=again)
         self._settings = settings
         self._size = config.block_size
@@ -320,7 +320,8 @@ class SchedulerHalf:
         missing, self._missing = self._missing, set()
         victims = self._victims(len(written)) if written and self._ahead else ()
         orders = self.connector.step(written + short, victims, spoiled(output))
-        return StepOrders(self._steps, orders, arrived, missing, self._run, self._cleared)
+        now = self._run, self._cleared, self.cache.config.yard
+        return StepOrders(self._steps, orders, arrived, missing, *now)
 
     def _preempted(self, row: _Row) -> None:
         row.preemptions = row.request.num_preemptions

@@ -54,6 +54,7 @@ class WorkerHalf:
         self.worker: Worker | None = None
         self._file: tuple[int, int] | None = None
         self._restored: Restored | None = None
+        self._yard: int | None = None
         self._run = self._cleared = 0
         self._begun = self._loaded = 0
         """The last steps whose copies down, and up, have begun."""
@@ -108,6 +109,10 @@ class WorkerHalf:
 
     def begin(self, step: StepOrders) -> None:
         """Begins a step's copies down, before anything is written in it; each step once."""
+        if step.yard != self._yard:
+            # Another scheduler: what the one before has said of its requests is over.
+            self._yard, self._cleared, self._begun, self._loaded = step.yard, 0, 0, 0
+            self._arrived, self._missing = set(), set()
         if step.number == self._begun:
             return
         self._begun = step.number

@@ -349,6 +349,7 @@ mod tests {
             flight(s).purpose = crate::flight::Purpose::Nothing;
         }),
         ("a flight's deadline", |s| flight(s).overdue = true),
+        ("a flight's sources", |s| flight(s).reads = false),
         ("a flight's end", |s| {
             flight(s).ended = Some((1, crate::plan::End::Good));
         }),

@@ -241,14 +241,13 @@ impl State {
         }
         busy.sort_unstable();
         let is_busy = |id: &SlotIx| busy.binary_search(id).is_ok();
-        let touches = |step: &Move, purpose| match purpose {
-            Purpose::Stow => is_busy(&step.from),
-            Purpose::Fetch => is_busy(&step.to),
-            _ => false,
-        };
         let flights = self.flights.iter().filter(|(_, flight)| {
-            let purpose = flight.purpose;
-            flight.moves.iter().any(|step| touches(step, purpose))
+            let mut moves = flight.moves.iter();
+            match flight.purpose {
+                Purpose::Stow => flight.reads && moves.any(|step| is_busy(&step.from)),
+                Purpose::Fetch => moves.any(|step| is_busy(&step.to)),
+                _ => false,
+            }
         });
         let (newest, _) = flights.max_by_key(|(_, flight)| flight.launched)?;
         Some(FlightId(self.flights.id(newest)))

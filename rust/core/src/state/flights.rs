@@ -154,7 +154,9 @@ impl State {
     }
 
     /// A flight's deadline has passed and its end is unknown: its destinations are unlinked and
-    /// quarantined at once; its sources stay, readable. `false`: it has ended before.
+    /// quarantined at once, so that nothing it brings is believed, and its sources are released. Not
+    /// where it goes to a keyed tier: that would keep what is written late under the key of the block
+    /// that was to be read, and a restart would find it. `false`: it has ended before.
     pub fn mark_unknown(&mut self, id: FlightId) -> Result<bool> {
         if !self.check_outcome(&Outcome::failed(id, 0))? {
             self.counters.late += 1;
@@ -166,31 +168,62 @@ impl State {
             return Ok(false);
         }
         self.counters.overdue += 1;
-        let (from, to) = (flight.from, flight.to);
-        let (purpose, moves) = (flight.purpose, flight.moves.clone());
+        let (from, moves) = (flight.from, flight.moves.clone());
         // It may never end: nothing waits behind it.
-        self.in_flight[from.at()][to.at()] -= moves.len() as u32;
+        self.in_flight[from.at()][flight.to.at()] -= moves.len() as u32;
+        flight.reads = self.config.keyed[flight.to.at()];
+        let releases = !flight.reads;
+        // In the order of an end: sources before any lease, and what retires behind all.
+        if releases {
+            self.unmark_all(from, &moves);
+        }
+        self.quarantine(id.at(), &moves);
+        if releases {
+            self.retire_all(from, &moves);
+        }
+        Ok(true)
+    }
+
+    /// Nothing that a flight brings will be believed: its destinations are unlinked, and stay out of use
+    /// until its outcome comes.
+    fn quarantine(&mut self, flight: FlightIx, moves: &[Move]) {
+        let Flight {
+            from, to, purpose, ..
+        } = self.flights[flight];
         if let Purpose::Up { lease, base: block }
         | Purpose::Private {
             lease: Some(lease),
             block,
         } = purpose
         {
-            self.fall_back(lease, block, id.at());
+            self.fall_back(lease, block, flight);
             if let Purpose::Private { .. } = purpose {
-                self.undo_fork(lease, &moves);
+                self.undo_fork(lease, moves);
             }
-            return Ok(true);
+            return;
         }
         self.cut_kept(moves.iter().filter_map(|step| step.node), to);
-        for step in &moves {
+        for step in moves {
             if let Some(node) = self.arrival(to, step) {
                 self.lose_arrival(from, node, to);
             }
             self.put(to, step.to, Hold::Quarantined);
         }
         self.break_unbacked(to);
-        Ok(true)
+    }
+
+    /// A flight reads its sources no more.
+    pub(super) fn unmark_all(&mut self, from: Tier, moves: &[Move]) {
+        for step in moves {
+            self.unmark(from, step.from);
+        }
+    }
+
+    /// Sources that a resize left beyond the limit retire, as nothing reads them any more.
+    pub(super) fn retire_all(&mut self, from: Tier, moves: &[Move]) {
+        for step in moves {
+            self.retire(from, step.from);
+        }
     }
 
     /// What a copy brings to a tier below the device will not be published: its block is not there, and

@@ -4,7 +4,9 @@
 use super::State;
 use crate::cost::Speeds;
 use crate::error::{Error, Result};
-use crate::id::{FlightId, FlightIx, LeaseId, MAX_TIERS, NodeIx, ParkedId, SlotIx, TicketId, Tier};
+use crate::id::{
+    FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, SlotIx, TicketId, Tier,
+};
 use crate::pool::Hold;
 use crate::record::{Parked, Running};
 
@@ -296,6 +298,43 @@ impl State {
             .filter(|(_, record)| record.waits.is_none() && record.ended.is_none())
             .map(|(flight, _)| FlightId(self.flights.id(flight)))
             .collect()
+    }
+
+    /// Idle blocks that nobody can have since flights read them, or something below them, or fill what
+    /// is below them: for each tier with some, how many, and the flights, the oldest first. It takes
+    /// time in proportion to the tiers and to what is in flight.
+    pub fn idle_in_flight(&self) -> Vec<(Tier, u32, Vec<FlightId>)> {
+        let all = self.tiers.all().map(|tier| self.idle_in_flight_on(tier));
+        all.filter(|&(_, blocks, _)| blocks > 0).collect()
+    }
+
+    fn idle_in_flight_on(&self, tier: Tier) -> (Tier, u32, Vec<FlightId>) {
+        let mut seen = vec![false; self.tiers[tier].pool.len() as usize];
+        let (mut blocks, mut holders) = (0, Vec::new());
+        for (flight, record) in self.flights.iter() {
+            let reads = record.reads && record.from == tier;
+            let fills = record.to == tier && tier > Tier::DEVICE;
+            let mut holds = false;
+            for step in &record.moves {
+                let ends = [reads.then_some(step.from), fills.then_some(step.to)];
+                for slot in ends.into_iter().flatten() {
+                    let mut next = Some(slot);
+                    while let Some(slot) = next {
+                        let idle = matches!(self.hold(tier, slot), Hold::Idle { .. });
+                        holds |= idle;
+                        if std::mem::replace(&mut seen[slot.at()], true) {
+                            break;
+                        }
+                        blocks += u32::from(idle);
+                        next = self.parent_slot(tier, slot);
+                    }
+                }
+            }
+            holders.extend(holds.then_some((record.launched, flight)));
+        }
+        holders.sort_unstable();
+        let name = |(_, flight)| FlightId(self.flights.id(flight));
+        (tier, blocks, holders.into_iter().map(name).collect())
     }
 
     /// Plans that [`State::dispatch`] would give out now, and the flight of the oldest of them.

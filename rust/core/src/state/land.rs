@@ -6,10 +6,11 @@ use crate::arena::Found;
 use crate::error::{Error, Result};
 use crate::flight::{Flight, Move, Purpose};
 use crate::hint::Hints;
-use crate::id::{FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, SlotIx, Tier};
+use crate::id::{FlightId, FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, SlotIx, Tier};
 use crate::plan::{End, Outcome};
 use crate::pool::Hold;
 use crate::record::{Keep, Phase};
+use std::borrow::Cow;
 
 /// What became of the kept blocks of a flight down.
 #[derive(Default)]
@@ -54,15 +55,14 @@ impl State {
     /// Returns the flight that waits for nothing now, and how it has ended.
     fn end_one(&mut self, flight: FlightIx, good: u32, end: End) -> Option<(FlightIx, u32, End)> {
         let flight = self.flights.remove(flight);
-        let from = flight.from;
         // Sources before any lease: what is released later stands behind them.
-        for step in &flight.moves {
-            self.unmark(from, step.from);
+        if flight.reads {
+            self.unmark_all(flight.from, &flight.moves);
         }
         self.land_all(&flight, good as usize, end);
         // Not before the copies stand as shadows of their sources.
-        for step in &flight.moves {
-            self.retire(from, step.from);
+        if flight.reads {
+            self.retire_all(flight.from, &flight.moves);
         }
         match flight.purpose {
             Purpose::Up { lease, .. } => self.next_ended(lease),
@@ -397,14 +397,38 @@ impl State {
         lives
     }
 
-    /// Lands a batch, checked before the first is applied, then reports step `done` as done.
-    /// Returns how many flights ended; the others were late and are only counted.
+    /// When a flight was launched, as its number among all; the last where it has ended.
+    pub fn launch_of(&self, flight: FlightId) -> u64 {
+        match self.flights.find(flight.0) {
+            Found::Live => self.flights[flight.at()].launched,
+            Found::Never | Found::Ended => u64::MAX,
+        }
+    }
+
+    /// As their flights were launched, whatever the order of the caller's ranks: it decides which
+    /// slots are given next. Of two outcomes of one flight the worse comes first, and counts.
+    fn as_launched<'a>(&self, outcomes: &'a [Outcome]) -> Cow<'a, [Outcome]> {
+        let key = |one: &Outcome| {
+            let corrupt = one.end == End::Corrupt;
+            (self.launch_of(one.flight), one.good, !corrupt)
+        };
+        if outcomes.is_sorted_by_key(key) {
+            return Cow::Borrowed(outcomes);
+        }
+        let mut sorted = outcomes.to_vec();
+        sorted.sort_by_key(key);
+        Cow::Owned(sorted)
+    }
+
+    /// Lands a batch, checked before the first is applied, then reports step `done` as done. The
+    /// order of the batch decides nothing. Returns how many flights ended; the others were late and
+    /// are only counted.
     pub fn commit(&mut self, outcomes: &[Outcome], done: Option<u64>) -> Result<u64> {
         for outcome in outcomes {
             self.check_outcome(outcome)?;
         }
         let mut ended = 0;
-        for outcome in outcomes {
+        for outcome in &*self.as_launched(outcomes) {
             ended += u64::from(self.land(outcome)?);
         }
         if let Some(step) = done {

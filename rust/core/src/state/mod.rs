@@ -22,6 +22,7 @@ mod holders;
 mod idle;
 mod keep;
 mod land;
+mod lose;
 mod park;
 mod parked;
 mod place;

@@ -223,16 +223,21 @@ impl State {
     /// The block leaves the tier; its slot is the caller's to put somewhere.
     pub(super) fn detach(&mut self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
         let slot = self.trie.slot(node, tier)?;
+        if let Some(parent) = self.let_go(node, tier, slot) {
+            self.retire(tier, parent);
+        }
+        Some(slot)
+    }
+
+    /// The same, of the slot that it has; returns that of its parent, which may be beyond the size.
+    pub(super) fn let_go(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         if self.hold(tier, slot).is_ready() {
             self.tell_gone(node, tier);
         }
         if self.is_busy(node, tier) {
             self.unblock_ancestors(node, tier);
         }
-        if let Some(parent) = self.detach_slot(node, tier, slot) {
-            self.retire(tier, parent);
-        }
-        Some(slot)
+        self.detach_slot(node, tier, slot)
     }
 
     /// The block's copy goes; returns the slot that its parent has.

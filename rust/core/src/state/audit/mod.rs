@@ -89,6 +89,7 @@ impl State {
         self.indexed()?;
         self.counted()?;
         self.in_the_air()?;
+        self.believed()?;
         self.loading()?;
         self.promises()?;
         self.keeps()?;
@@ -155,8 +156,9 @@ impl State {
             }
         }
         for (_, flight) in self.flights.iter() {
+            let reads = u32::from(flight.reads);
             for step in &flight.moves {
-                readers[flight.from.at()][step.from.at()] += 1;
+                readers[flight.from.at()][step.from.at()] += reads;
                 written[flight.to.at()][step.to.at()] += 1;
             }
         }

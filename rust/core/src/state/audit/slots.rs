@@ -156,6 +156,23 @@ impl State {
         Ok(())
     }
 
+    /// Nothing is believed of a flight whose end is unknown, or whose sources may be others' blocks by
+    /// now (INV-6).
+    pub(super) fn believed(&self) -> Check {
+        let flights = self.flights.iter().map(|(_, flight)| flight);
+        for flight in flights.filter(|flight| flight.overdue || !flight.reads) {
+            for slot in flight.moves.iter().map(|step| step.to) {
+                let hold = self.hold(flight.to, slot);
+                if hold != Hold::Quarantined || !flight.overdue {
+                    let detail =
+                        format!("it is {hold:?}, and what writes it is not to be believed");
+                    return Err(self.violation("INV-6", flight.to, slot, detail));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A lease that ends while it loads pins its path up to the last block in flight, and that is all
     /// of its path (INV-20).
     pub(super) fn loading(&self) -> Check {
