@@ -18,7 +18,7 @@ mod work;
 
 use blockyard_core::{Key, Tier};
 use cpu_time::ThreadTime;
-use list::row;
+use list::ROWS;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -69,6 +69,13 @@ fn nanoseconds(row: &mut dyn Row) -> f64 {
         row.restore();
     }
     spent as f64 / operations as f64
+}
+
+fn row(name: &str, blocks: u32) -> Box<dyn Row> {
+    let names: Vec<&str> = ROWS.iter().map(|row| row.0).collect();
+    let known = names.iter().position(|&known| known == name);
+    let at = known.unwrap_or_else(|| panic!("no row {name}; there are {names:?}"));
+    (ROWS[at].1)(blocks)
 }
 
 fn serve() {

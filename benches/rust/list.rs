@@ -98,10 +98,3 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
         Box::new(Told::new(n, told::Verb::Retell, true))
     }),
 ];
-
-pub(crate) fn row(name: &str, blocks: u32) -> Box<dyn Row> {
-    let names: Vec<&str> = ROWS.iter().map(|row| row.0).collect();
-    let known = names.iter().position(|&known| known == name);
-    let at = known.unwrap_or_else(|| panic!("no row {name}; there are {names:?}"));
-    (ROWS[at].1)(blocks)
-}
