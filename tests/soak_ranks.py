@@ -62,6 +62,7 @@ def main() -> int:
             if said:
                 broken.append((seed, said))
                 sys.stdout.write(f"seed {seed}: {said}\n")
+                sys.stdout.flush()
     if broken:
         first = minimised(Scenario.processes(min(broken)[0]), tries=300)
         sys.stdout.write(

@@ -326,10 +326,8 @@ class Simulation:
         """Resets a rank; where its memory is lost, the engine is lost too."""
         its = self._ranks[rank]
         self.seen[f"rank reset, memory {memory}"] += 1
-        if memory == "lost":
-            self._clear_disks()
+        self._clear_disks(memory)
         its.crane.reset()
-        its.lost.clear()
         outcomes = its.poll(self.now, self.seen)
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
         self._copies.heard(outcomes)
@@ -344,8 +342,7 @@ class Simulation:
         self.seen["engine reset"] += 1
         if self._death is not None:
             self._replicas.fill()
-        if memory == "lost":
-            self._clear_disks()
+        self._clear_disks(memory)
         self._engine.reset()
         self._death = None
         if requests == "abort":
@@ -402,7 +399,6 @@ class Simulation:
         self._slots[tier] = slots
 
     def _on_restart(self, how: str, number: int) -> None:
-        """The process ends, and another one begins."""
         self._collect()
         self.seen[how] += 1
         self._remains.end(self._replicas.cache, how, number)
@@ -420,9 +416,9 @@ class Simulation:
             ask = self.requests[name].ask
             self._add(ask._replace(n=1), self.requests.ids[name])
 
-    def _clear_disks(self, *, forget: bool = False) -> None:
+    def _clear_disks(self, memory: str = "lost", *, forget: bool = False) -> None:
         """Clears disks that outlive the process of what was planned so far, as `by.local` does."""
-        if self._remains.disks:
+        if self._remains.disks and memory == "lost":
             self._dispatch()
             self._remains.clear(forget=forget)
 

@@ -295,16 +295,14 @@ class KVCache(Cache):
 
         Args:
             rank: Which rank.
-            memory: Whether the contents of its tiers are "kept", "lost", or lost but for the
-                "disk kept". If lost, nothing published so far is used again, as after `clear` with
-                the same word, and running sequences must be recomputed.
+            memory: Whether what its tiers have is "kept", "lost", or lost but for the "disk kept".
+                What is lost is found no more, as after `clear`; what ran must be recomputed then.
 
         Returns:
             Flights that ended.
 
         Raises:
-            Misuse: There is no such rank, another word for `memory`, no tier that is keyed and
-                would be kept, or another call of these verbs is under way.
+            Misuse: There is no such rank or word, no keyed tier, or another call is under way.
         """
         return self._reset(rank, memory)
 

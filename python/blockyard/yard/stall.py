@@ -50,9 +50,9 @@ def unreported(cache: Cache, flights: Flights, now: int) -> Fact | None:
         held = f"; nobody can have {held} until flights end" if held else ""
         return (
             f"Flight {waiting.flight} waits for {ranks(waiting.missing)} "
-            f"({lasting(steps, seconds)}){heard}{more}{held}: call commit(crane.poll()) with what every "
-            "rank's crane says, once per turn (cache.step() does); where a report may be lost, "
-            "commit(crane.reconcile(cache.unreported(rank)))"
+            f"({lasting(steps, seconds)}){heard}{more}{held}: call commit(crane.poll()) with "
+            "what every rank's crane says, once per turn (cache.step() does); where a report may "
+            "be lost, commit(crane.reconcile(cache.unreported(rank)))"
         )
 
     return Fact(Rule.NO_OUTCOME, waiting.flight, say)
