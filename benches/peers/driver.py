@@ -27,7 +27,7 @@ else:
         return function
 
 
-__all__ = ["Makers", "Operation", "Row", "override", "play", "serve"]
+__all__ = ["Makers", "Operation", "Row", "answered", "override", "play", "serve"]
 
 Operation = Callable[[], object]
 
@@ -214,16 +214,20 @@ class Side:
 
 
 def serve(makers: Makers, about: dict[str, Any]) -> None:
+    """Answers the lines of `bench.py`."""
+    answered(Side(makers, about, Work(Path(sys.argv[1]))).answer)
+
+
+def answered(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answers lines until the input ends; a peer's own output goes to stderr."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    side = Side(makers, about, Work(Path(sys.argv[1])))
     for line in sys.stdin:
         try:
-            answer = side.answer(json.loads(line))
-        except Exception as error:  # noqa: BLE001 - told, and the other rows go on
-            answer = {"error": repr(error)}
-        print(json.dumps(answer), file=lines, flush=True)
+            said = answer(json.loads(line))
+        except Exception as error:  # noqa: BLE001 - told, and the others go on
+            said = {"error": repr(error)}
+        print(json.dumps(said), file=lines, flush=True)
     # Some peers have threads that do not end.
     lines.flush()
     os._exit(0)

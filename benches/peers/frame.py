@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from peers import work as sizes
-from peers.driver import Operation, Row, override
+from peers.driver import Makers, Operation, Row, override
 from peers.work import BLOCK, Work
 
 if TYPE_CHECKING:
@@ -34,34 +34,51 @@ class Pool(Row):
         """Makes an empty cache."""
         raise NotImplementedError
 
-    def visit(self, tokens: array[int]) -> object:
-        """Leaves a chain behind."""
+    def ready(self, tokens: array[int]) -> tuple[Any, ...]:
+        """Returns a request whose keys are ready."""
         raise NotImplementedError
 
-    def refill(self, blocks: int) -> None:
-        """Leaves chains of one block in place of what was evicted."""
-        for _ in range(blocks):
-            self.visit(self.work.fresh(1))
+    def admit(self, *ready: Any) -> None:
+        """Admits it, and holds it."""
+        raise NotImplementedError
+
+    def finish(self, one: Any) -> object:
+        """Ends a request that was held."""
+        raise NotImplementedError
 
     def lookup(self, tokens: array[int]) -> Operation:
         """Looks a prompt up whose keys are ready."""
-        raise NotImplementedError
-
-    def admission(self, tokens: array[int]) -> Operation:
-        """Admits a request whose keys are ready, and holds it."""
         raise NotImplementedError
 
     def whole_admission(self, tokens: array[int]) -> Operation:
         """Makes the keys of a request, admits it and holds it."""
         raise NotImplementedError
 
+    def admission(self, tokens: array[int]) -> Operation:
+        """Admits a request whose keys are ready, and holds it."""
+        return partial(self.admit, *self.ready(tokens))
+
     def ending(self, one: Any) -> Operation:
         """Ends a request that was held."""
-        raise NotImplementedError
+        return partial(self.finish, one)
+
+    def turn(self, *ready: Any) -> None:
+        """Admits a request, and ends it."""
+        self.admit(*ready)
+        self.finish(self.held.pop())
 
     def turnover(self, tokens: array[int]) -> Operation:
         """Admits a request whose keys are ready, and ends it."""
-        raise NotImplementedError
+        return partial(self.turn, *self.ready(tokens))
+
+    def visit(self, tokens: array[int]) -> None:
+        """Leaves a chain behind."""
+        self.turn(*self.ready(tokens))
+
+    def refill(self, blocks: int) -> None:
+        """Leaves chains of one block in place of what was evicted."""
+        for _ in range(blocks):
+            self.visit(self.work.fresh(1))
 
     def take(self) -> object:
         """Takes the events that have happened, as the thread must that calls the cache."""
@@ -225,3 +242,23 @@ class Decode(_OnPool):
     @override
     def restore(self) -> None:
         """Leaves the sequences as they are: the next round goes on with them."""
+
+
+def on_pool(pool: Callable[[Work, int], Pool], *, lookups: int, turnovers: int) -> Makers:
+    """Returns the rows that every side plays whose cache admits requests."""
+    return {
+        "match": lambda work, asked: Match(pool(work, asked["blocks"]), lookups),
+        "admit": lambda work, asked: Admit(pool(work, asked["blocks"]), asked["what"]),
+        "turnover": lambda work, asked: Turnover(pool(work, asked["blocks"]), turnovers),
+        "memory": lambda work, asked: pool(work, asked["blocks"]),
+    }
+
+
+def events(quiet: Callable[[Work, int], Pool], told: Callable[[Work, int], Pool]) -> Makers:
+    """Returns the row of what events add, for two kinds of pools."""
+
+    def make(work: Work, asked: dict[str, Any]) -> Row:
+        blocks = asked["blocks"]
+        return Events(quiet(work, blocks), told(work, blocks), encode=asked["encode"])
+
+    return {"events": make}

@@ -48,30 +48,29 @@ class Pool(frame.Pool):
     def open(self, blocks: int) -> None:
         self.cache = by.KVCache(block_size=BLOCK, device=blocks + 1, host=self.host)
 
-    @override
-    def visit(self, tokens: array[int]) -> None:
-        lease = self.cache.begin(_array(tokens))
-        self.cache.seal(lease, len(tokens))
-        self.cache.finish(lease)
-
     def keys(self, tokens: array[int]) -> by.Keys:
         return self.cache.keys(_array(tokens))
+
+    @override
+    def ready(self, tokens: array[int]) -> tuple[Any, ...]:
+        return self.keys(tokens), len(tokens) // BLOCK * BLOCK
+
+    @override
+    def admit(self, keys: by.Keys, computed: int) -> None:
+        lease = self.cache.begin(keys, reserve=BLOCK)
+        self.cache.seal(lease, computed)
+        self.held.append(lease)
+
+    @override
+    def finish(self, one: by.Lease) -> None:
+        self.cache.finish(one)
 
     @override
     def lookup(self, tokens: array[int]) -> Operation:
         return partial(self.cache.probe, self.keys(tokens))
 
-    def admit(self, keys: by.Keys) -> None:
-        lease = self.cache.begin(keys, reserve=BLOCK)
-        self.cache.seal(lease, sizes.TURN * BLOCK)
-        self.held.append(lease)
-
     def whole(self, tokens: NDArray[np.uint32]) -> None:
-        self.admit(self.cache.keys(tokens))
-
-    @override
-    def admission(self, tokens: array[int]) -> Operation:
-        return partial(self.admit, self.keys(tokens))
+        self.admit(self.cache.keys(tokens), sizes.TURN * BLOCK)
 
     @override
     def whole_admission(self, tokens: array[int]) -> Operation:
@@ -80,15 +79,6 @@ class Pool(frame.Pool):
     @override
     def ending(self, one: Any) -> Operation:
         return partial(self.cache.finish, one)
-
-    def turn(self, keys: by.Keys) -> None:
-        lease = self.cache.begin(keys)
-        self.cache.seal(lease, sizes.SHORT * BLOCK)
-        self.cache.finish(lease)
-
-    @override
-    def turnover(self, tokens: array[int]) -> Operation:
-        return partial(self.turn, self.keys(tokens))
 
 
 class Told(Pool):
@@ -113,10 +103,6 @@ class Told(Pool):
     def encode(self, _taken: object) -> object:
         payload, _ = self.cache.take_events(now=1.0)
         return payload
-
-
-def _events(work: Work, blocks: int, *, encode: bool) -> Row:
-    return frame.Events(Pool(work, blocks), Told(work, blocks), encode=encode)
 
 
 class Decode(frame.Decode):
@@ -238,15 +224,12 @@ def _keys(work: Work) -> Row:
 
 ROWS: Makers = {
     "keys": lambda work, _: _keys(work),
-    "match": lambda work, asked: frame.Match(Pool(work, asked["blocks"]), 20),
-    "admit": lambda work, asked: frame.Admit(Pool(work, asked["blocks"]), asked["what"]),
-    "events": lambda work, asked: _events(work, asked["blocks"], encode=asked["encode"]),
-    "turnover": lambda work, asked: frame.Turnover(Pool(work, asked["blocks"]), 2_000),
+    **frame.on_pool(Pool, lookups=20, turnovers=2_000),
+    **frame.events(Pool, Told),
     "decode": lambda work, asked: Decode(Pool(work, 100_000), asked["rows"]),
     "schedule": lambda work, _: Schedule(work),
     "evict": lambda work, _: Evict(work, sizes.LEAVES, 1),
     "offload": lambda work, _: Offload(work),
-    "memory": lambda work, asked: Pool(work, asked["blocks"]),
 }
 
 

@@ -8,7 +8,6 @@ nothing, and every copy ends in the step after the one that has ordered it.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -21,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peers import work as sizes
 from peers.driver import Makers, Operation, Row, override, serve
-from peers.vllm_requests import config, hasher, params, request
-from peers.vllm_steps import MODEL
+from peers.vllm_requests import hasher, params, request
+from peers.vllm_steps import output, scheduler
 from peers.work import BLOCK, Work
 
 if TYPE_CHECKING:
@@ -92,31 +91,13 @@ class Connected(Row):
     """vLLM's scheduler with a connector."""
 
     def __init__(self, budget: int) -> None:
-        config_of: Any = import_module("vllm.config")
-        folder = Path(sys.argv[1]).parent / "model"
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(MODEL))
-        length = 8_192
-        settings = config_of.VllmConfig(
-            model_config=config_of.ModelConfig(
-                model=str(folder), skip_tokenizer_init=True, max_model_len=length, dtype="float32"
-            ),
-            scheduler_config=config_of.SchedulerConfig(
-                max_num_seqs=sizes.SEATS,
-                max_num_batched_tokens=budget,
-                max_model_len=length,
-                is_encoder_decoder=False,
-            ),
-            cache_config=config_of.CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-            device_config=config_of.DeviceConfig(device="cpu"),
-            kv_transfer_config=config_of.KVTransferConfig(kv_role="kv_both", **TRANSFERS[NAME]),
+        transfer: Any = import_module("vllm.config").KVTransferConfig
+        self.scheduler = scheduler(
+            20_000,
+            8_192,
+            {"max_num_batched_tokens": budget},
+            kv_transfer_config=transfer(kv_role="kv_both", **TRANSFERS[NAME]),
         )
-        settings.cache_config.num_gpu_blocks = 20_000
-        structured = import_module("vllm.v1.structured_output").StructuredOutputManager(settings)
-        self.scheduler: Any = import_module("vllm.v1.core.sched.scheduler").Scheduler(
-            settings, config(20_000), structured, block_size=BLOCK
-        )
-        self.output: Any = import_module("vllm.v1.outputs").ModelRunnerOutput
         self.reported = Reported()
         self.spent: dict[str, list[int]] = {name: [] for name in CALLS}
         for name in CALLS:
@@ -138,13 +119,8 @@ class Connected(Row):
 
     def step(self) -> Any:
         """Schedules, samples a token for all that decode, and returns that."""
-        step, known = self.scheduler.schedule(), self.scheduler.requests
-        ids = list(step.num_scheduled_tokens)
-        sampled = [
-            [7] if known[one].num_computed_tokens >= known[one].num_prompt_tokens else []
-            for one in ids
-        ]
-        said = self.output(ids, {one: at for at, one in enumerate(ids)}, sampled)
+        step = self.scheduler.schedule()
+        said = output(self.scheduler, step)
         said.kv_connector_output = self.reported.of(step.kv_connector_metadata)
         self.scheduler.update_from_output(step, said)
         return said

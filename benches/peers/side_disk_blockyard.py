@@ -21,14 +21,14 @@ POLL = 2e-4
 """Seconds."""
 
 
-class Lane:
+class Lane(Store):
     """A disk tier's threads: durable writes with a checksum, and reads that are verified."""
 
     durable = True
 
     def __init__(self, asked: Asked, memory: Memory, name: str) -> None:
-        self.asked, self.memory = asked, memory
-        self.root = asked.folder / name
+        super().__init__(asked)
+        self.memory, self.root = memory, asked.folder / name
         mixed = np.random.default_rng(1)
         self.keys = mixed.integers(0, 256, (asked.blocks, 32), np.uint8)
         # The first bytes of a key that is somebody's are not all zeros.
@@ -47,17 +47,12 @@ class Lane:
             threads=THREADS,
         )
 
-    def empty(self) -> None:
-        """Slots are written over."""
-
-    def files(self) -> list[Path]:
-        return [path for path in self.root.rglob("*") if path.is_file()]
-
     def planes(self) -> list[tuple[np.ndarray, int, int]]:
         nbytes = self.asked.block_bytes
         first = np.array([self.memory.all.ctypes.data], np.uint64)
         return [(first, nbytes, nbytes)]
 
+    @override
     def write(self) -> None:
         flying = {}
         for slots in self.asked.jobs(self.asked.written):
@@ -69,9 +64,7 @@ class Lane:
             flying[number] = len(slots)
         self.land(flying)
 
-    def blank(self) -> None:
-        self.memory.blank()
-
+    @override
     def read(self) -> None:
         flying = {}
         for slots in self.asked.jobs(self.asked.read):
@@ -89,9 +82,6 @@ class Lane:
                 if good < flying.pop(number):
                     raise Unavailable(why)
 
-    def wrong(self) -> int:
-        return self.memory.wrong()
-
 
 class New(Lane):
     """The same, into room that nothing was ever written to."""
@@ -104,32 +94,35 @@ class New(Lane):
         self.open()
 
 
-class Alone:
+class Alone(Store):
     """The floor of `blockyard disk bench`: the disk with nothing else, and one sync at the end."""
 
     durable = True
 
     def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
         self.path = asked.folder / "alone"
         self.floor = DiskFloor(
             self.path, slots=asked.blocks, block_bytes=asked.block_bytes, threads=THREADS
         )
 
-    def empty(self) -> None:
-        """It is written over."""
-
+    @override
     def files(self) -> list[Path]:
         return [self.path]
 
+    @override
     def write(self) -> None:
         self.floor.write()
 
+    @override
     def blank(self) -> None:
         """It keeps nothing of what it reads."""
 
+    @override
     def read(self) -> None:
         self.floor.read()
 
+    @override
     def wrong(self) -> int:
         return 0
 

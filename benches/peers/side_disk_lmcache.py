@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from peers.disk_side import Asked, override, serve, sync, unlink
+from peers.disk_side import Asked, Store, override, serve, sync, unlink
 
 torch: Any = import_module("torch")
 Config: Any = import_module("lmcache.v1.config").LMCacheEngineConfig
@@ -43,13 +43,11 @@ def bytes_of(one: Any) -> np.ndarray:
     return np.frombuffer(one.byte_array, np.uint8)
 
 
-class Backed:
+class Backed(Store):
     """What both stores have: blocks in the memory of a `LocalCPUBackend`."""
 
-    durable = False
-
     def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+        super().__init__(asked)
         gib = 2 * asked.blocks * asked.block_bytes / (1 << 30)
         self.config = Config.from_defaults(
             local_cpu=False,
@@ -74,9 +72,7 @@ class Backed:
             raise RuntimeError("no room, or of another size")
         return one
 
-    def files(self) -> list[Path]:
-        return [path for path in self.asked.folder.rglob("*") if path.is_file()]
-
+    @override
     def blank(self) -> None:
         for one in self.back:
             one.ref_count_down()
@@ -84,6 +80,7 @@ class Backed:
         for one in self.back:
             bytes_of(one)[:] = 0
 
+    @override
     def wrong(self) -> int:
         order = self.asked.read
         pairs = ((self.sources[number], one) for number, one in zip(order, self.back, strict=True))
@@ -105,6 +102,7 @@ class Local(Backed):
             for number in range(asked.blocks)
         ]
 
+    @override
     def empty(self) -> None:
         # It writes no block that it has.
         for key in self.keys:
@@ -113,6 +111,7 @@ class Local(Backed):
                 self.disk.remove(key)
         sync([self.asked.folder])
 
+    @override
     def write(self) -> None:
         landed = threading.Semaphore(0)
         for numbers in self.asked.jobs(self.asked.written):
@@ -133,6 +132,7 @@ class Local(Backed):
             one.ref_count_down()
         self.back = []
 
+    @override
     def read(self) -> None:
         # The call waits, so all are asked for at once.
         self.back = self.disk.batched_get_blocking([self.keys[n] for n in self.asked.read])
@@ -153,9 +153,11 @@ class Native(Backed):
         hashes = (hashlib.sha256(str(number).encode()) for number in range(asked.blocks))
         self.keys = [ObjectKey(one.digest(), "a-model", 0) for one in hashes]
 
+    @override
     def empty(self) -> None:
         unlink(self.files())
 
+    @override
     def write(self) -> None:
         tasks = {
             self.disk.submit_store_task(
@@ -171,6 +173,7 @@ class Native(Backed):
                 if not said.is_successful():
                     raise RuntimeError(f"a block was not written: {said}")
 
+    @override
     def read(self) -> None:
         tasks, first = [], 0
         for numbers in self.asked.jobs(self.asked.read):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from peers.disk_side import Asked, Memory, serve, unlink
+from peers.disk_side import Asked, Memory, Store, override, serve, unlink
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,13 +51,12 @@ def spec(block_bytes: int) -> Any:
     return SimpleNamespace(config=given, blocks_per_chunk=1, kv_events_config=events)
 
 
-class Files:
+class Files(Store):
     """A file per block."""
 
-    durable = False
-
     def __init__(self, asked: Asked) -> None:
-        self.asked, self.memory = asked, Memory(asked)
+        super().__init__(asked)
+        self.memory = Memory(asked)
         self.tier = factory.create_secondary_tier(
             {"type": "fs", "root_dir": str(asked.folder)},
             self.memory.all.data,
@@ -68,10 +67,12 @@ class Files:
         self.context = base.ReqContext("a request")
         self.count = 0
 
+    @override
     def files(self) -> list[Path]:
         names = (Path(self.tier.file_mapper.get_file_name(key)) for key in self.keys)
         return [name for name in names if name.exists()]
 
+    @override
     def empty(self) -> None:
         # It writes no block whose file is there.
         unlink(self.files())
@@ -83,14 +84,13 @@ class Files:
             self.count, keys, numbers.astype("int32") + first, first > 0, self.context
         )
 
+    @override
     def write(self) -> None:
         for numbers in self.asked.jobs(self.asked.written):
             self.tier.submit_store(self.job(numbers, 0))
         self.land()
 
-    def blank(self) -> None:
-        self.memory.blank()
-
+    @override
     def read(self) -> None:
         for numbers in self.asked.jobs(self.asked.read):
             self.tier.submit_load(self.job(numbers, self.asked.blocks))
@@ -100,9 +100,6 @@ class Files:
         self.tier.drain_jobs()
         if not all(job.success for job in self.tier.get_finished_jobs()):
             raise RuntimeError("a job has failed")
-
-    def wrong(self) -> int:
-        return self.memory.wrong()
 
 
 def main() -> None:

@@ -98,6 +98,7 @@ class Pool(frame.Pool):
             raise RuntimeError("no room")
         return found
 
+    @override
     def admit(self, ready: Any, row: Any) -> None:
         """Matches and locks, evicts and allocates, then does what `checkpoint` does."""
         tree = self.tree
@@ -114,19 +115,16 @@ class Pool(frame.Pool):
         tree.dec_lock_ref(node, before.to_dec_params())
         self.held.append(Held(said.last_device_node, after, slots[full - found :]))
 
+    @override
     def finish(self, one: Held) -> None:
         """Releases the lock, and the page that was not full."""
         self.tree.dec_lock_ref(one.node, one.locked.to_dec_params())
         if len(one.spare):
             self.allocator.free(one.spare)
 
-    def turn(self, ready: Any, row: Any) -> None:
-        self.admit(ready, row)
-        self.finish(self.held.pop())
-
     @override
-    def visit(self, tokens: array[int]) -> None:
-        self.turn(key(tokens), row_of(tokens))
+    def ready(self, tokens: array[int]) -> tuple[Any, ...]:
+        return key(tokens), row_of(tokens)
 
     @override
     def lookup(self, tokens: array[int]) -> Operation:
@@ -136,20 +134,8 @@ class Pool(frame.Pool):
         self.admit(legacy.RadixKey(tokens), row)
 
     @override
-    def admission(self, tokens: array[int]) -> Operation:
-        return partial(self.admit, key(tokens), row_of(tokens))
-
-    @override
     def whole_admission(self, tokens: array[int]) -> Operation:
         return partial(self.whole, ids(tokens), row_of(tokens))
-
-    @override
-    def ending(self, one: Any) -> Operation:
-        return partial(self.finish, one)
-
-    @override
-    def turnover(self, tokens: array[int]) -> Operation:
-        return partial(self.turn, key(tokens), row_of(tokens))
 
 
 class Evict(Pool):
@@ -167,11 +153,8 @@ class Evict(Pool):
 
 
 ROWS: Makers = {
-    "match": lambda work, asked: frame.Match(Pool(work, asked["blocks"]), 4),
-    "admit": lambda work, asked: frame.Admit(Pool(work, asked["blocks"]), asked["what"]),
-    "turnover": lambda work, asked: frame.Turnover(Pool(work, asked["blocks"]), 500),
+    **frame.on_pool(Pool, lookups=4, turnovers=500),
     "evict": lambda work, _: Evict(work, sizes.LEAVES, 1),
-    "memory": lambda work, asked: Pool(work, asked["blocks"]),
 }
 
 

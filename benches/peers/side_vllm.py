@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peers import frame
 from peers import work as sizes
-from peers.driver import Makers, Operation, Row, override, serve
+from peers.driver import Makers, Operation, override, serve
 from peers.vllm_requests import config, hasher, request, torch
 from peers.vllm_steps import Offload, Schedule
-from peers.work import BLOCK, Work
+from peers.work import BLOCK
 
 if TYPE_CHECKING:
     from array import array
@@ -45,13 +45,14 @@ class Pool(frame.Pool):
         )
 
     @override
-    def visit(self, tokens: array[int]) -> None:
-        self.turn(request(tokens))
+    def ready(self, tokens: array[int]) -> tuple[Any, ...]:
+        return (request(tokens),)
 
     @override
     def lookup(self, tokens: array[int]) -> Operation:
         return partial(self.manager.get_computed_blocks, request(tokens))
 
+    @override
     def admit(self, one: Any) -> None:
         """Makes its scheduler's calls for a new request."""
         manager = self.manager
@@ -65,25 +66,16 @@ class Pool(frame.Pool):
         self.admit(request(tokens))
 
     @override
-    def admission(self, tokens: array[int]) -> Operation:
-        return partial(self.admit, request(tokens))
-
-    @override
     def whole_admission(self, tokens: array[int]) -> Operation:
         return partial(self.whole, tokens.tolist())
 
     @override
-    def ending(self, one: Any) -> Operation:
-        return partial(self.manager.free, one)
-
-    def turn(self, one: Any) -> None:
-        self.admit(one)
+    def finish(self, one: Any) -> None:
         self.manager.free(one)
-        self.held.clear()
 
     @override
-    def turnover(self, tokens: array[int]) -> Operation:
-        return partial(self.turn, request(tokens))
+    def ending(self, one: Any) -> Operation:
+        return partial(self.manager.free, one)
 
 
 class Told(Pool):
@@ -104,10 +96,6 @@ class Told(Pool):
     @override
     def encode(self, taken: object) -> object:
         return self.encoder.encode(self.batch(ts=1.0, events=taken))
-
-
-def _events(work: Work, blocks: int, *, encode: bool) -> Row:
-    return frame.Events(Pool(work, blocks), Told(work, blocks), encode=encode)
 
 
 class Decode(frame.Decode):
@@ -153,15 +141,12 @@ class Evict(Pool):
 
 ROWS: Makers = {
     "keys": lambda work, _: frame.Keys(work, lambda run: partial(hasher, request(run, None))),
-    "match": lambda work, asked: frame.Match(Pool(work, asked["blocks"]), 4),
-    "admit": lambda work, asked: frame.Admit(Pool(work, asked["blocks"]), asked["what"]),
-    "events": lambda work, asked: _events(work, asked["blocks"], encode=asked["encode"]),
-    "turnover": lambda work, asked: frame.Turnover(Pool(work, asked["blocks"]), 500),
+    **frame.on_pool(Pool, lookups=4, turnovers=500),
+    **frame.events(Pool, Told),
     "decode": lambda work, asked: Decode(Pool(work, 100_000), asked["rows"]),
     "schedule": lambda work, _: Schedule(work),
     "evict": lambda work, _: Evict(work, sizes.LEAVES, 1),
     "offload": lambda work, _: Offload(work),
-    "memory": lambda work, asked: Pool(work, asked["blocks"]),
 }
 
 

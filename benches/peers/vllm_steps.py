@@ -32,31 +32,45 @@ MODEL = {
 }
 
 
+def scheduler(blocks: int, length: int, budget: dict[str, int], **more: Any) -> Any:
+    """Returns its scheduler over so many blocks, for requests of up to so many tokens."""
+    config_of: Any = import_module("vllm.config")
+    folder = Path(sys.argv[1]).parent / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    settings = config_of.VllmConfig(
+        model_config=config_of.ModelConfig(
+            model=str(folder), skip_tokenizer_init=True, max_model_len=length, dtype="float32"
+        ),
+        scheduler_config=config_of.SchedulerConfig(
+            max_num_seqs=sizes.SEATS, max_model_len=length, is_encoder_decoder=False, **budget
+        ),
+        cache_config=config_of.CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
+        device_config=config_of.DeviceConfig(device="cpu"),
+        **more,
+    )
+    settings.cache_config.num_gpu_blocks = blocks
+    structured = import_module("vllm.v1.structured_output").StructuredOutputManager(settings)
+    return import_module("vllm.v1.core.sched.scheduler").Scheduler(
+        settings, config(blocks), structured, block_size=BLOCK
+    )
+
+
+def output(scheduler: Any, step: Any) -> Any:
+    """Returns what the model says of a step: a token of each request that decodes."""
+    ids, known = list(step.num_scheduled_tokens), scheduler.requests
+    sampled = [
+        [7] if known[one].num_computed_tokens >= known[one].num_prompt_tokens else [] for one in ids
+    ]
+    made: Any = import_module("vllm.v1.outputs").ModelRunnerOutput
+    return made(ids, {one: at for at, one in enumerate(ids)}, sampled)
+
+
 class Schedule(Row):
     """`schedule` and `update_from_output`, with every request decoding."""
 
     def __init__(self, work: Work) -> None:
-        config_of: Any = import_module("vllm.config")
-        folder = Path(sys.argv[1]).parent / "model"
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(MODEL))
-        length = 131_072
-        settings = config_of.VllmConfig(
-            model_config=config_of.ModelConfig(
-                model=str(folder), skip_tokenizer_init=True, max_model_len=length, dtype="float32"
-            ),
-            scheduler_config=config_of.SchedulerConfig(
-                max_num_seqs=sizes.SEATS, max_model_len=length, is_encoder_decoder=False
-            ),
-            cache_config=config_of.CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-            device_config=config_of.DeviceConfig(device="cpu"),
-        )
-        settings.cache_config.num_gpu_blocks = 90_000
-        structured = import_module("vllm.v1.structured_output").StructuredOutputManager(settings)
-        self.scheduler: Any = import_module("vllm.v1.core.sched.scheduler").Scheduler(
-            settings, config(90_000), structured, block_size=BLOCK
-        )
-        self.output: Any = import_module("vllm.v1.outputs").ModelRunnerOutput
+        self.scheduler = scheduler(90_000, 131_072, {})
         for row in range(sizes.SEATS):
             self.scheduler.add_request(request(work.fresh(18, 12 + row % BLOCK)))
         while not self.begin():
@@ -64,15 +78,11 @@ class Schedule(Row):
 
     def begin(self) -> bool:
         """Runs a step of the prefill; returns whether every request decodes."""
-        step, known = self.scheduler.schedule(), self.scheduler.requests
-        ids = list(step.num_scheduled_tokens)
-        sampled = [
-            [7] if known[one].num_computed_tokens >= known[one].num_prompt_tokens else []
-            for one in ids
-        ]
-        self.said = self.output(ids, {one: at for at, one in enumerate(ids)}, sampled)
+        step = self.scheduler.schedule()
+        self.said = output(self.scheduler, step)
         self.scheduler.update_from_output(step, self.said)
-        return set(step.num_scheduled_tokens.values()) == {1} and len(ids) == sizes.SEATS
+        counts = step.num_scheduled_tokens.values()
+        return set(counts) == {1} and len(counts) == sizes.SEATS
 
     def step(self) -> None:
         self.scheduler.update_from_output(self.scheduler.schedule(), self.said)

@@ -7,11 +7,11 @@ repeats are compared. Ratios are what counts: the machine is never alone. It fai
 number of workers, page-first, stays below its target, or the caller's cost above it.
 """
 
-import argparse
 import struct
-import threading
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from statistics import median
 
 import numpy as np
@@ -21,12 +21,13 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Order
 from blockyard.shared.plan import Plan
+from report import Figure, asked, busy, report
 
 PLAN = 1024
 TARGET = 0.8
 """The size of one plain memcpy."""
-COST = 1e-3
-"""CPU seconds of the calling thread."""
+COST = 1e3
+"""CPU microseconds of the calling thread."""
 SMALL = KVLayout.llama(2, 2, 8)
 ORDERS: tuple[Order, ...] = ("page-first", "layer-first")
 
@@ -84,20 +85,13 @@ def throughput(mib: int, repeats: int) -> dict[str, float]:
     return {name: plain / median(taken) for name, taken in times.items()}
 
 
-def caller(repeats: int, *, busy: bool) -> float:
+def caller(repeats: int, *, accompanied: bool) -> float:
     """Returns the CPU seconds of the calling thread for submitting and landing 1,024 blocks."""
     device, host = MemoryTier(SMALL, PLAN, name="device"), MemoryTier(SMALL, PLAN)
     mixed = np.random.default_rng(1)
-    stop = threading.Event()
-
-    def spin() -> None:
-        while busy and not stop.is_set():
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
     costs = []
-    with Crane(SMALL, device=device, host=host) as crane:
+    beside = busy() if accompanied else nullcontext()
+    with beside, Crane(SMALL, device=device, host=host) as crane:
         for number in range(1, repeats + 1):
             slots = [mixed.permutation(PLAN).astype("<u4").tobytes() for _ in range(2)]
             header = struct.pack("<2sBBIQQ", b"Y3", 0, 1, PLAN, 1 << 32 | number, 1)
@@ -110,29 +104,18 @@ def caller(repeats: int, *, busy: bool) -> float:
                 begun = time.thread_time()
                 if crane.poll():
                     costs.append(cost + time.thread_time() - begun)
-    stop.set()
-    thread.join()
     return median(costs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=9)
-    given = parser.parse_args()
-    missed = []
-    for name, ratio in throughput(given.mib, given.repeats).items():
-        print(f"{name:32} {ratio:6.2f} of it")
-        if name.startswith("page-first") and name.endswith("2 workers") and ratio < TARGET:
-            missed.append(name)
-    for busy, where in ((False, "alone"), (True, "beside a busy thread")):
-        cost = caller(50, busy=busy)
-        print(f"submit and land {PLAN} blocks, {where}: {1e6 * cost:.0f} us of the caller's CPU")
-        if cost > COST:
-            missed.append(f"the caller {where}")
-    if missed:
-        parser.exit(1, f"missed: {'; '.join(missed)}\n")
+def figures(mib: int, repeats: int) -> Iterator[Figure]:
+    for name, ratio in throughput(mib, repeats).items():
+        default = name.startswith("page-first") and name.endswith("2 workers")
+        yield Figure(f"{name}, of a plain memcpy", ratio, least=TARGET if default else None)
+    for accompanied, where in ((False, "alone"), (True, "beside a busy thread")):
+        cost = 1e6 * caller(50, accompanied=accompanied)
+        yield Figure(f"submit and land {PLAN} blocks {where}, µs of the caller's CPU", cost, COST)
 
 
 if __name__ == "__main__":
-    main()
+    given = asked(__doc__, mib=512, repeats=9)
+    sys.exit(report(figures(given.mib, given.repeats), given.json))

@@ -10,10 +10,9 @@ the page cache, written beside and renamed, and not durable. It fails where a go
 """
 
 import argparse
-import json
 import os
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,9 @@ import numpy as np
 
 import blockyard as by
 from blockyard._core import DiskFloor, DiskSurvey, checksums
-from blockyard.tools.disk.bench import BlockLane, Figure, in_turns, timed
+from blockyard.tools.disk.bench import BlockLane, in_turns, timed
+from blockyard.tools.disk.bench import Figure as Timing
+from report import Figure, busy, report
 
 KIB, MIB = 1 << 10, 1 << 20
 THREADS = 4
@@ -58,21 +59,6 @@ IDLE = (3, 4)
 """Of the times in `/proc/stat`, those in which nothing runs."""
 
 
-class Row(NamedTuple):
-    """A line of the table."""
-
-    name: str
-    goal: str
-    figure: str
-    against: str
-    """What it is compared with."""
-    ours: str
-    cpu: str
-    """CPU seconds of a round: of the other side, and of ours."""
-    met: bool | None
-    """None where there is no goal."""
-
-
 class Given(NamedTuple):
     """The options."""
 
@@ -81,17 +67,11 @@ class Given(NamedTuple):
     rounds: int
 
 
-def compared(name: str, goal: float | None, ours: Figure, other: Figure, nbytes: int) -> Row:
-    ratio = ours.part_of(other)
-    return Row(
-        name,
-        "" if goal is None else f"≥ {goal:.2f}",
-        f"{ratio:.2f}",
-        f"{other.rate(nbytes) / 1e9:.2f} GB/s",
-        f"{ours.rate(nbytes) / 1e9:.2f} GB/s",
-        f"{median(other.cpu):.2f}, {median(ours.cpu):.2f}",
-        None if goal is None else ratio >= goal,
-    )
+def compared(name: str, goal: float | None, ours: Timing, other: Timing, nbytes: int) -> Figure:
+    rates = [f"{one.rate(nbytes) / 1e9:.2f}" for one in (other, ours)]
+    cpu = [f"{median(one.cpu):.2f}" for one in (other, ours)]
+    about = f"{' and '.join(rates)} GB/s, CPU s {', '.join(cpu)}: the other, the tier"
+    return Figure(name, ours.part_of(other), least=goal, about=about)
 
 
 @contextmanager
@@ -106,7 +86,7 @@ def lane_of(path: Path, given: Given, block_bytes: int) -> BlockLane:
     return BlockLane(path / "tier", blocks=blocks, block_bytes=block_bytes, threads=THREADS)
 
 
-def floors(given: Given) -> Iterator[Row]:
+def floors(given: Given) -> Iterator[Figure]:
     """A tier beside the disk alone."""
     for size, block_bytes in SIZES.items():
         with folder(given) as path, lane_of(path, given, block_bytes) as lane:
@@ -126,25 +106,7 @@ def floors(given: Given) -> Iterator[Row]:
         yield compared(name, goal, figures["r"], figures["fr"], nbytes)
 
 
-@contextmanager
-def busy() -> Iterator[None]:
-    """Has a Python thread compute meanwhile, which gives its lock back every 5 ms."""
-    over = threading.Event()
-
-    def spin() -> None:
-        while not over.is_set():
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def beside(given: Given) -> Iterator[Row]:
+def beside(given: Given) -> Iterator[Figure]:
     """A tier beside one busy Python thread, and alone."""
 
     def accompanied(work: Callable[[], object]) -> None:
@@ -187,7 +149,7 @@ def records(survey: DiskSurvey, block_bytes: int) -> np.ndarray:
     return table
 
 
-def opening(given: Given) -> Iterator[Row]:
+def opening(given: Given) -> Iterator[Figure]:
     """A restart with all of 1 TiB restored; the payloads are a hole, which nobody reads."""
     layout = by.KVLayout.preset("llama-3-8b")
     names = {"model": "llama-3-8b", "weights": "none"}
@@ -201,7 +163,7 @@ def opening(given: Given) -> Iterator[Row]:
         table = records(DiskSurvey(own), layout.block_bytes)
         os.truncate(own / "slots", TABLE * layout.block_bytes)
         (own / "table").write_bytes(table.tobytes())
-        figure, opened = Figure([], []), list[Any]()
+        figure, opened = Timing([], []), list[Any]()
         for _ in range(given.rounds):
             with (own / "table").open("rb") as file:
                 os.fsync(file.fileno())
@@ -212,13 +174,11 @@ def opening(given: Given) -> Iterator[Row]:
             with opened.pop() as cache:
                 if cache.restored != TABLE:
                     raise SystemExit(f"{cache.restored} of {TABLE} blocks restored")
-    taken = median(figure.seconds)
-    name = f"open a table of {TABLE:,} blocks of 2 MiB, all restored, cold"
-    ours, cpus = f"{taken:.2f} s", f"{median(figure.cpu):.2f}"
-    yield Row(name, "≤ 1 s", ours, "", ours, cpus, taken <= 1)
+    name = f"open a table of {TABLE:,} blocks of 2 MiB, all restored, cold, s"
+    yield Figure(name, median(figure.seconds), 1, about=f"CPU s {median(figure.cpu):.2f}")
 
 
-def burst(given: Given) -> Iterator[Row]:
+def burst(given: Given) -> Iterator[Figure]:
     """Blocks in one burst, and what of them a new owner finds and can read."""
     blocks = 512
     with folder(given) as path:
@@ -229,9 +189,9 @@ def burst(given: Given) -> Iterator[Row]:
             found = len(lane.lane.restore()[0])
             # Raises where a block is not what was written.
             lane.read()
-    rate = f"{blocks * 2 * MIB / seconds / 1e9:.2f} GB/s"
+    rate = f"{blocks * 2 * MIB / seconds / 1e9:.2f} GB/s, CPU s {cpu:.2f}"
     name = f"of {blocks} blocks of 2 MiB in a burst, into new room: found"
-    yield Row(name, str(blocks), str(found), "", rate, f"{cpu:.2f}", found == blocks)
+    yield Figure(name, found, least=blocks, about=rate)
 
 
 class FilePerBlock:
@@ -274,7 +234,7 @@ class FilePerBlock:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def files(given: Given) -> Iterator[Row]:
+def files(given: Given) -> Iterator[Figure]:
     """A tier beside a file for each block, of 2 MiB."""
     block_bytes = SIZES["2 MiB"]
     blocks = given.nbytes // block_bytes
@@ -311,6 +271,18 @@ def used() -> tuple[float, float]:
     return busy / os.sysconf("SC_CLK_TCK"), sum(os.times()[:2])
 
 
+def figures(given: Given, only: list[str]) -> Iterator[Figure]:
+    """The rows of some tables, and what else was at work meanwhile."""
+    start, begun = used(), time.monotonic()
+    for name in only:
+        yield from TABLES[name](given)
+    everybody, own = (now - then for now, then in zip(used(), start, strict=True))
+    cores = len(os.sched_getaffinity(0))
+    others = (everybody - own) / (cores * (time.monotonic() - begun))
+    about = f"of {cores}; the tier and the floor have {THREADS} threads"
+    yield Figure("share of the cores that others used", others, about=about)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--path", type=Path, default=Path("target"), help="a folder on the disk")
@@ -321,28 +293,8 @@ def main() -> None:
     options = parser.parse_args()
     given = Given(options.path, options.mib * MIB, options.rounds)
     given.path.mkdir(exist_ok=True)
-    cores = len(os.sched_getaffinity(0))
-    free = "none free" if cores <= THREADS else f"{cores - THREADS} free"
-    print(f"{cores} cores, {THREADS} threads of the tier and of the floor: {free} beside them.")
     print(f"{options.rounds} rounds of {options.mib} MiB, on {given.path.resolve()}.\n")
-    print("| row | goal | figure | beside | the tier | CPU s: beside, tier | met |")
-    print("|---|--:|--:|--:|--:|--:|---|")
-    rows, start, begun = [], used(), time.monotonic()
-    for name in options.only:
-        for row in TABLES[name](given):
-            rows.append(row)
-            met = {None: "", True: "yes", False: "no"}[row.met]
-            cells = [row.name, row.goal, row.figure, row.against, row.ours, row.cpu, met]
-            print(f"| {' | '.join(cells)} |", flush=True)
-    everybody, own = (now - then for now, then in zip(used(), start, strict=True))
-    others = (everybody - own) / (cores * (time.monotonic() - begun))
-    print(f"\nOther processes, and other machines on this one, used {others:.0%} of the cores.")
-    if options.json is not None:
-        content = {"cores": cores, "others": others, "rows": [row._asdict() for row in rows]}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
-    missed = [row.name for row in rows if row.met is False]
-    if missed:
-        parser.exit(1, f"missed: {'; '.join(missed)}\n")
+    sys.exit(report(figures(given, options.only), options.json))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,17 @@ It prints CPU times of one thread, the best and the median of all rounds, and fa
 misses its target.
 """
 
-import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 import blockyard as by
 from blockyard.engines.connector import Connector
+from report import Figure, asked, report
 
 SIZE, LONG, ROWS, LOADS = 16, 128, 256, 64
 HOST = 100_000
@@ -119,24 +119,20 @@ def steps(rounds: int) -> list[float]:
     return spent
 
 
-def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rounds", type=int, default=20)
-    rounds = asked.parse_args().rounds
+def figures(rounds: int) -> Iterator[Figure]:
     gc.disable()
     seen = verbs(rounds)
-    rows = [
-        (f"find of {LONG} blocks", seen["find"], 5.0),
-        (f"fetch of {LONG} blocks", seen["fetch"], 15.0),
-        (f"stow of {LONG} blocks", seen["stow"], 15.0),
-        ("the same where as many must be evicted", seen["stow and evict"], 18.0),
-        (f"one call that ends {LOADS} loads of {LONG} blocks", seen["land"], 500.0),
-        (f"a step of {ROWS} rows that decode", steps(rounds), 30.0),
-    ]
-    for what, spent, wanted in rows:
-        print(f"{what:45} {min(spent):8.2f} us, median {np.median(spent):8.2f}  ≤ {wanted:g}")
-    return int(any(min(spent) > wanted for _, spent, wanted in rows))
+    for what, spent, most in (
+        (f"find of {LONG} blocks", seen["find"], 5),
+        (f"fetch of {LONG} blocks", seen["fetch"], 15),
+        (f"stow of {LONG} blocks", seen["stow"], 15),
+        ("the same where as many must be evicted", seen["stow and evict"], 18),
+        (f"one call that ends {LOADS} loads of {LONG} blocks", seen["land"], 500),
+        (f"a step of {ROWS} rows that decode", steps(rounds), 30),
+    ):
+        yield Figure(f"{what}, µs", min(spent), most, about=f"median {np.median(spent):.1f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    given = asked(__doc__, rounds=20)
+    sys.exit(report(figures(given.rounds), given.json))

@@ -8,10 +8,9 @@ every tier and part, so that no engine has more series; it takes turns with one 
 `prometheus_client.generate_latest` writes. It fails where a target is missed.
 """
 
-import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -24,6 +23,7 @@ from blockyard.metrics.text import text
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.reservations import Reservations
+from report import Figure, asked, report
 from steps import decoding, turn
 
 ROWS = 64
@@ -80,27 +80,16 @@ def _milliseconds(work: Callable[[], object]) -> float:
     return (time.thread_time_ns() - begun) / 1e6
 
 
-def main() -> int:
-    """Measures, and says what was missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4_000)
-    given = parser.parse_args()
-    plain, measured, more = step(given.steps)
+def figures(count: int) -> Iterator[Figure]:
+    plain, measured, more = step(count)
+    yield Figure(f"a step of {ROWS} decodes without metrics, µs", plain)
+    yield Figure("the same with metrics, µs", measured)
+    yield Figure(f"what metrics add to a step, median of {count:,} pairs, µs", more, STEP_US)
     series, spent, theirs = scrape()
-    print("| | seen | wanted |\n|---|--:|--:|")
-    print(f"| a step of {ROWS} decodes without metrics, µs | {plain:.1f} | |")
-    print(f"| the same with metrics, µs | {measured:.1f} | |")
-    print(f"| what metrics add to a step, median of {given.steps:,} pairs, µs | {more:.2f} | 2 |")
-    print(f"| a scrape of {series} series, ms | {spent:.2f} | 1 |")
-    print(f"| the same, written by `generate_latest`, ms | {theirs:.2f} | |")
-    missed = [
-        name
-        for name, seen, wanted in (("step", more, STEP_US), ("scrape", spent, SCRAPE_MS))
-        if seen > wanted
-    ]
-    print(f"missed: {', '.join(missed)}" if missed else "all met")
-    return len(missed)
+    yield Figure(f"a scrape of {series} series, ms", spent, SCRAPE_MS)
+    yield Figure("the same, written by `generate_latest`, ms", theirs)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    given = asked(__doc__, steps=4_000)
+    sys.exit(report(figures(given.steps), given.json))

@@ -9,11 +9,11 @@ all steps with a frozen disk, divided by that without; the median of the rounds 
 right to mount, and says so where there is none. It fails where the goal of 1.1 is missed.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -27,6 +27,7 @@ from blockyard.local import LocalCache
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
+from report import Figure, asked, report
 
 GOAL = 1.1
 SIZE = 8
@@ -119,40 +120,26 @@ def one_round(root: Path, seeds: range, times: dict[int, Times]) -> dict[str, Ti
     return all_
 
 
-def main() -> None:
+def figures(rounds: int, count: int) -> Iterator[Figure]:
     """Plays all rounds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=6)
-    options = parser.parse_args()
     times: dict[int, Times] = {}
     timed(times)
     ratios: dict[str, list[float]] = {name: [] for name in TIMED}
-    shown: dict[str, tuple[float, float, int]] = {}
+    last: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="blockyard-frozen-") as root:
-        for number in range(options.rounds):
-            seeds = range(100 * number, 100 * number + options.seeds)
-            all_ = one_round(Path(root), seeds, times)
+        for number in range(rounds):
+            all_ = one_round(Path(root), range(100 * number, 100 * number + count), times)
             for name in TIMED:
-                frozen, well = (np.array(all_[kind][name]) for kind in ("frozen", "well"))
-                p99 = float(np.percentile(frozen, 99)), float(np.percentile(well, 99))
+                p99 = [float(np.percentile(all_[kind][name], 99)) for kind in ("frozen", "well")]
                 ratios[name].append(p99[0] / p99[1])
-                shown[name] = *p99, len(frozen)
-    missed = []
+                steps = len(all_["frozen"][name])
+                last[name] = f"in the last {p99[0]:.0f} and {p99[1]:.0f} µs of {steps} steps"
     for name, found in ratios.items():
-        ratio = median(found)
-        frozen_us, well_us, steps = shown[name]
-        print(
-            f"{name}: p99 with a frozen disk {ratio:.2f} times that without (goal {GOAL}; rounds "
-            f"{', '.join(f'{one:.2f}' for one in sorted(found))}; in the last {frozen_us:.0f} and "
-            f"{well_us:.0f} µs of {steps} steps)",
-            flush=True,
-        )
-        if ratio > GOAL:
-            missed.append(name)
-    if missed:
-        sys.exit(f"missed: {', '.join(missed)}")
+        about = f"rounds {', '.join(f'{one:.2f}' for one in sorted(found))}; {last[name]}"
+        what = f"{name}: p99 with a frozen disk, over that without"
+        yield Figure(what, median(found), GOAL, about=about)
 
 
 if __name__ == "__main__":
-    main()
+    given = asked(__doc__, rounds=5, seeds=6)
+    sys.exit(report(figures(given.rounds, given.seeds), given.json))

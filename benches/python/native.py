@@ -10,8 +10,10 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).parents[2]
 #: Approximate instructions of an allocation and its end.
@@ -35,6 +37,25 @@ def build(tree: Path = ROOT) -> str:
     )
     lines = [json.loads(line) for line in built.stdout.splitlines()]
     return next(str(line["executable"]) for line in lines if line.get("executable"))
+
+
+def times(program: str, rows: Sequence[str], rounds: int) -> list[float]:
+    """Returns the nanoseconds of an operation of each row, medians of rounds that take turns.
+
+    Args:
+        program: As `build` returns it.
+        rows: Names, each with the blocks of its pool.
+        rounds: How often each is played.
+    """
+    said = subprocess.run(
+        [program, "serve"],
+        input="\n".join([*rows] * rounds) + "\n",
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    seen = [float(line) for line in said.stdout.split()]
+    return [median(seen[at :: len(rows)]) for at in range(len(rows))]
 
 
 def can_count() -> bool:

@@ -8,13 +8,15 @@ the cache has kept, and without a host. The bench fails where parking is over 1 
 first in any seed, or moves more than half of the blocks of the parked sequences.
 """
 
-import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from report import Figure, asked, report
 
 DEVICE, HOST, LEAST = 3_000, 24_000, 0.99
 
@@ -30,31 +32,29 @@ def replayed(seed: int, requests: int, host: int, ways: list[str]) -> list[dict[
     return runs
 
 
-def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--seeds", type=int, default=20)
-    asked.add_argument("--requests", type=int, default=400)
-    options = asked.parse_args()
+def figures(seeds: int, requests: int) -> Iterator[Figure]:
     ratios, plain, moved = [], [], []
-    print("seed  parked  preempted  to recompute  to recompute without a host  moved of whole")
-    for seed in range(options.seeds):
-        park, again = replayed(seed, options.requests, HOST, ["park", "recompute"])
-        (bare,) = replayed(seed, options.requests, 0, ["recompute"])
-        speed = park["tokens_per_second"]
+    for seed in range(seeds):
+        park, again = replayed(seed, requests, HOST, ["park", "recompute"])
+        (bare,) = replayed(seed, requests, 0, ["recompute"])
+        speed, gone = park["tokens_per_second"], park["preempted"]
         ratios.append(speed / again["tokens_per_second"])
         plain.append(speed / bare["tokens_per_second"])
-        gone = park["preempted"]
         moved.append(gone["relieved"] / max(gone["kept"], 1))
-        print(
-            f"{seed:4}  {gone['parked']:6}  {again['preempted']['count']:9}  {ratios[-1]:12.3f}  "
-            f"{plain[-1]:27.3f}  {moved[-1]:14.2f}",
-            flush=True,
+        count = f"{gone['parked']} parked, {again['preempted']['count']} preempted"
+        print(f"seed {seed}: {count}", file=sys.stderr, flush=True)
+    for what, values, least in (
+        ("recompute", ratios, LEAST),
+        ("recompute without a host", plain, None),
+    ):
+        about = f"median {np.median(values):.3f}"
+        yield Figure(
+            f"throughput over that of {what}, least", min(values), least=least, about=about
         )
-    for what, values in (("recompute", ratios), ("recompute without a host", plain)):
-        print(f"to {what}: median {np.median(values):.3f}, least {min(values):.3f}")
-    print(f"moved of whole sequences: median {np.median(moved):.2f}, most {max(moved):.2f}")
-    return int(min(ratios) < LEAST or max(moved) > 1 / 2)
+    about = f"median {np.median(moved):.2f}"
+    yield Figure("moved of whole sequences, most", max(moved), 1 / 2, about=about)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    given = asked(__doc__, seeds=20, requests=400)
+    sys.exit(report(figures(given.seeds, given.requests), given.json))

@@ -4,16 +4,20 @@ The times are thread CPU time, so that the thread that writes is not in them. Ba
 without a recording alternate; a row is the median of their differences.
 """
 
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import blockyard as by
 from blockyard._core import Recorder
+from report import Figure, asked, report
 
 BATCH, ROUNDS = 50, 400
+TURN, MOST = 306, 1_000.0
+"""Blocks for which there is a target, and that."""
 
 
 def cache(record: Path | None) -> by.KVCache:
@@ -36,12 +40,9 @@ def told(recorder: Recorder, keys: by.Keys) -> float:
     return (time.thread_time_ns() - start) / BATCH
 
 
-def main() -> int:
-    """Prints the table."""
+def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         plain, recording = cache(None), cache(Path(folder, "begins.rec"))
-        print("| blocks of the prompt | begin and finish | more with a recording | told by hand |")
-        print("|--:|--:|--:|--:|")
         for blocks in (0, 16, 306, 1024):
             telling = cache(Path(folder, f"told {blocks}.rec"))
             recorder = telling.recorder
@@ -56,16 +57,15 @@ def main() -> int:
                 rows.append((served(plain, keys), served(recording, keys), told(recorder, keys)))
                 # The writers keep up, as nobody serves requests in a loop that does nothing else.
                 time.sleep(0.002)
-            before, more = (
-                statistics.median(row[0] for row in rows),
-                statistics.median(row[1] - row[0] for row in rows),
-            )
-            by_hand = statistics.median(row[2] for row in rows)
             dropped = recording.stats()["record_dropped"] + telling.stats()["record_dropped"]
-            print(f"| {blocks} | {before:,.0f} | {more:,.0f} | {by_hand:,.0f} |")
             assert not dropped, f"{dropped} were dropped: a figure would flatter"
-    return 0
+            more, hand = median(row[1] - row[0] for row in rows), median(row[2] for row in rows)
+            most = MOST if blocks == TURN else None
+            about = f"a begin and a finish {median(row[0] for row in rows):,.0f}"
+            yield Figure(f"{blocks} blocks: more with a recording, ns", more, most, about=about)
+            yield Figure(f"{blocks} blocks: told by hand, ns", hand, most)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    given = asked(__doc__)
+    sys.exit(report(figures(), given.json))

@@ -1,7 +1,6 @@
-"""The measured work from Python; `benches/rust/work.rs` has the same rows natively."""
+"""The measured work from Python; `benches/rust/list.rs` has the same rows natively."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -14,8 +13,6 @@ FOUND = 189
 REQUESTS = 20
 PLAN = 64
 STEPS = 64
-ROUNDS = 10
-
 
 Eviction = Literal["recency", "heap", "learned"]
 
@@ -25,6 +22,13 @@ class Row(Protocol):
 
     def prepare(self) -> None: ...
     def run(self) -> int: ...
+    def restore(self) -> None: ...
+
+
+class Bare:
+    """A row that needs nothing before a run or after it."""
+
+    def prepare(self) -> None: ...
     def restore(self) -> None: ...
 
 
@@ -53,7 +57,7 @@ class Rig:
         return data
 
 
-class Probe:
+class Probe(Bare):
     """A probe of nothing, or of a resident prefix."""
 
     def __init__(self, blocks: int, length: int, times: int) -> None:
@@ -61,21 +65,11 @@ class Probe:
         self.keys = self.rig.keys(self.rig.visit(length)) if length else None
         self.times = times
 
-    def prepare(self) -> None:
-        pass
-
     def run(self) -> int:
-        probe, keys = self.rig.cache.probe, self.keys
-        if keys is None:
-            for _ in range(self.times):
-                probe()
-        else:
-            for _ in range(self.times):
-                probe(keys)
+        probe, arguments = self.rig.cache.probe, () if self.keys is None else (self.keys,)
+        for _ in range(self.times):
+            probe(*arguments)
         return self.times
-
-    def restore(self) -> None:
-        pass
 
 
 class Turn:
@@ -195,8 +189,7 @@ class Decode:
         cache.seal(leases, self.computed)
         self.computed += 1
 
-    def prepare(self) -> None:
-        pass
+    def prepare(self) -> None: ...
 
     def run(self) -> int:
         grow, leases = self.cache.grow, self.leases
@@ -252,61 +245,40 @@ class Evict:
         self.leases = []
 
 
-class Hashing:
+class Hashing(Bare):
     """Keys of prompts of 4,096 tokens."""
 
     def __init__(self) -> None:
         self.cache = by.KVCache(device=2)
         self.tokens = np.arange(4096, dtype=np.uint32)
 
-    def prepare(self) -> None:
-        pass
-
     def run(self) -> int:
         for _ in range(10):
             self.cache.keys(self.tokens)
         return 10 * len(self.tokens) // BLOCK
 
-    def restore(self) -> None:
-        pass
 
-
-def row(name: str, blocks: int) -> Row:
-    """Returns the row of this name, on a full pool of `blocks` blocks."""
-    made: dict[str, Callable[[], Row]] = {
-        "probe": lambda: Probe(blocks, 0, 10_000),
-        "match64": lambda: Probe(blocks, 64, 500),
-        "match128": lambda: Probe(blocks, 128, 500),
-        "demote": lambda: Moves(blocks, "demote"),
-        "promote": lambda: Moves(blocks, "promote"),
-        "commit": lambda: Moves(blocks, "land"),
-        "decode": lambda: Decode(blocks, only_grow=False),
-        "grow": lambda: Decode(blocks, only_grow=True),
-        "evict4-list": lambda: Evict(25_000, 4, "recency", "nothing"),
-        "evict4-heap": lambda: Evict(25_000, 4, "heap", "nothing"),
-        "evict4-learned": lambda: Evict(25_000, 4, "learned", "nothing"),
-        "evict4-list-air": lambda: Evict(25_000, 4, "recency", "chain"),
-        "evict4-heap-air": lambda: Evict(25_000, 4, "heap", "chain"),
-        "evict1000-list": lambda: Evict(1_000_000, 1000, "recency", "nothing"),
-        "evict1000-heap": lambda: Evict(1_000_000, 1000, "heap", "nothing"),
-        "evict1000-learned": lambda: Evict(1_000_000, 1000, "learned", "nothing"),
-        "keys": Hashing,
-    }
-    return made[name]() if name in made else Turn(blocks, name)
-
-
-def nanoseconds(work: Row) -> float:
-    """Returns thread CPU time per operation, over rounds of prepare, run and restore."""
-    spent = operations = 0
-    for _ in range(ROUNDS):
-        work.prepare()
-        start = time.thread_time_ns()
-        operations += work.run()
-        spent += time.thread_time_ns() - start
-        work.restore()
-    return spent / operations
-
-
-def median(values: Sequence[float]) -> float:
-    """Returns the median."""
-    return sorted(values)[len(values) // 2]
+ROWS: dict[str, Callable[[int], Row]] = {
+    "probe": lambda blocks: Probe(blocks, 0, 10_000),
+    "match64": lambda blocks: Probe(blocks, 64, 500),
+    "match128": lambda blocks: Probe(blocks, 128, 500),
+    "demote": lambda blocks: Moves(blocks, "demote"),
+    "promote": lambda blocks: Moves(blocks, "promote"),
+    "commit": lambda blocks: Moves(blocks, "land"),
+    "decode": lambda blocks: Decode(blocks, only_grow=False),
+    "grow": lambda blocks: Decode(blocks, only_grow=True),
+    "evict4-list": lambda _: Evict(25_000, 4, "recency", "nothing"),
+    "evict4-heap": lambda _: Evict(25_000, 4, "heap", "nothing"),
+    "evict4-learned": lambda _: Evict(25_000, 4, "learned", "nothing"),
+    "evict4-list-air": lambda _: Evict(25_000, 4, "recency", "chain"),
+    "evict4-heap-air": lambda _: Evict(25_000, 4, "heap", "chain"),
+    "evict1000-list": lambda _: Evict(1_000_000, 1000, "recency", "nothing"),
+    "evict1000-heap": lambda _: Evict(1_000_000, 1000, "heap", "nothing"),
+    "evict1000-learned": lambda _: Evict(1_000_000, 1000, "learned", "nothing"),
+    "keys": lambda _: Hashing(),
+    "begin": lambda blocks: Turn(blocks, "begin"),
+    "seal": lambda blocks: Turn(blocks, "seal"),
+    "park": lambda blocks: Turn(blocks, "park"),
+    "resume": lambda blocks: Turn(blocks, "resume"),
+    "finish": lambda blocks: Turn(blocks, "finish"),
+}

@@ -6,11 +6,10 @@ Alone, and beside 10,000 requests that wait; how much of it is the yard; and how
 takes while every copy stalls for ten seconds. It fails where a target is missed.
 """
 
-import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from blockyard.scheduling.engine import Output, Step
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing import Script, ScriptedCopier, hang
+from report import Figure, asked, report
 
 ROWS, PROMPT, WAITING = 256, 300, 10_000
 VERBS = ("room", "set_headroom", "grow", "append", "seal", "commit")
@@ -188,29 +188,21 @@ def below(cache: by.KVCache, prompt: Any) -> None:
     cache.resize("device", 60_000)
 
 
-def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--steps", type=int, default=400)
-    asked.add_argument("--stalled", type=float, default=10.0)
-    options = asked.parse_args()
-    median = steps(options.steps)
+def figures(count: int, seconds: float) -> Iterator[Figure]:
+    median = steps(count)
     # This collects the 20,000 requests from before, so that no step does.
     gc.collect()
     moves = parking(200)
-    count, cpu, elapsed = stalled(options.stalled)
-    rows = [
-        (f"{ROWS} decodes, a step and its output", median["alone"], 150.0, "us"),
-        ("of it, inside the yard", median["yard"], 30.0, "us"),
-        (f"beside {WAITING:,} that wait", median["crowded"] / median["alone"], 1.1, "times"),
-        ("parking a sequence of 1,000 blocks", moves["park"], 100.0, "us"),
-        ("its resume, beside a plain schedule()", moves["resume"], 100.0, "us"),
-        (f"copies stalled, worst schedule() of {count:,}, CPU", cpu, 1000.0, "us"),
-    ]
-    for what, seen, wanted, unit in rows:
-        print(f"{what:55} {seen:8.2f} {unit:5}  ≤ {wanted:g}")
-    print(f"{'the same, elapsed':55} {elapsed:8.2f} us")
-    return int(any(seen > wanted for _, seen, wanted, _ in rows))
+    yield Figure(f"{ROWS} decodes, a step and its output, µs", median["alone"], 150)
+    yield Figure("of it, inside the yard, µs", median["yard"], 30)
+    yield Figure(f"beside {WAITING:,} that wait, times", median["crowded"] / median["alone"], 1.1)
+    yield Figure("parking a sequence of 1,000 blocks, µs", moves["park"], 100)
+    yield Figure("its resume, beside a plain schedule(), µs", moves["resume"], 100)
+    number, cpu, elapsed = stalled(seconds)
+    what = f"copies stalled, worst schedule() of {number:,}, µs of CPU"
+    yield Figure(what, cpu, 1000, about=f"elapsed {elapsed:.0f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    given = asked(__doc__, steps=400, stalled=10.0)
+    sys.exit(report(figures(given.steps, given.stalled), given.json))

@@ -8,14 +8,11 @@ how many calls did: the thread slept in them. The last line is a loop that canno
 does by itself. It fails where a target is missed.
 """
 
-import argparse
 import resource
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +24,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import SimulatedGpu
+from report import Figure, asked, busy, report
 
 Order = Literal["page-first", "layer-first"]
 ORDERS: tuple[Order, ...] = ("page-first", "layer-first")
@@ -96,24 +94,6 @@ def opened(order: Order) -> Callable[[int], Callable[[], None]]:
     return flight
 
 
-@contextmanager
-def busy() -> Iterator[None]:
-    """A thread that only computes."""
-    stop = False
-
-    def spin() -> None:
-        while not stop:
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop = True
-        thread.join()
-
-
 def plain(_number: int) -> Callable[[], None]:
     """Takes about as long, and holds the interpreter's lock throughout."""
 
@@ -130,49 +110,39 @@ def sleeps() -> int:
 
 
 def measured(
-    flight: Callable[[int], Callable[[], None]], calls: int, clock: Callable[[], int], pause: float
-) -> tuple[list[float], int]:
-    """Returns the microseconds of each call, in ascending order, and how many waited."""
+    what: str,
+    flight: Callable[[int], Callable[[], None]],
+    calls: int,
+    clock: Callable[[], int],
+    most: float,
+) -> Figure:
+    """Returns the median microseconds of a call; beside a busy thread after a pause."""
     spent, waited = [], 0
     for number in range(calls):
         start = flight(number)
         # As in an engine, the call begins when the interpreter's lock has just been taken.
-        time.sleep(pause)
+        time.sleep(0.001 if clock is time.perf_counter_ns else 0)
         before, begun = sleeps(), clock()
         start()
         spent.append((clock() - begun) / 1e3)
         waited += sleeps() > before
-    return sorted(spent), waited
+    spent.sort()
+    tail = f"p99 {spent[calls * 99 // 100]:.0f}, worst {spent[-1]:.0f}, {waited} waited"
+    return Figure(f"{what}, µs", spent[calls // 2], most, about=tail)
 
 
-def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--calls", type=int, default=1000)
-    calls = asked.parse_args().calls
-    missed = False
-
-    def show(what: str, spent: list[float], waited: int, wanted: float) -> None:
-        nonlocal missed
-        seen = spent[calls // 2], spent[calls * 99 // 100], spent[-1]
-        numbers = " ".join(f"{one:9.1f}" for one in seen)
-        print(f"{what:40} {numbers} {waited:7}  ≤ {wanted:g}")
-        missed |= seen[0] > wanted
-
-    heads = " ".join(f"{head:>9}" for head in ("median", "p99", "max"))
-    print(f"{'1,024 scattered blocks, us':40} {heads} {'waited':>7}")
+def figures(calls: int) -> Iterator[Figure]:
     for order in ORDERS:
         flight = opened(order)
-        measured(flight, 100, time.thread_time_ns, 0)
-        show(f"{order}, CPU", *measured(flight, calls, time.thread_time_ns, 0), CPU)
+        measured("warm-up", flight, 100, time.thread_time_ns, CPU)
+        yield measured(f"{order}, CPU", flight, calls, time.thread_time_ns, CPU)
         with busy():
-            beside, waited = measured(flight, calls, time.perf_counter_ns, 0.001)
-        show(f"{order}, beside a busy thread", beside, waited, ELAPSED)
-        # Now and then the machine may take the processor away for longer than the lock's interval.
-        missed |= waited * 200 > calls
+            where = f"{order}, beside a busy thread"
+            yield measured(where, flight, calls, time.perf_counter_ns, ELAPSED)
     with busy():
-        show("a loop, beside it", *measured(plain, calls, time.perf_counter_ns, 0.001), ELAPSED)
-    return int(missed)
+        yield measured("a loop, beside it", plain, calls, time.perf_counter_ns, ELAPSED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    given = asked(__doc__, calls=1000)
+    sys.exit(report(figures(given.calls), given.json))

@@ -1,22 +1,24 @@
-//! The rows of `work.rs` under criterion: `make bench`.
+//! The rows of `list.rs` under criterion: `make bench`.
 
 mod engine;
+mod list;
 mod tiers;
 mod told;
+mod verbs;
 mod work;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use list::ROWS;
 use std::time::{Duration, Instant};
-use work::{ROWS_BY_NAME, row};
 
 /// Blocks of the full pool.
 const BLOCKS: u32 = 100_000;
 
 fn rows(criterion: &mut Criterion) {
-    for name in ROWS_BY_NAME {
+    for (name, make) in ROWS {
         let mut made = None;
         criterion.bench_function(name, |bencher| {
-            let row = made.get_or_insert_with(|| row(name, BLOCKS));
+            let row = made.get_or_insert_with(|| make(BLOCKS));
             bencher.iter_custom(|iterations| {
                 let (mut spent, mut done) = (Duration::ZERO, 0);
                 while done < iterations {

@@ -1,4 +1,4 @@
-//! The native side of `benches/python`: `measure.py` and `instructions.py`.
+//! The native side of `benches/python`: `test_boundary.py` and `instructions.py`.
 //!
 //! ```text
 //! floor serve                   reads "row blocks" lines; answers each with its ns per operation
@@ -10,18 +10,21 @@
 //! ```
 
 mod engine;
+mod list;
 mod tiers;
 mod told;
+mod verbs;
 mod work;
 
 use blockyard_core::{Key, Tier};
 use cpu_time::ThreadTime;
+use list::ROWS;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
-use work::{Rig, Row, row};
+use work::{Rig, Row};
 
 struct Counting;
 
@@ -68,15 +71,17 @@ fn nanoseconds(row: &mut dyn Row) -> f64 {
     spent as f64 / operations as f64
 }
 
+fn row(name: &str, blocks: u32) -> Box<dyn Row> {
+    let names: Vec<&str> = ROWS.iter().map(|row| row.0).collect();
+    let known = names.iter().position(|&known| known == name);
+    let at = known.unwrap_or_else(|| panic!("no row {name}; there are {names:?}"));
+    (ROWS[at].1)(blocks)
+}
+
 fn serve() {
     let mut rows: BTreeMap<String, Box<dyn Row>> = BTreeMap::new();
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line");
-        if line == "forget" {
-            rows.clear();
-            answer("forgotten");
-            continue;
-        }
         let (name, blocks) = line.split_once(' ').expect("row and blocks");
         let make = || row(name, blocks.parse().expect("a number"));
         let mut fresh = false;
@@ -243,7 +248,10 @@ fn restore(rows: u32) {
     answer(&format!("{:.2} s", start.elapsed().as_secs_f64()));
 }
 
-#[expect(clippy::print_stdout, reason = "its answers are read by measure.py")]
+#[expect(
+    clippy::print_stdout,
+    reason = "its answers are read by benches/python/native.py"
+)]
 fn answer(line: &str) {
     println!("{line}");
 }

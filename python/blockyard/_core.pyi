@@ -64,7 +64,7 @@ _Stop: TypeAlias = Literal[
 ]
 _HolderKind: TypeAlias = Literal["lease", "parked", "ticket", "host ticket", "disk ticket"]
 _Holder: TypeAlias = tuple[_HolderKind, int, int, int, int, tuple[int, int]]
-_Eviction: TypeAlias = Literal["recency", "learned", "bonus", "newest", "heap"]
+_Eviction: TypeAlias = Literal["recency", "learned", "heap"]
 _HostCopies: TypeAlias = Literal["first", "last"]
 _Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]

@@ -38,12 +38,11 @@ class LocalCache(KVCache):
     one of these, of the cache or of its crane, raises `Misuse` and does nothing.
     """
 
-    __slots__ = ("_crane", "_dead", "_restored", "_unsure")
+    __slots__ = ("_crane", "_dead", "_restored")
 
     _crane: Crane
     _dead: Stripes
     _restored: int
-    _unsure: bool
 
     @property
     def crane(self) -> Crane:
@@ -133,9 +132,6 @@ class LocalCache(KVCache):
 
     def _submit(self) -> None:
         """Has the crane carry out what is planned; what it does not take has failed."""
-        if self._unsure:
-            self._give_back_lost()
-        self._unsure = True
         plans = self._plans()
         try:
             self._crane.traffic.submit(plans)
@@ -338,7 +334,7 @@ def local(
         crane.called = "a LocalCache"
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._owner = crane._owner  # noqa: SLF001 - likewise
-        cache._dead, cache._unsure = frozenset(), False  # noqa: SLF001 - likewise
+        cache._dead = frozenset()  # noqa: SLF001 - likewise
         found, below = crane.lasting.restored(), crane.lasting.name
         if found is not None and below is not None:
             found = Restored.agreed([found])

@@ -17,12 +17,10 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const SIZE: usize = 2;
-const POLICIES: [EvictionPolicy; 5] = [
+const POLICIES: [EvictionPolicy; 3] = [
     EvictionPolicy::Recency,
     EvictionPolicy::Heap,
     EvictionPolicy::Learned,
-    EvictionPolicy::Bonus,
-    EvictionPolicy::Newest,
 ];
 
 struct Chance(u64);
@@ -131,7 +129,7 @@ impl World {
             block_size: SIZE as u32,
             slots: vec![engine, host, disk],
             engine: true,
-            policy: POLICIES[chance.below(5)],
+            policy: POLICIES[chance.below(POLICIES.len())],
             host_copies: [None, Some(HostCopies::First), Some(HostCopies::Last)][chance.below(3)],
             writes_below: vec![pick(chance.below(2))],
             ..Config::default()

@@ -1,7 +1,7 @@
 """`Crane`: one rank's memory and its copies. It takes plans, polls them and reports."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -196,10 +196,27 @@ class Crane(Single):
 
     @owned
     def poll(self) -> list[Outcome]:
-        """Returns what has ended since the last call, each flight once."""
+        """Returns what has ended since the last call, each flight once.
+
+        Where it is interrupted, `reconcile` says again what was lost on its way to the caller.
+        """
         outcomes = self.traffic.poll()
         self.traffic.told(outcomes)
         return outcomes
+
+    @owned
+    def deliver(self, take: Callable[[list[Outcome]], object]) -> None:
+        """Gives what `poll` returns to a function, and once more where that does not end.
+
+        Args:
+            take: Takes the outcomes, perhaps twice.
+
+        Raises:
+            Misuse: Another call is under way.
+        """
+        outcomes = self.traffic.poll()
+        take(outcomes)
+        self.traffic.told(outcomes)
 
     @owned
     def reconcile(self, asked: Unreported) -> list[Outcome]:
@@ -304,14 +321,16 @@ class Crane(Single):
 
     @owned
     def close(self) -> None:
-        """Ends the copiers, then frees the tiers. `poll` still reports what was in flight."""
+        """Ends the copiers, then frees the tiers. `poll` still reports what was in flight.
+
+        Where it is interrupted, call it again: it goes on with what is open still.
+        """
         self.traffic.close()
 
     def __del__(self) -> None:
         """Ends what it has where it was not closed; it waits for no thread, as it may be in one."""
         traffic: Traffic | None = getattr(self, "traffic", None)
-        if traffic is not None and not traffic.closed:
-            traffic.drop()
+        if traffic is not None and traffic.drop():
             unclosed(self.called, "call close(), or use it in a `with`", self)
 
     def __enter__(self) -> Self:

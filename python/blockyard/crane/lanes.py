@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse
 from blockyard.crane.copiers import BlockKeys, Copier, KeyedCopier, Pair, Receipt, Slots
 from blockyard.crane.tiers import Mapped, Tier, is_mapped
-from blockyard.shared.plan import Cause, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.validate import bounded, shown
 
-__all__ = ["Copy", "Flight", "Lane", "plans_of"]
+__all__ = ["Copy", "Flight", "Lane", "dead", "plans_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -158,6 +158,11 @@ class _PlaneSubset:
 
     def close(self) -> None:
         """Does nothing: the whole tier is closed by the crane."""
+
+
+def dead(outcome: Outcome) -> Outcome:
+    """Returns an outcome as it is when nothing writes any more, where its device was lost."""
+    return outcome._replace(cause=Cause.DEAD) if outcome.cause is Cause.LOST else outcome
 
 
 def plans_of(given: object) -> list[Plan]:

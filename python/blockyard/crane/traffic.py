@@ -9,7 +9,7 @@ from typing import Final
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
 from blockyard.crane.copy_watch import CopyWatch
-from blockyard.crane.lanes import Copy, Flight, Lane
+from blockyard.crane.lanes import Copy, Flight, Lane, dead
 from blockyard.crane.tiers import Stamping, Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry, broke_in
@@ -75,6 +75,8 @@ class Traffic:
         self._watched: CopyWatch | None = None
         self._unsure = False
         """Whether a call has begun to change what is here, and not come to its end."""
+        self._lost = False
+        """Whether a copy may be under way whose end nobody can know, until a reset."""
         self._open: list[Copier | Tier] = [*self.copiers, *tiers.values()]
 
     @property
@@ -97,9 +99,16 @@ class Traffic:
         copies: list[Copy] = []
         plans, late = self._of_one_yard(plans)
         new = bool(plans) and plans[0].yard != self._yard
+        ended: set[int] = set() if new else self._untold()
         for plan in plans:
             if (plan.flight in self._flights and not new) or plan.flight in taken:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
+            if plan.flight in ended or (plan.flight in self._past and not new):
+                raise Misuse(
+                    f"flight = {plan.flight}: it has been carried out already, and its slots may "
+                    "be others' by now; submit it once, and ask for its outcome by "
+                    "reconcile(cache.unreported(rank))"
+                )
             taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
             copies += self._copies(plan, flight)
         if new:
@@ -140,6 +149,8 @@ class Traffic:
         Raises:
             Misuse: As there.
         """
+        if self.closed and yard != self._yard:
+            raise Misuse("the crane is closed: it shakes hands with no other yard")
         if yard in self._former:
             raise Misuse(
                 f"yard = {yard}: another yard has shaken hands since; a scheduler that starts "
@@ -147,14 +158,15 @@ class Traffic:
             )
         if yard is not None and yard == self._yard:
             return
-        if self._used and not self.closed:
+        if self._used:
             _log.info("another yard has come: %d flights of the one before end", self.in_flight)
             self.reset()
         if self._yard is not None:
             self._former.add(self._yard)
-        self._yard = yard
+        # Flights of both have the same numbers. Whatever interrupts, the next call begins again.
         self._past.clear()
         self._refused.clear()
+        self._yard = yard
 
     def _of_one_yard(self, plans: Iterable[Plan]) -> tuple[list[Plan], list[Plan]]:
         """Returns the plans to carry out, and those that come too late for it."""
@@ -194,43 +206,48 @@ class Traffic:
             if landed is None:
                 self._moving.rotate(-1)
             else:
-                self._moving.popleft()
+                # In this order: where it is interrupted, it lands once more.
                 self._land(copy, landed)
+                self._moving.popleft()
 
     def _mend(self) -> None:
         """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
         for number in self._untold() & self._flights.keys():
             del self._flights[number]
-        there = Counter(copy.flight for copy, _ in self._moving)
         taken = set(self._flights.values())
+        # What moves of other flights has landed, and what waits of others has not begun.
+        self._moving = deque(one for one in self._moving if one[0].flight in taken)
+        there = Counter(copy.flight for copy, _ in self._moving)
         for lane in self.lanes.values():
-            # What waits of flights that were not taken has not begun.
             lane.waiting = deque(copy for copy in lane.waiting if copy.flight in taken)
             there.update(copy.flight for copy in lane.waiting)
         for flight in taken:
-            if flight.copies != there[flight]:
-                flight.good, flight.cause, flight.copies = 0, Cause.LOST, there[flight]
+            if flight.copies > there[flight]:
+                flight.good, flight.cause, self._lost = 0, Cause.LOST, True
+            flight.copies = there[flight]
         ended = [flight for flight in self._flights.values() if not flight.copies]
         self._report(ended)
         self._unsure = False
 
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""
-        del self._ended[: len(outcomes)]
         past = self._past
         past |= {one.flight: one for one in outcomes if one.yard == (self._yard or 0)}
         if len(past) > 2 * _PAST:
             lost = {n: one for n, one in past.items() if one.cause is Cause.LOST}
             self._past = lost | dict(list(past.items())[-_PAST:])
+        # Only now: a flight that is nowhere counts as dead.
+        del self._ended[: len(outcomes)]
 
     def reconcile(self, asked: Unreported) -> list[Outcome]:
         """Returns what it knows of flights, as `Crane.reconcile`."""
         yard, rank = asked.yard, self.rank
-        if self._yard is None and yard not in self._former:
+        if self._yard is None and yard not in self._former and not self.closed:
             self.meet(yard)
         if yard != self._yard:
-            # Nothing of another yard is here, or will be carried out if it has been followed.
-            gone = asked.flights if yard in self._former else []
+            # Nothing of another yard is here. If that has been followed, or the crane is closed,
+            # nothing will be carried out either.
+            gone = asked.flights if yard in self._former or self.closed else []
             return [Outcome(flight, rank, 0, Cause.DEAD, yard) for flight in gone]
         known = self.known()
         said = []
@@ -254,7 +271,7 @@ class Traffic:
             copy.lane in lanes and not isinstance(copy.lane.copier, kind)
             for copy, _ in self._moving
         )
-        return not alone and not any(lane.waiting for lane in lanes)
+        return not (alone or self._lost or any(lane.waiting for lane in lanes))
 
     def reset(self) -> None:
         """Ends all flights as dead, as `Crane.reset`."""
@@ -268,11 +285,11 @@ class Traffic:
         for lane in self.lanes.values():
             lane.waiting.clear()
         self._moving.clear()
-        self._used = False
         # Nothing writes any more, on a lost device either.
-        self._past = {n: one for n, one in self._past.items() if one.cause is not Cause.LOST}
+        self._past = {number: dead(one) for number, one in self._past.items()}
+        self._ended = list(map(dead, self._ended))
         self._report(list(self._flights.values()))
-        self._unsure = False
+        self._unsure = self._used = self._lost = False
 
     def close(self) -> None:
         """Ends the copiers, then frees the tiers, as `Crane.close`."""
@@ -282,24 +299,35 @@ class Traffic:
         while self._open:
             try:
                 self._open[0].close()
-            except Exception as error:  # noqa: BLE001 - it leaves nothing else open, and is raised
+            except Exception as error:
+                if broke_in(error):
+                    raise
+                # It leaves nothing else open, and is raised.
                 failed = failed or error
             del self._open[0]
+        if self._unsure:
+            self._mend()
+        self._unsure = True
         for lane in self.lanes.values():
             while lane.waiting:
-                self._unsure = True
-                self._land(lane.waiting.popleft(), Landed(0, Cause.DEAD))
-                self._unsure = False
+                self._land(lane.waiting[0], Landed(0, Cause.DEAD))
+                lane.waiting.popleft()
+        self._unsure = False
         if failed is not None:
             raise failed
 
-    def drop(self) -> None:
-        """Ends what is open for a finalizer, which may run in any thread and waits for none."""
+    def drop(self) -> bool:
+        """Ends what is open for a finalizer, which may run in any thread and waits for none.
+
+        Returns:
+            Whether anything was, as where a close was interrupted.
+        """
         self.closed = True
         for one in self._open:
             end = getattr(one, "drop", one.close)
             with suppress(Exception):
                 end()
+        return bool(self._open)
 
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is, as `Crane.standing`."""
@@ -367,7 +395,8 @@ class Traffic:
 
     def _start(self) -> None:
         """Starts waiting copies, the oldest first, until no lane's copier takes more."""
-        lanes = [lane for lane in self.lanes.values() if lane.waiting]
+        # A close that was interrupted goes on at its next call, and begins nothing meanwhile.
+        lanes = [lane for lane in self.lanes.values() if lane.waiting and not self.closed]
         while lanes:
             lane = min(lanes, key=lambda one: one.waiting[0].flight.order)
             if not self._begin(lane) or not lane.waiting:
@@ -398,7 +427,7 @@ class Traffic:
         if copy.which is not None:
             good = int(copy.which[good]) if good < len(copy.which) else flight.blocks
         if Cause.LOST in {landed.cause, flight.cause}:
-            flight.good, flight.cause = 0, Cause.LOST
+            flight.good, flight.cause, self._lost = 0, Cause.LOST, True
         elif good < flight.good:
             flight.good, flight.cause = good, landed.cause or Cause.FAILED
             if self.closed and flight.cause is Cause.FAILED:

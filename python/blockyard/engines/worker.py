@@ -21,7 +21,7 @@ from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.engines.orders import Orders
-from blockyard.shared.owner import Owner, owned
+from blockyard.shared.owner import Owner, broke_in, owned
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.yard.config import Config
@@ -34,6 +34,7 @@ __all__ = ["Worker"]
 _Name: TypeAlias = tuple[int, int]
 """A flight: the number of its yard, and its own there."""
 _SHORTENED: Final = 2**14
+"""Flights at least that are remembered: the crane remembers fewer."""
 _PAUSE: Final = 5e-5
 """Seconds between two questions whether a copy has ended that the engine waits for."""
 
@@ -176,6 +177,9 @@ class Worker(Single):
             stream: The stream on which the engine computes, from now on, which must wait for what
                 the one before it was given; None for the device tier's.
 
+        Where it is interrupted nobody knows which of the orders were taken: reset the worker, and
+        commit what `outcomes` and `reconcile` say then.
+
         Raises:
             Misuse: As in `Crane.submit`; nothing of these orders is taken then.
             Unavailable: A copy has not ended in time. Nothing of the fence may be written; end the
@@ -210,7 +214,11 @@ class Worker(Single):
 
     @owned
     def outcomes(self) -> list[Outcome]:
-        """Returns what has ended since the last call, for `Connector.commit`. Never waits."""
+        """Returns what has ended since the last call, for `Connector.commit`. Never waits.
+
+        Where it is interrupted an outcome may come twice, which changes nothing, or be lost on its
+        way to the caller: `reconcile` says it again.
+        """
         self._poll()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -228,15 +236,9 @@ class Worker(Single):
             Misuse: As in `Crane.reconcile`.
         """
         self._poll()
-        said = self.crane.reconcile(asked)
-        # The crane remembers fewer.
-        self._shortened = dict(list(self._shortened.items())[-_SHORTENED:])
-        return [
-            _short(one, min(one.good, self._shortened[_name(one)]))
-            if _name(one) in self._shortened
-            else one
-            for one in said
-        ]
+        said = list(map(self._believed, self.crane.reconcile(asked)))
+        self._land(said)
+        return said
 
     @owned
     def suspend(self) -> None:
@@ -264,6 +266,9 @@ class Worker(Single):
     def _reset(self) -> None:
         self.crane.reset()
         self._poll()
+        # Nothing is in the air any more, of a flight that was cut off either.
+        self._ids.clear()
+        self._cut.clear()
 
     @owned
     def close(self) -> None:
@@ -280,11 +285,20 @@ class Worker(Single):
 
     def _submit(self, plans: Iterable[Plan]) -> None:
         plans = list(plans)
-        self.crane.submit(plans)
+        new: dict[_Name, tuple[bool, Slots]] = {}
         for plan in plans:
             up, ids = _ids(plan)
-            if ids is not None:
-                self._ids[_name(plan)] = up, ids
+            if ids is not None and _name(plan) not in self._ids:
+                new[_name(plan)] = up, ids
+        # Before: what a copy may read or write is waited for, wherever this is interrupted.
+        self._ids |= new
+        try:
+            self.crane.submit(plans)
+        except Exception as error:
+            if not broke_in(error):
+                for name in new:
+                    del self._ids[name]
+            raise
 
     def _spoil(self, orders: Orders) -> None:
         """Cuts what is copied from blocks that have been written, where it was not seen to end."""
@@ -297,12 +311,31 @@ class Worker(Single):
                 self._cut[flight] = min(int(at[0]), self._cut.get(flight, int(at[0])))
 
     def _poll(self) -> None:
-        for outcome in self.crane.poll():
-            self._ids.pop(_name(outcome), None)
-            cut = self._cut.pop(_name(outcome), outcome.good)
-            if cut < outcome.good:
-                self._shortened[_name(outcome)] = cut
-            self._outcomes.append(outcome if cut >= outcome.good else _short(outcome, cut))
+        self.crane.deliver(self._take)
+
+    def _take(self, outcomes: list[Outcome]) -> None:
+        """Takes outcomes, which come once more where this is interrupted."""
+        self._outcomes += map(self._believed, outcomes)
+        self._land(outcomes)
+        if len(self._shortened) > 2 * _SHORTENED:
+            self._shortened = dict(list(self._shortened.items())[-_SHORTENED:])
+
+    def _believed(self, outcome: Outcome) -> Outcome:
+        """Returns an outcome without blocks that were written while they were copied."""
+        name, good = _name(outcome), outcome.good
+        good = min(good, self._cut.get(name, good), self._shortened.get(name, good))
+        if good == outcome.good:
+            return outcome
+        # The crane tells it again, to `reconcile` and after an interrupt.
+        self._shortened[name] = good
+        return outcome._replace(good=good, cause=outcome.cause or Cause.FAILED)
+
+    def _land(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            # What is lost may still read and write: until a reset it is waited for.
+            if outcome.cause is not Cause.LOST:
+                self._cut.pop(_name(outcome), None)
+                self._ids.pop(_name(outcome), None)
 
     def _ordered(self, ways: set[bool]) -> bool:
         """Lets the stream wait for copies of these ways; returns whether it waits for all."""
@@ -328,10 +361,6 @@ class Worker(Single):
 
 def _name(one: Plan | Outcome) -> _Name:
     return one.yard, one.flight
-
-
-def _short(outcome: Outcome, good: int) -> Outcome:
-    return outcome._replace(good=good, cause=outcome.cause or Cause.FAILED)
 
 
 def _ids(plan: Plan) -> tuple[bool, Slots | None]:

@@ -16,7 +16,6 @@ FILE: Final = click.Path(path_type=Path)
 
 ORDERS: Final = {
     "lru": "recency",
-    "mru": "newest",
     "opt": "optimum",
     "min": "optimum",
     "belady": "optimum",

@@ -4,18 +4,26 @@ import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent import futures
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from blockyard._core import Unavailable
 from blockyard.shared.processes import ignore_sigint
+
+if TYPE_CHECKING:
+    from ctypes import c_byte
 
 __all__ = ["Done", "Watch", "cores", "side_by_side"]
 
@@ -23,10 +31,8 @@ _Shared = TypeVar("_Shared")
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
-_LOOK: Final = 0.1
-"""Seconds after which the parent looks whether Ctrl-C was pressed."""
-_PATIENCE: Final = 5.0
-"""Seconds that an idle process has to end by itself."""
+_LOOK: Final = 0.05
+"""Seconds after which the parent looks at what jobs have told, and whether Ctrl-C was pressed."""
 
 _Work = Callable[[_Shared, _Argument, Callable[[Any], None]], _Result]
 
@@ -75,8 +81,9 @@ def side_by_side(
     Each process is spawned, gets `shared` once, and takes one job after another. With one job or
     one process all of it happens in this process. `tell` takes any picklable object to the watch.
 
-    On Ctrl-C each job that runs is interrupted by a KeyboardInterrupt and may return what it has;
-    no other job begins. A second Ctrl-C ends all of them at once.
+    On Ctrl-C each job that runs is interrupted by a KeyboardInterrupt, in another process when it
+    tells next, and may return what it has; no other job begins. A second Ctrl-C ends all of them at
+    once.
 
     Args:
         work: A function of a module, so that it can be pickled by its name.
@@ -97,55 +104,32 @@ def side_by_side(
     return jobs.here() if most <= 1 else jobs.beside(most)
 
 
-@dataclass(slots=True, eq=False)
-class _Presses:
-    """How often Ctrl-C was pressed."""
-
-    count: int = 0
-
-
 @contextmanager
-def _counted(first: Callable[[], None]) -> Iterator[_Presses]:
+def _counted(first: Callable[[], None]) -> Iterator[None]:
     """Counts Ctrl-C: the first one calls a function, and others raise KeyboardInterrupt.
 
     Only the main thread may change what a signal does, and a program that ignores Ctrl-C, as one
     in a shell's background, goes on doing so.
     """
-    presses = _Presses()
+    presses = 0
 
     def pressed(_number: int, _frame: FrameType | None) -> None:
-        presses.count += 1
-        if presses.count > 1:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
             raise KeyboardInterrupt
         first()
 
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     if not main or before in {signal.SIG_IGN, None}:
-        yield presses
+        yield
         return
     signal.signal(signal.SIGINT, pressed)
     try:
-        yield presses
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def _count_only() -> None:
-    """Interrupts nothing: what is read from a pipe would be torn."""
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A process, its pipe, and the job that it has."""
-
-    process: SpawnProcess
-    pipe: Connection
-    job: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -158,132 +142,106 @@ class _Jobs(Generic[_Shared, _Argument, _Result]):
     names: Sequence[str]
     watch: Watch[_Result]
     results: dict[int, _Result] = field(default_factory=dict)
-    next: int = 0
-    """The first job that has not begun."""
+    owners: dict[int, int] = field(default_factory=dict)
+    """The processes of those that run."""
+    interrupted: bool = False
 
     def here(self) -> Done[_Result]:
         """Runs them one after another in this process."""
-        stopped = False
-        with _counted(_interrupt) as presses:
+        with _counted(self._interrupt):
             try:
                 for job, argument in enumerate(self.arguments):
-                    if presses.count:
+                    if self.interrupted:
                         break
                     self.watch.began(job)
-                    result = self.work(self.shared, argument, self._telling(job))
-                    self.results[job] = result
-                    self.watch.ended(job, result)
+                    self._returned(job, self.work(self.shared, argument, self._telling(job)))
             except KeyboardInterrupt:
-                stopped = True
-        return self._done(stopped=stopped or bool(presses.count))
+                self.interrupted = True
+        return self._done()
 
     def beside(self, most: int) -> Done[_Result]:
         """Runs them in processes of their own."""
-        workers: list[_Worker] = []
-        try:
-            with _counted(_count_only) as presses:
-                workers += (self._started() for _ in range(most))
-                self._share(workers)
-                return self._attend(workers, presses)
-        except BaseException:
-            for worker in workers:
-                worker.process.kill()
-            raise
-        finally:
-            for worker in workers:
-                _end(worker)
-
-    def _share(self, workers: list[_Worker]) -> None:
-        """Sends what all read: pickled once, and not at the start, for all start at once."""
-        pickled = pickle.dumps(self.shared, pickle.HIGHEST_PROTOCOL)
-        for worker in workers:
-            # A process that is gone is noticed when its answer is awaited.
-            with suppress(OSError):
-                worker.pipe.send_bytes(pickled)
-
-    def _attend(self, workers: list[_Worker], presses: _Presses) -> Done[_Result]:
-        """Gives out the jobs, and hears what comes of them."""
-        warned = False
-        while True:
-            if presses.count and not warned:
-                warned = True
-                _warn(workers)
-            if not warned:
-                self._give(workers)
-            busy = [worker for worker in workers if worker.job is not None]
-            if not busy:
-                return self._done(stopped=warned)
-            ready = wait([worker.pipe for worker in busy], timeout=_LOOK)
-            for worker in busy:
-                if worker.pipe in ready:
-                    self._hear(worker, warned=warned)
-
-    def _started(self) -> _Worker:
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        # Not daemons: a job may have processes of its own.
-        process = context.Process(target=_serve, args=(there, self.work))
-        with ignore_sigint():
-            process.start()
-        there.close()
-        return _Worker(process, here)
+        ours, theirs = context.Pipe(duplex=False)
+        stop = context.RawValue("b", 0)
+        before = multiprocessing.active_children()
+        workers: list[BaseProcess] = []
+        with tempfile.NamedTemporaryFile() as file, _counted(partial(setattr, stop, "value", 1)):
+            # Pickled once, and not sent at the start, for all start at once.
+            pickle.dump(self.shared, file, pickle.HIGHEST_PROTOCOL)
+            file.flush()
+            begin = (theirs, context.Lock(), stop, file.name)
+            pool = ProcessPoolExecutor(most, context, _begin, begin)
+            try:
+                with ignore_sigint():
+                    jobs = {
+                        pool.submit(_run, self.work, job, argument): job
+                        for job, argument in enumerate(self.arguments)
+                    }
+                workers += (one for one in multiprocessing.active_children() if one not in before)
+                theirs.close()
+                self._attend(jobs, ours, stop)
+            except BrokenProcessPool:
+                # It ends the other processes.
+                pool.shutdown()
+                raise self._died(workers) from None
+            except BaseException:
+                for worker in workers:
+                    worker.kill()
+                raise
+            finally:
+                pool.shutdown(cancel_futures=True)
+                ours.close()
+        self.interrupted = bool(stop.value)
+        return self._done()
 
-    def _give(self, workers: list[_Worker]) -> None:
-        for worker in workers:
-            if worker.job is not None or self.next == len(self.arguments):
-                continue
-            worker.job, self.next = self.next, self.next + 1
-            self.watch.began(worker.job)
-            with suppress(OSError):  # likewise
-                worker.pipe.send(self.arguments[worker.job])
+    def _attend(
+        self, jobs: "dict[Future[list[_Result]], int]", pipe: Connection, stop: "c_byte"
+    ) -> None:
+        """Hears what comes of the jobs."""
+        left = set(jobs)
+        while left:
+            done, left = futures.wait(left, _LOOK, futures.FIRST_COMPLETED)
+            with suppress(EOFError):  # of a message that is torn, as its process was killed
+                while pipe.poll():
+                    kind, job, what = pipe.recv()
+                    if kind == "began":
+                        self.owners[job] = what
+                        self.watch.began(job)
+                    else:
+                        self.watch.told(job, what)
+            for future in done - {one for one in done if one.cancelled()}:
+                # What died after Ctrl-C has no result.
+                with suppress(BrokenProcessPool) if stop.value else nullcontext():
+                    for result in future.result():
+                        self._returned(jobs[future], result)
+                self.owners.pop(jobs[future], None)
+            for future in left if stop.value else ():
+                future.cancel()
 
-    def _hear(self, worker: _Worker, *, warned: bool) -> None:
-        job = worker.job
-        assert job is not None  # noqa: S101 - only the busy ones are heard
-        try:
-            kind, what = worker.pipe.recv()
-        except (EOFError, OSError):
-            if not warned:
-                worker.process.join(_PATIENCE)
-                raise Unavailable(
-                    f"{self.names[job]}: its process died with {_cause(worker.process.exitcode)}; "
-                    "run fewer at once, or see what the system says of it"
-                ) from None
-            # It had not begun when it was interrupted.
-            worker.job = None
-            return
-        if kind == "told":
-            self.watch.told(job, what)
-            return
-        worker.job = None
-        if kind == "raised":
-            raise what
-        if kind == "returned":
-            self.results[job] = what
-            self.watch.ended(job, what)
+    def _died(self, workers: list[BaseProcess]) -> Unavailable:
+        ends = {worker.pid: worker.exitcode for worker in workers if worker.exitcode}
+        # The pool ends the other ones with SIGTERM.
+        dead = min(ends, key=lambda pid: ends[pid] == -signal.SIGTERM, default=None)
+        job = next((job for job, owner in self.owners.items() if owner == dead), 0)
+        return Unavailable(
+            f"{self.names[job]}: its process died with {_cause(ends.get(dead))}; "
+            "run fewer at once, or see what the system says of it"
+        )
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+    def _returned(self, job: int, result: _Result) -> None:
+        self.results[job] = result
+        self.watch.ended(job, result)
 
     def _telling(self, job: int) -> Callable[[Any], None]:
         return lambda progress: self.watch.told(job, progress)
 
-    def _done(self, *, stopped: bool) -> Done[_Result]:
-        return Done(dict(sorted(self.results.items())), interrupted=stopped)
-
-
-def _warn(workers: list[_Worker]) -> None:
-    """Interrupts what runs. A terminal's own Ctrl-C does not reach these processes."""
-    for worker in workers:
-        if worker.job is not None:
-            # `terminate` sends SIGTERM, which `_Stop` makes a KeyboardInterrupt.
-            worker.process.terminate()
-
-
-def _end(worker: _Worker) -> None:
-    worker.pipe.close()
-    worker.process.join(_PATIENCE)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-    worker.process.close()
+    def _done(self) -> Done[_Result]:
+        return Done(dict(sorted(self.results.items())), interrupted=self.interrupted)
 
 
 def _cause(code: int | None) -> str:
@@ -292,64 +250,66 @@ def _cause(code: int | None) -> str:
     return f"exit status {code}"
 
 
-class _Stop:
-    """Makes the first SIGTERM a KeyboardInterrupt, but never in the middle of a message."""
+@dataclass(slots=True, eq=False)
+class _Side:
+    """A process of the pool: its way to the parent, and what all jobs read."""
 
-    def __init__(self) -> None:
-        self.stopped = False
-        self._held = False
-        signal.signal(signal.SIGTERM, self._come)
+    pipe: Connection
+    lock: AbstractContextManager[Any]
+    stop: "c_byte"
+    path: str
+    interrupted: bool = False
 
-    def _come(self, _number: int, _frame: FrameType | None) -> None:
-        if not self.stopped:
-            self.stopped = True
-            if not self._held:
-                raise KeyboardInterrupt
+    def send(self, kind: str, job: int, what: Any) -> None:  # noqa: ANN401 - as it is told
+        with self.lock:
+            self.pipe.send((kind, job, what))
 
-    def send(self, pipe: Connection, kind: str, what: Any) -> None:  # noqa: ANN401 - as it is told
-        """Sends a message whole."""
-        before = self.stopped
-        self._held = True
-        try:
-            pipe.send((kind, what))
-        finally:
-            self._held = False
-        if self.stopped and not before:
+    def tell(self, job: int, progress: Any) -> None:  # noqa: ANN401
+        """Reports of a job; the first time after Ctrl-C it interrupts it instead."""
+        if self.stop.value and not self.interrupted:
+            self.interrupted = True
             raise KeyboardInterrupt
+        self.send("told", job, progress)
 
 
-def _serve(pipe: Connection, work: _Work[Any, Any, Any]) -> None:
-    """Runs a process: first comes what all jobs read, then jobs until the pipe closes."""
-    stop = _Stop()
+_side: _Side
+
+
+def _begin(*what: Any) -> None:  # noqa: ANN401 - as _Side has it
+    """Begins a process of the pool, which ends with its parent."""
+    global _side  # noqa: PLW0603 - what a pool's initializer is for
+    _side = _Side(*what)
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _follow() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@cache
+def _shared(path: str) -> Any:  # noqa: ANN401 - whatever all jobs read
+    return pickle.loads(Path(path).read_bytes())  # noqa: S301 - what the parent has written
+
+
+def _run(work: _Work[Any, Any, Any], job: int, argument: Any) -> list[Any]:  # noqa: ANN401
+    """Returns what a job returns; nothing where Ctrl-C came before."""
+    if _side.stop.value:
+        return []
     try:
-        shared = pipe.recv()
-        while not stop.stopped:
-            argument = pipe.recv()
-            kind, what = "nothing", None
-            try:
-                what = work(shared, argument, lambda told: stop.send(pipe, "told", told))
-                kind = "returned"
-            except KeyboardInterrupt:
-                pass
-            except BrokenPipeError:
-                return  # the parent is gone
-            except Exception as error:  # noqa: BLE001 - raised again in the parent
-                kind, what = "raised", _portable(error)
-            stop.send(pipe, kind, what)
-    except (EOFError, OSError, KeyboardInterrupt):
-        return
+        _side.send("began", job, os.getpid())
+        return [work(_shared(_side.path), argument, partial(_side.tell, job))]
+    except KeyboardInterrupt:
+        return []
+    except Exception as error:  # noqa: BLE001 - as itself, where that can be pickled
+        raise _portable(error) from None
 
 
 def _portable(error: Exception) -> Exception:
-    """Returns the error, or if it cannot be pickled what it says; its place stands in a note."""
-    error.add_note("".join(traceback.format_exception(error)))
-    try:
-        return _same(pickle.loads(pickle.dumps(error)), error)  # noqa: S301 - what was just made
-    except Exception as fault:  # noqa: BLE001 - any error of an error's own pickling
-        return Unavailable(f"{type(error).__name__}: {error} ({fault})")
-
-
-def _same(copy: Any, error: Exception) -> Exception:  # noqa: ANN401 - whatever pickle gave
-    if type(copy) is not type(error):
-        raise TypeError("it is not pickled as itself")
-    return error
+    """Returns the error, or if it cannot be pickled as itself what it says."""
+    with suppress(Exception):
+        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 - just made
+            return error
+    return Unavailable(f"{type(error).__name__}: {error}")

@@ -68,8 +68,8 @@ class KVCache(Cache):
     """
 
     __slots__ = (
-        *("_config", "_ended", "_flights", "_now"),
-        *("_offload", "_owner", "_recording", "_times"),
+        *("_config", "_ended", "_flights", "_now", "_offload"),
+        *("_owner", "_recording", "_times", "_unsure"),
     )
 
     _config: Config
@@ -80,6 +80,7 @@ class KVCache(Cache):
     _owner: Owner
     _recording: Recording
     _times: StepTimes | None
+    _unsure: bool  # whether plans were taken, and not handed on
 
     def __new__(
         cls, config: Config | KVLayout | None = None, /, **keywords: Unpack[ConfigKeywords]
@@ -103,7 +104,7 @@ class KVCache(Cache):
         cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
         cache._offload, cache._owner = Offload(config), Owner()
         cache._ended = {} if config.engine else None
-        cache._now, cache._times = 0, None
+        cache._now, cache._times, cache._unsure = 0, None, False
         return cache
 
     @property
@@ -142,27 +143,28 @@ class KVCache(Cache):
     def dispatch(self) -> list[Plan]:
         """Returns plans for the cranes, each once: what began, and what should go down ahead.
 
-        It is for the thread that drives the steps.
-
         Returns:
             Plans in the order in which they were made. Every rank's crane carries each out.
 
         Raises:
             Misuse: Another call of these verbs is under way, or the cache is closed.
         """
-        return self._plans()
+        plans, self._unsure = self._plans(), False
+        return plans
 
     @timed("dispatch")
     def _plans(self) -> list[Plan]:
+        if self._unsure:
+            self._give_back_lost()
         self._offload.decide(self)
         self._recording.look()
+        self._unsure = True
         plans = super().dispatch()
         try:
             for plan in plans:
                 self._flights.launch(plan, self._now)
         except BaseException:
-            # Nobody will carry them out.
-            self._abort(plans)
+            self._abort(plans)  # nobody will carry them out
             raise
         return plans
 
@@ -177,8 +179,6 @@ class KVCache(Cache):
         now: int | None = None,
     ) -> int:
         """Takes the outcomes of flights, whose copies have ended.
-
-        It is for the thread that drives the steps; without an `Outcome` and `now`, for any.
 
         Args:
             flights: What cranes reported of plans that `dispatch` gave: a flight ends when every
@@ -248,7 +248,6 @@ class KVCache(Cache):
 
         Their destinations are quarantined until their end is reported, and nothing that they bring
         is believed. What they read is held no more, except for copies to a tier of `Config.keyed`.
-        It is for the thread that drives the steps.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -388,11 +387,10 @@ class KVCache(Cache):
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is: plans and flights that wait.
 
-        `Scheduler.stalled` says them in time. A scheduler of your own gives this question to a
-        `StallWatch`. Any thread may ask.
+        `Scheduler.stalled` says them in time; your own scheduler asks a `StallWatch`. Any thread may.
         """
         facts = undispatched(self, self._offload), unreported(self, self._flights, self._now)
-        return [fact for fact in facts if fact is not None]
+        return [fact for fact in facts if fact]
 
     def unreported(self, rank: int) -> Unreported:
         """Returns the flights that a rank has not reported, for its `Crane.reconcile`.
@@ -412,11 +410,9 @@ class KVCache(Cache):
         and not sealed, and what schedulers and cranes have. Only processes of one version can be
         compared, between two steps. It takes time in proportion to the cache.
         """
-        ended = sorted((self._ended or {}).items())
-        own = self._config.fingerprint, self._now, self._flights.state(), ended
-        return int.from_bytes(
-            blake2b(repr((super().digest(), own)).encode(), digest_size=8).digest()
-        )
+        own = self._config.fingerprint, self._now, self._flights.state()
+        whole = repr((super().digest(), own, sorted((self._ended or {}).items()))).encode()
+        return int.from_bytes(blake2b(whole, digest_size=8).digest())
 
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long `dispatch` and `commit` take, for `step_times`.

@@ -22,9 +22,9 @@ from blockyard.yard.sizes import in_blocks
 __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds"]
 
 
-Eviction: TypeAlias = Literal["recency", "learned", "bonus", "newest", "heap"]
+Eviction: TypeAlias = Literal["recency", "learned", "heap"]
 """Which blocks are evicted first."""
-_ORDERS: Final = {"lru": "recency", "mru": "newest"}
+_ORDERS: Final = {"lru": "recency"}
 """What the orders are called elsewhere."""
 HostCopies: TypeAlias = Literal["first", "last"]
 """When copies on the host of what the device has too are evicted."""
@@ -102,8 +102,7 @@ class Config:
         null_slots: Leading device slots that pad block tables and are never given out.
         eviction: What is evicted first, of the blocks that are no other's prefix: "recency", what
             was used least recently; "learned", what is least likely to be used again soon, as it
-            learns from use and from hints; "bonus", as recency, but what was used again counts as
-            younger; "newest", what is new; "heap", what has the lowest priority.
+            learns from use and from hints; "heap", what has the lowest priority.
         host_copies: When copies on the host of what the device has too are evicted: "first", once
             the device has used the block again, or "last". None: "first" where eviction is
             "learned".

@@ -203,7 +203,6 @@ class Flights:
             if outcome.cause is Cause.LOST:
                 self._lost.append(outcome.flight)
                 continue
-            entry.missing.remove(outcome.rank)
             self._heard[outcome.rank] = self._launched
             corrupt = outcome.cause is Cause.CORRUPT and outcome.good < entry.blocks
             if outcome.good < entry.good:
@@ -211,6 +210,8 @@ class Flights:
             elif outcome.good == entry.good:
                 entry.corrupt |= corrupt
             entry.fault |= outcome.good < entry.blocks and outcome.cause is not Cause.DEAD
+            # Only now: where it is interrupted before, the same outcome is taken once more.
+            entry.missing.remove(outcome.rank)
             if not entry.missing:
                 over.add(outcome.flight)
                 self._end(outcome.flight, entry, ended)
@@ -237,10 +238,7 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        self.check_rank(rank)
-        waiting = list(self._in_flight.items())
-        mine = [flight for flight, it in waiting if rank in it.missing or not it.missing]
-        return self.take(Outcome(flight, rank, 0, Cause.DEAD) for flight in mine)
+        return self.take(Outcome(flight, rank, 0, Cause.DEAD) for flight in self._open(rank))
 
     def overdue(self, now: int) -> list[int]:
         """Returns flights past their deadline at tick `now`, or of a lost device.
@@ -278,12 +276,17 @@ class Flights:
     def unreported(self, rank: int) -> Unreported:
         """Returns the flights that a rank has not reported, as `KVCache.unreported`.
 
+        Those that all have reported are among them, where an interrupt kept that from the core.
+
         Raises:
             Misuse: There is no such rank.
         """
+        return Unreported(self._yards[1], self._open(rank))
+
+    def _open(self, rank: int) -> list[int]:
         self.check_rank(rank)
         waiting = list(self._in_flight.items())
-        return Unreported(self._yards[1], [flight for flight, it in waiting if rank in it.missing])
+        return [flight for flight, it in waiting if rank in it.missing or not it.missing]
 
     def check_rank(self, rank: int) -> None:
         """Refuses a rank that is not there.

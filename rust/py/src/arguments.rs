@@ -207,11 +207,9 @@ pub(crate) fn loading(given: &str) -> Outcome<Loading> {
     )
 }
 
-pub(crate) const EVICTIONS: [(&str, EvictionPolicy); 5] = [
+pub(crate) const EVICTIONS: [(&str, EvictionPolicy); 3] = [
     ("recency", EvictionPolicy::Recency),
     ("learned", EvictionPolicy::Learned),
-    ("bonus", EvictionPolicy::Bonus),
-    ("newest", EvictionPolicy::Newest),
     ("heap", EvictionPolicy::Heap),
 ];
 

@@ -36,9 +36,7 @@ pub(crate) fn forked() {
 ///     eviction: What is evicted first, of the blocks that are no other's prefix there. "recency":
 ///         what was used least recently. "learned": what is least likely to be used again soon, as
 ///         learned from how blocks of such requests were used again so far; hints of `finish` are
-///         learned alike. "bonus": as recency, but what was used again counts as younger. "newest":
-///         what is new, for loops that do not fit. "heap": what has the lowest priority, then as
-///         recency.
+///         learned alike. "heap": what has the lowest priority, then as recency.
 ///     host_copies: When copies on the host of what the device has too are evicted: "first", once
 ///         the device has used the block again, or "last". None: "first" where eviction is
 ///         "learned".

@@ -303,7 +303,7 @@ def test_a_reset_and_a_close_end_every_lane() -> None:
     assert (down.calls, rest.calls) == (["reset"], ["reset"]), "each once"
     assert {(one.good, one.cause) for one in hands.poll()} == {(0, Cause.DEAD)}
     assert (hands.waiting, hands.in_flight) == ({}, 0)
-    hands.submit(everything)
+    hands.submit(moved(9 + n, way, [n], [n]) for n, way in enumerate(WAYS))
     hands.close()
     assert (down.calls, rest.calls) == (["reset", "close"],) * 2
     assert [(one.good, one.cause) for one in hands.poll()] == [(0, Cause.DEAD)] * len(WAYS)

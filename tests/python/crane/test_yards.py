@@ -14,7 +14,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.plan import Cause, Outcome, Unreported
 from blockyard.testing import Action, ScriptedCopier, delay, deliver, fail, hang
-from cranes import SMALL, held, plan, same
+from cranes import SMALL, filled, held, plan, same
 
 _Value = TypeVar("_Value")
 CONFIG = by.Config(layout=SMALL, device=12, host=9)
@@ -285,6 +285,44 @@ def test_with_one_outcome_in_twenty_lost_nothing_stands_still(seed: int) -> None
     assert cache.audit() is None
     assert cache.room().evictable + cache.room().free == 11
     hands.close()
+
+
+@pytest.mark.parametrize("when", ["waits to be told", "was told", "was lost", "was reset"])
+def test_a_plan_that_comes_again_when_it_has_ended_is_not_carried_out_twice(when: str) -> None:
+    host = MemoryTier(SMALL, 9)
+    hands = crane(hang() if when == "was reset" else deliver(), host=host)
+    cache = shaken(hands)
+    twice, other = below(cache, 0), below(cache, 1000)
+    hands.submit(sent(twice))
+    if when == "was reset":
+        hands.reset()
+    if when != "waits to be told":
+        hands.poll()
+    if when == "was lost":
+        hands.traffic._past[twice.flight] = Outcome(twice.flight, 0, 0, Cause.LOST, twice.yard)
+    # Its slots are others' by now.
+    filled(host, 1)
+    before = held(host)
+    with pytest.raises(Misuse, match=rf"flight = {twice.flight}: .* already.*; submit it once"):
+        hands.submit([sent(other), sent(twice)])
+    assert same(host, before)
+    hands.submit(other)
+    assert hands.stats()["crane_flights"] == 2
+    hands.close()
+
+
+def test_a_closed_crane_meets_no_other_yard_and_says_that_nothing_of_it_writes() -> None:
+    hands = crane(hang())
+    hands.hello(5)
+    hands.submit(plan(1, "down", (1,), (1,), 5))
+    hands.close()
+    with pytest.raises(Misuse, match="closed: it shakes hands with no other yard"):
+        hands.hello(6)
+    assert hands.hello(5).yard == 5
+    dead = Outcome(1 << 32 | 1, 0, 0, Cause.DEAD, 6)
+    assert hands.reconcile(Unreported(6, [dead.flight])) == [dead]
+    (outcome,) = hands.poll()
+    assert (outcome.yard, outcome.good) == (5, 0)
 
 
 @pytest.mark.parametrize(

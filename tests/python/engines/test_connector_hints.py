@@ -66,7 +66,7 @@ def test_a_hint_is_told_once_in_the_step_that_stows() -> None:
     assert front.said() == []
 
 
-@pytest.mark.parametrize("eviction", ["learned", "bonus", "newest", "heap"])
+@pytest.mark.parametrize("eviction", ["learned", "heap"])
 def test_an_order_that_learns_hears_of_every_end(eviction: str) -> None:
     front = Front(eviction=eviction)
     keys = [front.keys(number) for number in range(3)]

@@ -407,3 +407,59 @@ def test_what_was_spoiled_is_not_good_when_its_outcome_is_asked_for_again() -> N
     desk.ask.commit(said)
     assert desk.cache.unreported(0).flights == []
     desk.worker.close()
+
+
+class CutOff(ThreadCopier):
+    """Is interrupted when it has a copy up, which it makes only when it is reset."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=0)
+        self.late: list[tuple[Tier, Tier, Slots, Slots]] = []
+
+    @override
+    def start(
+        self, source: Tier, destination: Tier, sources: Slots, destinations: Slots
+    ) -> Receipt | None:
+        if destination.name == "device":
+            self.late.append((source, destination, sources, destinations))
+            raise KeyboardInterrupt
+        return super().start(source, destination, sources, destinations)
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        while self.late:
+            super().start(*self.late.pop())
+
+
+def test_what_a_copy_that_was_cut_off_may_write_is_not_written_before_a_reset() -> None:
+    desk = Desk(CutOff())
+    keys = desk.keys(8)
+    assert desk.ask.preempted("one", keys, [0, 1], 8)
+    desk.turn()
+    desk.report()
+    assert desk.ask.matched("one", keys) == 8
+    desk.ask.allocated("one", [4, 5])
+    desk.worker.patience = 0.01
+    orders = desk.ask.step()
+    with pytest.raises(KeyboardInterrupt):
+        desk.worker.begin(orders)
+    desk.ask.commit(desk.worker.outcomes())
+    with pytest.raises(by.Unavailable, match="reset this rank"):
+        desk.turn(4)
+    desk.worker.reset()
+    desk.worker.begin(orders._replace(up=(), fence=orders.up[0].flight, written=np.array([4])))
+    assert not desk.worker._ids
+    desk.worker.close()
+
+
+def test_a_refused_order_is_not_waited_for() -> None:
+    desk = Desk()
+    assert desk.ask.preempted("one", desk.keys(8), [0, 1], 8)
+    orders = desk.ask.step()
+    desk.worker.begin(orders)
+    desk.report()
+    with pytest.raises(by.Misuse, match="submit it once"):
+        desk.worker.begin(orders)
+    assert not desk.worker._ids
+    desk.worker.close()

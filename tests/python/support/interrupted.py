@@ -28,32 +28,63 @@ _PACKAGE = str(Path(by.__file__).parent)
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at a line of Blockyard's code, as Ctrl-C may."""
+    """Raises KeyboardInterrupt in Blockyard's code, as Ctrl-C may: at a line, or behind a call.
 
-    def __init__(self) -> None:
+    Args:
+        calls: Whether it counts calls of C that return, in place of lines: what they return is
+            lost.
+        timeout: Whether it raises a TimeoutError, as a signal handler may.
+    """
+
+    def __init__(self, *, calls: bool = False, timeout: bool = False) -> None:
+        self.calls, self.timeout = calls, timeout
         self.left = self.times = 0
         self.where = ""
+        self.passed: list[str] = []
+        """What it has counted in the last call."""
 
     def during(self, lines: int, call: Callable[[], _T]) -> _T:
         """Makes a call, which is interrupted after that many lines, if it has so many."""
         self.left = lines
-        sys.settrace(self._trace)
+        self.passed.clear()
+        before = signal.signal(signal.SIGUSR1, _time_out)
+        if self.calls:
+            sys.setprofile(self._profile)
+        else:
+            sys.settrace(self._trace)
         try:
             return call()
         finally:
             sys.settrace(None)
+            sys.setprofile(None)
+            signal.signal(signal.SIGUSR1, before)
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
         if event == "line":
-            self.left -= 1
-            if self.left < 0:
-                sys.settrace(None)
-                self.times += 1
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise KeyboardInterrupt
+            self._count(frame)
         return self._trace
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "c_return" and frame.f_code.co_filename.startswith(_PACKAGE):
+            self._count(frame)
+
+    def _count(self, frame: FrameType) -> None:
+        self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self.passed.append(self.where)
+        self.left -= 1
+        if self.left < 0:
+            sys.settrace(None)
+            sys.setprofile(None)
+            self.times += 1
+            if self.timeout:
+                signal.raise_signal(signal.SIGUSR1)
+            raise KeyboardInterrupt
+
+
+def _time_out(_number: int, _frame: FrameType | None) -> None:
+    raise TimeoutError
 
 
 class Place(NamedTuple):

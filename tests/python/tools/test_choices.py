@@ -28,7 +28,6 @@ def test_an_alias_is_the_word_that_it_stands_for() -> None:
         ("recncy", "'recency'"),
         ("lur", "'lru', here 'recency'"),
         ("zzz", "'"),
-        # The newest is not allowed here, and so its alias is not known.
         ("mru", "'lru', here 'recency'"),
     ],
 )

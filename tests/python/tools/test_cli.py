@@ -121,8 +121,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--trace-block 16", "--trace-block is for a TRACE"),
         (
             "--policy lrx",
-            "'newest', 'heap', 'optimum'; did you mean 'lru', here 'recency'?",
+            "'learned', 'heap', 'optimum'; did you mean 'lru', here 'recency'?",
         ),
+        ("--policy bonus", "'bonus' is not one of 'recency', 'learned', 'heap'"),
+        ("--policy newest", "'newest' is not one of 'recency', 'learned', 'heap'"),
         ("--host-copies never", "'never' is not one of 'first', 'last'"),
         ("--host-copies first --host-blocks 0", "--host-copies needs a host"),
         ("--hints lies", "--hints needs --model sequential"),
@@ -438,16 +440,16 @@ def test_hints_copies_and_owners_are_compared_each_combination_once() -> None:
 
 
 def test_a_run_in_virtual_time_takes_the_orders_and_the_host_copies() -> None:
-    words = "--requests 30 --policy learned --policy bonus --policy newest --host-copies last"
+    words = "--requests 30 --policy learned --policy heap --host-copies last"
     result = found(*words.split())
     ran = [(run["policy"], run["host_copies"], run["audit"]) for run in result["runs"]]
-    assert ran == [(policy, "last", "ok") for policy in ("learned", "bonus", "newest")]
+    assert ran == [(policy, "last", "ok") for policy in ("learned", "heap")]
 
 
 @pytest.mark.parametrize("name", ["loop", "flood", "shift"])
 def test_an_adversary_is_a_workload(name: str) -> None:
     words = ("--workload", name, "--requests", "60", "--model", "sequential", "--rate", "2")
-    result = found(*words, "--policy", "newest", "--save-trace", "made.jsonl")
+    result = found(*words, "--policy", "learned", "--save-trace", "made.jsonl")
     assert result["trace"] == f"a {name}, seed 0"
     last = json.loads(Path("made.jsonl").read_text().splitlines()[-1])
     assert last["timestamp"] == 29_500

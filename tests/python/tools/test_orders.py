@@ -60,12 +60,11 @@ def test_the_learned_order_loses_little_to_recency_at_any_size(name: str) -> Non
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("policy", ["learned", "newest"])
-def test_a_loop_larger_than_the_cache_is_found_in_part(policy: Policy, seed: int) -> None:
+def test_a_loop_larger_than_the_cache_is_found_in_part(seed: int) -> None:
     trace = ADVERSARIES["loop"](seed)
     size = round(ADVERSARY_SHARES["loop"] * distinct(trace))
     assert percent(trace, size, "recency") == 0
-    assert percent(trace, size, policy) >= LOOP_LEAST
+    assert percent(trace, size, "learned") >= LOOP_LEAST
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -78,8 +77,12 @@ def test_an_adversary_gains_nothing_against_recency(
     assert percent(trace, size, "learned") >= percent(trace, size, "recency")
 
 
+#: What the shadow of recency with a bonus found there alone, by seed.
+BY_BONUS = [12.15, 12.09]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_what_comes_back_is_told_from_a_flood_of_what_does_not(seed: int) -> None:
     trace = ADVERSARIES["flood"](seed)
     size = round(ADVERSARY_SHARES["flood"] * distinct(trace))
-    assert percent(trace, size, "learned") >= percent(trace, size, "bonus") + 10
+    assert percent(trace, size, "learned") >= BY_BONUS[seed] + 10

@@ -278,7 +278,7 @@ def test_an_engine_finds_on_its_device_what_a_list_finds_and_all_else_below(
     assert small.audit == "ok"
 
 
-@pytest.mark.parametrize("policy", ["recency", "learned", "bonus", "newest", "heap"])
+@pytest.mark.parametrize("policy", ["recency", "learned", "heap"])
 def test_below_an_engine_the_host_adds_hits_under_every_order(policy: Policy) -> None:
     trace = generate(3, requests=300)
     result = sequential(
@@ -344,7 +344,7 @@ def test_progress_is_told_and_an_interrupt_leaves_what_is_known() -> None:
         ({"host_blocks": -1}, "host_blocks = -1: must be an integer >= 0"),
         (
             {"policy": "lru"},
-            "policy = 'lru': must be one of 'recency', 'learned', 'bonus', 'newest'",
+            "policy = 'lru': must be one of 'recency', 'learned', 'heap'",
         ),
         ({"host_copies": "never"}, "host_copies = 'never': must be one of 'first', 'last', None"),
         ({"owner": "me"}, "owner = 'me': must be one of 'cache', 'engine'"),

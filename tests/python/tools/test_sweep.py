@@ -312,8 +312,8 @@ def test_where_almost_nothing_comes_again_it_says_how_little() -> None:
 
 
 def test_a_worse_order_is_called_worse() -> None:
-    result = swept(generate(1, requests=200), orders=("newest",), sizes=(300, 600))
-    assert "the newest order finds" in first(result)
+    result = swept(generate(7, requests=200), orders=("learned",), sizes=(150, 300))
+    assert "the learned order finds" in first(result)
     assert "less there" in first(result)
 
 

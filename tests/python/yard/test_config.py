@@ -163,7 +163,15 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": -5}, "device = -5"),
         ({"device": 8, "write": "bogus"}, "write = 'bogus': must be one of 'on-evict', 'through'"),
         ({"device": 8, "eviction": ["x"]}, "eviction ="),
-        ({"device": 8, "eviction": None}, "eviction = None: .* one of recency, learned, bonus"),
+        ({"device": 8, "eviction": None}, "eviction = None: .* one of recency, learned, heap"),
+        (
+            {"device": 8, "eviction": "newest"},
+            "eviction = 'newest': .* one of recency, learned, heap",
+        ),
+        (
+            {"device": 8, "eviction": "bonus"},
+            "eviction = 'bonus': .* one of recency, learned, heap",
+        ),
         ({"device": 8, "eviction": "recent"}, "eviction = 'recent': did you mean 'recency'"),
         ({"device": 8, "host_copies": "lsat"}, "host_copies = 'lsat': did you mean 'last'"),
         ({"device": 8, "eviction": "LRU"}, "eviction = 'LRU': did you mean 'recency'"),

@@ -11,7 +11,7 @@ import blockyard as by
 from blockyard.shared.hints import Hints
 from yard import begin, text
 
-EVICTIONS = ["recency", "learned", "bonus", "newest", "heap"]
+EVICTIONS = ["recency", "learned", "heap"]
 
 GOOD: list[dict[str, Any]] = [
     {},

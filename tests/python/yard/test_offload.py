@@ -177,7 +177,7 @@ def test_from_the_host_alone_blocks_go_down_where_the_device_has_no_watermark() 
     assert (cache.room("host").free, ways(cache), ways(cache)) == (12, {DEEPER: 4}, {})
 
 
-@pytest.mark.parametrize("eviction", ["recency", "learned", "bonus", "newest", "heap"])
+@pytest.mark.parametrize("eviction", ["recency", "learned", "heap"])
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_what_is_being_copied_counts_among_the_next_victims(eviction: Any, tier: str) -> None:
     cache = three(

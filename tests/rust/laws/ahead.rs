@@ -128,35 +128,6 @@ fn the_order_is_told_where_a_shrink_leaves_a_block_beyond_the_size() {
 }
 
 #[test]
-fn what_a_resize_makes_the_next_victims_is_looked_at() {
-    let yard = Yard::of(Config {
-        policy: EvictionPolicy::Bonus,
-        ..config(12, 64)
-    });
-    for name in [0, 1, 2, 0, 1, 2] {
-        yard.publish(&and_one(&text(name, 1)));
-    }
-    for _ in 0..20 {
-        yard.publish(&and_one(&text(3, 1)));
-    }
-    for name in 4..10 {
-        yard.publish(&and_one(&text(name, 1)));
-    }
-    let order = || yard.cache.lock().eviction_order(Tier::DEVICE).unwrap();
-    let before = order();
-    while let Some(plan) = yard.demote(3) {
-        yard.land(&[plan]);
-    }
-    // What was used again counts as younger by a turnover, and that is longer now.
-    yard.resize(Tier::DEVICE, 40);
-    let next = order()[..3].to_vec();
-    assert_ne!(next, before[..3], "others go next");
-    let plan = yard.demote(3).expect("they have no copy");
-    assert!(plan.sources.iter().all(|slot| next.contains(slot)));
-    yard.land(&[plan]);
-}
-
-#[test]
 fn a_victim_nearer_than_its_score_says_keeps_its_copy() {
     let yard = Yard::of(Config {
         policy: EvictionPolicy::Heap,

@@ -2,7 +2,7 @@
 
 use crate::tickets::request;
 use crate::verbs::Verbs as _;
-use crate::yard::{BY_AGE, KINDS, Yard, and_one, cat, config, one, room, text, tokens};
+use crate::yard::{KINDS, Yard, and_one, cat, config, one, room, text, tokens};
 use blockyard_core::{
     Answer, Config, Counters, Error, Filling, MAX_TIERS, Speeds, Stop, WritePolicy,
 };
@@ -104,7 +104,7 @@ fn an_idle_block_that_was_not_copied_down_in_time_is_dropped_and_never_waited_fo
 
 #[test]
 fn a_block_whose_child_must_stay_is_set_aside_and_is_next_once_the_child_leaves() {
-    for policy in BY_AGE {
+    for policy in KINDS {
         let yard = Yard::of(Config {
             policy,
             ..config(6, 4)

@@ -177,16 +177,10 @@ fn what_was_said_is_in_it_where_the_order_asks_for_it() {
         ttl: Some(7),
         ..none
     };
-    for policy in [
-        EvictionPolicy::Learned,
-        EvictionPolicy::Bonus,
-        EvictionPolicy::Newest,
-    ] {
-        let all = [none, Retention::SessionEnded.into(), soon, later];
-        let all = BTreeSet::from(all.map(|hints| after(policy, hints)));
-        assert_eq!(all.len(), 4, "{policy:?}");
-        assert_eq!(after(policy, precious), after(policy, none));
-    }
+    let learned = |hints| after(EvictionPolicy::Learned, hints);
+    let all = [none, Retention::SessionEnded.into(), soon, later];
+    assert_eq!(BTreeSet::from(all.map(learned)).len(), 4);
+    assert_eq!(learned(precious), learned(none));
     let all = [none, Retention::SessionEnded.into(), precious, brief];
     let all = BTreeSet::from(all.map(|hints| after(EvictionPolicy::Heap, hints)));
     assert_eq!(all.len(), 4);

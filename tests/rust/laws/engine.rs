@@ -1,6 +1,6 @@
 //! A yard whose device is the engine's: its blocks are numbers in plans. (E1 to E7)
 
-use crate::yard::{BY_AGE, KINDS, Yard, config, text, three, tokens};
+use crate::yard::{KINDS, Yard, config, text, three, tokens};
 use blockyard_core::{
     Config, Error, EvictionPolicy, Fetch, FlightId, HostCopies, MAX_RUNS, ParkedId, Plan, Probe,
     Result, Speeds, Stop, Tier, Wanted,
@@ -17,7 +17,7 @@ fn yards(host: u32, disk: u32) -> impl Iterator<Item = Yard> {
 
 /// Where the oldest goes first, and copies on the host last.
 fn by_age(host: u32, disk: u32) -> impl Iterator<Item = Yard> {
-    yards_of(BY_AGE, Some(HostCopies::Last), host, disk)
+    yards_of(KINDS, Some(HostCopies::Last), host, disk)
 }
 
 fn yards_of<const N: usize>(

@@ -1,14 +1,8 @@
 //! What is said where a request ends: the heap takes priorities and times to live by the word; an order
 //! that learns what hints are worth obeys none.
 
-use crate::yard::{Yard, and_one, config, text, three, tokens};
+use crate::yard::{Yard, config, text, three, tokens};
 use blockyard_core::{Config, EvictionPolicy, Hints, NextUse, Priority, Retention, Tier};
-
-const LEARNING: [EvictionPolicy; 3] = [
-    EvictionPolicy::Learned,
-    EvictionPolicy::Bonus,
-    EvictionPolicy::Newest,
-];
 
 fn yard(policy: EvictionPolicy, device: u32) -> Yard {
     Yard::of(Config {
@@ -142,34 +136,18 @@ fn a_copy_has_no_time_to_live_while_its_block_has() {
 
 #[test]
 fn an_order_that_learns_obeys_no_hint() {
-    for policy in LEARNING {
-        let yard = yard(policy, 6);
-        publish(&yard, 1, Retention::Retain.into());
-        publish(&yard, 2, priority(100));
-        let soon = Hints {
-            next_use: Some(NextUse::in_millis(1)),
-            ..Retention::SessionEnded.into()
-        };
-        publish(&yard, 3, soon);
-        for gone in [[0, 2, 2], [0, 0, 2], [0; 3]] {
-            yard.squeeze(2);
-            assert_eq!(left(&yard, [1, 2, 3]), gone, "{policy:?}");
-        }
+    let yard = yard(EvictionPolicy::Learned, 6);
+    publish(&yard, 1, Retention::Retain.into());
+    publish(&yard, 2, priority(100));
+    let soon = Hints {
+        next_use: Some(NextUse::in_millis(1)),
+        ..Retention::SessionEnded.into()
+    };
+    publish(&yard, 3, soon);
+    for gone in [[0, 2, 2], [0, 0, 2], [0; 3]] {
+        yard.squeeze(2);
+        assert_eq!(left(&yard, [1, 2, 3]), gone);
     }
-}
-
-#[test]
-fn what_was_used_again_counts_as_younger_by_a_turnover() {
-    let yard = yard(EvictionPolicy::Bonus, 6);
-    publish(&yard, 1, Hints::default());
-    yard.publish(&and_one(&text(1, 2)));
-    for name in 2..4 {
-        publish(&yard, name, Hints::default());
-    }
-    yard.squeeze(2);
-    assert_eq!(left(&yard, [1, 2, 3]), [2, 0, 2]);
-    yard.squeeze(2);
-    assert_eq!(left(&yard, [1, 2, 3]), [2, 0, 0]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Every tier's order has a child before its parent, and the device comes first. (INV-20, 33)
 
-use crate::yard::{BY_AGE, KINDS, Yard, and_one, cat, config, in_flight, one, text};
+use crate::yard::{KINDS, Yard, and_one, cat, config, in_flight, one, text};
 use blockyard_core::{Config, EvictionPolicy, Filling, HostCopies, Retention, Stop};
 
 fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
@@ -9,7 +9,7 @@ fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
 
 /// Where the oldest goes first, and copies on the host last.
 fn by_age(device: u32, host: u32) -> impl Iterator<Item = Yard> {
-    yards_of(BY_AGE, Some(HostCopies::Last), device, host)
+    yards_of(KINDS, Some(HostCopies::Last), device, host)
 }
 
 fn yards_of<const N: usize>(

@@ -2,7 +2,7 @@
 //! on each. (INV-14, 20, 22, 33)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{BY_AGE, KINDS, OBEYING, Yard, and_one, cat, config, room, text, three};
+use crate::yard::{KINDS, OBEYING, Yard, and_one, cat, config, room, text, three};
 use blockyard_core::{
     Cache, Config, Error, EvictionPolicy, HostCopies, KeyHash, Namespace, Plan, Tier, WritePolicy,
 };
@@ -17,7 +17,7 @@ fn yards(device: u32, host: u32, disk: u32) -> impl Iterator<Item = Yard> {
 
 /// Where the oldest goes first, and copies on the host last.
 fn by_age(device: u32, host: u32, disk: u32) -> impl Iterator<Item = Yard> {
-    yards_of(BY_AGE, Some(HostCopies::Last), device, host, disk)
+    yards_of(KINDS, Some(HostCopies::Last), device, host, disk)
 }
 
 fn yards_of<const N: usize>(

@@ -10,20 +10,9 @@ use blockyard_core::{
 /// Tokens per block.
 pub(crate) const SIZE: u64 = 4;
 
-pub(crate) const KINDS: [EvictionPolicy; 5] = [
+pub(crate) const KINDS: [EvictionPolicy; 3] = [
     EvictionPolicy::Recency,
     EvictionPolicy::Learned,
-    EvictionPolicy::Bonus,
-    EvictionPolicy::Newest,
-    EvictionPolicy::Heap,
-];
-
-/// Those under which the oldest goes first, where nothing was used twice: all but the one that is made for
-/// loops, under which the newest does once anything was evicted.
-pub(crate) const BY_AGE: [EvictionPolicy; 4] = [
-    EvictionPolicy::Recency,
-    EvictionPolicy::Learned,
-    EvictionPolicy::Bonus,
     EvictionPolicy::Heap,
 ];
 

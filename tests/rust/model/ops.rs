@@ -165,8 +165,6 @@ fn orders() -> impl Strategy<Value = Orders> {
     let policy = prop::option::of(prop_oneof![
         Just(EvictionPolicy::Recency),
         Just(EvictionPolicy::Heap),
-        Just(EvictionPolicy::Bonus),
-        Just(EvictionPolicy::Newest),
         Just(EvictionPolicy::Learned),
     ]);
     let copies = prop_oneof![

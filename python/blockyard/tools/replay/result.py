@@ -267,7 +267,7 @@ class Run(Struct, frozen=True, kw_only=True):
     model: Literal["virtual", "sequential"]
     """How time was modelled."""
     policy: str
-    """Eviction: recency, learned, bonus, newest, heap, or optimum, which knows the future."""
+    """Eviction: recency, learned, heap, or optimum, which knows the future."""
     write_policy: str
     """When blocks are copied down: on-evict, through, second-touch."""
     host_copies: str | None

@@ -43,7 +43,7 @@ HEADROOMS: Final[dict[HeadroomName, type[HeadroomPolicy]]] = {
     "watermark": Watermark,
     "adaptive": Adaptive,
 }
-Eviction = Literal["recency", "learned", "bonus", "newest", "heap"]
+Eviction = Literal["recency", "learned", "heap"]
 """The orders of the cache."""
 Policy = Literal[Eviction, "optimum"]
 HostCopies = Literal["first", "last"]

@@ -13,10 +13,8 @@ mod seen;
 use crate::error::Result;
 use crate::id::{Class, SlotIx};
 use crate::life::{Life, Past};
-use bonus::Bonus;
 use heap::Heap;
 use learned::Learned;
-use newest::Newest;
 use queues::Queues;
 use recency::Recency;
 
@@ -124,10 +122,6 @@ pub enum EvictionPolicy {
     Recency,
     /// Lists by what is known of a block's uses; which goes first is learned.
     Learned,
-    /// As recency, but what was used again counts as younger by a turnover.
-    Bonus,
-    /// What is new goes before what was there: for loops larger than the cache.
-    Newest,
     /// An indexed heap of leaves by priority and last use: O(log n).
     Heap,
 }
@@ -135,7 +129,7 @@ pub enum EvictionPolicy {
 impl EvictionPolicy {
     /// Whether it asks how blocks were used.
     pub(crate) fn learns(self) -> bool {
-        matches!(self, Self::Learned | Self::Bonus | Self::Newest)
+        self == Self::Learned
     }
 
     /// Whether it asks what blocks are worth.
@@ -153,8 +147,6 @@ impl EvictionPolicy {
 pub(crate) enum Policy {
     Recency(Queues<Recency>),
     Learned(Box<Queues<Learned>>),
-    Bonus(Box<Queues<Bonus>>),
-    Newest(Box<Queues<Newest>>),
     Heap(Heap),
 }
 
@@ -170,8 +162,6 @@ impl Policy {
         Ok(match kind {
             EvictionPolicy::Recency => Self::Recency(Queues::new(slots, room, sorted)?),
             EvictionPolicy::Learned => Self::Learned(Box::new(Queues::new(slots, room, sorted)?)),
-            EvictionPolicy::Bonus => Self::Bonus(Box::new(Queues::new(slots, room, sorted)?)),
-            EvictionPolicy::Newest => Self::Newest(Box::new(Queues::new(slots, room, sorted)?)),
             EvictionPolicy::Heap => Self::Heap(Heap::new(slots)?),
         })
     }
@@ -181,8 +171,6 @@ impl Policy {
         match kind {
             EvictionPolicy::Recency => Queues::<Recency>::BYTES,
             EvictionPolicy::Learned => Queues::<Learned>::BYTES,
-            EvictionPolicy::Bonus => Queues::<Bonus>::BYTES,
-            EvictionPolicy::Newest => Queues::<Newest>::BYTES,
             EvictionPolicy::Heap => Heap::BYTES,
         }
     }
@@ -193,8 +181,6 @@ macro_rules! each {
         match $self {
             Policy::Recency($policy) => $call,
             Policy::Learned($policy) => $call,
-            Policy::Bonus($policy) => $call,
-            Policy::Newest($policy) => $call,
             Policy::Heap($policy) => $call,
         }
     };

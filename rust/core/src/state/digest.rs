@@ -373,8 +373,6 @@ mod tests {
         for policy in [
             EvictionPolicy::Recency,
             EvictionPolicy::Learned,
-            EvictionPolicy::Bonus,
-            EvictionPolicy::Newest,
             EvictionPolicy::Heap,
         ] {
             let plain = state(policy, WritePolicy::OnEvict).digest();

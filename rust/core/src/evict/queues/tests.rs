@@ -2,9 +2,12 @@
 
 mod lives;
 
+use super::super::bonus::Bonus;
 use super::super::newest::Newest;
 use super::super::recency::Recency;
 use super::*;
+use crate::id::NodeIx;
+use crate::life::{Life, Lives};
 
 fn slot(number: u32) -> SlotIx {
     SlotIx::new(number)
@@ -251,4 +254,30 @@ fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
     assert_eq!(policy.victim(&|_| 0), None);
     policy.refresh(slot(0), Evictability::Leaf);
     assert_eq!(policy.victim(&|_| 0), Some(slot(0)));
+}
+
+#[test]
+fn what_a_resize_makes_the_next_victim_is_looked_at() {
+    let mut policy: Queues<Bonus> = Queues::new(8, 8, true).unwrap();
+    let mut lives = Lives::new(8, true, false).unwrap();
+    // The first was used again, and the other five ticks later.
+    for (number, before) in [(0, 3), (1, 0)] {
+        lives.born(NodeIx::new(number), before);
+        let past = lives.of(NodeIx::new(number));
+        let leaf = Evictability::Leaf;
+        policy.insert(slot(number), Class::Ordinary, past, Place::Back, leaf);
+    }
+    policy.used(0, Life::default(), 10);
+    let stamps = |at: SlotIx| 5 * at.get();
+    let next = |policy: &Queues<Bonus>| {
+        let mut out = Vec::new();
+        policy.unseen(1, &stamps, &mut |_| None, &mut out);
+        out
+    };
+    assert_eq!(next(&policy), [1], "a turnover is eight ticks");
+    policy.see(slot(1));
+    policy.settle(1);
+    assert!(next(&policy).is_empty());
+    policy.resize(2);
+    assert_eq!(next(&policy), [0]);
 }
