@@ -387,7 +387,8 @@ class KVCache(Cache):
     def standing(self) -> list[Fact]:
         """Returns what is a stall where it stays as it is: plans and flights that wait.
 
-        `Scheduler.stalled` says them in time; your own scheduler asks a `StallWatch`. Any thread may.
+        `Scheduler.stalled` says them in time; your own scheduler asks a `StallWatch`. Any thread
+        may.
         """
         facts = undispatched(self, self._offload), unreported(self, self._flights, self._now)
         return [fact for fact in facts if fact]
