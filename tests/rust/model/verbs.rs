@@ -240,6 +240,12 @@ impl Yard {
         !self.usable(id) || seq.loading > 0 || computed > room
     }
 
+    /// Whether a keyed tier has a block, or will have it, under the key that it had then.
+    fn is_stored(&self, block: Block) -> bool {
+        let slots = self.blocks[block].slots;
+        (DEVICE + 1..self.tiers).any(|tier| self.keyed[tier] && slots[tier].is_some())
+    }
+
     /// Table 2.1, block by block.
     pub(crate) fn seal(&mut self, id: LeaseId, keys: &[Key], computed: u64) {
         if self.leases[&id].short {
@@ -254,6 +260,7 @@ impl Yard {
                 .and_then(|above| self.block_of(self.leases[&id].table[above]));
             let own = self.block_of(slot);
             match self.find(&keys[at]) {
+                None if own.is_some_and(|own| self.is_stored(own)) => break,
                 None => {
                     let block = own.unwrap_or_else(|| self.add(None, above));
                     self.blocks[block].key = Some(keys[at]);
