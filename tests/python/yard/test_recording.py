@@ -156,11 +156,11 @@ def test_a_disk_that_hangs_holds_up_no_verb_and_no_end(
     os.mkfifo(path)
     cache = by.KVCache(device=4200, record=path)
     keys = cache.keys(range(16 * 4096))
-    # A pipe takes 64 KiB and then no more, the queue 16 MiB.
+    # A pipe takes 64 KiB, that is a request or two, and then no more; the queue 16 MiB.
     for _ in range(600):
         cache.finish(cache.begin(keys))
     assert cache.stats()["record_dropped"] > 0
-    assert cache.stats()["recorded"] == 0
+    assert cache.stats()["recorded"] * 8 * 4096 <= 65536
     why = "they came faster than they could be written"
     assert caplog.messages == [f"record = {str(path)!r}: not all requests are written: {why}"]
     assert cache.recorder is not None
