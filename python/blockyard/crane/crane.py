@@ -118,10 +118,10 @@ class Crane(Single):
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
         copiers = select_copiers(self._tiers, copier, thresholds)
-        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes, clock)
-        """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
         self.called = f"the Crane of rank {rank}"
         """What a warning calls it where it was dropped and not closed."""
+        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes, clock)
+        """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
         self._owner = Owner()
         self.lasting = LastingTiers(self._tiers.values(), self._owner)
         """Its disk, where that outlives this process."""
@@ -131,8 +131,8 @@ class Crane(Single):
     def hello(self, yard: int | None = None) -> Hello:
         """Shakes hands with a yard, and returns what it reports to it.
 
-        What it has of another yard ends, as in `reset`. Plans of that one that come later are not
-        carried out, and reported as dead.
+        What it has of another yard ends, as in `reset`. Where `yard` is given, plans of others are
+        not carried out, and reported as dead, also in a process that has not met these.
 
         Args:
             yard: `Config.yard`, the number of the yard; asked again with the same, nothing ends.
@@ -141,7 +141,7 @@ class Crane(Single):
         Raises:
             Misuse: The number is out of range, or of a yard that another one has followed.
         """
-        self.traffic.meet(None if yard is None else integer("yard", yard, most=MOST_YARD))
+        self.traffic.hello(None if yard is None else integer("yard", yard, most=MOST_YARD))
         blocks = dict.fromkeys(TIERS, 0) | {name: one.blocks for name, one in self._tiers.items()}
         return Hello(
             self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks, yard=yard or 0
@@ -182,7 +182,7 @@ class Crane(Single):
     def submit(self, plans: Plan | Iterable[Plan]) -> None:
         """Takes plans; their copies begin as soon as a copier takes them, in a lane oldest first.
 
-        The first plan of another yard is a handshake with that one, as `hello`.
+        Where `hello` was given no number, the first plan of another yard is a handshake with that.
 
         Args:
             plans: One plan, or several of one yard.

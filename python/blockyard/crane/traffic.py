@@ -54,6 +54,7 @@ class Traffic:
         self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self.watch = StallWatch("blockyard.crane.crane", clock)
         self._yard: int | None = None
+        self._named = False
         """The yard whose plans it carries out, once it knows."""
         self._former: set[int] = set()
         """The yards before."""
@@ -143,6 +144,11 @@ class Traffic:
             self._mend()
         return self._flights.keys() | self._untold()
 
+    def hello(self, yard: int | None) -> None:
+        """Meets a yard, whose plans alone are carried out from now on, as `Crane.hello`."""
+        self.meet(yard)
+        self._named = yard is not None
+
     def meet(self, yard: int | None) -> None:
         """Ends all that it has of another yard, as `Crane.hello`.
 
@@ -179,8 +185,11 @@ class Traffic:
         return plans, late
 
     def _is_over(self, plan: Plan) -> bool:
-        refused = plan.yard == self._yard and plan.flight in self._refused
-        return refused or plan.yard in self._former
+        if plan.yard == self._yard:
+            return plan.flight in self._refused
+        # Where a yard has said its number, the next one says its own: others are former ones,
+        # of which a new process may know nothing.
+        return self._named or plan.yard in self._former
 
     def _untold(self) -> set[int]:
         """Flights of the yard that have ended, and that it may not know yet."""

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, Self
-from weakref import ref
+from weakref import WeakSet, ref
 
 from blockyard._core import Cache, Misuse, Unavailable
 from blockyard.publishing.asker import Asker
@@ -14,6 +14,7 @@ from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.sent import Sent
 from blockyard.shared.extras import require
 from blockyard.shared.log import Limited, unclosed
+from blockyard.shared.owner import is_foreign
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, shown
 
@@ -33,6 +34,10 @@ _RUN: Final = 1_000
 """Ends without batches that are sent at once to one asker, and requests that are read at once."""
 _SOON: Final = 10
 """Milliseconds between two looks, at most, while a request waits."""
+
+
+_unheard: Final[WeakSet[Cache]] = WeakSet()
+"""Caches whose publisher was interrupted before it ran: the next one may listen in its place."""
 
 
 class Publisher(Single):
@@ -106,20 +111,22 @@ class Publisher(Single):
             self._pub = self._bind("PUB", endpoint, options.backlog)
             # Without a limit: what is above one is dropped in silence, the end of an answer too.
             self._replay: Any = None if replay is None else self._bind("ROUTER", replay, 0)
+            self.endpoint: str = _bound(self._pub)
+            """Where subscribers connect, with the port that was found for "*"."""
+            self.replay: str | None = None if self._replay is None else _bound(self._replay)
+            """Where they ask for what they have missed."""
+            # The thread keeps no publisher alive that is dropped.
+            what = ref(self), self._asked, self._replay, self._context
+            name = "blockyard-publisher"
+            thread = threading.Thread(target=_run, args=what, name=name, daemon=True)
             # Last, as a cache keeps its listener for good.
-            cache.listen(ring=options.ring, salts=options.salts)
-        except BaseException:
-            self._context.destroy(linger=0)
+            _listen(cache, options)
+            thread.start()
+            self._thread = thread
+            _unheard.discard(cache)
+        except BaseException as error:
+            _end(self._context, error)
             raise
-        self.endpoint: str = _bound(self._pub)
-        """Where subscribers connect, with the port that was found for "*"."""
-        self.replay: str | None = None if self._replay is None else _bound(self._replay)
-        """Where they ask for what they have missed."""
-        # The thread keeps no publisher alive that is dropped.
-        what = ref(self), self._asked, self._replay, self._context
-        name = "blockyard-publisher"
-        self._thread = threading.Thread(target=_run, args=what, name=name, daemon=True)
-        self._thread.start()
 
     def _bind(self, kind: str, endpoint: str, most: int) -> Any:  # noqa: ANN401 - zmq has no stubs here
         import zmq  # noqa: PLC0415 - it is in an extra
@@ -319,6 +326,27 @@ def _context() -> Any:  # noqa: ANN401 - as above
     import zmq  # noqa: PLC0415 - it is in an extra
 
     return zmq.Context()
+
+
+def _end(context: Any, error: BaseException) -> None:  # noqa: ANN401 - as above
+    """Ends the sockets of a publisher that could not be made."""
+    if not is_foreign(error):
+        context.destroy(linger=0)
+        return
+    # A socket that was being made is open as long as the error has its frames, and is waited for.
+    threading.Thread(target=context.destroy, kwargs={"linger": 0}, daemon=True).start()
+
+
+def _listen(cache: Cache, options: PublisherOptions) -> None:
+    """Listens, or has what an interrupted publisher has begun to listen to."""
+    again = cache in _unheard
+    _unheard.add(cache)
+    try:
+        cache.listen(ring=options.ring, salts=options.salts)
+    except Misuse as error:
+        if not again or "has a listener" not in str(error):
+            _unheard.discard(cache)
+            raise
 
 
 def _bound(socket: Any) -> str:  # noqa: ANN401 - as above

@@ -171,7 +171,7 @@ class Asked:
             if is_foreign(error):
                 raise
             raise Misuse(f"the headroom policy raised {error!r:.200}") from error
-        if not isinstance(answer, int) or answer < 0:
+        if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
             raise Misuse(
                 f"the headroom policy reserves {answer!r:.60}: must be an integer, 0 or more"
             )
@@ -184,7 +184,7 @@ class Asked:
         except Exception as error:  # noqa: BLE001 - `check` raises it where nothing is half done
             self._raised(error)
             return self._kept
-        if isinstance(answer, int) and answer < 1 << 32:
+        if isinstance(answer, int) and not isinstance(answer, bool) and answer < 1 << 32:
             self._kept = max(answer, 0)
         else:
             self._fault = Misuse(
@@ -244,6 +244,8 @@ def checked_headroom(name: str, policy: object) -> HeadroomPolicy:
         if is_foreign(error):
             raise
         raise Misuse(f"{name} = {policy!r:.60}: {error}") from error
-    if not all(isinstance(number, int) and number >= 0 for number in answers):
+    if not all(
+        type(number) is not bool and isinstance(number, int) and number >= 0 for number in answers
+    ):
         raise Misuse(f"{name} = {policy!r:.60} answers {answers}: must be integers >= 0")
     return policy

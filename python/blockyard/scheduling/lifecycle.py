@@ -400,6 +400,8 @@ class Lifecycle:
         requests have not ended, which seats are bound, and which handles are spent.
         """
         one_of("requests", requests, ("recompute", "abort"))
+        # What is planned would copy what is lost, and below under the keys of before.
+        self._cache.abort(self._cache.dispatch())
         self._cache.clear(memory=memory)
         self.dead, self.pinned = None, 0
         self._batch.clear()

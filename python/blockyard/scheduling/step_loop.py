@@ -341,7 +341,6 @@ class StepLoop(Single):
         """Ends every request, as the engine or a turn has failed."""
         with self._lock:
             self._failure, self._over = error, True
-        _log.warning("the engine failed, and all its requests with it: %s", described(error))
         while self._commands:
             # Requests that were added are told, too.
             with contextlib.suppress(BaseException):
@@ -360,6 +359,8 @@ class StepLoop(Single):
             ]
         )
         self._channels.clear()
+        # Last: a handler may do what it likes.
+        _log.warning("the engine failed, and all its requests with it: %s", reason)
 
 
 def _named(ids: Sequence[object]) -> str:

@@ -4,6 +4,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from threading import current_thread, main_thread
 
 from blockyard.shared.owner import is_foreign
 
@@ -93,6 +94,6 @@ class Limited:
                 message, values = message + " (and %d more like it)", (*values, more)
         try:
             self._logger.log(level, message, *values, exc_info=exc_info)
-        except Exception as fault:
-            if is_foreign(fault):
+        except BaseException as fault:
+            if current_thread() is main_thread() and is_foreign(fault):
                 raise

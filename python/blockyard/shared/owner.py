@@ -1,9 +1,8 @@
 """Who is in an object whose calls must not overlap: a second caller is refused, and never waits."""
 
-import signal
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from threading import Thread, current_thread, main_thread
 from types import CodeType, FrameType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -73,26 +72,45 @@ def broke_in(error: BaseException) -> bool:
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Whether an error is an interrupt, or a signal handler has raised it: nobody here has."""
+    """Whether an error is an interrupt, or a signal handler has raised it: nobody here has.
+
+    It is, too, where another error has replaced that one, within the call that has ended.
+    """
     if not isinstance(error, Exception):
         return True
     if current_thread() is not main_thread():
         return False
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        trace = trace.tb_next
+    callers: set[FrameType] = set()
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - it is documented
+    while frame is not None:
+        callers.add(frame)
+        frame = frame.f_back
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        trace = one.__traceback__
+        if one is not error and trace is not None and trace.tb_frame in callers:
+            break  # a caller handles it, and calls this
+        while trace is not None:
+            if _handles_a_signal(trace.tb_frame):
+                return True
+            trace = trace.tb_next
+        one = one.__context__
     return False
 
 
-def _code(handler: object) -> object:
-    """The code of a signal handler that is written in Python."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    called = vars(type(handler)).get("__call__")
-    return getattr(handler, "__code__", None) or getattr(called, "__code__", None)
+def _handles_a_signal(frame: FrameType) -> bool:
+    """Whether a signal has called it: with the frame that it has interrupted, its own caller."""
+    interrupted = frame.f_back
+    if interrupted is None:
+        return False
+    given = frame.f_locals.values()
+    return any(
+        value is interrupted
+        or (isinstance(value, tuple) and any(one is interrupted for one in value))
+        for value in given
+    )
 
 
 def _is_under_way(call: tuple[Thread, str]) -> bool:

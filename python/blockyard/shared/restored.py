@@ -85,6 +85,12 @@ class Restored:
         """
         if not ranks:
             raise Misuse("ranks = []: give what each rank's tier has, rank 0 first")
+        for number, one in enumerate(ranks):
+            if not isinstance(one, Restored):
+                raise Misuse(
+                    f"ranks[{number}] = {one!r}: must be what `lasting.restored()` gave; where a "
+                    "rank has no disk, nothing is restored on any"
+                )
         shared = any(one.share != (0, 1) for one in ranks)
         found = _union(ranks) if shared else ranks[0]
         alike = np.ones(len(found), bool)

@@ -295,7 +295,8 @@ class KVCache(Cache):
         Args:
             rank: Which rank.
             memory: Whether what its tiers have is "kept", "lost", or lost but for the "disk kept".
-                What is lost is found no more, as after `clear`; what ran must be recomputed then.
+                What is lost is found no more, as after `clear`; what ran must be recomputed then,
+                and what was not dispatched yet ends.
 
         Returns:
             Flights that ended.
@@ -308,15 +309,21 @@ class KVCache(Cache):
     def _reset(self, rank: int, memory: Literal["lost", "kept", "disk kept"]) -> int:
         check_memory(memory, self._config.keyed)
         self._flights.check_rank(integer("rank", rank, least=0))
+        if memory != "kept" and not self.closed:
+            # What is planned would copy what is lost, and below under the keys of before.
+            super().dispatch()
+        count = self._give_back_lost()
         if memory == "lost":
             self._end_epoch()
         elif memory == "disk kept":
             super().clear(memory=memory)
-        return self._end(self._flights.reset(rank)) + self._give_back_lost()
+        return count + self._end(self._flights.reset(rank))
 
     def _give_back_lost(self) -> int:
         """Ends flights that nobody knows of: an interrupt came when `dispatch` had taken them."""
-        return self._abort([one for one in self.dispatched() if one not in self._flights])
+        lost = [one for one in self.dispatched() if one not in self._flights]
+        self._note(lost, [0] * len(lost))
+        return self._abort(lost)
 
     def _end_epoch(self) -> None:
         super().clear()  # for a verb that has the owner
@@ -411,7 +418,7 @@ class KVCache(Cache):
         and not sealed, and what schedulers and cranes have. Only processes of one version can be
         compared, between two steps. It takes time in proportion to the cache.
         """
-        own = self._config.fingerprint, self._now, self._flights.state()
+        own = self._config.fingerprint, self._config.yard, self._now, self._flights.state()
         whole = repr((super().digest(), own, sorted((self._ended or {}).items()))).encode()
         return int.from_bytes(blake2b(whole, digest_size=8).digest())
 

@@ -188,6 +188,7 @@ class Flights:
         """Takes outcomes as `report`, which `check` has returned."""
         ended = Ended([], [], [])
         over: set[int] = set()
+        lost: set[tuple[int, int]] = set()
         for outcome in outcomes:
             self._counts["outcomes"] += 1
             entry = self._of(outcome)
@@ -196,12 +197,14 @@ class Flights:
                 over.add(outcome.flight)
                 self._end(outcome.flight, entry, ended)
                 continue
-            if entry is None or outcome.rank not in entry.missing:
+            said = outcome.flight, outcome.rank
+            if entry is None or outcome.rank not in entry.missing or said in lost:
                 self._counts["outcomes_ignored"] += 1
                 _log.debug("ignored an unexpected outcome: %s", outcome)
                 continue
             if outcome.cause is Cause.LOST:
                 self._lost.append(outcome.flight)
+                lost.add(said)
                 continue
             self._heard[outcome.rank] = self._launched
             corrupt = outcome.cause is Cause.CORRUPT and outcome.good < entry.blocks

@@ -59,7 +59,7 @@ def check_hello(config: Config, hello: Hello, yard: int) -> None:
     if hello.yard != yard:
         raise Misuse(
             f"{rank} shook hands with yard {hello.yard}, and not with this one, "
-            f"{yard}: ask every rank for crane.hello(config.yard)"
+            f"{yard}: ask every rank for crane.hello({yard})"
         )
 
 

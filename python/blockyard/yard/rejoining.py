@@ -7,6 +7,8 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.shared.layout import Hello
 from blockyard.shared.restored import MOST_ROWS
+from blockyard.shared.validate import one_of
+from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.handshake import check_hello, checked_hellos
 
@@ -24,7 +26,8 @@ def rejoin(
     Args:
         cache: The yard.
         hello: What the new process's crane has said, asked with `cache.config.yard`.
-        memory: As in `KVCache.reset`. "disk kept" where its slot files are those of before.
+        memory: As in `KVCache.reset`; a new process has not "kept" its own. "disk kept" where its
+            slot files are those of before; a yard without a keyed disk has "lost" it.
 
     Returns:
         Flights that ended.
@@ -51,9 +54,12 @@ def rejoin(
         0
     """
     config, (hello,) = cache.config, checked_hellos([hello])
+    one_of("memory", memory, ("lost", "disk kept"))
+    check_memory(memory, config.keyed)
     # Its yard, also where the configuration does not name it.
     check_hello(config, hello, cache.unreported(hello.rank).yard)
-    device = cache.limit("device") + config.null_slots
+    given = cache.limit("device") + config.null_slots
+    device = config.device_blocks if config.engine else given
     if hello.device < device:
         raise Misuse(
             f"rank {hello.rank} came back with {hello.device} blocks of the device, and the yard "

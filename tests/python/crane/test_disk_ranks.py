@@ -253,6 +253,11 @@ def offer(*rows: tuple[int, int, int, int]) -> Restored:
     return Restored(slots, keys, keys * 0, stamps, plans=plans)
 
 
+def test_a_rank_without_a_disk_is_named_where_ranks_are_to_agree() -> None:
+    with pytest.raises(by.Misuse, match=r"ranks\[1\] = None: .* a rank has no disk, nothing is"):
+        Restored.agreed([offer((0, 1, 7, 0)), None])  # type: ignore[list-item]
+
+
 def test_ranks_agree_by_plans_and_by_stamps_where_a_folder_names_no_plan(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -319,6 +324,32 @@ def gone_down(engine: Engine) -> None:
     for plan in engine.cache.dispatch():
         engine.submit(plan, range(len(engine.cranes)))
     engine.settle()
+
+
+@pytest.mark.parametrize("memory", ["lost", "disk kept"])
+@pytest.mark.parametrize("how", ["rejoin", "the cache", "the scheduler"])
+def test_what_was_planned_from_lost_memory_is_not_written_under_good_keys(
+    tmp_path: Path, memory: Any, how: str
+) -> None:
+    engine = Engine(tmp_path, 2)
+    assert computed(engine, 1) == 0
+    assert engine.cache.demote(64) is not None
+    scheduler = by.Scheduler(engine.cache)
+    engine.cranes[-1].close()
+    engine.cranes[-1] = crane = engine.opened(1)
+    hello = crane.hello(engine.cache.config.yard)
+    if how == "rejoin":
+        by.rejoin(engine.cache, hello, memory=memory)
+    elif how == "the cache":
+        engine.cache.reset(1, memory=memory)
+    else:
+        scheduler.reset(memory=memory)
+    for plan in engine.cache.dispatch():
+        engine.submit(plan, range(2))
+    engine.settle()
+    engine.restart()
+    assert computed(engine, 1) == 0, "the new process never had it"
+    engine.close()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

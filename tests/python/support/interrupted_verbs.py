@@ -464,6 +464,8 @@ def _hello_again(ranks: Ranks, way: int) -> None:
 
 def _first_plans(ranks: Ranks) -> None:
     _new_yard(ranks)
+    for crane in ranks.cranes:
+        crane.traffic._named = False  # as where no yard has said its number
     ranks.cache = by.KVCache(replace(ranks.config, ahead=0))
     assert ranks.put(10)
     assert ranks.plan() is not None

@@ -123,6 +123,22 @@ def test_where_a_rank_contradicts_itself_in_one_commit_its_worst_word_counts(
         assert cache.stats()["outcomes_ignored"] == 1
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_where_a_rank_says_that_an_end_is_not_known_its_other_word_is_not_believed(
+    order: int,
+) -> None:
+    cache, leases, plans = in_flight()
+    said = [by.Outcome(plans[0].flight, 0, 0, by.Cause.LOST), by.Outcome(plans[0].flight, 0, 4)]
+    cache.commit([*said[::order], by.Outcome(plans[0].flight, 1, 4)])
+    assert (leases[0].cached, cache.stats()["outcomes_ignored"]) == (0, 1)
+
+
+def test_yards_of_two_numbers_take_other_outcomes_and_have_other_digests() -> None:
+    one, two = (by.KVCache(device=8, yard=number) for number in (5, 6))
+    assert one.digest() != two.digest()
+    assert one.digest() == by.KVCache(device=8, yard=5).digest()
+
+
 # Each leaves another state than all others do, though the core of some knows no difference.
 CHANGES: dict[str, Callable[[by.KVCache, list[int]], object]] = {
     "nothing": lambda _cache, _plans: None,

@@ -15,6 +15,8 @@ LAYOUT = by.KVLayout.llama(2, 4, 8, block_size=4, ranks=2)
 def opened(**more: Any) -> tuple[by.KVCache, list[Hello]]:
     sizes: dict[str, Any] = {"device": 17, "host": 8, "disk": 16, "keyed": ("disk",)}
     sizes |= {"write": {"host": "through"}} | more
+    if "engine" in more:
+        del sizes["device"], sizes["write"]
     config = by.Config(layout=LAYOUT, ahead=0, **sizes).named()
     tiers = [getattr(config, f"{tier}_blocks") for tier in ("device", "host", "disk")]
     hellos = [
@@ -93,6 +95,38 @@ def test_a_plan_of_before_is_not_dispatched_after_it() -> None:
     assert cache.audit() is None
 
 
+@pytest.mark.parametrize("memory", ["lost", "disk kept"])
+@pytest.mark.parametrize("way", ["to the disk", "to the host", "to the device"])
+def test_what_was_planned_before_it_ends(memory: Any, way: str) -> None:
+    cache, hellos = opened(host=0) if way == "to the disk" else opened()
+    tokens = publish(cache, 1) if way != "to the device" else below(cache, 1)
+    lease = None
+    if way == "to the device":
+        cache.finish(cache.begin(range(9000, 9000 + 4 * 16)))
+        lease = cache.begin([*tokens, 7])
+        assert lease.state == "loading"
+    else:
+        assert cache.demote(8) is not None
+    assert sum(cache.undispatched()) > 0
+    # What comes back has no host: it would refuse a plan from there.
+    assert by.rejoin(cache, hellos[1]._replace(host=0), memory=memory) == 1
+    assert cache.dispatch() == []
+    if lease is not None:
+        assert lease.cached == 0
+        cache.finish(lease)
+    assert cache.stats()["flights"] == 0
+    assert cache.audit() is None
+
+
+def test_engines_are_told_of_the_plans_that_it_ends() -> None:
+    cache, _ = opened(engine=17, disk=0, keyed=())
+    plan = cache.stow(cache.keys(range(8)), [3, 4])
+    assert plan is not None
+    assert cache.reset(1, memory="lost") == 1
+    assert cache.ended() == {plan.flight: 0}
+    assert cache.dispatch() == []
+
+
 @pytest.mark.parametrize("memory", ["lost", "kept"])
 def test_the_other_words_mean_what_they_meant(memory: Any) -> None:
     cache, _ = opened()
@@ -120,8 +154,17 @@ def test_words_and_ranks_that_are_none_are_refused_and_change_nothing() -> None:
         by.rejoin(cache, hellos[0]._replace(fingerprint="another"))
     with pytest.raises(Misuse, match="16 blocks of the device, and the yard gives out 17"):
         by.rejoin(cache, hellos[0]._replace(device=16, host=0))
+    for word in ("kept", "host kept"):
+        with pytest.raises(Misuse, match=f"memory = '{word}'"):
+            by.rejoin(cache, hellos[0]._replace(host=0), memory=word)  # type: ignore[arg-type]
     assert (cache.digest(), found(cache, tokens)[0]) == (before, 2)
-    bare, _ = opened(keyed=())
+    bare, hellos = opened(keyed=())
+    with pytest.raises(Misuse, match="no tier is keyed"):
+        by.rejoin(bare, hellos[0]._replace(host=4))
+    assert bare.limit("host") == 8
+    own, hellos = opened(engine=17)
+    with pytest.raises(Misuse, match="16 blocks of the device, and the yard gives out 17"):
+        by.rejoin(own, hellos[0]._replace(device=16))
     for verb in (lambda: bare.reset(0, memory="disk kept"), lambda: bare.clear(memory="disk kept")):
         with pytest.raises(Misuse, match="no tier is keyed"):
             verb()

@@ -202,7 +202,7 @@ class _Copy:
 
     def carry(self) -> None:
         """Works on it until no chunk is left."""
-        first = self.take()
+        first, fault = self.take(), None
         while first is not None:
             try:
                 self.move(first)
@@ -212,9 +212,12 @@ class _Copy:
                     raise
                 # It fails the flight, never the worker.
                 if self.fail(first):
-                    _log.warning("a copy of %d blocks failed: %r", self.blocks, error)
+                    fault = error
             first = self.take(behind=True)
         self.leave()
+        if fault is not None:
+            # Only now: a handler that ends the copies waits for no worker that is in it.
+            _log.warning("a copy of %d blocks failed: %r", self.blocks, fault)
 
     def take(self, *, behind: bool = False) -> int | None:
         """Returns the first block of the next chunk; None if none is left or one has failed.
