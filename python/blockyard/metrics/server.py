@@ -21,6 +21,7 @@ from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import CONTENT_TYPE, text
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.log import unclosed
+from blockyard.shared.owner import is_foreign
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
@@ -149,6 +150,8 @@ def serve(
     try:
         server = make_server(host, port, _pages(collector), _Server, _Silent)
     except (OSError, OverflowError) as error:
+        if is_foreign(error):
+            raise  # a timeout of a signal handler is an OSError
         raise Unavailable(
             f"nothing can be served at {host}, port {port}: {error}; give another port, or port=0 "
             "for any that is free"

@@ -107,6 +107,7 @@ class Publisher(Single):
         self._turns = self._wanted = 0
         self._closing = False
         self._context = _context()
+        thread: threading.Thread | None = None
         try:
             self._pub = self._bind("PUB", endpoint, options.backlog)
             # Without a limit: what is above one is dropped in silence, the end of an answer too.
@@ -125,7 +126,9 @@ class Publisher(Single):
             self._thread = thread
             _unheard.discard(cache)
         except BaseException as error:
-            _end(self._context, error)
+            if is_foreign(error):
+                _unheard.add(cache)
+            _end(self._context, thread, error)
             raise
 
     def _bind(self, kind: str, endpoint: str, most: int) -> Any:  # noqa: ANN401 - zmq has no stubs here
@@ -328,13 +331,19 @@ def _context() -> Any:  # noqa: ANN401 - as above
     return zmq.Context()
 
 
-def _end(context: Any, error: BaseException) -> None:  # noqa: ANN401 - as above
+def _end(context: Any, thread: threading.Thread | None, error: BaseException) -> None:  # noqa: ANN401 - as above
     """Ends the sockets of a publisher that could not be made."""
-    if not is_foreign(error):
+
+    def end() -> None:
+        if thread is not None and thread.is_alive():
+            thread.join()  # it has them, and ends as the publisher is gone
         context.destroy(linger=0)
-        return
-    # A socket that was being made is open as long as the error has its frames, and is waited for.
-    threading.Thread(target=context.destroy, kwargs={"linger": 0}, daemon=True).start()
+
+    if is_foreign(error):
+        # A socket that was being made is open as long as the error has its frames, and waited for.
+        threading.Thread(target=end, daemon=True).start()
+    else:
+        end()
 
 
 def _listen(cache: Cache, options: PublisherOptions) -> None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from threading import current_thread, main_thread
 
-from blockyard.shared.owner import is_foreign
+from blockyard.shared.owner import is_foreign, is_signalled
 
 __all__ = ["Limited", "described", "unclosed"]
 
@@ -95,5 +95,6 @@ class Limited:
         try:
             self._logger.log(level, message, *values, exc_info=exc_info)
         except BaseException as fault:
-            if current_thread() is main_thread() and is_foreign(fault):
+            interrupt = isinstance(fault, KeyboardInterrupt)
+            if is_signalled(fault) or (interrupt and current_thread() is main_thread()):
                 raise

@@ -5,6 +5,8 @@ from typing import Final
 
 import numpy as np
 
+from blockyard.shared.owner import is_foreign
+
 __all__ = ["free_memory", "memory_for"]
 
 _MANY: Final = 1 << 19
@@ -79,5 +81,7 @@ def _numbers(path: Path) -> dict[str, int]:
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError) as error:
+        if is_foreign(error):
+            raise
         return []

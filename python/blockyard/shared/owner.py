@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from blockyard._core import Misuse
 
-__all__ = ["Owner", "Reentry", "broke_in", "is_foreign", "owned", "thread_name"]
+__all__ = ["Owner", "Reentry", "broke_in", "is_foreign", "is_signalled", "owned", "thread_name"]
 
 
 class Reentry(Misuse):
@@ -76,8 +76,11 @@ def is_foreign(error: BaseException) -> bool:
 
     It is, too, where another error has replaced that one, within the call that has ended.
     """
-    if not isinstance(error, Exception):
-        return True
+    return not isinstance(error, Exception) or is_signalled(error)
+
+
+def is_signalled(error: BaseException) -> bool:
+    """Whether a signal handler that is written in Python has raised an error, or one behind it."""
     if current_thread() is not main_thread():
         return False
     callers: set[FrameType] = set()

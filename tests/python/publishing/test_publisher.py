@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import blockyard as by
 from blockyard.publishing import publisher as publisher_module
 from blockyard.publishing.options import PublisherOptions
 from blockyard.publishing.publisher import Publisher
+from interrupted import Places
 from kv_events import Router
 
 SIZE = 4
@@ -383,6 +385,29 @@ def test_a_port_in_use_is_named_and_leaves_the_cache_without_a_listener(
                 Publisher(cache, **arguments)
     with Publisher(cache, ANY) as other:
         assert other.flush()
+
+
+# Of what was being made ZeroMQ says itself that it is not closed.
+@pytest.mark.filterwarnings("ignore:Unclosed (socket|context):ResourceWarning")
+def test_one_that_was_interrupted_while_it_was_made_is_made_again(cache: by.KVCache) -> None:
+    places = Places(publisher_module.__file__, zmq.__path__[0])
+    made: list[Publisher] = []
+
+    def make(over: by.KVCache) -> None:
+        made.append(Publisher(over, ANY, replay=ANY))
+
+    places.during(partial(make, cache), None)
+    assert len(places.found) > 20
+    for place in places.each():
+        own = by.KVCache(block_size=SIZE, device=129, host=64)
+        places.during(partial(make, own), place)
+        if not made or made[-1].cache is not own:
+            make(own)
+        play(own, 1)
+        assert made[-1].flush()
+        assert made[-1].stats()["batches"] > 0
+        made.pop().close()
+    made.pop().close()
 
 
 def test_closing_sends_the_rest_and_leaves_the_cache_as_it_is(cache: by.KVCache) -> None:

@@ -12,7 +12,7 @@ from blockyard.scheduling.victims import Candidate, Newest
 from loop import Loop
 from yard import text
 
-WRONG: list[Any] = [ZeroDivisionError("by design"), "many", 1.5, None, "schedule"]
+WRONG: list[Any] = [ZeroDivisionError("by design"), "many", 1.5, None, True, "schedule"]
 
 
 class Wrong:

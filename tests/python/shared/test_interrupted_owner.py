@@ -1,9 +1,12 @@
 """What an interrupt leaves of an owner: whoever comes next has it, and never two at once."""
 
 import random
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import lru_cache, partial
 from types import FrameType
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 import blockyard as by
 from blockyard.shared import owner
-from blockyard.shared.owner import Owner, owned
+from blockyard.shared.owner import Owner, is_foreign, owned
 from interrupted import Places, alarm
 
 
@@ -66,6 +69,51 @@ def test_what_a_signal_handler_raises_has_cut_a_call_short_and_what_the_call_rai
             assert [name for _, name in one._owner.interrupted] == ["Counted.add"]
             one._owner.interrupted.clear()
     one.add()
+
+
+class _Called:
+    def __call__(self, *_: object) -> None:
+        raise TimeoutError
+
+
+class _Inherited(_Called):
+    pass
+
+
+def _once(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    raise TimeoutError
+
+
+def _replaces() -> None:
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        {}["lost"]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("verb", [lambda: signal.raise_signal(signal.SIGUSR1), _replaces])
+@pytest.mark.parametrize(
+    "handler", [_once, _Called(), _Inherited(), lru_cache(_once), partial(_once)], ids=repr
+)
+def test_whatever_handles_a_signal_is_known_by_what_it_was_called_with(
+    handler: Any, verb: Callable[[], None]
+) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises((TimeoutError, KeyError)) as raised:
+            verb()
+        assert is_foreign(raised.value)
+        # Who handles it, and fails at something else meanwhile, has failed.
+        try:
+            raise raised.value
+        except (TimeoutError, KeyError):
+            with pytest.raises(ValueError) as own:  # noqa: PT011
+                int("x")
+            assert own.value.__context__ is raised.value
+            assert not is_foreign(own.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_of_threads_that_are_interrupted_anywhere_two_are_never_inside_at_once() -> None:

@@ -17,7 +17,7 @@ class Handler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -52,10 +52,13 @@ def test_a_log_without_a_limit_writes_all(handler: Handler) -> None:
     assert handler.lines == ["a 1", "a 2", "b"]
 
 
+@pytest.mark.parametrize("error", [OSError("the log is gone"), SystemExit(), GeneratorExit()])
 @pytest.mark.parametrize("seconds", [0, 1.0])
-def test_no_line_raises_where_a_handler_or_a_filter_does(handler: Handler, seconds: float) -> None:
+def test_no_line_raises_where_a_handler_or_a_filter_does(
+    handler: Handler, seconds: float, error: BaseException
+) -> None:
     log = Limited("blockyard.test_log", seconds)
-    handler.error = OSError("the log is gone")
+    handler.error = error
     for write in (log.debug, log.info, log.warning, log.exception):
         write("lost")
     handler.error = None
