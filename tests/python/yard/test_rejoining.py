@@ -107,7 +107,7 @@ def test_what_was_planned_before_it_ends(memory: Any, way: str) -> None:
         assert lease.state == "loading"
     else:
         assert cache.demote(8) is not None
-    assert sum(cache.undispatched()) > 0
+    assert cache.undispatched() not in {None, (0, 0)}
     # What comes back has no host: it would refuse a plan from there.
     assert by.rejoin(cache, hellos[1]._replace(host=0), memory=memory) == 1
     assert cache.dispatch() == []
