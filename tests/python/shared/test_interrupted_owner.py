@@ -92,10 +92,19 @@ def _replaces() -> None:
         dict[str, int]()["lost"]
 
 
-@pytest.mark.parametrize("verb", [lambda: signal.raise_signal(signal.SIGUSR1), _replaces])
+HANDLERS: dict[str, Any] = {
+    "once": _once,
+    "an object": _Called(),
+    "inherited": _Inherited(),
+    "a cache": lru_cache(_once),
+    "partial": partial(_once),
+}
+
+
 @pytest.mark.parametrize(
-    "handler", [_once, _Called(), _Inherited(), lru_cache(_once), partial(_once)], ids=repr
+    "verb", [lambda: signal.raise_signal(signal.SIGUSR1), _replaces], ids=["plain", "replaced"]
 )
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
 def test_whatever_handles_a_signal_is_known_by_what_it_was_called_with(
     handler: Any, verb: Callable[[], None]
 ) -> None:
