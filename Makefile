@@ -146,7 +146,7 @@ site-serve: $(VENV)/run.group $(VENV)/site.group $(BLOCKYARD)  ## show the site 
 # One test per core, each in the process that is free for it.
 PYTEST := --numprocesses auto --maxprocesses 4 --dist worksteal
 
-check: lint  ## formats, lints, types and the quick tests, while you work: under 60 seconds where all is built
+check: lint  ## formats, lints, types and the quick tests, while you work: some 80 seconds on two cores where all is built
 	$(CARGO_TEST) --locked --package blockyard-core --lib --test laws --test regressions
 	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 

@@ -54,8 +54,9 @@ class Traffic:
         self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self.watch = StallWatch("blockyard.crane.crane", clock)
         self._yard: int | None = None
-        self._named = False
         """The yard whose plans it carries out, once it knows."""
+        self._named = False
+        """Whether that has said its number, so that the next one does, too."""
         self._former: set[int] = set()
         """The yards before."""
         self._past: dict[int, Outcome] = {}
