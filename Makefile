@@ -155,7 +155,7 @@ lint: lint-rust lint-python lint-host  ## formats, lints, types, stubs, layers, 
 lint-rust: $(BIN)/python
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo clippy --locked --package blockyard-core --features shuttle --all-targets -- -D warnings
+	cargo clippy --locked --package blockyard-core --features four-tiers,shuttle --lib --test model --test races -- -D warnings
 	$(BIN)/python .ci/layers.py --self-test
 	$(BIN)/python .ci/layers.py
 
@@ -183,13 +183,14 @@ lint-host: $(VENV)/lint.group  ## workflows, actions and forms, which the reposi
 	$(SCHEMA) vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*))
 	$(BIN)/zizmor --quiet --offline --no-progress .
 
-test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
-	$(if $(NEXTEST),,cargo test --locked --package blockyard-core --tests --no-run)
-	$(CARGO_TEST) --locked --package blockyard-core --tests
+CRATES := --package blockyard-core --package blockyard-disk --package blockyard-record
+
+test-rust: | check-tools  ## the core, the disk and the recorder: unit tests, laws, the model, doctests, shuttle
+	$(if $(NEXTEST),,cargo test --locked $(CRATES) --tests --no-run)
+	$(CARGO_TEST) --locked $(CRATES) --tests
 	cargo test --locked --package blockyard-core --doc
 	$(CARGO_TEST) --locked --package blockyard-core --features four-tiers --test model
 	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
-	$(CARGO_TEST) --locked --package blockyard-disk --tests
 
 test-python: install  ## the binding and the package, from the installed wheel
 	$(BIN)/python -m pytest $(PYTEST)
@@ -266,7 +267,7 @@ soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their 
 BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
 
 bench: install  ## the benches, in Rust and from Python
-	cargo bench --locked --package blockyard-core
+	cargo run --locked --release --package blockyard-floor -- time 100000
 	$(BOUNDARY) -k "100k or alone or beside"
 	set -e; for bench in copies submit steps engine_blocks; do $(BIN)/python benches/python/$$bench.py; done
 
