@@ -33,7 +33,7 @@ from blockyard.yard.flights import Flights
 from blockyard.yard.offload import Offload
 
 # More: BLOCKYARD_SEEDS=10000 python -m pytest tests/python/testing/test_simulator.py -o timeout=0
-SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400"))
+SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "240"))
 PARTS = 8
 
 ACTIVE = ("waiting", "loading", "prefill", "decode", "stopping", "recompute", "parked")
@@ -148,15 +148,16 @@ def broken(
     wrong: Callable[..., Any],
     of: type = Scheduler,
     seeds: Iterable[int] = range(200),
+    likely: int | None = None,
 ) -> str:
-    """What the first seed says that notices a scheduler with this verb."""
+    """What the first seed says that notices a scheduler with this verb; a likely one goes first."""
     right = getattr(of, verb)
 
     def other(self: Any, *what: Any, **named: Any) -> Any:
         return wrong(self, right, *what, **named)
 
     monkeypatch.setattr(of, verb, other, raising=verb in vars(of))
-    for seed in seeds:
+    for seed in (*([] if likely is None else [likely]), *seeds):
         try:
             simulate(Scenario.seeded(seed))
         except Broken as said:
@@ -512,18 +513,18 @@ def loads(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "found"),
+    ("wrong", "found", "likely"),
     [
-        (spares, "only"),
-        (frees, "INV-6: a begin is given slots"),
-        (lives, "T29: a step for an engine that is dead"),
-        (loads, "are not waiting"),
+        (spares, "only", 29),
+        (frees, "INV-6: a begin is given slots", 14),
+        (lives, "T29: a step for an engine that is dead", 2),
+        (loads, "are not waiting", 60),
     ],
 )
 def test_a_death_that_is_taken_wrongly_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], found: str
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], found: str, likely: int
 ) -> None:
-    assert found in broken(monkeypatch, "fail", wrong, Lifecycle, range(600))
+    assert found in broken(monkeypatch, "fail", wrong, Lifecycle, range(600), likely)
 
 
 def test_what_a_dead_engine_says_is_noticed_where_it_counts(
@@ -534,7 +535,7 @@ def test_what_a_dead_engine_says_is_noticed_where_it_counts(
         right(self, output)
         self._lifecycle.dead = dead
 
-    assert broken(monkeypatch, "on_output", wrong) != "nothing"
+    assert broken(monkeypatch, "on_output", wrong, likely=92) != "nothing"
 
 
 # -- sizes
@@ -630,7 +631,7 @@ def test_an_ack_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cranes_elsewhere_have_no_bytes_and_their_copies_land() -> None:
-    seeds = [seed for seed in range(60) if Scenario.seeded(seed).setup.cranes == "elsewhere"]
+    seeds = [seed for seed in range(30) if Scenario.seeded(seed).setup.cranes == "elsewhere"]
     landed = sum((simulate(Scenario.seeded(seed)).seen for seed in seeds), Counter[str]())
     assert landed["plans up"] > 0
     assert landed["stats device_in"] > 0
@@ -737,11 +738,11 @@ def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token()
 def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recomputed() -> None:
     """`tests/soak.py --alike 1000` takes as many seeds as you like. (INV-11, INV-25)"""
     parked = 0
-    for seed in range(150):
+    for seed in range(60):
         ran = simulate(Scenario.alike(seed))
         parked += ran.seen["stats parkings"] > 0
         assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}, seed
-    assert parked > 130
+    assert parked > 50
 
 
 def test_a_request_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

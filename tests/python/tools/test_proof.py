@@ -17,7 +17,7 @@ from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
 from proving import Bytes, prove, undisturbed
 
-SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))
+SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "12"))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
