@@ -6,8 +6,7 @@ from typing import Final
 from blockyard.crane.copiers import Pair
 from blockyard.crane.lanes import Flight
 from blockyard.shared.plan import Plan
-from blockyard.shared.stall import Clock, checked_clock
-from blockyard.shared.timings import Copied, CopyTimes
+from blockyard.shared.timings import Clock, Copied, CopyTimes, checked_clock
 
 __all__ = ["CopyWatch"]
 

@@ -14,8 +14,7 @@ from blockyard.crane.tiers import Stamping, Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry, broke_in
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
-from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
-from blockyard.shared.timings import Copied
+from blockyard.shared.timings import Clock, Copied
 
 __all__ = ["Traffic"]
 
@@ -34,7 +33,6 @@ class Traffic:
         tiers: The tiers, by name.
         copiers: The copier of each lane, by the names of its two tiers.
         block_bytes: Bytes of a block on this rank.
-        clock: Seconds, for `watch`.
     """
 
     def __init__(
@@ -43,7 +41,6 @@ class Traffic:
         tiers: Mapping[str, Tier],
         copiers: Mapping[Pair, Copier],
         block_bytes: int,
-        clock: Clock,
     ) -> None:
         self.rank = rank
         self.lanes = {
@@ -52,7 +49,6 @@ class Traffic:
         self.copiers = list({id(one): one for one in copiers.values()}.values())
         self.closed = False
         self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
-        self.watch = StallWatch("blockyard.crane.crane", clock)
         self._yard: int | None = None
         """The yard whose plans it carries out, once it knows."""
         self._named = False
@@ -73,7 +69,8 @@ class Traffic:
         self._order = count()
         self._moving: deque[tuple[Copy, Receipt]] = deque()
         self._ended: list[Outcome] = []
-        self._polls = 0
+        self.polls = 0
+        """How often it was polled."""
         self._watched: CopyWatch | None = None
         self._unsure = False
         """Whether a call has begun to change what is here, and not come to its end."""
@@ -94,7 +91,6 @@ class Traffic:
         """
         if self.closed:
             raise Misuse("the crane is closed: it takes no plan")
-        self.watch.step(self.standing)
         if self._unsure:
             self._mend()
         taken: dict[int, Flight] = {}
@@ -198,7 +194,7 @@ class Traffic:
 
     def poll(self) -> list[Outcome]:
         """Returns what has ended and was not told yet: it comes again until `told`."""
-        self._polls += 1
+        self.polls += 1
         if self._unsure:
             self._mend()
         if self._flights:
@@ -338,21 +334,6 @@ class Traffic:
             with suppress(Exception):
                 end()
         return bool(self._open)
-
-    def standing(self) -> list[Fact]:
-        """Returns what is a stall where it stays as it is, as `Crane.standing`."""
-        flights, rank = self.in_flight, self.rank
-        if not flights:
-            return []
-
-        def say(steps: int, seconds: float) -> str:
-            return (
-                f"{those(flights, 'flight', 'wait')} on rank {rank}, and nobody has polled it for "
-                f"{lasting(steps, seconds)}: call commit(crane.poll()) once per turn (cache.step() "
-                "does)"
-            )
-
-        return [Fact(Rule.NOT_POLLED, self._polls, say)]
 
     def measure(self, clock: Clock) -> None:
         """Counts from now on how long flights take, as `Crane.measure`."""

@@ -53,7 +53,7 @@ class Explainer:
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
         named_below = map(self._stalls.with_names, below.lines)
         said = (f"Request {entry.id!r} is {entry.state}.", *lines, *named_below)
-        return Explanation((*said, *self._stalls.stalled()), below.holders)
+        return Explanation((*said, *self._stalls.stall_messages().values()), below.holders)
 
     @property
     def _headroom(self) -> int:

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.stall import Stalls
-from blockyard.shared.stall import Rule
+from blockyard.scheduling.stall import Rule, Stalls
 from blockyard.shared.timings import Reading, StepTimes
 from blockyard.yard.cache import KVCache
 
@@ -51,9 +50,9 @@ class Monitor:
         """Why the engine is dead; None while it lives."""
         return self._lifecycle.dead
 
-    def spoken(self) -> dict[Rule, str]:
+    def stall_messages(self) -> dict[Rule, str]:
         """Returns what stands still, by its rule, the surest first."""
-        return self._stalls.spoken()
+        return self._stalls.stall_messages()
 
     def steps(self) -> dict[str, Reading]:
         """Returns how long each part of a step took, the cache's too, in seconds."""

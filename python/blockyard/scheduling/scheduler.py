@@ -30,8 +30,7 @@ from blockyard.scheduling.waits import Waits
 from blockyard.shared.hints import Retention
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
-from blockyard.shared.stall import Clock
-from blockyard.shared.timings import StepTimes, timed
+from blockyard.shared.timings import Clock, StepTimes, timed
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
@@ -418,7 +417,7 @@ class Scheduler(Single):
 
     def stalled(self) -> tuple[str, ...]:
         """Says what stands still and which call is missing, surest first; any thread may ask."""
-        return self._stalls.stalled()
+        return tuple(self._stalls.stall_messages().values())
 
     @property
     def steps_in_flight(self) -> int:

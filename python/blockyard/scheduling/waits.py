@@ -3,8 +3,7 @@
 from typing import Final
 
 from blockyard.scheduling.request import Request
-from blockyard.shared.stall import Clock
-from blockyard.shared.timings import WAITS, Histogram
+from blockyard.shared.timings import WAITS, Clock, Histogram
 
 __all__ = ["BEGUN", "Waits"]
 

@@ -22,8 +22,7 @@ from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.seats import Seat
-from blockyard.scheduling.stall import Stalls
-from blockyard.shared.stall import Fact
+from blockyard.scheduling.stall import Fact, Stalls
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.engine import chained, continuation, ends
