@@ -76,14 +76,6 @@ class Fact(NamedTuple):
     message: Callable[[Lasted], str]
 
 
-class _Since(NamedTuple):
-    """When a fact was first seen as it is."""
-
-    identity: Hashable
-    step: int
-    second: float
-
-
 class Stalls:
     """Looks at the scheduler's parts and at the cache, and changes nothing.
 
@@ -125,7 +117,8 @@ class Stalls:
         self._lifecycle = lifecycle
         self._clock = checked_clock(clock)
         self._log = Limited(__name__, _MINUTE, clock)
-        self._since: dict[Rule, _Since] = {}
+        self._since: dict[Rule, tuple[Hashable, int, float]] = {}
+        """The identity of each fact, and the step and second in which it was first seen so."""
         self._steps = 0
         sizes: dict[_Below, int] = {
             "host": cache.config.host_blocks,
@@ -144,14 +137,13 @@ class Stalls:
         """Returns a sentence for each rule that speaks, the surest first, and logs it."""
         now, step, before = self._clock(), self._steps, self._since
         facts = self._facts()
-        since: dict[Rule, _Since] = {}
-        lasted: dict[Rule, Lasted] = {}
+        since, lasted = dict[Rule, tuple[Hashable, int, float]](), dict[Rule, Lasted]()
         for rule, identity, _ in facts:
             first = before.get(rule)
-            if first is None or first.identity != identity:
-                first = _Since(identity, step, now)
+            if first is None or first[0] != identity:
+                first = identity, step, now
             since[rule] = first
-            lasted[rule] = Lasted(step - first.step, now - first.second)
+            lasted[rule] = Lasted(step - first[1], now - first[2])
         # No lock: where two threads look at once, either is right.
         self._since = since
         causes = {rule for rule, (steps, _) in lasted.items() if steps >= _EVERY}
