@@ -14,7 +14,7 @@ from blockyard.metrics.aliases import Alias, Names, aliases, checked_names, ever
 from blockyard.metrics.exported import Exported, Facts
 from blockyard.metrics.histograms import Buckets, joined
 from blockyard.metrics.labels import Labels
-from blockyard.scheduling.waits import BEGUN
+from blockyard.scheduling.queue import BEGUN
 from blockyard.shared.families import ENGINE, RANK, Family, families
 from blockyard.shared.stall import Rule
 from blockyard.shared.stats import PREFIX, Stat

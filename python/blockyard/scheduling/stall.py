@@ -6,10 +6,9 @@ from typing import Final, Literal, TypeAlias
 
 from blockyard._core import Misuse
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.seats import Seats
 from blockyard.scheduling.unread import Unread, named
 from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
 from blockyard.yard.cache import KVCache
