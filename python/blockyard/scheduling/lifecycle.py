@@ -10,9 +10,9 @@ from blockyard.scheduling.batch import Batch, Seat, Seats
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Start, Stop
 from blockyard.scheduling.headroom import Asked
+from blockyard.scheduling.output_checks import check_acks
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result, lead_again
-from blockyard.scheduling.step_output import check_acks
 from blockyard.scheduling.validate import whole
 from blockyard.shared.hints import NO_HINTS
 from blockyard.shared.owner import Owner

@@ -11,8 +11,8 @@ from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
+from blockyard.scheduling.output_checks import accepted, check, plain, sampled
 from blockyard.scheduling.request import RequestState
-from blockyard.scheduling.step_output import accepted, check, plain, sampled
 from blockyard.yard.cache import KVCache
 
 __all__ = ["OutputProcessor"]
