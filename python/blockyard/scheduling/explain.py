@@ -2,11 +2,10 @@
 
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seat, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
-from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.unread import named
 from blockyard.yard.cache import KVCache

@@ -9,10 +9,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.seats import Seats
 from blockyard.scheduling.unread import Unread, named
 from blockyard.shared.log import Limited
 from blockyard.shared.timings import Clock, checked_clock

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import InFlightStep
+from blockyard.scheduling.batch import InFlightStep, Seat, Seats
 from blockyard.scheduling.engine import Ack, Output
-from blockyard.scheduling.seats import Seat, Seats
 from blockyard.shared.validate import bounded
 
 __all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
