@@ -3,9 +3,8 @@
 
 use super::foretold::{Coming, Foretold};
 use super::{Mirror, PARENT, ROOT};
-use crate::events::{Origin, number};
-use crate::id::Key;
-use crate::wire::Batch;
+use crate::base::Key;
+use crate::events::{Batch, Origin, number};
 
 /// Tokens of blocks that are told already, or will be, under keys that do not come with them.
 #[derive(Debug)]

@@ -10,9 +10,8 @@ mod late;
 mod origins;
 mod runs;
 
-use crate::events::{Above, Name, Origin, Reader, Told, Word};
-use crate::id::Ix;
-use crate::wire::{Batch, Extra};
+use crate::base::Ix;
+use crate::events::{Above, Batch, Extra, Name, Origin, Reader, Told, Word};
 pub(crate) use check::Known;
 use foretold::Foretold;
 pub(crate) use late::Late;
