@@ -5,7 +5,6 @@
 //! it is counted. The mirror is as large as the trie has been: about 45 bytes a block, and its tokens.
 
 mod check;
-mod foretold;
 mod late;
 mod origins;
 mod runs;
@@ -13,7 +12,7 @@ mod runs;
 use crate::base::Ix;
 use crate::events::{Above, Batch, Extra, Name, Origin, Reader, Told, Word};
 pub(crate) use check::Known;
-use foretold::Foretold;
+use late::Foretold;
 pub(crate) use late::Late;
 use origins::{Origins, PLAIN, extras_of};
 use runs::{Kind, Run};
