@@ -1,7 +1,7 @@
 //! The one cost function: whether copying a prefix up beats computing it. Whole nanoseconds and no
 //! clock, so that every rank and every replay decides alike.
 
-use crate::id::{MAX_TIERS, Tier};
+use crate::base::{MAX_TIERS, Tier};
 
 /// What moving and computing one block take, in nanoseconds: measured once, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

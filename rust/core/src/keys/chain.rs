@@ -3,12 +3,9 @@
 //! The law: the keys depend on the tokens and the extras alone, not on how the tokens were cut into
 //! calls. A chain keeps its keys and the tokens of the last, partial block; it drops all others.
 
-use crate::error::{Error, Result};
-use crate::extras::{Cursor, Extras};
-use crate::hash::{Frame, Seed};
-use crate::id::Key;
-use crate::memory;
-use crate::reader::{Read, Reader};
+use super::extras::{Cursor, Extras};
+use super::hash::{Frame, Seed};
+use crate::base::{Error, Key, Read, Reader, Result, memory};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -377,9 +374,9 @@ fn check_count(keys: usize, blocks: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extras::Media;
-    use crate::hash::{KeyHash, Namespace, Piece};
-    use crate::id::Group;
+    use crate::base::Group;
+    use crate::keys::extras::Media;
+    use crate::keys::hash::{KeyHash, Namespace, Piece};
 
     fn seed(hash: KeyHash, block_size: u32) -> Seed {
         Seed::new(hash, &Namespace::default(), Group(0), block_size)

@@ -1,8 +1,6 @@
 //! The slots of one tier: what holds each, and the list of free ones.
 
-use crate::error::Result;
-use crate::id::{Class, FlightIx, Ix, Link, NodeIx, Set, SlotIx};
-use crate::memory;
+use crate::base::{Class, FlightIx, Ix, Link, NodeIx, Result, Set, SlotIx, memory};
 
 /// What holds a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -5,10 +5,8 @@
 //! Of a key there are so many bits that two of a bucket pass for one now and then: a block is then copied
 //! down for nothing, or kept for longer than it is worth, and never served for another.
 
-use crate::error::Result;
-use crate::id::Key;
-use crate::index::mix;
-use crate::memory;
+use crate::base::{Key, Result, memory};
+use crate::collections::mix;
 use std::fmt::Debug;
 use std::hash::Hash;
 

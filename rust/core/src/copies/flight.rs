@@ -1,9 +1,8 @@
 //! What is in flight: the record of a plan until the end of its copies is known.
 
-use crate::arena::Record;
-use crate::id::{FlightIx, Id, Key, Link, NodeIx, SlotIx, Tier};
-use crate::id::{LeaseId, ParkedId};
-use crate::plan::End;
+use super::plan::End;
+use crate::base::{FlightIx, Id, Key, LeaseId, Link, NodeIx, ParkedId, SlotIx, Tier};
+use crate::collections::Record;
 
 /// What a flight is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

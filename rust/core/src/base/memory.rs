@@ -1,7 +1,7 @@
 //! Memory that may not be there. Arrays that grow with a number from outside are asked for here, so
 //! that a refusal is an answer. Elsewhere in Rust a refusal ends the process.
 
-use crate::error::{Error, Result};
+use super::error::{Error, Result};
 
 /// Room for `total` elements in all.
 pub(crate) fn reserve<T>(vec: &mut Vec<T>, total: usize, what: &'static str) -> Result<()> {

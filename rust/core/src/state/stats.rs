@@ -1,8 +1,8 @@
 //! Counters and sizes: plain numbers, read in one lock. Each has one row here, which makes its field,
 //! its entry in the schema and its value.
 
-use crate::id::{MAX_TIERS, Set, Tier};
-use crate::ledger::Ledger;
+use crate::base::{MAX_TIERS, Set, Tier};
+use crate::tiers::Ledger;
 
 /// Whether a number goes up alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,9 +6,7 @@
 //! rehashed but by a resize: a general map at constant size stalls for milliseconds when it clears its
 //! tombstones.
 
-use crate::error::Result;
-use crate::id::{Ix, Key, NodeIx};
-use crate::memory;
+use crate::base::{Ix, Key, NodeIx, Result, memory};
 
 /// All 32 bytes count and are mixed: an engine's ready keys need not be uniform. The high bits are
 /// the best.

@@ -22,9 +22,9 @@
 //! - 32 zero bytes, for a parent alone: there is none, the block is the first of its sequence.
 //! - 32 bytes 0xFF: a block that was dropped, so that its key is not known any more.
 
-use crate::error::{Error, Result};
-use crate::id::{FlightId, Group, Key, MAX_TIERS, Slot, Tier, YardId};
-use crate::reader::{Read, Reader};
+use crate::base::{
+    Error, FlightId, Group, Key, MAX_TIERS, Read, Reader, Result, Slot, Tier, YardId,
+};
 
 /// With the version.
 const MAGIC: &[u8; 2] = b"Y3";

@@ -1,12 +1,9 @@
 //! The prefix trie: an index by chained key, parent links, and counts of children per tier. No
 //! child lists: a key says its whole prefix, so that a match is one look-up per block.
 
-use crate::arena::{Arena, Record};
-use crate::error::Result;
-use crate::id::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, SlotIx, Tier};
-use crate::index::{Gap, Index, Tag};
-use crate::keeps::Keeps;
-use crate::memory;
+use super::keeps::Keeps;
+use crate::base::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, Result, SlotIx, Tier, memory};
+use crate::collections::{Arena, Gap, Index, Record, Tag};
 use std::num::NonZeroU32;
 
 /// Where a block is on one tier, and what is below it there.

@@ -1,8 +1,6 @@
 //! A slab with generations: u32 indices inside, stale handles are misses outside.
 
-use crate::error::Result;
-use crate::id::{Id, Ix, Link};
-use crate::memory;
+use crate::base::{Id, Ix, Link, Result, memory};
 use std::num::NonZeroU32;
 
 /// A record that lends the arena one of its fields while it is dead: the free list runs through
@@ -180,7 +178,7 @@ impl<T: Record> std::ops::IndexMut<T::Ix> for Arena<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::NodeIx;
+    use crate::base::NodeIx;
 
     #[derive(Default, Debug)]
     struct Thing(Option<Link<NodeIx>>, u32);

@@ -1,9 +1,9 @@
 //! The records of running and parked sequences, and of tickets: what they hold. The handles are in
-//! `lease.rs`.
+//! `api/lease.rs`.
 
-use crate::arena::Record;
-use crate::hint::Hints;
-use crate::id::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
+use crate::base::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
+use crate::collections::Record;
+use crate::evict::Hints;
 
 /// A running sequence.
 #[derive(Hash, Debug, Default)]

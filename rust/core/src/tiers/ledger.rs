@@ -3,7 +3,7 @@
 //! free + claimed + pinned + idle + quarantined = capacity (INV-1), and
 //! promised ≤ free + takeable (INV-22).
 
-use crate::id::Set;
+use crate::base::Set;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Ledger {

@@ -1,8 +1,6 @@
 //! Intrusive doubly linked lists over slot numbers: many heads, one array of links, no boxes.
 
-use crate::error::Result;
-use crate::id::{Ix, SlotIx};
-use crate::memory;
+use crate::base::{Ix, Result, SlotIx, memory};
 
 /// `heads` circular lists over the numbers `0..len`; a number is in one list at most.
 #[derive(Hash, Debug)]

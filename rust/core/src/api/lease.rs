@@ -1,13 +1,12 @@
 //! Handles of running and parked sequences, and of promised blocks. The verb that ends one spends it.
 //! If it is dropped instead, it gives back what it holds, and is counted.
 
-use crate::chain::Chain;
-use crate::error::{Error, Result};
+use super::shared::{Dropped, Keys, Shared};
+use crate::base::sync::{Arc, AtomicBool, Ordering};
+use crate::base::{Error, Key, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Stage, StagedRow};
-use crate::id::{Key, LeaseId, ParkedId, TicketId};
-use crate::shared::{Dropped, Keys, Shared};
+use crate::keys::Chain;
 use crate::state::{Sealing, State};
-use crate::sync::{Arc, AtomicBool, Ordering};
 
 /// So many keys are made while the sequence's keys are locked: at about 75 ns each, this takes 20 µs.
 const FEW_KEYS: usize = 256;

@@ -14,10 +14,7 @@ use std::fmt;
 use sha2::block_api::compress256;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use crate::error::Result;
-use crate::id::{Group, Key};
-use crate::memory;
-use crate::reader::{Read, Reader};
+use crate::base::{Group, Key, Read, Reader, Result, memory};
 
 /// The version of the encoding, in every message; keys of two versions never meet.
 const VERSION: u8 = 1;

@@ -1,10 +1,8 @@
 //! What is known of a block's uses, and what it is worth: kept with the block whatever tier it is on, for
 //! the eviction orders that ask. An order that does not ask costs nothing here.
 
-use crate::error::Result;
-use crate::hint::{Hints, NextUse, Priority, Retention};
-use crate::id::{Ix, NodeIx};
-use crate::memory;
+use super::hint::{Hints, NextUse, Priority, Retention};
+use crate::base::{Ix, NodeIx, Result, memory};
 
 /// What a request has said of its blocks' future.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,15 +1,12 @@
 //! The public face in Rust: makes the yard, hands out handles, and locks it.
 
-use crate::chain::Chain;
-use crate::error::{Error, Result};
-use crate::extras::Extras;
-use crate::hash::{KeyHash, Namespace, Seed};
-use crate::id::{Group, Key, LeaseId, ParkedId, TicketId};
-use crate::lease::{Lease, Parked, Ticket};
+use super::lease::{Lease, Parked, Ticket};
+use super::shared::{Drained, Keys, Locked, Shared};
+use crate::base::sync::Arc;
+use crate::base::{Error, Group, Key, LeaseId, ParkedId, Result, TicketId};
+use crate::keys::{Chain, Extras, KeyHash, Namespace, Seed};
 use crate::mirror::{Clears, Heard, Late, Salts};
-use crate::shared::{Drained, Keys, Locked, Shared};
 use crate::state::{Config, State, Violation};
-use crate::sync::Arc;
 use std::ops::Range;
 
 /// A KV cache's bookkeeping, shared between threads: [`Self::enter`] locks the [`State`], which has

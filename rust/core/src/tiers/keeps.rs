@@ -1,6 +1,6 @@
 //! How many parked sequences keep a block, and where: two bytes in its node.
 
-use crate::id::{MAX_TIERS, Tier};
+use crate::base::{MAX_TIERS, Tier};
 
 /// How many parked sequences keep a block, and its home: the one tier below the device where it is
 /// pinned for them, or owed a slot. Without a keeper it has none. The low bits are the home.

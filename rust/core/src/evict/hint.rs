@@ -1,7 +1,7 @@
 //! Hints: what a caller knows of a request's future when it ends. They may be wrong, and none is a
 //! promise: what a hint is worth, an eviction order that heeds it learns.
 
-use crate::error::{Error, Result};
+use crate::base::{Error, Result};
 
 /// What the caller knows of a sequence's future when it finishes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]

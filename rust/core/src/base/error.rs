@@ -1,6 +1,6 @@
 //! Errors are answers: each carries the numbers that let a scheduler act.
 
-use crate::id::Tier;
+use super::id::Tier;
 use thiserror::Error as Derive;
 
 /// Results of the yard's verbs.

@@ -1,9 +1,7 @@
 //! What besides its tokens decides about a sequence's keys: adapter, salt, media items.
 
-use crate::error::{Error, Result};
-use crate::hash::{Frame, Piece, put_bytes};
-use crate::id::Key;
-use crate::reader::{Read, Reader};
+use super::hash::{Frame, Piece, put_bytes};
+use crate::base::{Error, Key, Read, Reader, Result};
 use std::fmt;
 use std::sync::Arc;
 

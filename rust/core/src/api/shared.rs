@@ -1,13 +1,11 @@
 //! The only lock on the yard, and the only file that takes a lock.
 
-use crate::chain::Chain;
-use crate::error::{Error, Result};
-use crate::events::Told;
-use crate::id::{LeaseId, ParkedId, TicketId};
+use crate::base::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
+use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
+use crate::events::{Batch, Told};
+use crate::keys::Chain;
 use crate::mirror::{Clears, Heard, Late, Mirror, Salts};
 use crate::state::{State, Violation};
-use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
-use crate::wire::Batch;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
