@@ -2,7 +2,7 @@
 
 `docs/laws.md` lists the laws: a law's name begins a row of a table, or ends a line in brackets. The
 tests of a law name it: in Python `@pytest.mark.law("INV-6", "2.2-9")` or `pytestmark` of a module,
-in Rust `/// Law: INV-6, 2.2-9` above `#[test]`. A mutant names one by `law = "INV-6"`.
+in Rust `/// Law: INV-6, 2.2-9` above `#[test]`. The name of a mutant begins with one: `inv-6-…`.
 """
 
 import re
@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-PAGE = "docs/laws.md"
+PAGE, MUTANTS = "docs/laws.md", "tests/mutants.toml"
 LAW = re.compile(r"^\| ([A-Z\d][\w.-]*) \||\(([A-Z][A-Z-]*\d+[a-z]?)\)$", re.MULTILINE)
 # By the ending of a file: what names laws, and what stands below it.
 NAMES = {
     ".py": re.compile(r"^(?:pytestmark = | *@)pytest\.mark\.law\(([^)]*)\)", re.MULTILINE),
     ".rs": re.compile(r"^ */// Law: (.*)", re.MULTILINE),
-    ".toml": re.compile(r"^law = (.*)", re.MULTILINE),
 }
 BELOW = {
     ".py": re.compile(r"\b(?:def|class) (?P<test>[Tt]est)?"),
@@ -29,7 +28,7 @@ def named(path: Path) -> Iterator[tuple[int, list[str], bool]]:
     """The lines of a file that name laws, which those are, and whether a test is below."""
     text = path.read_text()
     for found in NAMES[path.suffix].finditer(text):
-        below = path.suffix in BELOW and BELOW[path.suffix].search(text, found.end())
+        below = BELOW[path.suffix].search(text, found.end())
         tested = found[0].startswith("pytestmark") or bool(below and below["test"])
         yield text.count("\n", 0, found.start()) + 1, re.findall(r'[^\s",]+', found[1]), tested
 
@@ -45,9 +44,13 @@ def complaints(root: Path) -> Iterator[str]:
             yield from (f"{where}: {law} is no law of {PAGE}" for law in names if law not in laws)
             if tested:
                 shown.update(names)
-            elif path.suffix in BELOW:
+            else:
                 yield f"{where}: below {', '.join(names)} stands no test"
     yield from (f"{PAGE}: no test shows {law}" for law in laws if law not in shown)
+    mutants = (root / MUTANTS).read_text() if (root / MUTANTS).exists() else ""
+    for name in re.findall(r'^name = "(.*)"', mutants, re.MULTILINE):
+        if not name.startswith(tuple(f"{law.lower()}-" for law in laws)):
+            yield f"{MUTANTS}: {name} begins with no law of {PAGE}"
 
 
 if __name__ == "__main__":

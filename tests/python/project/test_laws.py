@@ -13,7 +13,7 @@ TREE = {
     "tests/python/test_c.py": '@pytest.mark.law(\n    "2.2-1",\n    "T9",\n)\n'
     "@pytest.mark.slow\nasync def test_shown():\n    pass\n",
     "tests/python/test_d.py": 'pytestmark = pytest.mark.law("INV-20a")\n\nclass Model:\n    pass\n',
-    "tests/mutants/core.toml": '[[mutant]]\nlaw = "INV-2"\n',
+    "tests/mutants.toml": '[[mutant]]\nname = "inv-2-a-block-is-freed-twice"\n',
 }
 
 
