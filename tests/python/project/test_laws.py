@@ -36,12 +36,7 @@ TREE = {
             "test_c.py:1: 2.2-2 is no law of docs/laws.md",
         ),
         ("tests/python/test_d.py", "INV-20a", "INV-2", "docs/laws.md: no test shows INV-20a"),
-        (
-            "tests/mutants/core.toml",
-            "INV-2",
-            "INV-4",
-            "core.toml:2: INV-4 is no law of docs/laws.md",
-        ),
+        ("tests/mutants.toml", "inv-2-", "inv-4-", "inv-4-a-block-is-freed-twice begins with no"),
     ],
 )
 def test_what_is_wrong_is_named(
