@@ -87,6 +87,7 @@ class Doors:
         self.calls.append("close")
 
 
+@pytest.mark.law("R1-1")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_full_lane_holds_up_no_other_and_keeps_its_order(way: Pair) -> None:
     copier = Doors(way)
@@ -108,6 +109,7 @@ def test_a_full_lane_holds_up_no_other_and_keeps_its_order(way: Pair) -> None:
     hands.close()
 
 
+@pytest.mark.law("R1-1")
 @pytest.mark.parametrize("slow", ["disk", "host"])
 def test_copies_that_never_end_hold_up_no_other_lane_of_stock_copiers(slow: str) -> None:
     """More of them than a copier takes, from a tier that answers no read. (R1-1)"""
