@@ -14,16 +14,20 @@ import vllm_stub  # noqa: F401
 
 # Whole runs of an engine, an example, a replay, a browser or a bench, and long random histories.
 SLOW = {
+    "test_adopt_host",
     "test_bench_gpu",
     "test_bench_peers",
     "test_calibrate",
     "test_cli",
+    "test_cuda_copier",
     "test_deploy",
     "test_disk_faults",
     "test_dropped",
     "test_endings",
     "test_engine_example",
     "test_interrupted_copiers",
+    "test_interrupted_parking",
+    "test_interrupts",
     "test_kernels",
     "test_machine",
     "test_orders",
@@ -45,6 +49,7 @@ SLOW = {
     "test_simulator",
     "test_sweep",
     "test_sweep_cli",
+    "test_threads",
     "test_together",
     "test_workers",
 }
