@@ -268,7 +268,7 @@ soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their 
 BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
 
 bench: install  ## the benches, in Rust and from Python
-	cargo run --locked --release --package blockyard-floor -- time 100000
+	cargo bench --locked --package blockyard-floor
 	$(BOUNDARY) -k "100k or alone or beside"
 	set -e; for bench in copies submit steps; do $(BIN)/python benches/python/$$bench.py; done
 
