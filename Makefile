@@ -63,6 +63,7 @@ MB.wheel := 440
 MB.test := 535
 MB.lint := 125
 MB.site := 120
+MB.mutants := 25
 
 # Only what the group says counts, not every change of pyproject.toml. Two goals beside each other may look at once.
 .PRECIOUS: $(VENV)/%.txt
@@ -167,7 +168,6 @@ lint-python: install $(VENV)/lint.group
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
-	$(BIN)/python .ci/mutants.py --self-test
 	$(BIN)/python .ci/mutants.py
 
 SCHEMA := $(BIN)/check-jsonschema --builtin-schema
@@ -247,8 +247,21 @@ deny: | check-tools  ## licences, advisories and sources of the crates, by cargo
 release:  ## commit and tag VERSION=x.y.z, with its changelog, by 'cargo install cargo-release'; pushes nothing
 	cargo release $(or $(VERSION),$(error say VERSION=x.y.z)) --execute --no-confirm
 
-mutants: install  ## break each law in a copy: does a test notice?
-	$(BIN)/python .ci/mutate.py
+BASE ?= main
+# Of all there is, both generators go on where they were stopped, each shard in a folder of its own.
+SHARD ?= $(if $(WHOLE),0/1)
+SHARD_FOLDER = target/mutants/rust-$(subst /,-of-,$(SHARD))
+
+mutants: install $(VENV)/mutants.group  ## make mistakes in what differs from BASE=main, or in all, WHOLE=1 or a part, SHARD=0/8: does a test notice?
+	$(BIN)/python .ci/mutants.py try $(if $(SHARD),--shard $(SHARD),--base $(BASE))
+	$(BIN)/python .ci/mutate_python.py $(if $(SHARD),--shard $(SHARD),--base $(BASE))
+	@cargo mutants --version >/dev/null 2>&1 || \
+		$(call skip,cargo-mutants,no cargo-mutants: 'cargo install --locked cargo-mutants'); \
+	mkdir -p $(SHARD_FOLDER) && git diff $$(git merge-base $(BASE) HEAD) -- rust >target/mutants/rust.diff && \
+	CARGO_TARGET_DIR=$(CURDIR)/target/mutants/target NEXTEST_PROFILE=mutants \
+		cargo mutants $(if $(NEXTEST),--test-tool=nextest) \
+		$(if $(SHARD),--iterate --shard $(SHARD) --output $(SHARD_FOLDER),--in-diff target/mutants/rust.diff); \
+	case $$? in 0|2|3) ;; *) exit 1;; esac # 2 and 3: it lists what no test notices
 
 SECONDS := 60
 

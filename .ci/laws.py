@@ -1,9 +1,8 @@
-"""Checks that every law and table row has a test, and every law a mutant.
+"""Checks that every law and table row has a test.
 
 `docs/laws.md` is the map: a row begins with the name of a law or row, and its last column names
 tests as `module::name`, where the module is a file under `tests/`, or one of the core with unit
-tests. The mutants are the rows of `tests/mutants/*.toml`; `.ci/mutants.py` checks that each fits
-the tree. `--self-test` breaks the map in each way once and
+tests. `--self-test` breaks the map in each way once and
 sees that it is noticed.
 """
 
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mutants import FOLDER, mutants
 from planted import Fault, noticed
 
 CORE = [
@@ -59,12 +57,6 @@ SHOWN = [*CORE, *DISK, *EVENTS, *SCHEDULER]
 # they need a row that says so.
 LATER = [
     *("T34", "R3-3", "4.5-35", "4.5-37"),
-]
-# Those that a mutant must break: that their tests can fail has been seen.
-BROKEN = [
-    name
-    for name in SHOWN
-    if name.startswith(("INV-", "E")) or name in (*EVENTS, "O6", "O10", "R2-3", "R2-4", "R2-7")
 ]
 
 ROW = re.compile(r"^\| *([\w.-]+) *\|(.*)\| *$")
@@ -116,24 +108,12 @@ def holes(root: Path, text: str) -> Iterator[tuple[int, str]]:
     yield from ((1, f"{name} has no row") for name in (*SHOWN, *LATER) if name not in seen)
 
 
-def unbroken(root: Path) -> Iterator[tuple[str, str]]:
-    """Mutants of no law, and laws without a mutant, with the file that is to be mended."""
-    rows = mutants(root)
-    for row in rows:
-        if row.law not in SHOWN:
-            yield row.where, f"{row.name} breaks {row.law}, which is no law or row that has tests"
-    broken = {row.law for row in rows}
-    yield from ((str(FOLDER), f"{law} has no mutant") for law in BROKEN if law not in broken)
-
-
 def complaints(root: Path) -> Iterator[str]:
     """Everything wrong with the map under `root`, as `file:line: what`."""
     where = "docs/laws.md"
     text = (root / where).read_text()
     for line, hole in holes(root, text):
         yield f"{where}:{line}: {hole}"
-    for file, hole in unbroken(root):
-        yield f"{file}: {hole}"
     for line, row in enumerate(text.splitlines(), 1):
         for module, test in TEST.findall(row):
             if module != "module" and not exists(root, module, test):
@@ -144,11 +124,8 @@ def good() -> dict[str, str]:
     """A map without holes, and its tests."""
     core = "".join(f"| {name} | what | `one::shown`, `test_two::test_shown` |\n" for name in SHOWN)
     later = "".join(f"| {name} | what | later |\n" for name in LATER)
-    rest = 'tests = []\nfile = ""\nfind = ""\nreplace = ""\n'
-    broken = "".join(f'[[mutant]]\nname = "breaks-{law}"\nlaw = "{law}"\n{rest}' for law in BROKEN)
     return {
         "docs/laws.md": f"`module::name` is a test.\n| law | what | tests |\n{core}{later}",
-        "tests/mutants/all.toml": broken,
         "tests/rust/laws/one.rs": "#[test]\n#[ignore]\nfn shown() {}\nfn helper() {}\n",
         "tests/python/test_two.py": "def test_shown():\n    pass\n",
     }
@@ -175,13 +152,6 @@ FAULTS = {
     "a function that is no test": Fault("tests/rust/laws/one.rs", "#[test]", ""),
     "a Python test that is gone": Fault("tests/python/test_two.py", "test_shown", "test_hidden"),
     "a module that is gone": Fault("docs/laws.md", "`one::shown`", "`three::shown`"),
-    "a law without a mutant": Fault("tests/mutants/all.toml", 'law = "R2-4"', 'law = "R2-3"'),
-    "a law of the scheduler without a mutant": Fault(
-        "tests/mutants/all.toml",
-        'law = "INV-25"',
-        'law = "INV-24"',
-    ),
-    "a mutant of no law": Fault("tests/mutants/all.toml", 'law = "INV-7"', 'law = "INV-77"'),
 }
 
 
@@ -191,7 +161,7 @@ def main() -> None:
         noticed("laws", complaints, good(), FAULTS)
         return
     found = list(complaints(Path(__file__).resolve().parent.parent))
-    counts = f"{len(SHOWN)} laws and rows have tests, {len(BROKEN)} have mutants"
+    counts = f"{len(SHOWN)} laws and rows have tests"
     print("\n".join(found) or f"laws: {counts}")
     sys.exit(bool(found))
 
