@@ -324,7 +324,7 @@ measure: install  ## what verbs cost from Python, beside the same natively; four
 	$(BOUNDARY) --benchmark-json $(OUT)/measure.json
 
 # What needs no more than NumPy, CuPy and pytest; with the project's tools, everything that is marked for a GPU.
-GPU_TESTS := $(if $(BARE),-v -c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/engines/test_reference.py,tests/gpu tests/python)
+GPU_TESTS := $(if $(BARE),-v -c tests/gpu/pytest.ini --rootdir . tests/gpu tests/python/reference/test_reference.py,tests/gpu tests/python)
 
 # The ladder first, and the tests also where it fell: it says which batches crash or hang this driver.
 test-gpu: $(GPU_NEEDS)  ## what runs on a GPU, on the one here, which must be there; BARE=1 brings the wheel

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent / "python" / "support"))
 
-# `blockyard.engines.vllm` needs vLLM, and `.sglang` SGLang, which only their users have.
+# `blockyard.connectors.vllm` needs vLLM, and `.sglang` SGLang, which only their users have.
 import sglang_stub  # noqa: F401
 import vllm_stub  # noqa: F401
 

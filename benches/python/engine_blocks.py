@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import blockyard as by
-from blockyard.engines.connector import Connector
+from blockyard.connectors.connector import Connector
 from report import Figure, asked, report
 
 SIZE, LONG, ROWS, LOADS = 16, 128, 256, 64

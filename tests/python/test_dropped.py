@@ -210,9 +210,9 @@ def test_an_idle_engine_whose_event_loop_has_ended_ends_its_thread() -> None:
     said = run(
         """
         import asyncio
-        from blockyard.engines.model import Model
-        from blockyard.engines.reference import alone
-        from blockyard.engines.weights import ModelConfig
+        from blockyard.reference.model import Model
+        from blockyard.reference.reference import alone
+        from blockyard.reference.weights import ModelConfig
         model = Model(ModelConfig())
         cache, engine = alone(model, by.Config(layout=model.config.layout(), device=16))
         scheduler = by.Scheduler(cache, by.SchedulerOptions(stops=engine.stops))

@@ -17,6 +17,7 @@ import pytest
 
 import blockyard as by
 from blockyard._typing import override
+from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.checked import checked
 from blockyard.crane.copiers.cuda import CudaCopier
@@ -28,7 +29,6 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.crane.traffic import Traffic
-from blockyard.engines.worker import Worker
 from blockyard.local import LocalCache
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.reservations import Reservations

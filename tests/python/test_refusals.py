@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.connectors.connector import Connector
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.engines.connector import Connector
 from blockyard.scheduling.engine import Ack, Output
 from cranes import SMALL
 from loop import Loop, column

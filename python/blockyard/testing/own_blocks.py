@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from blockyard._core import InUse, Keys, Misuse
-from blockyard.engines.connector import Connector
-from blockyard.engines.orders import Orders
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.orders import Orders
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import BELOW

@@ -11,8 +11,8 @@ import pytest
 
 import blockyard as by
 from blockyard import testing
-from blockyard.engines.connector import Connector
-from blockyard.engines.loads import Load, Loads
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.loads import Load, Loads
 from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.copies import Copies
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import simulated_cupy as simulated
-from blockyard.engines.model import Model
-from blockyard.engines.sampling import Sampling
-from blockyard.engines.weights import ModelConfig
+from blockyard.reference.model import Model
+from blockyard.reference.sampling import Sampling
+from blockyard.reference.weights import ModelConfig
 from blockyard.tools.cli import cli
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play

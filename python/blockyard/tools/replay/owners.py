@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from blockyard._core import Keys, Misuse, Plan
-from blockyard.engines.candidates import Candidates
+from blockyard.connectors.freed_blocks import Candidates
 from blockyard.tools.replay.hints import Hint
 from blockyard.tools.replay.spec import Eviction, HostCopies, WritePolicy
 from blockyard.tools.traces.trace import Trace
