@@ -248,20 +248,20 @@ release:  ## commit and tag VERSION=x.y.z, with its changelog, by 'cargo install
 	cargo release $(or $(VERSION),$(error say VERSION=x.y.z)) --execute --no-confirm
 
 BASE ?= main
-# Of all there is, both generators go on where they were stopped, each shard in a folder of its own.
 SHARD ?= $(if $(WHOLE),0/1)
-SHARD_FOLDER = target/mutants/rust-$(subst /,-of-,$(SHARD))
+RUST_MUTANTS = target/mutants/rust-$(or $(subst /,-of-,$(SHARD)),diff)
 
 mutants: install $(VENV)/mutants.group  ## make mistakes in what differs from BASE=main, or in all, WHOLE=1 or a part, SHARD=0/8: does a test notice?
 	$(BIN)/python .ci/mutants.py try $(if $(SHARD),--shard $(SHARD),--base $(BASE))
 	$(BIN)/python .ci/mutate_python.py $(if $(SHARD),--shard $(SHARD),--base $(BASE))
+	@mkdir -p $(RUST_MUTANTS)
+	@$(if $(SHARD),,git diff $$(git merge-base $(BASE) HEAD) -- rust >$(RUST_MUTANTS)/changes.diff)
 	@cargo mutants --version >/dev/null 2>&1 || \
 		$(call skip,cargo-mutants,no cargo-mutants: 'cargo install --locked cargo-mutants'); \
-	mkdir -p $(SHARD_FOLDER) && git diff $$(git merge-base $(BASE) HEAD) -- rust >target/mutants/rust.diff && \
 	CARGO_TARGET_DIR=$(CURDIR)/target/mutants/target NEXTEST_PROFILE=mutants \
-		cargo mutants $(if $(NEXTEST),--test-tool=nextest) \
-		$(if $(SHARD),--iterate --shard $(SHARD) --output $(SHARD_FOLDER),--in-diff target/mutants/rust.diff); \
-	case $$? in 0|2|3) ;; *) exit 1;; esac # 2 and 3: it lists what no test notices
+		cargo mutants $(if $(NEXTEST),--test-tool=nextest) --output $(RUST_MUTANTS) \
+		$(if $(SHARD),--iterate --shard $(SHARD),--in-diff $(RUST_MUTANTS)/changes.diff); \
+	case $$? in 0|2|3) ;; *) exit 1;; esac # 2 and 3: some are not noticed, or take too long
 
 SECONDS := 60
 

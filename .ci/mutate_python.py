@@ -6,7 +6,9 @@ imported them. It makes mistakes of its own, and those of `EXTRA` below.
     python .ci/mutate_python.py --base REF     # in the functions that differ from REF
     python .ci/mutate_python.py --shard K/N    # in a part of all files, from 0/N on
 
-Of a shard, what has been tried is not tried again unless its function has changed.
+The environment's TESTS says which tests, as "tests/python/yard tests/python/scheduling"; else the
+quick ones of the package. Of a shard, what has been tried is not tried again unless its function
+has changed.
 """
 
 import ast
@@ -20,10 +22,13 @@ import mutmut.__main__ as mutmut
 from libcst import matchers
 from mutants import ROOT, WORK, differing, fresh_copy, git
 from mutmut.configuration import config
+from mutmut.mutation.data import SourceFileMutationData
 from mutmut.mutation.mutators import mutation_operators
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 PASS = [cst.Pass()]
+# What pytest exits with when a test fails, or when it breaks itself.
+NOTICED = {1, 3}
 
 
 def _alone(part: cst.BaseExpression) -> cst.BaseExpression:
@@ -107,7 +112,7 @@ def changed(base: str) -> dict[str, list[str]]:
 
 
 def main(mode: str, value: str) -> None:
-    """Runs mutmut, and lists the mistakes that no test notices."""
+    """Runs mutmut, and shows the mistakes that no test notices."""
     if mode == "--base":
         by_file = changed(value)
         if not by_file:
@@ -127,12 +132,18 @@ def main(mode: str, value: str) -> None:
     os.chdir(tree)
     mutation_operators.extend(EXTRA)
     config().only_mutate = [name.replace("python", "src", 1) for name in files]
+    if tests := os.environ.get("TESTS"):
+        config().pytest_add_cli_args_test_selection = tests.split()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # For the processes that tests start.
     os.environ["PYTHONPATH"] = str(tree / "mutants" / "src")
     mutmut.cli(["run", *patterns], standalone_mode=False)
-    print("Not noticed, or not to an end; 'mutmut show NAME' there says what each is:", tree)
-    mutmut.cli(["results"], standalone_mode=False)
+    for path in config().only_mutate:
+        tried = SourceFileMutationData(path=path)
+        tried.load()
+        for name, status in tried.exit_code_by_key.items():
+            if status not in {None, *NOTICED}:
+                mutmut.cli(["show", name], standalone_mode=False)
 
 
 if __name__ == "__main__":
