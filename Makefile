@@ -281,7 +281,7 @@ BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmar
 bench: install  ## the benches, in Rust and from Python
 	cargo bench --locked --package blockyard-core
 	$(BOUNDARY) -k "100k or alone or beside"
-	set -e; for bench in copies submit steps engine_blocks; do $(BIN)/python benches/python/$$bench.py; done
+	set -e; for bench in copies submit steps; do $(BIN)/python benches/python/$$bench.py; done
 
 # Where figures go as JSON.
 OUT ?= target

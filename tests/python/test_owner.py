@@ -280,7 +280,7 @@ def test_what_is_for_any_thread_goes_on_beside_a_step() -> None:
             cache.clear()
             cache.finish(lease)
             assert cache.stats()["crane_in_flight"] == cache.crane.in_flight == 0
-            assert cache.standing() == []
+            assert cache.pending_copies().unpolled[0] == 0
             assert cache.audit() is None
 
 

@@ -7,8 +7,6 @@
 mod act;
 #[path = "model/admit.rs"]
 mod admit;
-#[path = "model/ask.rs"]
-mod ask;
 #[path = "model/compare.rs"]
 mod compare;
 #[path = "model/down.rs"]

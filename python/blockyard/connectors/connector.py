@@ -16,9 +16,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from blockyard._core import Keys, Misuse, NoRoom, Parked
-from blockyard.connectors.arrivals import Arrivals
-from blockyard.connectors.freed_blocks import Candidates
+from blockyard._core import Keys, Misuse, NoRoom, Parked, Recorder
+from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import NO_IDS, Ids, Orders
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
@@ -30,12 +29,72 @@ from blockyard.yard.parking import Parking
 
 __all__ = ["Connector"]
 
+
 _KEY: Final = 32
 """Bytes of a key."""
 _PATHS: Final = 4
 """Running requests whose paths are touched in a step."""
 _BLOCKS: Final = 256
 """Blocks after which no further path is touched in a step."""
+
+
+@dataclass(slots=True, eq=False)
+class _Arrived:
+    """A request."""
+
+    time: int
+    keys: Keys | None = None
+    """Those that it came with, before anything was sampled."""
+    has_run: bool = False
+
+
+class _Arrivals:
+    """What the recorder is told of requests; nothing is kept where there is none.
+
+    Args:
+        recorder: What is told.
+    """
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self._waiting: dict[Hashable, _Arrived] = {}
+
+    def add(self, request: Hashable, keys: Keys | None = None) -> None:
+        """Hears of a request; what is heard first counts."""
+        if self._recorder is None:
+            return
+        entry = self._waiting.get(request)
+        if entry is None:
+            entry = self._waiting[request] = _Arrived(self._recorder.arrived())
+        if entry.keys is None:
+            entry.keys = keys
+
+    def run(self, request: Hashable) -> None:
+        """Hears that a request runs, or loads."""
+        if self._recorder is not None and request in self._waiting:
+            self._waiting[request].has_run = True
+
+    def end(
+        self, request: Hashable, keys: Keys | None, prompt: int | None, answer: int | None
+    ) -> None:
+        """Records a request that has run, and forgets it.
+
+        Args:
+            request: Its id.
+            keys: Those of its full blocks, if it has any that count.
+            prompt: Tokens of its prompt; None for those of the keys that it came with.
+            answer: Tokens of its answer; None for those that its keys have more.
+
+        Raises:
+            Misuse: A number is out of range.
+        """
+        entry = self._waiting.pop(request, None)
+        if entry is None or entry.keys is None or not entry.has_run or self._recorder is None:
+            return
+        longest = entry.keys if keys is None or len(keys) < len(entry.keys) else keys
+        prompt = entry.keys.tokens if prompt is None else prompt
+        answer = max(longest.tokens - prompt, 0) if answer is None else answer
+        self._recorder.ended(entry.time, longest, prompt, answer)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +147,8 @@ class Connector(Single):
         # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
         self._now = 0
-        self._candidates = Candidates(cache.config.device_blocks)
-        self._arrivals = Arrivals(cache.recorder)
+        self._freed = FreedBlocks(cache.config.device_blocks)
+        self._arrivals = _Arrivals(cache.recorder)
 
     def added(self, request: Hashable) -> None:
         """Hears that a request has come, for the times of a recording; else `matched` does.
@@ -153,12 +212,12 @@ class Connector(Single):
         row = self._rows.get(request)
         if row is None:
             raise Misuse(f"request {request!r} was not matched: call `matched` first")
-        self._candidates.check(ids)
+        self._freed.check(ids)
         self._flush()
         if len(ids):
             kept = row.beyond(row.first * self._size)
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
-            self._candidates.forget(ids)
+            self._freed.forget(ids)
             self._waiting.pop(row, None)
         else:
             self._run(request, row)
@@ -255,7 +314,7 @@ class Connector(Single):
         stow = None if keys is None else self._stow_of(keys, ids, 0)
         self._arrivals.end(request, keys, prompt, answer)
         if keys is not None and stow is not None and request not in self._loads:
-            self._candidates.add(keys, ids)
+            self._freed.add(keys, ids)
             self._stows.append(stow)
             if self._learns or hints != NO_HINTS:
                 self._ended.setdefault(hints, []).append(keys)
@@ -281,7 +340,7 @@ class Connector(Single):
 
     def _stow_of(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
         self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
-        return self._candidates.row(keys, ids, first)
+        return self._freed.row(keys, ids, first)
 
     def step(self, written: Ids = (), victims: Ids = (), spoiled: Ids = ()) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
@@ -297,10 +356,10 @@ class Connector(Single):
         Raises:
             Misuse: An id is out of range; no order is given.
         """
-        self._candidates.check(written, victims, spoiled)
+        self._freed.check(written, victims, spoiled)
         self._flush()
         self._loads.ask_again()
-        self._candidates.forget(written)
+        self._freed.forget(written)
         self._copy_ahead(victims)
         if self._ended:
             self._tell()
@@ -338,7 +397,7 @@ class Connector(Single):
         same keys when they end. Preempt them first, and keep nothing of them.
         """
         self._stows.clear()
-        self._candidates.clear()
+        self._freed.clear()
         self.cache.clear()
         self._ended.clear()
         # What was planned and not ordered yet is of before: the workers never hear of it.
@@ -369,7 +428,7 @@ class Connector(Single):
         self._land()
         self._stows.clear()
         self._ended.clear()
-        self._candidates.clear()
+        self._freed.clear()
         self._running.clear()
         self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
         self._waiting = dict.fromkeys(self._rows.values())
@@ -396,7 +455,7 @@ class Connector(Single):
         """Stows what is evicted next, as far as it is not below."""
         if not len(victims):
             return
-        size, rows = self._size, list(self._candidates.take(victims))
+        size, rows = self._size, list(self._freed.take(victims))
         if rows:
             keys = [self.cache.ready_keys(key, len(key) // _KEY * size) for key, _, _ in rows]
             self.cache.stow(keys, [ids for _, ids, _ in rows], [first for _, _, first in rows])

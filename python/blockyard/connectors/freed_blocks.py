@@ -10,14 +10,14 @@ from blockyard._core import Keys, Misuse
 from blockyard.connectors.orders import Ids
 from blockyard.shared.validate import integer, shown
 
-__all__ = ["Candidates"]
+__all__ = ["FreedBlocks"]
 
 _KEY: Final = 32
 _FEW: Final = 32
 """Ids up to which NumPy's calls would cost more than a look at each."""
 
 
-class Candidates:
+class FreedBlocks:
     """The blocks of ended requests, by the engine's ids, until the engine writes them again.
 
     An engine evicts some of them next. It names those, and gets their keys for a stow. It takes 65

@@ -7,9 +7,8 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.seats import Seats
 from blockyard.shared.owner import Owner, owned, thread_name
 from blockyard.yard.cache import KVCache
 

@@ -8,9 +8,8 @@ from concurrent.futures import CancelledError, Future
 from typing import Self, TypeVar, Unpack
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.scheduling.arrival import RequestKeywords, check_id, sample_ids
 from blockyard.scheduling.engine import Engine
-from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.request import RequestKeywords, RequestState, check_id, sample_ids
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.validate import prompt_of
 from blockyard.serving.step_loop import Call, StepLoop

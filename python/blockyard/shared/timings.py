@@ -6,19 +6,21 @@ from functools import wraps
 from math import inf
 from typing import Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from blockyard.shared.stall import Clock, checked_clock
+from blockyard._core import Misuse
 
 __all__ = [
     "COPIES",
     "SIZES",
     "STEPS",
     "WAITS",
+    "Clock",
     "Copied",
     "CopyTimes",
     "CraneNumbers",
     "Histogram",
     "Reading",
     "StepTimes",
+    "checked_clock",
     "timed",
 ]
 
@@ -30,6 +32,21 @@ SIZES: Final = (float(1 << 20),)
 """The edge for the bytes of a flight: below it the latency of a link counts, not its bandwidth."""
 WAITS: Final = (0.1, 1.0, 10.0)
 """Edges for what requests wait, in seconds."""
+
+Clock: TypeAlias = Callable[[], float]
+"""Returns seconds, from any beginning. Nothing is decided by it."""
+
+
+def checked_clock(clock: Clock) -> Clock:
+    """A clock that returns seconds, as far as one can see.
+
+    Raises:
+        Misuse: It does not.
+    """
+    given: object = clock
+    if not callable(given) or not isinstance(given(), int | float):
+        raise Misuse(f"clock = {clock!r:.60}: must return seconds, such as time.monotonic")
+    return clock
 
 
 class Reading(NamedTuple):

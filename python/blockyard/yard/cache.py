@@ -16,17 +16,15 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import memory_for
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Outcome, Unreported, draw_yard
-from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
-from blockyard.shared.timings import Reading, StepTimes, timed
+from blockyard.shared.timings import Clock, Reading, StepTimes, timed
 from blockyard.shared.validate import integer
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
-from blockyard.yard.flights import Ended, Flights, numbers, read_twice
+from blockyard.yard.flights import Ended, Flights, PendingCopies, numbers, read_twice
 from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
-from blockyard.yard.stall import undispatched, unreported
 
 __all__ = ["KVCache"]
 
@@ -391,14 +389,14 @@ class KVCache(Cache):
         super()._close()
         self._recording.close()
 
-    def standing(self) -> list[Fact]:
-        """Returns what is a stall where it stays as it is: plans and flights that wait.
+    def pending_copies(self) -> PendingCopies:
+        """Returns what waits for a call: copies to be dispatched, polled or reported.
 
-        `Scheduler.stalled` says them in time; your own scheduler asks a `StallWatch`. Any thread
-        may.
+        One that stays as it is for long is a stall, of which `Scheduler.stalled` says which call is
+        missing. Any thread may ask.
         """
-        facts = undispatched(self, self._offload), unreported(self, self._flights, self._now)
-        return [fact for fact in facts if fact]
+        ahead = self._offload.decided if self._offload.due(self) else None
+        return PendingCopies(self.undispatched(), ahead, self._flights.waiting(self._now))
 
     def unreported(self, rank: int) -> Unreported:
         """Returns the flights that a rank has not reported, for its `Crane.reconcile`.

@@ -14,7 +14,7 @@ from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import bounded
 
-__all__ = ["Ended", "Flights", "Waiting", "numbers", "ranks", "read_twice"]
+__all__ = ["Ended", "Flights", "PendingCopies", "Waiting", "numbers", "ranks", "read_twice"]
 
 _log = Limited(__name__)
 
@@ -57,6 +57,19 @@ class Waiting(NamedTuple):
     """The ranks that have."""
     others: int
     """Flights that wait as well."""
+
+
+class PendingCopies(NamedTuple):
+    """Copies that wait for a call."""
+
+    undispatched: tuple[int, int] | None
+    """Plans to be dispatched, and the flight of the oldest; None where there is none."""
+    ahead: int | None
+    """How often `dispatch` was called; None where no block is to be copied ahead now."""
+    unreported: Waiting | None
+    """The oldest flight that a rank has not reported."""
+    unpolled: tuple[int, int] = (0, 0)
+    """Flights that the crane of this process has, and how often it was polled."""
 
 
 class Flights:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from blockyard.connectors.effective import Mark, digest, plain
-from blockyard.connectors.options import sglang, vllm, vllm_environment
+from blockyard.connectors.sglang import options as sglang
+from blockyard.connectors.vllm import environment
+from blockyard.connectors.vllm import options as vllm
 
 HERE = Path(__file__).parent
 MARKS: dict[str, tuple[Mark, ...]] = {
-    "vllm_0_33": vllm.IN + vllm.OUT + vllm_environment.IN + vllm_environment.OUT,
+    "vllm_0_33": vllm.IN + vllm.OUT + environment.IN + environment.OUT,
     "sglang_0_5_23": sglang.IN + sglang.OUT,
 }
 

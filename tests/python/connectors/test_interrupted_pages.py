@@ -14,7 +14,7 @@ def test_a_call_that_is_interrupted_anywhere_leaves_no_copy_and_no_page_behind(
 ) -> None:
     pool = Pool(24)
     store = opened(tmp_path, pool)
-    places, named, tried = Places("connectors/disk_pages.py"), keys("x", 4), 0
+    places, named, tried = Places("connectors/sglang/disk_pages.py"), keys("x", 4), 0
 
     def play() -> None:
         put(store, named, 0, 1, 2, 3)

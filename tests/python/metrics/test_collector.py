@@ -17,8 +17,8 @@ from blockyard.metrics.collector import MOST, EngineCollector
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import text as page
 from blockyard.publishing.publisher import Publisher
+from blockyard.scheduling.queue import BEGUN
 from blockyard.scheduling.reservations import Reservations
-from blockyard.scheduling.waits import BEGUN
 from blockyard.shared.layout import TIERS
 from blockyard.shared.timings import Copied, CopyTimes, CraneNumbers, Reading
 from busy import LAYOUT, Busy

@@ -49,13 +49,19 @@ def test_importing_it_brings_nothing_but_numpy_and_warns_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("older", "now"),
     [
-        ("engines.vllm", "connectors.vllm"),
-        ("engines.sglang", "connectors.sglang"),
+        *((f"engines.{name}", f"connectors.{name}") for name in ("connector", "worker")),
+        *((f"engines.{name}", f"connectors.{name}") for name in ("vllm", "sglang")),
+        *((f"engines.{name}", f"reference.{name}") for name in ("reference", "model", "parallel")),
+        *((f"engines.{name}", f"reference.{name}") for name in ("rank", "sampling", "weights")),
+        ("engines.exact", "reference.exact_matmul"),
+        ("scheduling.async_engine", "serving.async_engine"),
+        ("scheduling.monitor", "scheduling.stats"),
+        ("scheduling.stream", "serving.stream"),
     ],
 )
 def test_older_names_of_modules_have_the_same_objects(older: str, now: str) -> None:
     before, after = (importlib.import_module(f"blockyard.{name}") for name in (older, now))
-    names = after.__all__
+    names = [name for name in vars(before) if not name.startswith("_")]
     assert names
     assert all(getattr(before, name) is getattr(after, name) for name in names)
 

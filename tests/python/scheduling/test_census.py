@@ -7,8 +7,8 @@ import pytest
 
 import blockyard as by
 from blockyard._typing import override
-from blockyard.scheduling.census import Census
 from blockyard.scheduling.request import TERMINAL, RequestState
+from blockyard.scheduling.stats import Census
 from busy import Busy
 from loop import Loop, loading, parked, stopping
 from yard import publish, publish_below, text

@@ -12,11 +12,9 @@ import pytest
 import blockyard as by
 from blockyard._typing import override
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.crane.crane import Crane
-from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.stall import Rule
 from blockyard.shared.plan import Outcome
-from blockyard.shared.stall import Fact, Rule, StallWatch, lasting
 from blockyard.testing import Scenario, ScriptedCopier, delay, simulate
 from loop import Loop, loading
 from yard import begin, publish, text
@@ -463,102 +461,65 @@ def test_other_threads_may_ask_while_the_loop_runs() -> None:
     assert loop.cache.audit() is None
 
 
-# -- a crane, and a scheduler of one's own ---------------------------------------------------------
+# -- what it is made of ----------------------------------------------------------------------------
 
 
-def test_a_crane_in_a_process_of_its_own_says_that_nobody_polls_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now = 0.0
+def test_a_crane_that_always_has_flights_and_is_polled_is_no_stall() -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
-    tiers = MemoryTier(layout, 80, name="device"), MemoryTier(layout, 80)
-    crane = Crane(layout, device=tiers[0], host=tiers[1], clock=lambda: now)
-    cache = by.KVCache(layout, device=80, host=80, ahead=0)
-    publish(cache, text(1, 300))
-    with crane:
-        for at in range(65):
-            assert crane.stalled() == ()
-            now += 0.1
-            if at == 0:
-                cache.demote(1)
-                cache.demote(2)
-            crane.submit(cache.dispatch())
-        (said,) = crane.stalled()
-        assert said.startswith("2 flights wait on rank 0, and nobody has polled it for 64 steps, 6")
-        crane.submit([])
-        assert [one.name for one in caplog.records] == ["blockyard.crane.crane"]
-        while crane.in_flight:
-            crane.poll()
-        assert crane.stalled() == ()
-
-
-def test_a_crane_that_always_has_flights_and_is_polled_says_nothing() -> None:
-    now = 0.0
-    layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
-    tiers = MemoryTier(layout, 90, name="device"), MemoryTier(layout, 90)
     copier = ScriptedCopier(ThreadCopier(workers=0), [delay(3)] * 80)
-    cache = by.KVCache(layout, device=90, host=90, ahead=0)
+    cache = by.local(layout, device=90, host=90, ahead=0, copier=copier)
+    loop = Loop(cache=cache)
     publish(cache, text(1, 340))
-    with Crane(layout, device=tiers[0], host=tiers[1], copier=copier, clock=lambda: now) as crane:
-        for at in range(80):
-            now += 1.0
-            cache.commit(crane.poll())
-            cache.demote(at + 1)
-            crane.submit(cache.dispatch())
-            assert crane.in_flight
-            assert crane.stalled() == ()
+
+    def turn() -> None:
+        loop.turn()
+        cache.demote(cache.pending_copies().unpolled[1] + 1)
+        cache.step()
+        assert cache.pending_copies().unpolled[0]
+
+    assert not any(looks_at(loop, 80, 1.0, turn))
+    cache.close()
 
 
-def test_a_scheduler_of_ones_own_asks_the_cache_and_has_a_watch() -> None:
-    now = 0.0
-    cache, watch = by.KVCache(block_size=4, device=17), StallWatch("mine", lambda: now)
+def test_a_scheduler_of_ones_own_asks_the_cache_for_the_numbers() -> None:
+    cache = by.KVCache(block_size=4, device=17)
     publish(cache, text(1, 8))
     lease = begin(cache, text(1, 8))
-    for _ in range(96):
-        now += 1
-        watch.step(cache.standing)
-    assert rules(watch.stalled(cache.standing)) == [Rule.UNDISPATCHED]
-    cache.commit(lease.plans)
-    assert watch.stalled(cache.standing) == ()
+    (plan,) = lease.plans
+    assert cache.pending_copies() == ((1, plan.flight), None, None, (0, 0))
+    cache.dispatch()
+    assert cache.pending_copies() == (None, None, (plan.flight, [0], [], 0), (0, 0))
+    cache.commit([plan])
+    assert cache.pending_copies() == (None, None, None, (0, 0))
 
 
 def test_an_effect_that_is_older_than_its_cause_waits_for_it() -> None:
-    step = 0
-    watch = StallWatch("mine", lambda: float(step))
-
-    def facts() -> list[Fact]:
-        effect, cause = Fact(Rule.NO_OUTCOME, 1, lasting), Fact(Rule.NOT_POLLED, 1, lasting)
-        return [effect, cause][: 1 + (step >= 10)]
-
-    said = []
-    for step in range(80):  # noqa: B007 - the clock reads it
-        watch.step(facts)
-        said.append(watch.stalled(facts))
-    assert said == [()] * 74 + [(lasting(steps, steps),) for steps in range(64, 70)]
+    loop = Turns("outcomes")
+    loop.run(45)
+    assert loop.cache.pending_copies().unreported
+    loop.forgets.add("poll")
+    loop.run(80)
+    assert {one for said in loop.said.values() for one in said} == {Rule.NOT_POLLED}
+    # The flight that lacks its outcome would have been reported before.
+    assert min(loop.said) > 45 + 64
 
 
 def test_whoever_is_asked_from_a_log_handler_answers() -> None:
-    seconds, said = [0.0], list[tuple[str, ...]]()
-    watch = StallWatch("blockyard.mine", lambda: seconds[0])
-
-    def facts() -> list[Fact]:
-        return [Fact(Rule.NO_ROOM, 1, lambda *held: f"it lasts {lasting(*held)}")]
+    loop, said = Turns("acks"), list[tuple[str, ...]]()
 
     class Asks(logging.Handler):
         @override
         def emit(self, record: logging.LogRecord) -> None:
             del record
-            said.append(watch.stalled(facts))
+            said.append(loop.scheduler.stalled())
 
-    logger, handler = logging.getLogger("blockyard.mine"), Asks()
+    logger, handler = logging.getLogger("blockyard.scheduling.stall"), Asks()
     logger.addHandler(handler)
     try:
-        for _ in range(96):
-            watch.step(facts)
-            seconds[0] += 1.0
+        loop.run(100)
     finally:
         logger.removeHandler(handler)
-    assert said == [("it lasts 64 steps, 64.0 s",)]
+    assert [rules(one) for one in said] == [[Rule.NO_ACK]]
 
 
 @pytest.mark.parametrize("clock", [3, None, lambda: "noon", lambda: None])

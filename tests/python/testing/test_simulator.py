@@ -14,6 +14,7 @@ import pytest
 import blockyard as by
 from blockyard import testing
 from blockyard.crane.traffic import Traffic
+from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
@@ -21,9 +22,7 @@ from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.seats import Seat
-from blockyard.scheduling.stall import Stalls
-from blockyard.shared.stall import Fact
+from blockyard.scheduling.stall import Fact, Stalls
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.engine import chained, continuation, ends

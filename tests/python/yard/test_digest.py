@@ -229,7 +229,7 @@ def test_what_decides_nothing_is_not_in_it() -> None:
     with pytest.raises(by.Misuse):
         cache.commit([by.Outcome(plans[0].flight, 0, 99)], now=4)
     cache.measure()
-    cache.standing()
+    cache.pending_copies()
     cache.unreported(0)
     assert cache.digest() == before
     assert cache.stats()["outcomes_ignored"] == 3

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageC
 
 from blockyard._core import Misuse, Unsupported
 from blockyard._typing import override
-from blockyard.connectors.disk_pages import KEY_BYTES, DiskPages
+from blockyard.connectors.sglang.disk_pages import KEY_BYTES, DiskPages
 from blockyard.connectors.sglang.host_pool import HostPages, host_pages, page_ids
 from blockyard.connectors.sglang.identity import identity_of
 from blockyard.connectors.sglang.settings import START, Settings, check_config

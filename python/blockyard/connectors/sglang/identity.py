@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.connectors.effective import digest, names, of_file, plain
-from blockyard.connectors.options import sglang as options
+from blockyard.connectors.sglang import options
 from blockyard.shared.weights import content, folder_of, stated
 
 __all__ = ["identity_of"]

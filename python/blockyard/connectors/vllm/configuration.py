@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from blockyard._core import Unavailable
 from blockyard.connectors.effective import digest, names, of_file, plain
-from blockyard.connectors.options import vllm as options
-from blockyard.connectors.options import vllm_environment as environment
+from blockyard.connectors.vllm import environment, options
 from blockyard.shared.layout import Plane
 from blockyard.shared.weights import content, folder_of
 

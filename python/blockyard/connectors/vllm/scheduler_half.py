@@ -15,7 +15,6 @@ from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.notes import Notes
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.settings import Settings
-from blockyard.connectors.vllm.spoiled import spoiled
 from blockyard.connectors.vllm.told import Told
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
@@ -319,7 +318,7 @@ class SchedulerHalf:
         arrived, self._arrived = self._arrived, set()
         missing, self._missing = self._missing, set()
         victims = self._victims(len(written)) if written and self._ahead else ()
-        orders = self.connector.step(written + short, victims, spoiled(output))
+        orders = self.connector.step(written + short, victims, _overwritten_blocks(output))
         now = self._run, self._cleared, self.cache.config.yard
         return StepOrders(self._steps, orders, arrived, missing, *now)
 
@@ -448,3 +447,9 @@ class SchedulerHalf:
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""
         return self.cache.stats()
+
+
+def _overwritten_blocks(output: Any) -> list[int]:
+    """Returns the blocks that vLLM's V2 runner writes before it calls the connector."""
+    zeroed, copies = output.new_block_ids_to_zero, output.kv_cache_block_copies
+    return [*(zeroed or ()), *(int(copy[1]) for copy in copies or ())]

@@ -6,8 +6,8 @@ use super::super::bonus::Bonus;
 use super::super::newest::Newest;
 use super::super::recency::Recency;
 use super::*;
-use crate::id::NodeIx;
-use crate::life::{Life, Lives};
+use crate::base::NodeIx;
+use crate::evict::life::{Life, Lives};
 
 fn slot(number: u32) -> SlotIx {
     SlotIx::new(number)

@@ -1,0 +1,3 @@
+"""`blockyard.connectors.connector`."""
+
+from blockyard.connectors.connector import *

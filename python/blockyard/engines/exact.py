@@ -1,0 +1,3 @@
+"""`blockyard.reference.exact_matmul`."""
+
+from blockyard.reference.exact_matmul import *

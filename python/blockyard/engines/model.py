@@ -1,0 +1,3 @@
+"""`blockyard.reference.model`."""
+
+from blockyard.reference.model import *

@@ -1,0 +1,3 @@
+"""`blockyard.reference.parallel`."""
+
+from blockyard.reference.parallel import *

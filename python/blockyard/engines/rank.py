@@ -1,0 +1,3 @@
+"""`blockyard.reference.rank`."""
+
+from blockyard.reference.rank import *

@@ -1,0 +1,3 @@
+"""`blockyard.reference.reference`."""
+
+from blockyard.reference.reference import *

@@ -1,0 +1,3 @@
+"""`blockyard.reference.sampling`."""
+
+from blockyard.reference.sampling import *

@@ -1,0 +1,3 @@
+"""`blockyard.reference.weights`."""
+
+from blockyard.reference.weights import *

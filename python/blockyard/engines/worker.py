@@ -1,0 +1,3 @@
+"""`blockyard.connectors.worker`."""
+
+from blockyard.connectors.worker import *

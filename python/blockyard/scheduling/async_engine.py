@@ -1,0 +1,3 @@
+"""`blockyard.serving.async_engine`."""
+
+from blockyard.serving.async_engine import *

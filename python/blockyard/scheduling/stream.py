@@ -1,0 +1,3 @@
+"""`blockyard.serving.stream`."""
+
+from blockyard.serving.stream import *
