@@ -52,7 +52,7 @@ help:  ## list what make can do
 check-tools:  ## is everything here that a build needs?
 	@sh .ci/check-tools.sh $(PYTHON)
 
-env: $(addprefix $(VENV)/,run.group wheel.group test.group lint.group)  ## make .venv, with all pinned tools but the site's
+env: $(addprefix $(VENV)/,run.group wheel.group test.group lint.group)  ## make .venv, with all pinned tools but those of the site and of mutants
 
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv --clear $(VENV)
