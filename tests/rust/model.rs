@@ -127,6 +127,7 @@ fn two_cores() -> Config {
 
 proptest! {
     #![proptest_config(two_cores())]
+    /// Law: INV-17, INV-20h, O4
     #[test]
     fn two_cores_over_one_script_have_one_digest(Script { setup, ops } in script(120)) {
         // One has a listener and the other none. O4
@@ -143,6 +144,7 @@ proptest! {
 
 proptest! {
     #![proptest_config(two_cores())]
+    /// Law: 2.7-5
     #[test]
     fn no_withdrawn_slot_is_in_service_again(Script { setup, ops } in withdrawals(200)) {
         passes(&setup, &ops)?;
@@ -151,6 +153,7 @@ proptest! {
 
 proptest! {
     #![proptest_config(two_cores())]
+    /// Law: INV-24
     #[test]
     fn what_a_rank_has_lost_is_found_by_nobody_and_what_is_kept_is(Script { setup, ops } in losses(200)) {
         passes(&setup, &ops)?;
@@ -179,6 +182,9 @@ fn walk_part(part: u32) {
     }
 }
 
+/// Every verb in random histories, beside the naive model, with an audit and a listener; so do the seven below.
+/// Law: INV-1, INV-3, INV-6, INV-14, INV-20, INV-20g, INV-22, INV-23, INV-24, INV-33, INV-34, O1
+/// Law: O2, O3, R2-3, R2-10
 #[test]
 fn the_core_does_what_the_model_says_1_of_8() {
     walk_part(0);

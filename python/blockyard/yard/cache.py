@@ -223,11 +223,11 @@ class KVCache(Cache):
 
     @timed("commit")
     def _take(self, outcomes: Sequence[Outcome], done: int | None, now: int | None) -> int:
-        outcomes = self._flights.check(outcomes)
+        outcomes = self._flights.check(outcomes) if outcomes else []
         # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
         if done is not None:
             super().commit([], done=done)
-        count = self._end(self._flights.take(outcomes))
+        count = self._end(self._flights.take(outcomes)) if outcomes else 0
         if now is not None:
             self._now = now
         late = self._flights.overdue(self._now)

@@ -81,6 +81,7 @@ WANTED = (
 seen: Counter[str] = Counter()
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_promise_is_kept_whatever_happens(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
@@ -193,6 +194,7 @@ def test_a_seat_that_is_free_before_its_ack_is_noticed(monkeypatch: pytest.Monke
     assert broken(monkeypatch, "stop", wrong, Lifecycle) != "nothing"
 
 
+@pytest.mark.law("O10")
 def test_a_rule_that_speaks_of_a_sound_loop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is always unanswered, though never the same for long."""
 
@@ -204,6 +206,7 @@ def test_a_rule_that_speaks_of_a_sound_loop_is_noticed(monkeypatch: pytest.Monke
     assert re.search(r"O10: \d steps? (is|are) unanswered", noticed)
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize(("seed", "told"), [(146, "Flight"), (893, "Seat 0 waits")])
 def test_what_a_fault_has_done_is_said_and_only_that_is_allowed(
     monkeypatch: pytest.MonkeyPatch, seed: int, told: str
@@ -697,6 +700,7 @@ def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
 BIG = Setup(device=8, block_size=4, max_num_seqs=1, max_overtakes=0, ends=False, headroom="none")
 
 
+@pytest.mark.law("INV-25")
 @pytest.mark.parametrize("seats", [1, 2])
 @pytest.mark.parametrize("skip", [0, 9])
 @pytest.mark.parametrize(
@@ -733,6 +737,7 @@ def test_a_prompt_that_fills_the_device_comes_twice_where_a_block_is_one_token()
     assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("INV-11")
 def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recomputed() -> None:
     """`tests/soak.py --alike 1000` takes as many seeds as you like. (INV-11, INV-25)"""
     parked = 0
@@ -743,6 +748,7 @@ def test_of_requests_that_sample_alike_none_is_lost_where_nothing_can_be_recompu
     assert parked > 130
 
 
+@pytest.mark.law("INV-11")
 def test_a_request_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preemptor, "dedup", lambda _: False)
     monkeypatch.setattr(Preemptor, "last_resort", lambda _: None)
@@ -754,6 +760,7 @@ def test_a_request_lost_without_a_fault_is_noticed(monkeypatch: pytest.MonkeyPat
         simulate(scenario)
 
 
+@pytest.mark.law("INV-11")
 def test_one_that_is_parked_and_waits_for_a_copy_counts_when_others_begin() -> None:
     # Found by seed 1560 without its faults: its place in line was left while another was asked for.
     setup = Setup(
