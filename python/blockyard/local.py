@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Literal, Self, Unpack
 
-from blockyard._core import Keys, Lease, Misuse, NoRoom, Parked
+from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
@@ -304,12 +304,20 @@ class LocalCache(KVCache):
         left = 0
         with ExitStack() as ends:
             ends.callback(self._close)
+            ends.callback(self._drop_planned)
             ends.callback(self._collect)
             ends.callback(self._crane.traffic.close)
             ends.callback(self._keep_order)
             if bound and not self._crane.closed:
                 left = self._flush(bound, time.monotonic)
         return left
+
+    def _drop_planned(self) -> None:
+        """Ends what is planned: nobody carries it out."""
+        if not self.closed:
+            self._unsure = True
+            Cache.dispatch(self)
+            self._give_back_lost()
 
     def _keep_order(self) -> None:
         lasting = self._crane.lasting

@@ -91,7 +91,7 @@ fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
     let (gone, older, newer) = (text(1, 2), text(2, 3), text(3, 4));
     yard.publish(&gone);
     flush(&yard, DISK);
-    yard.squeeze(16);
+    yard.squeeze(yard.device().idle as u32);
     assert_eq!(yard.hits(&gone), [0, 0, 2]);
     yard.publish(&older);
     yard.publish(&newer);
@@ -100,7 +100,7 @@ fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
     let left = unwritten(&yard, DISK);
     assert_eq!(left, keys(&yard, &[&older])[1..], "one of its blocks had room");
     assert!(yard.cache.lock().write_down(DISK, &left).unwrap().is_empty());
-    yard.squeeze(16);
+    yard.squeeze(yard.device().idle as u32);
     assert_eq!((yard.hits(&newer), yard.hits(&older)), ([0, 0, 4], [0, 0, 1]));
     yard.at_rest();
 }
@@ -132,7 +132,7 @@ fn what_is_held_goes_down_and_what_was_cleared_does_not() {
     assert_eq!(unwritten(&yard, HOST), keys(&yard, &[&own]));
     flush(&yard, HOST);
     yard.finish(held);
-    yard.squeeze(8);
+    yard.squeeze(yard.device().idle as u32);
     assert_eq!(yard.hits(&own), [0, 3, 0]);
     yard.at_rest();
 }
@@ -155,15 +155,16 @@ fn a_tier_remembers_when_blocks_were_used_and_not_when_they_were_copied() {
 #[test]
 fn there_must_be_such_a_tier() {
     let yard = Yard::of(config(8, 0));
+    let mut locked = yard.cache.lock();
     for to in [DEVICE, HOST, DISK] {
         let told = [
-            yard.cache.lock().unwritten(to).map(drop),
-            yard.cache.lock().write_down(to, &[]).map(drop),
-            yard.cache.lock().written(to, &[]).map(drop),
+            locked.unwritten(to).map(drop),
+            locked.write_down(to, &[]).map(drop),
+            locked.written(to, &[]).map(drop),
         ];
         for one in told {
             assert!(matches!(one, Err(Error::Argument { .. })), "{one:?}");
         }
     }
-    assert!(yard.cache.lock().order_alone(DISK).is_err());
+    assert!(locked.order_alone(DISK).is_err());
 }
