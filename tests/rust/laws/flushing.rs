@@ -39,7 +39,10 @@ fn the_last_to_be_evicted_is_first_and_each_block_is_behind_its_beginning() {
         assert_eq!(unwritten(&yard, DISK), keys(&yard, &[&newer, &older]));
         assert_eq!(flush(&yard, DISK), [DEVICE]);
         assert_eq!(unwritten(&yard, DISK), []);
-        assert_eq!(yard.cache.lock().written(DISK, &keys(&yard, &[&newer])), Ok(3));
+        assert_eq!(
+            yard.cache.lock().written(DISK, &keys(&yard, &[&newer])),
+            Ok(3)
+        );
         assert_eq!(yard.host().idle, 0, "the host is passed by");
         yard.at_rest();
     }
@@ -81,7 +84,10 @@ fn what_no_request_finds_is_left_out() {
     assert_eq!(unwritten(&yard, DISK), []);
     let ends = keys(&yard, &[&path])[1..].to_vec();
     let plans = yard.cache.lock().write_down(DISK, &ends).unwrap();
-    assert!(plans.is_empty(), "INV-39: no copy whose beginning is nowhere");
+    assert!(
+        plans.is_empty(),
+        "INV-39: no copy whose beginning is nowhere"
+    );
     yard.sound();
 }
 
@@ -98,10 +104,23 @@ fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
     flush(&yard, DISK);
     assert_eq!(yard.hits(&gone), [0, 0, 0]);
     let left = unwritten(&yard, DISK);
-    assert_eq!(left, keys(&yard, &[&older])[1..], "one of its blocks had room");
-    assert!(yard.cache.lock().write_down(DISK, &left).unwrap().is_empty());
+    assert_eq!(
+        left,
+        keys(&yard, &[&older])[1..],
+        "one of its blocks had room"
+    );
+    assert!(
+        yard.cache
+            .lock()
+            .write_down(DISK, &left)
+            .unwrap()
+            .is_empty()
+    );
     yard.squeeze(yard.device().idle as u32);
-    assert_eq!((yard.hits(&newer), yard.hits(&older)), ([0, 0, 4], [0, 0, 1]));
+    assert_eq!(
+        (yard.hits(&newer), yard.hits(&older)),
+        ([0, 0, 4], [0, 0, 1])
+    );
     yard.at_rest();
 }
 

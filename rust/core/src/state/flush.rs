@@ -16,9 +16,9 @@ enum Found {
 }
 
 impl State {
-    /// The keys of published blocks that a walk finds above a tier and that are not ready on it: the
-    /// last to be evicted first, the device's before those of the tiers below it, but each behind the
-    /// blocks before it in its sequence. It takes time in proportion to the tiers above.
+    /// The keys of published blocks that lie above a tier, or are on their way there, and are not ready
+    /// on it: the last to be evicted first, the device's before those of the tiers below it, but each
+    /// behind the blocks before it in its sequence, none of which is nowhere. It takes time in proportion to the tiers above.
     ///
     /// # Errors
     /// `Argument` for the device, or a tier without slots.
@@ -55,8 +55,9 @@ impl State {
             let block = &self.trie[node];
             let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
             if last == Found::Good && published && self.ready(node, to).is_none() {
-                let filling = self.trie.slot(node, to).is_some();
-                if filling || self.nearest_above(node, to).is_some() {
+                // What is on its way to the tier, or to one above it, is not written yet, either.
+                let mut there = above(to).chain([to]);
+                if there.any(|tier| self.trie.slot(node, tier).is_some()) {
                     keys.push(block.key);
                 } else {
                     last = Found::Lost;
@@ -70,7 +71,9 @@ impl State {
 
     /// The nearest tier above this one where a block is ready.
     fn nearest_above(&self, node: NodeIx, to: Tier) -> Option<Tier> {
-        above(to).rev().find(|&tier| self.ready(node, tier).is_some())
+        above(to)
+            .rev()
+            .find(|&tier| self.ready(node, tier).is_some())
     }
 
     /// Copies those of these blocks to a tier that it has not, from the nearest tier above, as many as
@@ -83,7 +86,11 @@ impl State {
         self.check_lower(to)?;
         let (mut plans, mut flight, mut moves) = (Vec::new(), None, Vec::new());
         for key in keys {
-            let Some(node) = self.trie.find(key).filter(|&node| self.may_go_down(node, to)) else {
+            let Some(node) = self
+                .trie
+                .find(key)
+                .filter(|&node| self.may_go_down(node, to))
+            else {
                 continue;
             };
             let Some(from) = self.nearest_above(node, to) else {
@@ -91,8 +98,8 @@ impl State {
             };
             let open = flight.filter(|&flight| self.flights[flight].from == from);
             let flight = *flight.insert(open.unwrap_or_else(|| {
-                let done = flight
-                    .map(|flight| self.launch_if_any(flight, std::mem::take(&mut moves)));
+                let done =
+                    flight.map(|flight| self.launch_if_any(flight, std::mem::take(&mut moves)));
                 plans.extend(done.flatten());
                 self.open_flight(from, to, Purpose::Below { parked: None })
             }));
@@ -108,9 +115,8 @@ impl State {
     fn may_go_down(&self, node: NodeIx, to: Tier) -> bool {
         let block = &self.trie[node];
         let parent = block.parent.map(|_| self.trie.parent(node));
-        let follows = parent.is_none_or(|parent| {
-            parent.is_some_and(|parent| self.trie.slot(parent, to).is_some())
-        });
+        let follows = parent
+            .is_none_or(|parent| parent.is_some_and(|parent| self.trie.slot(parent, to).is_some()));
         block.epoch == self.trie.epoch() && self.trie.slot(node, to).is_none() && follows
     }
 
@@ -146,7 +152,11 @@ impl State {
             }
         }
         let lies_above = |slot: u32| place[slot as usize].is_some();
-        let mut above: Vec<u32> = order.iter().copied().filter(|&slot| lies_above(slot)).collect();
+        let mut above: Vec<u32> = order
+            .iter()
+            .copied()
+            .filter(|&slot| lies_above(slot))
+            .collect();
         above.sort_by_key(|&slot| place[slot as usize]);
         let mut above = above.into_iter();
         for slot in &mut order {
@@ -157,7 +167,7 @@ impl State {
         Ok(order)
     }
 
-    /// The slots of a tier's blocks: the idle ones in their order, then those that are held.
+    /// The slots of a tier's blocks: the idle ones in their order, then those that are held or on their way.
     fn order_of_all(&self, tier: Tier) -> Result<Vec<SlotIx>> {
         let mut slots: Vec<SlotIx> = self
             .eviction_order(tier)?
@@ -167,7 +177,7 @@ impl State {
         let all = (0..self.tiers[tier].pool.len()).map(SlotIx::new);
         slots.extend(all.filter(|&slot| {
             let hold = self.hold(tier, slot);
-            hold.is_ready() && !matches!(hold, Hold::Idle { .. })
+            matches!(hold, Hold::Pinned { .. } | Hold::Filling { .. })
         }));
         Ok(slots)
     }
