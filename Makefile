@@ -52,7 +52,7 @@ help:  ## list what make can do
 check-tools:  ## is everything here that a build needs?
 	@sh .ci/check-tools.sh $(PYTHON)
 
-env: $(addprefix $(VENV)/,run.group wheel.group test.group lint.group)  ## make .venv, with all pinned tools but the site's
+env: $(addprefix $(VENV)/,run.group wheel.group test.group lint.group)  ## make .venv, with all pinned tools but those of the site and of mutants
 
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv --clear $(VENV)
@@ -63,6 +63,7 @@ MB.wheel := 440
 MB.test := 535
 MB.lint := 125
 MB.site := 120
+MB.mutants := 25
 
 # Only what the group says counts, not every change of pyproject.toml. Two goals beside each other may look at once.
 .PRECIOUS: $(VENV)/%.txt
@@ -155,7 +156,7 @@ lint: lint-rust lint-python lint-host  ## formats, lints, types, stubs, layers, 
 lint-rust: $(BIN)/python
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo clippy --locked --package blockyard-core --features shuttle --all-targets -- -D warnings
+	cargo clippy --locked --package blockyard-core --features four-tiers,shuttle --lib --test model --test races -- -D warnings
 	$(BIN)/python .ci/layers.py --self-test
 	$(BIN)/python .ci/layers.py
 
@@ -165,9 +166,7 @@ lint-python: install $(VENV)/lint.group
 	$(BIN)/mypy $(PYTHON_CODE)
 	$(BIN)/python -m mypy.stubtest blockyard._core
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
-	$(BIN)/python .ci/laws.py --self-test
 	$(BIN)/python .ci/laws.py
-	$(BIN)/python .ci/mutants.py --self-test
 	$(BIN)/python .ci/mutants.py
 
 SCHEMA := $(BIN)/check-jsonschema --builtin-schema
@@ -183,13 +182,14 @@ lint-host: $(VENV)/lint.group  ## workflows, actions and forms, which the reposi
 	$(SCHEMA) vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*))
 	$(BIN)/zizmor --quiet --offline --no-progress .
 
-test-rust: | check-tools  ## the core: unit tests, the model, doctests, shuttle
-	$(if $(NEXTEST),,cargo test --locked --package blockyard-core --tests --no-run)
-	$(CARGO_TEST) --locked --package blockyard-core --tests
+CRATES := --package blockyard-core --package blockyard-disk --package blockyard-record
+
+test-rust: | check-tools  ## the core, the disk and the recorder: unit tests, laws, the model, doctests, shuttle
+	$(if $(NEXTEST),,cargo test --locked $(CRATES) --tests --no-run)
+	$(CARGO_TEST) --locked $(CRATES) --tests
 	cargo test --locked --package blockyard-core --doc
 	$(CARGO_TEST) --locked --package blockyard-core --features four-tiers --test model
 	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
-	$(CARGO_TEST) --locked --package blockyard-disk --tests
 
 test-python: install  ## the binding and the package, from the installed wheel
 	$(BIN)/python -m pytest $(PYTEST)
@@ -218,12 +218,14 @@ beside = @mkdir -p target; $(MAKE) --no-print-directory $1 >target/beside.log 2>
 	wait $$beside || status=1; cat target/beside.log; exit $$status
 
 # Linking the wheel and checking types take one core alone, as do the environments of `smoke`.
+# What a clean clone builds once needs no notes for the next build; they are a sixth of it.
+test: export CARGO_INCREMENTAL := 0
 test: check-tools env  ## everything that must pass before a change lands
 	$(call beside,install lint-python check-wheel,lint-rust lint-host test-rust)
 	@$(MAKE) --no-print-directory test-python
 	$(call beside,smoke,bench-check)
 
-bench-check: $(BIN)/python  ## has an operation of the core become dearer by 5 %? UPDATE=1 rewrites the figures
+bench-check: install  ## has an operation of the core, or a step, become dearer by 5 %? UPDATE=1 rewrites the figures
 	$(BIN)/python benches/python/instructions.py $(if $(UPDATE),--update)
 
 # Skips for want of $1, and says so; fails where BLOCKYARD_REQUIRE names it.
@@ -247,8 +249,21 @@ deny: | check-tools  ## licences, advisories and sources of the crates, by cargo
 release:  ## commit and tag VERSION=x.y.z, with its changelog, by 'cargo install cargo-release'; pushes nothing
 	cargo release $(or $(VERSION),$(error say VERSION=x.y.z)) --execute --no-confirm
 
-mutants: install  ## break each law in a copy: does a test notice?
-	$(BIN)/python .ci/mutate.py
+BASE ?= main
+SHARD ?= $(if $(WHOLE),0/1)
+RUST_MUTANTS = target/mutants/rust-$(or $(subst /,-of-,$(SHARD)),diff)
+
+mutants: install $(VENV)/mutants.group  ## make mistakes in what differs from BASE=main, or in all, WHOLE=1 or a part, SHARD=0/8: does a test notice?
+	$(BIN)/python .ci/mutants.py try $(if $(SHARD),--shard $(SHARD),--base $(BASE))
+	$(BIN)/python .ci/mutate_python.py $(if $(SHARD),--shard $(SHARD),--base $(BASE))
+	@mkdir -p $(RUST_MUTANTS)
+	@$(if $(SHARD),,git diff $$(git merge-base $(BASE) HEAD) -- rust >$(RUST_MUTANTS)/changes.diff)
+	@cargo mutants --version >/dev/null 2>&1 || \
+		$(call skip,cargo-mutants,no cargo-mutants: 'cargo install --locked cargo-mutants'); \
+	CARGO_TARGET_DIR=$(CURDIR)/target/mutants/target NEXTEST_PROFILE=mutants \
+		cargo mutants $(if $(NEXTEST),--test-tool=nextest) --output $(RUST_MUTANTS) \
+		$(if $(SHARD),--iterate --shard $(SHARD),--in-diff $(RUST_MUTANTS)/changes.diff); \
+	case $$? in 0|2|3) ;; *) exit 1;; esac # 2 and 3: some are not noticed, or take too long
 
 SECONDS := 60
 
@@ -266,7 +281,7 @@ soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their 
 BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
 
 bench: install  ## the benches, in Rust and from Python
-	cargo bench --locked --package blockyard-core
+	cargo bench --locked --package blockyard-floor
 	$(BOUNDARY) -k "100k or alone or beside"
 	set -e; for bench in copies submit steps; do $(BIN)/python benches/python/$$bench.py; done
 

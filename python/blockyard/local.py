@@ -139,7 +139,7 @@ class LocalCache(KVCache):
         outcomes = traffic.poll()
         ended = self._take(outcomes, done, self._now + 1)
         traffic.told(outcomes)
-        if any(outcome.cause is Cause.FAILED for outcome in outcomes):
+        if outcomes and any(outcome.cause is Cause.FAILED for outcome in outcomes):
             self._dead = withdraw_dead(self, self._crane.lasting.dead(), self._dead)
         return ended
 

@@ -23,6 +23,7 @@ fn seeds() -> u64 {
     told.map_or(300, |told| told.parse().expect("a number of seeds"))
 }
 
+/// Law: O1, O2, O3
 #[test]
 fn no_request_of_an_engine_meets_a_wrong_byte() {
     let mut all = Seen::default();

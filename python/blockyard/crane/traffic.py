@@ -19,6 +19,8 @@ __all__ = ["Traffic"]
 
 
 _log = Limited("blockyard")
+_APART: Final = nullcontext()
+"""The turn of copiers that share nothing."""
 _PAST: Final = 4096
 """Outcomes that were told and are remembered, at least."""
 
@@ -123,7 +125,7 @@ class Traffic:
         """Flights taken and not yet told."""
         return len(self._flights) + len(self._ended)
 
-    def submit(self, plans: Iterable[Plan]) -> None:
+    def submit(self, plans: list[Plan]) -> None:
         """Takes plans, as `Crane.submit`.
 
         Raises:
@@ -133,6 +135,12 @@ class Traffic:
             raise Misuse("the crane is closed: it takes no plan")
         if self._unsure:
             self._mend()
+        # Most steps plan nothing.
+        if plans:
+            self._take(plans)
+
+    def _take(self, plans: list[Plan]) -> None:
+        """Takes some plans, or none of them."""
         taken: dict[int, Flight] = {}
         copies: list[Copy] = []
         plans, late = self._of_one_yard(plans)
@@ -211,13 +219,11 @@ class Traffic:
         self._refused.clear()
         self._yard = yard
 
-    def _of_one_yard(self, plans: Iterable[Plan]) -> tuple[list[Plan], list[Plan]]:
+    def _of_one_yard(self, plans: list[Plan]) -> tuple[list[Plan], list[Plan]]:
         """Returns the plans to carry out, and those that come too late for it."""
-        plans = list(plans)
         late = [plan for plan in plans if self._is_over(plan)]
         plans = [plan for plan in plans if not self._is_over(plan)] if late else plans
-        yards = {plan.yard for plan in plans}
-        if len(yards) > 1:
+        if len(plans) > 1 and len(yards := {plan.yard for plan in plans}) > 1:
             raise Misuse(f"plans of yards {sorted(yards)} in one call: give those of one yard")
         return plans, late
 
@@ -230,6 +236,8 @@ class Traffic:
 
     def _untold(self) -> set[int]:
         """Flights of the yard that have ended, and that it may not know yet."""
+        if not self._ended:
+            return set()
         return {outcome.flight for outcome in self._ended if outcome.yard == self._yard}
 
     def poll(self) -> list[Outcome]:
@@ -277,6 +285,8 @@ class Traffic:
 
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""
+        if not outcomes:
+            return
         past = self._past
         past |= {one.flight: one for one in outcomes if one.yard == (self._yard or 0)}
         if len(past) > 2 * _PAST:
@@ -387,7 +397,7 @@ class Traffic:
     def _turn(self) -> AbstractContextManager[object]:
         """Lets calls of the copiers, until its end, share what they ask of a driver."""
         if not self._turning:
-            return nullcontext()
+            return _APART
         with ExitStack() as turns:
             for copier in self._turning:
                 turns.enter_context(copier.turn())

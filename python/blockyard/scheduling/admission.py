@@ -93,11 +93,15 @@ class Admission:
         self._gave_up = False
         self._out: list[Request] = []
         self._below: set[Request] = set()
+        self.largest = 0
+        """The most blocks that the device had when a request began."""
 
     def admit(self) -> Admitted:
         """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22)."""
-        self._readmit()
-        if not len(self._queue) or self._seats.full:
+        waiting = len(self._queue)
+        if waiting and self._queue.too_large:
+            self._readmit()
+        if not waiting or self._seats.full:
             return Admitted([], [], [], [], [])
         if self._refused_still():
             return Admitted([], [], [], [], [], still=True)
@@ -382,6 +386,7 @@ class Admission:
         entry.overtaken = 0
         entry.limit = self._cache.limit()
         entry.ticket = None
+        self.largest = max(self.largest, entry.limit)
         entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
         entry.parked = None
         if self._queue.waits is not None:

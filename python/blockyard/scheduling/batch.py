@@ -385,7 +385,7 @@ class Batch:
 
     def launch(self, grown: Grown, starts: Sequence[Start], stops: Sequence[Stop]) -> Step:
         """The next step: rows that have grown, and as much of the prompts as the budget leaves."""
-        self.number += 1
+        self.number = number = self.number + 1
         decode, positions = grown.seats, grown.counts
         left = self._budget - (len(decode) if positions is None else int(positions.sum()))
         chunks = self._chunks(left)
@@ -401,7 +401,7 @@ class Batch:
         firsts = self._seats.scheduled[numbers]
         self._seats.scheduled[numbers] += counts
         for seat in seats:
-            seat.last_step = self.number
+            seat.last_step = number
         self._seats.steps_run[numbers] += 1
         lasts = [
             seat
@@ -414,24 +414,22 @@ class Batch:
             del self._prefill[seat]
         self._in_flight.append(
             InFlightStep(
-                self.number,
+                number,
                 seats,
                 numbers,
                 counts,
                 leases,
                 len(decode),
-                frozenset(seat.number for seat in lasts),
+                frozenset([seat.number for seat in lasts]),
                 self._seats.departures,
             )
         )
+        parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True) if chunks else ()
         return Step(
-            self.number,
+            number,
             tuple(stops),
             tuple(starts),
-            tuple(
-                Chunk(seat.number, int(first), count)
-                for (seat, count), first in zip(chunks, firsts[len(decode) :], strict=True)
-            ),
+            tuple([Chunk(seat.number, first, count) for (seat, count), first in parts]),
             numbers[: len(decode)].astype(np.int32),
             list(leases),
             firsts,

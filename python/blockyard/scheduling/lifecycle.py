@@ -155,8 +155,13 @@ class Lifecycle:
     def take_results(self, owner: Owner) -> list[Result]:
         """Returns the results since the last call, and those of that one if it was interrupted."""
         call, told = self._told
-        if any(cut is call for cut in owner.interrupted):
+        if owner.interrupted and any(cut is call for cut in owner.interrupted):
             self._results = told | self._results
+        if not self._results:
+            # As in most steps; what the last call was told has come to its caller.
+            if told:
+                self._told = None, {}
+            return []
         for entry in self._results:
             self._forget(entry)
         self._told = owner.held[None], self._results

@@ -24,13 +24,13 @@ def check(output: object) -> list[Ack]:
     step: object = output.step
     if not isinstance(step, int) or isinstance(step, bool):
         raise Misuse(f"step = {step!r:.60} of an output: must be the number of the step")
-    fields: dict[str, tuple[object, str, str]] = {
-        "seats": (output.seats, "iu", "integers"),
-        "tokens": (output.tokens, "u", "uint32"),
-        "counts": (output.counts, "iu", "integers"),
-        "ended": (output.ended, "b", "bools"),
-    }
-    for name, (array, kinds, wanted) in fields.items():
+    fields: tuple[tuple[str, object, str, str], ...] = (
+        ("seats", output.seats, "iu", "integers"),
+        ("tokens", output.tokens, "u", "uint32"),
+        ("counts", output.counts, "iu", "integers"),
+        ("ended", output.ended, "b", "bools"),
+    )
+    for name, array, kinds, wanted in fields:
         if array is None and name in {"counts", "ended"}:
             continue
         if not isinstance(array, np.ndarray):
@@ -76,7 +76,8 @@ def plain(output: Output, in_flight: InFlightStep, seats: Seats) -> bool:
         and output.counts is None
         and output.tokens.dtype == np.uint32
         and len(output.tokens) == len(numbers)
-        and np.array_equal(output.seats, numbers)
+        and len(output.seats) == len(numbers)
+        and (output.seats == numbers).all()
         and (output.ended is None or (len(output.ended) == len(numbers) and not output.ended.any()))
         and (seats.known[numbers] + 1 < seats.max_length[numbers]).all()
     )

@@ -114,7 +114,7 @@ class OutputProcessor:
         """
         size = self._cache.block_size
         if not self._behind:
-            full = np.flatnonzero(computed % size == 0)
+            (full,) = (computed % size == 0).nonzero()
             if not len(full):
                 return
             if self._cache.seal([leases[at] for at in full], computed[full]) == len(full):

@@ -356,7 +356,7 @@ class Stalls:
         """The device was made smaller than a request that was accepted."""
         limit, ran = self._cache.limit(), 0
         waiting = sorted(self._queue.too_large, key=lambda entry: entry.rank)
-        if not waiting:
+        if not waiting and limit < self._admission.largest:
             # Rows that find no room to grow, and can neither be parked nor computed again.
             rows = [seat.request for seat in self._seats.bound() if not seat.request.held]
             waiting = [entry for entry in rows if entry.limit > limit]

@@ -67,11 +67,12 @@ class KVCache(Cache):
     """
 
     __slots__ = (
-        *("_config", "_ended", "_flights", "_now", "_offload"),
+        *("_config", "_ended", "_fingerprint", "_flights", "_now", "_offload"),
         *("_owner", "_recording", "_times", "_unsure"),
     )
 
     _config: Config
+    _fingerprint: str  # of `_config`: for `digest`
     _flights: Flights
     _ended: dict[int, int] | None
     _now: int
@@ -97,6 +98,7 @@ class KVCache(Cache):
         yard = config.yard or draw_yard()
         cache = super().__new__(cls, **config.core(), yard=yard, memory=memory, recorder=recorder)
         cache._config, cache._recording = config, recording
+        cache._fingerprint = config.fingerprint
         if recorder is not None:
             # What is to be written is, also where the program just ends.
             weakref.finalize(cache, recording.close)
@@ -224,11 +226,11 @@ class KVCache(Cache):
 
     @timed("commit")
     def _take(self, outcomes: Sequence[Outcome], done: int | None, now: int | None) -> int:
-        outcomes = self._flights.check(outcomes)
+        outcomes = self._flights.check(outcomes) if outcomes else []
         # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
         if done is not None:
             super().commit([], done=done)
-        count = self._end(self._flights.take(outcomes))
+        count = self._end(self._flights.take(outcomes)) if outcomes else 0
         if now is not None:
             self._now = now
         late = self._flights.overdue(self._now)
@@ -443,7 +445,7 @@ class KVCache(Cache):
         and not sealed, and what schedulers and cranes have. Only processes of one version can be
         compared, between two steps. It takes time in proportion to the cache.
         """
-        own = self._config.fingerprint, self._config.yard, self._now, self._flights.state()
+        own = self._fingerprint, self._config.yard, self._now, self._flights.state()
         whole = repr((super().digest(), own, sorted((self._ended or {}).items()))).encode()
         return int.from_bytes(blake2b(whole, digest_size=8).digest())
 

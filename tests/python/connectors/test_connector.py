@@ -446,6 +446,7 @@ def test_what_runs_is_not_evicted_below_before_what_does_not() -> None:
     assert front.cache.find(rests).host == 0
 
 
+@pytest.mark.law("E9")
 def test_what_has_ended_before_an_epoch_ends_is_not_stowed_in_the_next() -> None:
     front = Front()
     keys = front.keys(8)

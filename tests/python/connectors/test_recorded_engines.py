@@ -59,6 +59,7 @@ def test_a_connector_records_what_has_run_by_the_keys_that_it_came_with(tmp_path
     assert found[1].nanoseconds < found[0].nanoseconds
 
 
+@pytest.mark.law("INV-38")
 def test_inside_vllm_requests_are_recorded_by_its_own_lengths(tmp_path: Path) -> None:
     path = tmp_path / "traffic.rec"
     front = Front(record=str(path))

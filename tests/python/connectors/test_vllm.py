@@ -157,6 +157,7 @@ def test_what_vllm_evicts_next_is_copied_ahead() -> None:
     front.worker.shutdown()
 
 
+@pytest.mark.law("E9")
 def test_weights_that_can_change_end_what_is_below_at_a_reset_nobody_tells_of() -> None:
     for weights, said, found in (
         (False, None, 8),
@@ -188,6 +189,7 @@ def test_weights_may_change_where_vllm_is_told_so(change: dict[str, Any], change
     assert facts(vllm_config(**change), kv_config(), version="0.33.0").weights_change == changes
 
 
+@pytest.mark.law("E9")
 def test_what_ended_just_before_a_reset_is_not_found_after_it(front: Front) -> None:
     ended(front, "one", list(range(11)), [1, 2, 3])
     front.scheduler.reset_cache()
@@ -223,6 +225,7 @@ def test_what_the_v2_runner_zeroes_before_the_copies_is_not_copied(front: Front)
     assert front.begin(one, [4, 5, 6]) == SIZE, "only what is before the block"
 
 
+@pytest.mark.law("E9")
 def test_nothing_is_kept_of_a_request_whose_output_is_dropped(front: Front) -> None:
     one = front.request("one", list(range(10)))
     front.begin(one, [1, 2, 3])

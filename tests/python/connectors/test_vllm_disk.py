@@ -125,6 +125,7 @@ def test_after_a_restart_of_the_engine_a_prefix_is_found(tmp_path: Path) -> None
     second.close()
 
 
+@pytest.mark.law("INV-28")
 @pytest.mark.parametrize(
     "change",
     [
@@ -231,6 +232,7 @@ def test_another_seed_of_vllms_hashes_finds_nothing_wrong(
         again.close()
 
 
+@pytest.mark.law("INV-31")
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("noted", [False, True])
 def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
@@ -257,6 +259,7 @@ def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
     again.close()
 
 
+@pytest.mark.law("INV-31")
 def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_path: Path) -> None:
     first = Engine(tmp_path)
     first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
@@ -415,6 +418,7 @@ def test_e9_what_was_planned_before_a_reset_is_not_copied_after_it(engine: Engin
     assert meta.cleared == 1
 
 
+@pytest.mark.law("INV-28")
 def test_inv_28_ranks_restore_what_both_have(tmp_path: Path) -> None:
     def halves() -> tuple[Any, list[Any]]:
         roles = Blockyard.__init__.__globals__["KVConnectorRole"]
@@ -467,6 +471,7 @@ def test_inv_28_ranks_restore_what_both_have(tmp_path: Path) -> None:
     shut(workers)
 
 
+@pytest.mark.law("INV-31")
 def test_inv_31_resets_that_a_slow_disk_holds_up_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,6 +498,7 @@ def test_inv_31_resets_that_a_slow_disk_holds_up_do_not_meet(
     assert noted.cleared() == 5
 
 
+@pytest.mark.law("INV-32")
 def test_inv_32_one_of_several_disks_that_dies_takes_its_slots_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

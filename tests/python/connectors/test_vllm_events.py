@@ -35,6 +35,7 @@ def finished(front: Front, name: str, tokens: list[int], ids: list[int], **more:
     return list(front.scheduler.take_events())
 
 
+@pytest.mark.law("O1")
 def test_what_is_stowed_is_told_by_the_numbers_of_vllm_with_its_tokens() -> None:
     front = Front(changes=events_config())
     tokens = list(range(3 * SIZE + 1))
@@ -47,6 +48,7 @@ def test_what_is_stowed_is_told_by_the_numbers_of_vllm_with_its_tokens() -> None
     assert list(front.scheduler.take_events()) == []
 
 
+@pytest.mark.law("O1")
 def test_what_a_reset_leaves_below_is_told_again_behind_vllms_clear() -> None:
     front, pool = Front(changes=events_config()), Pool()
     front.scheduler.bind_gpu_block_pool(pool)
@@ -70,6 +72,7 @@ def test_a_reset_removes_what_is_below_and_nothing_of_vllms_own() -> None:
     assert not any(isinstance(one, AllBlocksCleared) for one in events)
 
 
+@pytest.mark.law("O5")
 def test_media_and_adapters_come_along_and_salts_do_not() -> None:
     front = Front(changes=events_config())
     place = Recorded("PlaceholderRange", offset=1, length=SIZE)

@@ -71,6 +71,7 @@ def key_of(config: Any) -> bytes:
     return root.keys([HASH], root.start(None, None))
 
 
+@pytest.mark.law("E8")
 def test_e8_engines_that_differ_in_one_dimension_have_different_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +237,7 @@ def found(front: Front, **more: Any) -> int | None:
     return tokens
 
 
+@pytest.mark.law("E8")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dimension", OF_A_REQUEST)
 def test_e8_what_differs_in_one_dimension_finds_nothing_of_the_other(
@@ -260,6 +262,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.law("E8")
 @pytest.mark.parametrize("path", PATHS)
 def test_e8_an_engine_that_differs_in_one_dimension_finds_nothing_of_the_other(path: Path_) -> None:
     front = Front(Failing(workers=0), ahead=8)
@@ -278,6 +281,7 @@ def test_e8_an_engine_that_differs_in_one_dimension_finds_nothing_of_the_other(p
     front.worker.shutdown()
 
 
+@pytest.mark.law("E8")
 @pytest.mark.parametrize("path", PATHS)
 def test_e8_nothing_is_kept_of_an_adapter_whose_files_have_changed(
     path: Path_, tmp_path: Path
@@ -297,6 +301,7 @@ def test_e8_nothing_is_kept_of_an_adapter_whose_files_have_changed(
     front.worker.shutdown()
 
 
+@pytest.mark.law("E9")
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("path", PATHS)
 def test_e9_nothing_of_old_weights_is_found_after_a_reset(path: Path_, told: bool) -> None:
@@ -316,6 +321,7 @@ def test_e9_nothing_of_old_weights_is_found_after_a_reset(path: Path_, told: boo
         front.worker.shutdown()
 
 
+@pytest.mark.law("E8")
 @pytest.mark.parametrize("how", ["a hub's", "broken link", "not there", "no text"])
 def test_e8_an_adapter_whose_files_are_not_to_be_seen_is_not_kept(how: str, tmp_path: Path) -> None:
     path = {"a hub's": "org/adapter", "not there": str(tmp_path / "no"), "no text": "\0"}.get(how)
@@ -327,6 +333,7 @@ def test_e8_an_adapter_whose_files_are_not_to_be_seen_is_not_kept(how: str, tmp_
     assert root_of().start(lora, None) is None
 
 
+@pytest.mark.law("E8")
 def test_e8_a_home_is_found_as_vllm_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +346,7 @@ def test_e8_a_home_is_found_as_vllm_finds_it(
     assert root.start(lora, None) is None
 
 
+@pytest.mark.law("E8")
 def test_e8_where_adapters_come_at_run_time_files_younger_than_the_engine_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +370,7 @@ def test_a_session_that_waits_for_more_is_not_kept(front: Front) -> None:
     assert found(front) == SIZE, "as far as it was computed"
 
 
+@pytest.mark.law("E9")
 def test_e9_what_runs_at_a_reset_below_stows_nothing_afterwards(front: Front) -> None:
     one = front.request("one", list(range(13)))
     front.begin(one, [1, 2, 3])
@@ -395,6 +404,7 @@ def test_deadlines_pass_where_nobody_reports_anything(monkeypatch: pytest.Monkey
     front.worker.shutdown()
 
 
+@pytest.mark.law("E8")
 def test_every_load_in_place_is_another_version_and_stays_that() -> None:
     root = root_of()
 
@@ -408,6 +418,7 @@ def test_every_load_in_place_is_another_version_and_stays_that() -> None:
     assert now(again=True) not in {first, second}
 
 
+@pytest.mark.law("E8")
 def test_an_adapter_whose_files_have_changed_is_not_kept_before_vllm_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -440,6 +451,7 @@ def test_an_adapter_whose_files_have_changed_is_not_kept_before_vllm_is_told(
     front.worker.shutdown()
 
 
+@pytest.mark.law("E8")
 def test_a_hash_that_is_too_short_to_stand_for_tokens_is_refused() -> None:
     with pytest.raises(by.Unsupported, match=r"16 bytes.*sha256"):
         root_of().keys([b"0" * 16], root_of().start(None, None))

@@ -56,6 +56,7 @@ def plain(left: Floats, right: Any) -> Floats:
     return made
 
 
+@pytest.mark.law("4.7-42")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_has_the_bits_that_it_has_alone_in_any_place_of_any_number(
     shape: tuple[int, int],
@@ -85,6 +86,7 @@ def test_what_stands_in_other_rows_does_not_come_in() -> None:
             assert plain(rows, right)[4].tobytes() == plain(row, right).tobytes()
 
 
+@pytest.mark.law("4.7-42")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("values", [drawn, near_the_most])
 def test_in_whatever_order_terms_are_added_the_sum_is_the_same(
@@ -185,6 +187,7 @@ def one_digit_short(left: Any, right: Any, out: Any) -> None:
     out[...] = (out + 2 * abs(out)) - 2 * abs(out)
 
 
+@pytest.mark.law("4.7-42")
 @pytest.mark.parametrize(
     "matmul", [narrow, narrow_at_the_end, narrow_in_the_last_row_of_16, one_digit_short]
 )
@@ -193,6 +196,7 @@ def test_a_blas_that_rounds_its_sums_is_refused_when_the_engine_starts(matmul: A
         Model(ModelConfig(), xp=Other(matmul=matmul))
 
 
+@pytest.mark.law("4.7-42")
 @pytest.mark.parametrize("name", ["exp", "log"])
 def test_a_function_whose_bits_depend_on_the_place_is_refused(name: str) -> None:
     def strayed(values: Any) -> Any:

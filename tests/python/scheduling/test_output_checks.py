@@ -15,6 +15,7 @@ from yard import text
 # -- what a step computes -------------------------------------------------------------------------
 
 
+@pytest.mark.law("T6")
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> None:
     """Of a row with drafts, every position counts (T6)."""
@@ -28,6 +29,7 @@ def test_chunks_have_of_the_budget_what_rows_that_decode_leave(drafts: int) -> N
     loop.finish()
 
 
+@pytest.mark.law("4.5-30")
 @pytest.mark.parametrize("accept", [1, 3])
 def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int) -> None:
     loop = Loop(num_speculative_tokens=3, accept=accept)
@@ -39,6 +41,7 @@ def test_a_row_that_decodes_samples_whatever_room_it_has_for_drafts(accept: int)
     loop.finish()
 
 
+@pytest.mark.law("T35")
 def test_a_request_with_its_last_token_in_flight_computes_nothing_more() -> None:
     """The row has no position left, and asks for no room (T35)."""
     loop = Loop()
@@ -157,6 +160,7 @@ def test_one_too_large_for_now_gives_the_room_of_its_ticket_to_others() -> None:
     assert loop.results["large"].tokens.tolist() == continuation("large", 110, 8)
 
 
+@pytest.mark.law("INV-25")
 @pytest.mark.parametrize("host", [0, 32])
 @pytest.mark.parametrize("stops", ["acked", "in-order"])
 def test_a_running_request_that_fills_a_device_made_smaller_waits_and_loses_no_token(
@@ -196,6 +200,7 @@ def test_rows_that_cannot_leave_a_device_made_smaller_wait_in_their_seats() -> N
         assert loop.results[name].tokens.tolist() == continuation(name, 6, 20)
 
 
+@pytest.mark.law("4.5-33")
 def test_a_request_that_is_not_there_is_refused_by_name() -> None:
     loop = Loop()
     for verb in (loop.scheduler.abort, loop.scheduler.explain):
@@ -248,6 +253,7 @@ BAD: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.law("4.6-39")
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
     loop = Loop(max_num_batched_tokens=6)
@@ -270,6 +276,7 @@ def test_a_bad_output_is_named_and_nothing_of_it_is_taken(what: str) -> None:
         assert loop.results[name].tokens.tolist() == continuation(name, prompt, 9)
 
 
+@pytest.mark.law("4.6-39")
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -17,9 +17,10 @@ from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
 from proving import Bytes, prove, undisturbed
 
-SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))
+SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "12"))
 
 
+@pytest.mark.law("R3-2", "4.7-42")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_request_loses_a_token_under_pressure(seed: int) -> None:
     seen = prove(seed)

@@ -65,6 +65,7 @@ def answers(cache: by.KVCache, leases: list[by.Lease]) -> list[Any]:
     return said
 
 
+@pytest.mark.law("INV-17")
 @given(reports())
 @profile(60)
 def test_the_order_of_outcomes_within_a_commit_decides_nothing(
@@ -167,6 +168,7 @@ CHANGES: dict[str, Callable[[by.KVCache, list[int]], object]] = {
 }
 
 
+@pytest.mark.law("INV-17")
 def test_whatever_can_change_an_answer_changes_it_and_no_two_alike() -> None:
     seen: dict[int, str] = {}
     for name, change in CHANGES.items():

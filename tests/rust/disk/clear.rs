@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Law: INV-31
 #[test]
 fn inv_31_what_was_asked_for_before_a_clear_is_below_its_floor_however_late_it_is_written() {
     let (payloads, table) = paper();
@@ -30,6 +31,7 @@ fn inv_31_what_was_asked_for_before_a_clear_is_below_its_floor_however_late_it_i
     assert_eq!(stamps, [(70, true), (71, true), (72, false)]);
 }
 
+/// Law: INV-31
 #[test]
 fn inv_31_nothing_is_acknowledged_before_what_was_cleared_is_durable() {
     let (payloads, table) = paper();
@@ -56,6 +58,7 @@ fn inv_31_nothing_is_acknowledged_before_what_was_cleared_is_durable() {
     assert!(!lane.state().clearing);
 }
 
+/// Law: INV-31
 #[test]
 fn inv_31_no_power_cut_undoes_a_clear() {
     let (payloads, table) = paper();
@@ -91,6 +94,7 @@ impl Epochs for Full {
     }
 }
 
+/// Law: INV-31
 #[test]
 fn inv_31_while_a_clear_cannot_be_noted_nothing_is_acknowledged() {
     let (payloads, table) = paper();
@@ -101,6 +105,7 @@ fn inv_31_while_a_clear_cannot_be_noted_nothing_is_acknowledged() {
     assert!(lane.state().clearing);
 }
 
+/// Law: INV-31
 #[test]
 fn inv_31_a_floor_that_cannot_be_noted_is_tried_again() {
     let (payloads, table) = paper();

@@ -195,6 +195,7 @@ fn what_a_lane_has_written_it_reads() {
     }
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_what_a_lane_reports_as_written_outlives_a_power_cut() {
     let (payloads, table) = paper();
@@ -233,6 +234,7 @@ fn many_blocks_at_once_are_all_there() {
     assert_eq!(landed(&lane, 1), [whole(512, 512)]);
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
     static CLOCK: Clock = Clock::new();
@@ -266,6 +268,7 @@ fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
     assert_eq!(landed(&lane, 1), [whole(4, 1)]);
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_block() {
     static CLOCK: Clock = Clock::new();
@@ -303,6 +306,7 @@ fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_blo
     }
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_what_could_not_be_synced_is_not_reported_as_written() {
     let (payloads, table) = paper();
@@ -389,6 +393,7 @@ impl Medium for Hanging {
     }
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_copy_that_hangs_is_given_up_and_touches_no_memory_afterwards() {
     let (blocks, told) = hanging();
@@ -488,6 +493,7 @@ fn given_up_at_its_memory(in_time: bool, leaves: Duration) -> bool {
     true
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_what_hangs_is_not_written_over_what_was_written_after_it() {
     let (blocks, told) = hanging();
@@ -517,6 +523,7 @@ fn inv_27_what_hangs_is_not_written_over_what_was_written_after_it() {
     assert_eq!(restored.len(), 1, "what was given up is not found again");
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_a_slot_whose_record_is_on_its_way_is_not_written_for_another_copy() {
     let (blocks, told) = hanging();
@@ -538,6 +545,7 @@ fn inv_27_a_slot_whose_record_is_on_its_way_is_not_written_for_another_copy() {
     }
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_reads_go_on_where_writes_hang() {
     static CLOCK: Clock = Clock::new();
@@ -564,6 +572,7 @@ fn inv_32_reads_go_on_where_writes_hang() {
     told.set(false, false);
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_lane_does_not_close_before_its_threads_have_ended() {
     let (blocks, told) = hanging();

@@ -58,6 +58,7 @@ mod tests {
     use crate::evict::life::{Hint, Life};
     use crate::evict::order::Order;
 
+    /// Law: INV-20h
     #[test]
     fn what_was_used_again_counts_as_younger_by_a_turnover() {
         let mut order = Bonus::new(100).expect("no memory is asked for");

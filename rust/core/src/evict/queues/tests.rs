@@ -256,6 +256,7 @@ fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
     assert_eq!(policy.victim(&|_| 0), Some(slot(0)));
 }
 
+/// Law: INV-20l
 #[test]
 fn what_a_resize_makes_the_next_victim_is_looked_at() {
     let mut policy: Queues<Bonus> = Queues::new(8, 8, true).unwrap();
