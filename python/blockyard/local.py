@@ -315,9 +315,9 @@ class LocalCache(KVCache):
     def _drop_planned(self) -> None:
         """Ends what is planned: nobody carries it out."""
         if not self.closed:
-            self._unsure = True
             Cache.dispatch(self)
-            self._give_back_lost()
+        # At a close that goes on after an interrupt, too.
+        self._give_back_lost()
 
     def _keep_order(self) -> None:
         lasting = self._crane.lasting

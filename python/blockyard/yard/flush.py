@@ -2,15 +2,17 @@
 
 import time
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Cache
 from blockyard.shared.layout import TierName
 from blockyard.shared.timings import Clock
 from blockyard.yard.offload import Offload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Flush"]
 
@@ -81,24 +83,24 @@ class Flush:
             return True
         flying = set(self._cache.dispatched())
         self._land(flying, self._tier)
-        if self._clock() >= self._end or self._failures >= _FAILURES:
-            self._over = True
-        elif not len(self._rest) and not flying:
-            self._begin(self._tier)
-        if self._over:
-            return False
-        return self._fill(self._tier) or bool(flying) or bool(len(self._rest))
+        while self._clock() < self._end and self._failures < _FAILURES:
+            if not len(self._rest) and not flying and not self._begin(self._tier):
+                break
+            if self._fill(self._tier) or flying:
+                return True
+        self._over = True
+        return False
 
     def left(self) -> int:
         """Returns how many blocks that a request finds above are not on the disk, durable."""
         return 0 if self._tier is None else len(self._cache.unwritten(self._tier))
 
-    def _begin(self, tier: TierName) -> None:
-        """Begins a pass, unless the one before has changed nothing."""
+    def _begin(self, tier: TierName) -> bool:
+        """Begins a pass; returns whether there is one: not where the last has changed nothing."""
         self._rest = self._cache.unwritten(tier)
-        left = len(self._rest)
-        self._over = left == 0 or (self._before is not None and left >= self._before)
+        left, before = len(self._rest), self._before
         self._before = left
+        return left > 0 and (before is None or left < before)
 
     def _fill(self, tier: TierName) -> bool:
         """Plans as much as may be in the air; returns whether anything was planned."""
@@ -118,7 +120,7 @@ class Flush:
     def _land(self, flying: set[int], tier: TierName) -> None:
         """Looks at what has ended."""
         for _ in range(len(self._air)):
-            flights, keys, blocks = self._air[0]
+            flights, keys, _ = self._air[0]
             if flights & flying:
                 self._air.rotate(-1)
                 continue

@@ -457,7 +457,7 @@ class SchedulerHalf:
         return flush.left()
 
     def _carry(self, carry: Callable[[StepOrders], Reports | None]) -> bool:
-        """Has a step's copies carried out, without a step of vLLM; returns whether any has ended."""
+        """Has copies carried out, without a step of vLLM; returns whether any has ended."""
         self._steps += 1
         now = self._run, self._cleared, self.cache.config.yard
         reports = carry(StepOrders(self._steps, self.connector.step(), set(), set(), *now))
