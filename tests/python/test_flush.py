@@ -334,7 +334,7 @@ def test_an_interrupt_of_a_flush_leaves_a_cache_that_goes_on(tmp_path: Path) -> 
 
 
 def planned(blocks: int, good: Callable[[int, int], int], **more: Any) -> tuple[list[int], int]:
-    """Writes so many blocks, each of a prompt; returns how long the plans are, and how much is left.
+    """Writes blocks, each of a prompt; returns how long the plans are, and how much is left.
 
     Args:
         blocks: Published.
@@ -433,3 +433,15 @@ def test_several_ranks_write_in_the_loop_of_their_scheduler(tmp_path: Path) -> N
     assert again.restored == 5 * BLOCKS
     for crane in again.cranes:
         crane.close()
+
+
+def test_a_loop_that_hands_nothing_out_ends_with_the_time() -> None:
+    cache, ticks = by.KVCache(device=9, host=8, block_size=SIZE, keyed=["host"]), iter(range(99))
+    lease = cache.begin(range(SIZE))
+    cache.seal(lease, SIZE)
+    flush = cache.flushing(until=20, clock=lambda: next(ticks))
+    while flush.plan():
+        pass
+    assert next(ticks) < 30
+    assert flush.left() == 1
+    cache.finish(lease)

@@ -76,15 +76,22 @@ class Flush:
         Returns:
             Whether to go on: carry out what is planned, and ask again.
         """
+        goes_on = self._plan()
+        if goes_on:
+            self._offload.skip()
+        return goes_on
+
+    def _plan(self) -> bool:
         if self._over or self._tier is None:
             return False
-        self._offload.skip()
         if self._cache.undispatched() is not None:
-            return True
+            return self._clock() < self._end
         flying = set(self._cache.dispatched())
         self._land(flying, self._tier)
         while self._clock() < self._end and self._failures < _FAILURES:
-            if not len(self._rest) and not flying and not self._begin(self._tier):
+            # What others have in the air may hang: the first pass does not wait for it.
+            ready = not flying or self._before is None
+            if not len(self._rest) and ready and not self._begin(self._tier):
                 break
             if self._fill(self._tier) or flying:
                 return True
