@@ -64,7 +64,8 @@ class Flush:
         self._rest: NDArray[np.uint8] = np.zeros((0, 32), np.uint8)
         """Keys that this pass has not planned yet."""
         self._before: int | None = None
-        """Blocks that were not written when this pass began."""
+        """Blocks that were not written when this pass began, where nothing was in the air then."""
+        self._passes = 0
         self._air: deque[tuple[frozenset[int], NDArray[np.uint8], int]] = deque()
         """What is in the air: flights, the keys of their blocks and others, and their number."""
         self._limit = _BLOCKS if block_bytes is None else max(_FIRST, _BYTES // block_bytes)
@@ -90,8 +91,8 @@ class Flush:
         self._land(flying, self._tier)
         while self._clock() < self._end and self._failures < _FAILURES:
             # What others have in the air may hang: the first pass does not wait for it.
-            ready = not flying or self._before is None
-            if not len(self._rest) and ready and not self._begin(self._tier):
+            ready = not len(self._rest) and (not flying or self._passes == 0)
+            if ready and not self._begin(self._tier, still=not flying):
                 break
             if self._fill(self._tier) or flying:
                 return True
@@ -102,11 +103,13 @@ class Flush:
         """Returns how many blocks that a request finds above are not on the disk, durable."""
         return 0 if self._tier is None else len(self._cache.unwritten(self._tier))
 
-    def _begin(self, tier: TierName) -> bool:
+    def _begin(self, tier: TierName, *, still: bool) -> bool:
         """Begins a pass; returns whether there is one: not where the last has changed nothing."""
         self._rest = self._cache.unwritten(tier)
         left, before = len(self._rest), self._before
-        self._before = left
+        # What was in the air when a pass began may be written by the next one.
+        self._before = left if still else None
+        self._passes += 1
         return left > 0 and (before is None or left < before)
 
     def _fill(self, tier: TierName) -> bool:

@@ -1,6 +1,5 @@
 //! Flush: what a clean stop copies to a tier that outlives the yard.
 
-use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, cat, config, text, three};
 use blockyard_core::{Config, Error, Key, Tier};
 
@@ -9,7 +8,10 @@ const HOST: Tier = Tier::HOST;
 const DISK: Tier = Tier::DISK;
 
 fn unwritten(yard: &Yard, to: Tier) -> Vec<Key> {
-    yard.cache.lock().unwritten(to).unwrap()
+    yard.cache
+        .lock()
+        .unwritten(to)
+        .expect("there is such a tier")
 }
 
 fn keys(yard: &Yard, texts: &[&[u32]]) -> Vec<Key> {
@@ -20,7 +22,8 @@ fn keys(yard: &Yard, texts: &[&[u32]]) -> Vec<Key> {
 /// Writes as much as there is room for, and lands it; returns from where.
 fn flush(yard: &Yard, to: Tier) -> Vec<Tier> {
     let keys = unwritten(yard, to);
-    let plans = yard.cache.lock().write_down(to, &keys).unwrap();
+    let plans = yard.cache.lock().write_down(to, &keys);
+    let plans = plans.expect("there is such a tier");
     yard.sound();
     yard.land(&plans);
     plans.iter().map(|plan| plan.from).collect()
