@@ -26,9 +26,10 @@ class Offload:
     those in flight.
     """
 
-    __slots__ = ("_tiers", "decided")
+    __slots__ = ("_skips", "_tiers", "decided")
 
     def __init__(self, config: Config) -> None:
+        self._skips = False
         self.decided = 0
         """How often it was asked: once per dispatch."""
         own = TIERS[1:-1] if config.engine else TIERS[:-1]
@@ -48,6 +49,9 @@ class Offload:
     def decide(self, cache: Cache) -> None:
         """Begins copies down, if any are due now."""
         self.decided += 1
+        if self._skips:
+            self._skips = False
+            return
         for tier, ahead, through, passed in self._tiers:
             if not through and cache.room(tier).free >= ahead:
                 continue
@@ -56,6 +60,10 @@ class Offload:
                 flying, _up = cache.blocks_in_flight(tier)
             if ahead > flying:
                 cache.demote(ahead - flying, tier=tier)
+
+    def skip(self) -> None:
+        """Has the next `decide` begin nothing: a flush is under way."""
+        self._skips = True
 
     def due(self, cache: Cache) -> bool:
         """Whether a watermark asks for copies now."""
