@@ -258,10 +258,10 @@ mutants: install $(VENV)/mutants.group  ## make mistakes in what differs from BA
 	$(BIN)/python .ci/mutate_python.py $(if $(SHARD),--shard $(SHARD),--base $(BASE))
 	@mkdir -p $(RUST_MUTANTS)
 	@$(if $(SHARD),,git diff $$(git merge-base $(BASE) HEAD) -- rust >$(RUST_MUTANTS)/changes.diff)
-	@cargo mutants --version >/dev/null 2>&1 || \
-		$(call skip,cargo-mutants,no cargo-mutants: 'cargo install --locked cargo-mutants'); \
+	@cargo mutants --version >/dev/null 2>&1 && cargo nextest --version >/dev/null 2>&1 || \
+		$(call skip,cargo-mutants,no cargo-mutants or no nextest: 'cargo install --locked cargo-mutants cargo-nextest'); \
 	CARGO_TARGET_DIR=$(CURDIR)/target/mutants/target NEXTEST_PROFILE=mutants \
-		cargo mutants $(if $(NEXTEST),--test-tool=nextest) --output $(RUST_MUTANTS) \
+		cargo mutants --output $(RUST_MUTANTS) \
 		$(if $(SHARD),--iterate --shard $(SHARD),--in-diff $(RUST_MUTANTS)/changes.diff); \
 	case $$? in 0|2|3) ;; *) exit 1;; esac # 2 and 3: some are not noticed, or take too long
 
