@@ -314,6 +314,10 @@ class Config:
             default = max(default, min(above, self.blocks_of(tier) // 4))
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
 
+    def gives_ahead(self, tier: str) -> bool:
+        """Whether `ahead` of a tier was given: it grows with the largest begin where it was not."""
+        return self.ahead is not None and of_tier(self.ahead, tier, None) is not None
+
     @property
     def copies_first(self) -> bool:
         """Whether copies on the host of what the device has used again go first."""

@@ -14,6 +14,7 @@ class _Watermark(NamedTuple):
     ahead: int
     through: bool
     passed: bool
+    given: bool
 
 
 class Offload:
@@ -24,6 +25,9 @@ class Offload:
     dropped, never waited for. The core skips what it has looked at before, so that every dispatch
     may ask. With "through", blocks go down when they come to the tier, and the watermark bounds
     those in flight.
+
+    A watermark that the configuration gives is kept as it is. Where it gives none, the core's grows
+    with the largest begin, and what is behind the next victims follows while nothing else goes down.
     """
 
     __slots__ = ("_tiers", "decided")
@@ -40,6 +44,7 @@ class Offload:
                 # By recency alone a block that is being copied counts as the next victim that it
                 # is; elsewhere it is passed over, so that others would be copied in its place.
                 passed=config.eviction != "recency" or (tier == "host" and config.copies_first),
+                given=config.gives_ahead(tier),
             )
             for tier in own
             if (ahead := config.ahead_of(tier))
@@ -48,7 +53,10 @@ class Offload:
     def decide(self, cache: Cache) -> None:
         """Begins copies down, if any are due now."""
         self.decided += 1
-        for tier, ahead, through, passed in self._tiers:
+        for tier, ahead, through, passed, given in self._tiers:
+            if not given:
+                cache.copy_ahead(ahead, tier=tier)
+                continue
             if not through and cache.room(tier).free >= ahead:
                 continue
             flying = 0

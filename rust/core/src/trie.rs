@@ -241,6 +241,12 @@ impl Trie {
         self.highest(node).is_none()
     }
 
+    /// Whether a tier below has something whose parent the node is.
+    pub(crate) fn is_prefix_below(&self, node: NodeIx) -> bool {
+        let mut below = Tier::DEVICE.below();
+        below.any(|tier| self.residency(node, tier).children > 0)
+    }
+
     pub(crate) fn parent(&self, node: NodeIx) -> Option<NodeIx> {
         self.nodes[node].parent.and_then(|id| self.live(id))
     }

@@ -99,6 +99,38 @@ impl Cache {
         Ok(plan?.map(Plan))
     }
 
+    /// Copies down what a tier may lose soon, if that is due now, as `dispatch` does by itself where
+    /// `Config.ahead` is None.
+    ///
+    /// A path goes down root first. As many of the next victims have a copy below as the largest begin
+    /// has taken so far, `least` if that is more; where nothing is on its way down, what is behind
+    /// them follows, the oldest first, `least` blocks at a time.
+    ///
+    /// Args:
+    ///     least: The fewest next victims that should have a copy below.
+    ///     tier: Where they are.
+    ///
+    /// Returns:
+    ///     The plan, which `dispatch` hands out too; None if there is nothing to copy.
+    ///
+    /// Raises:
+    ///     Misuse: A value is out of range, or there is no such tier.
+    #[pyo3(signature = (least, *, tier="device"))]
+    fn copy_ahead(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::blocks)] least: u32,
+        tier: &str,
+    ) -> PyResult<Option<Plan>> {
+        self.check_open()?;
+        let tier = arguments::tier(tier)?;
+        let plan = enter(py, &self.inner, least as usize, |state| {
+            state.limit(tier)?;
+            Ok(state.copy_ahead(tier, least))
+        });
+        Ok(plan?.map(Plan))
+    }
+
     /// Copies the part of a prefix that lies below a tier up to it, ahead of a request.
     ///
     /// Args:

@@ -1,5 +1,6 @@
 //! Demote: copies the next victims of a tier down, ahead of need, so that evicting them is free.
 
+use super::paths::Descent;
 use super::tier::opened_by;
 use super::{State, TierState};
 use crate::error::Result;
@@ -32,13 +33,18 @@ impl State {
     /// no nearer victim loses its own copy by it. It copies no more than `blocks` blocks, and passes
     /// over what it has looked at before. `None`: there is nothing to copy, or nowhere to copy it to.
     pub fn demote(&mut self, from: Tier, blocks: u32) -> Option<Plan> {
-        let to = self.tiers.next_below(from)?;
+        self.descend(from, blocks, blocks)
+    }
+
+    /// The same of the next `look` victims, of which no more than `blocks` are copied.
+    pub(super) fn descend(&mut self, from: Tier, blocks: u32, look: u32) -> Option<Plan> {
+        let to = self.tiers.next_below(from).filter(|_| blocks > 0)?;
         let flight = self.open_flight(from, to, Purpose::Below { parked: None });
         let mut moves = Vec::new();
-        let victims = self.unseen_victims(from, blocks);
+        let victims = self.unseen_victims(from, look);
         self.spare_copies(from, &victims);
         let waits = self.copy_fresh(blocks, flight, &mut moves);
-        self.copy_victims(&victims, blocks, flight, &mut moves);
+        self.copy_victims(&victims, (look, blocks), flight, &mut moves);
         self.ahead = victims;
         if let Some(id) = waits {
             self.tiers[from].descent.fresh.push_front(id);
@@ -79,7 +85,7 @@ impl State {
                 .live(id)
                 .filter(|&node| self.wants_copy(node, from));
             if let Some(node) = node
-                && !self.copy_one(node, flight, moves, spare)
+                && self.copy_path(node, flight, most as usize, moves, spare) == Descent::Waits
             {
                 return Some(id);
             }
@@ -113,12 +119,13 @@ impl State {
     fn copy_victims(
         &mut self,
         ahead: &[SlotIx],
-        blocks: u32,
+        (look, blocks): (u32, u32),
         flight: FlightIx,
         moves: &mut Vec<Move>,
     ) {
         let from = self.flights[flight].from;
         let most = blocks as usize;
+        let mut cut = None;
         // What the device has too needs no copy.
         let above = [Class::Copied, Class::Shadow].map(|class| Hold::Idle { class });
         // Asked for only where the tier below is full.
@@ -136,16 +143,23 @@ impl State {
             let done = node
                 .filter(|&node| self.lacks_copy(node, from))
                 .is_none_or(|node| {
+                    // Above the end of a path that is not copied there is more of it.
+                    if cut.is_some_and(|below| self.trie.parent(below) == Some(node)) {
+                        cut = Some(node);
+                        return true;
+                    }
                     let later = |state: &Self, other| {
                         let other = state.trie.slot(other, from);
                         other.is_none_or(|other| state.goes_before(from, slot, other, &passed))
                     };
-                    moves.len() < most && self.copy_from(node, slot, flight, moves, later)
+                    let descent = self.copy_path(node, flight, most, moves, later);
+                    cut = Some(node).filter(|_| descent == Descent::Cut);
+                    descent != Descent::Waits
                 });
             done && self.tiers[from].order.see(slot)
         });
         if whole && moves.is_empty() {
-            self.tiers[from].order.settle(most);
+            self.tiers[from].order.settle(look as usize);
         }
     }
 
@@ -226,7 +240,7 @@ impl State {
     }
 
     /// Whether its copy down from the tier has failed too often to be made ahead of need.
-    fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
+    pub(super) fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
         let failures = &self.tiers[tier].descent.failures;
         if failures.is_empty() {
             return false;

@@ -93,6 +93,8 @@ impl State {
             tags: _,
             parkings,
             headroom,
+            largest,
+            torn,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -108,7 +110,8 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
-        (counters, ghosts, lives, in_flight, parkings, headroom, done).hash(&mut digest);
+        (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
+        (headroom, largest, torn, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -365,6 +368,8 @@ mod tests {
         ("what is in flight", |s| s.in_flight[1][0] += 1),
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
+        ("the largest begin", |s| s.largest += 1),
+        ("whether a path is torn", |s| s.torn = true),
         ("the last step done", |s| s.done = Some(3)),
     ];
 

@@ -1,7 +1,7 @@
 //! Evict: drops exactly the deficit, from the front of the order, leaf first; and retires slots of a
 //! tier that has shrunk.
 
-use super::State;
+use super::{State, WritePolicy};
 use crate::evict::Evictability;
 use crate::id::{Link, NodeIx, SlotIx, Tier};
 use crate::index::Tag;
@@ -48,10 +48,22 @@ impl State {
         self.tell_gone(node, tier);
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
+        self.count_lost(node, tier);
         if !self.remove_if_gone(node) && tier == Tier::DEVICE {
             self.reclass_below(node);
         }
         parent
+    }
+
+    /// Counts a block that was evicted from a tier, where it leaves no copy that it should have.
+    fn count_lost(&mut self, node: NodeIx, tier: Tier) {
+        if self.trie[node].epoch != self.trie.epoch() || self.tiers.next_below(tier).is_none() {
+            return;
+        }
+        self.counters.dropped[tier.at()] += u64::from(self.trie.is_gone(node));
+        if self.config.write_of(tier) == WritePolicy::Through && !self.is_below(node, tier) {
+            self.counters.unwritten[tier.at()] += 1;
+        }
     }
 
     /// Removes a block from the trie that no tier has any more; whether it did.
@@ -66,6 +78,7 @@ impl State {
             return false;
         }
         let block = &self.trie[node];
+        self.torn |= block.epoch == self.trie.epoch() && self.trie.is_prefix_below(node);
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
             let uses = self.lives.of(node).life().uses();
             ghosts.remember(&block.key, uses);
@@ -113,6 +126,7 @@ impl State {
                 }
             }
             self.trie.residency_mut(node, tier).slot = None;
+            self.count_lost(node, tier);
             if self.remove_tagged(node, self.tags[at]) {
                 continue;
             }

@@ -25,6 +25,7 @@ mod land;
 mod lose;
 mod park;
 mod parked;
+mod paths;
 mod place;
 mod probe;
 mod promote;
@@ -33,6 +34,7 @@ mod restore;
 mod resume;
 mod runs;
 mod seal;
+mod stray;
 mod stow;
 mod stow_kept;
 mod tell;
@@ -150,6 +152,10 @@ pub struct State {
     parkings: u64,
     /// Device blocks promised for the growth of the running batch, and for no lease in particular.
     headroom: u32,
+    /// The most blocks that a begin has taken.
+    largest: u32,
+    /// Whether a block has left that others below had as their prefix: they go first from now on.
+    torn: bool,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -209,6 +215,8 @@ impl State {
             tags: Vec::new(),
             parkings: 0,
             headroom: 0,
+            largest: 0,
+            torn: false,
             done: None,
             climbed: 0,
             events: None,
@@ -272,6 +280,7 @@ impl State {
             flights: self.flights.len() as u64,
             blocks: self.trie.len() as u64,
             epoch: u64::from(self.trie.epoch()),
+            largest: u64::from(self.largest),
             counters: self.counters,
         }
     }

@@ -48,7 +48,11 @@ impl State {
     }
 
     /// The next victim of a tier, if it may go.
-    fn victim(&mut self, tier: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> Option<SlotIx> {
+    pub(super) fn victim(
+        &mut self,
+        tier: Tier,
+        may_go: &impl Fn(&Self, NodeIx) -> bool,
+    ) -> Option<SlotIx> {
         let victim = self.tiers[tier].victim(&self.lives)?;
         let node = self.node_in(tier, victim);
         node.is_none_or(|node| may_go(self, node)).then_some(victim)
@@ -73,6 +77,8 @@ impl State {
         if owed > 0 && parked {
             self.clear_the_way(node, to);
         }
+        let parent = self.trie.parent(node);
+        let may_go = |state: &Self, other| Some(other) != parent && may_go(state, other);
         let takes = 1 + self.shaded_by(node, to);
         if self.tiers[to].ledger.available() + i64::from(owed) < i64::from(takes)
             || (self.tiers[to].ledger.free() == 0 && self.victim(to, &may_go).is_none())

@@ -1,4 +1,4 @@
-//! Order and paths: INV-20 and 21.
+//! Order and paths: INV-20, 21 and 39.
 
 use super::{Check, Violation};
 use crate::evict::Evict;
@@ -35,7 +35,7 @@ impl State {
             // What a higher tier has needs none until it is dropped there, and is looked at again then.
             let class = Class::Copied;
             let spare = cell.hold == Hold::Idle { class };
-            if tier_state.order.seen(slot) && !spare && self.wants_copy(node, tier) {
+            if tier_state.order.seen(slot) && !spare && self.should_be_below(node, tier) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
@@ -141,6 +141,26 @@ impl State {
         if named != indexed {
             let detail = format!("the index names {indexed} blocks, and {named} have a key");
             return Err(self.violation("INV-3", Tier::DEVICE, SlotIx::default(), detail));
+        }
+        Ok(())
+    }
+
+    /// A copy whose prefix is nowhere goes before all others of its tier, after the next dispatch at the
+    /// latest (INV-39).
+    pub(super) fn reachable(&self) -> Check {
+        if self.torn {
+            return Ok(());
+        }
+        for (node, _) in self.strays() {
+            for tier in self.tiers.all() {
+                if let Some(slot) = self.trie.slot(node, tier)
+                    && let Hold::Idle { class } = self.hold(tier, slot)
+                    && class != Class::Cleared
+                {
+                    let detail = format!("its prefix is nowhere, and it is {class:?}");
+                    return Err(self.violation("INV-39", tier, slot, detail));
+                }
+            }
         }
         Ok(())
     }

@@ -1,0 +1,166 @@
+//! Paths: a block goes down only behind its prefix (INV-39). What of its path lacks a copy below is
+//! copied with it, the root first, so that where room or time ends it is the end that is not copied.
+//! Eviction is leaf first, so that it is the end, too, that is dropped.
+
+use super::{State, WritePolicy};
+use crate::evict::Evict;
+use crate::flight::Move;
+use crate::id::{Class, FlightIx, NodeIx, Tier};
+use crate::plan::Plan;
+use crate::pool::Hold;
+use crate::trie::Uses;
+
+/// How much of a path that was used once may take the place of what others would lose by it: this part
+/// of the tier below, and no fewer than these. So requests that never come back push out little of what
+/// does, and a path that comes back is copied further each time.
+const SHARE: u32 = 128;
+const FEWEST: u32 = 32;
+
+/// What became of a path that should go down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Descent {
+    /// All of it has a copy below, or one on its way there.
+    Whole,
+    /// The rest of it stays without a copy.
+    Cut,
+    /// The next of its blocks finds no room now, or the plan is full.
+    Waits,
+}
+
+/// Where an order keeps no account of what was looked at: so many of the next victims are, at least.
+const LOOK: u32 = 4096;
+
+impl State {
+    /// Copies down what a tier may lose soon, ahead of need, if that is due now; `least` is its watermark.
+    ///
+    /// As many of the next victims have a copy below as the largest begin has taken, `least` if that is
+    /// more: a begin takes them all at once. Where nothing is on its way down, what is behind them is
+    /// copied too, the oldest first, `least` blocks at a time.
+    pub fn copy_ahead(&mut self, from: Tier, least: u32) -> Option<Plan> {
+        self.tiers.next_below(from)?;
+        let below = self.tiers.below(from);
+        let flying: u32 = below.map(|to| self.in_flight[from.at()][to.at()]).sum();
+        let (ahead, air) = self.pace(from, least);
+        let due = self.config.write_of(from) == WritePolicy::Through
+            || self.tiers[from].ledger.free() < ahead;
+        let most = if due { air.saturating_sub(flying) } else { 0 };
+        let plan = self.descend(from, most, ahead);
+        if plan.is_some() || flying > 0 {
+            return plan;
+        }
+        let looked = self.tiers[from].order.looked();
+        let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * least));
+        self.descend(from, least, look.max(ahead))
+    }
+
+    /// How many of a tier's next victims should have a copy, and how many blocks may be on their way
+    /// down at once: those cannot be taken until they have landed, and the largest begin must find room
+    /// beside them.
+    pub(super) fn pace(&self, tier: Tier, least: u32) -> (u32, u32) {
+        let room = self.tiers[tier].pool.room();
+        let largest = self.largest.min(room);
+        if tier == Tier::DEVICE {
+            let air = (room / 4).min((room - largest) / 2);
+            (least.max(largest), least.max(air))
+        } else {
+            let ahead = largest.min(room / 4);
+            (least.max(ahead), least.max(ahead / 2))
+        }
+    }
+
+    /// Copies a block down with what of its path has no copy there, the root first, as far as the plan
+    /// has no more than `most` blocks. `may_go` is [`Self::copy_one`]'s.
+    pub(super) fn copy_path(
+        &mut self,
+        node: NodeIx,
+        flight: FlightIx,
+        most: usize,
+        moves: &mut Vec<Move>,
+        may_go: impl Fn(&Self, NodeIx) -> bool,
+    ) -> Descent {
+        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        if moves.len() >= most || !self.finds_room(to, &may_go) {
+            return Descent::Waits;
+        }
+        let mut path = std::mem::take(&mut self.nodes);
+        let mut descent = self.bare_path(node, from, &mut path);
+        let mut standing = None;
+        while descent == Descent::Whole
+            && let Some(next) = path.pop()
+        {
+            let earns = self.tiers[to].ledger.free() > 0 || {
+                let standing = standing.get_or_insert_with(|| self.standing(next));
+                *standing <= i64::from(FEWEST.max(self.tiers[to].pool.room() / SHARE))
+            };
+            standing = standing.map(|standing| standing + 1);
+            let goes = |state: &Self, other| {
+                may_go(state, other) && (earns || state.is_spare(other, to))
+            };
+            if moves.len() >= most {
+                descent = Descent::Waits;
+            } else if !self.copy_one(next, flight, moves, goes) {
+                descent = if earns || self.finds_room(to, &goes) {
+                    Descent::Waits
+                } else {
+                    Descent::Cut
+                };
+            }
+        }
+        self.nodes = path;
+        descent
+    }
+
+    /// The blocks of a path that have no copy below the tier, from this one up to the root: all are
+    /// ready there.
+    fn bare_path(&self, node: NodeIx, tier: Tier, path: &mut Vec<NodeIx>) -> Descent {
+        path.clear();
+        let mut at = Some(node);
+        while let Some(node) = at.filter(|&node| !self.is_below(node, tier)) {
+            if self.filling(node, tier).is_some() {
+                return Descent::Waits;
+            }
+            let alive = self.trie[node].epoch == self.trie.epoch();
+            if !alive || self.ready(node, tier).is_none() || self.is_hopeless(tier, node) {
+                return Descent::Cut;
+            }
+            path.push(node);
+            at = self.trie.parent(node);
+            if at.is_none() && self.trie[node].parent.is_some() {
+                return Descent::Cut;
+            }
+        }
+        Descent::Whole
+    }
+
+    /// How many blocks of a path have been used once, less those above them that have been used again.
+    fn standing(&self, node: NodeIx) -> i64 {
+        let (mut standing, mut at) = (0, Some(node));
+        while let Some(node) = at {
+            standing += if self.trie[node].uses == Uses::Repeated { -1 } else { 1 };
+            at = self.trie.parent(node);
+        }
+        standing
+    }
+
+    /// Whether no look ahead may have passed a block over that wants a copy: all of its path may be copied
+    /// whatever it costs. For the audit.
+    pub(super) fn should_be_below(&self, node: NodeIx, tier: Tier) -> bool {
+        let path = std::iter::successors(Some(node), |&node| self.trie.parent(node));
+        self.wants_copy(node, tier)
+            && path.take(FEWEST as usize + 1).count() <= FEWEST as usize
+            && self.bare_path(node, tier, &mut Vec::new()) == Descent::Whole
+    }
+
+    fn finds_room(&mut self, to: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> bool {
+        self.tiers[to].ledger.free() > 0 || self.victim(to, may_go).is_some()
+    }
+
+    /// Whether nothing is lost with a block's copy on the tier: it has another, or goes first in any case.
+    fn is_spare(&self, node: NodeIx, tier: Tier) -> bool {
+        let others = self.tiers.all().filter(|&other| other != tier);
+        let mut others = others.filter(|&other| self.ready(node, other).is_some());
+        let hold = self.trie.slot(node, tier).map(|slot| self.hold(tier, slot));
+        others.next().is_some()
+            || matches!(hold, Some(Hold::Idle { class }) if class <= Class::Ended)
+    }
+}
