@@ -27,24 +27,40 @@ pub enum WritePolicy {
     SecondTouch,
 }
 
+/// How far copies ahead go.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// How many are made at most.
+    pub(super) blocks: u32,
+    /// How many of the next victims are looked at.
+    pub(super) look: u32,
+    /// Whether what lacks a copy of a victim's path is copied first.
+    pub(super) paths: bool,
+}
+
 impl State {
     /// Copies down those of a tier's next `blocks` victims that have no copy below, or what else
     /// [`WritePolicy`] says, to the next lower tier that has slots: as far as its promises allow and
     /// no nearer victim loses its own copy by it. It copies no more than `blocks` blocks, and passes
     /// over what it has looked at before. `None`: there is nothing to copy, or nowhere to copy it to.
     pub fn demote(&mut self, from: Tier, blocks: u32) -> Option<Plan> {
-        self.descend(from, blocks, blocks)
+        let size = Ahead {
+            blocks,
+            look: blocks,
+            paths: false,
+        };
+        self.descend(from, size)
     }
 
-    /// The same of the next `look` victims, of which no more than `blocks` are copied.
-    pub(super) fn descend(&mut self, from: Tier, blocks: u32, look: u32) -> Option<Plan> {
-        let to = self.tiers.next_below(from).filter(|_| blocks > 0)?;
+    /// The same, so far ahead.
+    pub(super) fn descend(&mut self, from: Tier, size: Ahead) -> Option<Plan> {
+        let to = self.tiers.next_below(from).filter(|_| size.blocks > 0)?;
         let flight = self.open_flight(from, to, Purpose::Below { parked: None });
         let mut moves = Vec::new();
-        let victims = self.unseen_victims(from, look);
+        let victims = self.unseen_victims(from, size.look);
         self.spare_copies(from, &victims);
-        let waits = self.copy_fresh(blocks, flight, &mut moves);
-        self.copy_victims(&victims, (look, blocks), flight, &mut moves);
+        let waits = self.copy_fresh(size, flight, &mut moves);
+        self.copy_victims(&victims, size, flight, &mut moves);
         self.ahead = victims;
         if let Some(id) = waits {
             self.tiers[from].descent.fresh.push_front(id);
@@ -63,10 +79,11 @@ impl State {
     /// Copies what came to the tier, until a block finds no room; returns that block.
     fn copy_fresh(
         &mut self,
-        most: u32,
+        size: Ahead,
         flight: FlightIx,
         moves: &mut Vec<Move>,
     ) -> Option<Id<NodeIx>> {
+        let most = size.blocks as usize;
         let (from, to) = (self.flights[flight].from, self.flights[flight].to);
         // No block loses its last copy for it, and no next victim the copy that it needs soon.
         let copied = Hold::Idle {
@@ -77,7 +94,7 @@ impl State {
             state.trie.slot(other, from).is_none()
                 || below.is_some_and(|slot| state.hold(to, slot) == copied)
         };
-        while moves.len() < most as usize
+        while moves.len() < most
             && let Some(id) = self.tiers[from].descent.fresh.pop_front()
         {
             let node = self
@@ -85,12 +102,26 @@ impl State {
                 .live(id)
                 .filter(|&node| self.wants_copy(node, from));
             if let Some(node) = node
-                && self.copy_path(node, flight, most as usize, moves, spare) == Descent::Waits
+                && !self.copy_fresh_one(node, (flight, size), moves, spare)
             {
                 return Some(id);
             }
         }
         None
+    }
+
+    fn copy_fresh_one(
+        &mut self,
+        node: NodeIx,
+        (flight, size): (FlightIx, Ahead),
+        moves: &mut Vec<Move>,
+        may_go: impl Fn(&Self, NodeIx) -> bool,
+    ) -> bool {
+        if size.paths {
+            self.copy_path(node, flight, size.blocks as usize, moves, may_go) != Descent::Waits
+        } else {
+            self.copy_one(node, flight, moves, may_go)
+        }
     }
 
     /// Those of the next victims that were not looked at.
@@ -119,12 +150,12 @@ impl State {
     fn copy_victims(
         &mut self,
         ahead: &[SlotIx],
-        (look, blocks): (u32, u32),
+        size: Ahead,
         flight: FlightIx,
         moves: &mut Vec<Move>,
     ) {
         let from = self.flights[flight].from;
-        let most = blocks as usize;
+        let most = size.blocks as usize;
         let mut cut = None;
         // What the device has too needs no copy.
         let above = [Class::Copied, Class::Shadow].map(|class| Hold::Idle { class });
@@ -152,6 +183,10 @@ impl State {
                         let other = state.trie.slot(other, from);
                         other.is_none_or(|other| state.goes_before(from, slot, other, &passed))
                     };
+                    if !size.paths {
+                        return moves.len() < most
+                            && self.copy_from(node, slot, flight, moves, later);
+                    }
                     let descent = self.copy_path(node, flight, most, moves, later);
                     cut = Some(node).filter(|_| descent == Descent::Cut);
                     descent != Descent::Waits
@@ -159,7 +194,7 @@ impl State {
             done && self.tiers[from].order.see(slot)
         });
         if whole && moves.is_empty() {
-            self.tiers[from].order.settle(look as usize);
+            self.tiers[from].order.settle(size.look as usize);
         }
     }
 

@@ -2,6 +2,7 @@
 //! copied with it, the root first, so that where room or time ends it is the end that is not copied.
 //! Eviction is leaf first, so that it is the end, too, that is dropped.
 
+use super::demote::Ahead;
 use super::{State, WritePolicy};
 use crate::evict::Evict;
 use crate::flight::Move;
@@ -31,26 +32,51 @@ pub(super) enum Descent {
 const LOOK: u32 = 4096;
 
 impl State {
-    /// Copies down what a tier may lose soon, ahead of need, if that is due now; `least` is its watermark.
+    /// Copies down what a tier may lose soon, whole paths and the root first, if that is due now: while
+    /// fewer than `least` slots are free, so many of the next victims have a copy below.
     ///
-    /// As many of the next victims have a copy below as the largest begin has taken, `least` if that is
-    /// more: a begin takes them all at once. Where nothing is on its way down, what is behind them is
-    /// copied too, the oldest first, `least` blocks at a time.
-    pub fn copy_ahead(&mut self, from: Tier, least: u32) -> Option<Plan> {
+    /// Where it `grows`, as many have one as the largest begin has taken, if that is more: a begin takes
+    /// them all at once. And where nothing is on its way down, what is behind them is copied too, the
+    /// oldest first, `least` blocks at a time.
+    pub fn copy_ahead(&mut self, from: Tier, least: u32, grows: bool) -> Option<Plan> {
         self.tiers.next_below(from)?;
         let below = self.tiers.below(from);
         let flying: u32 = below.map(|to| self.in_flight[from.at()][to.at()]).sum();
-        let (ahead, air) = self.pace(from, least);
-        let due = self.config.write_of(from) == WritePolicy::Through
-            || self.tiers[from].ledger.free() < ahead;
-        let most = if due { air.saturating_sub(flying) } else { 0 };
-        let plan = self.descend(from, most, ahead);
-        if plan.is_some() || flying > 0 {
+        let (ahead, air) = if grows {
+            self.pace(from, least)
+        } else {
+            (least, least)
+        };
+        let through = self.config.write_of(from) == WritePolicy::Through;
+        let due = through || self.tiers[from].ledger.free() < ahead;
+        // Where a place says which goes first, what is being copied counts among the next victims.
+        let passed = through || !self.tiers[from].sorted;
+        let most = if grows || passed {
+            air.saturating_sub(flying)
+        } else {
+            air
+        };
+        let size = Ahead {
+            blocks: if due { most } else { 0 },
+            look: if passed {
+                ahead.saturating_sub(flying)
+            } else {
+                ahead
+            },
+            paths: true,
+        };
+        let plan = self.descend(from, size);
+        if plan.is_some() || flying > 0 || !grows {
             return plan;
         }
         let looked = self.tiers[from].order.looked();
         let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * least));
-        self.descend(from, least, look.max(ahead))
+        let size = Ahead {
+            blocks: least,
+            look: look.max(ahead),
+            paths: true,
+        };
+        self.descend(from, size)
     }
 
     /// How many of a tier's next victims should have a copy, and how many blocks may be on their way
@@ -93,9 +119,8 @@ impl State {
                 *standing <= i64::from(FEWEST.max(self.tiers[to].pool.room() / SHARE))
             };
             standing = standing.map(|standing| standing + 1);
-            let goes = |state: &Self, other| {
-                may_go(state, other) && (earns || state.is_spare(other, to))
-            };
+            let goes =
+                |state: &Self, other| may_go(state, other) && (earns || state.is_spare(other, to));
             if moves.len() >= most {
                 descent = Descent::Waits;
             } else if !self.copy_one(next, flight, moves, goes) {
@@ -136,7 +161,11 @@ impl State {
     fn standing(&self, node: NodeIx) -> i64 {
         let (mut standing, mut at) = (0, Some(node));
         while let Some(node) = at {
-            standing += if self.trie[node].uses == Uses::Repeated { -1 } else { 1 };
+            standing += if self.trie[node].uses == Uses::Repeated {
+                -1
+            } else {
+                1
+            };
             at = self.trie.parent(node);
         }
         standing

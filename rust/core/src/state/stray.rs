@@ -15,7 +15,8 @@ impl State {
     /// Has what has become a stray go first. It takes time in proportion to the blocks, and there is
     /// nothing to do unless a block has left before what stood on it.
     pub(super) fn mend(&mut self) {
-        if !std::mem::take(&mut self.torn) {
+        // What lies below of an engine's blocks may stand on what the engine has.
+        if !std::mem::take(&mut self.torn) || self.config.engine {
             return;
         }
         let mut strays = self.strays();
