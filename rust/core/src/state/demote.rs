@@ -54,7 +54,7 @@ impl State {
 
     /// The same, so far ahead.
     pub(super) fn descend(&mut self, from: Tier, size: Ahead) -> Option<Plan> {
-        let to = self.tiers.next_below(from).filter(|_| size.blocks > 0)?;
+        let to = self.tiers.next_below(from)?;
         let flight = self.open_flight(from, to, Purpose::Below { parked: None });
         let mut moves = Vec::new();
         let victims = self.unseen_victims(from, size.look);
@@ -307,7 +307,9 @@ impl State {
             }
             let lacks =
                 self.ready(node, Tier::DEVICE).is_some() && !self.is_below(node, Tier::DEVICE);
-            if lacks && !self.copy_one(node, flight, &mut moves, |_, _| true) {
+            let parent = self.trie.parent(node);
+            let others = |_: &Self, other| Some(other) != parent;
+            if lacks && !self.copy_one(node, flight, &mut moves, others) {
                 break;
             }
         }

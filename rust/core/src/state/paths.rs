@@ -65,7 +65,8 @@ impl State {
             },
             paths: true,
         };
-        let plan = self.descend(from, size);
+        let plan = (size.blocks > 0).then(|| self.descend(from, size));
+        let plan = plan.flatten();
         if plan.is_some() || flying > 0 || !grows {
             return plan;
         }
@@ -119,8 +120,13 @@ impl State {
                 *standing <= i64::from(FEWEST.max(self.tiers[to].pool.room() / SHARE))
             };
             standing = standing.map(|standing| standing + 1);
-            let goes =
-                |state: &Self, other| may_go(state, other) && (earns || state.is_spare(other, to));
+            // Its parent is the one block of its path that may be a leaf there.
+            let parent = self.trie.parent(next);
+            let goes = |state: &Self, other| {
+                Some(other) != parent
+                    && may_go(state, other)
+                    && (earns || state.is_spare(other, to))
+            };
             if moves.len() >= most {
                 descent = Descent::Waits;
             } else if !self.copy_one(next, flight, moves, goes) {

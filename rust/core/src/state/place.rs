@@ -77,8 +77,6 @@ impl State {
         if owed > 0 && parked {
             self.clear_the_way(node, to);
         }
-        let parent = self.trie.parent(node);
-        let may_go = |state: &Self, other| Some(other) != parent && may_go(state, other);
         let takes = 1 + self.shaded_by(node, to);
         if self.tiers[to].ledger.available() + i64::from(owed) < i64::from(takes)
             || (self.tiers[to].ledger.free() == 0 && self.victim(to, &may_go).is_none())

@@ -22,11 +22,9 @@ impl State {
         let mut strays = self.strays();
         strays.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
         for (node, _) in strays {
-            self.trie[node].class = Class::Cleared;
             for tier in self.tiers.below(Tier::DEVICE) {
                 if let Some(slot) = self.trie.slot(node, tier)
-                    && let Hold::Idle { class } = self.hold(tier, slot)
-                    && class != Class::Cleared
+                    && matches!(self.hold(tier, slot), Hold::Idle { class } if class != Class::Cleared)
                 {
                     self.enter(node, tier, slot, Class::Cleared);
                 }
@@ -34,19 +32,46 @@ impl State {
         }
     }
 
-    /// A stray has its prefix again.
-    pub(super) fn reach(&mut self, node: NodeIx) {
-        if self.trie[node].class != Class::Cleared {
+    /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
+    pub(super) fn reach(&mut self, path: &[NodeIx]) {
+        let Some(first) = path.iter().position(|&node| self.is_stray(node)) else {
             return;
-        }
-        self.trie[node].class = Class::Ordinary;
-        for tier in self.tiers.below(Tier::DEVICE) {
-            if let Some(slot) = self.trie.slot(node, tier)
-                && let Hold::Idle { .. } = self.hold(tier, slot)
-            {
-                self.reorder(node, tier, slot);
+        };
+        let torn = self.torn;
+        for &node in path[first..].iter().rev() {
+            for tier in self.tiers.below(Tier::DEVICE) {
+                if let Some(slot) = self.trie.slot(node, tier)
+                    && let Hold::Idle { .. } = self.hold(tier, slot)
+                {
+                    self.reorder(node, tier, slot);
+                }
             }
         }
+        if let Some(&above) = first.checked_sub(1).map(|above| &path[above]) {
+            for tier in self.tiers.below(Tier::DEVICE) {
+                self.move_to_back(above, tier);
+            }
+        }
+        self.torn = torn;
+    }
+
+    /// Whether the block is known as a stray.
+    fn is_stray(&self, node: NodeIx) -> bool {
+        let below = self.tiers.below(Tier::DEVICE);
+        let mut slots = below.filter_map(|tier| Some((tier, self.trie.slot(node, tier)?)));
+        let class = Class::Cleared;
+        self.trie[node].epoch == self.trie.epoch()
+            && slots.any(|(tier, slot)| self.hold(tier, slot) == Hold::Idle { class })
+    }
+
+    /// A copy of a block below becomes idle, or moves: it may be a stray that stands as any other then.
+    pub(super) fn note_stray(&mut self, node: NodeIx) {
+        let astray = match (self.trie[node].parent, self.trie.parent(node)) {
+            (Some(_), None) => true,
+            (_, Some(parent)) => self.is_stray(parent),
+            (None, None) => false,
+        };
+        self.torn |= astray;
     }
 
     /// Blocks of this epoch whose prefix is nowhere and not on its way, with how far they are from where

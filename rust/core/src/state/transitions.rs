@@ -303,8 +303,8 @@ impl State {
         if std::mem::take(&mut self.loose) {
             for pair in path.windows(2) {
                 self.link(pair[1], Some(pair[0]));
-                self.reach(pair[1]);
             }
+            self.reach(path);
         }
     }
 
@@ -321,7 +321,6 @@ impl State {
                     return alive == parent;
                 }
                 self.trie[node].parent = Some(self.trie.id(parent));
-                self.reach(node);
                 for tier in self.tiers.all() {
                     if self.trie.slot(node, tier).is_some() {
                         self.count_child(node, tier, self.is_busy(node, tier));
