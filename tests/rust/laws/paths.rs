@@ -71,7 +71,7 @@ fn long_prompts_in_turn_are_found_again_where_a_tier_below_holds_them_all() {
                 let slots = &slots.slots;
                 // What was used once goes down no sooner than it is used again.
                 let least = if name.contains("SecondTouch") {
-                    0.8
+                    0.7
                 } else {
                     0.95
                 };
@@ -98,4 +98,96 @@ fn a_path_that_cannot_go_down_whole_goes_down_from_its_beginning() {
         yard.squeeze(20);
         assert_eq!(yard.hits(&prompt), [0, 5, 0], "{name}");
     });
+}
+
+#[test]
+fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_where_it_is_linked()
+{
+    for again in [false, true] {
+        let yard = Yard::new(8, 8);
+        let (torn, whole) = (text(1, 4), text(2, 2));
+        yard.publish(&torn);
+        yard.copy_down(2);
+        yard.publish_below(&whole);
+        assert_eq!(yard.hits(&torn), [0, 0, 0], "its beginning is nowhere");
+        assert_eq!(yard.cache.lock().unreachable(), 2);
+        yard.cache.lock().dispatch();
+        if again {
+            run_again(&yard, &torn);
+        }
+        yard.squeeze(yard.device().idle as u32);
+        // Room for the four that are free, and for two more.
+        let lease = yard.run(&text(3, 6));
+        yard.land(&[yard.demote_lease(&lease, 6)]);
+        yard.finish(lease);
+        let kept = if again { [0, 0, 0] } else { [0, 2, 0] };
+        assert_eq!(yard.hits(&whole), kept, "linked again: {again}");
+        assert_eq!(yard.cache.lock().unreachable(), 0);
+    }
+}
+
+#[test]
+fn what_never_comes_back_takes_little_from_what_does() {
+    let yard = Yard::new(200, 300);
+    let step = || step(&yard, 12);
+    let chats = || (0..12).map(|name| text(100 + name, 6));
+    let mut found = 0;
+    for turn in 0..6 {
+        for chat in chats() {
+            found = if turn > 2 {
+                found + run_again(&yard, &and_one(&chat))
+            } else {
+                run_again(&yard, &and_one(&chat));
+                0
+            };
+            step();
+        }
+        run_again(&yard, &text(turn + 1, 180));
+        (0..8).for_each(|_| drop(step()));
+    }
+    assert_eq!(found, 3 * 12 * 6 * 4, "whatever passed by in between");
+}
+
+#[test]
+fn what_is_lost_and_what_through_did_not_write_is_counted_by_tier() {
+    for write in WRITES {
+        let yard = Yard::of(Config {
+            write,
+            ..three(8, 4, 4)
+        });
+        let prompt = text(1, 6);
+        yard.publish(&prompt);
+        yard.land(&[yard.demote_lease(&yard.begin(&and_one(&prompt)).0, 2)]);
+        yard.squeeze(0);
+        let counters = yard.stats().counters;
+        assert_eq!((counters.dropped, counters.unwritten), ([0; 3], [0; 3]));
+        yard.squeeze(6);
+        let counters = yard.stats().counters;
+        let unwritten = if write == WritePolicy::Through { 4 } else { 0 };
+        assert_eq!(counters.dropped, [4, 0, 0], "two had a copy");
+        assert_eq!(counters.unwritten, [unwritten, 0, 0]);
+    }
+}
+
+#[test]
+fn as_many_next_victims_have_a_copy_as_the_largest_begin_has_taken() {
+    let yard = Yard::new(100, 200);
+    for name in 0..10 {
+        yard.publish(&text(name + 1, 10));
+    }
+    assert_eq!(yard.stats().largest, 10);
+    run_again(&yard, &text(50, 40));
+    assert_eq!(yard.stats().largest, 40);
+    let copied: u32 = (0..8)
+        .map(|_| {
+            step(&yard, 2)
+                .iter()
+                .map(|plan| plan.len() as u32)
+                .sum::<u32>()
+        })
+        .sum();
+    assert!(copied >= 40, "{copied}");
+    let before = yard.stats().counters.dropped[0];
+    run_again(&yard, &text(51, 40));
+    assert_eq!(yard.stats().counters.dropped[0], before, "nothing was lost");
 }

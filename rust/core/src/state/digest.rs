@@ -94,6 +94,7 @@ impl State {
             parkings,
             headroom,
             largest,
+            turn,
             torn,
             done,
             climbed: _,
@@ -111,7 +112,7 @@ impl State {
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, torn, done).hash(&mut digest);
+        (headroom, largest, turn, torn, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -369,6 +370,7 @@ mod tests {
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
         ("the largest begin", |s| s.largest += 1),
+        ("whose turn it is", |s| s.turn += 1),
         ("whether a path is torn", |s| s.torn = true),
         ("the last step done", |s| s.done = Some(3)),
     ];

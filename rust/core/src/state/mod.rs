@@ -154,6 +154,8 @@ pub struct State {
     headroom: u32,
     /// The most blocks that a begin has taken.
     largest: u32,
+    /// The place of the running sequence that was copied down last, ahead of need.
+    turn: u32,
     /// Whether a block has left that others below had as their prefix: they go first from now on.
     torn: bool,
     /// The last step that the engine has done.
@@ -216,6 +218,7 @@ impl State {
             parkings: 0,
             headroom: 0,
             largest: 0,
+            turn: 0,
             torn: false,
             done: None,
             climbed: 0,

@@ -5,8 +5,8 @@
 use super::demote::Ahead;
 use super::{State, WritePolicy};
 use crate::evict::Evict;
-use crate::flight::Move;
-use crate::id::{Class, FlightIx, NodeIx, Tier};
+use crate::flight::{Move, Purpose};
+use crate::id::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
 use crate::plan::Plan;
 use crate::pool::Hold;
 use crate::trie::Uses;
@@ -30,6 +30,9 @@ pub(super) enum Descent {
 
 /// Where an order keeps no account of what was looked at: so many of the next victims are, at least.
 const LOOK: u32 = 4096;
+
+/// How many running sequences are looked at in one call.
+const LEASES: u32 = 16;
 
 impl State {
     /// Copies down what a tier may lose soon, whole paths and the root first, if that is due now: while
@@ -77,7 +80,57 @@ impl State {
             look: look.max(ahead),
             paths: true,
         };
-        self.descend(from, size)
+        let plan = self.descend(from, size);
+        if plan.is_some() || from > Tier::DEVICE {
+            return plan;
+        }
+        self.descend_running(least)
+    }
+
+    /// Copies what running sequences have published, some of them in turn: where they hold nearly all of
+    /// the device, what they leave is taken as soon as they end.
+    fn descend_running(&mut self, most: u32) -> Option<Plan> {
+        let to = self.tiers.next_below(Tier::DEVICE)?;
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Below { parked: None });
+        let (mut moves, most) = (Vec::new(), most as usize);
+        let places = self.leases.places() as u32;
+        for _ in 0..LEASES.min(places) {
+            self.turn = (self.turn + 1) % places;
+            let lease = LeaseIx::new(self.turn);
+            if moves.len() < most && self.leases.occupied(lease) && !self.detached(lease) {
+                self.copy_running(lease, flight, most, &mut moves);
+            }
+        }
+        self.launch_if_any(flight, moves)
+    }
+
+    fn copy_running(
+        &mut self,
+        lease: LeaseIx,
+        flight: FlightIx,
+        most: usize,
+        moves: &mut Vec<Move>,
+    ) {
+        let record = &self.leases[lease];
+        // What has a copy stands before what has none.
+        let (mut first, mut end) = (0, record.sealed);
+        while first < end {
+            let middle = first.midpoint(end);
+            match self.published(record, middle) {
+                Some(node) if self.is_below(node, Tier::DEVICE) => first = middle + 1,
+                _ => end = middle,
+            }
+        }
+        let alone = |state: &Self, other| state.trie.slot(other, Tier::DEVICE).is_none();
+        for block in first..record.sealed {
+            let node = self.published(&self.leases[lease], block);
+            let Some(node) = node.filter(|&node| self.wants_copy(node, Tier::DEVICE)) else {
+                return;
+            };
+            if self.copy_path(node, flight, most, moves, alone) != Descent::Whole {
+                return;
+            }
+        }
     }
 
     /// How many of a tier's next victims should have a copy, and how many blocks may be on their way
