@@ -4,7 +4,8 @@ Of the Python package only the second is checked here: its order is import-linte
 
 A crate of several files states its order in `lib.rs`, lowest first, in lines such as
 `//! layer: hash arena`. A module may use itself and the modules of the lines above its own; the
-others in its line are strangers. `--self-test` breaks each rule once and sees that it is noticed.
+others in its line are strangers. A folder whose `mod.rs` has such lines keeps that order too.
+`--self-test` breaks each rule once and sees that it is noticed.
 """
 
 import re
@@ -17,8 +18,10 @@ from planted import Fault, noticed
 MAX_LINES = 600
 COMMENT = re.compile(r"//.*")
 TESTS = re.compile(r"^#\[cfg\(test\)\]\n(?:#\[.*\]\n)*mod ", re.MULTILINE)
-# `crate::name` and `crate::{name, other::…}`; the same with `super::`, however often.
-PATH = re.compile(r"\b(crate|super(?:\s*::\s*super)*)\s*::\s*(?:(\w+|\*)|\{)")
+LAYER = re.compile(r"^//! layer: (.+)$", re.MULTILINE)
+# `crate::name` and `crate::{name, other::…}`; the same with `super::`, however often, and in a
+# folder with `crate::folder::`.
+PATH = r"\b({}|super(?:\s*::\s*super)*)\s*::\s*(?:(\w+|\*)|\{{)"
 TOKEN = re.compile(r"\w+|\*|[{},]")
 
 
@@ -40,13 +43,13 @@ def names_in_braces(code: str, start: int) -> Iterator[tuple[str, int]]:
             return
 
 
-def names_at_root(text: str, depth: int) -> Iterator[tuple[str, int]]:
-    """What a file `depth` modules below the crate's root uses of it, and in which line."""
+def names_at(root: str, text: str, depth: int) -> Iterator[tuple[str, int]]:
+    """What a file `depth` modules below the module `root` uses of it, and in which line."""
     code = COMMENT.sub("", text)
     tests = TESTS.search(code)
-    for path in PATH.finditer(code):
+    for path in re.finditer(PATH.format(root), code):
         in_tests = tests is not None and path.start() > tests.start()
-        if path[1] != "crate" and path[1].count("super") != depth + in_tests:
+        if path[1] != root and path[1].count("super") != depth + in_tests:
             continue
         found = [(path[2], path.start(2))] if path[2] else names_in_braces(code, path.end())
         for name, position in found:
@@ -65,32 +68,42 @@ def too_long_in_python(root: Path) -> Iterator[str]:
 def complaints(root: Path) -> Iterator[str]:
     """Every broken rule under `root`, as `file:line: what to do`."""
     yield from too_long_in_python(root)
+    for file in sorted(root.glob("rust/*/src/**/*.rs")):
+        length = TESTS.split(file.read_text())[0].count("\n")
+        if length > MAX_LINES:
+            where = file.relative_to(root)
+            yield f"{where}:{MAX_LINES}: {length} lines before the tests; split it by idea"
     for lib in sorted(root.glob("rust/*/src/lib.rs")):
-        source = lib.parent
-        lines = re.findall(r"^//! layer: (.+)$", lib.read_text(), re.MULTILINE)
-        layer = {module: height for height, line in enumerate(lines) for module in line.split()}
-        for file in sorted(source.rglob("*.rs")):
-            where, text = file.relative_to(root), file.read_text()
-            length = TESTS.split(text)[0].count("\n")
-            if length > MAX_LINES:
-                yield f"{where}:{MAX_LINES}: {length} lines before the tests; split it by idea"
-            if file == lib:
-                continue
-            place = file.relative_to(source).with_suffix("").parts
-            module, depth = place[0], len(place) - (place[-1] == "mod")
-            if module not in layer:
-                yield f"{where}:1: give `{module}` a place in the `//! layer:` lines of lib.rs"
-                continue
-            for name, line in names_at_root(text, depth):
-                if name not in layer:
-                    yield f"{where}:{line}: `{name}` is in no layer; name the module that has it"
-                elif name != module and layer[name] >= layer[module]:
-                    yield f"{where}:{line}: `{module}` may not use `{name}`; let one above do it"
+        yield from disordered(root, lib, "crate")
+        for face in sorted(lib.parent.glob("*/mod.rs")):
+            if LAYER.search(face.read_text()):
+                yield from disordered(root, face, f"crate::{face.parent.name}")
+
+
+def disordered(root: Path, face: Path, name: str) -> Iterator[str]:
+    """Every use that the order stated in `face`, the module `name`, forbids."""
+    lines = LAYER.findall(face.read_text())
+    layer = {module: height for height, line in enumerate(lines) for module in line.split()}
+    for file in sorted(face.parent.rglob("*.rs")):
+        if file == face:
+            continue
+        where = file.relative_to(root)
+        place = file.relative_to(face.parent).with_suffix("").parts
+        module, depth = place[0], len(place) - (place[-1] == "mod")
+        if module not in layer:
+            yield f"{where}:1: give `{module}` a place in the `//! layer:` lines of {face.name}"
+            continue
+        for used, line in names_at(name, file.read_text(), depth):
+            if used not in layer:
+                yield f"{where}:{line}: `{used}` is in no layer; name the module that has it"
+            elif used != module and layer[used] >= layer[module]:
+                yield f"{where}:{line}: `{module}` may not use `{used}`; let one above do it"
 
 
 CORE, BINDING = "rust/core/src/", "rust/py/src/"
 GOOD = {
-    f"{CORE}lib.rs": "//! layer: id\n//! layer: list hash\n//! layer: evict\npub use id::Id;\n",
+    f"{CORE}lib.rs": "//! layer: id\n//! layer: list hash\n//! layer: evict\n"
+    "//! layer: tiers\npub use id::Id;\n",
     f"{CORE}id.rs": "// crate::evict\nstruct Id;\n"
     "#[cfg(test)]\nmod tests {\n    use super::Id;\n}\n",
     f"{CORE}hash.rs": "use crate::{id::{A, list}, id::C};\n",
@@ -98,6 +111,10 @@ GOOD = {
     + "\n" * 500,
     f"{CORE}evict/mod.rs": "use super::list::List;\nuse crate::evict::heap;\n",
     f"{CORE}evict/heap.rs": "use super::Evict;\nuse super::super::id::Id;\n",
+    f"{CORE}tiers/mod.rs": "//! layer: pool keeps\n//! layer: trie\npub use trie::Trie;\n",
+    f"{CORE}tiers/pool.rs": "use crate::{evict::Evict, id::Id};\n",
+    f"{CORE}tiers/keeps.rs": "use crate::id::Id;\n",
+    f"{CORE}tiers/trie.rs": "use super::pool::Pool;\nuse crate::tiers::keeps::Keeps;\n",
     f"{BINDING}lib.rs": "//! layer: face\n//! layer: lease ticket\nuse crate::lease::Lease;\n",
     f"{BINDING}face.rs": "use blockyard_core::Cache;\n",
     f"{BINDING}lease.rs": "use crate::face::Cache;\n",
@@ -126,6 +143,12 @@ FAULTS = {
         ),
         ("past the module", f"{CORE}hash.rs", "use crate::Id;\n"),
         ("everything", f"{CORE}hash.rs", "use crate::*;\n"),
+        ("no place in a folder", f"{CORE}tiers/stray.rs", "\n"),
+        ("up in a folder", f"{CORE}tiers/pool.rs", "use super::trie::Trie;\n"),
+        ("up in a folder, by its name", f"{CORE}tiers/pool.rs", "use crate::tiers::trie::Trie;\n"),
+        ("sideways in a folder", f"{CORE}tiers/keeps.rs", "fn f() { super::pool::f() }\n"),
+        ("past the module in a folder", f"{CORE}tiers/pool.rs", "use crate::tiers::Trie;\n"),
+        ("up to a folder", f"{CORE}evict/heap.rs", "use crate::tiers::Trie;\n"),
         ("no order in the binding", f"{BINDING}lib.rs", "mod face;\n"),
         ("no place in the binding", f"{BINDING}stray.rs", "\n"),
         ("up in the binding", f"{BINDING}face.rs", "use crate::lease::Lease;\n"),

@@ -7,7 +7,7 @@ what, in which file:
     name = "2.2-9-a-load-does-not-wait-behind-others"
     law = "2.2-9"
     tests = ["test(=beginning::a_load_waits_behind_those_that_are_on_their_way_up)"]
-    file = "rust/core/src/cost.rs"
+    file = "rust/core/src/copies/cost.rs"
     find = '''
             let mut loading = queue.map(u128::from);'''
     replace = '''

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.engines.model import Model, ModelInput
-from blockyard.engines.weights import ModelConfig
+from blockyard.reference.model import Model, ModelInput
+from blockyard.reference.weights import ModelConfig
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.headroom import NoHeadroom
 from blockyard.scheduling.request import Result

@@ -8,12 +8,12 @@ from itertools import takewhile
 import numpy as np
 
 import blockyard as by
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.engines.connector import Connector
-from blockyard.engines.model import Model, ModelInput
-from blockyard.engines.weights import ModelConfig
-from blockyard.engines.worker import Worker
+from blockyard.reference.model import Model, ModelInput
+from blockyard.reference.weights import ModelConfig
 
 SIZE, LENGTH = 16, 120  # tokens of a block, and with how many a request ends
 

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from aiohttp import web
 
 import blockyard as by
-from blockyard.engines.model import Model
-from blockyard.engines.reference import alone
-from blockyard.engines.weights import ModelConfig
+from blockyard.reference.model import Model
+from blockyard.reference.reference import alone
+from blockyard.reference.weights import ModelConfig
 
 VOCABULARY = ModelConfig().vocabulary
 FRONT = web.AppKey("front", by.AsyncEngine)

@@ -1,5 +1,6 @@
 """Marks the modules that take long: `make check` leaves them out, `make test` runs them."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -7,22 +8,26 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent / "python" / "support"))
 
-# `blockyard.engines.vllm` needs vLLM, and `.sglang` SGLang, which only their users have.
+# `blockyard.connectors.vllm` needs vLLM, and `.sglang` SGLang, which only their users have.
 import sglang_stub  # noqa: F401
 import vllm_stub  # noqa: F401
 
 # Whole runs of an engine, an example, a replay, a browser or a bench, and long random histories.
 SLOW = {
+    "test_adopt_host",
     "test_bench_gpu",
     "test_bench_peers",
     "test_calibrate",
     "test_cli",
+    "test_cuda_copier",
     "test_deploy",
     "test_disk_faults",
     "test_dropped",
     "test_endings",
     "test_engine_example",
     "test_interrupted_copiers",
+    "test_interrupted_parking",
+    "test_interrupts",
     "test_kernels",
     "test_machine",
     "test_orders",
@@ -44,6 +49,7 @@ SLOW = {
     "test_simulator",
     "test_sweep",
     "test_sweep_cli",
+    "test_threads",
     "test_together",
     "test_workers",
 }
@@ -53,3 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps thousands of collected tests out of every `gc.collect` of a test."""
+    gc.collect()
+    gc.freeze()

@@ -62,7 +62,7 @@ class Reported:
         self.output: Any = import_module("vllm.v1.outputs").KVConnectorOutput
         if NAME == "blockyard":
             self.outcome: Any = import_module("blockyard").Outcome
-            self.reports: Any = import_module("blockyard.engines.vllm.messages").Reports
+            self.reports: Any = import_module("blockyard.connectors.vllm.messages").Reports
         else:
             path = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
             self.reports = import_module(path).OffloadingWorkerMetadata

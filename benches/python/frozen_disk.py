@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.engines.model import Model
-from blockyard.engines.weights import ModelConfig
 from blockyard.local import LocalCache
+from blockyard.reference.model import Model
+from blockyard.reference.weights import ModelConfig
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play

@@ -1,13 +1,15 @@
-"""`make bench-check`: has an operation of the core become dearer?
+"""`make bench-check`: has an operation of the core, or a step around it, become dearer?
 
-Compares what callgrind counts with `benches/rust/instructions.json`. A row that executes over 5 %
-more instructions fails; one that executes as many fewer asks for new figures, so that it stays so.
-`--update` writes them, for a commit that says why. Before it counts the rows, it plants changes and
-slows a row down, and sees that they are noticed.
+Compares what callgrind counts with `benches/rust/instructions.json`, and the bytecode of a step,
+where the Python is the same. A row that executes over 5 % more instructions fails; one that
+executes as many fewer asks for new figures, so that it stays so. `--update` writes them, for a
+commit that says why. Before it counts the rows, it plants changes and slows a row down, and sees
+that they are noticed.
 """
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import bytecodes
 import native
 
 FIGURES = Path(__file__).parents[1] / "rust" / "instructions.json"
@@ -37,6 +40,7 @@ class Figures:
     """Instructions per operation, and the code that they belong to."""
 
     compiler: str
+    python: str
     rows: dict[str, float]
 
     @classmethod
@@ -91,6 +95,11 @@ def count(program: str) -> tuple[dict[str, float], list[str]]:
     return rows, [row for row in ROWS if row not in rows]
 
 
+def interpreter() -> str:
+    """Returns the Python, whose versions each have a bytecode of their own."""
+    return f"{platform.python_implementation()} {'.'.join(platform.python_version_tuple()[:2])}"
+
+
 def skip(reason: str) -> int:
     """Returns the exit status: what a machine lacks is an error if BLOCKYARD_REQUIRE names it."""
     required = "valgrind" in os.environ.get("BLOCKYARD_REQUIRE", "").split()
@@ -111,8 +120,10 @@ def self_test(program: str) -> None:
     once, twice = (native.count(program, "match64", 1000, times).even for times in (1, 2))
     if once is None or twice is None or judge({"match64": once}, {"match64": once}).failures:
         raise RuntimeError("a row does not agree with itself")
-    if not judge({"match64": once}, {"match64": twice}).failures:
-        raise RuntimeError(f"a row of twice the work is not noticed: {once} -> {twice}")
+    step, steps = (bytecodes.count("step-idle", times) for times in (1, 2))
+    for one, both in ((once, twice), (step, steps)):
+        if not judge({"row": one}, {"row": both}).failures:
+            raise RuntimeError(f"a row of twice the work is not noticed: {one} -> {both}")
 
 
 def main() -> int:
@@ -127,12 +138,18 @@ def main() -> int:
     rows, uneven = count(program)
     for row in uneven:
         print(f"bench-check: {row}: not compared, this valgrind shows what some processors lack")
+    if interpreter() == known.python or update:
+        rows |= {row: round(bytecodes.count(row), 1) for row in bytecodes.ROWS}
+    else:
+        uneven += bytecodes.ROWS
+        print(f"bench-check: steps: not compared, their figures are those of {known.python}")
     verdict = judge({row: known.rows[row] for row in known.rows if row not in uneven}, rows)
     for line in (*verdict.notes, *verdict.failures):
         print(f"bench-check: {line}")
     if update:
         kept = known.rows | rows
-        Figures(here, {row: kept[row] for row in ROWS if row in kept}).write()
+        order = (*ROWS, *bytecodes.ROWS)
+        Figures(here, interpreter(), {row: kept[row] for row in order if row in kept}).write()
         print(f"bench-check: new figures in {FIGURES.name}; say why in the commit")
         return 0
     if verdict.failures or verdict.notes:

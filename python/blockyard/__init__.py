@@ -73,13 +73,13 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from blockyard.scheduling.async_engine import AsyncEngine
+    from blockyard.serving.async_engine import AsyncEngine
 else:
 
     def __getattr__(name: str) -> object:
         """Imports what needs asyncio when it is used: most programs do not."""
         if name == "AsyncEngine":
-            from blockyard.scheduling.async_engine import AsyncEngine  # noqa: PLC0415 - see above
+            from blockyard.serving.async_engine import AsyncEngine  # noqa: PLC0415 - see above
 
             return AsyncEngine
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,13 +18,14 @@ from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.owner import owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.restored import Restored
-from blockyard.shared.stall import Clock, Fact, Rule
 from blockyard.shared.stats import Stat
+from blockyard.shared.timings import Clock
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
 from blockyard.yard.explain import Explanation
+from blockyard.yard.flights import PendingCopies
 from blockyard.yard.handshake import agree
 
 __all__ = ["LocalCache", "local"]
@@ -125,7 +126,7 @@ class LocalCache(KVCache):
         outcomes = traffic.poll()
         ended = self._take(outcomes, done, self._now + 1)
         traffic.told(outcomes)
-        if any(outcome.cause is Cause.FAILED for outcome in outcomes):
+        if outcomes and any(outcome.cause is Cause.FAILED for outcome in outcomes):
             self._dead = withdraw_dead(self, self._crane.lasting.dead(), self._dead)
         self._submit()
         return ended
@@ -195,15 +196,15 @@ class LocalCache(KVCache):
         return replace(found, lines=(*found.lines, *self._crane.lasting.troubles()))
 
     @override
-    def standing(self) -> list[Fact]:
-        """Returns what is a stall where it stays as it is, of the crane too.
+    def pending_copies(self) -> PendingCopies:
+        """Returns what waits for a call, as `KVCache.pending_copies`, of the crane too.
 
-        A copy that a disk does not end is none: it is given up in time, and the log says so then.
+        A copy that a disk does not end is left out: it is given up in time, and the log says so.
         """
-        facts = super().standing()
-        if any(fact.rule is Rule.NO_OUTCOME for fact in facts) and self._crane.lasting.busy:
-            facts = [fact for fact in facts if fact.rule is not Rule.NO_OUTCOME]
-        return facts + self._crane.standing()
+        pending, crane = super().pending_copies(), self._crane
+        if pending.unreported is not None and crane.lasting.busy:
+            pending = pending._replace(unreported=None)
+        return pending._replace(unpolled=(crane.in_flight, crane.traffic.polls))
 
     @override
     def measure(self, clock: Clock = time.monotonic) -> None:

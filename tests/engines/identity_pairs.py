@@ -198,8 +198,8 @@ def identity(chosen: dict[str, Any], root: Path) -> tuple[Any, ...]:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    from blockyard.engines.vllm.engine_facts import facts
-    from blockyard.engines.vllm.settings import Settings
+    from blockyard.connectors.vllm.engine_facts import facts
+    from blockyard.connectors.vllm.settings import Settings
     from simulated_setup import layers
 
     extra = {"host": 64, "disk": 64, "disk_path": str(root / "kv")}

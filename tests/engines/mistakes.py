@@ -6,12 +6,12 @@ from typing import Any
 
 import cases
 from blockyard._core import Misuse
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.vllm.identity import Root
+from blockyard.connectors.vllm.resets import Resets
+from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
+from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers.checked import Checksums
-from blockyard.engines.connector import Connector
-from blockyard.engines.vllm.identity import Root
-from blockyard.engines.vllm.resets import Resets
-from blockyard.engines.vllm.scheduler_half import SchedulerHalf
-from blockyard.engines.worker import Worker
 from blockyard.shared.plan import Cause
 from blockyard.yard.cache import KVCache
 from seeds import Game

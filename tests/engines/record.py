@@ -1,4 +1,4 @@
-"""Writes what the connector touches of vLLM into `tests/python/engines/vllm_0_33.json`.
+"""Writes what the connector touches of vLLM into `tests/python/connectors/vllm_0_33.json`.
 
     python record.py [--check]
 
@@ -41,7 +41,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
-FILE = Path(__file__).parents[1] / "python" / "engines" / "vllm_0_33.json"
+FILE = Path(__file__).parents[1] / "python" / "connectors" / "vllm_0_33.json"
 
 
 def names(kind: Any) -> list[str]:

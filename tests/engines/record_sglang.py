@@ -1,4 +1,4 @@
-"""Writes the options of SGLang into `tests/python/engines/sglang_0_5_23.json`.
+"""Writes the options of SGLang into `tests/python/connectors/sglang_0_5_23.json`.
 
     python record_sglang.py [--check]
 
@@ -14,7 +14,7 @@ import sglang
 from sglang.srt.arg_groups.arg_utils import namespace_of
 from sglang.srt.server_args import ServerArgs
 
-FILE = Path(__file__).parents[1] / "python" / "engines" / "sglang_0_5_23.json"
+FILE = Path(__file__).parents[1] / "python" / "connectors" / "sglang_0_5_23.json"
 
 
 def main() -> int:

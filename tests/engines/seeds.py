@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from vllm.lora.request import LoRARequest
 
+from blockyard.connectors.vllm.messages import Reports
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.checked import CheckedCopier, Checksums
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.engines.vllm.messages import Reports
 from blockyard.testing import Script, ScriptedCopier
 from simulated_model import SIZE, Engine, Wrong, adapter_path, start_of, undisturbed
 

@@ -27,9 +27,9 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from blockyard.connectors.vllm import Blockyard
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.engines.vllm import Blockyard
 from blockyard.testing.engine import chained, sampled
 from simulated_setup import DRAFTS, SIZE, layers, settings
 

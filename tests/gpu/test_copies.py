@@ -23,6 +23,7 @@ LAYERED = LAYOUTS["layer-first"]
 BOTH = LAYOUTS["fp8 with scales, layer-first"]
 
 
+@pytest.mark.law("4.4-28")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bytes_come_exactly_and_nothing_else_changes(rig: Rig, layout: str, method: str) -> None:
@@ -51,6 +52,7 @@ def test_every_width_of_a_piece_is_copied_whole(gpu: Rig, bytes_: int) -> None:
     pair.check()
 
 
+@pytest.mark.law("4.4-28")
 @pytest.mark.parametrize("method", METHODS)
 def test_thousands_of_scattered_blocks_come_exactly(rig: Rig, method: str) -> None:
     layout = KVLayout.llama(2, 1, 4, block_size=2, order="layer-first")
@@ -63,6 +65,7 @@ def test_thousands_of_scattered_blocks_come_exactly(rig: Rig, method: str) -> No
     pair.check()
 
 
+@pytest.mark.law("4.4-28")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", ["page-first", "fp8 with scales, layer-first"])
 def test_copies_that_meet_in_a_slot_come_in_the_order_of_their_start(
@@ -75,6 +78,7 @@ def test_copies_that_meet_in_a_slot_come_in_the_order_of_their_start(
     pair.check()
 
 
+@pytest.mark.law("4.4-28")
 def test_a_copy_is_seen_under_way_until_it_has_ended(gpu: Rig) -> None:
     pair = gpu.pair(KVLayout.preset("llama-3-8b"), 16, 16)
     gpu.hold()
@@ -94,6 +98,7 @@ def given(gpu: Rig, pair: Pair, work: Callable[[int], object]) -> None:
     pair.wanted["device"] = gpu.held(pair.device)
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("method", METHODS)
 def test_what_the_engine_still_writes_is_copied_down_when_it_is_there(
     gpu: Rig, method: str
@@ -117,6 +122,7 @@ def test_what_the_engine_still_writes_is_copied_down_when_it_is_there(
     pair.check()
 
 
+@pytest.mark.law("INV-6")
 def test_what_the_engine_still_reads_is_not_overwritten_by_what_comes_up(gpu: Rig) -> None:
     pair = gpu.pair(BOTH)
 
@@ -148,6 +154,7 @@ def test_after_join_the_engine_reads_what_comes_up(gpu: Rig, layers: int) -> Non
     pair.check()
 
 
+@pytest.mark.law("4.4-28")
 def test_after_join_of_a_layer_the_engine_reads_that_layer(gpu: Rig) -> None:
     pair = gpu.pair(LAYERED, layers=3)
     copier: Any = pair.copier
@@ -165,6 +172,7 @@ def test_after_join_of_a_layer_the_engine_reads_that_layer(gpu: Rig) -> None:
     pair.check()
 
 
+@pytest.mark.law("INV-6")
 def test_while_a_graph_is_captured_copies_go_on_and_none_begins(gpu: Rig) -> None:
     pair = gpu.pair(LAYERED)
     copier: Any = pair.copier
@@ -206,6 +214,7 @@ def test_a_full_queue_takes_nothing_until_something_has_ended(gpu: Rig) -> None:
     pair.check()
 
 
+@pytest.mark.law("INV-6")
 def test_tables_of_slots_are_used_again_only_when_they_were_read(gpu: Rig) -> None:
     pair = gpu.pair(LAYERED, 80, 80, thresholds=KERNEL)
     chance = np.random.default_rng(3)
@@ -274,6 +283,7 @@ def test_a_tier_of_the_engines_tensors_is_copied_as_its_own(gpu: Rig) -> None:
         one.free()
 
 
+@pytest.mark.law("INV-6")
 def test_a_copy_past_its_deadline_is_quarantined_and_comes_back_when_it_has_ended(
     gpu: Rig,
 ) -> None:

@@ -48,6 +48,8 @@ from aiohttp import web
 sys.path.insert(0, {folder!r})
 import server
 async def main():
+    # On a busy machine a slow callback is no fault.
+    asyncio.get_running_loop().slow_callback_duration = 60
     runner = web.AppRunner(server.make_app(device=16, host=16), handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -210,9 +212,9 @@ def test_an_idle_engine_whose_event_loop_has_ended_ends_its_thread() -> None:
     said = run(
         """
         import asyncio
-        from blockyard.engines.model import Model
-        from blockyard.engines.reference import alone
-        from blockyard.engines.weights import ModelConfig
+        from blockyard.reference.model import Model
+        from blockyard.reference.reference import alone
+        from blockyard.reference.weights import ModelConfig
         model = Model(ModelConfig())
         cache, engine = alone(model, by.Config(layout=model.config.layout(), device=16))
         scheduler = by.Scheduler(cache, by.SchedulerOptions(stops=engine.stops))

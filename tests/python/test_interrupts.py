@@ -55,7 +55,7 @@ def test_a_close_that_times_out_is_called_again_and_leaves_nothing_open(
     (crane,), (copier,) = ranks.cranes, ranks.copiers
     device: Any = crane.device
     slow = Interrupter(timeout=True)
-    monkeypatch.setattr(copier, "close", lambda: slow.during(0, crane.standing))
+    monkeypatch.setattr(copier, "close", lambda: slow.during(0, crane.stats))
     with pytest.raises(TimeoutError):
         slow.during(sys.maxsize, crane.close)
     assert copier.held, "it writes still"

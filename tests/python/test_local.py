@@ -281,6 +281,7 @@ def test_it_can_be_closed_twice_and_with_copies_in_flight() -> None:
     at_rest(cache)
 
 
+@pytest.mark.law("INV-6")
 def test_a_step_is_a_tick_of_the_deadline() -> None:
     copier = ScriptedCopier(ThreadCopier(workers=0), [hang()])
     with by.local(LAYOUT, device=33, host=32, ahead=0, deadline=3, copier=copier) as cache:

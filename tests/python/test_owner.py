@@ -17,6 +17,7 @@ import pytest
 
 import blockyard as by
 from blockyard._typing import override
+from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.checked import checked
 from blockyard.crane.copiers.cuda import CudaCopier
@@ -28,7 +29,6 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.crane.traffic import Traffic
-from blockyard.engines.worker import Worker
 from blockyard.local import LocalCache
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.reservations import Reservations
@@ -280,7 +280,7 @@ def test_what_is_for_any_thread_goes_on_beside_a_step() -> None:
             cache.clear()
             cache.finish(lease)
             assert cache.stats()["crane_in_flight"] == cache.crane.in_flight == 0
-            assert cache.standing() == []
+            assert cache.pending_copies().unpolled[0] == 0
             assert cache.audit() is None
 
 

@@ -150,6 +150,7 @@ def test_bytes_of_both_ranks_come_back(ranks: Ranks) -> None:
     at_rest(ranks.cache)
 
 
+@pytest.mark.law("R1-11")
 @pytest.mark.parametrize("scripts", [([delay(3), delay(1)], [delay(0), fail(2)])])
 def test_where_one_rank_fails_the_prefix_is_as_long_as_its_good_part(ranks: Ranks) -> None:
     ranks.below(PROMPT)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.connectors.connector import Connector
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.engines.connector import Connector
 from blockyard.scheduling.engine import Ack, Output
 from cranes import SMALL
 from loop import Loop, column
@@ -228,7 +228,7 @@ class Own:
         assert self.cache.audit() is None
         ask = self.ask
         stows = [(keys, list(ids), first) for keys, ids, first in ask._stows]
-        marks = bytes(ask._candidates._known)
+        marks = bytes(ask._freed._known)
         held = stows, marks, list(ask._rows), list(ask._running), len(ask._ended)
         return held, unchanged(self.cache.stats()), self.cache.digest()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.engines.connector import Connector
-from blockyard.engines.worker import Worker
 from blockyard.metrics.server import MetricsServer
 from blockyard.publishing.publisher import Publisher
 from blockyard.shared.single import Single

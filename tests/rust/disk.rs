@@ -9,6 +9,8 @@
 
 #[path = "disk/blocks.rs"]
 mod blocks;
+#[path = "disk/clear.rs"]
+mod clear;
 #[path = "disk/folder.rs"]
 mod folder;
 #[path = "disk/lane.rs"]

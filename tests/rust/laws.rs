@@ -1,4 +1,4 @@
-//! The laws of the core, one example at a time: `docs/laws.md` says which test shows which.
+//! The laws of the core, one example at a time: each says which of `docs/laws.md` it shows.
 
 #[path = "laws/ahead.rs"]
 mod ahead;

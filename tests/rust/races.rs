@@ -225,16 +225,19 @@ fn mixed(threads: u32, verbs: u32) {
     at_rest(&yard.cache);
 }
 
+/// Law: 4.2-14
 #[test]
 fn two_threads_with_all_verbs_leave_the_yard_whole() {
     schedules(30_000, || mixed(2, 12));
 }
 
+/// Law: INV-1, 4.2-14
 #[test]
 fn three_threads_with_all_verbs_leave_the_yard_whole() {
     schedules(20_000, || mixed(3, 10));
 }
 
+/// Law: 4.2-14
 #[test]
 fn handles_dropped_while_others_hold_the_lock_all_come_back() {
     schedules(20_000, || {
@@ -263,6 +266,7 @@ fn handles_dropped_while_others_hold_the_lock_all_come_back() {
     });
 }
 
+/// Law: INV-2
 #[test]
 fn of_two_threads_that_end_one_lease_one_is_told_that_it_is_spent() {
     schedules(20_000, || {
@@ -303,6 +307,7 @@ fn of_two_threads_that_end_one_lease_one_is_told_that_it_is_spent() {
     });
 }
 
+/// Law: 4.2-14
 #[test]
 fn one_sequence_appended_to_by_one_thread_is_sealed_by_another() {
     schedules(20_000, || {
@@ -337,6 +342,7 @@ fn one_sequence_appended_to_by_one_thread_is_sealed_by_another() {
 }
 
 /// A long append hashes beside the keys: what another thread appends meanwhile is not lost.
+/// Law: 4.2-14
 #[test]
 fn of_a_long_and_a_short_append_at_once_neither_is_lost() {
     schedules(500, || {

@@ -68,6 +68,7 @@ fn read(path: &Path) -> (Vec<Header>, Vec<Vec<u64>>) {
     (headers, bodies)
 }
 
+/// Law: INV-38
 #[test]
 fn inv_38_what_was_handed_over_is_in_the_file_and_only_its_owner_reads_it() {
     let folder = Folder::new("file");
@@ -106,6 +107,7 @@ fn inv_38_what_was_handed_over_is_in_the_file_and_only_its_owner_reads_it() {
     assert_eq!(file.permissions().mode() & 0o777, 0o600);
 }
 
+/// Law: INV-38
 #[test]
 fn a_later_process_appends_behind_whatever_a_crash_has_left() {
     let folder = Folder::new("torn");
@@ -168,6 +170,7 @@ fn nothing_is_overwritten_and_two_do_not_write_one_file() {
     ));
 }
 
+/// Law: INV-38
 #[test]
 fn inv_38_a_disk_that_is_full_costs_records_and_no_time() {
     let recorder = Recorder::open(Path::new("/dev/full"), 16).unwrap();
@@ -185,6 +188,7 @@ fn inv_38_a_disk_that_is_full_costs_records_and_no_time() {
     assert!(recorder.trouble().unwrap().contains("No space left"));
 }
 
+/// Law: INV-38
 #[test]
 fn inv_38_a_disk_that_is_frozen_costs_records_and_no_time() {
     let folder = Folder::new("frozen");

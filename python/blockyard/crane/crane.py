@@ -17,10 +17,9 @@ from blockyard.shared.log import unclosed
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import MOST_YARD, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
-from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat
 from blockyard.shared.thresholds import Thresholds
-from blockyard.shared.timings import CraneNumbers
+from blockyard.shared.timings import Clock, CraneNumbers
 from blockyard.shared.validate import integer, shown
 
 __all__ = ["Crane"]
@@ -52,7 +51,6 @@ class Crane(Single):
         thresholds: The configuration's, for a `CudaCopier` that is made here.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
-        clock: Seconds, for `stalled` and its log alone.
 
     Raises:
         Misuse: A tier has another name or layout, or the layout has no such rank.
@@ -91,7 +89,7 @@ class Crane(Single):
     )
     """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`."""
 
-    def __init__(  # noqa: PLR0913 - a tier each, and what they are for
+    def __init__(
         self,
         layout: KVLayout,
         *,
@@ -102,7 +100,6 @@ class Crane(Single):
         copier: Copier | Mapping[Pair, Copier] | None = None,
         thresholds: Thresholds | None = None,
         fingerprint: str = "",
-        clock: Clock = time.monotonic,
     ) -> None:
         rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
@@ -120,7 +117,7 @@ class Crane(Single):
         copiers = select_copiers(self._tiers, copier, thresholds)
         self.called = f"the Crane of rank {rank}"
         """What a warning calls it where it was dropped and not closed."""
-        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes, clock)
+        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes)
         """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
         self._owner = Owner()
         self.lasting = LastingTiers(self._tiers.values(), self._owner)
@@ -288,17 +285,6 @@ class Crane(Single):
         another block by then.
         """
         self.traffic.reset()
-
-    def standing(self) -> list[Fact]:
-        """Returns what is a stall where it stays as it is: flights, and no poll. Any thread may."""
-        return self.traffic.standing()
-
-    def stalled(self) -> tuple[str, ...]:
-        """Says that nobody polls, where that is so: a step is a call of `submit` here.
-
-        The answer is empty where all is well. Any thread may ask.
-        """
-        return self.traffic.watch.stalled(self.standing)
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings."""

@@ -8,20 +8,61 @@ from typing import Final
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
-from blockyard.crane.copy_watch import CopyWatch
 from blockyard.crane.lanes import Copy, Flight, Lane, dead
 from blockyard.crane.tiers import Stamping, Tier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry, broke_in
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
-from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
-from blockyard.shared.timings import Copied
+from blockyard.shared.timings import Clock, Copied, CopyTimes, checked_clock
 
 __all__ = ["Traffic"]
 
+
 _log = Limited("blockyard")
+_APART: Final = nullcontext()
+"""The turn of copiers that share nothing."""
 _PAST: Final = 4096
 """Outcomes that were told and are remembered, at least."""
+
+
+class _CopyWatch:
+    """Notes when flights are submitted, and counts them when they are reported.
+
+    Copies within one tier are a block or two, and are left out.
+
+    Args:
+        pairs: The two tiers of each lane.
+        block_bytes: Bytes of a block on this rank.
+        clock: Seconds. Nothing is decided by it.
+
+    Raises:
+        Misuse: The clock does not return seconds.
+    """
+
+    def __init__(self, pairs: Iterable[Pair], block_bytes: int, clock: Clock) -> None:
+        self._clock: Final = checked_clock(clock)
+        self._block_bytes: Final = block_bytes
+        self._copied = {pair: CopyTimes() for pair in pairs if pair[0] != pair[1]}
+        self._since: dict[int, tuple[Pair, float]] = {}
+
+    def submitted(self, plans: Iterable[Plan]) -> None:
+        """Notes when these plans were submitted."""
+        now = self._clock()
+        for plan in plans:
+            pair = plan.source_tier, plan.destination_tier
+            if pair in self._copied:
+                self._since[plan.flight] = pair, now
+
+    def reported(self, flight: Flight) -> None:
+        """Counts a flight that has ended: its time, where all of it came whole."""
+        pair, since = self._since.pop(flight.number, (None, 0.0))
+        if pair is not None:
+            seconds = self._clock() - since if flight.good == flight.blocks else None
+            self._copied[pair].add(seconds, flight.good * self._block_bytes)
+
+    def read(self) -> Mapping[Pair, Copied]:
+        """Returns what was counted; any thread may ask."""
+        return {pair: times.read() for pair, times in self._copied.items()}
 
 
 class Traffic:
@@ -34,7 +75,6 @@ class Traffic:
         tiers: The tiers, by name.
         copiers: The copier of each lane, by the names of its two tiers.
         block_bytes: Bytes of a block on this rank.
-        clock: Seconds, for `watch`.
     """
 
     def __init__(
@@ -43,7 +83,6 @@ class Traffic:
         tiers: Mapping[str, Tier],
         copiers: Mapping[Pair, Copier],
         block_bytes: int,
-        clock: Clock,
     ) -> None:
         self.rank = rank
         self.lanes = {
@@ -52,7 +91,6 @@ class Traffic:
         self.copiers = list({id(one): one for one in copiers.values()}.values())
         self.closed = False
         self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
-        self.watch = StallWatch("blockyard.crane.crane", clock)
         self._yard: int | None = None
         """The yard whose plans it carries out, once it knows."""
         self._named = False
@@ -73,8 +111,9 @@ class Traffic:
         self._order = count()
         self._moving: deque[tuple[Copy, Receipt]] = deque()
         self._ended: list[Outcome] = []
-        self._polls = 0
-        self._watched: CopyWatch | None = None
+        self.polls = 0
+        """How often it was polled."""
+        self._watched: _CopyWatch | None = None
         self._unsure = False
         """Whether a call has begun to change what is here, and not come to its end."""
         self._lost = False
@@ -86,7 +125,7 @@ class Traffic:
         """Flights taken and not yet told."""
         return len(self._flights) + len(self._ended)
 
-    def submit(self, plans: Iterable[Plan]) -> None:
+    def submit(self, plans: list[Plan]) -> None:
         """Takes plans, as `Crane.submit`.
 
         Raises:
@@ -94,9 +133,14 @@ class Traffic:
         """
         if self.closed:
             raise Misuse("the crane is closed: it takes no plan")
-        self.watch.step(self.standing)
         if self._unsure:
             self._mend()
+        # Most steps plan nothing.
+        if plans:
+            self._take(plans)
+
+    def _take(self, plans: list[Plan]) -> None:
+        """Takes some plans, or none of them."""
         taken: dict[int, Flight] = {}
         copies: list[Copy] = []
         plans, late = self._of_one_yard(plans)
@@ -175,13 +219,11 @@ class Traffic:
         self._refused.clear()
         self._yard = yard
 
-    def _of_one_yard(self, plans: Iterable[Plan]) -> tuple[list[Plan], list[Plan]]:
+    def _of_one_yard(self, plans: list[Plan]) -> tuple[list[Plan], list[Plan]]:
         """Returns the plans to carry out, and those that come too late for it."""
-        plans = list(plans)
         late = [plan for plan in plans if self._is_over(plan)]
         plans = [plan for plan in plans if not self._is_over(plan)] if late else plans
-        yards = {plan.yard for plan in plans}
-        if len(yards) > 1:
+        if len(plans) > 1 and len(yards := {plan.yard for plan in plans}) > 1:
             raise Misuse(f"plans of yards {sorted(yards)} in one call: give those of one yard")
         return plans, late
 
@@ -194,11 +236,13 @@ class Traffic:
 
     def _untold(self) -> set[int]:
         """Flights of the yard that have ended, and that it may not know yet."""
+        if not self._ended:
+            return set()
         return {outcome.flight for outcome in self._ended if outcome.yard == self._yard}
 
     def poll(self) -> list[Outcome]:
         """Returns what has ended and was not told yet: it comes again until `told`."""
-        self._polls += 1
+        self.polls += 1
         if self._unsure:
             self._mend()
         if self._flights:
@@ -241,6 +285,8 @@ class Traffic:
 
     def told(self, outcomes: list[Outcome]) -> None:
         """Notes that these outcomes of the last poll have come to the yard."""
+        if not outcomes:
+            return
         past = self._past
         past |= {one.flight: one for one in outcomes if one.yard == (self._yard or 0)}
         if len(past) > 2 * _PAST:
@@ -339,25 +385,10 @@ class Traffic:
                 end()
         return bool(self._open)
 
-    def standing(self) -> list[Fact]:
-        """Returns what is a stall where it stays as it is, as `Crane.standing`."""
-        flights, rank = self.in_flight, self.rank
-        if not flights:
-            return []
-
-        def say(steps: int, seconds: float) -> str:
-            return (
-                f"{those(flights, 'flight', 'wait')} on rank {rank}, and nobody has polled it for "
-                f"{lasting(steps, seconds)}: call commit(crane.poll()) once per turn (cache.step() "
-                "does)"
-            )
-
-        return [Fact(Rule.NOT_POLLED, self._polls, say)]
-
     def measure(self, clock: Clock) -> None:
         """Counts from now on how long flights take, as `Crane.measure`."""
         if self._watched is None:
-            self._watched = CopyWatch(self.lanes, self._block_bytes, clock)
+            self._watched = _CopyWatch(self.lanes, self._block_bytes, clock)
 
     def times(self) -> dict[Pair, Copied]:
         """Returns how long flights took; empty without `measure`. Any thread may ask."""
@@ -366,7 +397,7 @@ class Traffic:
     def _turn(self) -> AbstractContextManager[object]:
         """Lets calls of the copiers, until its end, share what they ask of a driver."""
         if not self._turning:
-            return nullcontext()
+            return _APART
         with ExitStack() as turns:
             for copier in self._turning:
                 turns.enter_context(copier.turn())

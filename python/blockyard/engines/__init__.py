@@ -1,1 +1,1 @@
-"""Engines with the protocol of `scheduling.engine`. A new engine is one new file here."""
+"""Names that operators' flags and older programs say; `connectors` and `reference` have them."""

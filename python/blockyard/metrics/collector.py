@@ -1,7 +1,7 @@
 """A collector for `prometheus_client`: it reads the engines when Prometheus asks."""
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
 from prometheus_client.metrics_core import Metric
@@ -12,25 +12,23 @@ from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
 from blockyard.metrics.aliases import Alias, Names, aliases, checked_names, every_alias
 from blockyard.metrics.exported import Exported, Facts
-from blockyard.metrics.histograms import Buckets, joined
-from blockyard.metrics.labels import Labels
-from blockyard.scheduling.waits import BEGUN
+from blockyard.metrics.text import Labels
+from blockyard.scheduling.queue import BEGUN
+from blockyard.scheduling.stall import Rule
 from blockyard.shared.families import ENGINE, RANK, Family, families
-from blockyard.shared.stall import Rule
 from blockyard.shared.stats import PREFIX, Stat
-from blockyard.shared.timings import COPIES, SIZES, STEPS, WAITS, CraneNumbers
+from blockyard.shared.timings import COPIES, SIZES, STEPS, WAITS, CraneNumbers, Reading
 
 __all__ = ["MOST", "EngineCollector"]
 
+
 MOST: Final = 250
 """Most series of an engine under our own names: where ranks are many, their numbers are summed."""
-
 _SUMMED: Final = "all"
 """The rank of numbers that are summed over ranks."""
 _PARTS: Final = ("schedule", "output", "dispatch", "commit")
 _CACHE_CONFIG: Final = ("vllm:cache_config", "Sizes of the cache.", "info")
 _Told = Mapping[str, list[Sample]]
-
 _MORE: Final = {
     "healthy": ("gauge", "1 where /healthz says so: it lives, and no rule of a stall speaks."),
     "stalled": ("gauge", "1 where a rule says that the loop stands still."),
@@ -46,6 +44,52 @@ _MORE: Final = {
     "copy_bytes": ("histogram", "Bytes of the blocks of a flight that came whole, of all ranks."),
 }
 """What is exported beside the numbers of `stats()`."""
+
+
+class _Buckets:
+    """The series of one histogram; its labels are made once.
+
+    Args:
+        name: The name of its family.
+        labels: Its labels.
+        edges: Its edges, without the one that is infinite.
+    """
+
+    def __init__(self, name: str, labels: dict[str, str], edges: Iterable[float]) -> None:
+        self._bucket, self._count, self._sum = (
+            f"{name}_{ending}" for ending in ("bucket", "count", "sum")
+        )
+        self._labels: Final = Labels(labels)
+        every = (*edges, float("inf"))
+        self._edges = [Labels({**labels, "le": _words(edge)}) for edge in every]
+
+    def __len__(self) -> int:
+        """How many series it has."""
+        return len(self._edges) + 2
+
+    def samples(self, reading: Reading) -> Iterator[Sample]:
+        """Yields what was counted; the count is the sum of the buckets, so that they agree."""
+        count = 0
+        for labels, count in zip(self._edges, accumulate(reading.counts), strict=True):
+            yield Sample(self._bucket, labels, count)
+        yield Sample(self._count, self._labels, count)
+        yield Sample(self._sum, self._labels, reading.total)
+
+
+def _words(edge: float) -> str:
+    """An edge as Prometheus reads and writes it."""
+    return "+Inf" if edge == float("inf") else repr(edge)
+
+
+def _joined(readings: list[Reading], edges: tuple[float, ...]) -> Reading:
+    """Returns several histograms of the same edges as one."""
+    if len(readings) == 1:
+        return readings[0]
+    counts, total = [0] * (len(edges) + 1), 0.0
+    for reading in readings:
+        counts = [mine + more for mine, more in zip(counts, reading.counts, strict=True)]
+        total += reading.total
+    return Reading(tuple(counts), total)
 
 
 class EngineCollector(Collector):
@@ -202,14 +246,14 @@ class _Engine:
         labels = self._labelled(**stat.labels, **more)
         return _Row(family.name, f"{family.name}{ending}", labels, stat.metric)
 
-    def _of_a_way(self, source: str, destination: str) -> tuple[Buckets, Buckets]:
+    def _of_a_way(self, source: str, destination: str) -> tuple[_Buckets, _Buckets]:
         """Times and sizes of copies from there to there."""
         labels = {"from": source, "to": destination}
         times = self._buckets("copy_seconds", COPIES, **labels)
         return times, self._buckets("copy_bytes", SIZES, **labels)
 
-    def _buckets(self, name: str, edges: tuple[float, ...], **labels: str) -> Buckets:
-        return Buckets(f"{PREFIX}{name}", {**self.labels, **labels}, edges)
+    def _buckets(self, name: str, edges: tuple[float, ...], **labels: str) -> _Buckets:
+        return _Buckets(f"{PREFIX}{name}", {**self.labels, **labels}, edges)
 
     def read(self, told: _Told) -> dict[str, int] | None:
         """Adds its samples, and returns its numbers; None where its cache is broken."""
@@ -250,7 +294,7 @@ class _Engine:
                 told[family].append(Sample(name, labels, numbers[key]))
 
     def _tell_times(self, told: _Told, cranes: list[CraneNumbers]) -> None:
-        nothing = joined([], STEPS)
+        nothing = _joined([], STEPS)
         steps = self.exported.steps()
         for part, buckets in self._steps.items() if steps else ():
             told[f"{PREFIX}step_seconds"] += buckets.samples(steps.get(part, nothing))
@@ -259,8 +303,8 @@ class _Engine:
             if way not in self._copies:
                 continue
             times, sizes = self._copies[way]
-            taken = joined([one.times for one in copied], COPIES)
-            moved = joined([one.sizes for one in copied], SIZES)
+            taken = _joined([one.times for one in copied], COPIES)
+            moved = _joined([one.sizes for one in copied], SIZES)
             told[f"{PREFIX}copy_seconds"] += times.samples(taken)
             told[f"{PREFIX}copy_bytes"] += sizes.samples(moved)
         waited = None if self.exported.monitor is None else self.exported.monitor.waited()

@@ -13,9 +13,9 @@ from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.stall import Rule
 from blockyard.shared.layout import TIERS
 from blockyard.shared.owner import is_foreign
-from blockyard.shared.stall import Rule
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Copied, CraneNumbers, Reading
 from blockyard.yard.cache import KVCache
@@ -45,8 +45,8 @@ class Exported:
         source: The scheduler; or the cache, where a scheduler of your own drives it.
         reservations: Reservations for other instances, where there are some.
         publisher: What publishes the events of its cache, where routers are told.
-        stalled: Says in sentences what stands still in a loop of your own: `StallWatch.stalled` of
-            `cache.standing`. A `Scheduler` knows by itself.
+        stalled: Says in sentences what stands still in a loop of your own. A `Scheduler` knows by
+            itself.
 
     Raises:
         Misuse: It is neither a scheduler nor a cache, another argument is something else, or the
@@ -190,7 +190,7 @@ class Exported:
             failed = self.monitor.failed
             if failed is not None:
                 reasons.append(f"The engine failed: {failed}.")
-            rules = self.monitor.spoken()
+            rules = self.monitor.stall_messages()
             reasons += [line for rule, line in rules.items() if rule not in _WELL]
         if self._stalled is not None:
             reasons += _sentences(self._stalled)

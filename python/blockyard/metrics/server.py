@@ -1,4 +1,7 @@
-"""`serve`: `/metrics` and `/healthz` on one port, for Prometheus and for who starts processes."""
+"""`serve`: `/metrics` and `/healthz` on one port, for Prometheus and for who starts processes.
+
+`prometheus_client.start_http_server` has no bound: each client that says nothing keeps a thread.
+"""
 
 import ipaddress
 import socket

@@ -7,14 +7,34 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from blockyard.metrics.labels import Labels
+__all__ = ["CONTENT_TYPE", "Labels", "text"]
 
-__all__ = ["CONTENT_TYPE", "text"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
 _ENDINGS: Final = {"counter": "_total", "info": "_info"}
 """What this format adds to the name of a family."""
+
+
+class Labels(dict[str, str]):
+    """Labels that stay as they are: how they are written is known once for all scrapes.
+
+    Example:
+        >>> Labels({"tier": "host", "set": "idle"}).words
+        '{tier="host",set="idle"}'
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        super().__init__(labels)
+        inside = ",".join(f"{name}={_quoted(value)}" for name, value in labels.items())
+        self.words: Final = f"{{{inside}}}" if labels else ""
+        """As they are written; nothing where there are none."""
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 def text(metrics: Iterable[Metric]) -> str:

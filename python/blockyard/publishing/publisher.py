@@ -1,17 +1,17 @@
 """`Publisher`: tells routers what a cache has, as vLLM tells them what it has itself."""
 
+import ipaddress
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 from weakref import WeakSet, ref
 
 from blockyard._core import Cache, Misuse, Unavailable
-from blockyard.publishing.asker import Asker
-from blockyard.publishing.endpoints import check_endpoint
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.options import PublisherOptions
-from blockyard.publishing.sent import Sent
 from blockyard.shared.extras import require
 from blockyard.shared.log import Limited, unclosed
 from blockyard.shared.owner import is_foreign
@@ -20,8 +20,19 @@ from blockyard.shared.validate import one_of, shown
 
 __all__ = ["Publisher"]
 
-_log = Limited(__name__, 0)
+_MOST_PORT: Final = 65_535
+_FORM: Final = f'give "tcp://host:port" with a port up to {_MOST_PORT} or "*", or "ipc://path"'
+_HELP: Final = (
+    'name one of this machine, as "tcp://127.0.0.1:5557"; or say interfaces="any" where a '
+    "network that nobody else is in leads to the routers: it has no password"
+)
 
+
+_UNREAD: Final = 2
+"""Answers that wait for one asker at most: each is as long as all that is kept, or a snapshot."""
+_ALL: Final = -1
+"""A first number that is never kept: all is told."""
+_log = Limited(__name__, 0)
 _SHIFT: Final = 20
 """Numbers of batches begin at the seconds since 1970, times 2**20: a restart is a gap forward."""
 _NUMBER: Final = 8
@@ -34,6 +45,100 @@ _RUN: Final = 1_000
 """Ends without batches that are sent at once to one asker, and requests that are read at once."""
 _SOON: Final = 10
 """Milliseconds between two looks, at most, while a request waits."""
+
+
+def _check_endpoint(name: str, endpoint: str, *, interfaces: str) -> None:
+    """Refuses an endpoint that others than this machine could reach, unless `interfaces` is "any".
+
+    Raises:
+        Misuse: It is no endpoint, or it is not of this machine alone.
+    """
+    if not isinstance(endpoint, str):
+        raise Misuse(f"{name} = {shown(endpoint)}: {_FORM}")
+    scheme, _, address = endpoint.partition("://")
+    if scheme == "ipc" and address:
+        return
+    host, _, port = address.rpartition(":")
+    if scheme != "tcp" or not host or not (port == "*" or _is_port(port)):
+        raise Misuse(f'{name} = "{endpoint}": {_FORM}')
+    if interfaces == "any":
+        return
+    try:
+        local = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local:
+        raise Misuse(f'{name} = "{endpoint}" can be reached from other machines: {_HELP}')
+
+
+def _is_port(text: str) -> bool:
+    # Of a larger one the socket would take what is left of it in 16 bits.
+    return text.isascii() and text.isdigit() and int(text) <= _MOST_PORT
+
+
+class _Sent:
+    """What a subscriber can ask for again. One thread uses it.
+
+    Args:
+        first: The number of the first batch.
+        most: Batches that are kept.
+        most_bytes: Bytes that are kept; the last batch is, however long it is.
+    """
+
+    def __init__(self, first: int, most: int, most_bytes: int) -> None:
+        self._batches: deque[bytes] = deque()
+        self._most, self._most_bytes = most, most_bytes
+        self._bytes = 0
+        self.next = first
+        """The number of the batch that is sent next."""
+
+    def add(self, payload: bytes) -> int:
+        """Takes a batch; returns its number."""
+        kept = self._batches
+        kept.append(payload)
+        self._bytes += len(payload)
+        while len(kept) > self._most or (self._bytes > self._most_bytes and len(kept) > 1):
+            self._bytes -= len(kept.popleft())
+        self.next += 1
+        return self.next - 1
+
+    def since(self, start: int) -> Iterator[tuple[int, bytes]] | None:
+        """Returns the batches from a number on; None where not all of them are kept.
+
+        A number beyond the next one is of another publisher, one before this: all of this is new.
+        """
+        oldest = self.next - len(self._batches)
+        if not oldest <= start <= self.next:
+            return None
+        return ((at, self._batches[at - oldest]) for at in range(start, self.next))
+
+
+@dataclass(slots=True)
+class _Asker:
+    """One who asks. One thread uses it.
+
+    ZeroMQ lets go of an answer some time after the asker has read it. So the count of unread
+    answers says when there is certainly room, and never that somebody does not read: a request
+    without room waits. Requests of one asker that wait are answered together.
+    """
+
+    unread: list[Any] = field(default_factory=list)
+    """The ends of its answers that ZeroMQ still holds, oldest first."""
+    waiting: int = 0
+    """Requests that wait. The last one gets the answer, those before it an end alone."""
+    start: int = 0
+    """The first number that any of them lacks."""
+
+    def ask(self, start: int, newest: int) -> None:
+        """Takes a request for all from number `start` on, where `newest` is the next one."""
+        start = start if start <= newest else _ALL
+        self.start = min(self.start, start) if self.waiting else start
+        self.waiting += 1
+
+    def room(self) -> bool:
+        """Whether an answer may be sent to it."""
+        self.unread = [end for end in self.unread if not end.done]
+        return len(self.unread) < _UNREAD
 
 
 _unheard: Final[WeakSet[Cache]] = WeakSet()
@@ -92,17 +197,17 @@ class Publisher(Single):
     ) -> None:
         one_of("interfaces", interfaces, ("loopback", "any"))
         options = options or PublisherOptions()
-        check_endpoint("endpoint", endpoint, interfaces=interfaces)
+        _check_endpoint("endpoint", endpoint, interfaces=interfaces)
         if replay is not None:
-            check_endpoint("replay", replay, interfaces=interfaces)
+            _check_endpoint("replay", replay, interfaces=interfaces)
         self.cache: Final = cache
         """The cache of which it tells."""
         self._clock = clock
         self._topic, self._rank = options.topic.encode(), options.rank
         self._every = options.every
-        self._sent = Sent(_first(clock()), options.keep, options.keep_bytes)
+        self._sent = _Sent(_first(clock()), options.keep, options.keep_bytes)
         self._counts = dict.fromkeys(("batches", "replays", "rejected"), 0)
-        self._askers: dict[bytes, Asker] = {}
+        self._askers: dict[bytes, _Asker] = {}
         self._asked = threading.Condition()
         self._turns = self._wanted = 0
         self._closing = False
@@ -244,7 +349,7 @@ class Publisher(Single):
         if not 1 < len(frames) <= 3 or len(start) != _NUMBER:  # noqa: PLR2004 - as in the docstring
             self._counts["rejected"] += 1
             return
-        asker = self._askers.setdefault(frames[0], Asker())
+        asker = self._askers.setdefault(frames[0], _Asker())
         self._counts["rejected"] += asker.waiting > 0
         asker.ask(int.from_bytes(start, "big"), self._sent.next)
 
@@ -266,7 +371,7 @@ class Publisher(Single):
             while asker.waiting:
                 self._answer(to, asker)
 
-    def _answer(self, to: bytes, asker: Asker) -> None:
+    def _answer(self, to: bytes, asker: _Asker) -> None:
         """Sends the ends of requests that others have followed, or else the answer."""
         answered = min(asker.waiting - 1, _RUN) or 1
         if asker.waiting == 1:

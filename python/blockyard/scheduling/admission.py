@@ -6,16 +6,15 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
+from blockyard.scheduling.batch import Seat, Seats
 from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
-from blockyard.scheduling.safety import claims_below
-from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
-__all__ = ["Admission", "Admitted"]
+__all__ = ["Admission", "Admitted", "claims_below"]
 
 _KEY: Final = 32
 """Bytes of a key."""
@@ -94,11 +93,15 @@ class Admission:
         self._gave_up = False
         self._out: list[Request] = []
         self._below: set[Request] = set()
+        self.largest = 0
+        """The most blocks that the device had when a request began."""
 
     def admit(self) -> Admitted:
         """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22)."""
-        self._readmit()
-        if not len(self._queue) or self._seats.full:
+        waiting = len(self._queue)
+        if waiting and self._queue.too_large:
+            self._readmit()
+        if not waiting or self._seats.full:
             return Admitted([], [], [], [], [])
         if self._refused_still():
             return Admitted([], [], [], [], [], still=True)
@@ -383,6 +386,7 @@ class Admission:
         entry.overtaken = 0
         entry.limit = self._cache.limit()
         entry.ticket = None
+        self.largest = max(self.largest, entry.limit)
         entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
         entry.parked = None
         if self._queue.waits is not None:
@@ -418,3 +422,43 @@ class Admission:
             (other for other in others if mine and other.key_bytes[found - _KEY : found] == mine),
             None,
         )
+
+
+def claims_below(cache: KVCache, running: Iterable[Request], kept: Iterable[Request]) -> int:
+    """Returns the blocks below the device that parking may take before all these have ended.
+
+    It decides which requests may begin, and which may be stopped, where every victim must be
+    parked.
+
+    A request's claim is the most that it may ever need: the blocks of its prompt and of all that it
+    may sample, counted for it alone, however many others hold the same blocks. A set of requests is
+    safe while
+
+        the device holds all their claims at once, or
+        a tier below holds all their claims but the largest of those that run.
+
+    Then no request is lost, however long all of them grow. Suppose that none goes on for want of
+    room. What is parked leaves the device, as its slots below are promised. All that run but the
+    largest can be stopped one after the other, as there is room below for all those claims. The one
+    that is left gives up what it holds twice; then it holds no more than its table, which is no
+    more than its claim, and that fits: `Scheduler.add` has refused what does not. So it ends, and
+    the next one comes back.
+
+    The set stays safe. A begin and a stop are checked here. A request that comes back can only make
+    the largest running claim larger. A request that ends takes its claim away; if that was the
+    largest, that tier has room for all others. INV-11, INV-25.
+
+    With several tiers below, one of them must have the room: what is parked there may block idle
+    blocks above it on another, so that a request can take as much of each as its claim.
+
+    Args:
+        cache: The cache that holds them.
+        running: Requests that run, or shall run.
+        kept: Requests that are parked, or shall be parked.
+
+    Returns:
+        Their claims but the largest of those that run; 0 where the device holds all at once.
+    """
+    claims = [entry.max_blocks(cache.block_size) for entry in running]
+    total = sum(claims) + sum(entry.max_blocks(cache.block_size) for entry in kept)
+    return 0 if total <= cache.limit() else total - max(claims, default=0)

@@ -1,15 +1,13 @@
 """Who drives a cache: one scheduler at a time, and that from one thread."""
 
 from collections.abc import Callable
-from functools import wraps
 from threading import Thread, current_thread
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.seats import Seats
 from blockyard.shared.owner import Owner, owned, thread_name
 from blockyard.yard.cache import KVCache
 
@@ -50,19 +48,22 @@ class Driver:
         """Whether there is nothing more to do; a step without rows may be in flight."""
         return not len(self._lifecycle) and not len(self._seats) and not self._batch.computing
 
-    def check(self) -> None:
+    def check(self, thread: Thread) -> None:
         """Refuses another thread than that of the first call, and all once it is replaced.
+
+        Args:
+            thread: The thread that calls.
 
         Raises:
             Misuse: It is one of these.
         """
-        if self._thread is not current_thread():
+        if self._thread is not thread:
             if self._thread is not None:
                 raise Misuse(
                     f"this scheduler is another thread's, {thread_name(self._thread)}: call it "
                     "there, feed it through an AsyncEngine, or call hand_over() there first"
                 )
-            self._thread = current_thread()
+            self._thread = thread
         if self._replaced:
             raise Misuse("another scheduler has taken this cache over: use that one")
 
@@ -95,7 +96,7 @@ class Driver:
 
     def hand_over(self) -> None:
         """Lets another thread have it: the next one that calls."""
-        self.check()
+        self.check(current_thread())
         self._thread = None
 
     @staticmethod
@@ -147,12 +148,9 @@ def driven(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, 
     """
     sound = verb.__name__ in _SOUND
 
-    @owned
-    @wraps(verb)
-    def checked(self: _S, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
-        self._driver.check()
+    def check(self: _S, thread: Thread) -> None:
+        self._driver.check(thread)
         if self._owner.interrupted and not sound:
             self._driver.check_whole(self._owner, verb.__name__)
-        return verb(self, *args, **keywords)
 
-    return checked
+    return owned(verb, check)

@@ -2,11 +2,10 @@
 
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seat, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
-from blockyard.scheduling.seats import Seat, Seats
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.unread import named
 from blockyard.yard.cache import KVCache
@@ -53,7 +52,7 @@ class Explainer:
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
         named_below = map(self._stalls.with_names, below.lines)
         said = (f"Request {entry.id!r} is {entry.state}.", *lines, *named_below)
-        return Explanation((*said, *self._stalls.stalled()), below.holders)
+        return Explanation((*said, *self._stalls.stall_messages().values()), below.holders)
 
     @property
     def _headroom(self) -> int:

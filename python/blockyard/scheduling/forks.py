@@ -2,11 +2,10 @@
 
 from blockyard._core import Lease, Misuse, NoRoom
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seat, Seats
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request, RequestState
-from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 

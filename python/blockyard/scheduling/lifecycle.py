@@ -1,18 +1,18 @@
-"""How a request stops and ends: stops, acks, preemption, failure and reset."""
+"""How a request starts, stops and ends: loads, stops, acks, preemption, failure and reset."""
 
 from collections.abc import Hashable, Iterable
 
 import numpy as np
 
 from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.admission import Admission, Admitted
+from blockyard.scheduling.batch import Batch, Seat, Seats
 from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.engine import Ack, Stop
+from blockyard.scheduling.engine import Ack, Start, Stop
 from blockyard.scheduling.headroom import Asked
+from blockyard.scheduling.output_checks import check_acks
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result, lead_again
-from blockyard.scheduling.seats import Seat, Seats
-from blockyard.scheduling.step_output import check_acks
 from blockyard.scheduling.validate import whole
 from blockyard.shared.hints import NO_HINTS
 from blockyard.shared.owner import Owner
@@ -20,7 +20,7 @@ from blockyard.shared.validate import bounded, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
-__all__ = ["Lifecycle"]
+__all__ = ["Lifecycle", "Starts"]
 
 
 class Lifecycle:
@@ -155,8 +155,13 @@ class Lifecycle:
     def take_results(self, owner: Owner) -> list[Result]:
         """Returns the results since the last call, and those of that one if it was interrupted."""
         call, told = self._told
-        if any(cut is call for cut in owner.interrupted):
+        if owner.interrupted and any(cut is call for cut in owner.interrupted):
             self._results = told | self._results
+        if not self._results:
+            # As in most steps; what the last call was told has come to its caller.
+            if told:
+                self._told = None, {}
+            return []
         for entry in self._results:
             self._forget(entry)
         self._told = owner.held[None], self._results
@@ -448,3 +453,72 @@ class Lifecycle:
     def _drop_loading(self) -> None:
         for seat in self._batch.take_loading():
             self.recompute(seat)
+
+
+class Starts:
+    """Starts the requests that were admitted, at once or when their loads have ended.
+
+    Args:
+        cache: The cache that holds their blocks.
+        seats: The seats that they have.
+        batch: What runs in them.
+        admission: What else waits.
+        lifecycle: How they go back, and end.
+        counters: Where they are counted.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        seats: Seats,
+        batch: Batch,
+        admission: Admission,
+        lifecycle: Lifecycle,
+        counters: Counters,
+    ) -> None:
+        self._cache = cache
+        self._seats = seats
+        self._batch = batch
+        self._admission = admission
+        self._lifecycle = lifecycle
+        self._counters = counters
+
+    def landed(self) -> list[Start]:
+        """Starts requests whose loads have ended, from what is good of them (T3, T4)."""
+        starts = []
+        for seat in self._batch.landed():
+            if seat.lease.state == "short" and seat.lease.resumed:
+                self._lifecycle.came_short(seat)
+                continue
+            # Slots of a copy with unknown outcome are quarantined: take others, or recompute.
+            if len(self._cache.grow([seat.lease], 0)):
+                seat.request.failed_loads += 1
+                self._lifecycle.recompute(seat)
+            else:
+                starts.append(self._start(seat))
+        return starts
+
+    def begun(self, admitted: Admitted) -> list[Start]:
+        """Starts admitted requests, but for those that load first."""
+        self._counters.admitted += len(admitted.seats)
+        self._counters.no_room += bool(admitted.refused) or admitted.still
+        self._counters.soon += len(admitted.soon)
+        for entry, why in admitted.failed:
+            self._lifecycle.end(entry, RequestState.FAILED, why)
+        if admitted.refused and len(self._seats) == len(self._batch.held):
+            self._admission.take_back(but=admitted.refused[0])
+        starts = []
+        for seat in admitted.seats:
+            if not seat.request.resumes:
+                self._counters.found(seat.lease, self._cache.block_size)
+            if seat.lease.state == "loading":
+                seat.request.state = RequestState.LOADING
+                self._batch.add_loading(seat)
+            else:
+                starts.append(self._start(seat))
+        return starts
+
+    def _start(self, seat: Seat) -> Start:
+        start = self._batch.start(seat)
+        seat.request.start(start.cached)
+        return start

@@ -4,16 +4,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Lease, Misuse
-from blockyard.scheduling.batch import Batch, InFlightStep
+from blockyard.scheduling.batch import Batch, InFlightStep, Seat, Seats
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
+from blockyard.scheduling.output_checks import accepted, check, plain, sampled
 from blockyard.scheduling.request import RequestState
-from blockyard.scheduling.seats import Seat, Seats
-from blockyard.scheduling.step_output import accepted, check, plain, sampled
 from blockyard.yard.cache import KVCache
 
 __all__ = ["OutputProcessor"]
@@ -115,7 +114,7 @@ class OutputProcessor:
         """
         size = self._cache.block_size
         if not self._behind:
-            full = np.flatnonzero(computed % size == 0)
+            (full,) = (computed % size == 0).nonzero()
             if not len(full):
                 return
             if self._cache.seal([leases[at] for at in full], computed[full]) == len(full):

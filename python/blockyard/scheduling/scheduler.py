@@ -6,32 +6,34 @@ from typing import Final
 
 from blockyard._core import Keys, Lease, Misuse, Ticket
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.arrival import arrived, hints_of, sample_ids
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.headroom import Asked
-from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.monitor import Monitor
+from blockyard.scheduling.lifecycle import Lifecycle, Starts
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
-from blockyard.scheduling.preemption import Preemptor
-from blockyard.scheduling.pressure import Pressure
-from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Lost, Media, Ran, RequestState, Result
-from blockyard.scheduling.seats import Seats
+from blockyard.scheduling.preemption import Preemptor, Pressure
+from blockyard.scheduling.queue import WaitingQueue, Waits
+from blockyard.scheduling.request import (
+    Lost,
+    Media,
+    Ran,
+    RequestState,
+    Result,
+    arrived,
+    hints_of,
+    sample_ids,
+)
 from blockyard.scheduling.stall import Stalls
-from blockyard.scheduling.starts import Starts
-from blockyard.scheduling.stats import SchedulerStats
-from blockyard.scheduling.waits import Waits
+from blockyard.scheduling.stats import Monitor, SchedulerStats
 from blockyard.shared.hints import Retention
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
-from blockyard.shared.stall import Clock
-from blockyard.shared.timings import StepTimes, timed
+from blockyard.shared.timings import Clock, StepTimes, timed
 from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
@@ -418,7 +420,7 @@ class Scheduler(Single):
 
     def stalled(self) -> tuple[str, ...]:
         """Says what stands still and which call is missing, surest first; any thread may ask."""
-        return self._stalls.stalled()
+        return tuple(self._stalls.stall_messages().values())
 
     @property
     def steps_in_flight(self) -> int:

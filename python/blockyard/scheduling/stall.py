@@ -1,21 +1,31 @@
 """Why a loop stands still: which call is missing, and for how long."""
 
 import re
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from blockyard._core import Misuse
+from blockyard._typing import override
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch
+from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.seats import Seats
 from blockyard.scheduling.unread import Unread, named
-from blockyard.shared.stall import Clock, Fact, Rule, StallWatch, lasting, those
+from blockyard.shared.log import Limited
+from blockyard.shared.timings import Clock, checked_clock
 from blockyard.yard.cache import KVCache
+from blockyard.yard.flights import PendingCopies, ranks
 
-__all__ = ["Stalls"]
+__all__ = ["Fact", "Lasted", "Rule", "Stalls"]
 
+_STEPS: Final = 64
+_SECONDS: Final = 2.0
+"""A rule speaks when its fact has held for so many steps, and for so many seconds."""
+_EVERY: Final = 16
+"""Steps between two looks: a step costs next to nothing, and a stall is reported within 96."""
+_MINUTE: Final = 60.0
 _MOST_UNANSWERED: Final = 1024
 """Steps in flight beyond which no step is scheduled: no engine has so many."""
 _ANSWER: Final = "call on_output once for every step, also for one without rows"
@@ -24,8 +34,52 @@ _SHOWN: Final = 3
 _Below: TypeAlias = Literal["host", "disk"]
 
 
+class Rule(StrEnum):
+    """What may stand still, the surest first."""
+
+    DEAD = "dead"
+    UNANSWERED = "unanswered"
+    NO_ACK = "no ack"
+    UNDISPATCHED = "undispatched"
+    NOT_POLLED = "not polled"
+    NO_OUTCOME = "no outcome"
+    UNREAD = "unread"
+    NO_ROOM = "no room"
+
+
+_CAUSES: Final = {
+    Rule.NOT_POLLED: frozenset({Rule.UNDISPATCHED}),
+    Rule.NO_OUTCOME: frozenset({Rule.UNDISPATCHED, Rule.NOT_POLLED}),
+    Rule.NO_ROOM: frozenset(Rule) - {Rule.NO_ROOM},
+}
+"""Rules that say nothing while one of these lasts from look to look: they are its effect."""
+
+
+class Lasted(NamedTuple):
+    """How long a fact has held."""
+
+    steps: int
+    seconds: float
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.steps} steps, {self.seconds:.1f} s"
+
+
+class Fact(NamedTuple):
+    """Something that is all right for a moment, and a stall where it stays as it is."""
+
+    rule: Rule
+    identity: Hashable
+    """Equal as long as nothing has changed."""
+    message: Callable[[Lasted], str]
+
+
 class Stalls:
     """Looks at the scheduler's parts and at the cache, and changes nothing.
+
+    Every 16th step looks, and so does each question, of any thread. A fact that does not hold any
+    more is forgotten.
 
     Args:
         cache: The cache, which knows its plans and flights.
@@ -35,7 +89,10 @@ class Stalls:
         admission: Which request found no room.
         unread: Which held requests keep others waiting.
         lifecycle: Whether the engine lives.
-        clock: Seconds.
+        clock: Seconds, for the rules and their log alone.
+
+    Raises:
+        Misuse: The clock does not return seconds.
     """
 
     def __init__(
@@ -57,7 +114,11 @@ class Stalls:
         self.unread = unread
         """Which held requests keep others waiting."""
         self._lifecycle = lifecycle
-        self._watch = StallWatch(__name__, clock)
+        self._clock = checked_clock(clock)
+        self._log = Limited(__name__, _MINUTE, clock)
+        self._since: dict[Rule, tuple[Hashable, int, float]] = {}
+        """The identity of each fact, and the step and second in which it was first seen so."""
+        self._steps = 0
         sizes: dict[_Below, int] = {
             "host": cache.config.host_blocks,
             "disk": cache.config.disk_blocks,
@@ -67,15 +128,34 @@ class Stalls:
 
     def step(self) -> None:
         """Counts a call of `schedule`, and looks now and then."""
-        self._watch.step(self._facts)
+        self._steps += 1
+        if not self._steps % _EVERY:
+            self.stall_messages()
 
-    def stalled(self) -> tuple[str, ...]:
-        """What stands still, in sentences, the surest first. Any thread may ask."""
-        return self._watch.stalled(self._facts)
-
-    def spoken(self) -> dict[Rule, str]:
-        """The same, each by its rule."""
-        return self._watch.spoken(self._facts)
+    def stall_messages(self) -> dict[Rule, str]:
+        """Returns a sentence for each rule that speaks, the surest first, and logs it."""
+        now, step, before = self._clock(), self._steps, self._since
+        facts = self._facts()
+        since, lasted = dict[Rule, tuple[Hashable, int, float]](), dict[Rule, Lasted]()
+        for rule, identity, _ in facts:
+            first = before.get(rule)
+            if first is None or first[0] != identity:
+                first = identity, step, now
+            since[rule] = first
+            lasted[rule] = Lasted(step - first[1], now - first[2])
+        # No lock: where two threads look at once, either is right.
+        self._since = since
+        causes = {rule for rule, (steps, _) in lasted.items() if steps >= _EVERY}
+        found = {
+            rule: message(lasted[rule])
+            for rule, _, message in facts
+            if lasted[rule].steps >= _STEPS
+            and lasted[rule].seconds >= _SECONDS
+            and not _CAUSES.get(rule, frozenset()) & causes
+        }
+        for rule, sentence in found.items():
+            self._log.warning(f"stalled, {rule}: %s", sentence)
+        return found
 
     @property
     def refuses(self) -> bool:
@@ -96,7 +176,7 @@ class Stalls:
             )
 
     def _facts(self) -> list[Fact]:
-        """What holds now. While nothing can go on for one reason, no other counts."""
+        """What holds now, the surest first. While nothing can go on, no other reason counts."""
         ended = self._ended()
         if ended is not None:
             return [ended]
@@ -105,33 +185,36 @@ class Stalls:
         with suppress(IndexError):
             oldest = self._batch.oldest
         unanswered = self._batch.number + 1 if oldest is None else oldest.number
-        facts = [
+        pending = self._cache.pending_copies()
+        facts = (
             self._unanswered(unanswered),
             self._unacked(unanswered),
+            self._undispatched(pending),
+            self._unpolled(pending),
+            self._unreported(pending),
             self._unread_streams(),
             self._no_room(),
-        ]
-        return [*(fact for fact in facts if fact is not None), *self._cache.standing()]
+        )
+        return [fact for fact in facts if fact is not None]
 
     def _ended(self) -> Fact | None:
+        dead = self._lifecycle.dead
         if self._cache.closed:
             return Fact(
                 Rule.DEAD,
                 None,
-                lambda *held: (
-                    f"The cache is closed ({lasting(*held)}): make another one, and a scheduler "
-                    "on it"
+                lambda lasted: (
+                    f"The cache is closed ({lasted}): make another one, and a scheduler on it"
                 ),
             )
-        dead = self._lifecycle.dead
         if dead is None:
             return None
         return Fact(
             Rule.DEAD,
             (dead, self._batch.number),
-            lambda *held: (
-                f"The engine failed ({dead}) and was not reset ({lasting(*held)}): reset it, then "
-                "call reset"
+            lambda lasted: (
+                f"The engine failed ({dead}) and was not reset ({lasted}): reset it, then call "
+                "reset"
             ),
         )
 
@@ -140,14 +223,14 @@ class Stalls:
         count = self._batch.number + 1 - first
         if count <= 0:
             return None
-
-        def say(_steps: int, seconds: float) -> str:
-            return (
-                f"{count} steps are unanswered, the oldest is step {first}, for {seconds:.1f} s: "
-                f"{_ANSWER}"
-            )
-
-        return Fact(Rule.UNANSWERED, first, say)
+        return Fact(
+            Rule.UNANSWERED,
+            first,
+            lambda lasted: (
+                f"{count} steps are unanswered, the oldest is step {first}, for "
+                f"{lasted.seconds:.1f} s: {_ANSWER}"
+            ),
+        )
 
     def _unacked(self, unanswered: int) -> Fact | None:
         """The oldest stop whose step is answered, and whose ack has not come."""
@@ -157,32 +240,95 @@ class Stalls:
         if not stops:
             return None
         seat = min(stops, key=lambda seat: seat.stopped_at)
-        steps, others = self._batch.number - seat.stopped_at, len(stops) - 1
-        more = f"; {those(others, 'more seat', 'wait')}, too" if others else ""
-
-        def say(_steps: int, seconds: float) -> str:
-            return (
-                f"Seat {seat.number} waits since step {seat.stopped_at} "
-                f"({lasting(steps, seconds)}) for the ack of request {seat.request.id!r}{more}: "
+        others = len(stops) - 1
+        more = f"; {_those(others, 'more seat', 'wait')}, too" if others else ""
+        since = f"Seat {seat.number} waits since step {seat.stopped_at}"
+        whose = f"for the ack of request {seat.request.id!r}{more}"
+        return Fact(
+            Rule.NO_ACK,
+            (seat.number, seat.epoch),
+            lambda lasted: (
+                f"{since} ({lasted}) {whose}: "
                 'call on_acks, or say stops="in-order"; where acks are lost, call reconcile'
+            ),
+        )
+
+    def _undispatched(self, pending: PendingCopies) -> Fact | None:
+        """Plans that were made, or copies ahead that are due, while `dispatch` is not called."""
+        if pending.undispatched is not None:
+            plans, flight = pending.undispatched
+            return Fact(
+                Rule.UNDISPATCHED,
+                ("plan", flight),
+                lambda lasted: (
+                    f"{_those(plans, 'plan', 'wait')} to be dispatched, the oldest is flight "
+                    f"{flight} ({lasted}): call cache.step() (or dispatch) once per turn"
+                ),
+            )
+        if pending.ahead is None:
+            return None
+        return Fact(
+            Rule.UNDISPATCHED,
+            ("ahead", pending.ahead),
+            lambda lasted: (
+                f"Dispatch was not called for {lasted}, so that nothing is copied to the host "
+                "ahead of need: call cache.step() (or dispatch) once per turn"
+            ),
+        )
+
+    def _unpolled(self, pending: PendingCopies) -> Fact | None:
+        """The crane of this process has flights, and nobody polls it."""
+        flights, polls = pending.unpolled
+        if not flights:
+            return None
+        return Fact(
+            Rule.NOT_POLLED,
+            polls,
+            lambda lasted: (
+                f"{_those(flights, 'flight', 'wait')} on rank 0, and nobody has polled it for "
+                f"{lasted}: call commit(crane.poll()) once per turn (cache.step() does)"
+            ),
+        )
+
+    def _unreported(self, pending: PendingCopies) -> Fact | None:
+        """The oldest flight that was dispatched, and not reported by every rank."""
+        waiting = pending.unreported
+        if waiting is None:
+            return None
+
+        def message(lasted: Lasted) -> str:
+            spoken = waiting.spoken
+            have = "has" if len(spoken) == 1 else "have"
+            heard = f"; {ranks(spoken)} {have} spoken" if spoken else ""
+            more = f"; {_those(waiting.others, 'newer flight', 'wait')}, too" * bool(waiting.others)
+            held = ", ".join(
+                f"{blocks} idle {'block' if blocks == 1 else 'blocks'} of the {tier}"
+                for tier, (blocks, _) in self._cache.idle_in_flight().items()
+            )
+            held = f"; nobody can have {held} until flights end" if held else ""
+            return (
+                f"Flight {waiting.flight} waits for {ranks(waiting.missing)} "
+                f"({lasted}){heard}{more}{held}: call commit(crane.poll()) with "
+                "what every rank's crane says, once per turn (cache.step() does); where a report "
+                "may be lost, commit(crane.reconcile(cache.unreported(rank)))"
             )
 
-        return Fact(Rule.NO_ACK, (seat.number, seat.epoch), say)
+        return Fact(Rule.NO_OUTCOME, waiting.flight, message)
 
     def _unread_streams(self) -> Fact | None:
         """A request waits for what held ones keep, which must stay where they are."""
         waiting, keepers = self.unread.waiting, self.unread.keepers()
         if waiting is None:
             return None
-
-        def say(steps: int, seconds: float) -> str:
-            return (
-                f"Request {waiting.id!r} waits ({lasting(steps, seconds)}) for what requests keep "
-                f"that nobody reads: {named(keepers)}. Read their tokens and call unhold, or abort "
-                f"them; one fails after {self.unread.most:,} steps in which others wait"
-            )
-
-        return Fact(Rule.UNREAD, tuple(entry.order for entry in (waiting, *keepers)), say)
+        return Fact(
+            Rule.UNREAD,
+            tuple(entry.order for entry in (waiting, *keepers)),
+            lambda lasted: (
+                f"Request {waiting.id!r} waits ({lasted}) for what requests keep that nobody "
+                f"reads: {named(keepers)}. Read their tokens and call unhold, or abort them; one "
+                f"fails after {self.unread.most:,} steps in which others wait"
+            ),
+        )
 
     def _no_room(self) -> Fact | None:
         """A request was refused.
@@ -197,20 +343,20 @@ class Stalls:
         ran = seats.arrivals, seats.departures, int(seats.steps_run.sum())
         owed = (self._cache.room(tier).promised for tier in self._below)
         moved = *ran, room.free, room.available, *owed
-
-        def say(steps: int, seconds: float) -> str:
-            return (
-                f"Request {refused.id!r} finds no room ({lasting(steps, seconds)}), no row "
-                f"computes and no request ends. {self._holders()}"
-            )
-
-        return Fact(Rule.NO_ROOM, moved, say)
+        return Fact(
+            Rule.NO_ROOM,
+            moved,
+            lambda lasted: (
+                f"Request {refused.id!r} finds no room ({lasted}), no row computes and no request "
+                f"ends. {self._holders()}"
+            ),
+        )
 
     def _too_large(self) -> Fact | None:
         """The device was made smaller than a request that was accepted."""
         limit, ran = self._cache.limit(), 0
         waiting = sorted(self._queue.too_large, key=lambda entry: entry.rank)
-        if not waiting:
+        if not waiting and limit < self._admission.largest:
             # Rows that find no room to grow, and can neither be parked nor computed again.
             rows = [seat.request for seat in self._seats.bound() if not seat.request.held]
             waiting = [entry for entry in rows if entry.limit > limit]
@@ -218,15 +364,15 @@ class Stalls:
         if not waiting:
             return None
         most = max(entry.max_blocks(self._cache.block_size) for entry in waiting)
-
-        def say(steps: int, seconds: float) -> str:
-            return (
-                f"Requests wait ({lasting(steps, seconds)}) until the device is larger: it has "
-                f"{limit} blocks since it was made smaller, and {named(waiting)} may need up to "
-                f"{most}: resize it, or abort them"
-            )
-
-        return Fact(Rule.NO_ROOM, (limit, ran, *(entry.order for entry in waiting)), say)
+        return Fact(
+            Rule.NO_ROOM,
+            (limit, ran, *(entry.order for entry in waiting)),
+            lambda lasted: (
+                f"Requests wait ({lasted}) until the device is larger: it has {limit} blocks since "
+                f"it was made smaller, and {named(waiting)} may need up to {most}: resize it, or "
+                "abort them"
+            ),
+        )
 
     def with_names(self, sentence: str) -> str:
         """Names the request beside the number of each lease, parked sequence and ticket."""
@@ -270,3 +416,8 @@ class Stalls:
         if quarantined:
             lines.append(f"{quarantined} slots are quarantined: report their copies, or reset.")
         return " ".join(lines)
+
+
+def _those(count: int, noun: str, verb: str) -> str:
+    """Things that do something, one or several: "1 plan waits", "2 plans wait"."""
+    return f"{count} {noun} {verb}s" if count == 1 else f"{count} {noun}s {verb}"

@@ -1,18 +1,126 @@
-"""How much a scheduler has of everything, and what it has counted."""
+"""How much a scheduler has of everything, what it has counted, and how long requests wait."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from blockyard.scheduling.batch import Batch
-from blockyard.scheduling.census import Census
+from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.counters import COUNTERS, Counters
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.seats import Seats
-from blockyard.scheduling.stall import Stalls
+from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.stall import Rule, Stalls
 from blockyard.shared.stats import Stat
+from blockyard.shared.timings import Reading, StepTimes
 from blockyard.yard.cache import KVCache
 
-__all__ = ["SchedulerStats"]
+__all__ = ["Census", "Monitor", "SchedulerStats", "Waited"]
+
+_SEATED: Final = {
+    RequestState.LOADING: "their blocks come up from below",
+    RequestState.PREFILL: "parts of their prompt are not computed yet",
+    RequestState.DECODE: "they sample a token in each step",
+    RequestState.STOPPING: "the engine's ack to their stop has not come",
+}
+_REASONS: Final = {
+    "room": "blocks",
+    "seat": "a seat, or their turn",
+    "prefix": "another request that computes or loads their prefix",
+    "parked": "blocks, with their work kept",
+    "held": "a reader: `hold` was called",
+}
+
+
+class Census:
+    """Counts the requests that have not ended. Any thread may ask, and nothing is changed.
+
+    It takes time for each seat and for each request that waits for another one's prefix, not for
+    each that waits.
+
+    Args:
+        queue: What waits.
+        seats: What runs or stops.
+        lifecycle: All that has not ended.
+        stalls: Whether a request was refused room.
+    """
+
+    SCHEMA: Final = (
+        Stat(
+            "waiting",
+            "requests",
+            "gauge",
+            "waiting_requests",
+            "requests that have no seat: new, parked, or to be recomputed",
+        ),
+        *(
+            Stat(f"waiting_{why}", "requests", "gauge", f"waiting_requests{{reason={why}}}", text)
+            for why, text in (
+                (why, f"of these, requests that wait for {what}") for why, what in _REASONS.items()
+            )
+        ),
+        Stat("new", "requests", "gauge", "requests{state=waiting}", "requests that never ran"),
+        *(
+            Stat(
+                f"in_{state}",
+                "requests",
+                "gauge",
+                f"requests{{state={state}}}",
+                f"requests with a seat: {what}",
+            )
+            for state, what in _SEATED.items()
+        ),
+        Stat("parked", "requests", "gauge", "requests{state=parked}", "requests that are parked"),
+        Stat(
+            "recompute",
+            "requests",
+            "gauge",
+            "requests{state=recompute}",
+            "preempted requests without a seat, whose work is computed again",
+        ),
+    )
+    """Name, unit, kind, metric and meaning of each number."""
+
+    def __init__(
+        self, queue: WaitingQueue, seats: Seats, lifecycle: Lifecycle, stalls: Stalls
+    ) -> None:
+        self._queue = queue
+        self._seats = seats
+        self._lifecycle = lifecycle
+        self._stalls = stalls
+
+    def read(self) -> dict[str, int]:
+        """Returns the numbers of `SCHEMA`."""
+        seated = dict.fromkeys(_SEATED, 0)
+        for seat in self._seats.bound():
+            # One that has ended is no request any more. Where another thread asks, one may have its
+            # seat a moment before its state.
+            if seat.request.state in seated:
+                seated[seat.request.state] += 1
+        waiting = max(len(self._lifecycle) - sum(seated.values()), 0)
+        parked, recompute = len(self._queue.parked), len(self._queue.recomputed)
+        return {
+            "waiting": waiting,
+            **{f"waiting_{why}": count for why, count in self._reasons(waiting).items()},
+            "new": max(waiting - parked - recompute, 0),
+            **{f"in_{state}": count for state, count in seated.items()},
+            "parked": parked,
+            "recompute": recompute,
+        }
+
+    def _reasons(self, waiting: int) -> dict[str, int]:
+        """How many wait for what; each counts once.
+
+        Those that were neither parked, held nor put aside wait for one thing: a seat where none is
+        free, else room where the first of them was refused some, else their turn, which is counted
+        as a seat. Samples that are forked of another one wait for its prompt.
+        """
+        counts = self._queue.count()
+        queued = counts.waiting - counts.parked - counts.aside - counts.held - counts.too_large
+        refused = self._stalls.refuses and not self._seats.full
+        found = dict.fromkeys(_REASONS, 0)
+        found["parked"], found["held"] = counts.parked, counts.held
+        found["room" if refused else "seat"] = max(queued, 0)
+        found["room"] += counts.too_large
+        found["prefix"] = max(waiting - sum(found.values()), 0)
+        return found
 
 
 class SchedulerStats:
@@ -87,3 +195,60 @@ class SchedulerStats:
         if self._lifecycle.dead is None:
             return 0
         return self._lifecycle.pinned + self._batch.held_back
+
+
+class Waited(NamedTuple):
+    """How long requests have waited, in seconds."""
+
+    begun: dict[str, Reading]
+    """Those that began, by what kept them last: since they were added, or lost their work."""
+    resumed: Reading
+    """Those that resumed: since they were parked."""
+
+
+class Monitor:
+    """Questions for an exporter. Any thread may ask, and none changes anything.
+
+    Args:
+        cache: The cache that the scheduler drives.
+        queue: What waits.
+        lifecycle: Whether the engine lives.
+        stalls: What stands still.
+        times: How long its parts of a step take; None where it does not measure.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        queue: WaitingQueue,
+        lifecycle: Lifecycle,
+        stalls: Stalls,
+        times: StepTimes | None,
+    ) -> None:
+        self.cache = cache
+        self._queue = queue
+        self._lifecycle = lifecycle
+        self._stalls = stalls
+        self._times = times
+
+    @property
+    def failed(self) -> str | None:
+        """Why the engine is dead; None while it lives."""
+        return self._lifecycle.dead
+
+    def stall_messages(self) -> dict[Rule, str]:
+        """Returns what stands still, by its rule, the surest first."""
+        return self._stalls.stall_messages()
+
+    def steps(self) -> dict[str, Reading]:
+        """Returns how long each part of a step took, the cache's too, in seconds."""
+        own = self._times.read() if self._times is not None else {}
+        return own | self.cache.step_times()
+
+    def waited(self) -> Waited | None:
+        """Returns how long requests have waited; None where it does not measure."""
+        waits = self._queue.waits
+        if waits is None:
+            return None
+        begun = {why: times.read() for why, times in waits.begun.items()}
+        return Waited(begun, waits.resumed.read())

@@ -31,8 +31,7 @@ from blockyard.testing.copier import (
     hang,
 )
 from blockyard.testing.engine import Broken, SimulatedEngine
-from blockyard.testing.minimise import minimised
-from blockyard.testing.play import Ran, simulate
+from blockyard.testing.play import Ran, minimised, simulate
 from blockyard.testing.rows import ROWS
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import Event, Setup

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, get_args
 
-from blockyard.scheduling.arrival import sample_ids
+from blockyard.scheduling.request import sample_ids
 from blockyard.shared.hints import Hints, Retention
 from blockyard.testing.setup import Event, Setup
 from blockyard.yard.config import Eviction, HostCopies

@@ -3,18 +3,18 @@
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from blockyard._core import InUse, Keys, Misuse
-from blockyard.engines.connector import Connector
-from blockyard.engines.orders import Orders
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.orders import Orders
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import BELOW
-from blockyard.testing.allocator import Allocator
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.engine import chained, check, ends, sampled
@@ -27,9 +27,52 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["OwnBlocks"]
 
+
 _T = TypeVar("_T")
 _FAULTS: Final = frozenset({"copy", "outcome", "rank", "engine", "resize"})
 """Events that may cost a request what is kept of it."""
+
+
+class _Allocator:
+    """Blocks with holders; one without is found again by its name until it is taken."""
+
+    def __init__(self, count: int) -> None:
+        self.holders = [0] * count
+        self.idle = dict.fromkeys(range(count))
+        """The next to be taken stands first."""
+        self._published: dict[Hashable, int] = {}
+        self._names: dict[int, Hashable] = {}
+
+    def hold(self, names: list[Hashable]) -> list[int]:
+        """Takes blocks that are there, as far as they are."""
+        ids = [self._published[name] for name in takewhile(self._published.__contains__, names)]
+        for one in ids:
+            self.holders[one] += 1
+            self.idle.pop(one, None)
+        return ids
+
+    def take(self, count: int) -> list[int]:
+        """Takes blocks for new contents; there are so many."""
+        ids = list(self.idle)[:count]
+        for one in ids:
+            del self.idle[one]
+            self.holders[one] += 1
+            self._published.pop(self._names.pop(one, None), None)
+        return ids
+
+    def publish(self, ids: list[int], names: list[Hashable]) -> None:
+        """Makes blocks known whose contents are computed."""
+        for one, name in zip(ids, names, strict=False):
+            if self._published.setdefault(name, one) == one:
+                self._names[one] = name
+
+    def give_back(self, ids: list[int]) -> None:
+        """Gives blocks back, the deepest first."""
+        for one in reversed(ids):
+            self.holders[one] -= 1
+            check(self.holders[one] >= 0, f"block {one} is given back twice")
+            if not self.holders[one]:
+                self.idle[one] = None
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +123,7 @@ class OwnBlocks:
         self._connectors = [
             Connector(KVCache(config_of(setup))) for _ in range(max(setup.replicas, 1))
         ]
-        self._blocks = Allocator(setup.device)
+        self._blocks = _Allocator(setup.device)
         self._rows: dict[str, _Row] = {}
         self._queue: list[_Row] = []
         self._running: list[_Row] = []
@@ -396,7 +439,7 @@ class OwnBlocks:
             self._copies.reset(rank)
         for memory_of_rank in self._memory:
             memory_of_rank.forget()
-        self._blocks = Allocator(self.setup.device)
+        self._blocks = _Allocator(self.setup.device)
         self._freed_later.clear()
         lost = [row for row in self._rows.values() if row not in self._queue]
         for row in lost:

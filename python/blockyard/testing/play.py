@@ -1,5 +1,6 @@
 """Plays a scenario: of an engine over a yard, or of one that gives out its blocks itself."""
 
+import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from blockyard.testing.scenario import Scenario
 from blockyard.testing.simulated_processes import Processes
 from blockyard.testing.simulator import Simulation
 
-__all__ = ["Ran", "simulate"]
+__all__ = ["Ran", "minimised", "simulate"]
 
 
 @dataclass(slots=True)
@@ -45,3 +46,42 @@ def simulate(scenario: Scenario) -> Ran:
             raise Broken(f"tick {simulation.now}: {type(error).__name__}: {error}") from error
         finally:
             simulation.close()
+
+
+def failure(scenario: Scenario) -> str | None:
+    """Returns what is broken, or None."""
+    try:
+        simulate(scenario)
+    except Broken as broken:
+        return str(broken)
+    return None
+
+
+def kind(said: str | None) -> str | None:
+    """Returns the failure without its numbers, and without the names in brackets."""
+    return None if said is None else re.sub(r"[0-9]+|[\[{].*[\]}]", "", said.partition(": ")[2])
+
+
+def minimised(scenario: Scenario, *, tries: int = 2000) -> Scenario:
+    """Drops events, many at a time and then one by one, as long as it fails in the same way.
+
+    Args:
+        scenario: One that fails.
+        tries: Most simulations to run.
+    """
+    wanted = kind(failure(scenario))
+    events = list(scenario.events)
+    size = max(len(events) // 2, 1)
+    while tries > 0:
+        at, before = 0, len(events)
+        while at < len(events) and tries > 0:
+            fewer = events[:at] + events[at + size :]
+            tries -= 1
+            if kind(failure(scenario.with_events(fewer))) == wanted:
+                events = fewer
+            else:
+                at += size
+        if size == 1 and len(events) == before:
+            break
+        size = max(size // 2, 1)
+    return scenario.with_events(events)

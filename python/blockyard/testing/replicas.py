@@ -15,7 +15,7 @@ from blockyard.scheduling.request import Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import TIERS
 from blockyard.shared.plan import Plan
-from blockyard.shared.stall import Clock
+from blockyard.shared.timings import Clock
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.checked_reservations import CheckedReservations
 from blockyard.testing.engine import Broken, check

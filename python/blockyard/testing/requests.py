@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockyard.scheduling.arrival import sample_ids
-from blockyard.scheduling.request import RequestState, Result, max_blocks
+from blockyard.scheduling.request import RequestState, Result, max_blocks, sample_ids
 from blockyard.testing.engine import check, continuation
 from blockyard.testing.setup import Setup
 

@@ -16,17 +16,15 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import memory_for
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Outcome, Unreported, draw_yard
-from blockyard.shared.stall import Clock, Fact
 from blockyard.shared.stats import Stat, core_schema
-from blockyard.shared.timings import Reading, StepTimes, timed
+from blockyard.shared.timings import Clock, Reading, StepTimes, timed
 from blockyard.shared.validate import integer
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
-from blockyard.yard.flights import Ended, Flights, numbers, read_twice
+from blockyard.yard.flights import Ended, Flights, PendingCopies, numbers, read_twice
 from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
-from blockyard.yard.stall import undispatched, unreported
 
 __all__ = ["KVCache"]
 
@@ -68,11 +66,12 @@ class KVCache(Cache):
     """
 
     __slots__ = (
-        *("_config", "_ended", "_flights", "_now", "_offload"),
+        *("_config", "_ended", "_fingerprint", "_flights", "_now", "_offload"),
         *("_owner", "_recording", "_times", "_unsure"),
     )
 
     _config: Config
+    _fingerprint: str  # of `_config`: for `digest`
     _flights: Flights
     _ended: dict[int, int] | None
     _now: int
@@ -98,6 +97,7 @@ class KVCache(Cache):
         yard = config.yard or draw_yard()
         cache = super().__new__(cls, **config.core(), yard=yard, memory=memory, recorder=recorder)
         cache._config, cache._recording = config, recording
+        cache._fingerprint = config.fingerprint
         if recorder is not None:
             # What is to be written is, also where the program just ends.
             weakref.finalize(cache, recording.close)
@@ -225,11 +225,11 @@ class KVCache(Cache):
 
     @timed("commit")
     def _take(self, outcomes: Sequence[Outcome], done: int | None, now: int | None) -> int:
-        outcomes = self._flights.check(outcomes)
+        outcomes = self._flights.check(outcomes) if outcomes else []
         # The core may refuse `done`; after that nothing is refused, so that nothing is lost.
         if done is not None:
             super().commit([], done=done)
-        count = self._end(self._flights.take(outcomes))
+        count = self._end(self._flights.take(outcomes)) if outcomes else 0
         if now is not None:
             self._now = now
         late = self._flights.overdue(self._now)
@@ -391,14 +391,14 @@ class KVCache(Cache):
         super()._close()
         self._recording.close()
 
-    def standing(self) -> list[Fact]:
-        """Returns what is a stall where it stays as it is: plans and flights that wait.
+    def pending_copies(self) -> PendingCopies:
+        """Returns what waits for a call: copies to be dispatched, polled or reported.
 
-        `Scheduler.stalled` says them in time; your own scheduler asks a `StallWatch`. Any thread
-        may.
+        One that stays as it is for long is a stall, of which `Scheduler.stalled` says which call is
+        missing. Any thread may ask.
         """
-        facts = undispatched(self, self._offload), unreported(self, self._flights, self._now)
-        return [fact for fact in facts if fact]
+        ahead = self._offload.decided if self._offload.due(self) else None
+        return PendingCopies(self.undispatched(), ahead, self._flights.waiting(self._now))
 
     def unreported(self, rank: int) -> Unreported:
         """Returns the flights that a rank has not reported, for its `Crane.reconcile`.
@@ -418,7 +418,7 @@ class KVCache(Cache):
         and not sealed, and what schedulers and cranes have. Only processes of one version can be
         compared, between two steps. It takes time in proportion to the cache.
         """
-        own = self._config.fingerprint, self._config.yard, self._now, self._flights.state()
+        own = self._fingerprint, self._config.yard, self._now, self._flights.state()
         whole = repr((super().digest(), own, sorted((self._ended or {}).items()))).encode()
         return int.from_bytes(blake2b(whole, digest_size=8).digest())
 

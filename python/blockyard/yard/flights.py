@@ -14,7 +14,7 @@ from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.stats import Stat
 from blockyard.shared.validate import bounded
 
-__all__ = ["Ended", "Flights", "Waiting", "numbers", "ranks", "read_twice"]
+__all__ = ["Ended", "Flights", "PendingCopies", "Waiting", "numbers", "ranks", "read_twice"]
 
 _log = Limited(__name__)
 
@@ -57,6 +57,19 @@ class Waiting(NamedTuple):
     """The ranks that have."""
     others: int
     """Flights that wait as well."""
+
+
+class PendingCopies(NamedTuple):
+    """Copies that wait for a call."""
+
+    undispatched: tuple[int, int] | None
+    """Plans to be dispatched, and the flight of the oldest; None where there is none."""
+    ahead: int | None
+    """How often `dispatch` was called; None where no block is to be copied ahead now."""
+    unreported: Waiting | None
+    """The oldest flight that a rank has not reported."""
+    unpolled: tuple[int, int] = (0, 0)
+    """Flights that the crane of this process has, and how often it was polled."""
 
 
 class Flights:
@@ -159,19 +172,20 @@ class Flights:
         """
         outcomes = list(outcomes)
         for outcome in outcomes:
-            if not all(type(number) is int for number in (*outcome[:3], outcome.yard)):
+            flight, rank, good, cause, yard = outcome
+            if not type(flight) is type(rank) is type(good) is type(yard) is int:
                 raise Misuse(f"{outcome}: flight, rank, good and yard must be integers")
-            if outcome.cause is not None and not isinstance(outcome.cause, Cause):
+            if cause is not None and not isinstance(cause, Cause):
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
             entry = self._of(outcome)
-            if entry is None or outcome.rank not in entry.missing:
+            if entry is None or rank not in entry.missing:
                 continue  # it will be ignored, whatever it says
-            if not 0 <= outcome.good <= entry.blocks:
+            if not 0 <= good <= entry.blocks:
                 raise Misuse(
-                    f"rank {outcome.rank} reports {outcome.good} good blocks of flight "
-                    f"{outcome.flight}, which has {entry.blocks}: leave it out, and reset that rank"
+                    f"rank {rank} reports {good} good blocks of flight {flight}, which has "
+                    f"{entry.blocks}: leave it out, and reset that rank"
                 )
-        return sorted(outcomes, key=_severity)
+        return sorted(outcomes, key=_severity) if len(outcomes) > 1 else outcomes
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
         """Takes outcomes and returns the flights that they have ended, until `forget` is told.
@@ -248,7 +262,8 @@ class Flights:
 
         They come again until the caller has called `unknown`.
         """
-        self._lost = [flight for flight in self._lost if self._awaited(flight)]
+        if self._lost:
+            self._lost = [flight for flight in self._lost if self._awaited(flight)]
         late = dict.fromkeys(self._lost)
         for ticks, row in self._due.items():
             while row and not self._awaited(row[0]):

@@ -5,72 +5,38 @@
 //! [`Parked`], [`Ticket`]) stand for what a sequence holds or was promised. Keys are made outside the
 //! lock ([`Chain`]). Copies are [`Plan`]s: the caller carries them out and reports their outcomes.
 //!
-//! A file may use only what stands above it; names on one line are strangers:
-//! layer: id sync reader
-//! layer: error
-//! layer: memory
-//! layer: hash arena list index keeps hint
-//! layer: life
-//! layer: extras pool ledger trie ghost cost evict plan record
-//! layer: chain events flight
-//! layer: wire
+//! A folder may use only those above it; names on one line are strangers. Its `mod.rs` has the order
+//! of its files, where they have one:
+//! layer: base
+//! layer: collections keys
+//! layer: tiers evict copies events
 //! layer: mirror
-//! layer: stats
 //! layer: state
-//! layer: shared
-//! layer: lease
-//! layer: cache
+//! layer: api
 
 #![forbid(unsafe_code)]
 
-mod arena;
-mod cache;
-mod chain;
-mod cost;
-mod error;
+mod api;
+mod base;
+mod collections;
+mod copies;
 mod events;
 mod evict;
-mod extras;
-mod flight;
-mod ghost;
-mod hash;
-mod hint;
-mod id;
-mod index;
-mod keeps;
-mod lease;
-mod ledger;
-mod life;
-mod list;
-mod memory;
+mod keys;
 mod mirror;
-mod plan;
-mod pool;
-mod reader;
-mod record;
-mod shared;
 mod state;
-mod stats;
-mod sync;
-mod trie;
-mod wire;
+mod tiers;
 
-pub use cache::Cache;
-pub use chain::Chain;
-pub use cost::Speeds;
-pub use error::{Error, Result};
-pub use evict::EvictionPolicy;
-pub use extras::{Extras, Media};
-pub use hash::{KeyHash, Namespace, Seed};
-pub use hint::{Hints, NextUse, Priority, Retention};
-pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier, YardId};
-pub use lease::{Lease, Parked, Seals, Ticket};
-pub use mirror::{Clears, Heard, Salts};
-pub use plan::{End, Outcome, Plan, Run};
-pub use shared::{Drained, Locked};
-pub use state::{
-    Answer, Begun, Cells, Config, Fetch, Filling, Holder, HolderId, HostCopies, Loading, MAX_RUNS,
-    Need, ParkedView, Pending, Probe, Request, Room, Sealing, State, Stop, View, Violation, Wanted,
-    WritePolicy,
+pub use api::{Cache, Drained, Lease, Locked, Parked, Seals, Ticket};
+pub use base::{
+    Error, FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Result, Slot, TicketId, Tier, YardId,
 };
-pub use stats::{Counters, Field, Kind, Stats, TierStats};
+pub use copies::{End, Outcome, Plan, Run, Speeds};
+pub use evict::{EvictionPolicy, Hints, NextUse, Priority, Retention};
+pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
+pub use mirror::{Clears, Heard, Salts};
+pub use state::{
+    Answer, Begun, Cells, Config, Counters, Fetch, Field, Filling, Holder, HolderId, HostCopies,
+    Kind, Loading, MAX_RUNS, Need, ParkedView, Pending, Probe, Request, Room, Sealing, State,
+    Stats, Stop, TierStats, View, Violation, Wanted, WritePolicy,
+};

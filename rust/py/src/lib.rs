@@ -10,7 +10,7 @@
 //! layer: recorder
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine events finish flights fork park promises questions step sums survey
+//! layer: begin cache disk engine events finish flights park promises questions step sums survey
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `build.rs` puts them into the stub of the wheel.
@@ -31,7 +31,6 @@ mod events;
 mod face;
 mod finish;
 mod flights;
-mod fork;
 mod gil;
 mod keys;
 mod lease;

@@ -12,13 +12,13 @@ import pytest
 import blockyard as by
 from blockyard._core import checksums
 from blockyard._typing import override
+from blockyard.connectors.connector import Connector
 from blockyard.crane.copiers import Landed, Receipt
 from blockyard.crane.copiers.checked import CheckedCopier, Checksums, checked
 from blockyard.crane.copiers.disk import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.engines.connector import Connector
 from blockyard.shared.layout import Plane
 from blockyard.testing import Script, ScriptedCopier, delay, fail, hang
 

@@ -56,6 +56,7 @@ def test_ranks_split_the_writing_of_what_is_replicated_and_all_read_it(
         crane_.close()
 
 
+@pytest.mark.law("2.3-up-failed")
 @pytest.mark.parametrize(
     ("script", "good", "cause"),
     [
@@ -136,6 +137,7 @@ def test_two_cranes_in_two_processes_of_which_one_fails(tmp_path: Path) -> None:
             assert all(map(np.array_equal, ask(pipe, "device"), expected))
 
 
+@pytest.mark.law("R1-10", "4.7-41")
 def test_two_cranes_in_two_processes_of_which_one_is_killed(tmp_path: Path) -> None:
     with processes(SHARED, tmp_path / "host", [[], [hang()]]) as ranks:
         for _process, pipe in ranks:
@@ -182,6 +184,7 @@ class Told:
     def close(self) -> None: ...
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("other", [Landed(5), Landed(0, Cause.CORRUPT), Landed(0, Cause.FAILED)])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_of_which_some_planes_are_lost_all_is_lost(
@@ -198,6 +201,7 @@ def test_of_which_some_planes_are_lost_all_is_lost(
     hands.close()
 
 
+@pytest.mark.law("INV-6")
 def test_to_join_is_to_wait_for_what_comes_up_and_not_for_what_goes_down(tmp_path: Path) -> None:
     """Without streams, `join` waits for the report of each copy up. (INV-6)"""
     device = MemoryTier(SHARED, 12, name="device")

@@ -44,6 +44,7 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> A
     return caplog
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_in_whatever_order_streams_work_bytes_are_those_of_the_order_of_calls(first: int) -> None:
     for seed in range(first, first + 20):
@@ -224,6 +225,7 @@ def test_polling_asks_the_driver_once_a_stream_however_much_is_in_flight() -> No
     assert (gpu.calls - before)["ended"] == 1
 
 
+@pytest.mark.law("INV-6")
 def test_a_call_that_the_driver_refuses_fails_that_flight_alone(
     said: pytest.LogCaptureFixture,
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_lost_device_takes_all_that_is_in_flight_with_it(
     host.close()
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("call", ["enter", "capturing", "record", "wait", "copy", "move"])
 def test_whichever_call_finds_the_device_lost_no_flight_is_left_without_an_end(call: str) -> None:
     gpu, device, host, copier = opened(device=100, host=100, eager=0, thresholds=METHODS[2])
@@ -320,6 +323,7 @@ def test_a_slot_that_is_not_there_fails_the_copy_before_anything_is_queued() -> 
     assert not gpu.calls["move"]
 
 
+@pytest.mark.law("INV-6")
 def test_what_a_lost_device_had_in_flight_is_quarantined_until_the_reset() -> None:
     gpu = SimulatedGpu(eager=0)
     layout = LAYOUTS["page-first"]
@@ -358,6 +362,7 @@ def test_a_crane_reports_a_flight_as_lost_when_any_copy_of_it_was() -> None:
     assert (outcome.good, outcome.cause) == (0, Cause.FAILED)
 
 
+@pytest.mark.law("INV-6")
 def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +444,7 @@ def test_no_more_is_queued_than_a_driver_takes_without_waiting() -> None:
     assert copier.start(device, host, slots(1), slots(1)) is not None
 
 
+@pytest.mark.law("INV-6")
 def test_a_crane_joins_what_the_copier_took_and_says_when_some_is_held_back() -> None:
     gpu, device, host, copier = opened(depth=1, eager=0)
     crane = Crane(LAYERED, device=device, host=host, copier=copier)
@@ -468,6 +474,7 @@ def test_a_crane_of_threads_joins_nothing_that_is_under_way() -> None:
         assert crane.join()
 
 
+@pytest.mark.law("INV-6")
 def test_parts_are_of_the_layouts_pieces_however_they_lie_side_by_side() -> None:
     gpu = SimulatedGpu(eager=0)
     layout = KVLayout.llama(4, 1, 8, block_size=2, order="layer-first")

@@ -36,6 +36,7 @@ def test_a_restart_finds_what_was_there(tmp_path: Path, more: dict[str, Any]) ->
             assert set(talks(cache).values()) == {4 * BLOCKS - 1}
 
 
+@pytest.mark.law("INV-28")
 def test_every_difference_is_another_folder(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         talks(cache)
@@ -54,6 +55,7 @@ def test_every_difference_is_another_folder(tmp_path: Path) -> None:
         assert cache.restored == TALKS * BLOCKS
 
 
+@pytest.mark.law("INV-31")
 def test_inv_31_a_clear_is_not_undone(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         talks(cache)
@@ -63,6 +65,7 @@ def test_inv_31_a_clear_is_not_undone(tmp_path: Path) -> None:
         assert cache.restored == 3 * BLOCKS
 
 
+@pytest.mark.law("INV-31")
 def test_inv_31_what_was_planned_before_a_clear_is_not_restored(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         lease = cache.begin(range(16))
@@ -75,6 +78,7 @@ def test_inv_31_what_was_planned_before_a_clear_is_not_restored(tmp_path: Path) 
         assert cache.restored == 0
 
 
+@pytest.mark.law("INV-26")
 def test_inv_26_a_flipped_bit_costs_a_block_and_nothing_else(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         talks(cache)
@@ -96,6 +100,7 @@ def test_inv_26_a_flipped_bit_costs_a_block_and_nothing_else(tmp_path: Path) -> 
         assert set(talks(cache).values()) == {4 * BLOCKS - 1}, "it is computed, and found again"
 
 
+@pytest.mark.law("INV-27")
 def test_inv_27_twenty_kills_serve_no_wrong_block_and_lose_no_folder(tmp_path: Path) -> None:
     # Each child is forked from one process that has imported all of it: that takes seconds of CPU.
     forks = multiprocessing.get_context("forkserver")
@@ -129,6 +134,7 @@ def test_inv_29_a_folder_has_one_owner(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
+@pytest.mark.law("INV-29")
 def test_inv_29_what_fails_as_it_opens_owns_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +170,7 @@ def test_bad_input_is_named(
         opened(path, **more)
 
 
+@pytest.mark.law("INV-37")
 def test_inv_37_all_of_it_is_for_its_owner_alone(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with opened(root) as cache:
@@ -323,6 +330,7 @@ def agreed(ranks: list[Rank]) -> Restored:
     return found
 
 
+@pytest.mark.law("INV-28")
 @pytest.mark.parametrize("layout", [RANKS, LATENT])
 def test_inv_28_ranks_find_again_what_all_of_them_have(tmp_path: Path, layout: Any) -> None:
     ranks = ranks_of(layout, tmp_path)
@@ -346,6 +354,7 @@ def test_inv_28_ranks_find_again_what_all_of_them_have(tmp_path: Path, layout: A
         one.close()
 
 
+@pytest.mark.law("INV-27")
 @pytest.mark.parametrize("disks", [1, 2])
 def test_inv_27_what_all_ranks_have_is_found_though_one_has_it_twice(
     tmp_path: Path, disks: int
@@ -373,6 +382,7 @@ def test_inv_27_what_all_ranks_have_is_found_though_one_has_it_twice(
         one.close()
 
 
+@pytest.mark.law("INV-28")
 def test_inv_28_a_rank_that_was_cleared_alone_restores_nothing_of_before(tmp_path: Path) -> None:
     ranks = ranks_of(RANKS, tmp_path)
     for receipt in [one.down(0, 1, 2) for one in ranks]:
@@ -393,6 +403,7 @@ def test_inv_28_a_rank_that_was_cleared_alone_restores_nothing_of_before(tmp_pat
         one.close()
 
 
+@pytest.mark.law("INV-28")
 def test_a_rank_that_was_opened_alone_goes_on_with_the_others(tmp_path: Path) -> None:
     Rank(RANKS, tmp_path, 0).close()
     for _ in range(2):
@@ -450,6 +461,7 @@ def test_slots_are_spread_over_several_disks(tmp_path: Path) -> None:
         DiskTier(LAYOUT, paths, blocks=2, identity=OURS)
 
 
+@pytest.mark.law("INV-26")
 def test_a_copy_over_several_disks_ends_before_its_first_bad_block(tmp_path: Path) -> None:
     one = Rank(LATENT_ALONE, [tmp_path / name for name in "abc"], 0)
     one.fill(range(9), 2)
@@ -467,6 +479,7 @@ def test_a_copy_over_several_disks_ends_before_its_first_bad_block(tmp_path: Pat
 LATENT_ALONE = by.KVLayout((Plane("latent", 3, 256, replicated=True),), block_size=4, dtype="uint8")
 
 
+@pytest.mark.law("INV-28")
 def test_a_block_that_two_disks_have_is_found_once(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     one = Rank(LATENT_ALONE, paths, 0)
@@ -486,6 +499,7 @@ def test_a_block_that_two_disks_have_is_found_once(tmp_path: Path) -> None:
     last.close()
 
 
+@pytest.mark.law("INV-31")
 def test_inv_31_what_one_disk_was_cleared_of_is_cleared_on_all(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     one = Rank(LATENT_ALONE, paths, 0)
@@ -525,6 +539,7 @@ def test_a_disk_that_refuses_half_a_copy_does_none_of_it(
     one.close()
 
 
+@pytest.mark.law("INV-31")
 def test_stamps_rise_also_after_four_billion_blocks(tmp_path: Path) -> None:
     one = Rank(LATENT_ALONE, tmp_path, 0)
     run = one.disk.run
@@ -555,6 +570,7 @@ def test_room_that_was_taken_in_vain_is_given_back_for_another_size(tmp_path: Pa
         DiskTier(LATENT_ALONE, tmp_path, blocks=16, identity=OURS)
 
 
+@pytest.mark.law("INV-31")
 @pytest.mark.parametrize("both", [False, True])
 def test_inv_31_a_bad_sector_of_a_folders_numbers_undoes_no_clear(
     tmp_path: Path, *, both: bool
@@ -600,6 +616,7 @@ def test_the_eviction_order_outlives_a_clean_close_alone(tmp_path: Path) -> None
     assert sorted(by_stamps) == sorted(order)
 
 
+@pytest.mark.law("INV-31")
 def test_inv_31_what_other_weights_have_computed_is_never_found(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
         talks(cache)
@@ -626,6 +643,7 @@ def test_stats_say_what_the_disk_does(tmp_path: Path) -> None:
         assert list(without.stats()) == [stat.name for stat in without.schema()]
 
 
+@pytest.mark.law("INV-29")
 def test_a_process_that_was_forked_is_no_owner(disk: DiskTier) -> None:
     child = os.fork()
     if not child:

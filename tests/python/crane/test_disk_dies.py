@@ -42,6 +42,7 @@ def until(cache: Any, done: Callable[[], bool]) -> None:
         time.sleep(1e-3)
 
 
+@pytest.mark.law("INV-32")
 @pytest.mark.parametrize("dead", [0, 1])
 def test_inv_32_a_disk_that_dies_takes_its_slots_with_it_and_no_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, dead: int
@@ -94,6 +95,7 @@ def test_a_disk_that_keeps_no_order_costs_the_others_nothing(tmp_path: Path) -> 
     assert (second.exists(), third.is_file()) == (False, True)
 
 
+@pytest.mark.law("INV-32")
 def test_inv_32_requests_that_are_parked_go_on(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
@@ -123,6 +125,7 @@ def test_inv_32_requests_that_are_parked_go_on(tmp_path: Path) -> None:
         cache.finish([again, lease])
 
 
+@pytest.mark.law("INV-32")
 def test_the_last_disk_that_works_is_not_given_up(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
@@ -140,6 +143,7 @@ def test_the_last_disk_that_works_is_not_given_up(tmp_path: Path) -> None:
         until(cache, lambda: cache.stats()["disk_written_blocks"] > written)
 
 
+@pytest.mark.law("INV-32")
 def test_ranks_that_each_name_another_disk_give_not_all_up() -> None:
     """Once a rank has named a disk, the others ask it nothing: they may never count it as dead."""
     cache = by.KVCache(device=8, disk=64)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,6 +21,8 @@ import blockyard as by
 from blockyard._typing import override
 from blockyard.crane.tiers import planes_of
 from disks import LAYOUT, OURS, settle
+
+pytestmark = pytest.mark.law("INV-26", "INV-27", "INV-28", "INV-31", "INV-32")
 
 TALKS, BLOCKS = 8, 3
 TOKENS = BLOCKS * LAYOUT.block_size

@@ -1,7 +1,4 @@
-"""Ranks and schedulers that die one by one: what all ranks have written is found again.
-
-INV-27 INV-28 INV-31
-"""
+"""Ranks and schedulers that die one by one: what all ranks have written is found again."""
 
 import logging
 import random
@@ -136,6 +133,7 @@ class Engine:
             crane.close()
 
 
+@pytest.mark.law("INV-27")
 @pytest.mark.parametrize("all_count", [True, False])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_inv_27_what_is_written_beside_a_rank_that_was_restarted_is_found_again(
@@ -149,6 +147,7 @@ def test_inv_27_what_is_written_beside_a_rank_that_was_restarted_is_found_again(
     engine.close()
 
 
+@pytest.mark.law("INV-27")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_inv_27_what_a_new_yard_writes_beside_living_ranks_is_found_again(
     tmp_path: Path, ranks: int
@@ -164,6 +163,7 @@ def test_inv_27_what_a_new_yard_writes_beside_living_ranks_is_found_again(
     engine.close()
 
 
+@pytest.mark.law("INV-27")
 @pytest.mark.parametrize("lost", [0, 1])
 def test_inv_27_a_plan_that_one_rank_never_got_costs_no_later_block(
     tmp_path: Path, lost: int
@@ -177,6 +177,7 @@ def test_inv_27_a_plan_that_one_rank_never_got_costs_no_later_block(
     engine.close()
 
 
+@pytest.mark.law("INV-31")
 def test_inv_31_a_clear_is_heard_by_ranks_that_count_otherwise(tmp_path: Path) -> None:
     engine = Engine(tmp_path, 2)
     engine.write(1)
@@ -193,6 +194,7 @@ def test_inv_31_a_clear_is_heard_by_ranks_that_count_otherwise(tmp_path: Path) -
     engine.close()
 
 
+@pytest.mark.law("INV-27")
 @pytest.mark.parametrize("seed", range(12))
 def test_inv_27_whatever_dies_what_all_ranks_have_reported_is_found_again(
     tmp_path: Path, seed: int
@@ -258,6 +260,7 @@ def test_a_rank_without_a_disk_is_named_where_ranks_are_to_agree() -> None:
         Restored.agreed([offer((0, 1, 7, 0)), None])  # type: ignore[list-item]
 
 
+@pytest.mark.law("INV-28")
 def test_ranks_agree_by_plans_and_by_stamps_where_a_folder_names_no_plan(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -280,6 +283,7 @@ def test_ranks_agree_by_plans_and_by_stamps_where_a_folder_names_no_plan(
     assert not caplog.records, "nothing is lost"
 
 
+@pytest.mark.law("INV-31")
 def test_stamps_of_a_plan_are_given_when_it_is_submitted(tmp_path: Path) -> None:
     """So a clear is between the plans before it and after it, whenever their copiers begin."""
     engine = Engine(tmp_path, 2)
@@ -352,6 +356,7 @@ def test_what_was_planned_from_lost_memory_is_not_written_under_good_keys(
     engine.close()
 
 
+@pytest.mark.law("INV-24")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_dead_rank_does_not_cost_the_disk(tmp_path: Path, ranks: int) -> None:
     engine = Engine(tmp_path, ranks)

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from inspect import getattr_static
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,7 @@ class Doors:
         self.calls.append("close")
 
 
+@pytest.mark.law("R1-1")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_full_lane_holds_up_no_other_and_keeps_its_order(way: Pair) -> None:
     copier = Doors(way)
@@ -106,6 +109,7 @@ def test_a_full_lane_holds_up_no_other_and_keeps_its_order(way: Pair) -> None:
     hands.close()
 
 
+@pytest.mark.law("R1-1")
 @pytest.mark.parametrize("slow", ["disk", "host"])
 def test_copies_that_never_end_hold_up_no_other_lane_of_stock_copiers(slow: str) -> None:
     """More of them than a copier takes, from a tier that answers no read. (R1-1)"""
@@ -491,3 +495,25 @@ def test_on_a_gpu_a_tier_that_is_not_pinned_is_named_and_nothing_is_left(
         assert gpu.held == before, "neither of the first copier nor of the second"
     for tier in (host, device, disk):
         tier.close()
+
+
+def test_whether_a_tier_has_planes_is_seen_without_reading_them() -> None:
+    class Refusing:
+        @property
+        def planes(self) -> tuple[Any, ...]:
+            raise AssertionError("they were read")
+
+    class Slotted:
+        __slots__ = ("planes",)
+
+    class Without(Refusing):
+        planes = None  # type: ignore[assignment] # it has none of its parent's
+
+    mine: Any = SimpleNamespace(planes=())
+    none: Any = SimpleNamespace(planes=None)
+    found: list[Any] = [Refusing(), Slotted(), mine, Without(), none, SimpleNamespace()]
+    assert list(map(is_mapped, found)) == [True, True, True, False, False, False]
+    # As the standard library sees it, which is too slow for every copy.
+    assert [getattr_static(one, "planes", None) is not None for one in found] == list(
+        map(is_mapped, found)
+    )

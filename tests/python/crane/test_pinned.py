@@ -48,6 +48,7 @@ def test_memory_that_is_dropped_is_unpinned_behind_its_last_copy_or_not_at_all()
     assert gpu.held == held
 
 
+@pytest.mark.law("INV-6")
 def test_memory_is_unpinned_while_it_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, there = SimulatedGpu(), []
     unregister = gpu.unregister
@@ -66,6 +67,7 @@ def test_memory_is_unpinned_while_it_is_still_there(monkeypatch: pytest.MonkeyPa
     assert not gpu.held
 
 
+@pytest.mark.law("INV-6")
 def test_bytes_of_a_file_that_others_have_are_never_written_when_it_is_pinned() -> None:
     bytes_ = np.ones(5 * mmap.PAGESIZE, np.uint8)
     bytes_.flags.writeable = False

@@ -17,8 +17,8 @@ from blockyard.metrics.collector import MOST, EngineCollector
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.text import text as page
 from blockyard.publishing.publisher import Publisher
+from blockyard.scheduling.queue import BEGUN
 from blockyard.scheduling.reservations import Reservations
-from blockyard.scheduling.waits import BEGUN
 from blockyard.shared.layout import TIERS
 from blockyard.shared.timings import Copied, CopyTimes, CraneNumbers, Reading
 from busy import LAYOUT, Busy
@@ -44,6 +44,7 @@ def exported(loop: Busy, **more: Any) -> EngineCollector:
     return EngineCollector({"0": Exported(loop.scheduler, **more)})
 
 
+@pytest.mark.law("O6")
 def test_each_number_of_stats_is_told_once_and_as_it_is() -> None:
     loop = Busy()
     reservations = Reservations(loop.cache)
@@ -78,6 +79,7 @@ def test_each_number_of_stats_is_told_once_and_as_it_is() -> None:
     loop.local.close()
 
 
+@pytest.mark.law("O6")
 def test_there_are_at_most_250_series_with_all_that_there_may_be() -> None:
     loop = Busy()
     with Publisher(loop.cache, ANY) as publisher:
@@ -94,6 +96,7 @@ def test_there_are_at_most_250_series_with_all_that_there_may_be() -> None:
     loop.local.close()
 
 
+@pytest.mark.law("O6")
 def test_six_ways_between_three_tiers_are_told_as_four_and_of_two_tiers_each() -> None:
     ways = {("device", "host"), ("host", "device")}
     assert set(Exported(by.KVCache(device=9, host=9)).ways()) == ways
@@ -115,6 +118,7 @@ def test_six_ways_between_three_tiers_are_told_as_four_and_of_two_tiers_each() -
     }
 
 
+@pytest.mark.law("O6")
 def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -> None:
     cache = by.KVCache(block_size=4, device=33, host=8)
     collector = EngineCollector({"0": Exported(cache)})
@@ -144,6 +148,7 @@ def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -
         Exported(cache, publisher=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.law("O6")
 def test_events_that_are_lost_are_told() -> None:
     cache = by.KVCache(block_size=4, device=65)
     cache.listen(ring=16)
@@ -158,6 +163,7 @@ def test_events_that_are_lost_are_told() -> None:
     assert found["blockyard_events_lost_total{}"] == cache.events_told()["lost"] > 0
 
 
+@pytest.mark.law("O6")
 @pytest.mark.parametrize(("ranks", "labels"), [(2, {"0", "1"}), (32, {"all"})])
 def test_one_process_exports_for_all_ranks_by_rank_where_they_are_few(
     ranks: int, labels: set[str]
@@ -229,6 +235,7 @@ def copied(flights: int, nbytes: int) -> dict[tuple[str, str], Copied]:
     return {("device", "host"): one.read()}
 
 
+@pytest.mark.law("O6")
 @pytest.mark.parametrize(("ranks", "rank"), [(2, "1"), (32, "all")])
 def test_no_counter_falls_where_a_crane_in_another_process_is_made_anew(
     ranks: int, rank: str
@@ -284,6 +291,7 @@ def test_each_crane_says_when_it_was_made() -> None:
     assert cranes[0].numbers().made == first
 
 
+@pytest.mark.law("O6")
 def test_no_counter_falls_and_a_scrape_changes_nothing() -> None:
     loop = Busy()
     collector = exported(loop)
@@ -307,6 +315,7 @@ def test_no_counter_falls_and_a_scrape_changes_nothing() -> None:
     loop.local.close()
 
 
+@pytest.mark.law("O6")
 def test_no_token_salt_key_or_id_is_in_a_label() -> None:
     loop = Busy()
     loop.add("a-secret-name", text(7, 40), 4, salt="a-secret-salt")
@@ -335,6 +344,7 @@ def test_hits_and_misses_are_told_by_tier_and_by_reason() -> None:
     assert not [name for name in found if "disk" in name], "a tier that is not there is not told"
 
 
+@pytest.mark.law("O6")
 def test_the_parts_of_a_step_waits_and_copies_are_counted_by_the_clock_given() -> None:
     ticks = itertools.count()
     loop = Busy()
@@ -378,6 +388,7 @@ def test_the_parts_of_a_step_waits_and_copies_are_counted_by_the_clock_given() -
     loop.local.close()
 
 
+@pytest.mark.law("O6")
 def test_a_wait_is_counted_by_what_kept_the_request_last() -> None:
     loop = Loop(device=17, max_num_seqs=2, metrics=True)
     loop.add("first", text(1, 30), 8)

@@ -11,6 +11,7 @@ from blockyard.testing import Scenario, simulate
 from busy import LAYOUT
 
 
+@pytest.mark.law("O1", "O4", "O6")
 @pytest.mark.parametrize("seed", [1, 4, 7, 11])
 def test_a_replica_that_is_measured_by_a_lying_clock_and_asked_decides_as_one_that_is_not(
     seed: int,
@@ -21,6 +22,7 @@ def test_a_replica_that_is_measured_by_a_lying_clock_and_asked_decides_as_one_th
     assert simulate(dataclasses.replace(scenario, setup=setup)).ticks > 40
 
 
+@pytest.mark.law("O6")
 def test_a_value_on_an_edge_is_below_it_and_what_a_clock_set_back_says_is_nothing() -> None:
     times = Histogram((1.0, 2.0))
     for value in (0.0, 1.0, 1.5, 2.0, 9.0, -5.0):
@@ -28,6 +30,7 @@ def test_a_value_on_an_edge_is_below_it_and_what_a_clock_set_back_says_is_nothin
     assert times.read() == ((3, 2, 1), 13.5)
 
 
+@pytest.mark.law("O6")
 def test_what_is_no_number_or_has_no_end_is_counted_and_not_summed() -> None:
     times = Histogram((1.0, 2.0))
     for value in (float("inf"), float("nan"), -float("inf"), 1.5):

@@ -19,7 +19,6 @@ import blockyard as by
 from blockyard import _core
 from blockyard.metrics.exported import Exported
 from blockyard.metrics.server import MetricsServer, serve
-from blockyard.shared.stall import StallWatch
 from loop import Loop
 from yard import begin, text
 
@@ -59,6 +58,7 @@ def test_a_dead_engine_is_unwell_until_it_is_reset() -> None:
         assert ask(server, "/healthz")[0] == 200
 
 
+@pytest.mark.law("O6")
 def test_a_cache_that_is_closed_or_broken_is_unwell() -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8)
     closed = by.local(layout, device=9)
@@ -75,6 +75,7 @@ def test_a_cache_that_is_closed_or_broken_is_unwell() -> None:
         assert ask(server, "/metrics")[0] == 200
 
 
+@pytest.mark.law("O6")
 def test_a_loop_that_stands_still_is_unwell_and_the_rule_is_told() -> None:
     loop = Loop(device=33)
     held = begin(loop.cache, text(9, 80))
@@ -96,21 +97,12 @@ def test_a_loop_that_stands_still_is_unwell_and_the_rule_is_told() -> None:
 
 
 def test_a_loop_of_your_own_says_what_stands_still() -> None:
-    cache, now = by.KVCache(block_size=4, device=33, host=8), [0.0]
-    watch = StallWatch("mine", lambda: now[0])
-    engine = Exported(cache, stalled=lambda: watch.stalled(cache.standing))
-    lease = begin(cache, text(1, 20))
-    cache.seal(lease, 20)
-    cache.finish(lease)
-    assert cache.demote(2) is not None
-    with serve(engine, port=0) as server:
+    said: list[str] = []
+    with serve(Exported(by.KVCache(device=33), stalled=lambda: said), port=0) as server:
         assert ask(server, "/healthz")[0] == 200
-        for _ in range(80):
-            now[0] += 1.0
-            watch.step(cache.standing)
+        said.append("One plan waits to be dispatched.")
         status, words = ask(server, "/healthz")
-    assert status == 503
-    assert "to be dispatched" in words
+    assert (status, words) == (503, "engine 0: One plan waits to be dispatched.\n")
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -136,6 +128,7 @@ def at_most(threads: int, before: set[threading.Thread]) -> None:
         time.sleep(1e-3)
 
 
+@pytest.mark.law("O6")
 def test_clients_that_say_nothing_or_never_end_take_few_threads_and_hold_up_nobody(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +226,7 @@ def test_a_reason_that_is_no_text_is_shown() -> None:
         assert ask(server, "/healthz") == (503, "engine 0: The engine failed: rank \\ud800.\n")
 
 
+@pytest.mark.law("O6")
 def test_an_engine_that_cannot_say_what_stands_still_is_unwell_and_the_others_are_told() -> None:
     def stalled() -> list[str]:
         raise KeyError("my_loop")
@@ -267,6 +261,7 @@ if child:
     subprocess.run(command, check=True, timeout=60)  # noqa: S603 - our own
 
 
+@pytest.mark.law("O6")
 @pytest.mark.parametrize(
     ("keywords", "said"),
     [

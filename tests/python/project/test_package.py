@@ -40,10 +40,36 @@ def test_importing_it_brings_nothing_but_numpy_and_warns_of_nothing() -> None:
     others = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     assert others <= {"blockyard", "numpy"}
     parts = {name.split(".")[1] for name in loaded if name.startswith("blockyard.")}
-    assert not parts & {"cli", "engines", "metrics", "proof", "replay", "testing"}
+    assert not parts & {"cli", "connectors", "metrics", "proof", "replay", "serving", "testing"}
     # It was 102 once; before raising this, ask whether every import needs them.
     assert len(loaded) < 160
     assert "asyncio" not in loaded
+
+
+@pytest.mark.parametrize(
+    ("older", "now"),
+    [
+        *((f"engines.{name}", f"connectors.{name}") for name in ("connector", "worker")),
+        *((f"engines.{name}", f"connectors.{name}") for name in ("vllm", "sglang")),
+        *((f"engines.{name}", f"reference.{name}") for name in ("reference", "model", "parallel")),
+        *((f"engines.{name}", f"reference.{name}") for name in ("rank", "sampling", "weights")),
+        ("engines.exact", "reference.exact_matmul"),
+        ("scheduling.async_engine", "serving.async_engine"),
+        ("scheduling.monitor", "scheduling.stats"),
+        ("scheduling.stream", "serving.stream"),
+    ],
+)
+def test_older_names_of_modules_have_the_same_objects(older: str, now: str) -> None:
+    before, after = (importlib.import_module(f"blockyard.{name}") for name in (older, now))
+    names = [name for name in vars(before) if not name.startswith("_")]
+    assert names
+    assert all(getattr(before, name) is getattr(after, name) for name in names)
+
+
+def test_the_names_for_operators_bring_no_engine_by_themselves() -> None:
+    run(
+        "import sys, blockyard.engines; assert not {'vllm', 'sglang', 'asyncio'} & set(sys.modules)"
+    )
 
 
 def test_it_imports_where_there_is_no_cupy_and_no_device() -> None:

@@ -127,6 +127,7 @@ def test_a_subscriber_hears_numbers_that_rise_by_one_and_knows_what_the_cache_ha
         assert all(whole.found(prompt, "GPU", SIZE) == 5 for prompt in prompts)
 
 
+@pytest.mark.law("O3")
 def test_whoever_has_lost_a_batch_gets_it_again_and_whoever_comes_late_gets_all_in_one(
     cache: by.KVCache,
 ) -> None:
@@ -169,6 +170,7 @@ def test_of_long_batches_fewer_are_kept(cache: by.KVCache) -> None:
         assert publisher.stats()["snapshots"] == 1
 
 
+@pytest.mark.law("O3")
 def test_a_restart_begins_above_every_number_of_before() -> None:
     seconds = 1_700_000_000.0
     ends = []
@@ -196,6 +198,7 @@ def test_a_request_that_is_none_is_counted_and_the_next_one_is_answered(
         assert publisher.alive
 
 
+@pytest.mark.law("O3")
 def test_a_subscriber_that_never_reads_holds_up_nobody(cache: by.KVCache) -> None:
     with (
         Publisher(
@@ -359,6 +362,7 @@ def test_closing_answers_those_who_wait(
         assert [len(read(router.asks)) for _ in range(5)] == [1, 1, 0, 0, 1]
 
 
+@pytest.mark.law("O5")
 def test_it_binds_to_this_machine_alone_unless_it_is_told_otherwise(cache: by.KVCache) -> None:
     for endpoint in ("tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://192.0.2.1:5557", "tcp://[::]:1"):
         with pytest.raises(by.Misuse, match='interfaces="any"'):

@@ -7,8 +7,8 @@ import pytest
 
 import blockyard as by
 from blockyard._typing import override
-from blockyard.scheduling.census import Census
 from blockyard.scheduling.request import TERMINAL, RequestState
+from blockyard.scheduling.stats import Census
 from busy import Busy
 from loop import Loop, loading, parked, stopping
 from yard import publish, publish_below, text
@@ -56,6 +56,7 @@ class Checked(Busy):
         self.seen.update(name for name, number in check(self).items() if number)
 
 
+@pytest.mark.law("O6")
 def test_each_request_counts_in_its_state_through_preemptions_samples_holds_and_aborts() -> None:
     seen = Counter[str]()
     for mode in ("recompute", "park"):
@@ -139,6 +140,7 @@ def found(loop: Loop) -> tuple[int, int, int]:
     return tiers
 
 
+@pytest.mark.law("O6")
 @pytest.mark.parametrize("prompt", [15, 16, 17])
 def test_what_was_found_is_counted_by_the_tier_that_had_it(prompt: int) -> None:
     # Of a prompt of 16 all four blocks are found, and the last token is computed again.
@@ -161,6 +163,7 @@ def test_what_was_found_is_counted_by_the_tier_that_had_it(prompt: int) -> None:
     loop.finish()
 
 
+@pytest.mark.law("O6")
 def test_the_tiers_together_have_what_the_cache_has_counted() -> None:
     loop = Busy()
     for _ in range(400):

@@ -13,6 +13,7 @@ from loop import U32, Loop, column, continuation, parked, stopping
 from yard import publish_below, text
 
 
+@pytest.mark.law("INV-9")
 def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None:
     """The output is plain but for its acks (INV-9)."""
     loop = Loop()
@@ -30,6 +31,7 @@ def test_acks_that_come_with_an_output_are_taken_also_where_all_decode() -> None
     loop.finish()
 
 
+@pytest.mark.law("T8")
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) -> None:
     """Rows with drafts and rows without are alike (T8)."""
@@ -49,6 +51,7 @@ def test_a_first_token_and_drafts_that_come_before_the_ack_count(drafts: int) ->
     assert loop.results["one"].tokens.tolist() == continuation("one", 10, 20)
 
 
+@pytest.mark.law("T9")
 def test_what_is_computed_while_it_stops_is_published_by_its_ack() -> None:
     """The second chunk was in flight when the stop was sent (T9)."""
     loop = Loop(max_num_batched_tokens=6)
@@ -64,6 +67,7 @@ def test_what_is_computed_while_it_stops_is_published_by_its_ack() -> None:
     loop.finish()
 
 
+@pytest.mark.law("R4-2")
 @pytest.mark.parametrize("token", [0, 1, 2**32 - 1, 2**32 - 3, 2**32 - 9, 2**31])
 def test_no_token_value_is_an_end(token: int) -> None:
     """The output says nothing else of the row (R4-2)."""
@@ -79,6 +83,7 @@ def test_no_token_value_is_an_end(token: int) -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-11")
 def test_a_request_that_reaches_its_length_while_it_is_aborted_ends_once() -> None:
     """The ack of the abort ends no request (INV-11)."""
     loop = Loop()
@@ -94,6 +99,7 @@ def test_a_request_that_reaches_its_length_while_it_is_aborted_ends_once() -> No
     loop.finish()
 
 
+@pytest.mark.law("T35")
 def test_a_request_that_the_engine_ends_at_its_very_length_has_reached_its_length() -> None:
     """Its seat is free at once all the same (T35)."""
     loop = Loop()
@@ -105,6 +111,7 @@ def test_a_request_that_the_engine_ends_at_its_very_length_has_reached_its_lengt
     loop.finish()
 
 
+@pytest.mark.law("T28")
 def test_what_is_computed_for_a_request_that_ended_before_its_ack_is_counted_and_dropped() -> None:
     """The next step, a plain one, was in flight when its end was seen (T28)."""
     loop = Loop()
@@ -124,6 +131,7 @@ def test_what_is_computed_for_a_request_that_ended_before_its_ack_is_counted_and
     loop.finish()
 
 
+@pytest.mark.law("T26")
 def test_where_stops_hold_in_order_the_output_of_their_step_ends_the_stopped_request() -> None:
     """The step is a plain one, and the other rows decode on (T26)."""
     loop = Loop(stops="in-order")
@@ -139,6 +147,7 @@ def test_where_stops_hold_in_order_the_output_of_their_step_ends_the_stopped_req
     loop.finish()
 
 
+@pytest.mark.law("INV-8", "T8")
 def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None:
     """An engine that acks stops may leave a row out of a step that has it (INV-8)."""
     loop = Loop(host=32)
@@ -155,6 +164,7 @@ def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None
     assert (parked.computed, parked.appended) == (7, 8)
 
 
+@pytest.mark.law("T35")
 def test_the_scheduler_is_busy_while_a_step_computes_in_blocks_of_an_ended_request() -> None:
     """A loop that stopped now would leave its blocks held (T35)."""
     loop = Loop()
@@ -169,6 +179,7 @@ def test_the_scheduler_is_busy_while_a_step_computes_in_blocks_of_an_ended_reque
     loop.finish()
 
 
+@pytest.mark.law("T29")
 def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
     """An ack from before the stop was repeated counts as well (T29)."""
     loop = stopping()
@@ -185,6 +196,7 @@ def test_absence_counts_from_the_first_time_that_a_stop_was_sent() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-9")
 def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
     """Acks of an earlier stay are older, whichever seat that was (INV-9)."""
     loop = Loop(max_num_seqs=2)
@@ -201,6 +213,7 @@ def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T7")
 def test_steps_that_ran_a_seat_are_those_of_the_request_in_it() -> None:
     """The cooldown counts from its own return, not from an earlier bind of the seat (T7)."""
     loop = Loop(max_num_seqs=1)
@@ -212,6 +225,7 @@ def test_steps_that_ran_a_seat_are_those_of_the_request_in_it() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T33")
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_stop_of_before_a_reset_is_not_sent_after_it(sent: bool) -> None:
     """The engine has forgotten the seat, and another request may have it by then (T33)."""
@@ -237,6 +251,7 @@ def test_a_stop_of_before_a_reset_is_not_sent_after_it(sent: bool) -> None:
     ]
 
 
+@pytest.mark.law("T33")
 def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> None:
     """Their outputs come no more, and what they wrote is gone (T33)."""
     loop = Loop()
@@ -266,6 +281,7 @@ def was_reset(loop: Loop, **keywords: Any) -> None:
         of_before.clear()
 
 
+@pytest.mark.law("INV-24")
 def test_where_the_disk_is_kept_what_ran_loads_from_it_after_a_reset() -> None:
     cache = lasting(33)
     publish_below(cache, text(1, 12))
@@ -284,6 +300,7 @@ def test_where_the_disk_is_kept_what_ran_loads_from_it_after_a_reset() -> None:
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 5)
 
 
+@pytest.mark.law("INV-24")
 def test_where_the_disk_is_kept_what_is_parked_there_stays_so_through_a_reset() -> None:
     loop = parked(cache=lasting(9))
     while loop.handle().on_device:
@@ -308,6 +325,7 @@ def test_a_reset_with_another_word_for_memory_changes_nothing() -> None:
     assert loop.results["one"].state is RequestState.FINISHED
 
 
+@pytest.mark.law("T33")
 def test_a_request_that_was_failing_at_a_reset_fails_for_its_own_reason() -> None:
     """That nobody has read it has ended it, not the reset (T33)."""
     loop = Loop(recompute=False, max_num_seqs=1, max_held_steps=0)
@@ -327,6 +345,7 @@ def test_a_request_that_was_failing_at_a_reset_fails_for_its_own_reason() -> Non
     loop.finish()
 
 
+@pytest.mark.law("T29")
 def test_what_a_dead_engine_that_stops_in_order_still_says_gives_no_block_back() -> None:
     """Only a reset shows that the engine writes no more; its news may lack some steps (T29)."""
     loop = Loop(device=9, stops="in-order")

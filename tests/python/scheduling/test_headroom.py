@@ -1,11 +1,14 @@
 """Policies of headroom, in a running batch."""
 
+import pytest
+
 from blockyard.scheduling.headroom import Adaptive, FullLength, Watermark
 from blockyard.scheduling.request import RequestState
 from loop import Loop, parked
 from yard import text
 
 
+@pytest.mark.law("R1-5")
 def test_with_full_length_reserved_no_request_is_ever_preempted() -> None:
     loop = Loop(device=9, headroom=FullLength())
     for name in range(6):
@@ -14,6 +17,7 @@ def test_with_full_length_reserved_no_request_is_ever_preempted() -> None:
     assert (loop.told("preempted"), loop.told("skipped")) == (0, 0)
 
 
+@pytest.mark.law("R1-5")
 def test_a_watermark_keeps_blocks_from_a_begin_and_gives_them_for_growth() -> None:
     loop = Loop(device=9, headroom=Watermark(4))
     loop.add("one", text(1, 12), 9)

@@ -14,6 +14,7 @@ from yard import text
 # -- abort ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("T23")
 def test_t23_a_request_that_waits_for_its_first_or_second_turn_is_aborted_at_once() -> None:
     loop = stopping()
     loop.ack()
@@ -29,6 +30,7 @@ def test_t23_a_request_that_waits_for_its_first_or_second_turn_is_aborted_at_onc
     loop.finish()
 
 
+@pytest.mark.law("T24")
 @pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.DECODE])
 def test_t24_a_running_request_is_stopped_first(state: RequestState) -> None:
     loop = Loop(max_num_batched_tokens=6)
@@ -44,6 +46,7 @@ def test_t24_a_running_request_is_stopped_first(state: RequestState) -> None:
     assert loop.results["one"].state is RequestState.ABORTED
 
 
+@pytest.mark.law("T25")
 def test_t25_a_request_aborted_while_it_stops_needs_one_ack() -> None:
     loop = stopping()
     loop.scheduler.abort("new")
@@ -55,6 +58,7 @@ def test_t25_a_request_aborted_while_it_stops_needs_one_ack() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T26", "4.6-39")
 def test_t26_the_ack_ends_an_aborted_request_with_one_result_and_frees_its_blocks() -> None:
     loop = Loop()
     loop.add("one", 10, 6)
@@ -72,6 +76,7 @@ def test_t26_the_ack_ends_an_aborted_request_with_one_result_and_frees_its_block
     loop.finish()
 
 
+@pytest.mark.law("INV-12", "T27")
 def test_t27_a_loading_request_is_aborted_now_and_its_slots_return_at_the_fence_only() -> None:
     loop = loading()
     loop.scheduler.abort("one")
@@ -85,6 +90,7 @@ def test_t27_a_loading_request_is_aborted_now_and_its_slots_return_at_the_fence_
     loop.finish()
 
 
+@pytest.mark.law("T28", "4.5-33")
 @pytest.mark.parametrize(("reason", "most", "ends"), [("length", 3, []), ("stop", 9, ["one"])])
 def test_t28_an_end_before_the_ack_is_a_finish_and_the_ack_frees_seat_and_blocks(
     reason: str, most: int, ends: list[str]
@@ -112,6 +118,7 @@ def test_t28_an_end_before_the_ack_is_a_finish_and_the_ack_frees_seat_and_blocks
 # -- no ack, or too many -------------------------------------------------------------------------
 
 
+@pytest.mark.law("T29", "R4-6", "R4-7")
 def test_t29_a_seat_that_the_engine_has_no_more_counts_as_acked() -> None:
     loop = stopping()
     at = loop.stops[0]
@@ -127,6 +134,7 @@ def test_t29_a_seat_that_the_engine_has_no_more_counts_as_acked() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T29")
 def test_t29_a_seat_that_the_engine_still_has_is_told_again_with_the_same_epoch() -> None:
     loop = stopping()
     (stop,) = loop.stops
@@ -141,6 +149,7 @@ def test_t29_a_seat_that_the_engine_still_has_is_told_again_with_the_same_epoch(
     loop.finish()
 
 
+@pytest.mark.law("INV-12", "T29")
 def test_t29_a_stop_that_is_to_be_told_again_is_not_when_its_ack_comes_first() -> None:
     loop = stopping()
     loop.scheduler.reconcile([0, 1], loop.scheduler._batch.number)
@@ -150,6 +159,7 @@ def test_t29_a_stop_that_is_to_be_told_again_is_not_when_its_ack_comes_first() -
     loop.finish()
 
 
+@pytest.mark.law("T29")
 def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_its_reset() -> None:
     loop = stopping(max_num_seqs=3)
     loop.add("waits", text(3, 30), 2)
@@ -180,6 +190,7 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
     assert loop.results["waits"].state is RequestState.FINISHED
 
 
+@pytest.mark.law("O6")
 def test_t29_to_ask_for_the_slots_of_a_dead_engine_changes_nothing() -> None:
     cache = by.local(LAYOUT, device=33)
     loop = Loop(cache=cache)
@@ -205,6 +216,7 @@ def test_t29_an_engine_that_dies_after_its_cache_was_closed_holds_nothing() -> N
     assert loop.told("pinned_until_reset") == 0
 
 
+@pytest.mark.law("T29")
 def test_t29_what_a_dead_engine_still_says_is_counted_and_a_loading_request_waits_again() -> None:
     loop = loading()
     loop.add("two", text(2, 4), 4)
@@ -223,6 +235,7 @@ def test_t29_what_a_dead_engine_still_says_is_counted_and_a_loading_request_wait
     loop.finish()
 
 
+@pytest.mark.law("T30", "4.5-36")
 def test_t30_a_second_ack_is_counted_and_changes_nothing() -> None:
     loop = stopping()
     acks = [Ack(*stop) for stop in loop.stops]
@@ -235,6 +248,7 @@ def test_t30_a_second_ack_is_counted_and_changes_nothing() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-9", "T30")
 def test_t30_no_ack_is_good_for_a_later_request_of_the_same_name_in_the_same_seat() -> None:
     loop = Loop()
     loop.add("one", 10, 6)
@@ -254,6 +268,7 @@ def test_t30_no_ack_is_good_for_a_later_request_of_the_same_name_in_the_same_sea
     loop.finish()
 
 
+@pytest.mark.law("INV-9", "T31", "4.6-39")
 @pytest.mark.parametrize(
     "ack",
     [
@@ -276,6 +291,7 @@ def test_t31_a_late_or_foreign_ack_is_counted_and_neither_queues_nor_frees(ack: 
     loop.finish()
 
 
+@pytest.mark.law("T31")
 def test_t31_an_ack_before_its_stop_was_sent_is_ignored() -> None:
     loop = Loop()
     loop.add("one", 10, 6)
@@ -286,6 +302,7 @@ def test_t31_an_ack_before_its_stop_was_sent_is_ignored() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T32")
 def test_t32_a_finish_after_the_ack_is_counted_and_changes_nothing() -> None:
     loop = Loop()
     loop.add("one", 10, 9)
@@ -307,6 +324,7 @@ def test_t32_a_finish_after_the_ack_is_counted_and_changes_nothing() -> None:
 # -- reset, and new weights ----------------------------------------------------------------------
 
 
+@pytest.mark.law("T33")
 @pytest.mark.parametrize("policy", ["recompute", "abort"])
 def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_what_ran(
     policy: Any,
@@ -330,6 +348,7 @@ def test_t33_a_reset_frees_all_seats_and_the_policy_says_what_becomes_of_what_ra
     assert loop.results["waits"].state is RequestState.FINISHED
 
 
+@pytest.mark.law("T33")
 def test_t33_new_weights_first_stop_what_runs_even_with_its_last_chunk_in_flight() -> None:
     loop = Loop()
     loop.add("decodes", text(1, 8), 9)
@@ -345,6 +364,7 @@ def test_t33_new_weights_first_stop_what_runs_even_with_its_last_chunk_in_flight
         assert loop.results[request].tokens.tolist() == continuation(request, 8, 9)
 
 
+@pytest.mark.law("T33")
 def test_t33_new_weights_send_loading_requests_back_to_the_queue() -> None:
     loop = loading()
     loop.scheduler.update_weights()
@@ -358,6 +378,7 @@ def test_t33_new_weights_send_loading_requests_back_to_the_queue() -> None:
 # -- seats: table 2.5 ----------------------------------------------------------------------------
 
 
+@pytest.mark.law("2.5-1")
 def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
     loop = Loop(max_num_seqs=2)
     for name in range(3):
@@ -368,6 +389,7 @@ def test_a_seat_is_bound_to_one_request_and_epoch() -> None:
     loop.finish()
 
 
+@pytest.mark.law("2.5-2", "4.5-38")
 def test_a_seat_that_stops_is_free_on_the_ack() -> None:
     loop = stopping(max_num_seqs=2)
     loop.add("next", 2, 1, priority=1)
@@ -380,6 +402,7 @@ def test_a_seat_that_stops_is_free_on_the_ack() -> None:
     loop.finish()
 
 
+@pytest.mark.law("2.5-2")
 def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
     loop = stopping(max_num_seqs=2)
     loop.bound.pop(1)
@@ -389,6 +412,7 @@ def test_a_seat_that_stops_is_free_when_reconcile_finds_it_gone() -> None:
     loop.finish()
 
 
+@pytest.mark.law("2.5-3")
 def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
     loop = Loop(max_num_seqs=1)
     loop.add("one", text(1, 6), 9)
@@ -400,6 +424,7 @@ def test_a_seat_that_the_engine_has_ended_is_free_at_once() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-10", "2.5-4", "R4-8")
 def test_a_seat_that_stops_is_never_bound() -> None:
     """Loading, running, stopping and aborting seats together are all seats (R4-8)."""
     loop = Loop(max_num_seqs=2)

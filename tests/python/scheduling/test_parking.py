@@ -20,6 +20,7 @@ from yard import publish_below, text
 # -- the way down --------------------------------------------------------------------------------
 
 
+@pytest.mark.law("T10", "R3-14")
 def test_t10_a_victim_is_parked_with_its_host_slots_promised_and_nothing_has_moved() -> None:
     loop = stopping(host=32)
     lease = loop.scheduler.lease("new")
@@ -39,6 +40,7 @@ def test_t10_a_victim_is_parked_with_its_host_slots_promised_and_nothing_has_mov
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T10")
 def test_t10_the_blocks_of_the_parked_leave_tail_first_and_only_as_the_need_asks() -> None:
     loop = parked()
     blocks = loop.handle().blocks
@@ -57,6 +59,7 @@ def test_t10_the_blocks_of_the_parked_leave_tail_first_and_only_as_the_need_asks
     loop.finish()
 
 
+@pytest.mark.law("T12")
 def test_t12_when_a_copy_has_landed_its_slot_goes_to_another_and_it_stays_parked() -> None:
     loop = parked()
     for _ in range(30):
@@ -70,6 +73,7 @@ def test_t12_when_a_copy_has_landed_its_slot_goes_to_another_and_it_stays_parked
     loop.finish()
 
 
+@pytest.mark.law("T13")
 def test_t13_a_failed_copy_is_tried_again_and_then_the_keep_is_broken() -> None:
     loop = parked()
     for _ in range(4):
@@ -85,6 +89,7 @@ def test_t13_a_failed_copy_is_tried_again_and_then_the_keep_is_broken() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T14", "R1-10", "R3-10")
 def test_t14_a_copy_that_never_ends_costs_its_destination_alone() -> None:
     loop = parked()
     loop.schedule()
@@ -103,6 +108,7 @@ def test_t14_a_copy_that_never_ends_costs_its_destination_alone() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T15")
 @pytest.mark.parametrize("host", [0, 2])
 def test_t15_what_the_host_cannot_promise_is_computed_again(host: int) -> None:
     loop = stopping(host=host)
@@ -113,6 +119,7 @@ def test_t15_what_the_host_cannot_promise_is_computed_again(host: int) -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T15")
 def test_t15_idle_blocks_of_the_host_make_way_for_parked_ones() -> None:
     loop = Loop(device=9, host=6)
     publish_below(loop.cache, text(7, 24))
@@ -131,6 +138,7 @@ def test_t15_idle_blocks_of_the_host_make_way_for_parked_ones() -> None:
 # -- the way up ----------------------------------------------------------------------------------
 
 
+@pytest.mark.law("T16")
 def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
     loop = parked()
     loop.scheduler.abort("old")
@@ -147,6 +155,7 @@ def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("INV-25", "T17", "R3-15")
 def test_t17_a_request_that_finds_no_room_stays_parked_and_ages() -> None:
     loop = parked()
     loop.turn()
@@ -157,6 +166,7 @@ def test_t17_a_request_that_finds_no_room_stays_parked_and_ages() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T17")
 def test_t17_a_request_that_has_aged_is_computed_again() -> None:
     loop = parked()
     loop.scheduler._parking._max_stalled_steps = 2
@@ -168,6 +178,7 @@ def test_t17_a_request_that_has_aged_is_computed_again() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T18")
 def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_epoch() -> None:
     loop = resuming()
     entry = loop.scheduler._lifecycle._requests["new"]
@@ -184,6 +195,7 @@ def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_ep
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T19", "T20", "R3-10")
 @pytest.mark.parametrize("end", ["fails", "never ends"])
 def test_t19_t20_a_resume_that_comes_short_is_parked_again_and_tried_again(end: str) -> None:
     loop = resuming()
@@ -205,6 +217,7 @@ def test_t19_t20_a_resume_that_comes_short_is_parked_again_and_tried_again(end: 
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T19")
 @pytest.mark.parametrize("recompute", [True, False])
 def test_t19_after_enough_tries_a_request_is_computed_again_or_lost(recompute: Any) -> None:
     loop = resuming(recompute=recompute)
@@ -235,6 +248,7 @@ def test_t19_after_enough_tries_a_request_is_computed_again_or_lost(recompute: A
         assert result.tokens.tolist() == tokens[: len(result.tokens)]
 
 
+@pytest.mark.law("T21")
 @pytest.mark.parametrize("recompute", [True, False])
 def test_t21_a_kept_copy_that_is_corrupt_is_not_used(recompute: Any) -> None:
     loop = resuming(recompute=recompute)
@@ -249,6 +263,7 @@ def test_t21_a_kept_copy_that_is_corrupt_is_not_used(recompute: Any) -> None:
     assert loop.told("kv_lost") == 1
 
 
+@pytest.mark.law("T23", "R3-11")
 def test_t23_a_parked_request_is_aborted_at_once_and_nothing_is_kept() -> None:
     loop = parked()
     loop.scheduler.abort("new")
@@ -259,6 +274,7 @@ def test_t23_a_parked_request_is_aborted_at_once_and_nothing_is_kept() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T27")
 def test_t27_a_request_aborted_with_copies_in_flight_gives_its_slots_back_at_the_fence() -> None:
     loop = resuming()
     loop.scheduler.abort("new")
@@ -270,6 +286,7 @@ def test_t27_a_request_aborted_with_copies_in_flight_gives_its_slots_back_at_the
     loop.finish()
 
 
+@pytest.mark.law("T27", "R3-11")
 def test_t27_a_request_aborted_as_it_moves_down_gives_its_slots_back_at_the_fence() -> None:
     loop = parked()
     loop.schedule()
@@ -283,6 +300,7 @@ def test_t27_a_request_aborted_as_it_moves_down_gives_its_slots_back_at_the_fenc
     loop.finish()
 
 
+@pytest.mark.law("T32")
 def test_t32_a_finish_that_the_engine_reports_of_a_parked_request_changes_nothing() -> None:
     """The ack of a row came before the output of a step in flight that has it."""
     loop = stopping(host=32)
@@ -295,6 +313,7 @@ def test_t32_a_finish_that_the_engine_reports_of_a_parked_request_changes_nothin
     loop.finish()
 
 
+@pytest.mark.law("T33")
 def test_t33_new_weights_break_what_is_kept() -> None:
     loop = parked()
     loop.scheduler.update_weights()
@@ -307,6 +326,7 @@ def test_t33_new_weights_break_what_is_kept() -> None:
 # -- where the engine cannot recompute -----------------------------------------------------------
 
 
+@pytest.mark.law("T7")
 def test_t7_where_nothing_can_be_recomputed_a_victim_has_its_host_slots_promised_first() -> None:
     loop = squeezed(host=32, recompute=False)
     while loop.state("new") is not RequestState.STOPPING:
@@ -323,6 +343,7 @@ def test_t7_where_nothing_can_be_recomputed_a_victim_has_its_host_slots_promised
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T7")
 def test_t7_a_victim_that_is_aborted_gives_its_host_slots_back() -> None:
     loop = squeezed(host=32, recompute=False)
     while loop.state("new") is not RequestState.STOPPING:
@@ -334,6 +355,7 @@ def test_t7_a_victim_that_is_aborted_gives_its_host_slots_back() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_that_could_not_be_parked_beside_the_others_waits() -> None:
     """All running requests but one find room on the host, however long they grow."""
     loop = Loop(device=9, host=4, recompute=False)
@@ -363,6 +385,7 @@ def test_what_such_an_engine_cannot_do_is_refused(way: Any) -> None:
 # -- the lists of known failures -----------------------------------------------------------------
 
 
+@pytest.mark.law("R1-1")
 def test_r1_1_a_stalled_tier_holds_up_no_request_and_gives_no_slot_away() -> None:
     loop = Loop(device=41, host=64, max_num_seqs=8)
     for name in range(6):
@@ -383,6 +406,7 @@ def test_r1_1_a_stalled_tier_holds_up_no_request_and_gives_no_slot_away() -> Non
     loop.finish()
 
 
+@pytest.mark.law("R1-3")
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kind: Any) -> None:
     prompt = kind(text(2, 14))
@@ -406,12 +430,14 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
     loop.finish()
 
 
+@pytest.mark.law("R1-6")
 def test_r1_6_what_a_victim_keeps_is_said_and_all_of_it_by_default() -> None:
     for host, way, told in ((8, None, 2), (8, "full-blocks", 1), (8, "recompute", 0), (0, None, 0)):
         scheduler = Scheduler(by.KVCache(device=9, host=host), SchedulerOptions(preempt_mode=way))  # type: ignore[arg-type]
         assert scheduler.stats()["preempt_mode"] == told
 
 
+@pytest.mark.law("R1-6")
 def test_a_host_of_no_size_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         scheduler = Scheduler(by.KVCache(device=9), SchedulerOptions(preempt_mode="park"))
@@ -419,6 +445,7 @@ def test_a_host_of_no_size_is_said_at_the_start(caplog: pytest.LogCaptureFixture
     assert "no host" in caplog.text
 
 
+@pytest.mark.law("R1-6")
 def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
     loop = stopping(host=32, preempt_mode="full-blocks")
     seat = loop.scheduler._seats.bound()[1]
@@ -430,6 +457,7 @@ def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T10", "R1-9", "R3-12", "R3-14", "4.7-46")
 @pytest.mark.parametrize("computed", range(5, 10))
 @pytest.mark.parametrize("flying", range(4))
 def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
@@ -461,6 +489,7 @@ def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
     assert loop.results["one"].tokens.tolist() == said
 
 
+@pytest.mark.law("R1-12")
 def test_r1_12_a_sequence_may_have_several_copies_in_flight() -> None:
     loop = parked()
     loop.cache.demote(1, of=loop.handle())
@@ -473,6 +502,7 @@ def test_r1_12_a_sequence_may_have_several_copies_in_flight() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-14", "R3-7", "4.7-44")
 def test_r3_7_whatever_is_parked_the_host_never_holds_more_than_it_has() -> None:
     """Budgets and squeezes by seed: what does not fit is recomputed (4.7-44)."""
     chance = random.Random(7)
@@ -491,6 +521,7 @@ def test_r3_7_whatever_is_parked_the_host_never_holds_more_than_it_has() -> None
         assert all(loop.results[name].state is RequestState.FINISHED for name in names)
 
 
+@pytest.mark.law("R3-9")
 def test_r3_9_a_late_outcome_of_the_first_copy_is_none_of_the_second() -> None:
     loop = parked()
     loop.schedule()
@@ -508,6 +539,7 @@ def test_r3_9_a_late_outcome_of_the_first_copy_is_none_of_the_second() -> None:
     loop.finish()
 
 
+@pytest.mark.law("R3-13", "R3-15")
 def test_r3_13_whatever_was_parked_comes_back_when_there_is_room() -> None:
     for computed in range(1, 13):
         cache = by.KVCache(block_size=4, device=17, host=16)
@@ -528,6 +560,7 @@ def test_r3_13_whatever_was_parked_comes_back_when_there_is_room() -> None:
         assert cache.audit() is None
 
 
+@pytest.mark.law("4.7-45")
 def test_4_7_45_when_all_are_parked_and_none_arrives_they_come_back() -> None:
     loop = Loop(device=17, host=64)
     names = range(3)
@@ -543,6 +576,7 @@ def test_4_7_45_when_all_are_parked_and_none_arrives_they_come_back() -> None:
         assert loop.results[name].tokens.tolist() == continuation(name, 12, 12)
 
 
+@pytest.mark.law("4.7-48")
 def test_4_7_48_a_resume_while_its_tail_is_on_its_way_down_takes_the_slot_back() -> None:
     loop = parked()
     loop.schedule()
@@ -586,6 +620,7 @@ def test_parking_what_is_not_ready_and_resuming_what_has_ended_is_refused() -> N
     assert cache.audit() is None
 
 
+@pytest.mark.law("INV-7")
 def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done() -> None:
     """An ack may overtake the output of an earlier step."""
     loop = squeezed(host=32)

@@ -37,6 +37,7 @@ def sink(loop: Loop, request: str = "new") -> None:
         loop.land()
 
 
+@pytest.mark.law("R1-6")
 def test_r1_6_full_blocks_alone_are_kept_also_where_the_last_is_not_full() -> None:
     loop = stopped("new", preempt_mode="full-blocks")
     assert (loop.handle().appended, loop.handle().computed, loop.told("lost")) == (14, 12, 1)
@@ -44,6 +45,7 @@ def test_r1_6_full_blocks_alone_are_kept_also_where_the_last_is_not_full() -> No
     assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
 
 
+@pytest.mark.law("T12")
 def test_t12_a_slot_that_a_step_in_flight_may_write_is_not_free_before_it_is_done() -> None:
     loop = Loop(device=33, host=32)
     loop.add("new", 5, 12)
@@ -59,6 +61,7 @@ def test_t12_a_slot_that_a_step_in_flight_may_write_is_not_free_before_it_is_don
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> None:
     loop = Loop(device=17, host=32)
     for name in range(4):
@@ -75,6 +78,7 @@ def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> 
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_the_last_to_come_back_moves_first_and_none_moves_for_those_behind_it() -> None:
     loop = stopped("mid", "new")
     line = loop.scheduler._lifecycle._requests
@@ -87,6 +91,7 @@ def test_the_last_to_come_back_moves_first_and_none_moves_for_those_behind_it() 
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
     cache = by.KVCache(block_size=4, device=17, host=16)
     preempt = Parking(cache, cache.config)
@@ -96,6 +101,7 @@ def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
     assert (begun, handle.moving) == ([2, 0, 1, 0], 3)
 
 
+@pytest.mark.law("INV-25")
 def test_no_request_overtakes_a_preempted_one() -> None:
     loop = parked()
     sink(loop)
@@ -107,6 +113,7 @@ def test_no_request_overtakes_a_preempted_one() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_the_parked_move_for_a_request_that_waits_before_them() -> None:
     loop = parked()
     loop.add("first", text(3, 9), 1, priority=1)
@@ -117,6 +124,7 @@ def test_the_parked_move_for_a_request_that_waits_before_them() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_that_must_come_back_does_not_wait_behind_one_without_room() -> None:
     loop = stopped("mid", "new", recompute=False, device=13, max_overtakes=0)
     sink(loop)
@@ -128,6 +136,7 @@ def test_a_request_that_must_come_back_does_not_wait_behind_one_without_room() -
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_all_but_the_largest_can_be_parked_and_those_parked_count() -> None:
     loop = squeezed(host=7, recompute=False)
     while loop.state("new") is not RequestState.STOPPING:
@@ -143,6 +152,7 @@ def test_all_but_the_largest_can_be_parked_and_those_parked_count() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_when_the_host_is_made_smaller_and_none_can_be_parked_one_fails() -> None:
     loop = squeezed(host=32, recompute=False)
     loop.cache.resize("host", 1)
@@ -151,6 +161,7 @@ def test_when_the_host_is_made_smaller_and_none_can_be_parked_one_fails() -> Non
     assert loop.results["old"].tokens.tolist() == continuation("old", 14, 12)
 
 
+@pytest.mark.law("INV-11")
 def test_when_the_host_is_made_smaller_a_request_that_fits_is_parked_before_any_fails() -> None:
     """The host has no room for all that "new" may need, but for what it has."""
     loop = squeezed(host=32, recompute=False)
@@ -160,6 +171,7 @@ def test_when_the_host_is_made_smaller_a_request_that_fits_is_parked_before_any_
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("T7")
 def test_t7_a_request_that_would_free_nothing_is_promised_nothing() -> None:
     loop = sharing(host=32, recompute=False)
     (first, second) = loop.scheduler._seats.bound()
@@ -169,6 +181,7 @@ def test_t7_a_request_that_would_free_nothing_is_promised_nothing() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T17")
 def test_t17_a_request_that_cannot_be_computed_again_waits_however_long() -> None:
     loop = parked(recompute=False)
     loop.scheduler._parking._max_stalled_steps = 2
@@ -179,6 +192,7 @@ def test_t17_a_request_that_cannot_be_computed_again_waits_however_long() -> Non
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T17")
 def test_t17_a_request_asked_for_room_that_gives_none_is_computed_again() -> None:
     loop = parked()
     loop.scheduler._parking._max_stalled_steps = 2
@@ -190,6 +204,7 @@ def test_t17_a_request_asked_for_room_that_gives_none_is_computed_again() -> Non
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
+@pytest.mark.law("T17")
 def test_t17_a_request_that_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
     loop.scheduler._parking._max_stalled_steps = 1
@@ -201,6 +216,7 @@ def test_t17_a_request_that_gives_room_grows_no_older_by_it() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25", "T12")
 def test_t12_room_is_there_before_it_is_wanted() -> None:
     loop = parked()
     loop.turn(2)
@@ -212,6 +228,7 @@ def test_t12_room_is_there_before_it_is_wanted() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T11")
 @pytest.mark.parametrize("recompute", [True, False])
 def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) -> None:
     cache = by.KVCache(block_size=4, device=17, host=16, speeds=(1000, 10, 0), recompute=recompute)
@@ -220,6 +237,7 @@ def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) ->
     assert (handle is None, preempt.stats()["cheaper"]) == (recompute, int(recompute))
 
 
+@pytest.mark.law("R1-5")
 def test_r1_5_a_request_that_comes_back_is_promised_its_growth() -> None:
     loop = stopped("new", headroom=FullLength())
     before = loop.cache.room().promised
@@ -229,6 +247,7 @@ def test_r1_5_a_request_that_comes_back_is_promised_its_growth() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_no_request_fails_for_want_of_a_host_while_another_goes_on_and_ends() -> None:
     loop = Loop(device=13, host=32, recompute=False)
     loop.add("old", text(1, 14), 8)
@@ -241,6 +260,7 @@ def test_no_request_fails_for_want_of_a_host_while_another_goes_on_and_ends() ->
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("T17")
 def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
     loop = parked()
     loop.turn(3)
@@ -257,6 +277,7 @@ def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T19")
 def test_t19_a_request_that_has_come_back_has_all_its_tries_again() -> None:
     loop = resuming()
     entry = loop.scheduler._lifecycle._requests["new"]
@@ -267,6 +288,7 @@ def test_t19_a_request_that_has_come_back_has_all_its_tries_again() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T33")
 def test_t33_a_loading_request_loses_nothing_where_nothing_can_be_recomputed() -> None:
     loop = loading(recompute=False)
     loop.scheduler.update_weights()
@@ -275,6 +297,7 @@ def test_t33_a_loading_request_loses_nothing_where_nothing_can_be_recomputed() -
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
 
 
+@pytest.mark.law("T16")
 def test_t16_a_tail_that_is_not_full_comes_back_too() -> None:
     loop = stopped("new")
     (start,) = loop.turn().starts
@@ -284,6 +307,7 @@ def test_t16_a_tail_that_is_not_full_comes_back_too() -> None:
     assert loop.results["new"].tokens.tolist() == continuation("new", 13, 12)
 
 
+@pytest.mark.law("INV-11")
 def test_no_request_is_lost_for_room_promised_to_what_does_not_run() -> None:
     loop = Loop(device=8, size=1, recompute=False)
     loop.add("A", [1], 6)
@@ -296,6 +320,7 @@ def test_no_request_is_lost_for_room_promised_to_what_does_not_run() -> None:
     assert loop.results["A"].state is RequestState.FINISHED
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_gives_promised_room_back_before_any_fails() -> None:
     loop = Loop(device=13, size=1, recompute=False)
     loop.add("A", [1], 6)
@@ -307,6 +332,7 @@ def test_a_request_gives_promised_room_back_before_any_fails() -> None:
     assert all(loop.results[name].state is RequestState.FINISHED for name in "ABC")
 
 
+@pytest.mark.law("4.5-30")
 def test_drafts_are_left_out_where_only_the_newest_token_has_room() -> None:
     """The device is made smaller than the request is long: it goes on to the last slot."""
     loop = Loop(device=33, size=1, num_speculative_tokens=2)
@@ -360,6 +386,7 @@ def test_what_is_neither_a_lease_nor_parked_is_refused_and_not_counted(call: Any
     cache.finish(lease)
 
 
+@pytest.mark.law("T10")
 @pytest.mark.parametrize("most", [10, 11, 12])
 def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_in_vain(
     most: int,
@@ -384,6 +411,7 @@ def test_t10_a_parked_block_leaves_two_steps_before_it_is_wanted_and_none_in_vai
     loop.finish()
 
 
+@pytest.mark.law("R1-6")
 def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
     """A full hit begins in the middle of a block, whose first part another request computed."""
     cache = by.KVCache(block_size=4, device=17, host=16)
@@ -400,6 +428,7 @@ def test_full_blocks_alone_are_kept_but_never_less_than_was_found() -> None:
     assert cache.audit() is None
 
 
+@pytest.mark.law("T11")
 def test_what_has_computed_nothing_is_not_parked() -> None:
     """There is nothing to keep, and nothing is counted (T11)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
@@ -411,6 +440,7 @@ def test_what_has_computed_nothing_is_not_parked() -> None:
     cache.finish(lease)
 
 
+@pytest.mark.law("T10", "T11")
 def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
     """Less than a block counts as a block (T11)."""
     cache = by.KVCache(block_size=4, device=17, host=16, speeds=(10, 1000, 0))
@@ -421,6 +451,7 @@ def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
     cache.abandon(handle)
 
 
+@pytest.mark.law("T17")
 def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
     """A request finds no room that often in a row, and is kept (T17)."""
     cache = by.KVCache(block_size=4, device=17, host=16)
@@ -432,6 +463,7 @@ def test_patience_is_what_may_be_and_one_more_is_too_much() -> None:
     cache.abandon(handle)
 
 
+@pytest.mark.law("T4")
 @pytest.mark.parametrize("recompute", [True, False])
 def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute: Any) -> None:
     """Only so many failed loads in a row limit the next one (T4)."""
@@ -440,6 +472,7 @@ def test_loads_that_fail_are_given_up_only_where_they_can_be_computed(recompute:
     assert [preempt.load_limit(failed) for failed in (2, 3)] == [None, 0 if recompute else None]
 
 
+@pytest.mark.law("T10")
 def test_what_another_holds_too_is_not_moved_for_want_of_room() -> None:
     """A copy of a shared block would free nothing (T10)."""
     cache = by.KVCache(block_size=4, device=17, host=16)

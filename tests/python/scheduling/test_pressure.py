@@ -12,6 +12,7 @@ from loop import Loop, continuation, parked, sharing, squeezed
 from yard import publish_below, text
 
 
+@pytest.mark.law("INV-25")
 def test_what_others_were_promised_is_no_room_to_grow() -> None:
     """Two blocks are free and two are needed, but they are promised to another (INV-25).
 
@@ -30,6 +31,7 @@ def test_what_others_were_promised_is_no_room_to_grow() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_that_frees_nothing_is_no_victim_whatever_its_rank() -> None:
     """Another request holds all that it holds (INV-25)."""
     loop = sharing()
@@ -38,6 +40,7 @@ def test_a_request_that_frees_nothing_is_no_victim_whatever_its_rank() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T7")
 def test_the_last_come_is_the_victim_though_it_has_fewer_blocks() -> None:
     """More blocks decide only between requests that came together (T7)."""
     loop = Loop(device=9)
@@ -51,6 +54,7 @@ def test_the_last_come_is_the_victim_though_it_has_fewer_blocks() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T7", "R3-16")
 @pytest.mark.parametrize(("rest", "victim"), [(3, "new"), (4, "old")])
 def test_a_preempted_request_runs_some_steps_before_it_is_a_victim_again(
     rest: int, victim: str
@@ -64,6 +68,7 @@ def test_a_preempted_request_runs_some_steps_before_it_is_a_victim_again(
     loop.finish()
 
 
+@pytest.mark.law("R1-5")
 def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
     """The scheduler tells the policy, which starts over (R1-5)."""
     reserve = Adaptive(0.1, 0.1)
@@ -85,6 +90,7 @@ def short(budget: int = 64, **keywords: Any) -> Loop:
     return loop
 
 
+@pytest.mark.law("INV-25")
 def test_no_request_leaves_while_a_last_chunk_is_in_flight() -> None:
     """Its request stands in no list of the batch, and goes on all the same (INV-25)."""
     loop = short()
@@ -99,6 +105,7 @@ def test_no_request_leaves_while_a_last_chunk_is_in_flight() -> None:
     assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
 
 
+@pytest.mark.law("INV-25")
 def test_no_resting_request_leaves_while_a_prompt_is_computed() -> None:
     """The prefill goes on, and makes room by its end (INV-25)."""
     loop = short(budget=5, preempt_cooldown=1000)
@@ -113,6 +120,7 @@ def test_no_resting_request_leaves_while_a_prompt_is_computed() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 @pytest.mark.parametrize("landed", [False, True])
 def test_no_request_leaves_while_another_loads_or_has_just_loaded(landed: bool) -> None:
     """The request starts in this very step (INV-25)."""
@@ -137,6 +145,7 @@ def test_no_request_leaves_while_another_loads_or_has_just_loaded(landed: bool) 
     assert loop.results["A"].tokens.tolist() == continuation("A", 18, 9)
 
 
+@pytest.mark.law("INV-25")
 def test_no_request_leaves_for_slots_that_a_copy_still_writes() -> None:
     """The request that asked for the copy is gone, and its end makes room (INV-25)."""
     loop = Loop(device=9, host=16, recompute=False)
@@ -157,6 +166,7 @@ def test_no_request_leaves_for_slots_that_a_copy_still_writes() -> None:
     assert loop.results["one"].tokens.tolist() == continuation("one", 18, 12)
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_alone_that_does_not_fit_beside_quarantined_slots_awaits_their_fence() -> None:
     """To leave would give it no room, and cost all that it has computed (INV-25)."""
     loop = Loop(device=9, host=8, preempt_mode="recompute")
@@ -182,6 +192,7 @@ def test_a_request_alone_that_does_not_fit_beside_quarantined_slots_awaits_their
     assert loop.results["one"].tokens.tolist() == continuation("one", 18, 12)
 
 
+@pytest.mark.law("T35")
 def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
     """Two more steps are in flight when the engine says that it has ended (T35)."""
     loop = Loop()
@@ -199,6 +210,7 @@ def test_blocks_come_back_after_the_last_step_that_computes_in_them() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_then() -> None:
     """It computes in three steps in flight when the engine says that it has ended (INV-25)."""
     loop = Loop(device=9, max_num_seqs=3)
@@ -217,6 +229,7 @@ def test_what_comes_back_with_the_last_step_in_flight_counts_as_coming_until_the
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight() -> None:
     """The ack came before the output of the last step that computes in the seat (INV-25)."""
     loop = Loop(device=9, max_num_seqs=3)
@@ -236,6 +249,7 @@ def test_what_has_come_back_is_not_waited_for_though_a_later_step_is_in_flight()
     loop.finish()
 
 
+@pytest.mark.law("4.5-30")
 def test_a_request_that_grew_and_is_stopped_for_another_takes_its_drafts_along() -> None:
     """The counts are those of the rows that go on (T7)."""
     loop = Loop(device=13, num_speculative_tokens=1)
@@ -253,6 +267,7 @@ def test_a_request_that_grew_and_is_stopped_for_another_takes_its_drafts_along()
 # -- no room to grow ------------------------------------------------------------------------------
 
 
+@pytest.mark.law("T36", "4.5-32")
 def test_t36_a_request_that_finds_no_room_stays_and_skips_the_step() -> None:
     loop = squeezed()
     step = loop.schedule()
@@ -270,6 +285,7 @@ def test_t36_a_request_that_finds_no_room_stays_and_skips_the_step() -> None:
         assert loop.results[request].tokens.tolist() == continuation(request, 14, 12)
 
 
+@pytest.mark.law("INV-25", "T36", "4.7-47")
 def test_t36_no_victim_is_chosen_while_what_is_coming_is_enough() -> None:
     """What comes is a victim without its ack, then blocks held for a step (INV-25, 4.7-47)."""
     loop = squeezed(max_num_seqs=3)
@@ -307,6 +323,7 @@ def test_t36_no_second_victim_is_chosen_while_the_first_one_stops() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25", "T36", "4.7-47")
 def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
     loop = Loop(device=9, max_num_seqs=3)
     loop.add("ends", text(1, 6), 9)
@@ -327,6 +344,7 @@ def test_t36_what_comes_back_with_the_step_in_flight_counts_as_coming() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_progress_a_resting_request_is_chosen_when_no_other_can_go_on() -> None:
     """All were preempted before, and there is room for none (INV-25)."""
     loop = Loop(device=8, preempt_cooldown=1000, max_num_seqs=6)
@@ -339,6 +357,7 @@ def test_progress_a_resting_request_is_chosen_when_no_other_can_go_on() -> None:
         assert loop.results[name].tokens.tolist() == continuation(name, 5, 20)
 
 
+@pytest.mark.law("INV-25")
 def test_progress_a_resting_request_is_chosen_before_a_promise_is_taken_back() -> None:
     loop = Loop(device=9, preempt_cooldown=1000)
     for name in (1, 2):
@@ -356,6 +375,7 @@ def test_progress_a_resting_request_is_chosen_before_a_promise_is_taken_back() -
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("INV-25")
 def test_progress_a_request_alone_with_two_copies_of_its_blocks_makes_room_for_itself() -> None:
     """Blocks that two computed at once exist twice while one of them runs."""
     loop = Loop(device=9, max_num_batched_tokens=4)
@@ -374,6 +394,7 @@ def test_progress_a_request_alone_with_two_copies_of_its_blocks_makes_room_for_i
     assert (loop.told("preempted"), loop.cache.stats()["deduped"]) == (0, 3)
 
 
+@pytest.mark.law("INV-25")
 def test_progress_a_prompt_of_the_whole_device_that_is_all_there_begins_all_the_same() -> None:
     """A full hit computes its last token in a copy of its last block, and there is no room."""
     loop = Loop(device=5)

@@ -1,5 +1,7 @@
 """The waiting queue: the order in which requests begin, and what they wait for."""
 
+import pytest
+
 import blockyard as by
 from blockyard._typing import override
 from blockyard.scheduling.headroom import Adaptive, FullLength, NoHeadroom, Watermark
@@ -10,6 +12,7 @@ from loop import Loop, continuation, stopping
 from yard import begin, publish, publish_below, text
 
 
+@pytest.mark.law("2.2-7")
 def test_a_request_that_shares_what_is_there_already_is_not_waited_for() -> None:
     """The other request computes nothing of its prompt just now (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
@@ -22,6 +25,7 @@ def test_a_request_that_shares_what_is_there_already_is_not_waited_for() -> None
     loop.finish()
 
 
+@pytest.mark.law("2.2-7")
 def test_of_several_that_compute_behind_one_prefix_each_is_waited_for() -> None:
     """The newest of those that compute is not the only one (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
@@ -41,6 +45,7 @@ def test_of_several_that_compute_behind_one_prefix_each_is_waited_for() -> None:
     loop.finish()
 
 
+@pytest.mark.law("2.2-7")
 def test_what_is_found_below_is_not_waited_for_either() -> None:
     """Loading does not pay here, so both compute it (table 2.2, row 7)."""
     loop = Loop(max_num_batched_tokens=8)
@@ -58,6 +63,7 @@ def test_what_is_found_below_is_not_waited_for_either() -> None:
     loop.finish()
 
 
+@pytest.mark.law("2.2-7")
 def test_a_wait_for_a_prefix_ends_when_it_is_there_though_another_finds_no_room() -> None:
     """No request has come or gone, and there is no more room than before (table 2.2, row 7)."""
     loop = Loop(device=17, max_num_batched_tokens=8)
@@ -72,6 +78,7 @@ def test_a_wait_for_a_prefix_ends_when_it_is_there_though_another_finds_no_room(
     loop.finish()
 
 
+@pytest.mark.law("2.3-up-ok")
 def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
     """A prefix that was evicted again while it waits comes up in its turn."""
     loop = Loop(device=9, host=16, prefetch_depth=2)
@@ -92,6 +99,7 @@ def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T23")
 def test_no_prefix_is_brought_up_for_a_request_that_has_left_the_queue() -> None:
     """T23."""
     loop = Loop(device=17, host=16, prefetch_depth=4, max_num_seqs=1)
@@ -107,6 +115,7 @@ def test_no_prefix_is_brought_up_for_a_request_that_has_left_the_queue() -> None
     loop.finish()
 
 
+@pytest.mark.law("INV-19")
 def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
     """It begins without its last token (INV-19)."""
     loop = Loop(device=5)
@@ -117,6 +126,7 @@ def test_a_prompt_of_the_whole_device_is_published_under_its_own_salt() -> None:
     assert loop.cache.probe(loop.cache.keys(text(1, 16), salt="a")).device == 4
 
 
+@pytest.mark.law("T1")
 def test_a_request_that_finds_all_but_its_last_token_still_computes_its_prompt() -> None:
     """It decodes when it has sampled something (T6), and not before (T1)."""
     loop = Loop()
@@ -129,6 +139,7 @@ def test_a_request_that_finds_all_but_its_last_token_still_computes_its_prompt()
     loop.finish()
 
 
+@pytest.mark.law("T4")
 def test_loads_that_were_late_before_a_request_ran_are_tried_again_when_it_has_run() -> None:
     """Only so many failed loads in a row are a reason to recompute a prefix (T4)."""
     loop = Loop(device=6, host=16, preempt_mode="recompute")
@@ -164,6 +175,7 @@ def test_loads_that_were_late_before_a_request_ran_are_tried_again_when_it_has_r
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
 
 
+@pytest.mark.law("INV-16")
 def test_the_first_request_has_none_before_it() -> None:
     loop = Loop(device=9)
     loop.add("runs", text(1, 28), 4)
@@ -175,6 +187,7 @@ def test_the_first_request_has_none_before_it() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_queued_again_may_be_overtaken_as_often_as_at_first() -> None:
     """Overtakes that were counted before its first turn end with that turn (INV-25)."""
     loop = Loop(device=9, max_overtakes=1)
@@ -203,6 +216,7 @@ def test_a_request_queued_again_may_be_overtaken_as_often_as_at_first() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_that_begins_with_a_ticket_has_overtaken_none() -> None:
     """The room was never that of the request before it (INV-25)."""
     loop = Loop(device=9, max_overtakes=1)
@@ -216,6 +230,7 @@ def test_a_request_that_begins_with_a_ticket_has_overtaken_none() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-17")
 def test_those_with_tickets_begin_in_the_order_of_the_queue() -> None:
     """The order is not that of a set, which differs from rank to rank (INV-17)."""
     loop = Loop(device=33, max_num_seqs=1, max_overtakes=0)
@@ -229,6 +244,7 @@ def test_those_with_tickets_begin_in_the_order_of_the_queue() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step() -> None:
     """Keys of a part of the queue are made in each step, and the rest is not forgotten."""
     cache = by.KVCache(block_size=16, device=2_000)
@@ -246,6 +262,7 @@ def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step(
     cache.finish(held)
 
 
+@pytest.mark.law("INV-25")
 def test_as_soon_as_the_smallest_waiting_request_fits_it_begins() -> None:
     """No request has come or gone, but a promise to another was given back (INV-25)."""
     loop = Loop(device=9)
@@ -261,6 +278,7 @@ def test_as_soon_as_the_smallest_waiting_request_fits_it_begins() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_promised_room_begins_though_the_first_was_overtaken_enough() -> None:
     loop = Loop(device=9, max_overtakes=0)
     ticket = loop.cache.promise(2)
@@ -275,6 +293,7 @@ def test_a_request_promised_room_begins_though_the_first_was_overtaken_enough() 
     loop.finish()
 
 
+@pytest.mark.law("T5")
 def test_a_refused_request_begins_when_less_is_kept_for_growth_though_none_comes_or_goes() -> None:
     loop = Loop(device=9, headroom=Adaptive(4.0, 0.5))
     loop.add("runs", 3, 12)
@@ -287,6 +306,7 @@ def test_a_refused_request_begins_when_less_is_kept_for_growth_though_none_comes
     loop.finish()
 
 
+@pytest.mark.law("T5", "2.2-7")
 def test_steps_without_room_and_begins_put_off_are_counted() -> None:
     """`no_room` counts steps, and `soon` requests."""
     loop = Loop(device=9, max_num_batched_tokens=8)
@@ -315,6 +335,7 @@ def test_a_step_is_without_room_also_where_nothing_has_changed_since_the_last() 
     loop.finish()
 
 
+@pytest.mark.law("R1-5")
 def test_a_request_computed_again_is_promised_what_it_has_still_to_sample() -> None:
     """The tokens that it had sampled are a part of its prompt now (R1-5)."""
     loop = Loop(device=33, headroom=FullLength())
@@ -337,6 +358,7 @@ class Lavish(NoHeadroom):
         return max_tokens + 40
 
 
+@pytest.mark.law("R1-5")
 def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
     """No request grows beyond its length (R1-5)."""
     loop = Loop(device=9, headroom=Lavish())
@@ -347,6 +369,7 @@ def test_a_policy_that_promises_too_much_promises_what_may_be_sampled() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_of_requests_that_wait_for_one_anothers_tickets_the_last_gives_its_own_back() -> None:
     """No request can begin, and the one that came first keeps its promise (INV-25)."""
     loop = Loop(device=9)
@@ -360,6 +383,7 @@ def test_of_requests_that_wait_for_one_anothers_tickets_the_last_gives_its_own_b
     assert loop.begun == ["second", "first", "third"]
 
 
+@pytest.mark.law("INV-25")
 def test_tickets_are_taken_back_one_after_the_other_until_a_request_begins() -> None:
     """A request that has given its ticket back is not asked for it again (INV-25)."""
     loop = Loop(device=9, max_overtakes=0)
@@ -373,6 +397,7 @@ def test_tickets_are_taken_back_one_after_the_other_until_a_request_begins() -> 
     assert loop.begun == [0, "first", 1, 2]
 
 
+@pytest.mark.law("INV-25")
 def test_the_only_request_with_a_ticket_keeps_it_while_it_finds_no_room() -> None:
     """Its promise is in the way only of other waiting requests (INV-25)."""
     loop = Loop(device=9)
@@ -384,6 +409,7 @@ def test_the_only_request_with_a_ticket_keeps_it_while_it_finds_no_room() -> Non
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_no_request_loses_a_ticket_while_one_runs_that_will_make_room() -> None:
     """INV-25."""
     loop = Loop(device=9)
@@ -426,6 +452,7 @@ def test_a_policy_that_raises_fails_its_request_alone_and_gives_its_ticket_back(
 # -- the order of the queue ----------------------------------------------------------------------
 
 
+@pytest.mark.law("T7", "4.5-32")
 def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> None:
     loop = Loop(max_num_seqs=1)
     for name, priority in (("low", 0), ("high", 5), ("mid", 3)):
@@ -443,6 +470,7 @@ def test_the_larger_priority_comes_first_and_is_the_last_to_be_preempted() -> No
     loop.finish()
 
 
+@pytest.mark.law("4.5-36")
 def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
     loop = stopping(max_num_seqs=2, max_overtakes=0)
     loop.add("later", text(3, 2), 1)
@@ -453,6 +481,7 @@ def test_a_victim_comes_back_before_those_that_came_after_it() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-25")
 def test_a_request_that_does_not_fit_is_overtaken_a_bounded_number_of_times() -> None:
     loop = Loop(device=9, max_overtakes=3, max_num_seqs=3)
     loop.add("runs", text(1, 8), 20)
@@ -464,6 +493,7 @@ def test_a_request_that_does_not_fit_is_overtaken_a_bounded_number_of_times() ->
     assert loop.begun[:6] == ["runs", 0, 1, 2, "big", 3]
 
 
+@pytest.mark.law("INV-12")
 def test_an_abort_while_waiting_leaves_nothing_behind_however_long_the_queue_stands() -> None:
     loop = Loop(device=9)
     loop.add("runs", text(1, 28), 4)
@@ -479,6 +509,7 @@ def test_an_abort_while_waiting_leaves_nothing_behind_however_long_the_queue_sta
 # -- prompts that another is just computing ------------------------------------------------------
 
 
+@pytest.mark.law("2.2-7")
 def test_a_request_with_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it() -> None:
     loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4)
@@ -494,6 +525,7 @@ def test_a_request_with_the_prompt_of_one_in_prefill_waits_for_it_and_finds_it()
     loop.finish()
 
 
+@pytest.mark.law("2.2-7")
 def test_it_waits_no_longer_than_that_prefill() -> None:
     loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4)
@@ -504,6 +536,7 @@ def test_it_waits_no_longer_than_that_prefill() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-19")
 def test_a_prompt_of_another_tenant_is_not_waited_for() -> None:
     loop = Loop(max_num_batched_tokens=8)
     loop.add("first", text(1, 24), 4, salt="a")

@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 import blockyard as by
 from blockyard.tools.traces.recording import Recorded, recorded
 from loop import Loop
@@ -33,6 +35,7 @@ def test_a_request_is_recorded_from_its_arrival_though_it_waits(tmp_path: Path) 
     assert before - 2e6 <= one.nanoseconds < after + 2e6
 
 
+@pytest.mark.law("INV-38")
 def test_one_that_is_preempted_again_and_again_is_one_request(tmp_path: Path) -> None:
     for host in (0, 32):
         path = tmp_path / f"traffic {host}"
@@ -46,6 +49,7 @@ def test_one_that_is_preempted_again_and_again_is_one_request(tmp_path: Path) ->
         assert all(len(one.keys) == 8 * 3 for one in recorded(path))
 
 
+@pytest.mark.law("INV-38")
 def test_samples_are_one_request_also_where_the_first_never_began(tmp_path: Path) -> None:
     path = tmp_path / "traffic.rec"
     loop = looped(path)

@@ -24,6 +24,7 @@ def spare(cache: by.KVCache) -> int:
     return room.free + room.evictable - room.promised
 
 
+@pytest.mark.law("2.6-1")
 def test_a_ticket_is_open_until_it_is_committed_and_then_its_request_begins_with_it() -> None:
     cache, tickets = made()
     promise = tickets.open("a", 5, deadline=7)
@@ -36,6 +37,7 @@ def test_a_ticket_is_open_until_it_is_committed_and_then_its_request_begins_with
     assert cache.audit() is None
 
 
+@pytest.mark.law("2.6-2")
 def test_a_ticket_that_is_released_gives_its_blocks_back() -> None:
     cache, tickets = made()
     promise = tickets.open("a", 5, deadline=7)
@@ -51,6 +53,7 @@ def test_a_ticket_that_is_released_gives_its_blocks_back() -> None:
     }
 
 
+@pytest.mark.law("2.6-3")
 def test_a_ticket_expires_behind_its_deadline_and_not_on_it() -> None:
     cache, tickets = made()
     soon, later = tickets.open("a", 2, deadline=3), tickets.open("b", 3, deadline=9)
@@ -60,6 +63,7 @@ def test_a_ticket_expires_behind_its_deadline_and_not_on_it() -> None:
     assert (spare(cache), tickets.stats()["tickets_expired"]) == (5, 1)
 
 
+@pytest.mark.law("2.6-4")
 def test_when_the_other_side_dies_all_that_it_asked_for_has_expired() -> None:
     cache, tickets = made()
     one = tickets.open("a", 1, deadline=9, peer="p0")
@@ -71,6 +75,7 @@ def test_when_the_other_side_dies_all_that_it_asked_for_has_expired() -> None:
     assert tickets.died("p0") == []
 
 
+@pytest.mark.law("2.6-5")
 @pytest.mark.parametrize("end", ["commit", "release", "expire", "die"])
 @pytest.mark.parametrize("verb", ["commit", "release"])
 def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, verb: str) -> None:
@@ -90,6 +95,7 @@ def test_a_ticket_that_has_ended_is_refused_with_an_error_of_its_own(end: str, v
     assert (again.state, spare(cache)) == (ReservationState.OPEN, before)
 
 
+@pytest.mark.law("2.6-6")
 def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -> None:
     cache, tickets = made()
     promise = tickets.open("a", 2, deadline=3)
@@ -98,6 +104,7 @@ def test_a_second_ticket_of_a_request_is_rejected_and_the_first_is_as_it_was() -
     assert (promise.state, spare(cache)) == (ReservationState.OPEN, 6)
 
 
+@pytest.mark.law("R1-5", "4.5-34")
 @pytest.mark.parametrize(
     ("role", "policy"),
     [("mixed", Adaptive(2.0)), ("prefill", NoHeadroom()), ("decode", Watermark(3))],
@@ -126,6 +133,7 @@ def test_a_promise_succeeds_if_and_only_if_it_leaves_what_the_roles_policy_wants
         assert cache.audit() is None
 
 
+@pytest.mark.law("R1-5")
 def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
     cache = by.KVCache(block_size=4, device=13)
     policy = Watermark(4)
@@ -141,6 +149,7 @@ def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
     assert tickets.open("a", want, deadline=1, running=1).blocks == want
 
 
+@pytest.mark.law("2.6-1", "4.5-34")
 def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
     cache, tickets = made()
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=3, headroom=FullLength()))
@@ -152,6 +161,7 @@ def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
     assert cache.stats()["tickets"] == 0
 
 
+@pytest.mark.law("T23", "2.6-2")
 def test_a_request_that_is_aborted_in_the_queue_gives_its_ticket_back() -> None:
     cache, tickets = made()
     scheduler = Scheduler(cache)
@@ -163,6 +173,7 @@ def test_a_request_that_is_aborted_in_the_queue_gives_its_ticket_back() -> None:
         scheduler.add("a", text(2, 20), max_tokens=4, ticket=ticket)
 
 
+@pytest.mark.law("INV-2")
 def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> None:
     cache, _ = made()
     _, others = made()
@@ -174,6 +185,7 @@ def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> Non
     assert cache.audit() is None
 
 
+@pytest.mark.law("R1-5")
 @pytest.mark.parametrize("how", ["finish", "stop", "abort while loading", "fail", "reset"])
 def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how: str) -> None:
     """It falls at once: an idle instance may never call `schedule` again (R1-5)."""
@@ -207,6 +219,7 @@ def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how
     assert loop.cache.audit() is None
 
 
+@pytest.mark.law("R1-5")
 def test_as_fewer_run_less_is_kept_for_their_growth_at_once() -> None:
     loop = Loop(device=65, headroom=Adaptive(4.0, 0.0))
     for name in range(3):
@@ -247,6 +260,7 @@ def test_a_tick_never_goes_back_and_what_never_fits_is_said() -> None:
         Reservations(cache, headroom={"cook": NoHeadroom()})  # type: ignore[dict-item]
 
 
+@pytest.mark.law("R1-5")
 def test_a_refusal_for_those_that_run_says_what_is_needed_with_what_they_want() -> None:
     """There were blocks enough, but not beside the headroom (R1-5)."""
     _, tickets = made(decode=Watermark(3))
@@ -255,6 +269,7 @@ def test_a_refusal_for_those_that_run_says_what_is_needed_with_what_they_want() 
     assert (refused.value.need, refused.value.free) == (9, 8)
 
 
+@pytest.mark.law("R1-5")
 def test_a_policy_keeps_nothing_for_an_empty_batch_and_never_less_than_nothing() -> None:
     """R1-5."""
     growing = Adaptive(1.0, 0.75)

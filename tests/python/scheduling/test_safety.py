@@ -9,6 +9,7 @@ from loop import Loop
 from yard import text
 
 
+@pytest.mark.law("INV-25")
 def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() -> None:
     """Two hold the same blocks: these are free when both have left, and neither frees any alone."""
     loop = Loop(device=16, host=32, size=1)
@@ -42,6 +43,7 @@ def texts(first: int, most: int) -> list[int]:
     return [(first * 31 + at) % 900 for at in range(most)]
 
 
+@pytest.mark.law("INV-25")
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("way", [(9, 20, (8, 8)), (13, 30, (11, 10)), (13, 5, (5, 12))])
 def test_a_request_holding_twice_what_a_parked_one_keeps_makes_room_for_itself(
@@ -70,6 +72,7 @@ def same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loop.continuation", lambda _one, at, most: texts(1, at + most)[at:])
 
 
+@pytest.mark.law("INV-11")
 @pytest.mark.usefixtures("same")
 @pytest.mark.parametrize("stops", ["acked", "in-order"])
 def test_inv_11_of_two_that_sample_alike_neither_is_lost(stops: Any) -> None:
@@ -84,6 +87,7 @@ def test_inv_11_of_two_that_sample_alike_neither_is_lost(stops: Any) -> None:
     assert (loop.told("parkings"), loop.cache.stats()["deduped"]) == (1, 2)
 
 
+@pytest.mark.law("INV-11")
 @pytest.mark.usefixtures("same")
 @pytest.mark.parametrize("spare", range(4))
 @pytest.mark.parametrize("size", range(1, 5))
@@ -97,6 +101,7 @@ def test_inv_11_of_many_that_sample_alike_none_is_lost(many: int, size: int, spa
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("INV-11")
 def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -> None:
     """Of 12, 7 and 7 blocks the host holds 14: beside 10 of the 12, neither other one fits."""
     loop = Loop(device=13, host=14, size=1, recompute=False)
@@ -109,6 +114,7 @@ def test_inv_11_the_largest_is_not_parked_where_the_others_then_could_not_be() -
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("INV-25")
 def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_none_runs() -> None:
     """Two keep one path and two another: none has room to come back, or frees any alone."""
     loop = Loop(device=12, host=32, size=1, recompute=False)
@@ -130,6 +136,7 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_none_runs() -> Non
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("INV-25")
 @pytest.mark.parametrize(("size", "prompt", "most"), [(1, 7, 1), (4, 28, 1), (4, 24, 5)])
 def test_inv_25_a_prompt_that_fills_the_device_begins_again_where_nothing_is_recomputed(
     size: int, prompt: int, most: int

@@ -9,6 +9,7 @@ from loop import Loop, continuation, loading, stopping
 from yard import publish_below, text
 
 
+@pytest.mark.law("T1", "4.5-31")
 def test_t1_a_request_that_fits_begins_at_once_and_has_a_seat() -> None:
     loop = Loop()
     loop.add("one", 10, 3)
@@ -24,6 +25,7 @@ def test_t1_a_request_that_fits_begins_at_once_and_has_a_seat() -> None:
     assert loop.results["one"].tokens.tolist() == continuation("one", 10, 3)
 
 
+@pytest.mark.law("T2")
 def test_t2_a_request_with_blocks_to_load_has_a_seat_unknown_to_the_engine() -> None:
     loop = loading()
     assert loop.told("seats") == 1
@@ -31,6 +33,7 @@ def test_t2_a_request_with_blocks_to_load_has_a_seat_unknown_to_the_engine() -> 
     assert loop.state("one") is RequestState.LOADING
 
 
+@pytest.mark.law("T3", "T4")
 def test_t3_when_the_loads_have_landed_it_computes_behind_the_longer_prefix() -> None:
     loop = loading()
     loop.land()
@@ -41,6 +44,7 @@ def test_t3_when_the_loads_have_landed_it_computes_behind_the_longer_prefix() ->
     loop.finish()
 
 
+@pytest.mark.law("T4")
 @pytest.mark.parametrize("end", ["fails", "is never known"])
 def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(end: str) -> None:
     loop = loading()
@@ -60,6 +64,7 @@ def test_t4_when_a_load_fails_or_is_late_it_computes_from_the_last_good_block(en
     assert loop.results["one"].tokens.tolist() == continuation("one", 14, 3)
 
 
+@pytest.mark.law("T4")
 def test_t4_a_request_with_every_load_late_is_computed_in_the_end() -> None:
     # While a copy without an end holds its slots, it has no room to go on, and begins again.
     loop = Loop(device=6, host=16)
@@ -87,6 +92,7 @@ def test_t4_a_request_with_every_load_late_is_computed_in_the_end() -> None:
     loop.finish()
 
 
+@pytest.mark.law("T5")
 def test_t5_a_request_that_finds_no_room_waits_and_nothing_has_changed() -> None:
     loop = Loop(device=9)
     loop.add("big", 28, 4)
@@ -100,6 +106,7 @@ def test_t5_a_request_that_finds_no_room_waits_and_nothing_has_changed() -> None
     loop.finish()
 
 
+@pytest.mark.law("T6", "4.5-31")
 def test_t6_it_decodes_when_its_last_chunk_is_acknowledged() -> None:
     loop = Loop(max_num_batched_tokens=6)
     loop.add("one", 10, 3)
@@ -117,6 +124,7 @@ def test_t6_it_decodes_when_its_last_chunk_is_acknowledged() -> None:
 # -- preemption ----------------------------------------------------------------------------------
 
 
+@pytest.mark.law("T7", "4.5-32")
 def test_t7_a_victim_has_no_new_work_and_keeps_its_blocks_and_its_seat() -> None:
     loop = stopping()
     lease = loop.scheduler._seats.bound()[1].lease
@@ -131,6 +139,7 @@ def test_t7_a_victim_has_no_new_work_and_keeps_its_blocks_and_its_seat() -> None
     loop.finish()
 
 
+@pytest.mark.law("T8")
 @pytest.mark.parametrize("flying", [0, 1, 2])
 def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
     loop = Loop()
@@ -150,6 +159,7 @@ def test_t8_tokens_that_come_before_the_ack_count(flying: int) -> None:
     assert loop.results["one"].tokens.tolist() == continuation("one", 10, 20)
 
 
+@pytest.mark.law("INV-8", "INV-11", "T9", "R3-12", "R4-1", "4.7-46")
 @pytest.mark.parametrize("flying", [0, 1, 2, 3])
 @pytest.mark.parametrize("prompt", [6, 7, 8, 9])
 def test_t9_the_ack_freezes_n_and_both_sides_begin_again_with_the_same(
@@ -177,6 +187,7 @@ def test_t9_the_ack_freezes_n_and_both_sides_begin_again_with_the_same(
     assert loop.results["one"].tokens.tolist() == continuation("one", prompt, 9)
 
 
+@pytest.mark.law("T9", "R1-7")
 def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -> None:
     loop = Loop(size=4)
     loop.add("one", 7, 9)
@@ -191,6 +202,7 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
     assert loop.cache.probe([*whole, 0]).device == 1
 
 
+@pytest.mark.law("2.1-5")
 def test_a_block_whose_twin_is_in_flight_is_published_in_the_step_after_its_landing() -> None:
     """The step that publishes it makes no block full (table 2.1, row 5)."""
     loop = Loop(device=33, host=16, max_num_seqs=1)
@@ -212,6 +224,7 @@ def test_a_block_whose_twin_is_in_flight_is_published_in_the_step_after_its_land
     loop.finish()
 
 
+@pytest.mark.law("T11", "4.5-38")
 def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_nothing() -> None:
     loop = stopping()
     loop.ack()
@@ -222,6 +235,7 @@ def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_not
     loop.finish()
 
 
+@pytest.mark.law("INV-8", "T22", "R1-7", "4.5-31")
 def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_published() -> None:
     loop = stopping()
     loop.ack()
@@ -239,6 +253,7 @@ def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_publish
 # -- the end --------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("T35")
 def test_t35_a_request_the_engine_ended_frees_its_seat_and_after_the_step_its_blocks() -> None:
     loop = Loop()
     loop.add("one", 10, 9)
@@ -258,6 +273,7 @@ def test_t35_a_request_the_engine_ended_frees_its_seat_and_after_the_step_its_bl
     loop.finish()
 
 
+@pytest.mark.law("INV-10", "T35")
 def test_t35_a_request_at_its_length_is_finished_and_its_seat_waits_for_the_ack() -> None:
     loop = Loop()
     loop.add("one", 10, 2)
@@ -277,6 +293,7 @@ def test_t35_a_request_at_its_length_is_finished_and_its_seat_waits_for_the_ack(
 # -- drafts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("4.5-30")
 @pytest.mark.parametrize("accept", [1, 2, 3, 4])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
@@ -307,6 +324,7 @@ def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
     assert rows == -(-20 // accept) + -(-19 // accept)
 
 
+@pytest.mark.law("INV-7")
 def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
     loop = Loop(num_speculative_tokens=7, accept=1)
     loop.add("one", text(1, 6), 4)

@@ -23,6 +23,7 @@ from yard import publish_below, text
 # -- what waits for what -------------------------------------------------------------------------
 
 
+@pytest.mark.law("INV-25")
 def test_many_small_tickets_in_the_queue_never_leave_the_device_idle() -> None:
     setup = Setup(device=13, host=0, max_num_seqs=4, headroom="none")
     names = [f"b{number}" for number in range(4)]
@@ -33,6 +34,7 @@ def test_many_small_tickets_in_the_queue_never_leave_the_device_idle() -> None:
     assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("INV-25")
 @pytest.mark.parametrize("skip", [0, 1, 16])
 def test_requests_that_wait_for_one_copy_hold_up_no_other(skip: int) -> None:
     """The copy hangs: requests with its prefix wait, and one without it begins at once."""
@@ -65,6 +67,7 @@ def test_behind_hundreds_that_wait_for_one_prefix_others_come_soon() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-6")
 def test_a_second_scheduler_on_a_cache_counts_on_where_the_first_has_ended() -> None:
     """Blocks held back for its step 2 do not come back with the first one's step 30 (INV-6)."""
     loop = Loop(device=33)
@@ -89,6 +92,7 @@ def test_a_second_scheduler_on_a_cache_counts_on_where_the_first_has_ended() -> 
     assert loop.cache.room().free == 32 - loop.cache.stats()["device_idle"]
 
 
+@pytest.mark.law("INV-16")
 def test_a_second_scheduler_is_refused_while_the_first_has_something_to_do() -> None:
     loop = Loop(device=33)
     loop.add("one", 10, 4)
@@ -131,6 +135,7 @@ def test_acks_and_seats_without_an_end_are_refused() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-16")
 def test_on_a_closed_cache_no_step_is_half_done() -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8, block_size=4)
     with by.local(layout, device=16) as cache:

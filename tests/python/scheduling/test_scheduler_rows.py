@@ -31,6 +31,7 @@ from yard import profile, publish, publish_below, text
 # -- R1 ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("R1-2")
 def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> None:
     """Evicting is part of a begin: nothing waits, and nothing fails without need (R1-2)."""
     loop = Loop(device=9, host=16)
@@ -46,6 +47,7 @@ def test_a_full_device_makes_room_for_what_comes_up_in_the_step_that_asks() -> N
     loop.finish()
 
 
+@pytest.mark.law("R1-2")
 def test_sixteen_threads_that_need_each_others_room_are_served_or_refused_and_never_stuck() -> None:
     """The watchdog of the test run ends a hang (R1-2)."""
     cache = by.KVCache(block_size=4, device=33, host=64)
@@ -81,6 +83,7 @@ def test_sixteen_threads_that_need_each_others_room_are_served_or_refused_and_ne
     assert cache.audit() is None
 
 
+@pytest.mark.law("R1-4")
 @pytest.mark.parametrize("size", [1, 16])
 def test_what_goes_to_cranes_is_as_long_as_its_blocks_whatever_the_tokens(size: int) -> None:
     """R1-4."""
@@ -99,6 +102,7 @@ def test_what_goes_to_cranes_is_as_long_as_its_blocks_whatever_the_tokens(size: 
 # -- R3 ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("INV-12", "R3-1")
 @pytest.mark.parametrize("how", ["abort", "finish"])
 def test_a_request_that_ends_while_its_ack_is_awaited_leaves_every_registry(how: str) -> None:
     """A later ack is ignored and counted (R3-1)."""
@@ -122,6 +126,7 @@ def test_a_request_that_ends_while_its_ack_is_awaited_leaves_every_registry(how:
     loop.empty()
 
 
+@pytest.mark.law("R3-4", "4.7-40")
 def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None:
     """Nothing waits for a copy; the clock is that of this thread (R3-4)."""
     loop = Loop(device=200, host=64, max_num_seqs=8)
@@ -142,6 +147,7 @@ def test_with_every_copy_stalled_the_others_go_on_within_a_millisecond() -> None
     loop.finish()
 
 
+@pytest.mark.law("INV-11", "R3-6", "4.5-33")
 @pytest.mark.parametrize(
     "state", ["waiting", "loading", "prefill", "decode", "stopping", "recompute"]
 )
@@ -172,6 +178,7 @@ def test_whatever_it_is_doing_an_abort_ends_it_once_and_leaves_nothing(state: st
 # -- R4 ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("INV-9", "R4-2", "4.6-39")
 @pytest.mark.parametrize("token", [0, 1, 2**32 - 1, 2**32 - 3, 2**32 - 9, 2**31])
 def test_no_token_value_means_anything(token: int) -> None:
     """R4-2."""
@@ -198,6 +205,7 @@ def test_no_token_value_means_anything(token: int) -> None:
     assert {result.state for result in loop.results.values()} == {RequestState.FINISHED}
 
 
+@pytest.mark.law("INV-10", "R4-3")
 def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
     """It is not in the queue either (R4-3)."""
     loop = stopping()
@@ -211,6 +219,7 @@ def test_without_an_ack_nothing_moves_however_long_it_takes() -> None:
     loop.finish()
 
 
+@pytest.mark.law("R4-4")
 def test_nothing_is_published_under_an_epoch_that_is_over() -> None:
     """The ack has overtaken the output of a step (R4-4)."""
     loop = Loop()
@@ -229,6 +238,7 @@ def test_nothing_is_published_under_an_epoch_that_is_over() -> None:
     loop.finish()
 
 
+@pytest.mark.law("R4-5")
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_between_two_chunks_a_stop_publishes_what_is_computed_and_no_more(chunks: int) -> None:
     """R4-5."""
@@ -245,6 +255,7 @@ def test_between_two_chunks_a_stop_publishes_what_is_computed_and_no_more(chunks
     loop.finish()
 
 
+@pytest.mark.law("R4-6", "4.6-39", "4.7-45")
 @pytest.mark.parametrize("stops", ["acked", "in-order"])
 def test_when_all_are_stopped_at_once_one_step_without_rows_is_enough(stops: Any) -> None:
     """R4-6 and 4.7-45."""
@@ -267,6 +278,7 @@ def test_when_all_are_stopped_at_once_one_step_without_rows_is_enough(stops: Any
         assert loop.results[name].tokens.tolist() == continuation(name, 8, 9)
 
 
+@pytest.mark.law("R4-7")
 def test_absence_counts_from_the_step_of_the_stop_on_and_for_a_stopping_request_alone() -> None:
     """R4-7."""
     loop = stopping()
@@ -296,6 +308,7 @@ def test_an_engine_that_stops_in_order_needs_no_ack_and_one_that_comes_is_ignore
 # -- laws ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("INV-13")
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 def test_what_a_caller_does_with_a_prompt_later_changes_nothing(kind: Any) -> None:
     """INV-13."""
@@ -315,6 +328,7 @@ def test_what_a_caller_does_with_a_prompt_later_changes_nothing(kind: Any) -> No
     assert loop.cache.probe(text(1, 14)).device + loop.cache.probe(text(2, 14)).device > 0
 
 
+@pytest.mark.law("INV-13")
 def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
     """It needs no conversion, but must not be the caller's array (INV-13)."""
     prompt = np.array(text(1, 14), U32)
@@ -329,6 +343,7 @@ def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
     loop.finish()
 
 
+@pytest.mark.law("INV-16")
 def test_questions_change_nothing() -> None:
     """A question reads all its numbers at once (INV-5, INV-16)."""
     loop = stopping()
@@ -483,5 +498,6 @@ class Machine(RuleBasedStateMachine):
             assert result.state is not RequestState.FINISHED or len(result.tokens) == most
 
 
+@pytest.mark.law("INV-11", "INV-25", "4.7-42", "4.7-43")
 def test_any_order_of_events_ends_each_request_once_with_the_tokens_that_it_has_alone() -> None:
     run_state_machine_as_test(Machine, settings=profile(60))

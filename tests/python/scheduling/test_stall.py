@@ -12,11 +12,9 @@ import pytest
 import blockyard as by
 from blockyard._typing import override
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.crane.crane import Crane
-from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.stall import Rule
 from blockyard.shared.plan import Outcome
-from blockyard.shared.stall import Fact, Rule, StallWatch, lasting
 from blockyard.testing import Scenario, ScriptedCopier, delay, simulate
 from loop import Loop, loading
 from yard import begin, publish, text
@@ -113,6 +111,7 @@ FORGETFUL = {
 }
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize(("call", "rule"), FORGETFUL.items())
 def test_a_loop_that_forgets_a_call_is_told_that_one_and_no_other(call: str, rule: Rule) -> None:
     loop = Turns(call)
@@ -124,6 +123,7 @@ def test_a_loop_that_forgets_a_call_is_told_that_one_and_no_other(call: str, rul
     assert min(loop.said) <= 64 + 16
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize("call", ["output", "acks", "dispatch"])
 def test_the_loops_of_every_beginner_are_told_in_the_log_within_a_hundred_steps(
     call: str, caplog: pytest.LogCaptureFixture
@@ -138,6 +138,7 @@ def test_the_loops_of_every_beginner_are_told_in_the_log_within_a_hundred_steps(
     assert line.message.startswith(f"stalled, {FORGETFUL[call]}: ")
 
 
+@pytest.mark.law("O10")
 def test_a_loop_that_forgets_a_call_after_a_while_is_told_just_that() -> None:
     for call, rule in FORGETFUL.items():
         loop = Turns()
@@ -147,6 +148,7 @@ def test_a_loop_that_forgets_a_call_after_a_while_is_told_just_that() -> None:
         assert {one for said in loop.said.values() for one in said} == {rule}, call
 
 
+@pytest.mark.law("O10")
 def test_a_dead_engine_that_is_not_reset_is_told_with_its_reason_and_nothing_else() -> None:
     loop = Turns("reset")
     loop.run(20)
@@ -165,6 +167,7 @@ def test_a_dead_engine_that_is_not_reset_is_told_with_its_reason_and_nothing_els
     assert loop.scheduler.stalled() == ()
 
 
+@pytest.mark.law("O10")
 def test_a_closed_cache_is_told_for_what_it_is() -> None:
     loop = Turns()
     loop.run(20)
@@ -177,6 +180,7 @@ def test_a_closed_cache_is_told_for_what_it_is() -> None:
     assert rules(loop.scheduler.stalled()) == [Rule.DEAD]
 
 
+@pytest.mark.law("O10")
 def test_without_room_those_are_told_that_hold_it_and_a_lease_that_no_request_has() -> None:
     loop = Loop(device=33)
     leaked = begin(loop.cache, text(9, 80))
@@ -196,6 +200,7 @@ def test_without_room_those_are_told_that_hold_it_and_a_lease_that_no_request_ha
     loop.finish()
 
 
+@pytest.mark.law("O10")
 def test_a_stall_that_was_over_begins_anew() -> None:
     # All is as it was the first time, to the last block.
     loop = Loop(device=33)
@@ -227,6 +232,7 @@ def test_slots_in_quarantine_are_told_where_they_are_why_nothing_fits() -> None:
     loop.cache.abort([plan])
 
 
+@pytest.mark.law("O10")
 def test_while_a_row_computes_there_is_room_to_come() -> None:
     # It grows within its block, so that its steps alone show that it goes on.
     loop = Loop(device=3, size=128)
@@ -238,6 +244,7 @@ def test_while_a_row_computes_there_is_room_to_come() -> None:
     loop.finish()
 
 
+@pytest.mark.law("O10")
 def test_a_stop_whose_step_is_not_answered_waits_for_no_ack() -> None:
     loop = Loop()
     loop.add("one", text(1, 20), 90)
@@ -256,6 +263,7 @@ def test_a_stop_whose_step_is_not_answered_waits_for_no_ack() -> None:
     assert rules(said) == [Rule.NO_ACK]
 
 
+@pytest.mark.law("O10")
 def test_the_rank_that_has_not_spoken_is_named() -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=4, head_dim=2, block_size=4, ranks=4)
     loop = Loop(cache=by.KVCache(layout, device=17))
@@ -276,6 +284,7 @@ def test_the_rank_that_has_not_spoken_is_named() -> None:
     loop.finish()
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize("speaks", [True, False], ids=["speaks", "is mute"])
 def test_of_a_late_flight_the_rank_that_has_not_spoken_is_told(speaks: bool) -> None:
     # Its outcome may be lost: what it reads is held until a rank says how it has ended.
@@ -337,6 +346,7 @@ def test_where_nothing_is_copied_ahead_the_missing_dispatch_is_told_without_a_pl
 # -- silence ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize("call", FORGETFUL)
 def test_nothing_is_said_before_64_steps_however_long_they_are(call: str) -> None:
     loop = Turns(call, seconds=1000.0)
@@ -347,6 +357,7 @@ def test_nothing_is_said_before_64_steps_however_long_they_are(call: str) -> Non
     assert min(loop.said) == 65 or call != "output"
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize("call", FORGETFUL)
 def test_nothing_is_said_before_2_seconds_however_many_steps(call: str) -> None:
     loop = Turns(call, seconds=0.0)
@@ -359,6 +370,7 @@ def test_nothing_is_said_before_2_seconds_however_many_steps(call: str) -> None:
     assert list(loop.said.values()) == [[FORGETFUL[call]]]
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize("call", ["output", "acks", "dispatch", "poll"])
 def test_a_loop_that_mends_its_ways_is_told_nothing_more(call: str) -> None:
     loop = Turns(call)
@@ -375,6 +387,7 @@ def test_a_loop_that_mends_its_ways_is_told_nothing_more(call: str) -> None:
     assert len(loop.said) == before
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize("seconds", [1e-6, 0.1, 30.0])
 def test_a_sound_loop_is_told_nothing_whether_it_spins_or_crawls(seconds: float) -> None:
     loop = Turns(seconds=seconds)
@@ -385,6 +398,7 @@ def test_a_sound_loop_is_told_nothing_whether_it_spins_or_crawls(seconds: float)
     assert min(stats[name] for name in ("preempted", "no_room", "outcomes", "host_hits")) > 0
 
 
+@pytest.mark.law("O10")
 def test_a_row_that_computes_for_long_in_few_steps_is_no_stall() -> None:
     # Two steps in flight, each of which takes a minute.
     loop = Loop(device=33)
@@ -400,6 +414,7 @@ def test_a_row_that_computes_for_long_in_few_steps_is_no_stall() -> None:
     loop.finish()
 
 
+@pytest.mark.law("O10")
 def test_time_decides_nothing() -> None:
     scenario = Scenario.seeded(4)
     setups = [dataclasses.replace(scenario.setup, tick_ms=ms) for ms in (0, 10_000)]
@@ -463,102 +478,69 @@ def test_other_threads_may_ask_while_the_loop_runs() -> None:
     assert loop.cache.audit() is None
 
 
-# -- a crane, and a scheduler of one's own ---------------------------------------------------------
+# -- what it is made of ----------------------------------------------------------------------------
 
 
-def test_a_crane_in_a_process_of_its_own_says_that_nobody_polls_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now = 0.0
+@pytest.mark.law("O10")
+def test_a_crane_that_always_has_flights_and_is_polled_is_no_stall() -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
-    tiers = MemoryTier(layout, 80, name="device"), MemoryTier(layout, 80)
-    crane = Crane(layout, device=tiers[0], host=tiers[1], clock=lambda: now)
-    cache = by.KVCache(layout, device=80, host=80, ahead=0)
-    publish(cache, text(1, 300))
-    with crane:
-        for at in range(65):
-            assert crane.stalled() == ()
-            now += 0.1
-            if at == 0:
-                cache.demote(1)
-                cache.demote(2)
-            crane.submit(cache.dispatch())
-        (said,) = crane.stalled()
-        assert said.startswith("2 flights wait on rank 0, and nobody has polled it for 64 steps, 6")
-        crane.submit([])
-        assert [one.name for one in caplog.records] == ["blockyard.crane.crane"]
-        while crane.in_flight:
-            crane.poll()
-        assert crane.stalled() == ()
-
-
-def test_a_crane_that_always_has_flights_and_is_polled_says_nothing() -> None:
-    now = 0.0
-    layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
-    tiers = MemoryTier(layout, 90, name="device"), MemoryTier(layout, 90)
     copier = ScriptedCopier(ThreadCopier(workers=0), [delay(3)] * 80)
-    cache = by.KVCache(layout, device=90, host=90, ahead=0)
+    cache = by.local(layout, device=90, host=90, ahead=0, copier=copier)
+    loop = Loop(cache=cache)
     publish(cache, text(1, 340))
-    with Crane(layout, device=tiers[0], host=tiers[1], copier=copier, clock=lambda: now) as crane:
-        for at in range(80):
-            now += 1.0
-            cache.commit(crane.poll())
-            cache.demote(at + 1)
-            crane.submit(cache.dispatch())
-            assert crane.in_flight
-            assert crane.stalled() == ()
+
+    def turn() -> None:
+        loop.turn()
+        cache.demote(cache.pending_copies().unpolled[1] + 1)
+        cache.step()
+        assert cache.pending_copies().unpolled[0]
+
+    assert not any(looks_at(loop, 80, 1.0, turn))
+    cache.close()
 
 
-def test_a_scheduler_of_ones_own_asks_the_cache_and_has_a_watch() -> None:
-    now = 0.0
-    cache, watch = by.KVCache(block_size=4, device=17), StallWatch("mine", lambda: now)
+@pytest.mark.law("O10")
+def test_a_scheduler_of_ones_own_asks_the_cache_for_the_numbers() -> None:
+    cache = by.KVCache(block_size=4, device=17)
     publish(cache, text(1, 8))
     lease = begin(cache, text(1, 8))
-    for _ in range(96):
-        now += 1
-        watch.step(cache.standing)
-    assert rules(watch.stalled(cache.standing)) == [Rule.UNDISPATCHED]
-    cache.commit(lease.plans)
-    assert watch.stalled(cache.standing) == ()
+    (plan,) = lease.plans
+    assert cache.pending_copies() == ((1, plan.flight), None, None, (0, 0))
+    cache.dispatch()
+    assert cache.pending_copies() == (None, None, (plan.flight, [0], [], 0), (0, 0))
+    cache.commit([plan])
+    assert cache.pending_copies() == (None, None, None, (0, 0))
 
 
+@pytest.mark.law("O10")
 def test_an_effect_that_is_older_than_its_cause_waits_for_it() -> None:
-    step = 0
-    watch = StallWatch("mine", lambda: float(step))
-
-    def facts() -> list[Fact]:
-        effect, cause = Fact(Rule.NO_OUTCOME, 1, lasting), Fact(Rule.NOT_POLLED, 1, lasting)
-        return [effect, cause][: 1 + (step >= 10)]
-
-    said = []
-    for step in range(80):  # noqa: B007 - the clock reads it
-        watch.step(facts)
-        said.append(watch.stalled(facts))
-    assert said == [()] * 74 + [(lasting(steps, steps),) for steps in range(64, 70)]
+    loop = Turns("outcomes")
+    loop.run(45)
+    assert loop.cache.pending_copies().unreported
+    loop.forgets.add("poll")
+    loop.run(80)
+    assert {one for said in loop.said.values() for one in said} == {Rule.NOT_POLLED}
+    # The flight that lacks its outcome would have been reported before.
+    assert min(loop.said) > 45 + 64
 
 
+@pytest.mark.law("O10")
 def test_whoever_is_asked_from_a_log_handler_answers() -> None:
-    seconds, said = [0.0], list[tuple[str, ...]]()
-    watch = StallWatch("blockyard.mine", lambda: seconds[0])
-
-    def facts() -> list[Fact]:
-        return [Fact(Rule.NO_ROOM, 1, lambda *held: f"it lasts {lasting(*held)}")]
+    loop, said = Turns("acks"), list[tuple[str, ...]]()
 
     class Asks(logging.Handler):
         @override
         def emit(self, record: logging.LogRecord) -> None:
             del record
-            said.append(watch.stalled(facts))
+            said.append(loop.scheduler.stalled())
 
-    logger, handler = logging.getLogger("blockyard.mine"), Asks()
+    logger, handler = logging.getLogger("blockyard.scheduling.stall"), Asks()
     logger.addHandler(handler)
     try:
-        for _ in range(96):
-            watch.step(facts)
-            seconds[0] += 1.0
+        loop.run(100)
     finally:
         logger.removeHandler(handler)
-    assert said == [("it lasts 64 steps, 64.0 s",)]
+    assert [rules(one) for one in said] == [[Rule.NO_ACK]]
 
 
 @pytest.mark.parametrize("clock", [3, None, lambda: "noon", lambda: None])
@@ -570,6 +552,7 @@ def test_a_clock_must_return_seconds(clock: Any) -> None:
 # -- steps without an end --------------------------------------------------------------------------
 
 
+@pytest.mark.law("O10")
 def test_beyond_1024_unanswered_steps_none_is_scheduled_and_nothing_changes() -> None:
     loop = Loop()
     loop.add("one", text(1, 20), 4)

@@ -16,7 +16,7 @@ from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.scheduling.engine import Ack, Output, Step
 from blockyard.scheduling.headroom import NoHeadroom
 from blockyard.scheduling.request import RequestState
-from blockyard.scheduling.stream import Stream
+from blockyard.serving.stream import Stream
 from loop import continuation
 from yard import text
 

@@ -5,8 +5,8 @@ from collections.abc import Hashable
 import numpy as np
 
 import blockyard as by
-from blockyard.engines.connector import Connector
-from blockyard.engines.worker import Worker
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.worker import Worker
 from interrupted_verbs import SIZE, Cut, SlowCopier, nothing
 
 LAYOUT = by.KVLayout.llama(1, 1, 8, block_size=SIZE, dtype="uint8")

@@ -10,9 +10,9 @@ from typing import Any
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.devices import NUMPY, Device, fetched
-from blockyard.engines.model import Model
-from blockyard.engines.sampling import Sampling
-from blockyard.engines.weights import ModelConfig
+from blockyard.reference.model import Model
+from blockyard.reference.sampling import Sampling
+from blockyard.reference.weights import ModelConfig
 from blockyard.scheduling.engine import Step
 from blockyard.scheduling.request import RequestState
 from blockyard.testing import Script, ScriptedCopier

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard.engines.sglang import Storage
+from blockyard.connectors.sglang import Storage
 from sglang_stub import HiCacheStorageConfig, HiCacheStorageExtraInfo, Pool
 
 PAGES = 24

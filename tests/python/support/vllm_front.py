@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.connectors.vllm import Blockyard, worker_half
+from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.identity import Root
+from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.engines.vllm import Blockyard, worker_half
-from blockyard.engines.vllm.engine_facts import facts
-from blockyard.engines.vllm.identity import Root
-from blockyard.engines.vllm.settings import Settings
 from vllm_stub import RECORD, Recorded, spec
 
 SIZE, BLOCKS, LAYERS, PAGE = 4, 32, 2, 64

@@ -19,7 +19,7 @@ import kv_events
 from blockyard._typing import override
 
 RECORD: Final = json.loads(
-    (Path(__file__).parents[1] / "engines" / "vllm_0_33.json").read_text("utf-8")
+    (Path(__file__).parents[1] / "connectors" / "vllm_0_33.json").read_text("utf-8")
 )
 
 

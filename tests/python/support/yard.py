@@ -105,7 +105,7 @@ def plan_of(
     way: str = "device host",
     yard: int = 0,
 ) -> by.Plan:
-    """A plan that no cache made; see `rust/core/src/plan.rs` for its bytes."""
+    """A plan that no cache made; see `rust/core/src/copies/plan.rs` for its bytes."""
     first = list(range(sources)) if isinstance(sources, int) else sources
     second = first if destinations is None else destinations
     tiers = ("device", "host", "disk")

@@ -1,7 +1,4 @@
-"""Outcomes are lost on their way from two ranks: nothing stands still, and nothing is lost by it.
-
-INV-6 INV-25
-"""
+"""Outcomes are lost on their way from two ranks: nothing stands still, and nothing is lost."""
 
 import dataclasses
 import os
@@ -60,6 +57,7 @@ def losing(seed: int, percent: int) -> Scenario:
     return Scenario(setup, scenario.events)
 
 
+@pytest.mark.law("INV-6", "INV-25")
 def test_where_outcomes_are_lost_nothing_stands_still_longer_than_the_deadlines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

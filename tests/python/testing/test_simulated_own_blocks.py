@@ -11,12 +11,12 @@ import pytest
 
 import blockyard as by
 from blockyard import testing
-from blockyard.engines.connector import Connector
-from blockyard.engines.loads import Load, Loads
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.loads import Load, Loads
 from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.copies import Copies
 
-# As in test_simulator.py.
+# More, as in test_simulator.py; below some 400 not all of `WANTED` comes to pass.
 SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400"))
 PARTS = 4
 
@@ -71,15 +71,21 @@ def test_what_such_an_engine_does_not_know_is_refused_by_name(event: Event) -> N
 # -- what it would notice ----------------------------------------------------------------------
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, of: type, verb: str, wrong: Callable[..., Any]) -> str:
-    """What the first seed says that notices a class with this verb."""
+def broken(
+    monkeypatch: pytest.MonkeyPatch,
+    of: type,
+    verb: str,
+    wrong: Callable[..., Any],
+    likely: int = 0,
+) -> str:
+    """What the first seed says that notices a class with this verb; a likely one goes first."""
     right = getattr(of, verb)
 
     def other(self: Any, *what: Any, **named: Any) -> Any:
         return wrong(self, right, *what, **named)
 
     monkeypatch.setattr(of, verb, other, raising=verb in vars(of))
-    for seed in range(200):
+    for seed in (likely, *range(200)):
         try:
             simulate(Scenario.own_blocks(seed))
         except Broken as said:
@@ -109,7 +115,7 @@ def test_a_count_that_is_no_minimum_over_ranks_is_noticed(monkeypatch: pytest.Mo
 
     # The yard's counters would say so, too.
     monkeypatch.setattr(Copies, "compare", lambda *_: None)
-    assert "of rank" in broken(monkeypatch, Connector, "commit", wrong)
+    assert "of rank" in broken(monkeypatch, Connector, "commit", wrong, likely=101)
 
 
 def test_tokens_that_have_not_come_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,4 @@
-"""Restarts within simulated schedules, and that they would notice what they are there to notice.
-
-INV-26 INV-27 INV-28 INV-31
-"""
+"""Restarts within simulated schedules, and that they would notice what they are there to notice."""
 
 import dataclasses
 import os
@@ -19,6 +16,8 @@ from blockyard.shared.restored import Restored
 from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate, simulated_disk
 from blockyard.testing.simulated_disk import SimulatedDisk
 from blockyard.yard.cache import KVCache
+
+pytestmark = pytest.mark.law("INV-26", "INV-27", "INV-28", "INV-31")
 
 # As in test_simulator.py, of which these are a part: BLOCKYARD_SEEDS=4000 plays 200 of them.
 SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "400")) // 20
@@ -56,6 +55,7 @@ def test_a_scenario_is_played_again_from_what_it_prints(seed: int) -> None:
     assert (first.ticks, first.seen) == (second.ticks, second.seen)
 
 
+@pytest.mark.law("O10")
 @pytest.mark.parametrize(
     "seed",
     [

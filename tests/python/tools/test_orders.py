@@ -41,6 +41,7 @@ def test_recency_finds_what_was_simulated(cell: Cell) -> None:
     assert found == pytest.approx(cell.recency, abs=0.1)
 
 
+@pytest.mark.law("INV-20i")
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_the_learned_order_reaches_what_was_simulated(cell: Cell) -> None:
     result = cell.run(opened(cell.trace))
@@ -48,6 +49,7 @@ def test_the_learned_order_reaches_what_was_simulated(cell: Cell) -> None:
     assert 100 * result.hit_ratio >= cell.least - TOLERANCE
 
 
+@pytest.mark.law("INV-20i")
 @pytest.mark.parametrize("name", TRACES)
 def test_the_learned_order_loses_little_to_recency_at_any_size(name: str) -> None:
     # `make bench-orders` has all sizes.
@@ -59,6 +61,7 @@ def test_the_learned_order_loses_little_to_recency_at_any_size(name: str) -> Non
     assert {size: points for size, points in lost.items() if points > WORSE[name]} == {}
 
 
+@pytest.mark.law("INV-20i")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_loop_larger_than_the_cache_is_found_in_part(seed: int) -> None:
     trace = ADVERSARIES["loop"](seed)
@@ -81,6 +84,7 @@ def test_an_adversary_gains_nothing_against_recency(
 BY_BONUS = [12.15, 12.09]
 
 
+@pytest.mark.law("INV-20i")
 @pytest.mark.parametrize("seed", range(2))
 def test_what_comes_back_is_told_from_a_flood_of_what_does_not(seed: int) -> None:
     trace = ADVERSARIES["flood"](seed)

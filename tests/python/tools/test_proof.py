@@ -9,17 +9,18 @@ import pytest
 from click.testing import CliRunner
 
 import simulated_cupy as simulated
-from blockyard.engines.model import Model
-from blockyard.engines.sampling import Sampling
-from blockyard.engines.weights import ModelConfig
+from blockyard.reference.model import Model
+from blockyard.reference.sampling import Sampling
+from blockyard.reference.weights import ModelConfig
 from blockyard.tools.cli import cli
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
 from proving import Bytes, prove, undisturbed
 
-SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "20"))
+SEEDS = int(os.environ.get("BLOCKYARD_PROOFS", "12"))
 
 
+@pytest.mark.law("R3-2", "4.7-42")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_request_loses_a_token_under_pressure(seed: int) -> None:
     seen = prove(seed)

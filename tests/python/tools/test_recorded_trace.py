@@ -38,6 +38,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path, int]:
     return trace, path, hits
 
 
+@pytest.mark.law("INV-38")
 def test_a_recording_replays_with_the_hits_of_the_cache_that_made_it(
     served: tuple[Trace, Path, int],
 ) -> None:

@@ -529,7 +529,7 @@ def test_a_timeline_keeps_its_sums_however_long_it_gets() -> None:
 # -- preemption, reservation and roles -----------------------------------------------------------
 
 
-def decoding(requests: int = 60) -> Trace:
+def decoding(requests: int = 24) -> Trace:
     """Short prompts and long answers: a batch that outgrows a small device."""
     return asked([(20 * at, 64 + 16 * (at % 5), 300 + 7 * at) for at in range(requests)])
 
@@ -550,7 +550,7 @@ def test_a_preempted_request_gives_all_its_tokens_and_finds_its_own_bytes(
     trace = decoding()
     spec = squeezed(trace, headroom=headroom, victims=victims, host_blocks=host, verify=True)
     result = run(spec, trace, quiet)
-    assert (result.requests, result.complete, result.audit) == (60, True, "ok")
+    assert (result.requests, result.complete, result.audit) == (24, True, "ok")
     assert result.output_tokens == trace.output_length.sum()
     assert result.input_tokens == trace.input_length.sum()
     assert result.verified is not None
@@ -567,7 +567,9 @@ def test_a_preempted_request_gives_all_its_tokens_and_finds_its_own_bytes(
     assert gone.lost <= gone.found + gone.recomputed + 16 * gone.count
     if host:
         assert gone.recomputed == 0
-        assert headroom == "full-length" or 0 < gone.relieved < gone.kept
+        assert headroom == "full-length" or 0 < gone.relieved <= gone.kept
+        # Where few are preempted, all that is kept may have to go.
+        assert headroom in {"adaptive", "full-length"} or gone.relieved < gone.kept
     assert 0 <= gone.share < 1
     assert (gone.away_ms.max > 0) == (gone.count > 0)
     assert modelled(result) == modelled(run(dataclasses.replace(spec, verify=False), trace, quiet))
@@ -684,7 +686,7 @@ def test_what_a_decode_engine_has_already_is_not_sent_again() -> None:
 def test_a_squeezed_decode_engine_ends_every_request(headroom: Any) -> None:
     trace = decoding()
     result = run(squeezed(trace, role="decode", headroom=headroom, verify=True), trace, quiet)
-    assert (result.requests, result.output_tokens) == (60, trace.output_length.sum())
+    assert (result.requests, result.output_tokens) == (24, trace.output_length.sum())
     assert result.verified is not None
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
     assert result.preempted is not None

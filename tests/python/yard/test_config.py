@@ -265,6 +265,7 @@ def test_a_value_nested_thousands_deep_is_refused_whatever_it_is_for() -> None:
         by.Config.of(deep)
 
 
+@pytest.mark.law("INV-15")
 def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
     config = by.Config(device=100, host=50, layout=LAYOUT)
     prints = {config.fingerprint}
@@ -321,6 +322,7 @@ def test_of_the_third_tier_all_have_what_the_smallest_has_and_the_core_is_told_o
     assert by.Config.of(config.to_mapping()) == config
 
 
+@pytest.mark.law("INV-15", "R3-8", "4.7-49")
 @pytest.mark.parametrize(
     ("others", "says"),
     [

@@ -65,6 +65,7 @@ def answers(cache: by.KVCache, leases: list[by.Lease]) -> list[Any]:
     return said
 
 
+@pytest.mark.law("INV-17")
 @given(reports())
 @profile(60)
 def test_the_order_of_outcomes_within_a_commit_decides_nothing(
@@ -167,6 +168,7 @@ CHANGES: dict[str, Callable[[by.KVCache, list[int]], object]] = {
 }
 
 
+@pytest.mark.law("INV-17")
 def test_whatever_can_change_an_answer_changes_it_and_no_two_alike() -> None:
     seen: dict[int, str] = {}
     for name, change in CHANGES.items():
@@ -229,7 +231,7 @@ def test_what_decides_nothing_is_not_in_it() -> None:
     with pytest.raises(by.Misuse):
         cache.commit([by.Outcome(plans[0].flight, 0, 99)], now=4)
     cache.measure()
-    cache.standing()
+    cache.pending_copies()
     cache.unreported(0)
     assert cache.digest() == before
     assert cache.stats()["outcomes_ignored"] == 3

@@ -89,6 +89,7 @@ def test_rows_of_a_step_cross_once_and_none_is_stowed_where_one_is_wrong() -> No
     assert own.audit() is None
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_what_has_missed_its_deadline_has_no_good_block_then_or_later(by_hand: bool) -> None:
     """What it reads may be written from then on, and what it writes not before it has ended."""

@@ -75,6 +75,7 @@ def test_a_copy_below_is_told_when_it_has_landed_and_an_eviction_when_it_has_gon
     assert names == told[::-1][: len(names)], "the deepest first"
 
 
+@pytest.mark.law("O5")
 def test_a_salted_block_is_told_with_its_salt_or_not_at_all() -> None:
     hidden, told = listening(), by.KVCache(block_size=SIZE, device=33)
     told.listen(salts="tell")
@@ -103,6 +104,7 @@ def test_an_adapter_and_media_are_told_and_split_the_events() -> None:
     assert shown.extra_keys == [(["an image", 1],), (["an image", -3],)]
 
 
+@pytest.mark.law("O1")
 def test_what_the_engine_has_made_the_keys_of_is_told_by_its_own_numbers() -> None:
     cache = by.KVCache(block_size=SIZE, engine=8, host=8)
     cache.listen(clears="own")
@@ -123,6 +125,7 @@ def test_what_the_engine_has_made_the_keys_of_is_told_by_its_own_numbers() -> No
     assert set(gone.block_hashes) == set(blocks)
 
 
+@pytest.mark.law("O1")
 def test_what_a_restart_has_found_is_told_when_a_prompt_brings_its_tokens() -> None:
     cache = by.KVCache(block_size=SIZE, device=33, host=8)
     cache.listen()
@@ -139,6 +142,7 @@ def test_what_a_restart_has_found_is_told_when_a_prompt_brings_its_tokens() -> N
     assert cache.events_told()["lacking"] == 0
 
 
+@pytest.mark.law("O3")
 def test_a_ring_that_overflows_is_counted_and_all_is_told_again() -> None:
     cache = by.KVCache(block_size=SIZE, device=257, host=64)
     cache.listen(ring=16)
@@ -158,6 +162,7 @@ def test_a_ring_that_overflows_is_counted_and_all_is_told_again() -> None:
     assert all(router.found([name] * 40, "GPU", SIZE) == 10 for name in range(12))
 
 
+@pytest.mark.law("O1")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_router_knows_of_every_prompt_what_the_cache_knows(seed: int) -> None:
     chance = random.Random(seed)
@@ -247,6 +252,7 @@ def test_a_block_that_has_gone_lacks_nothing() -> None:
     assert cache.events_told()["lacking"] == 0
 
 
+@pytest.mark.law("O4")
 def test_who_listens_changes_no_answer_and_no_digest() -> None:
     caches = [by.KVCache(block_size=SIZE, device=17, host=16) for _ in range(2)]
     caches[0].listen(ring=64)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -282,6 +283,7 @@ def check(house: House, name: str, values: list[Any], words: dict[str, Any]) -> 
     assert house.cache.audit() is None, (name, passed, named)
 
 
+@pytest.mark.law("R2-8")
 @profile(150)
 @given(st.lists(calls(), min_size=1, max_size=12))
 def test_whatever_is_passed_is_served_or_refused_and_the_cache_is_sound(

@@ -74,6 +74,7 @@ def rows(table: list[tuple[str, Any]]) -> list[Any]:
     return [pytest.param(value, id=name.replace(" ", "_")) for name, value in table]
 
 
+@pytest.mark.law("R2-8")
 @pytest.mark.parametrize("verb", rows(VERBS))
 @pytest.mark.parametrize("long", rows(LONG))
 def test_what_is_too_long_is_refused_before_it_is_read(
@@ -178,6 +179,7 @@ def test_a_cache_for_which_there_is_no_memory_is_refused_with_the_bytes(made: st
     assert len(re.findall(r"no memory for .*: it takes \d{9,} bytes", said)) == 2, said
 
 
+@pytest.mark.law("R2-8")
 def test_a_resize_for_which_there_is_no_memory_changes_nothing() -> None:
     said = limited(
         """
@@ -328,6 +330,7 @@ def keys_of(cache: Any) -> Any:
     return by.KVCache(block_size=cache.block_size, device=8).keys([1, 2, 3, 4])
 
 
+@pytest.mark.law("R2-8")
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("where", ["verb", "long verb", "keys", "long keys"])
 def test_a_panic_of_the_core_breaks_that_cache_alone(where: Any) -> None:
@@ -366,6 +369,7 @@ def test_to_drop_what_one_has_of_a_broken_cache_does_not_end_the_process() -> No
         cache.stats()
 
 
+@pytest.mark.law("R2-8")
 @pytest.mark.usefixtures("quiet")
 def test_a_panic_outside_of_every_cache_is_an_error_like_any_other() -> None:
     cache: Any = by.KVCache(block_size=4, device=32)

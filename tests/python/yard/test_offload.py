@@ -28,6 +28,7 @@ def idle_steps(cache: by.KVCache, steps: int) -> list[int]:
     return moved
 
 
+@pytest.mark.law("4.2-15")
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_a_dispatch_that_found_nothing_idle_is_not_the_last_one(
     eviction: Literal["recency", "heap"],
@@ -70,6 +71,7 @@ def test_what_failed_is_copied_again(eviction: Literal["recency", "heap"]) -> No
     assert cache.audit() is None
 
 
+@pytest.mark.law("4.2-15")
 @pytest.mark.parametrize(("write", "eviction"), list(product(POLICIES, EVICTIONS)))
 def test_a_host_smaller_than_the_look_ahead_comes_to_rest(
     write: Write, eviction: Literal["recency", "heap"]
@@ -110,6 +112,7 @@ def test_through_copies_what_runs_and_keeps_the_watermark_in_flight() -> None:
     assert [len(plan) for plan in cache.dispatch()] == [8]
 
 
+@pytest.mark.law("4.2-15")
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_what_is_just_enough_room_is_enough_and_a_block_less_is_not(
     eviction: Literal["recency", "heap"],
@@ -121,6 +124,7 @@ def test_what_is_just_enough_room_is_enough_and_a_block_less_is_not(
     assert (cache.room().free, [len(plan) for plan in cache.dispatch()]) == (7, [8])
 
 
+@pytest.mark.law("4.2-15")
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_while_the_next_victims_are_in_flight_nothing_else_is_copied_ahead(
     eviction: Literal["recency", "heap"],
@@ -177,6 +181,7 @@ def test_from_the_host_alone_blocks_go_down_where_the_device_has_no_watermark() 
     assert (cache.room("host").free, ways(cache), ways(cache)) == (12, {DEEPER: 4}, {})
 
 
+@pytest.mark.law("INV-20l")
 @pytest.mark.parametrize("eviction", ["recency", "learned", "heap"])
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_what_is_being_copied_counts_among_the_next_victims(eviction: Any, tier: str) -> None:

@@ -131,6 +131,7 @@ def two_ranks(**keywords: Any) -> by.KVCache:
     return by.KVCache(block_size=4, device=32, host=32, ahead=0, ranks=2, **keywords)
 
 
+@pytest.mark.law("R1-11")
 def test_a_load_is_there_only_when_both_ranks_have_it() -> None:
     cache = two_ranks()
     publish_below(cache, text(1, 16))
@@ -236,6 +237,7 @@ def test_a_plan_that_ended_before_it_was_dispatched_is_not_given_out() -> None:
     at_rest(cache)
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("landed", [False, True])
 def test_a_step_that_is_done_stays_done_whatever_is_told_later(landed: bool) -> None:
     """A second scheduler numbers its steps behind it. (INV-6)"""
@@ -253,6 +255,7 @@ def test_a_step_that_is_done_stays_done_whatever_is_told_later(landed: bool) -> 
     at_rest(cache)
 
 
+@pytest.mark.law("2.3-up-failed")
 def test_what_is_all_good_is_not_corrupt_whatever_its_rank_says() -> None:
     flights = Flights(2, no_deadline)
     launched(flights)
@@ -260,6 +263,7 @@ def test_what_is_all_good_is_not_corrupt_whatever_its_rank_says() -> None:
     assert flights.report([by.Outcome(FLIGHT, 1, 4)]) == ([FLIGHT], [4], [False])
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("first", ["deadline", "one rank", "both ranks"])
 def test_a_flight_whose_end_is_unknown_for_two_reasons_is_named_once(first: str) -> None:
     """Its deadline passes, or its device is lost, and then the other. (INV-6)"""
@@ -331,6 +335,7 @@ def test_a_count_that_no_plan_has_is_refused_with_what_to_do_and_nothing_is_take
     at_rest(cache)
 
 
+@pytest.mark.law("INV-6")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_a_copy_down_read_whose_report_is_lost_is_to_be_had_after_its_deadline(
     rank: int,

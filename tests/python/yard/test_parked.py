@@ -48,6 +48,7 @@ def pending(handle: by.Parked) -> tuple[int, int, int]:
     return handle.on_device, handle.moving, handle.alone
 
 
+@pytest.mark.law("INV-16")
 def test_it_goes_down_in_parts_and_says_what_moves_and_what_only_it_holds() -> None:
     cache = house()
     before = free_for_all(cache)
@@ -114,6 +115,7 @@ def test_what_is_read_by_another_copy_stays_until_that_has_ended_or_is_late() ->
     at_rest(cache)
 
 
+@pytest.mark.law("R3-5")
 def test_the_questions_are_of_the_yard_and_change_nothing() -> None:
     cache = house()
     handle = parked(cache, text(1, 10))
@@ -169,6 +171,7 @@ def test_half_of_it_comes_from_the_device_and_half_from_below() -> None:
     at_rest(cache)
 
 
+@pytest.mark.law("2.3-tail-air")
 def test_the_tail_is_taken_back_while_its_own_copy_down_is_in_flight() -> None:
     """Table 2.3: the engine may write the source, and what the copy read is worth nothing."""
     cache = house()
@@ -205,6 +208,7 @@ ENDS: list[tuple[str, End, int, int]] = [
 ]
 
 
+@pytest.mark.law("2.3-up-failed", "2.3-up-unknown")
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize(("end", "cached", "blocks"), [pytest.param(*e, id=i) for i, *e in ENDS])
 def test_a_resume_that_came_short_is_parked_again_and_comes_back_whole(
@@ -259,6 +263,7 @@ def test_a_resume_that_came_short_may_go_on_from_its_good_prefix(
     at_rest(cache)
 
 
+@pytest.mark.law("2.3-up-unknown")
 def test_short_and_not_resumed_is_a_table_that_ends_too_soon() -> None:
     """The copy of a fork's partial block has no end: there is nothing to park it as it was."""
     cache = house()
@@ -293,6 +298,7 @@ def test_a_resume_without_room_for_what_came_short_has_its_keeps_still() -> None
     at_rest(cache)
 
 
+@pytest.mark.law("2.3-up-failed")
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_a_kept_copy_that_is_corrupt_breaks_it_and_it_begins_again_from_what_is_good(
     bad: int,

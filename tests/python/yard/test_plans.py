@@ -62,6 +62,7 @@ def test_it_pickles_and_copies_and_comes_back_equal(protocol: int) -> None:
         assert back.destinations.tolist() == plan.destinations.tolist()
 
 
+@pytest.mark.law("R1-4")
 @pytest.mark.parametrize("blocks", [1, 2, 100, 1000])
 def test_its_bytes_are_at_most_72_and_8_per_block(blocks: int) -> None:
     plan = some_plan(blocks)

@@ -93,6 +93,7 @@ def test_what_comes_back_is_the_request_that_it_was_and_what_is_refused_is_none(
     assert ends(path) == [(64, 0, 4), (40, 0, 2), (3, 0, 0)]
 
 
+@pytest.mark.law("INV-38")
 def test_no_token_and_no_salt_is_in_the_file_and_other_salts_have_other_keys(
     tmp_path: Path,
 ) -> None:
@@ -111,6 +112,7 @@ def test_no_token_and_no_salt_is_in_the_file_and_other_salts_have_other_keys(
     assert not {one.keys[:8], one.keys[8:]} & {other.keys[:8], other.keys[8:]}
 
 
+@pytest.mark.law("INV-38")
 def test_with_a_recording_all_is_decided_as_without(tmp_path: Path) -> None:
     """INV-38."""
     found = []
@@ -136,6 +138,7 @@ def test_with_a_recording_all_is_decided_as_without(tmp_path: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.law("INV-38")
 def test_a_full_disk_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """INV-38."""
     cache = by.KVCache(device=64, record="/dev/full")
@@ -148,6 +151,7 @@ def test_a_full_disk_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) 
     assert re.search("record = '/dev/full': not all requests are written: No space left", said)
 
 
+@pytest.mark.law("INV-38")
 def test_a_disk_that_hangs_holds_up_no_verb_and_no_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,6 +245,7 @@ def test_arrivals_that_are_told_replace_what_begins_would_say(tmp_path: Path) ->
     assert ends(path) == [(40, 9, 2), (100, 1, 0), (40, 9, 2)]
 
 
+@pytest.mark.law("INV-38")
 @pytest.mark.parametrize("bit", [0, 8 * 20, 8 * 60, 8 * 75, 8 * 90 + 3, 8 * 130])
 def test_a_flipped_bit_costs_what_it_is_in_and_invents_nothing(tmp_path: Path, bit: int) -> None:
     path = tmp_path / "traffic.rec"

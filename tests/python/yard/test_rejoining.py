@@ -64,6 +64,7 @@ def found(cache: by.KVCache, tokens: list[int]) -> tuple[int, int, int]:
     return probe.device, probe.host, probe.disk
 
 
+@pytest.mark.law("INV-24")
 def test_what_the_disk_has_outlives_the_reset_of_a_rank() -> None:
     cache, _ = opened()
     on_disk, on_device = below(cache, 1), publish(cache, 2)
@@ -83,6 +84,7 @@ def test_what_the_disk_has_outlives_the_reset_of_a_rank() -> None:
     cache.finish(lease)
 
 
+@pytest.mark.law("INV-24")
 def test_a_plan_of_before_is_not_dispatched_after_it() -> None:
     """The rank would write what its new memory has, under the keys of before."""
     cache, _ = opened(host=0)
@@ -170,6 +172,7 @@ def test_words_and_ranks_that_are_none_are_refused_and_change_nothing() -> None:
             verb()
 
 
+@pytest.mark.law("INV-24")
 @pytest.mark.parametrize("host", [8, 3, 0])
 @pytest.mark.parametrize("disk", [16, 5, 0])
 def test_a_rank_comes_back_with_smaller_tiers_or_none(host: int, disk: int) -> None:
@@ -207,6 +210,7 @@ def test_tickets_keep_a_tier_from_being_smaller_until_they_are_released() -> Non
     assert cache.limit("disk") == 5
 
 
+@pytest.mark.law("INV-24")
 def test_what_is_parked_on_the_disk_stays_and_requests_that_ran_load_from_it() -> None:
     cache, hellos = opened(host=0)
     tokens = list(range(9))

@@ -31,6 +31,7 @@ def test_the_schema_names_every_number_once() -> None:
         assert not stat.help.endswith(".")
 
 
+@pytest.mark.law("O6")
 def test_each_number_has_a_kind_a_unit_and_a_metric_of_its_own() -> None:
     every = (
         *LocalCache.schema(),

@@ -197,6 +197,7 @@ def test_a_python_thread_runs_on_while_a_long_prompt_is_hashed() -> None:
     at_last(lambda: ticks_during(lambda: cache.keys(tokens)), lambda counted: counted[0] >= 3)
 
 
+@pytest.mark.law("4.7-50")
 def test_a_python_thread_runs_on_during_a_long_verb(big: by.KVCache) -> None:
     at_last(lambda: ticks_during(big.audit), lambda counted: counted[0] >= 3)
 

@@ -46,6 +46,7 @@ def found(cache: Cache, prompt: list[int]) -> tuple[int, int]:
     return probe.device, probe.host
 
 
+@pytest.mark.law("4.2-15")
 @pytest.mark.parametrize(
     ("write", "kept"),
     [
@@ -180,6 +181,7 @@ def test_holders_are_told_the_largest_first() -> None:
     assert cache.holders() == []
 
 
+@pytest.mark.law("INV-5")
 def test_to_ask_is_to_know_what_a_begin_answers() -> None:
     cache = small()
     publish(cache, text(1, 3))
@@ -210,6 +212,7 @@ def test_a_bad_prompt_is_refused_as_by_a_begin() -> None:
         cache.dry_run(cache.keys(text(1, 1)), lora="a")
 
 
+@pytest.mark.law("2.3-up-unknown")
 def test_a_lease_with_too_few_slots_after_a_load_of_unknown_end_is_short() -> None:
     cache = small()
     put_below(cache, text(1, 3))

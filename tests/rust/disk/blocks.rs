@@ -52,6 +52,7 @@ fn cuts(seed: u64, cuts: usize, ordered: bool) -> (usize, usize) {
     (served, torn)
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_no_power_cut_loses_what_was_acknowledged_or_serves_what_was_torn() {
     for seed in 0..rounds() {
@@ -60,6 +61,7 @@ fn inv_27_no_power_cut_loses_what_was_acknowledged_or_serves_what_was_torn() {
     }
 }
 
+/// Law: INV-26
 #[test]
 fn inv_26_where_nothing_is_ordered_what_is_torn_is_found_out() {
     let mut all = 0;
@@ -71,6 +73,7 @@ fn inv_26_where_nothing_is_ordered_what_is_torn_is_found_out() {
     assert!(all > 50, "{all} torn blocks were found out");
 }
 
+/// Law: INV-26
 #[test]
 fn inv_26_each_flipped_bit_is_one_miss() {
     let mut chance = Chance(5);
@@ -100,6 +103,7 @@ fn inv_26_each_flipped_bit_is_one_miss() {
     }
 }
 
+/// Law: INV-26
 #[test]
 fn inv_26_what_is_of_another_is_not_served() {
     let (payloads, table) = paper();
@@ -131,6 +135,7 @@ fn inv_26_what_is_of_another_is_not_served() {
     assert_eq!(one.restore().unwrap().len(), 1);
 }
 
+/// Law: INV-30
 #[test]
 fn inv_30_a_slot_has_no_record_while_another_block_comes() {
     let (payloads, table) = paper();
@@ -155,6 +160,7 @@ fn inv_30_a_slot_has_no_record_while_another_block_comes() {
     );
 }
 
+/// Law: INV-28
 #[test]
 fn inv_28_what_is_nobodys_is_read_and_never_restored() {
     let (payloads, table) = paper();

@@ -105,6 +105,7 @@ fn a_file_that_is_not_as_it_should_be_is_refused() {
 
 const FIELDS: [(&str, &str); 2] = [("model", "a model"), ("layout", "2 layers\nof 3")];
 
+/// Law: INV-29
 #[test]
 fn inv_29_a_folder_has_one_owner_and_the_second_is_told_who() {
     let place = Place::new("owner");
@@ -154,6 +155,7 @@ fn another_identity_is_another_folder_in_clear_text() {
     assert!(error.contains("must be 4096 at most"), "{error}");
 }
 
+/// Law: INV-31
 #[test]
 fn inv_31_a_floor_stays_also_after_a_kill() {
     let place = Place::new("floor");
@@ -203,6 +205,7 @@ fn a_folder_that_is_not_as_it_should_be_is_refused() {
     assert!(says().contains("others may write to it"), "{}", says());
 }
 
+/// Law: INV-29
 #[test]
 fn a_lock_dies_with_its_process() {
     let place = Place::new("dies");

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 /// Memory of blocks, each of which is the payload of a number.
 #[derive(Debug, Default)]
-struct Numbers {
+pub(crate) struct Numbers {
     from: Vec<u64>,
     to: Mutex<HashMap<usize, Vec<u8>>>,
 }
 
 impl Numbers {
-    fn of(from: &[u64]) -> Arc<Self> {
+    pub(crate) fn of(from: &[u64]) -> Arc<Self> {
         Arc::new(Self {
             from: from.to_vec(),
             to: Mutex::default(),
@@ -42,7 +42,7 @@ impl Memory for Numbers {
 }
 
 /// Blocks with stamps of their own, as a tier gives them.
-fn stamped(first: u64, blocks: &[(u32, u64)]) -> Copy {
+pub(crate) fn stamped(first: u64, blocks: &[(u32, u64)]) -> Copy {
     let blocks = blocks.iter().zip(first..);
     Copy::Down(
         blocks
@@ -55,7 +55,7 @@ fn stamped(first: u64, blocks: &[(u32, u64)]) -> Copy {
     )
 }
 
-fn down(blocks: &[(u32, u64)]) -> Copy {
+pub(crate) fn down(blocks: &[(u32, u64)]) -> Copy {
     static STAMPS: AtomicU64 = AtomicU64::new(1);
     stamped(
         STAMPS.fetch_add(blocks.len() as u64, Ordering::Relaxed),
@@ -63,7 +63,7 @@ fn down(blocks: &[(u32, u64)]) -> Copy {
     )
 }
 
-fn up(blocks: &[(u32, u64)]) -> Copy {
+pub(crate) fn up(blocks: &[(u32, u64)]) -> Copy {
     let asked = |&(slot, number)| Asked {
         slot,
         key: key(number),
@@ -71,7 +71,7 @@ fn up(blocks: &[(u32, u64)]) -> Copy {
     Copy::Up(blocks.iter().map(asked).collect())
 }
 
-fn landed(lane: &Lane, wanted: usize) -> Vec<Landed> {
+pub(crate) fn landed(lane: &Lane, wanted: usize) -> Vec<Landed> {
     let (mut all, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
     while all.len() < wanted {
         assert!(Instant::now() < until, "{all:?}");
@@ -82,7 +82,7 @@ fn landed(lane: &Lane, wanted: usize) -> Vec<Landed> {
     all
 }
 
-fn whole(number: u64, good: usize) -> Landed {
+pub(crate) fn whole(number: u64, good: usize) -> Landed {
     Landed {
         number,
         good,
@@ -90,7 +90,7 @@ fn whole(number: u64, good: usize) -> Landed {
     }
 }
 
-fn short(number: u64, good: usize, short: Short) -> Landed {
+pub(crate) fn short(number: u64, good: usize, short: Short) -> Landed {
     Landed {
         number,
         good,
@@ -100,15 +100,15 @@ fn short(number: u64, good: usize, short: Short) -> Landed {
 
 /// Notes what was cleared as a file would: a power cut before the sync forgets it.
 #[derive(Clone, Debug)]
-struct Noted(Paper);
+pub(crate) struct Noted(pub(crate) Paper);
 
 impl Noted {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Paper::new(512))
     }
 
     /// What a restart finds after a power cut now.
-    fn floor(&self, chance: &mut Chance) -> u64 {
+    pub(crate) fn floor(&self, chance: &mut Chance) -> u64 {
         let found = self.0.cut(|most| chance.below(most));
         u64::from_le_bytes(found[..8].try_into().unwrap())
     }
@@ -130,7 +130,7 @@ fn lane_of(blocks: Blocks, options: Options) -> Lane {
     Lane::new(blocks, Arc::new(Noted::new()), options)
 }
 
-const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// A clock that stands still until it is turned: a rest is over when the test says so.
 #[derive(Debug)]
@@ -195,6 +195,7 @@ fn what_a_lane_has_written_it_reads() {
     }
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_what_a_lane_reports_as_written_outlives_a_power_cut() {
     let (payloads, table) = paper();
@@ -233,6 +234,7 @@ fn many_blocks_at_once_are_all_there() {
     assert_eq!(landed(&lane, 1), [whole(512, 512)]);
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
     static CLOCK: Clock = Clock::new();
@@ -266,6 +268,7 @@ fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
     assert_eq!(landed(&lane, 1), [whole(4, 1)]);
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_block() {
     static CLOCK: Clock = Clock::new();
@@ -303,6 +306,7 @@ fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_blo
     }
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_what_could_not_be_synced_is_not_reported_as_written() {
     let (payloads, table) = paper();
@@ -322,14 +326,14 @@ fn inv_27_what_could_not_be_synced_is_not_reported_as_written() {
 
 /// A file that hangs in reads and writes until it is told to go on.
 #[derive(Debug)]
-struct Hanging(Paper, Arc<Told>);
+pub(crate) struct Hanging(pub(crate) Paper, pub(crate) Arc<Told>);
 
 /// Whether reads and writes hang that begin now; and how often those that hang were let go.
 #[derive(Debug, Default)]
-struct Told(Mutex<(bool, bool, u32)>, Condvar);
+pub(crate) struct Told(Mutex<(bool, bool, u32)>, Condvar);
 
 impl Told {
-    fn set(&self, reads: bool, writes: bool) {
+    pub(crate) fn set(&self, reads: bool, writes: bool) {
         let mut told = self.0.lock().unwrap();
         *told = (reads, writes, told.2 + 1);
         self.1.notify_all();
@@ -389,6 +393,7 @@ impl Medium for Hanging {
     }
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_copy_that_hangs_is_given_up_and_touches_no_memory_afterwards() {
     let (blocks, told) = hanging();
@@ -488,6 +493,7 @@ fn given_up_at_its_memory(in_time: bool, leaves: Duration) -> bool {
     true
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_what_hangs_is_not_written_over_what_was_written_after_it() {
     let (blocks, told) = hanging();
@@ -517,6 +523,7 @@ fn inv_27_what_hangs_is_not_written_over_what_was_written_after_it() {
     assert_eq!(restored.len(), 1, "what was given up is not found again");
 }
 
+/// Law: INV-27
 #[test]
 fn inv_27_a_slot_whose_record_is_on_its_way_is_not_written_for_another_copy() {
     let (blocks, told) = hanging();
@@ -538,6 +545,7 @@ fn inv_27_a_slot_whose_record_is_on_its_way_is_not_written_for_another_copy() {
     }
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_reads_go_on_where_writes_hang() {
     static CLOCK: Clock = Clock::new();
@@ -564,6 +572,7 @@ fn inv_32_reads_go_on_where_writes_hang() {
     told.set(false, false);
 }
 
+/// Law: INV-32
 #[test]
 fn inv_32_a_lane_does_not_close_before_its_threads_have_ended() {
     let (blocks, told) = hanging();
@@ -576,115 +585,6 @@ fn inv_32_a_lane_does_not_close_before_its_threads_have_ended() {
     assert!(!lane.close(Duration::from_millis(5)), "one may still write");
     told.set(false, false);
     assert!(lane.close(SOON));
-}
-
-#[test]
-fn inv_31_what_was_asked_for_before_a_clear_is_below_its_floor_however_late_it_is_written() {
-    let (payloads, table) = paper();
-    let told = Arc::new(Told::default());
-    told.set(false, true);
-    let blocks = over(Hanging(payloads.clone(), Arc::clone(&told)), table.clone());
-    let noted = Noted::new();
-    let lane = Lane::new(blocks, Arc::new(noted.clone()), Options::default());
-    lane.submit(stamped(70, &[(0, 1), (1, 2)]), Numbers::of(&[1, 2]));
-    assert!(lane.clear(72, SOON));
-    let floor = noted.floor(&mut Chance(1));
-    lane.submit(stamped(72, &[(2, 3)]), Numbers::of(&[3]));
-    told.set(false, false);
-    assert_eq!(landed(&lane, 2).len(), 2);
-    let records = over(payloads, table).restore().unwrap();
-    let mut stamps: Vec<(u64, bool)> = records
-        .iter()
-        .map(|one| (one.stamp, one.stamp < floor))
-        .collect();
-    stamps.sort_unstable();
-    assert_eq!(stamps, [(70, true), (71, true), (72, false)]);
-}
-
-#[test]
-fn inv_31_nothing_is_acknowledged_before_what_was_cleared_is_durable() {
-    let (payloads, table) = paper();
-    let told = Arc::new(Told::default());
-    let floors = Hanging(Paper::new(512), Arc::clone(&told));
-    let noted = Noted(floors.0.clone());
-    let blocks = over(payloads, table);
-    let lane = Lane::new(blocks, Arc::new(floors), Options::default());
-    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
-    assert_eq!(landed(&lane, 1), [whole(0, 1)]);
-    told.set(false, true);
-    assert!(
-        !lane.clear(2, Duration::from_millis(2)),
-        "it is not waited for"
-    );
-    assert!(lane.state().clearing);
-    lane.submit(down(&[(1, 2)]), Numbers::of(&[2]));
-    std::thread::sleep(Duration::from_millis(30));
-    assert_eq!(lane.poll(), []);
-    assert_eq!(noted.floor(&mut Chance(1)), 0);
-    told.set(false, false);
-    assert_eq!(landed(&lane, 1), [whole(1, 1)]);
-    assert_eq!(noted.floor(&mut Chance(1)), 2);
-    assert!(!lane.state().clearing);
-}
-
-#[test]
-fn inv_31_no_power_cut_undoes_a_clear() {
-    let (payloads, table) = paper();
-    let noted = Noted::new();
-    let lane = Lane::new(
-        over(payloads, table),
-        Arc::new(noted.clone()),
-        Options::default(),
-    );
-    let (mut chance, mut stamps) = (Chance(4), 1_u64);
-    for round in 0..200 {
-        let waits = chance.below(2) == 0;
-        let done = lane.clear(stamps, if waits { SOON } else { Duration::ZERO });
-        assert!(done || !waits);
-        if done {
-            assert!(noted.floor(&mut chance) >= stamps, "round {round}");
-        }
-        let cleared = stamps;
-        lane.submit(stamped(stamps, &[(0, round)]), Numbers::of(&[round]));
-        stamps += 1;
-        assert_eq!(landed(&lane, 1).len(), 1);
-        assert!(noted.floor(&mut chance) >= cleared, "round {round}");
-    }
-}
-
-/// Where nothing can be noted.
-#[derive(Debug)]
-struct Full;
-
-impl Epochs for Full {
-    fn raise(&self, _floor: u64) -> io::Result<()> {
-        Err(io::Error::other("on purpose"))
-    }
-}
-
-#[test]
-fn inv_31_while_a_clear_cannot_be_noted_nothing_is_acknowledged() {
-    let (payloads, table) = paper();
-    let lane = Lane::new(over(payloads, table), Arc::new(Full), Options::default());
-    assert!(!lane.clear(2, Duration::from_millis(2)));
-    lane.submit(stamped(2, &[(0, 1)]), Numbers::of(&[1]));
-    assert_eq!(landed(&lane, 1), [short(0, 0, Short::Failed)]);
-    assert!(lane.state().clearing);
-}
-
-#[test]
-fn inv_31_a_floor_that_cannot_be_noted_is_tried_again() {
-    let (payloads, table) = paper();
-    let noted = Noted::new();
-    let options = Options {
-        rest: Duration::from_millis(5),
-        ..Options::default()
-    };
-    let lane = Lane::new(over(payloads, table), Arc::new(noted.clone()), options);
-    noted.0.fail_after(0);
-    assert!(lane.clear(1, SOON));
-    lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
-    assert_eq!(landed(&lane, 1), [whole(0, 1)]);
 }
 
 #[test]

@@ -60,6 +60,7 @@ fn yard(policy: EvictionPolicy, host: u32) -> Yard {
     })
 }
 
+/// Law: INV-20l
 #[test]
 fn what_is_said_to_go_next_goes_one_by_one_and_at_once() {
     for policy in KINDS {
@@ -82,6 +83,7 @@ fn what_is_said_to_go_next_goes_one_by_one_and_at_once() {
     }
 }
 
+/// Law: INV-20l
 #[test]
 fn no_victim_goes_without_a_copy_while_copies_ahead_keep_up() {
     for policy in KINDS {
@@ -104,6 +106,7 @@ fn no_victim_goes_without_a_copy_while_copies_ahead_keep_up() {
     }
 }
 
+/// Law: INV-20l
 #[test]
 fn the_order_is_told_where_a_shrink_leaves_a_block_beyond_the_size() {
     for policy in KINDS {
@@ -127,6 +130,7 @@ fn the_order_is_told_where_a_shrink_leaves_a_block_beyond_the_size() {
     }
 }
 
+/// Law: INV-20l
 #[test]
 fn a_victim_nearer_than_its_score_says_keeps_its_copy() {
     let yard = Yard::of(Config {

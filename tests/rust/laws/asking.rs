@@ -5,6 +5,7 @@ use blockyard_core::{
     Answer, Error, Filling, Holder, HolderId, Outcome, Parked, Pending, Request, Room, Tier,
 };
 
+/// Law: INV-16
 #[test]
 fn room_is_what_is_free_may_be_evicted_and_is_promised() {
     let yard = Yard::new(12, 4);
@@ -28,6 +29,7 @@ fn room_is_what_is_free_may_be_evicted_and_is_promised() {
     yard.abandon(parked);
 }
 
+/// Law: INV-16
 #[test]
 fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
     let yard = Yard::new(16, 8);
@@ -59,6 +61,7 @@ fn holders_are_told_the_largest_first_with_what_was_promised_to_them() {
     assert_eq!(yard.cache.lock().holders(), []);
 }
 
+/// Law: O10
 #[test]
 fn a_plan_is_undispatched_until_it_is_given_out_or_its_flight_has_ended() {
     let yard = Yard::new(12, 8);
@@ -115,6 +118,7 @@ fn idle_blocks_that_a_copy_holds_are_told_with_their_flights() {
     yard.at_rest();
 }
 
+/// Law: INV-6
 #[test]
 fn blocks_are_in_flight_until_they_land_or_their_end_is_unknown() {
     let yard = Yard::new(12, 8);
@@ -150,6 +154,7 @@ fn a_plan_is_dispatched_once_in_the_order_in_which_it_was_made_unless_it_has_end
     assert_eq!(state.dispatch(), []);
 }
 
+/// Law: INV-16
 #[test]
 fn what_is_held_alone_is_what_the_end_of_a_lease_gives_back() {
     let yard = Yard::new(24, 8);
@@ -174,6 +179,7 @@ fn what_is_held_alone_is_what_the_end_of_a_lease_gives_back() {
     assert!(yard.cache.lock().exclusive_blocks(id).is_err());
 }
 
+/// Law: INV-5
 #[test]
 fn what_a_begin_would_answer_is_what_it_answers() {
     let yard = Yard::new(8, 8);
@@ -213,6 +219,7 @@ fn what_a_begin_would_answer_is_what_it_answers() {
     yard.finish(other);
 }
 
+/// Law: INV-16
 #[test]
 fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     let yard = Yard::new(24, 8);
@@ -254,6 +261,7 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     yard.at_rest();
 }
 
+/// Law: INV-16
 #[test]
 fn of_a_parked_sequence_that_is_broken_or_coming_back_nothing_is_told() {
     let yard = Yard::new(8, 4);

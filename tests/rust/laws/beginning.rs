@@ -7,6 +7,7 @@ use blockyard_core::{
     Answer, Config, Counters, Error, Filling, MAX_TIERS, Speeds, Stop, WritePolicy,
 };
 
+/// Law: 2.2-1
 #[test]
 fn a_begin_never_evicts_its_own_prefix() {
     for policy in KINDS {
@@ -25,6 +26,7 @@ fn a_begin_never_evicts_its_own_prefix() {
     }
 }
 
+/// Law: 2.2-1
 #[test]
 fn a_begin_whose_prefix_fills_the_device_has_no_room_and_keeps_it() {
     let yard = Yard::new(4, 0);
@@ -48,6 +50,7 @@ fn a_begin_whose_prefix_fills_the_device_has_no_room_and_keeps_it() {
     yard.finish(held);
 }
 
+/// Law: 2.2-2, R2-7
 #[test]
 fn a_begin_evicts_exactly_the_deficit() {
     let yard = Yard::new(16, 0);
@@ -62,6 +65,7 @@ fn a_begin_evicts_exactly_the_deficit() {
     yard.finish(lease);
 }
 
+/// Law: 2.2-4
 #[test]
 fn a_peel_that_falls_short_puts_everything_back_in_order() {
     for policy in KINDS {
@@ -87,6 +91,7 @@ fn a_peel_that_falls_short_puts_everything_back_in_order() {
     }
 }
 
+/// Law: 2.2-5
 #[test]
 fn an_idle_block_that_was_not_copied_down_in_time_is_dropped_and_never_waited_for() {
     let yard = Yard::new(4, 8);
@@ -102,6 +107,7 @@ fn an_idle_block_that_was_not_copied_down_in_time_is_dropped_and_never_waited_fo
     yard.finish(lease);
 }
 
+/// Law: INV-20g, 2.2-3
 #[test]
 fn a_block_whose_child_must_stay_is_set_aside_and_is_next_once_the_child_leaves() {
     for policy in KINDS {
@@ -123,6 +129,7 @@ fn a_block_whose_child_must_stay_is_set_aside_and_is_next_once_the_child_leaves(
     }
 }
 
+/// Law: 2.2-6, 4.3-20
 #[test]
 fn a_full_hit_recomputes_its_last_token_in_a_private_copy_of_the_last_block() {
     let yard = Yard::new(8, 0);
@@ -144,6 +151,7 @@ fn a_full_hit_recomputes_its_last_token_in_a_private_copy_of_the_last_block() {
 }
 
 /// The prompt is as large as the device: there is no slot for the copy beside its source.
+/// Law: INV-25, 2.2-6
 #[test]
 fn a_full_hit_without_room_for_a_copy_computes_its_last_block_again() {
     // An engine that cannot recompute does so, too: it never has room for both.
@@ -177,6 +185,7 @@ fn no_room_for_a_copy(yard: &Yard) {
 }
 
 /// There could be, as soon as another has ended.
+/// Law: 2.2-6
 #[test]
 fn an_engine_that_cannot_recompute_waits_for_the_room_of_both_where_there_can_be() {
     let yard = Yard::of(Config {
@@ -196,6 +205,7 @@ fn an_engine_that_cannot_recompute_waits_for_the_room_of_both_where_there_can_be
     yard.sound();
 }
 
+/// Law: 2.2-6
 #[test]
 fn a_full_hit_whose_last_block_is_below_is_copied_up_into_a_private_block() {
     let yard = Yard::new(8, 8);
@@ -211,6 +221,7 @@ fn a_full_hit_whose_last_block_is_below_is_copied_up_into_a_private_block() {
     yard.finish(lease);
 }
 
+/// Law: 2.2-7
 #[test]
 fn a_begin_never_joins_anothers_flight() {
     let yard = Yard::new(12, 8);
@@ -229,6 +240,7 @@ fn a_begin_never_joins_anothers_flight() {
     yard.finish(other);
 }
 
+/// Law: 2.2-8
 #[test]
 fn where_the_engine_cannot_recompute_a_begin_always_waits_for_what_is_in_flight() {
     let yard = Yard::of(Config {
@@ -244,6 +256,7 @@ fn where_the_engine_cannot_recompute_a_begin_always_waits_for_what_is_in_flight(
     yard.finish(lease);
 }
 
+/// Law: 2.2-8
 #[test]
 fn a_parked_sequence_always_waits_for_what_is_in_flight() {
     let yard = Yard::new(12, 8);
@@ -268,6 +281,7 @@ fn a_parked_sequence_always_waits_for_what_is_in_flight() {
     yard.at_rest();
 }
 
+/// Law: 2.2-9
 #[test]
 fn a_load_is_taken_only_as_far_as_it_pays_and_what_was_left_is_said() {
     let yard = Yard::new(12, 8);
@@ -289,6 +303,7 @@ fn a_load_is_taken_only_as_far_as_it_pays_and_what_was_left_is_said() {
     }
 }
 
+/// Law: 2.2-2
 #[test]
 fn a_begin_is_all_or_nothing_with_its_growth() {
     let yard = Yard::new(8, 0);
@@ -329,6 +344,7 @@ fn spread(yard: &Yard, name: u32) -> Vec<u32> {
     prompt
 }
 
+/// Law: 2.2-9
 #[test]
 fn a_load_is_taken_where_it_beats_computing_and_left_where_it_takes_as_long() {
     // 110 + 120 + 130 for the three blocks behind the first.
@@ -344,6 +360,7 @@ fn a_load_is_taken_where_it_beats_computing_and_left_where_it_takes_as_long() {
     }
 }
 
+/// Law: 2.2-9
 #[test]
 fn the_bound_of_a_begin_comes_before_what_pays() {
     // Of two blocks behind the first: 110 + 120.
@@ -358,6 +375,7 @@ fn the_bound_of_a_begin_comes_before_what_pays() {
     }
 }
 
+/// Law: 2.2-9
 #[test]
 fn a_load_waits_behind_those_that_are_on_their_way_up() {
     // (1 + 3) * 89 < 360 <= (1 + 3) * 90, with one block of another in flight.
@@ -378,6 +396,7 @@ fn a_load_waits_behind_those_that_are_on_their_way_up() {
     }
 }
 
+/// Law: 2.2-9
 #[test]
 fn a_full_hit_whose_last_block_does_not_pay_computes_it() {
     for (load, stop) in [(99, Stop::Whole), (100, Stop::Slow)] {
@@ -391,6 +410,7 @@ fn a_full_hit_whose_last_block_does_not_pay_computes_it() {
     }
 }
 
+/// Law: 2.2-9
 #[test]
 fn a_load_is_never_left_where_it_cannot_be_computed_nor_by_a_parked_sequence() {
     let yard = gated(1_000_000, false);
@@ -427,6 +447,7 @@ fn looked_for(yard: &Yard) -> [u64; 7] {
     [found, slow, unseen, gone, filling, withheld, astray]
 }
 
+/// Law: O6
 #[test]
 fn each_full_block_of_a_begin_is_a_hit_or_a_miss_with_its_reason() {
     // What is copied down at its second use is remembered when it is evicted.
@@ -466,6 +487,7 @@ fn each_full_block_of_a_begin_is_a_hit_or_a_miss_with_its_reason() {
     assert_eq!(looked_for(&yard), [2, 0, 3, 0, 0, 1, 0]);
 }
 
+/// Law: O6
 #[test]
 fn a_begin_that_is_refused_or_told_to_wait_has_missed_nothing() {
     let yard = Yard::new(4, 8);

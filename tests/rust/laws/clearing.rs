@@ -4,6 +4,7 @@ use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, config, one, sealing, text};
 use blockyard_core::{Config, Error};
 
+/// Law: INV-24
 #[test]
 fn nothing_published_before_a_clear_is_found_after_it() {
     let yard = Yard::new(8, 8);
@@ -23,6 +24,7 @@ fn nothing_published_before_a_clear_is_found_after_it() {
     assert_eq!(yard.on_device(&prompt), 3, "the old ones go first");
 }
 
+/// Law: INV-24
 #[test]
 fn all_that_was_idle_is_evicted_before_anything_new_deepest_first() {
     for policy in KINDS {
@@ -46,6 +48,7 @@ fn all_that_was_idle_is_evicted_before_anything_new_deepest_first() {
     }
 }
 
+/// Law: INV-24
 #[test]
 fn a_clear_breaks_keeps_and_their_sequences_begin_again() {
     let yard = Yard::new(8, 8);
@@ -60,6 +63,7 @@ fn a_clear_breaks_keeps_and_their_sequences_begin_again() {
     yard.finish(lease);
 }
 
+/// Law: INV-24
 #[test]
 fn a_running_lease_is_detached_its_blocks_stay_its_own_and_are_never_published() {
     let yard = Yard::new(8, 8);
@@ -83,6 +87,7 @@ fn a_running_lease_is_detached_its_blocks_stay_its_own_and_are_never_published()
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn a_fork_of_a_detached_lease_is_detached_too() {
     let yard = Yard::new(8, 0);
@@ -97,6 +102,7 @@ fn a_fork_of_a_detached_lease_is_detached_too() {
     assert_eq!(yard.on_device(&prompt), 0);
 }
 
+/// Law: INV-24
 #[test]
 fn a_detached_leases_load_lands_as_its_private_blocks() {
     let yard = Yard::new(8, 8);
@@ -118,6 +124,7 @@ fn a_detached_leases_load_lands_as_its_private_blocks() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn copies_down_in_flight_land_into_free_slots() {
     let yard = Yard::new(8, 8);
@@ -130,6 +137,7 @@ fn copies_down_in_flight_land_into_free_slots() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn copies_with_an_unknown_end_land_into_quarantine() {
     let yard = Yard::new(8, 8);
@@ -149,6 +157,7 @@ fn copies_with_an_unknown_end_land_into_quarantine() {
     yard.at_rest();
 }
 
+/// Law: INV-5
 #[test]
 fn draining_is_a_question_that_ends_when_the_old_epoch_holds_nothing() {
     let yard = Yard::new(8, 0);
@@ -164,6 +173,7 @@ fn draining_is_a_question_that_ends_when_the_old_epoch_holds_nothing() {
     assert!(!draining());
 }
 
+/// Law: INV-24
 #[test]
 fn a_row_gathered_before_a_clear_publishes_nothing_after_it() {
     let yard = Yard::new(8, 0);

@@ -31,6 +31,7 @@ fn squeeze_host(yard: &Yard, name: u32) {
     yard.finish(lease);
 }
 
+/// Law: INV-20j
 #[test]
 fn a_copy_of_what_the_device_has_used_again_goes_before_all_else() {
     for yard in yards(8, 4) {
@@ -48,6 +49,7 @@ fn a_copy_of_what_the_device_has_used_again_goes_before_all_else() {
     }
 }
 
+/// Law: INV-20j
 #[test]
 fn a_copy_for_the_next_victims_goes_last_and_so_does_one_of_what_comes_next_again() {
     for yard in yards(8, 4) {
@@ -70,6 +72,7 @@ fn a_copy_for_the_next_victims_goes_last_and_so_does_one_of_what_comes_next_agai
     }
 }
 
+/// Law: INV-20j
 #[test]
 fn a_loaded_block_leaves_a_copy_that_goes_first() {
     for yard in yards(8, 3) {
@@ -86,6 +89,7 @@ fn a_loaded_block_leaves_a_copy_that_goes_first() {
     }
 }
 
+/// Law: INV-20j
 #[test]
 fn what_is_new_takes_the_place_of_a_copy_that_goes_first_and_of_no_next_victim() {
     for policy in KINDS {
@@ -123,6 +127,7 @@ fn what_is_new_takes_the_place_of_a_copy_that_goes_first_and_of_no_next_victim()
     }
 }
 
+/// Law: INV-20g, INV-20j
 #[test]
 fn of_a_path_only_what_has_nothing_else_below_it_goes_first() {
     for yard in yards(8, 4) {
@@ -154,6 +159,7 @@ fn of_a_path_only_what_has_nothing_else_below_it_goes_first() {
     }
 }
 
+/// Law: INV-20j
 #[test]
 fn a_kept_copy_does_not_go_whoever_uses_its_block() {
     for yard in yards(8, 3) {
@@ -171,6 +177,7 @@ fn a_kept_copy_does_not_go_whoever_uses_its_block() {
     }
 }
 
+/// Law: INV-20j
 #[test]
 fn where_they_go_last_and_on_the_disk_nothing_has_changed() {
     let last = Yard::of(Config {
@@ -201,6 +208,7 @@ fn where_they_go_last_and_on_the_disk_nothing_has_changed() {
     );
 }
 
+/// Law: INV-20j
 #[test]
 fn with_a_full_host_an_eviction_costs_one_copy_down() {
     for yard in yards(64, 128) {
@@ -244,6 +252,7 @@ fn with_a_full_host_an_eviction_costs_one_copy_down() {
     }
 }
 
+/// Law: INV-20j
 #[test]
 fn one_that_goes_first_needs_no_copy_below() {
     for policy in KINDS {
@@ -264,6 +273,7 @@ fn one_that_goes_first_needs_no_copy_below() {
     }
 }
 
+/// Law: INV-20j
 #[test]
 fn a_copy_of_a_next_victim_stays_though_its_block_was_used_again() {
     for yard in yards(8, 3) {

@@ -72,6 +72,7 @@ fn digest(yard: &Yard) -> u64 {
     yard.cache.lock().digest()
 }
 
+/// Law: INV-17, INV-20h
 #[test]
 fn two_yards_with_one_life_have_one_digest_after_every_verb_and_a_new_one_each_time() {
     for policy in KINDS {
@@ -100,6 +101,7 @@ fn two_yards_with_one_life_have_one_digest_after_every_verb_and_a_new_one_each_t
     }
 }
 
+/// Law: INV-17
 #[test]
 fn the_order_of_two_calls_is_in_it() {
     let after = |names: [u32; 2]| {
@@ -116,6 +118,7 @@ fn the_order_of_two_calls_is_in_it() {
     assert_ne!(after([1, 2]), after([2, 1]));
 }
 
+/// Law: INV-5
 #[test]
 fn a_yard_that_was_asked_or_has_refused_has_the_digest_that_it_had() {
     let yard = Yard::new(12, 8);
@@ -147,6 +150,7 @@ fn a_yard_that_was_asked_or_has_refused_has_the_digest_that_it_had() {
     yard.finish(lease);
 }
 
+/// Law: INV-20h, INV-20i
 #[test]
 fn what_was_said_is_in_it_where_the_order_asks_for_it() {
     let after = |policy: EvictionPolicy, hints: Hints| {

@@ -41,6 +41,7 @@ fn each(test: impl Fn(&Yard, &[u32], Plan, Source)) {
     test(&yard, &prompt, plan, Source::Kept(parked));
 }
 
+/// Law: 2.3-down-ok
 #[test]
 fn a_copy_down_that_is_ok_makes_the_lower_copy_ready_and_the_upper_one_droppable() {
     each(|yard, prompt, plan, source| {
@@ -60,6 +61,7 @@ fn a_copy_down_that_is_ok_makes_the_lower_copy_ready_and_the_upper_one_droppable
     });
 }
 
+/// Law: 2.3-down-failed
 #[test]
 fn a_copy_down_that_fails_frees_its_destination_and_leaves_the_source_as_it_was() {
     each(|yard, prompt, plan, source| {
@@ -81,6 +83,7 @@ fn a_copy_down_that_fails_frees_its_destination_and_leaves_the_source_as_it_was(
     });
 }
 
+/// Law: 2.3-down-failed
 #[test]
 fn of_a_copy_down_that_half_fails_the_leading_good_blocks_are_ready() {
     each(|yard, prompt, plan, source| {
@@ -93,6 +96,7 @@ fn of_a_copy_down_that_half_fails_the_leading_good_blocks_are_ready() {
     });
 }
 
+/// Law: 2.3-down-unknown
 #[test]
 fn a_copy_down_of_unknown_end_quarantines_its_destination_and_leaves_its_source_as_it_was() {
     each(|yard, prompt, plan, source| {
@@ -117,6 +121,7 @@ fn a_copy_down_of_unknown_end_quarantines_its_destination_and_leaves_its_source_
     });
 }
 
+/// Law: 2.3-down-failed
 #[test]
 fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
     let yard = Yard::of(Config {
@@ -139,6 +144,7 @@ fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
     yard.at_rest();
 }
 
+/// Law: 2.3-down-failed
 #[test]
 fn a_retry_that_succeeds_keeps_the_sequence() {
     let yard = Yard::of(Config {
@@ -156,6 +162,7 @@ fn a_retry_that_succeeds_keeps_the_sequence() {
     yard.finish(lease);
 }
 
+/// Law: 2.3-again
 #[test]
 fn a_second_outcome_of_a_flight_is_ignored_and_counted() {
     each(|yard, prompt, plan, source| {
@@ -174,6 +181,7 @@ fn a_second_outcome_of_a_flight_is_ignored_and_counted() {
     });
 }
 
+/// Law: 2.3-again
 #[test]
 fn a_deadline_that_passes_twice_is_counted_and_changes_nothing() {
     each(|yard, _, plan, source| {
@@ -187,6 +195,7 @@ fn a_deadline_that_passes_twice_is_counted_and_changes_nothing() {
     });
 }
 
+/// Law: 2.3-again
 #[test]
 fn a_batch_of_outcomes_is_checked_before_the_first_is_applied() {
     each(|yard, _, plan, source| {
@@ -207,6 +216,7 @@ fn a_batch_of_outcomes_is_checked_before_the_first_is_applied() {
     });
 }
 
+/// Law: 2.3-again
 #[test]
 fn an_outcome_that_comes_after_its_block_was_evicted_is_dropped() {
     let yard = Yard::new(4, 4);

@@ -129,6 +129,7 @@ fn way(plan: &Plan) -> (Tier, Tier, &[u32], &[u32]) {
     (plan.from, plan.to, &plan.sources, &plan.destinations)
 }
 
+/// Law: E1
 #[test]
 fn e1_what_a_flight_reads_or_writes_is_not_written_before_it_has_ended() {
     for yard in yards(8, 0) {
@@ -158,6 +159,7 @@ fn e1_what_a_flight_reads_or_writes_is_not_written_before_it_has_ended() {
     }
 }
 
+/// Law: E1
 #[test]
 fn e1_of_several_flights_the_newest_is_the_fence() {
     let yard = yards(8, 0).next().unwrap();
@@ -173,6 +175,7 @@ fn e1_of_several_flights_the_newest_is_the_fence() {
     assert_eq!(yard.fence(&[1]), None);
 }
 
+/// Law: E2
 #[test]
 fn e2_a_block_is_found_when_it_is_whole_and_said_to_come_before() {
     for yard in yards(8, 0) {
@@ -203,6 +206,7 @@ fn e2_a_block_is_found_when_it_is_whole_and_said_to_come_before() {
     }
 }
 
+/// Law: E2
 #[test]
 fn e2_what_one_request_is_brought_up_is_in_the_air_for_the_next() {
     let yard = yards(8, 0).next().unwrap();
@@ -296,6 +300,7 @@ fn e4_a_kept_request_of_nine_runs_comes_back_by_eight_flights_and_then_by_the_la
     yard.at_rest();
 }
 
+/// Law: E3
 #[test]
 fn e3_what_a_fetch_reads_stays_until_it_has_ended_or_nothing_it_brings_is_believed() {
     for late in [false, true] {
@@ -324,6 +329,7 @@ fn e3_what_a_fetch_reads_stays_until_it_has_ended_or_nothing_it_brings_is_believ
     }
 }
 
+/// Law: E3
 #[test]
 fn e3_what_a_late_stow_reads_may_be_written_unless_it_goes_where_it_would_be_kept() {
     for keyed in [false, true] {
@@ -350,6 +356,7 @@ fn e3_what_a_late_stow_reads_may_be_written_unless_it_goes_where_it_would_be_kep
     }
 }
 
+/// Law: E3
 #[test]
 fn e3_of_an_engines_path_nothing_is_evicted_for_the_rest_of_it() {
     for yard in yards(3, 0) {
@@ -368,6 +375,7 @@ fn e3_of_an_engines_path_nothing_is_evicted_for_the_rest_of_it() {
     }
 }
 
+/// Law: E4
 #[test]
 fn e4_a_kept_request_comes_back_with_its_tokens() {
     for yard in yards(8, 0) {
@@ -397,6 +405,7 @@ fn e4_a_kept_request_comes_back_with_its_tokens() {
     }
 }
 
+/// Law: E4
 #[test]
 fn e4_what_fails_cuts_a_kept_request_to_what_is_before_it() {
     for yard in yards(8, 0) {
@@ -419,6 +428,7 @@ fn e4_what_fails_cuts_a_kept_request_to_what_is_before_it() {
     }
 }
 
+/// Law: E4
 #[test]
 fn e4_two_that_share_what_is_copied_once_are_cut_together() {
     for overdue in [false, true] {
@@ -443,6 +453,7 @@ fn e4_two_that_share_what_is_copied_once_are_cut_together() {
     }
 }
 
+/// Law: E4
 #[test]
 fn e4_what_finds_no_room_on_the_host_is_kept_below_it_and_moves_there() {
     for yard in yards(3, 6) {
@@ -488,6 +499,7 @@ fn e4_what_finds_no_room_on_the_host_is_kept_below_it_and_moves_there() {
     }
 }
 
+/// Law: E5
 #[test]
 fn e5_a_copy_that_was_found_bad_is_dropped_and_never_offered_again() {
     for yard in yards(8, 0) {
@@ -515,6 +527,7 @@ fn e5_a_copy_that_was_found_bad_is_dropped_and_never_offered_again() {
     }
 }
 
+/// Law: E6
 #[test]
 fn e6_of_a_request_that_is_gone_nothing_is_kept() {
     for yard in yards(8, 0) {
@@ -535,6 +548,7 @@ fn e6_of_a_request_that_is_gone_nothing_is_kept() {
     }
 }
 
+/// Law: E7
 #[test]
 fn e7_the_same_steps_give_the_same_plans() {
     let steps = |yard: &Yard| {

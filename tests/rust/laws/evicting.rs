@@ -12,6 +12,7 @@ fn yard_of(policy: EvictionPolicy, device: u32, host: u32) -> Yard {
 
 /// The eviction takes the slot out of the block in the same step, so that no other way of freeing
 /// can give the slot back a second time. (R2-1)
+/// Law: R2-1
 #[test]
 fn an_evicted_blocks_slot_comes_back_once_whatever_else_is_freed_then() {
     let yard = Yard::new(6, 6);
@@ -36,6 +37,7 @@ fn an_evicted_blocks_slot_comes_back_once_whatever_else_is_freed_then() {
 }
 
 /// A late answer to a swap must not bring an evicted block back. (R2-2)
+/// Law: R2-2
 #[test]
 fn a_late_outcome_for_an_evicted_block_is_dropped_and_counted() {
     let yard = Yard::new(6, 6);
@@ -56,6 +58,7 @@ fn a_late_outcome_for_an_evicted_block_is_dropped_and_counted() {
 
 /// Eviction may take exactly the blocks that are alive and on the device, that no sequence holds,
 /// and that have no child there; `replay.rs` and the model check this on random histories. (R2-3)
+/// Law: R2-3
 #[test]
 fn what_may_be_taken_is_not_held_and_nothing_held_stands_below() {
     for policy in KINDS {
@@ -80,6 +83,7 @@ fn what_may_be_taken_is_not_held_and_nothing_held_stands_below() {
 }
 
 /// A parent's turn comes when its last child on the tier leaves, not before and not later. (R2-4)
+/// Law: R2-4
 #[test]
 fn a_parent_is_next_when_its_last_child_has_left() {
     for policy in KINDS {
@@ -101,6 +105,7 @@ fn a_parent_is_next_when_its_last_child_has_left() {
 
 /// There is no counter of duplicates in a list which would have to stay 0. The audit is stricter:
 /// the order of a tier has each idle slot once, and no other. (R2-5)
+/// Law: R2-5
 #[test]
 fn a_block_stands_in_the_order_once_however_often_it_was_used() {
     for policy in KINDS {
@@ -124,6 +129,7 @@ fn a_block_stands_in_the_order_once_however_often_it_was_used() {
 }
 
 /// The duplicate alone is rejected. (R2-6)
+/// Law: R2-6
 #[test]
 fn of_a_batch_of_a_hundred_with_one_duplicate_99_are_freed_and_one_is_rejected() {
     let yard = Yard::new(200, 0);
@@ -140,6 +146,7 @@ fn of_a_batch_of_a_hundred_with_one_duplicate_99_are_freed_and_one_is_rejected()
 }
 
 /// Eviction takes what is missing, and no more. (R2-7)
+/// Law: R2-7
 #[test]
 fn with_nine_free_and_ten_needed_exactly_one_of_a_hundred_is_evicted() {
     for policy in KINDS {
@@ -156,6 +163,7 @@ fn with_nine_free_and_ten_needed_exactly_one_of_a_hundred_is_evicted() {
 }
 
 /// A call that cannot have all evicts nothing; a panic in the middle is in `keys.rs`. (R2-8)
+/// Law: R2-8
 #[test]
 fn a_call_that_cannot_have_all_it_needs_evicts_nothing() {
     for policy in KINDS {
@@ -173,6 +181,7 @@ fn a_call_that_cannot_have_all_it_needs_evicts_nothing() {
 }
 
 /// One call evicts them all; its cost per block is in `docs/measurements.md`. (R2-9)
+/// Law: R2-9
 #[test]
 fn a_thousand_of_five_thousand_go_in_one_call_oldest_first() {
     for policy in KINDS {
@@ -191,6 +200,7 @@ fn a_thousand_of_five_thousand_go_in_one_call_oldest_first() {
     }
 }
 
+/// Law: 4.2-11
 #[test]
 fn a_session_that_has_ended_goes_first_but_not_what_others_share() {
     for policy in OBEYING {
@@ -207,6 +217,7 @@ fn a_session_that_has_ended_goes_first_but_not_what_others_share() {
     }
 }
 
+/// Law: 4.2-11
 #[test]
 fn what_asked_to_be_retained_goes_last() {
     for policy in OBEYING {

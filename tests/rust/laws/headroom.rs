@@ -23,6 +23,7 @@ impl Yard {
     }
 }
 
+/// Law: R1-5
 #[test]
 fn a_begin_may_not_take_the_headroom_and_a_grow_may() {
     let yard = Yard::new(8, 0);
@@ -42,6 +43,7 @@ fn a_begin_may_not_take_the_headroom_and_a_grow_may() {
     yard.finish(lease);
 }
 
+/// Law: R1-5
 #[test]
 fn headroom_is_what_can_be_had_and_takes_the_place_of_what_was_kept_before() {
     let yard = Yard::new(8, 0);
@@ -61,6 +63,7 @@ fn headroom_is_what_can_be_had_and_takes_the_place_of_what_was_kept_before() {
     yard.finish(lease);
 }
 
+/// Law: R1-5
 #[test]
 fn with_nothing_running_there_is_no_headroom_at_once() {
     let yard = Yard::new(8, 8);
@@ -78,6 +81,7 @@ fn with_nothing_running_there_is_no_headroom_at_once() {
     yard.abandon(parked);
 }
 
+/// Law: R1-5
 #[test]
 fn a_lease_that_is_dropped_or_ends_while_it_loads_leaves_no_headroom() {
     let yard = Yard::new(8, 8);
@@ -96,6 +100,7 @@ fn a_lease_that_is_dropped_or_ends_while_it_loads_leaves_no_headroom() {
     yard.sound();
 }
 
+/// Law: R1-5
 #[test]
 fn headroom_yields_to_a_resize_and_is_whole_where_that_is_refused() {
     let yard = Yard::new(8, 0);

@@ -37,6 +37,7 @@ fn ttl(ttl: u32) -> Hints {
     }
 }
 
+/// Law: INV-20k
 #[test]
 fn the_heap_lets_go_of_the_lowest_priority_first() {
     let yard = yard(EvictionPolicy::Heap, 8);
@@ -50,6 +51,7 @@ fn the_heap_lets_go_of_the_lowest_priority_first() {
     }
 }
 
+/// Law: INV-20k
 #[test]
 fn what_has_outlived_its_time_goes_first_and_what_is_published_again_has_no_time() {
     let yard = yard(EvictionPolicy::Heap, 8);
@@ -73,6 +75,7 @@ fn what_has_outlived_its_time_goes_first_and_what_is_published_again_has_no_time
     assert_eq!(left(&yard, [4, 5, 2, 6]), [0, 2, 2, 2]);
 }
 
+/// Law: INV-20k
 #[test]
 fn a_copy_that_has_outlived_its_time_hides_no_victim_from_copies_ahead() {
     let yard = Yard::of(Config {
@@ -91,6 +94,7 @@ fn a_copy_that_has_outlived_its_time_hides_no_victim_from_copies_ahead() {
     assert_eq!(yard.hits(&text(2, 2))[1], 2);
 }
 
+/// Law: INV-20k
 #[test]
 fn the_copy_of_what_has_outlived_its_time_stays_as_that_goes_first() {
     let yard = Yard::of(Config {
@@ -111,6 +115,7 @@ fn the_copy_of_what_has_outlived_its_time_stays_as_that_goes_first() {
     assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0], "and nothing is lost");
 }
 
+/// Law: INV-20k
 #[test]
 fn a_copy_has_no_time_to_live_while_its_block_has() {
     let yard = Yard::of(Config {
@@ -134,6 +139,7 @@ fn a_copy_has_no_time_to_live_while_its_block_has() {
     }
 }
 
+/// Law: INV-20i
 #[test]
 fn an_order_that_learns_obeys_no_hint() {
     let yard = yard(EvictionPolicy::Learned, 6);
@@ -150,6 +156,7 @@ fn an_order_that_learns_obeys_no_hint() {
     }
 }
 
+/// Law: INV-20k
 #[test]
 fn a_partial_block_is_worth_nothing_of_what_had_its_place() {
     let yard = Yard::of(Config {

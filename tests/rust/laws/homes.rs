@@ -52,6 +52,7 @@ fn resumed(yard: &Yard, parked: Parked, tiers: &[(Tier, usize)]) {
 
 // Where to.
 
+/// Law: INV-34
 #[test]
 fn a_sequence_is_parked_to_the_nearest_lower_tier_with_room() {
     let yard = Yard::of(three(16, 2, 4));
@@ -105,6 +106,7 @@ fn what_no_lower_tier_could_hold_is_too_large_to_park() {
     yard.finish(lease);
 }
 
+/// Law: INV-34
 #[test]
 fn a_block_that_lies_below_already_is_kept_on_its_lowest_tier() {
     let yard = Yard::of(three(8, 4, 4));
@@ -119,6 +121,7 @@ fn a_block_that_lies_below_already_is_kept_on_its_lowest_tier() {
     yard.at_rest();
 }
 
+/// Law: INV-14
 #[test]
 fn a_ticket_of_any_lower_tier_gives_its_room_to_a_park() {
     let yard = Yard::of(three(8, 0, 3));
@@ -134,6 +137,7 @@ fn a_ticket_of_any_lower_tier_gives_its_room_to_a_park() {
 
 // Moving down.
 
+/// Law: INV-34
 #[test]
 fn a_parked_sequence_moves_down_and_keeps_its_old_copies_until_the_new_ones_have_landed() {
     let yard = Yard::of(three(8, 4, 4));
@@ -154,6 +158,7 @@ fn a_parked_sequence_moves_down_and_keeps_its_old_copies_until_the_new_ones_have
     yard.at_rest();
 }
 
+/// Law: INV-34
 #[test]
 fn what_is_owed_a_slot_goes_from_the_device_straight_to_a_lower_tier() {
     let yard = Yard::of(three(8, 4, 4));
@@ -176,6 +181,7 @@ fn what_is_owed_a_slot_goes_from_the_device_straight_to_a_lower_tier() {
     yard.at_rest();
 }
 
+/// Law: INV-34
 #[test]
 fn a_move_down_that_fails_leaves_the_keep_where_it_was() {
     let yard = Yard::of(Config {
@@ -198,6 +204,7 @@ fn a_move_down_that_fails_leaves_the_keep_where_it_was() {
     yard.at_rest();
 }
 
+/// Law: INV-34
 #[test]
 fn a_move_down_whose_end_is_unknown_leaves_the_keep_where_it_was() {
     let yard = Yard::of(three(8, 4, 6));
@@ -213,6 +220,7 @@ fn a_move_down_whose_end_is_unknown_leaves_the_keep_where_it_was() {
     yard.at_rest();
 }
 
+/// Law: INV-34
 #[test]
 fn a_move_down_that_finds_its_source_corrupt_breaks_the_keep() {
     let yard = Yard::of(three(8, 4, 4));
@@ -228,6 +236,7 @@ fn a_move_down_that_finds_its_source_corrupt_breaks_the_keep() {
     yard.at_rest();
 }
 
+/// Law: INV-34
 #[test]
 fn a_sequence_that_resumes_as_it_moves_loses_nothing() {
     let yard = Yard::of(three(8, 4, 4));
@@ -253,6 +262,7 @@ fn parked_over_a_copy(yard: &Yard, text: &[u32], blocks: u32) -> (Parked, Plan) 
     (yard.park(lease, text.len() as u64), plan)
 }
 
+/// Law: INV-34
 #[test]
 fn a_copy_made_for_another_reason_moves_no_keep_until_it_is_asked_to() {
     let yard = Yard::of(three(8, 4, 4));
@@ -270,6 +280,7 @@ fn a_copy_made_for_another_reason_moves_no_keep_until_it_is_asked_to() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_keep_moves_at_once_only_where_no_promise_loses_its_backing() {
     let yard = Yard::of(three(8, 4, 4));
@@ -284,6 +295,7 @@ fn a_keep_moves_at_once_only_where_no_promise_loses_its_backing() {
     yard.at_rest();
 }
 
+/// Law: INV-34
 #[test]
 fn a_pinned_block_holds_the_idle_ones_above_it_on_its_tier() {
     let yard = Yard::of(three(8, 4, 2));
@@ -300,6 +312,7 @@ fn a_pinned_block_holds_the_idle_ones_above_it_on_its_tier() {
     yard.at_rest();
 }
 
+/// Law: INV-23
 #[test]
 fn what_a_tier_owes_is_there_though_a_copy_rests_above_that_is_kept_elsewhere() {
     let mut config = three(8, 1, 4);
@@ -321,6 +334,7 @@ fn what_a_tier_owes_is_there_though_a_copy_rests_above_that_is_kept_elsewhere() 
     yard.at_rest();
 }
 
+/// Law: INV-34
 #[test]
 fn a_block_that_several_keep_has_one_home() {
     let yard = Yard::of(three(16, 3, 8));
@@ -343,6 +357,7 @@ fn a_block_that_several_keep_has_one_home() {
     yard.at_rest();
 }
 
+/// Law: INV-14
 #[test]
 fn a_move_down_takes_no_backing_from_a_promise() {
     let yard = Yard::of(three(8, 4, 4));
@@ -360,6 +375,7 @@ fn a_move_down_takes_no_backing_from_a_promise() {
 
 // Coming back.
 
+/// Law: INV-23
 #[test]
 fn a_parked_sequence_comes_back_from_wherever_it_lies() {
     let yard = Yard::of(three(16, 10, 10));
@@ -380,6 +396,7 @@ fn a_parked_sequence_comes_back_from_wherever_it_lies() {
     yard.at_rest();
 }
 
+/// Law: INV-23
 #[test]
 fn a_resume_whose_later_run_comes_short_may_be_parked_again() {
     let yard = Yard::of(three(8, 4, 4));
@@ -408,6 +425,7 @@ fn a_resume_whose_later_run_comes_short_may_be_parked_again() {
     yard.at_rest();
 }
 
+/// Law: INV-23
 #[test]
 fn a_corrupt_copy_elsewhere_costs_no_keep() {
     let yard = Yard::of(three(8, 4, 4));
@@ -433,6 +451,7 @@ fn a_corrupt_copy_elsewhere_costs_no_keep() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_resume_reads_a_nearer_copy_only_where_no_promise_needs_it() {
     let yard = Yard::of(three(8, 2, 4));
@@ -446,6 +465,7 @@ fn a_resume_reads_a_nearer_copy_only_where_no_promise_needs_it() {
 
 // Room, and its loss.
 
+/// Law: INV-16
 #[test]
 fn holders_and_views_say_what_is_kept_where() {
     let yard = Yard::of(three(16, 4, 8));
@@ -467,6 +487,7 @@ fn holders_and_views_say_what_is_kept_where() {
     yard.abandon(second);
 }
 
+/// Law: INV-23, 2.7-1
 #[test]
 fn a_smaller_third_tier_breaks_the_youngest_of_what_is_kept_there_alone() {
     for recompute in [true, false] {
@@ -489,6 +510,7 @@ fn a_smaller_third_tier_breaks_the_youngest_of_what_is_kept_there_alone() {
     }
 }
 
+/// Law: INV-23
 #[test]
 fn quarantine_on_a_tier_breaks_the_youngest_that_is_owed_a_slot_there() {
     let yard = Yard::of(three(16, 2, 4));
@@ -512,6 +534,7 @@ fn quarantine_on_a_tier_breaks_the_youngest_that_is_owed_a_slot_there() {
     yard.at_rest();
 }
 
+/// Law: INV-23
 #[test]
 fn a_failed_copy_home_is_tried_again_so_many_times_on_any_tier() {
     let yard = Yard::of(Config {
@@ -532,6 +555,7 @@ fn a_failed_copy_home_is_tried_again_so_many_times_on_any_tier() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_resize_counts_no_slot_as_room_that_a_copy_of_a_tail_kept_elsewhere_reads() {
     let yard = Yard::of(three(12, 4, 4));

@@ -23,6 +23,7 @@ fn at_once(act: impl FnOnce() + Send + 'static) {
     panic!("it waited for the yard's lock");
 }
 
+/// Law: INV-4
 #[test]
 fn hashing_gathering_and_dropping_go_on_while_the_yard_is_locked() {
     let yard = Yard::new(64, 64);
@@ -55,6 +56,7 @@ fn hashing_gathering_and_dropping_go_on_while_the_yard_is_locked() {
 }
 
 /// A long append beside short verbs: none of them finds the yard locked by it.
+/// Law: INV-4
 #[test]
 fn a_verb_proceeds_while_another_thread_hashes_a_long_prompt() {
     let yard = Yard::new(64, 0);
@@ -77,6 +79,7 @@ fn a_verb_proceeds_while_another_thread_hashes_a_long_prompt() {
     yard.finish(lease);
 }
 
+/// Law: R2-8
 #[test]
 fn a_panic_in_a_callers_array_leaves_the_yard_whole() {
     let yard = Yard::new(16, 0);
@@ -99,6 +102,7 @@ fn a_panic_in_a_callers_array_leaves_the_yard_whole() {
 }
 
 /// What a verb was changing when it panicked is not used again; no other yard is touched. (R2-8)
+/// Law: R2-8
 #[test]
 fn a_panic_in_a_verb_breaks_that_yard_alone() {
     let (yard, other) = (Yard::new(16, 8), Yard::new(16, 8));
@@ -149,6 +153,7 @@ fn victims(yard: &Yard, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
         .collect()
 }
 
+/// Law: INV-5
 #[test]
 fn a_probe_changes_neither_stats_nor_recency_nor_what_may_be_taken() {
     for policy in KINDS {
@@ -175,6 +180,7 @@ fn a_probe_changes_neither_stats_nor_recency_nor_what_may_be_taken() {
     }
 }
 
+/// Law: INV-5
 #[test]
 fn a_begin_that_is_refused_or_told_to_wait_changes_nothing_either() {
     let yard = Yard::new(6, 6);
@@ -193,6 +199,7 @@ fn a_begin_that_is_refused_or_told_to_wait_changes_nothing_either() {
     yard.finish(lease);
 }
 
+/// Law: INV-7
 #[test]
 fn only_blocks_below_the_acknowledged_count_are_published() {
     let yard = Yard::new(8, 0);
@@ -207,6 +214,7 @@ fn only_blocks_below_the_acknowledged_count_are_published() {
     assert_eq!(yard.on_device(&prompt), 3, "nor does finish publish more");
 }
 
+/// Law: INV-7
 #[test]
 fn draft_tokens_are_never_published() {
     let yard = Yard::new(8, 0);
@@ -233,6 +241,7 @@ fn draft_tokens_are_never_published() {
     assert_eq!(yard.on_device(&text(1, 3)), 2);
 }
 
+/// Law: INV-7
 #[test]
 fn a_seal_beyond_the_slots_is_refused_and_changes_nothing() {
     let yard = Yard::new(8, 0);
@@ -252,6 +261,7 @@ fn a_seal_beyond_the_slots_is_refused_and_changes_nothing() {
 }
 
 /// Eight tokens of which seven have their KV: one block is published, the tail is anonymous.
+/// Law: INV-7, INV-8
 #[test]
 fn the_last_sampled_token_has_no_kv_so_that_its_block_leaves_as_an_anonymous_one() {
     let yard = Yard::new(8, 8);
@@ -277,6 +287,7 @@ fn salted(cache: &Cache, salt: Option<&[u8]>, text: &[u32]) -> Vec<Key> {
     chain.keys().to_vec()
 }
 
+/// Law: INV-19
 #[test]
 fn a_tenants_salt_is_part_of_the_key() {
     let yard = Yard::new(8, 0);
@@ -307,6 +318,7 @@ fn a_tenants_salt_is_part_of_the_key() {
     yard.finish(lease);
 }
 
+/// Law: INV-19
 #[test]
 fn another_namespace_has_other_keys() {
     let cache = |model: &str| {
@@ -322,6 +334,7 @@ fn another_namespace_has_other_keys() {
     assert!(keys(&one).iter().all(|key| !keys(&other).contains(key)));
 }
 
+/// Law: INV-19
 #[test]
 fn keys_that_contradict_each_other_end_the_prefix() {
     let yard = Yard::new(16, 0);

@@ -26,6 +26,7 @@ fn lose(yard: &Yard) {
     yard.sound();
 }
 
+/// Law: INV-24
 #[test]
 fn what_the_disk_has_is_found_and_nothing_else() {
     for policy in KINDS {
@@ -53,6 +54,7 @@ fn what_the_disk_has_is_found_and_nothing_else() {
     }
 }
 
+/// Law: INV-24
 #[test]
 fn the_host_goes_with_the_device() {
     let yard = yard_as(EvictionPolicy::Recency, 8);
@@ -64,6 +66,7 @@ fn the_host_goes_with_the_device() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn a_running_lease_is_detached_and_what_it_shares_stays_its_own() {
     let yard = yard();
@@ -86,6 +89,7 @@ fn a_running_lease_is_detached_and_what_it_shares_stays_its_own() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn no_copy_from_what_is_lost_is_published_however_it_ends() {
     for good in [0, 2] {
@@ -104,6 +108,7 @@ fn no_copy_from_what_is_lost_is_published_however_it_ends() {
 }
 
 /// A rank would write there what its new memory has, under the keys of before.
+/// Law: INV-24
 #[test]
 fn what_was_planned_from_there_and_not_dispatched_never_is() {
     let yard = yard();
@@ -120,6 +125,7 @@ fn what_was_planned_from_there_and_not_dispatched_never_is() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn what_comes_up_lands_for_its_lease_alone() {
     let yard = yard();
@@ -133,6 +139,7 @@ fn what_comes_up_lands_for_its_lease_alone() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn what_is_parked_on_the_disk_alone_stays_parked() {
     let yard = yard_as(EvictionPolicy::Recency, 8);
@@ -152,6 +159,7 @@ fn what_is_parked_on_the_disk_alone_stays_parked() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn without_a_keyed_tier_nothing_could_be_kept() {
     let yard = Yard::of(three(8, 4, 4));

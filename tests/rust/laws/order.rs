@@ -40,6 +40,7 @@ fn squeeze_host(yard: &Yard, name: u32) {
 
 // (a) pins and keeps are closed towards the root.
 
+/// Law: INV-20a
 #[test]
 fn a_lease_pins_its_whole_path_so_that_nothing_above_it_can_go() {
     for yard in yards(8, 0) {
@@ -54,6 +55,7 @@ fn a_lease_pins_its_whole_path_so_that_nothing_above_it_can_go() {
     }
 }
 
+/// Law: INV-20a
 #[test]
 fn a_keep_pins_all_that_stands_above_the_block_it_protects() {
     for yard in yards(8, 8) {
@@ -81,6 +83,7 @@ fn a_keep_pins_all_that_stands_above_the_block_it_protects() {
 
 // (b) the source of a downward flight keeps its place in its list.
 
+/// Law: INV-20b
 #[test]
 fn the_source_of_a_copy_down_keeps_its_place_whatever_becomes_of_the_copy() {
     let ends: [fn(&Yard, &blockyard_core::Plan); 3] = [
@@ -112,6 +115,7 @@ fn the_source_of_a_copy_down_keeps_its_place_whatever_becomes_of_the_copy() {
 
 /// The copy of a child lands before that of its parent, which was passed over since another child is
 /// still on its way: it is found all the same.
+/// Law: INV-20b
 #[test]
 fn what_lands_before_a_parent_that_was_passed_over_is_the_next_to_go() {
     for yard in yards(12, 4) {
@@ -139,6 +143,7 @@ fn what_lands_before_a_parent_that_was_passed_over_is_the_next_to_go() {
 
 // (c) what one transition releases is released deepest first, a flight's sources before any lease.
 
+/// Law: INV-20c
 #[test]
 fn a_finished_path_is_evicted_from_its_end_to_its_root() {
     for yard in yards(8, 0) {
@@ -151,6 +156,7 @@ fn a_finished_path_is_evicted_from_its_end_to_its_root() {
     }
 }
 
+/// Law: INV-20c
 #[test]
 fn a_batch_that_finishes_at_once_leaves_each_child_before_its_parent() {
     for yard in yards(12, 0) {
@@ -174,6 +180,7 @@ fn a_batch_that_finishes_at_once_leaves_each_child_before_its_parent() {
     }
 }
 
+/// Law: INV-20c
 #[test]
 fn keeps_are_released_deepest_first_on_the_host_too() {
     for yard in by_age(8, 4) {
@@ -206,6 +213,7 @@ fn a_keep_ends_in_steps_that_grow_with_its_length_alone() {
     }
 }
 
+/// Law: INV-20c
 #[test]
 fn a_load_that_lands_for_no_lease_releases_its_sources_before_its_path() {
     for yard in by_age(8, 4) {
@@ -228,6 +236,7 @@ fn a_load_that_lands_for_no_lease_releases_its_sources_before_its_path() {
 
 // (d) dropping a device copy touches the copy below.
 
+/// Law: INV-20d
 #[test]
 fn a_copy_below_is_as_recent_as_the_drop_of_the_copy_above() {
     for yard in yards(8, 2) {
@@ -251,6 +260,7 @@ fn a_copy_below_is_as_recent_as_the_drop_of_the_copy_above() {
     }
 }
 
+/// Law: INV-20d
 #[test]
 fn copies_below_are_as_recent_as_the_drop_of_a_whole_path_above() {
     for yard in yards(16, 12) {
@@ -271,6 +281,7 @@ fn copies_below_are_as_recent_as_the_drop_of_a_whole_path_above() {
     }
 }
 
+/// Law: INV-20d
 #[test]
 fn copies_made_root_first_are_evicted_leaf_first_once_they_stand_alone() {
     for yard in by_age(8, 3) {
@@ -291,6 +302,7 @@ fn copies_made_root_first_are_evicted_leaf_first_once_they_stand_alone() {
 
 // (e) every promotion pins its path until it lands, even when its requester is gone.
 
+/// Law: INV-20e
 #[test]
 fn a_load_pins_its_path_until_it_lands_even_when_its_requester_is_gone() {
     for yard in yards(8, 8) {
@@ -311,6 +323,7 @@ fn a_load_pins_its_path_until_it_lands_even_when_its_requester_is_gone() {
     }
 }
 
+/// Law: INV-20e
 #[test]
 fn a_prefetch_pins_its_path_until_it_lands() {
     for yard in yards(6, 8) {
@@ -333,6 +346,7 @@ fn a_prefetch_pins_its_path_until_it_lands() {
 
 // (f) match and seal stop at a block that is still filling.
 
+/// Law: INV-20f
 #[test]
 fn a_match_stops_at_a_block_that_is_still_filling() {
     for yard in yards(12, 8) {
@@ -351,6 +365,7 @@ fn a_match_stops_at_a_block_that_is_still_filling() {
     }
 }
 
+/// Law: INV-20f, 2.1-5
 #[test]
 fn a_seal_stops_at_a_block_that_is_still_filling_and_goes_on_next_step() {
     for yard in yards(16, 8) {
@@ -377,6 +392,7 @@ fn a_seal_stops_at_a_block_that_is_still_filling_and_goes_on_next_step() {
 
 // The device comes first. (INV-33)
 
+/// Law: INV-33
 #[test]
 fn from_the_root_down_device_comes_before_host() {
     for yard in yards(8, 8) {
@@ -390,6 +406,7 @@ fn from_the_root_down_device_comes_before_host() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn a_parent_is_evicted_only_when_it_has_no_child_on_the_tier() {
     for yard in yards(8, 0) {
@@ -418,6 +435,7 @@ fn orphan(yard: &Yard, prompt: &[u32]) {
     assert_eq!(yard.host().idle, 1, "a descendant is left");
 }
 
+/// Law: INV-33
 #[test]
 fn what_a_dropped_copy_leaves_below_is_linked_again_by_the_next_seal() {
     for yard in yards(8, 8) {
@@ -432,6 +450,7 @@ fn what_a_dropped_copy_leaves_below_is_linked_again_by_the_next_seal() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn what_a_dropped_copy_leaves_below_is_linked_again_by_the_next_begin() {
     for yard in yards(8, 8) {
@@ -449,6 +468,7 @@ fn what_a_dropped_copy_leaves_below_is_linked_again_by_the_next_begin() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn the_last_block_of_a_full_hit_is_linked_again_too() {
     for yard in yards(8, 8) {
@@ -465,6 +485,7 @@ fn the_last_block_of_a_full_hit_is_linked_again_too() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn what_is_linked_again_raises_the_class_of_all_above_it() {
     for yard in yards(8, 8) {
@@ -485,6 +506,7 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn what_a_dropped_copy_leaves_below_is_aged_out() {
     for yard in yards(8, 1) {
@@ -498,6 +520,7 @@ fn what_a_dropped_copy_leaves_below_is_aged_out() {
     }
 }
 
+/// Law: 2.2-7
 #[test]
 fn a_waiting_answer_names_the_flight_and_holds_nothing() {
     for yard in yards(8, 8) {

@@ -8,6 +8,7 @@ fn parked(yard: &Yard, text: &[u32]) -> Parked {
     yard.park(yard.run(text), text.len() as u64)
 }
 
+/// Law: INV-23
 #[test]
 fn a_keep_protects_the_lowest_ready_copy_and_lets_the_higher_one_go() {
     let yard = Yard::new(8, 8);
@@ -35,6 +36,7 @@ fn a_keep_protects_the_lowest_ready_copy_and_lets_the_higher_one_go() {
     yard.finish(lease);
 }
 
+/// Law: INV-23
 #[test]
 fn parking_needs_its_host_slots_promised_a_shared_block_once() {
     let yard = Yard::new(16, 4);
@@ -63,6 +65,7 @@ fn parking_needs_its_host_slots_promised_a_shared_block_once() {
     yard.at_rest();
 }
 
+/// Law: INV-23
 #[test]
 fn parking_pins_idle_host_copies_instead_of_asking_for_more() {
     let yard = Yard::new(8, 2);
@@ -75,6 +78,7 @@ fn parking_pins_idle_host_copies_instead_of_asking_for_more() {
     yard.at_rest();
 }
 
+/// Law: INV-23
 #[test]
 fn parking_evicts_idle_host_blocks_when_the_copies_come() {
     let yard = Yard::new(16, 2);
@@ -87,6 +91,7 @@ fn parking_evicts_idle_host_blocks_when_the_copies_come() {
     yard.abandon(parked);
 }
 
+/// Law: INV-23
 #[test]
 fn quarantine_that_takes_the_backing_away_breaks_keeps_whole_youngest_first() {
     let yard = Yard::new(16, 4);
@@ -107,6 +112,7 @@ fn quarantine_that_takes_the_backing_away_breaks_keeps_whole_youngest_first() {
     yard.at_rest();
 }
 
+/// Law: INV-23, 2.7-1
 #[test]
 fn a_resize_breaks_keeps_youngest_first_where_the_engine_can_recompute() {
     let yard = Yard::new(16, 6);
@@ -122,6 +128,7 @@ fn a_resize_breaks_keeps_youngest_first_where_the_engine_can_recompute() {
     yard.at_rest();
 }
 
+/// Law: INV-23, 2.7-1
 #[test]
 fn a_resize_that_would_break_keeps_is_refused_where_the_engine_cannot_recompute() {
     let yard = Yard::of(Config {
@@ -148,6 +155,7 @@ fn a_resize_that_would_break_keeps_is_refused_where_the_engine_cannot_recompute(
 
 // A ticket of the host never loses its backing: keeps are broken for it.
 
+/// Law: INV-23
 #[test]
 fn quarantine_breaks_even_the_last_keep_before_a_ticket_loses_its_backing() {
     let yard = Yard::new(16, 4);
@@ -164,6 +172,7 @@ fn quarantine_breaks_even_the_last_keep_before_a_ticket_loses_its_backing() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_copy_ahead_that_never_ends_takes_nothing_of_a_ticket() {
     let yard = Yard::new(16, 4);
@@ -178,6 +187,7 @@ fn a_copy_ahead_that_never_ends_takes_nothing_of_a_ticket() {
     yard.at_rest();
 }
 
+/// Law: INV-23
 #[test]
 fn a_failed_copy_whose_slot_retires_breaks_its_keep_before_a_ticket_loses_its_backing() {
     let yard = Yard::new(16, 4);
@@ -203,6 +213,7 @@ fn a_failed_copy_whose_slot_retires_breaks_its_keep_before_a_ticket_loses_its_ba
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_corrupt_copy_costs_its_keep_and_no_ticket() {
     let yard = Yard::new(16, 3);
@@ -221,6 +232,7 @@ fn a_corrupt_copy_costs_its_keep_and_no_ticket() {
     yard.at_rest();
 }
 
+/// Law: INV-23, 2.7-1
 #[test]
 fn a_resize_breaks_keeps_for_a_ticket_and_is_refused_where_only_tickets_are_in_the_way() {
     for recompute in [true, false] {
@@ -248,6 +260,7 @@ fn a_resize_breaks_keeps_for_a_ticket_and_is_refused_where_only_tickets_are_in_t
     }
 }
 
+/// Law: INV-23
 #[test]
 fn a_sequence_whose_keeps_were_broken_begins_again() {
     let yard = Yard::new(4, 4);
@@ -269,6 +282,7 @@ fn a_sequence_whose_keeps_were_broken_begins_again() {
 
 // The anonymous tail.
 
+/// Law: 2.3-tail
 #[test]
 fn a_partial_block_is_kept_and_found_only_through_its_parked_handle() {
     let yard = Yard::new(8, 8);
@@ -290,6 +304,7 @@ fn a_partial_block_is_kept_and_found_only_through_its_parked_handle() {
     yard.at_rest();
 }
 
+/// Law: 2.3-tail-air
 #[test]
 fn resuming_takes_the_tails_slot_back_and_abandons_its_copy_in_flight() {
     let yard = Yard::new(8, 2);
@@ -318,6 +333,7 @@ fn resuming_takes_the_tails_slot_back_and_abandons_its_copy_in_flight() {
     yard.at_rest();
 }
 
+/// Law: 2.3-tail-air
 #[test]
 fn resuming_abandons_a_copy_in_flight_that_never_ends_too() {
     let yard = Yard::new(8, 2);
@@ -333,6 +349,7 @@ fn resuming_abandons_a_copy_in_flight_that_never_ends_too() {
     assert_eq!((yard.host().free, yard.device().idle), (2, 1));
 }
 
+/// Law: 2.3-resumed
 #[test]
 fn after_a_resume_the_tails_copies_below_are_free_and_the_published_ones_idle() {
     let yard = Yard::new(8, 8);
@@ -352,6 +369,7 @@ fn after_a_resume_the_tails_copies_below_are_free_and_the_published_ones_idle() 
     yard.at_rest();
 }
 
+/// Law: 2.3-tail
 #[test]
 fn abandoning_a_parked_sequence_frees_its_tail_and_leaves_its_blocks_idle() {
     let yard = Yard::new(8, 8);
@@ -362,6 +380,7 @@ fn abandoning_a_parked_sequence_frees_its_tail_and_leaves_its_blocks_idle() {
     yard.at_rest();
 }
 
+/// Law: 2.3-tail
 #[test]
 fn computed_blocks_behind_a_seal_that_had_to_stop_become_anonymous_like_the_tail() {
     let yard = Yard::new(12, 8);
@@ -380,6 +399,7 @@ fn computed_blocks_behind_a_seal_that_had_to_stop_become_anonymous_like_the_tail
     yard.at_rest();
 }
 
+/// Law: 2.3-resumed
 #[test]
 fn a_resume_without_room_leaves_it_parked_and_whole() {
     let yard = Yard::new(4, 4);

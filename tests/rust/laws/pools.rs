@@ -4,6 +4,7 @@ use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, room, text, tokens};
 use blockyard_core::{Cache, Config, Error, KeyHash, Namespace, Tier};
 
+/// Law: 4.1-1
 #[test]
 fn slots_are_distinct_the_lowest_first_and_come_back() {
     let yard = Yard::new(4, 0);
@@ -14,6 +15,7 @@ fn slots_are_distinct_the_lowest_first_and_come_back() {
     assert_eq!(yard.device().free, 4);
 }
 
+/// Law: 4.1-2
 #[test]
 fn asking_for_more_than_there_is_fails_with_numbers_and_an_exact_fit_does_not() {
     let yard = Yard::new(4, 0);
@@ -34,6 +36,7 @@ fn asking_for_more_than_there_is_fails_with_numbers_and_an_exact_fit_does_not() 
     yard.finish(exact);
 }
 
+/// Law: 4.1-2
 #[test]
 fn what_can_never_fit_is_told_so_at_once() {
     let yard = Yard::new(4, 0);
@@ -53,6 +56,7 @@ fn what_can_never_fit_is_told_so_at_once() {
     yard.finish(held);
 }
 
+/// Law: 4.1-3
 #[test]
 fn asking_whether_there_is_room_evicts_nothing() {
     let yard = Yard::new(4, 0);
@@ -65,6 +69,7 @@ fn asking_whether_there_is_room_evicts_nothing() {
     assert_eq!(yard.on_device(&prompt), 4);
 }
 
+/// Law: 4.1-4
 #[test]
 fn a_host_of_no_slots_has_room_for_nothing() {
     let yard = Yard::new(4, 0);
@@ -82,6 +87,7 @@ fn a_host_of_no_slots_has_room_for_nothing() {
     yard.finish(lease);
 }
 
+/// Law: 4.1-4
 #[test]
 fn the_host_gives_its_slots_out_lowest_first_and_has_them_back() {
     let yard = Yard::new(4, 4);
@@ -92,6 +98,7 @@ fn the_host_gives_its_slots_out_lowest_first_and_has_them_back() {
     assert_eq!(yard.host().free, 4);
 }
 
+/// Law: 4.1-6
 #[test]
 fn a_config_with_other_sizes_makes_another_yard() {
     for (device, host) in [(1, 0), (7, 3), (100, 50)] {
@@ -102,6 +109,7 @@ fn a_config_with_other_sizes_makes_another_yard() {
     }
 }
 
+/// Law: 4.1-7
 #[test]
 fn tokens_take_as_many_blocks_as_they_start() {
     let yard = Yard::new(16, 0);
@@ -114,6 +122,7 @@ fn tokens_take_as_many_blocks_as_they_start() {
     assert!(matches!(nothing, Error::Argument { name: "tokens", .. }));
 }
 
+/// Law: 4.1-7
 #[test]
 fn growing_by_nothing_takes_nothing() {
     let yard = Yard::new(4, 0);
@@ -126,6 +135,7 @@ fn growing_by_nothing_takes_nothing() {
     yard.finish(lease);
 }
 
+/// Law: 4.1-6
 #[test]
 fn a_yard_of_impossible_size_is_refused_by_name() {
     let make = |config| Cache::new(config, KeyHash::default(), &Namespace::default()).map(|_| ());
@@ -166,6 +176,7 @@ fn a_yard_of_impossible_size_is_refused_by_name() {
     ));
 }
 
+/// Law: 4.1-6
 #[test]
 fn a_clear_brings_every_count_back_once_nothing_is_held() {
     let yard = Yard::new(8, 8);

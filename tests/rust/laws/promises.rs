@@ -3,6 +3,7 @@
 use crate::yard::{SIZE, Yard, and_one, cat, room, text};
 use blockyard_core::{Lease, Stop};
 
+/// Law: INV-22
 #[test]
 fn a_promise_moves_no_slot() {
     let yard = Yard::new(8, 0);
@@ -13,6 +14,7 @@ fn a_promise_moves_no_slot() {
     assert_eq!(yard.device().promised, 0);
 }
 
+/// Law: INV-22
 #[test]
 fn promises_never_exceed_what_is_free_and_takeable() {
     let yard = Yard::new(8, 0);
@@ -28,6 +30,7 @@ fn promises_never_exceed_what_is_free_and_takeable() {
     yard.finish(second);
 }
 
+/// Law: INV-22
 #[test]
 fn a_grow_inside_its_promise_never_fails_and_beyond_it_may() {
     let yard = Yard::new(4, 0);
@@ -45,6 +48,7 @@ fn a_grow_inside_its_promise_never_fails_and_beyond_it_may() {
     yard.finish(lease);
 }
 
+/// Law: INV-22
 #[test]
 fn beyond_the_promise_rows_are_served_in_order_each_whole_or_not_at_all() {
     let yard = Yard::new(8, 0);
@@ -64,6 +68,7 @@ fn beyond_the_promise_rows_are_served_in_order_each_whole_or_not_at_all() {
     }
 }
 
+/// Law: INV-22
 #[test]
 fn pinning_an_idle_block_spends_backing() {
     let yard = Yard::new(6, 0);
@@ -79,6 +84,7 @@ fn pinning_an_idle_block_spends_backing() {
     yard.finish(lease);
 }
 
+/// Law: INV-22
 #[test]
 fn a_copy_ahead_takes_no_backing_from_a_promise() {
     let yard = Yard::new(6, 8);
@@ -91,6 +97,7 @@ fn a_copy_ahead_takes_no_backing_from_a_promise() {
     yard.finish(lease);
 }
 
+/// Law: INV-22
 #[test]
 fn a_load_takes_no_backing_from_the_hosts_promises() {
     let yard = Yard::new(12, 3);
@@ -107,6 +114,7 @@ fn a_load_takes_no_backing_from_the_hosts_promises() {
     yard.abandon(parked);
 }
 
+/// Law: INV-22
 #[test]
 fn a_copy_ahead_leaves_the_hosts_promises_alone() {
     let yard = Yard::new(12, 3);
@@ -120,6 +128,7 @@ fn a_copy_ahead_leaves_the_hosts_promises_alone() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_trim_gives_back_into_the_rows_own_promise() {
     let yard = Yard::new(8, 0);
@@ -136,6 +145,7 @@ fn a_trim_gives_back_into_the_rows_own_promise() {
     yard.finish(other);
 }
 
+/// Law: INV-22
 #[test]
 fn a_begin_that_ends_in_a_shared_prefix_promises_only_what_is_its_own() {
     let yard = Yard::new(8, 0);

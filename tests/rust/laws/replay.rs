@@ -209,6 +209,7 @@ fn rarely(yard: &Yard, dice: &mut Dice, hands: &mut Hands) -> String {
     }
 }
 
+/// Law: INV-17, INV-20g, INV-20h, R2-3
 #[test]
 fn the_same_calls_give_the_same_answers_plans_and_stats() {
     for policy in KINDS {
@@ -225,6 +226,7 @@ fn the_same_calls_give_the_same_answers_plans_and_stats() {
 }
 
 /// The histories are worth replaying: they evict, fail, park, come back and run out of room.
+/// Law: INV-17
 #[test]
 fn the_replayed_histories_reach_what_there_is_to_reach() {
     let told: Vec<_> = (1..9)

@@ -15,6 +15,7 @@ fn device(yard: &Yard, slots: u32) -> Result<(), Error> {
     resize(yard, Tier::DEVICE, slots + 1)
 }
 
+/// Law: 2.7-4, 4.1-5
 #[test]
 fn a_tier_that_grows_gives_out_slots_across_the_old_boundary() {
     let yard = Yard::new(4, 0);
@@ -32,6 +33,7 @@ fn a_tier_that_grows_gives_out_slots_across_the_old_boundary() {
 }
 
 /// It is asked for all of it before anything is changed.
+/// Law: R2-8
 #[test]
 fn a_tier_for_whose_bookkeeping_there_is_no_memory_stays_as_it_is() {
     for (policy, write, host) in [
@@ -104,6 +106,7 @@ fn a_yard_for_whose_bookkeeping_there_is_no_memory_is_none() {
     );
 }
 
+/// Law: 2.7-4, 4.1-5
 #[test]
 fn slots_that_are_not_used_leave_at_once() {
     let yard = Yard::new(8, 8);
@@ -116,6 +119,7 @@ fn slots_that_are_not_used_leave_at_once() {
     yard.finish(lease);
 }
 
+/// Law: 2.7-2
 #[test]
 fn a_shrink_that_is_refused_leaves_the_free_slots_in_their_order() {
     let yard = Yard::new(8, 0);
@@ -134,6 +138,7 @@ fn a_shrink_that_is_refused_leaves_the_free_slots_in_their_order() {
     yard.finish(third);
 }
 
+/// Law: 2.7-2, 4.1-5
 #[test]
 fn a_shrink_below_what_is_used_is_refused_and_changes_nothing() {
     let yard = Yard::new(8, 8);
@@ -159,6 +164,7 @@ fn a_shrink_below_what_is_used_is_refused_and_changes_nothing() {
     yard.at_rest();
 }
 
+/// Law: 2.7-2
 #[test]
 fn quarantined_slots_count_as_used() {
     let yard = Yard::new(8, 4);
@@ -201,6 +207,7 @@ fn where_a_copy_keeps_a_block_from_backing_a_promise_what_is_missing_counts_as_u
     yard.at_rest();
 }
 
+/// Law: 2.7-3, 4.1-5
 #[test]
 fn a_shrink_to_exactly_what_is_used_retires_high_slots_as_they_come_free() {
     let yard = Yard::new(8, 0);
@@ -239,6 +246,7 @@ fn rooted_beyond(policy: EvictionPolicy) -> Yard {
     yard
 }
 
+/// Law: 2.7-3
 #[test]
 fn a_block_beyond_the_size_retires_when_its_last_child_is_evicted() {
     for policy in KINDS {
@@ -254,6 +262,7 @@ fn a_block_beyond_the_size_retires_when_its_last_child_is_evicted() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn a_path_that_is_evicted_at_once_leaves_nothing_beyond_the_size() {
     for policy in KINDS {
@@ -276,6 +285,7 @@ fn a_path_that_is_evicted_at_once_leaves_nothing_beyond_the_size() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn a_block_beyond_the_size_that_is_read_retires_when_the_copy_has_ended() {
     for good in [0, 1] {
@@ -293,6 +303,7 @@ fn a_block_beyond_the_size_that_is_read_retires_when_the_copy_has_ended() {
     }
 }
 
+/// Law: INV-20d, 2.7-3
 #[test]
 fn what_retires_when_its_copies_have_landed_leaves_them_to_go_leaf_first() {
     for policy in KINDS {
@@ -316,6 +327,7 @@ fn what_retires_when_its_copies_have_landed_leaves_them_to_go_leaf_first() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn blocks_beyond_the_size_retire_when_the_copy_of_the_last_has_ended() {
     for good in [0, 1] {
@@ -334,6 +346,7 @@ fn blocks_beyond_the_size_retire_when_the_copy_of_the_last_has_ended() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn blocks_beyond_the_size_retire_when_their_keeps_have_ended() {
     for broken in [false, true] {
@@ -353,6 +366,7 @@ fn blocks_beyond_the_size_retire_when_their_keeps_have_ended() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
     for policy in KINDS {
@@ -369,6 +383,7 @@ fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn an_idle_block_beyond_the_new_size_stays_while_its_child_does() {
     for policy in KINDS {
@@ -399,6 +414,7 @@ fn an_idle_block_beyond_the_new_size_stays_while_its_child_does() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn a_slot_that_is_loaded_for_no_lease_when_the_tier_shrinks_retires_when_it_has_landed() {
     let yard = Yard::new(8, 8);
@@ -421,6 +437,7 @@ fn a_slot_that_is_loaded_for_no_lease_when_the_tier_shrinks_retires_when_it_has_
     yard.at_rest();
 }
 
+/// Law: 2.7-4
 #[test]
 fn a_shrink_that_is_taken_back_has_its_slots_again() {
     let yard = Yard::new(8, 0);
@@ -434,6 +451,7 @@ fn a_shrink_that_is_taken_back_has_its_slots_again() {
     yard.at_rest();
 }
 
+/// Law: 2.7-2
 #[test]
 fn a_resize_of_what_is_not_there_names_its_argument() {
     let yard = Yard::new(4, 4);
@@ -446,6 +464,7 @@ fn a_resize_of_what_is_not_there_names_its_argument() {
     assert_eq!((yard.device().capacity, yard.host().capacity), (4, 4));
 }
 
+/// Law: 2.7-1
 #[test]
 fn keeps_in_the_way_on_the_device_are_broken_first() {
     let yard = Yard::new(8, 8);
@@ -466,6 +485,7 @@ fn keeps_in_the_way_on_the_device_are_broken_first() {
     yard.finish(lease);
 }
 
+/// Law: 2.7-1
 #[test]
 fn a_tail_in_flight_that_goes_with_its_keep_does_not_hold_what_backs_a_ticket() {
     let yard = Yard::new(8, 4);

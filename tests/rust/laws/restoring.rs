@@ -70,6 +70,7 @@ fn what_was_restored_is_found_and_loaded_by_a_begin() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn rows_are_evicted_in_their_order_but_a_block_behind_its_children() {
     for yard in yards(0, 6) {
@@ -111,6 +112,7 @@ fn the_order_that_a_tier_remembers_is_the_one_it_is_told_again() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn a_stem_stands_behind_all_its_branches() {
     for yard in yards(0, 4) {
@@ -136,6 +138,7 @@ fn a_stem_stands_behind_all_its_branches() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn what_has_lost_its_parent_is_found_again_by_a_walk_that_passes_there() {
     for yard in yards(4, 8) {
@@ -163,6 +166,7 @@ fn what_has_lost_its_parent_is_found_again_by_a_walk_that_passes_there() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn an_orphan_that_nobody_asks_for_is_aged_out() {
     for yard in yards(0, 2) {
@@ -218,6 +222,7 @@ fn slots_that_were_not_named_are_given_out_in_their_order() {
     yard.at_rest();
 }
 
+/// Law: INV-17
 #[test]
 fn two_yards_that_were_told_alike_have_one_digest() {
     let yards = [0, 0, 1].map(|first| {
@@ -229,6 +234,7 @@ fn two_yards_that_were_told_alike_have_one_digest() {
     assert!(digests[0] == digests[1] && digests[1] != digests[2]);
 }
 
+/// Law: R2-8
 #[test]
 fn rows_that_cannot_be_are_refused_by_name_and_change_nothing() {
     let yard = Yard::of(three(8, 4, 4));
@@ -295,6 +301,7 @@ fn a_tier_is_restored_before_anything_has_begun_or_not_at_all() {
     assert_eq!(yard.cache.lock().digest(), before);
 }
 
+/// Law: INV-3
 #[test]
 fn a_restore_does_not_come_again_when_all_that_it_brought_has_left() {
     for yard in yards(4, 8) {

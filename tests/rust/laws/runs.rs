@@ -31,6 +31,7 @@ fn again(yard: &Yard, plan: &Plan) {
     yard.sound();
 }
 
+/// Law: INV-33
 #[test]
 fn a_begin_shares_the_device_and_loads_a_run_from_each_tier() {
     let yard = Yard::of(three(8, 4, 4));
@@ -54,6 +55,7 @@ fn a_begin_shares_the_device_and_loads_a_run_from_each_tier() {
     yard.at_rest();
 }
 
+/// Law: 2.2-6
 #[test]
 fn the_last_block_of_a_full_hit_is_copied_from_where_it_lies() {
     let yard = Yard::of(three(8, 4, 4));
@@ -69,6 +71,7 @@ fn the_last_block_of_a_full_hit_is_copied_from_where_it_lies() {
     yard.at_rest();
 }
 
+/// Law: 2.2-7
 #[test]
 fn a_copy_that_fills_is_passed_over_where_a_lower_one_is_ready() {
     let yard = Yard::of(three(8, 4, 4));
@@ -88,6 +91,7 @@ fn a_copy_that_fills_is_passed_over_where_a_lower_one_is_ready() {
     yard.at_rest();
 }
 
+/// Law: 2.2-9
 #[test]
 fn a_prefix_of_nine_runs_ends_behind_the_eighth() {
     let prompt = text(1, 9);
@@ -115,6 +119,7 @@ fn a_prefix_of_nine_runs_ends_behind_the_eighth() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-ok
 #[test]
 fn a_promote_brings_so_many_blocks_by_a_plan_for_each_run() {
     let yard = Yard::of(three(8, 8, 8));
@@ -152,6 +157,7 @@ fn what_a_promote_finds_on_the_device_is_no_room_for_what_it_loads() {
     yard.at_rest();
 }
 
+/// Law: INV-33, 2.3-again
 #[test]
 fn runs_that_end_out_of_order_are_published_in_order() {
     let yard = Yard::of(three(8, 4, 4));
@@ -178,6 +184,7 @@ fn runs_that_end_out_of_order_are_published_in_order() {
     yard.at_rest();
 }
 
+/// Law: INV-33
 #[test]
 fn a_run_is_published_as_soon_as_those_before_it_are() {
     let yard = Yard::of(three(8, 4, 4));
@@ -191,6 +198,7 @@ fn a_run_is_published_as_soon_as_those_before_it_are() {
     yard.at_rest();
 }
 
+/// Law: INV-33, 2.3-up-failed
 #[test]
 fn behind_a_short_run_the_later_ones_stay_private() {
     for landed_before in [true, false] {
@@ -222,6 +230,7 @@ fn behind_a_short_run_the_later_ones_stay_private() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn a_short_run_in_the_middle_cuts_off_what_is_behind_it_alone() {
     let yard = Yard::of(three(8, 4, 4));
@@ -235,6 +244,7 @@ fn a_short_run_in_the_middle_cuts_off_what_is_behind_it_alone() {
     yard.at_rest();
 }
 
+/// Law: INV-6, 2.3-up-unknown
 #[test]
 fn an_unknown_end_of_a_run_gives_the_later_ones_up() {
     for landed_before in [true, false] {
@@ -263,6 +273,7 @@ fn an_unknown_end_of_a_run_gives_the_later_ones_up() {
     }
 }
 
+/// Law: INV-33
 #[test]
 fn a_run_whose_end_is_unknown_holds_up_no_earlier_one() {
     let yard = Yard::of(three(8, 4, 4));
@@ -276,6 +287,7 @@ fn a_run_whose_end_is_unknown_holds_up_no_earlier_one() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_corrupt_copy_of_a_later_run_is_dropped_and_no_other() {
     let yard = Yard::of(three(8, 4, 4));
@@ -291,6 +303,7 @@ fn a_corrupt_copy_of_a_later_run_is_dropped_and_no_other() {
     yard.at_rest();
 }
 
+/// Law: INV-24
 #[test]
 fn runs_of_a_lease_that_is_gone_or_detached_land_in_any_order() {
     for clear in [true, false] {
@@ -336,6 +349,7 @@ fn begun(yard: &Yard, tiers: &[Tier]) -> (Lease, Begun) {
     yard.begin(&and_one(&prompt))
 }
 
+/// Law: 2.2-9
 #[test]
 fn tiers_load_beside_each_other_and_the_slowest_counts() {
     // Four blocks take 400 to compute; 2 * 90 and 2 * 150 pass side by side.
@@ -353,6 +367,7 @@ fn tiers_load_beside_each_other_and_the_slowest_counts() {
     }
 }
 
+/// Law: 2.2-9
 #[test]
 fn what_is_on_its_way_from_a_tier_is_queued_before_its_loads_alone() {
     let yard = timed(50, 60);
@@ -375,6 +390,7 @@ fn what_is_on_its_way_from_a_tier_is_queued_before_its_loads_alone() {
     yard.at_rest();
 }
 
+/// Law: 2.2-9
 #[test]
 fn a_load_is_cut_to_what_was_asked_for_across_runs() {
     let yard = Yard::of(three(12, 8, 8));
@@ -388,6 +404,7 @@ fn a_load_is_cut_to_what_was_asked_for_across_runs() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_source_whose_reading_would_take_a_promises_backing_ends_the_prefix() {
     let yard = Yard::of(three(8, 4, 4));

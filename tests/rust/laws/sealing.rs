@@ -4,6 +4,7 @@ use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, text, three, tokens};
 use blockyard_core::{Cells, Error, Lease, Loading, Tier};
 
+/// Law: 2.1-1
 #[test]
 fn a_block_whose_key_is_new_is_published() {
     let yard = Yard::new(8, 0);
@@ -16,6 +17,7 @@ fn a_block_whose_key_is_new_is_published() {
     assert_eq!(yard.device().idle, 2);
 }
 
+/// Law: 2.1-2
 #[test]
 fn a_key_without_a_device_copy_adopts_the_leases_slot() {
     let yard = Yard::new(8, 8);
@@ -40,6 +42,7 @@ fn a_key_without_a_device_copy_adopts_the_leases_slot() {
     );
 }
 
+/// Law: 2.1-3
 #[test]
 fn a_block_that_another_has_published_stays_private_and_pins_the_published_one() {
     let yard = Yard::new(8, 0);
@@ -63,6 +66,7 @@ fn a_block_that_another_has_published_stays_private_and_pins_the_published_one()
     assert_eq!(yard.on_device(&prompt), 2);
 }
 
+/// Law: 2.1-3
 #[test]
 fn park_frees_private_duplicates_first_and_copies_only_the_published_blocks() {
     let yard = Yard::new(8, 8);
@@ -80,6 +84,7 @@ fn park_frees_private_duplicates_first_and_copies_only_the_published_blocks() {
     yard.at_rest();
 }
 
+/// Law: 2.1-4
 #[test]
 fn a_forks_slot_that_was_sealed_before_is_left_as_it_is() {
     let yard = Yard::new(8, 0);
@@ -101,6 +106,7 @@ fn a_forks_slot_that_was_sealed_before_is_left_as_it_is() {
     assert_eq!((yard.device().idle, yard.device().free), (2, 6));
 }
 
+/// Law: 2.1-5
 #[test]
 fn a_seal_stops_where_pinning_the_published_block_lacks_backing() {
     let yard = Yard::new(4, 0);
@@ -122,6 +128,7 @@ fn a_seal_stops_where_pinning_the_published_block_lacks_backing() {
     yard.at_rest();
 }
 
+/// Law: INV-22, 2.1-2
 #[test]
 fn an_orphan_is_not_linked_again_while_it_is_read() {
     let yard = Yard::of(three(8, 4, 4));
@@ -152,6 +159,7 @@ fn an_orphan_is_not_linked_again_while_it_is_read() {
     yard.at_rest();
 }
 
+/// Law: 2.1-3
 #[test]
 fn a_duplicate_in_the_middle_of_a_table_leaves_the_rest_to_be_published_behind_it() {
     let yard = Yard::new(12, 0);
@@ -170,6 +178,7 @@ fn a_duplicate_in_the_middle_of_a_table_leaves_the_rest_to_be_published_behind_i
     }
 }
 
+/// Law: 2.1-3
 #[test]
 fn forks_of_a_duplicate_pin_the_published_block_once_for_them_all() {
     let yard = Yard::new(8, 0);
@@ -187,6 +196,7 @@ fn forks_of_a_duplicate_pin_the_published_block_once_for_them_all() {
 
 /// A sequence may hold each of its blocks twice. Where that is too much it gives its own ones up,
 /// and goes on with those that the other has published. (INV-11, INV-25)
+/// Law: 2.1-3
 #[test]
 fn a_running_sequence_gives_its_duplicates_up_in_place() {
     let yard = Yard::new(8, 0);
@@ -217,6 +227,7 @@ fn a_running_sequence_gives_its_duplicates_up_in_place() {
     yard.at_rest();
 }
 
+/// Law: 2.1-3
 #[test]
 fn changed_cells_tell_an_engine_of_every_duplicate_that_was_given_up() {
     let yard = Yard::new(8, 0);
@@ -242,6 +253,7 @@ fn changed_cells_tell_an_engine_of_every_duplicate_that_was_given_up() {
     yard.at_rest();
 }
 
+/// Law: 2.1-3
 #[test]
 fn a_duplicate_that_forks_share_is_free_when_the_last_of_them_has_given_it_up() {
     let yard = Yard::new(8, 0);
@@ -263,6 +275,7 @@ fn a_duplicate_that_forks_share_is_free_when_the_last_of_them_has_given_it_up() 
     yard.at_rest();
 }
 
+/// Law: 2.1-3
 #[test]
 fn a_batch_with_a_spent_lease_gives_nothing_up() {
     let yard = Yard::new(8, 0);

@@ -4,6 +4,7 @@ use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, config, one, text, tokens};
 use blockyard_core::{Cells, Config, Error, FlightId, Loading, Outcome, Retention, Tier};
 
+/// Law: INV-1
 #[test]
 fn every_slot_is_in_one_set_and_the_sets_add_up_to_the_capacity() {
     let yard = Yard::new(16, 8);
@@ -33,6 +34,7 @@ fn every_slot_is_in_one_set_and_the_sets_add_up_to_the_capacity() {
     assert_eq!(yard.device().capacity, 16);
 }
 
+/// Law: INV-1
 #[test]
 fn a_block_pinned_on_the_device_and_backed_up_is_one_pinned_and_one_idle_slot() {
     let yard = Yard::new(8, 8);
@@ -43,6 +45,7 @@ fn a_block_pinned_on_the_device_and_backed_up_is_one_pinned_and_one_idle_slot() 
     yard.finish(lease);
 }
 
+/// Law: INV-1
 #[test]
 fn a_reader_mark_stands_on_top_of_a_set() {
     let yard = Yard::new(8, 8);
@@ -56,6 +59,7 @@ fn a_reader_mark_stands_on_top_of_a_set() {
     assert_eq!((device.idle, device.takeable), (3, 3));
 }
 
+/// Law: INV-2, 4.1-7
 #[test]
 fn giving_back_what_one_does_not_hold_is_rejected_counted_and_changes_nothing_else() {
     let yard = Yard::new(8, 0);
@@ -76,6 +80,7 @@ fn giving_back_what_one_does_not_hold_is_rejected_counted_and_changes_nothing_el
     yard.at_rest();
 }
 
+/// Law: INV-2
 #[test]
 fn a_parked_handle_is_given_back_once() {
     let yard = Yard::new(8, 8);
@@ -88,6 +93,7 @@ fn a_parked_handle_is_given_back_once() {
     assert_eq!(yard.stats(), before);
 }
 
+/// Law: INV-3
 #[test]
 fn what_has_left_a_tier_is_found_there_no_more() {
     let yard = Yard::new(4, 4);
@@ -101,6 +107,7 @@ fn what_has_left_a_tier_is_found_there_no_more() {
     assert_eq!((yard.device().idle, yard.host().idle), (0, 2));
 }
 
+/// Law: INV-3
 #[test]
 fn what_a_trim_gave_back_is_written_again_where_only_changes_are() {
     let yard = Yard::new(8, 0);
@@ -124,6 +131,7 @@ fn what_a_trim_gave_back_is_written_again_where_only_changes_are() {
     yard.at_rest();
 }
 
+/// Law: INV-3
 #[test]
 fn a_stale_handle_is_an_error_value_even_when_its_place_is_taken_again() {
     let yard = Yard::new(8, 8);
@@ -150,6 +158,7 @@ fn a_stale_handle_is_an_error_value_even_when_its_place_is_taken_again() {
     yard.finish(lease);
 }
 
+/// Law: INV-6
 #[test]
 fn a_timeout_is_not_an_end_the_slots_are_not_given_before_the_fence() {
     let yard = Yard::new(6, 4);
@@ -173,6 +182,7 @@ fn a_timeout_is_not_an_end_the_slots_are_not_given_before_the_fence() {
     yard.finish(other);
 }
 
+/// Law: INV-6
 #[test]
 fn a_source_that_becomes_free_before_the_fence_is_quarantined_until_it() {
     let yard = Yard::new(8, 0);
@@ -191,6 +201,7 @@ fn a_source_that_becomes_free_before_the_fence_is_quarantined_until_it() {
     yard.at_rest();
 }
 
+/// Law: INV-6
 #[test]
 fn an_idle_source_with_an_unknown_end_may_be_matched_and_taken_and_its_copy_is_never_believed() {
     let yard = Yard::new(4, 4);
@@ -218,6 +229,7 @@ fn an_idle_source_with_an_unknown_end_may_be_matched_and_taken_and_its_copy_is_n
 }
 
 /// What goes there late is durable, under the key that was asked for.
+/// Law: INV-6
 #[test]
 fn towards_a_keyed_tier_a_source_is_held_until_the_outcome() {
     let yard = Yard::of(Config {
@@ -236,6 +248,7 @@ fn towards_a_keyed_tier_a_source_is_held_until_the_outcome() {
     yard.at_rest();
 }
 
+/// Law: INV-6
 #[test]
 fn a_source_below_that_a_late_load_reads_may_be_taken_and_its_destination_not_before_the_end() {
     let yard = Yard::new(6, 2);
@@ -266,6 +279,7 @@ fn a_source_below_that_a_late_load_reads_may_be_taken_and_its_destination_not_be
     yard.at_rest();
 }
 
+/// Law: INV-6
 #[test]
 fn at_its_deadline_a_copy_lets_go_what_others_hold_or_nobody_does_any_more() {
     let yard = Yard::new(8, 4);
@@ -295,6 +309,7 @@ fn at_its_deadline_a_copy_lets_go_what_others_hold_or_nobody_does_any_more() {
     yard.at_rest();
 }
 
+/// Law: INV-6
 #[test]
 fn a_source_beyond_a_tiers_size_retires_at_the_deadline() {
     let yard = Yard::new(8, 4);
@@ -309,6 +324,7 @@ fn a_source_beyond_a_tiers_size_retires_at_the_deadline() {
     yard.at_rest();
 }
 
+/// Law: 2.3-again
 #[test]
 fn a_flight_that_was_never_issued_is_refused_and_changes_nothing() {
     let yard = Yard::new(4, 4);
@@ -327,6 +343,7 @@ fn a_flight_that_was_never_issued_is_refused_and_changes_nothing() {
 
 /// Requests of three times the budget are parked: the surplus is refused, and the engine computes
 /// it again.
+/// Law: INV-14
 #[test]
 fn host_slots_never_exceed_the_budget_and_are_promised_before_the_copy() {
     let yard = Yard::new(32, 6);
@@ -363,6 +380,7 @@ fn host_slots_never_exceed_the_budget_and_are_promised_before_the_copy() {
     yard.at_rest();
 }
 
+/// Law: INV-14
 #[test]
 fn a_yard_without_a_host_parks_nothing() {
     let yard = Yard::of(Config {

@@ -57,6 +57,7 @@ impl Heard {
     }
 }
 
+/// Law: O1, O2
 #[test]
 fn what_is_published_loaded_and_evicted_is_told_a_parent_before_its_child() {
     let mut heard = Heard::new(8, 8);
@@ -132,6 +133,7 @@ fn however_long_nobody_takes_the_list_each_block_keeps_its_name_and_its_tokens()
     }
 }
 
+/// Law: O1
 #[test]
 fn of_a_copy_that_fails_only_what_is_good_is_told() {
     let mut heard = Heard::new(8, 8);
@@ -150,6 +152,7 @@ fn of_a_copy_that_fails_only_what_is_good_is_told() {
     );
 }
 
+/// Law: O1
 #[test]
 fn what_a_copy_finds_corrupt_and_what_is_withdrawn_is_gone() {
     let mut heard = Heard::of(three(8, 8, 8), 1 << 10);
@@ -165,6 +168,7 @@ fn what_a_copy_finds_corrupt_and_what_is_withdrawn_is_gone() {
     assert_eq!(heard.known(), [0, 0, 1]);
 }
 
+/// Law: O1
 #[test]
 fn a_block_that_was_parked_before_it_had_a_key_is_told_when_it_gets_one() {
     let mut heard = Heard::new(8, 8);
@@ -191,6 +195,7 @@ fn a_block_that_was_parked_before_it_had_a_key_is_told_when_it_gets_one() {
     heard.hear();
 }
 
+/// Law: O1
 #[test]
 fn of_an_ended_epoch_nothing_is_told() {
     let mut heard = Heard::new(8, 8);
@@ -214,6 +219,7 @@ fn of_an_ended_epoch_nothing_is_told() {
     );
 }
 
+/// Law: O3
 #[test]
 fn what_nobody_took_is_counted_and_all_is_told_again_ancestors_first() {
     let mut heard = Heard::of(config(64, 64), 12);
@@ -232,6 +238,7 @@ fn what_nobody_took_is_counted_and_all_is_told_again_ancestors_first() {
     assert_eq!(heard.known(), [14, 10, 0]);
 }
 
+/// Law: O3
 #[test]
 fn what_comes_and_goes_while_all_is_told_again_is_told_once() {
     let mut heard = Heard::of(config(40, 40), 16);
@@ -247,6 +254,7 @@ fn what_comes_and_goes_while_all_is_told_again_is_told_once() {
     assert_eq!(heard.yard.cache.heard().expect("it listens").lacking, 0);
 }
 
+/// Law: O2
 #[test]
 fn what_comes_after_a_block_without_tokens_waits_for_it() {
     let mut heard = Heard::new(8, 8);

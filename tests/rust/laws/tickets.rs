@@ -45,6 +45,7 @@ fn begun(yard: &Yard, answer: Result<Answer>, text: &[u32]) -> Lease {
     }
 }
 
+/// Law: INV-22
 #[test]
 fn a_ticket_keeps_its_blocks_from_begins_and_grows_and_moves_no_slot() {
     let yard = Yard::new(8, 0);
@@ -62,6 +63,7 @@ fn a_ticket_keeps_its_blocks_from_begins_and_grows_and_moves_no_slot() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_ticket_is_refused_with_the_numbers_and_one_that_never_fits_or_is_for_nothing_at_once() {
     let yard = Yard::new(8, 0);
@@ -82,6 +84,7 @@ fn a_ticket_is_refused_with_the_numbers_and_one_that_never_fits_or_is_for_nothin
     yard.cache.release(first).unwrap();
 }
 
+/// Law: INV-22
 #[test]
 fn a_begin_uses_the_room_of_its_ticket_and_what_it_did_not_need_is_promised_no_more() {
     let yard = Yard::new(8, 0);
@@ -103,6 +106,7 @@ fn a_begin_uses_the_room_of_its_ticket_and_what_it_did_not_need_is_promised_no_m
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_begin_may_need_more_than_its_ticket_keeps_where_there_is_room() {
     let yard = Yard::new(8, 0);
@@ -116,6 +120,7 @@ fn a_begin_may_need_more_than_its_ticket_keeps_where_there_is_room() {
     yard.finish(lease);
 }
 
+/// Law: INV-22
 #[test]
 fn a_begin_that_is_refused_or_told_to_wait_has_its_ticket_still() {
     let yard = Yard::new(10, 8);
@@ -145,6 +150,7 @@ fn a_begin_that_is_refused_or_told_to_wait_has_its_ticket_still() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_resume_uses_the_room_of_its_ticket_or_has_it_still() {
     let yard = Yard::new(6, 6);
@@ -176,6 +182,7 @@ fn a_resume_uses_the_room_of_its_ticket_or_has_it_still() {
     yard.at_rest();
 }
 
+/// Law: INV-2
 #[test]
 fn a_ticket_is_spent_once_and_only_where_it_was_made() {
     let yard = Yard::new(8, 0);
@@ -201,6 +208,7 @@ fn a_ticket_is_spent_once_and_only_where_it_was_made() {
     );
 }
 
+/// Law: INV-2
 #[test]
 fn a_ticket_that_is_dropped_gives_its_promise_back_and_is_counted() {
     let yard = Yard::new(8, 0);
@@ -212,6 +220,7 @@ fn a_ticket_that_is_dropped_gives_its_promise_back_and_is_counted() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_clear_leaves_tickets_alone_and_a_resize_counts_them() {
     let yard = Yard::new(8, 0);
@@ -236,6 +245,7 @@ fn a_clear_leaves_tickets_alone_and_a_resize_counts_them() {
     yard.finish(begun(&yard, answer, &text(2, 5)));
 }
 
+/// Law: INV-16
 #[test]
 fn a_ticket_is_among_the_holders_with_what_it_was_promised() {
     let yard = Yard::new(8, 4);
@@ -285,6 +295,7 @@ pub(crate) fn park_in(
     Ok(parked)
 }
 
+/// Law: INV-14, INV-22
 #[test]
 fn a_ticket_of_the_host_keeps_its_slots_from_parks_and_copies_ahead_and_moves_none() {
     let yard = Yard::new(16, 4);
@@ -311,6 +322,7 @@ fn a_ticket_of_the_host_keeps_its_slots_from_parks_and_copies_ahead_and_moves_no
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_ticket_of_the_host_is_refused_with_the_hosts_numbers_and_one_that_never_fits_at_once() {
     let yard = Yard::new(8, 4);
@@ -363,6 +375,7 @@ fn a_ticket_of_the_host_is_refused_with_the_hosts_numbers_and_one_that_never_fit
     assert!(matches!(none, Error::Argument { name: "tier", .. }));
 }
 
+/// Law: INV-22
 #[test]
 fn a_park_uses_the_room_of_its_ticket_and_what_it_did_not_need_is_promised_no_more() {
     let yard = Yard::new(16, 5);
@@ -387,6 +400,7 @@ fn a_park_uses_the_room_of_its_ticket_and_what_it_did_not_need_is_promised_no_mo
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_park_inside_its_ticket_never_lacks_room_also_where_it_pins_what_is_below_already() {
     let yard = Yard::new(24, 3);
@@ -407,6 +421,7 @@ fn a_park_inside_its_ticket_never_lacks_room_also_where_it_pins_what_is_below_al
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_park_that_is_refused_has_its_ticket_still() {
     let yard = Yard::new(32, 4);
@@ -458,6 +473,7 @@ fn a_park_that_is_refused_has_its_ticket_still() {
     yard.at_rest();
 }
 
+/// Law: INV-2
 #[test]
 fn a_ticket_is_good_for_its_own_tier_alone() {
     let yard = Yard::new(8, 4);
@@ -492,6 +508,7 @@ fn a_ticket_is_good_for_its_own_tier_alone() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_resume_that_came_short_is_parked_again_and_spends_its_ticket_for_nothing() {
     let yard = Yard::new(8, 4);
@@ -510,6 +527,7 @@ fn a_resume_that_came_short_is_parked_again_and_spends_its_ticket_for_nothing() 
     yard.at_rest();
 }
 
+/// Law: INV-22, 2.7-2
 #[test]
 fn a_ticket_of_the_host_that_is_dropped_comes_back_and_a_clear_and_a_resize_leave_it() {
     let yard = Yard::new(8, 6);

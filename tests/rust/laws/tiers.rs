@@ -65,6 +65,7 @@ fn a_tier_more_than_the_most_is_refused() {
     assert!(refused.starts_with("tiers = 4: "), "{refused}");
 }
 
+/// Law: 2.3-down-ok
 #[test]
 fn a_host_without_slots_is_passed_over_by_every_verb() {
     for yard in yards(8, 0, 8) {
@@ -102,6 +103,7 @@ fn the_lowest_tier_has_nowhere_to_copy_to() {
 
 // What goes down.
 
+/// Law: 2.3-down-ok
 #[test]
 fn the_next_victims_of_the_host_go_to_the_third_tier_and_are_evicted_without_loss() {
     for yard in yards(12, 4, 8) {
@@ -125,6 +127,7 @@ fn the_next_victims_of_the_host_go_to_the_third_tier_and_are_evicted_without_los
     }
 }
 
+/// Law: 2.3-down-ok
 #[test]
 fn what_has_a_copy_on_any_lower_tier_is_not_copied_again() {
     for yard in yards(8, 4, 8) {
@@ -150,6 +153,7 @@ fn what_has_a_copy_on_any_lower_tier_is_not_copied_again() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn what_the_device_has_too_and_what_is_of_an_ended_epoch_is_passed_over() {
     for yard in yards(8, 8, 8) {
@@ -167,6 +171,7 @@ fn what_the_device_has_too_and_what_is_of_an_ended_epoch_is_passed_over() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn a_copy_down_costs_no_nearer_victim_its_own() {
     for yard in yards(12, 6, 2) {
@@ -180,6 +185,7 @@ fn a_copy_down_costs_no_nearer_victim_its_own() {
     }
 }
 
+/// Law: INV-14
 #[test]
 fn no_copy_down_takes_the_backing_of_a_promise_of_the_third_tier() {
     for yard in yards(12, 8, 4) {
@@ -195,6 +201,7 @@ fn no_copy_down_takes_the_backing_of_a_promise_of_the_third_tier() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn each_tier_has_a_write_policy_of_its_own() {
     for policy in KINDS {
@@ -221,6 +228,7 @@ fn each_tier_has_a_write_policy_of_its_own() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn through_copies_on_what_has_landed_on_the_host_in_that_order() {
     for policy in KINDS {
@@ -253,6 +261,7 @@ fn through_copies_on_what_has_landed_on_the_host_in_that_order() {
     }
 }
 
+/// Law: 2.3-down-failed
 #[test]
 fn failures_are_counted_for_the_tier_that_they_came_from() {
     for policy in KINDS {
@@ -279,6 +288,7 @@ fn failures_are_counted_for_the_tier_that_they_came_from() {
 
 // What comes up to the host alone.
 
+/// Law: 2.3-up-ok
 #[test]
 fn a_prefix_comes_up_to_the_host_and_its_copies_below_stay() {
     for yard in yards(8, 8, 8) {
@@ -298,6 +308,7 @@ fn a_prefix_comes_up_to_the_host_and_its_copies_below_stay() {
     }
 }
 
+/// Law: 2.3-up-ok
 #[test]
 fn no_block_of_a_prefix_makes_room_for_another_that_comes_up_to_the_host() {
     for yard in yards(12, 3, 8) {
@@ -316,6 +327,7 @@ fn no_block_of_a_prefix_makes_room_for_another_that_comes_up_to_the_host() {
     }
 }
 
+/// Law: 2.3-up-ok
 #[test]
 fn what_has_come_up_to_the_host_is_evicted_last() {
     for yard in yards(12, 4, 8) {
@@ -347,6 +359,7 @@ fn a_copy_up_to_the_host_makes_room_with_what_is_older() {
     }
 }
 
+/// Law: 2.3-up-failed, 2.3-up-unknown
 #[test]
 fn a_copy_up_to_the_host_may_fail_be_corrupt_or_never_end() {
     for yard in yards(8, 4, 4) {
@@ -395,6 +408,7 @@ fn a_promote_to_a_tier_without_slots_names_its_argument() {
 
 // Which goes first.
 
+/// Law: INV-33
 #[test]
 fn from_the_root_down_the_device_comes_before_all_others_and_they_may_alternate() {
     for yard in yards(8, 8, 8) {
@@ -411,6 +425,7 @@ fn from_the_root_down_the_device_comes_before_all_others_and_they_may_alternate(
     }
 }
 
+/// Law: INV-20g, INV-33
 #[test]
 fn a_block_is_evicted_from_a_tier_only_when_it_has_no_child_there() {
     for yard in by_age(12, 4, 8) {
@@ -433,6 +448,7 @@ fn a_block_is_evicted_from_a_tier_only_when_it_has_no_child_there() {
     }
 }
 
+/// Law: INV-20d
 #[test]
 fn dropping_a_device_copy_touches_the_copies_on_every_tier_below() {
     for yard in yards_of(OBEYING, None, 8, 4, 2) {
@@ -461,6 +477,7 @@ fn dropping_a_device_copy_touches_the_copies_on_every_tier_below() {
 
 // What is counted.
 
+/// Law: INV-16, INV-22, 2.7-2
 #[test]
 fn room_limits_and_tickets_are_there_for_every_tier() {
     let yard = Yard::of(three(8, 4, 6));
@@ -501,6 +518,7 @@ fn room_limits_and_tickets_are_there_for_every_tier() {
     yard.at_rest();
 }
 
+/// Law: INV-22
 #[test]
 fn a_ticket_of_a_tier_keeps_its_slots_where_it_has_none_now() {
     let yard = Yard::of(three(8, 0, 4));
@@ -520,6 +538,7 @@ fn a_ticket_of_a_tier_keeps_its_slots_where_it_has_none_now() {
     yard.at_rest();
 }
 
+/// Law: INV-6
 #[test]
 fn blocks_in_flight_are_told_by_the_tiers_that_they_go_between() {
     let yard = Yard::of(three(12, 8, 8));
@@ -558,6 +577,7 @@ fn blocks_in_flight_are_told_by_the_tiers_that_they_go_between() {
     yard.at_rest();
 }
 
+/// Law: INV-16
 #[test]
 fn what_was_evicted_and_found_is_counted_by_tier() {
     let yard = Yard::of(three(8, 4, 4));
@@ -574,6 +594,7 @@ fn what_was_evicted_and_found_is_counted_by_tier() {
 
 // What a clear and a resize do.
 
+/// Law: INV-24
 #[test]
 fn a_clear_reaches_every_tier_and_breaks_what_is_kept_there() {
     for yard in yards(8, 4, 6) {
@@ -595,6 +616,7 @@ fn a_clear_reaches_every_tier_and_breaks_what_is_kept_there() {
     }
 }
 
+/// Law: 2.7-3
 #[test]
 fn the_third_tier_grows_and_shrinks_like_any_other() {
     for yard in yards(8, 0, 2) {

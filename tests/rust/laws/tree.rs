@@ -3,6 +3,7 @@
 use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, one, text};
 use blockyard_core::{Config, Stop};
 
+/// Law: 4.2-8
 #[test]
 fn the_same_sequence_twice_makes_no_new_blocks_and_a_shared_prefix_reuses_them() {
     let yard = Yard::new(32, 0);
@@ -23,6 +24,7 @@ fn the_same_sequence_twice_makes_no_new_blocks_and_a_shared_prefix_reuses_them()
     assert_eq!(yard.stats().blocks, 5, "a partial block is not published");
 }
 
+/// Law: 4.2-9
 #[test]
 fn a_prefix_is_found_whole_in_part_or_not_at_all() {
     let yard = Yard::new(32, 0);
@@ -44,6 +46,7 @@ fn a_prefix_is_found_whole_in_part_or_not_at_all() {
     );
 }
 
+/// Law: 4.2-9
 #[test]
 fn of_a_hundred_branches_the_released_ones_may_go_and_the_shared_stem_not() {
     for policy in KINDS {
@@ -69,6 +72,7 @@ fn of_a_hundred_branches_the_released_ones_may_go_and_the_shared_stem_not() {
     }
 }
 
+/// Law: 4.2-10
 #[test]
 fn five_holders_need_five_releases() {
     let yard = Yard::new(16, 0);
@@ -82,6 +86,7 @@ fn five_holders_need_five_releases() {
     assert_eq!((yard.device().idle, yard.device().takeable), (2, 2));
 }
 
+/// Law: 4.2-11
 #[test]
 fn eviction_takes_leaves_first_in_as_many_rounds_as_it_needs_and_refuses_too_few() {
     for policy in KINDS {
@@ -104,6 +109,7 @@ fn eviction_takes_leaves_first_in_as_many_rounds_as_it_needs_and_refuses_too_few
     }
 }
 
+/// Law: 4.2-11
 #[test]
 fn moving_down_keeps_the_paths_shape_and_leaving_the_host_ends_it() {
     let yard = Yard::new(8, 3);
@@ -124,6 +130,7 @@ fn moving_down_keeps_the_paths_shape_and_leaving_the_host_ends_it() {
     );
 }
 
+/// Law: 4.2-12
 #[test]
 fn a_block_goes_down_and_comes_up_again_under_the_same_key() {
     let yard = Yard::new(8, 8);
@@ -143,6 +150,7 @@ fn a_block_goes_down_and_comes_up_again_under_the_same_key() {
     yard.finish(other);
 }
 
+/// Law: 4.2-13
 #[test]
 fn a_clear_leaves_nothing_to_be_found_and_numbers_are_never_given_twice() {
     let yard = Yard::new(8, 8);
@@ -157,6 +165,7 @@ fn a_clear_leaves_nothing_to_be_found_and_numbers_are_never_given_twice() {
     yard.at_rest();
 }
 
+/// Law: 4.3-20
 #[test]
 fn hits_are_counted_per_tier_and_in_tokens() {
     let yard = Yard::new(12, 8);

@@ -17,6 +17,7 @@ fn loading(yard: &Yard, prompt: &[u32]) -> (Lease, Begun) {
     (lease, begun)
 }
 
+/// Law: 2.3-up-ok
 #[test]
 fn a_load_that_is_ok_is_published_and_its_pins_pass_to_the_lease() {
     let yard = Yard::new(8, 4);
@@ -59,6 +60,7 @@ fn the_slots_of_a_lease_that_loads_are_told_only_to_who_waits_for_the_copies() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn of_a_load_that_half_fails_only_the_contiguous_good_prefix_is_committed() {
     let yard = Yard::new(8, 4);
@@ -77,6 +79,7 @@ fn of_a_load_that_half_fails_only_the_contiguous_good_prefix_is_committed() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_load_that_fails_whole_leaves_its_destinations_to_the_lease_unpublished() {
     let yard = Yard::new(8, 4);
@@ -93,6 +96,7 @@ fn a_load_that_fails_whole_leaves_its_destinations_to_the_lease_unpublished() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_lower_copy_that_failed_its_checksum_is_dropped_and_others_stay() {
     let yard = Yard::new(8, 4);
@@ -108,6 +112,7 @@ fn a_lower_copy_that_failed_its_checksum_is_dropped_and_others_stay() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-unknown
 #[test]
 fn a_load_of_unknown_end_quarantines_its_destinations_and_the_lease_falls_back() {
     let yard = Yard::new(10, 4);
@@ -132,6 +137,7 @@ fn a_load_of_unknown_end_quarantines_its_destinations_and_the_lease_falls_back()
     yard.at_rest();
 }
 
+/// Law: 2.3-up-unknown
 #[test]
 fn what_a_load_of_unknown_end_has_left_is_written_again_where_only_changes_are() {
     let yard = Yard::new(8, 4);
@@ -151,6 +157,7 @@ fn what_a_load_of_unknown_end_has_left_is_written_again_where_only_changes_are()
     yard.at_rest();
 }
 
+/// Law: 2.3-up-ok
 #[test]
 fn a_prefetch_that_is_ok_leaves_its_path_idle() {
     let yard = Yard::new(8, 4);
@@ -163,6 +170,7 @@ fn a_prefetch_that_is_ok_leaves_its_path_idle() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_prefetch_that_fails_frees_its_destinations_from_the_first_bad_block_on() {
     let yard = Yard::new(8, 4);
@@ -174,6 +182,7 @@ fn a_prefetch_that_fails_frees_its_destinations_from_the_first_bad_block_on() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-unknown
 #[test]
 fn a_prefetch_of_unknown_end_quarantines_its_destinations() {
     let yard = Yard::new(8, 4);
@@ -194,6 +203,7 @@ fn a_prefetch_of_unknown_end_quarantines_its_destinations() {
     );
 }
 
+/// Law: 2.3-again
 #[test]
 fn a_duplicate_outcome_of_a_load_is_ignored_and_counted() {
     let yard = Yard::new(8, 4);
@@ -208,6 +218,7 @@ fn a_duplicate_outcome_of_a_load_is_ignored_and_counted() {
     yard.finish(lease);
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_resume_that_comes_back_short_may_be_parked_again_with_its_keeps_whole() {
     for recompute in [true, false] {
@@ -247,6 +258,7 @@ fn a_resume_that_comes_back_short_may_be_parked_again_with_its_keeps_whole() {
     }
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_resume_that_comes_back_short_may_go_on_from_its_good_prefix() {
     let yard = Yard::new(8, 4);
@@ -263,6 +275,7 @@ fn a_resume_that_comes_back_short_may_go_on_from_its_good_prefix() {
     yard.at_rest();
 }
 
+/// Law: 2.3-up-failed
 #[test]
 fn a_kept_copy_that_fails_its_checksum_costs_a_recompute() {
     let yard = Yard::new(8, 4);
@@ -295,6 +308,7 @@ fn forked(yard: &Yard) -> (Lease, Lease, Plan) {
     (lease, forked, plan)
 }
 
+/// Law: 2.3-across-ok
 #[test]
 fn a_copy_across_that_is_ok_makes_the_private_block_ready() {
     let yard = Yard::new(8, 0);
@@ -307,6 +321,7 @@ fn a_copy_across_that_is_ok_makes_the_private_block_ready() {
     yard.at_rest();
 }
 
+/// Law: 2.3-across-failed
 #[test]
 fn a_copy_across_that_fails_is_recomputed_in_place() {
     let yard = Yard::new(8, 0);
@@ -320,6 +335,7 @@ fn a_copy_across_that_fails_is_recomputed_in_place() {
     yard.at_rest();
 }
 
+/// Law: 2.3-across-unknown
 #[test]
 fn a_copy_across_of_unknown_end_is_recomputed_in_a_new_slot() {
     let yard = Yard::new(8, 0);
@@ -340,6 +356,7 @@ fn a_copy_across_of_unknown_end_is_recomputed_in_a_new_slot() {
     yard.at_rest();
 }
 
+/// Law: 2.3-across-failed, 2.3-across-unknown
 #[test]
 fn where_the_engine_cannot_recompute_a_fork_whose_copy_fails_is_undone() {
     let ends: [End; 2] = [|yard, plan| yard.fail(plan, 0), Yard::overdue];
@@ -365,6 +382,7 @@ fn where_the_engine_cannot_recompute_a_fork_whose_copy_fails_is_undone() {
     }
 }
 
+/// Law: 2.3-across-failed, 2.3-across-ok, 2.3-across-unknown
 #[test]
 fn the_private_copy_of_a_full_hit_may_fail_or_never_end() {
     let ends: [(End, u64); 3] = [
@@ -392,6 +410,7 @@ fn the_private_copy_of_a_full_hit_may_fail_or_never_end() {
     }
 }
 
+/// Law: 2.3-up-unknown
 #[test]
 fn a_private_copy_behind_a_load_that_never_ends_lands_for_no_lease() {
     let ends: [End; 3] = [

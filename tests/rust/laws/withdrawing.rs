@@ -24,6 +24,7 @@ fn below(yard: &Yard, text: &[u32], blocks: u32) -> Vec<u32> {
     slots
 }
 
+/// Law: 2.7-5
 #[test]
 fn what_was_in_the_slots_is_dropped_and_all_else_stays() {
     let yard = Yard::new(8, 8);
@@ -40,6 +41,7 @@ fn what_was_in_the_slots_is_dropped_and_all_else_stays() {
     yard.at_rest();
 }
 
+/// Law: 2.7-5
 #[test]
 fn withdrawn_slots_are_given_out_no_more() {
     let yard = Yard::new(8, 6);
@@ -58,6 +60,7 @@ fn withdrawn_slots_are_given_out_no_more() {
     ));
 }
 
+/// Law: 2.7-5
 #[test]
 fn a_slot_in_flight_leaves_when_its_copy_has_ended() {
     for good in [true, false] {
@@ -78,6 +81,7 @@ fn a_slot_in_flight_leaves_when_its_copy_has_ended() {
 }
 
 /// What is below it in its sequence lands elsewhere, and keeps nothing of it.
+/// Law: 2.7-5
 #[test]
 fn what_a_copy_brings_to_a_withdrawn_slot_is_found_by_nobody() {
     for lost in 0..3 {
@@ -101,6 +105,7 @@ fn what_a_copy_brings_to_a_withdrawn_slot_is_found_by_nobody() {
 }
 
 /// Nobody waits for it either: its block counts as missing at once.
+/// Law: 2.7-5
 #[test]
 fn what_comes_up_to_a_withdrawn_slot_is_read_where_it_was() {
     let yard = Yard::of(three(8, 4, 4));
@@ -117,6 +122,7 @@ fn what_comes_up_to_a_withdrawn_slot_is_read_where_it_was() {
 }
 
 /// It goes down once more, to another slot, and nothing of it is computed again.
+/// Law: 2.7-5
 #[test]
 fn a_kept_block_on_its_way_to_a_withdrawn_slot_stays_kept() {
     for resumes in [true, false] {
@@ -144,6 +150,7 @@ fn a_kept_block_on_its_way_to_a_withdrawn_slot_stays_kept() {
     }
 }
 
+/// Law: 2.7-5
 #[test]
 fn a_slot_that_is_read_leaves_when_the_copy_has_ended() {
     let yard = Yard::new(8, 4);
@@ -156,6 +163,7 @@ fn a_slot_that_is_read_leaves_when_the_copy_has_ended() {
     assert_eq!(yard.hits(&text(1, 2)), [2, 0, 0], "what came is good");
 }
 
+/// Law: 2.7-5
 #[test]
 fn parked_sequences_that_kept_a_block_there_are_computed_again_and_no_others() {
     for recompute in [true, false] {
@@ -184,6 +192,7 @@ fn parked_sequences_that_kept_a_block_there_are_computed_again_and_no_others() {
 
 /// Where what is left does not back all promises, the youngest keeps go first; where tickets alone
 /// are in the way it is refused.
+/// Law: 2.7-5
 #[test]
 fn what_tickets_were_promised_stays_backed_or_nothing_is_changed() {
     let yard = Yard::new(12, 6);
@@ -209,6 +218,7 @@ fn what_tickets_were_promised_stays_backed_or_nothing_is_changed() {
 }
 
 /// A copy in flight to a block below one that is dropped does not block what is above it.
+/// Law: 2.7-5
 #[test]
 fn what_is_left_above_a_dropped_block_backs_promises() {
     let yard = Yard::new(12, 4);
@@ -230,6 +240,7 @@ fn what_is_left_above_a_dropped_block_backs_promises() {
 }
 
 /// An orphan of which nothing but a copy in flight is left is waited for as any other block.
+/// Law: 2.7-5
 #[test]
 fn an_orphan_whose_source_is_gone_is_in_flight() {
     let yard = Yard::of(three(8, 4, 4));
@@ -249,6 +260,7 @@ fn an_orphan_whose_source_is_gone_is_in_flight() {
     yard.at_rest();
 }
 
+/// Law: 2.7-5
 #[test]
 fn a_tier_that_has_lost_all_of_its_slots_is_passed_over() {
     let yard = Yard::of(three(8, 2, 4));
@@ -260,6 +272,7 @@ fn a_tier_that_has_lost_all_of_its_slots_is_passed_over() {
     assert_eq!(yard.demote(1).unwrap().to, DISK);
 }
 
+/// Law: 2.7-5
 #[test]
 fn a_resize_brings_no_withdrawn_slot_back() {
     let yard = Yard::new(8, 8);
@@ -273,6 +286,7 @@ fn a_resize_brings_no_withdrawn_slot_back() {
     assert!(!all.contains(&2) && !all.contains(&6), "{all:?}");
 }
 
+/// Law: 2.7-5
 #[test]
 fn bad_input_is_named_and_changes_nothing() {
     let yard = Yard::new(8, 4);

@@ -22,6 +22,7 @@ fn order(yard: &Yard, leases: &[&Lease], plan: &Plan) -> Vec<usize> {
     plan.sources.iter().map(place).collect()
 }
 
+/// Law: 4.2-15
 #[test]
 fn through_copies_what_was_published_in_that_order_and_then_the_next_victims() {
     for policy in KINDS {
@@ -59,6 +60,7 @@ fn through_copies_what_was_published_in_that_order_and_then_the_next_victims() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn what_found_no_room_below_stays_first_in_the_queue() {
     let yard = yard(WritePolicy::Through, 16, 2);
@@ -80,6 +82,7 @@ fn what_found_no_room_below_stays_first_in_the_queue() {
     yard.finish(second);
 }
 
+/// Law: 4.2-15
 #[test]
 fn through_forgets_what_has_left_and_the_oldest_where_nothing_is_copied() {
     let yard = yard(WritePolicy::Through, 3, 8);
@@ -101,6 +104,7 @@ fn through_forgets_what_has_left_and_the_oldest_where_nothing_is_copied() {
     yard.finish(last);
 }
 
+/// Law: 4.2-15
 #[test]
 fn second_touch_passes_over_what_was_used_once() {
     for policy in KINDS {
@@ -126,6 +130,7 @@ fn second_touch_passes_over_what_was_used_once() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn a_block_that_another_sequence_publishes_again_is_touched_again() {
     let yard = yard(WritePolicy::SecondTouch, 12, 8);
@@ -141,6 +146,7 @@ fn a_block_that_another_sequence_publishes_again_is_touched_again() {
     yard.at_rest();
 }
 
+/// Law: INV-5
 #[test]
 fn neither_asking_nor_a_begin_that_is_refused_touches_a_block() {
     let yard = yard(WritePolicy::SecondTouch, 5, 8);
@@ -154,6 +160,7 @@ fn neither_asking_nor_a_begin_that_is_refused_touches_a_block() {
     yard.finish(other);
 }
 
+/// Law: 4.2-15
 #[test]
 fn a_fork_that_seals_the_slot_it_shares_touches_nothing() {
     let yard = yard(WritePolicy::SecondTouch, 12, 8);
@@ -167,6 +174,7 @@ fn a_fork_that_seals_the_slot_it_shares_touches_nothing() {
     assert_eq!(yard.demote(12), None, "computed once, for one begin");
 }
 
+/// Law: 4.2-15
 #[test]
 fn a_block_that_is_computed_again_after_it_was_dropped_counts_as_touched_twice() {
     let yard = yard(WritePolicy::SecondTouch, 6, 8);
@@ -185,6 +193,7 @@ fn a_block_that_is_computed_again_after_it_was_dropped_counts_as_touched_twice()
     assert_eq!(yard.hits(&prompt), [0, 2, 0]);
 }
 
+/// Law: 4.2-15
 #[test]
 fn nothing_is_remembered_where_no_ghosts_are_kept() {
     for (write, ghosts) in [
@@ -205,6 +214,7 @@ fn nothing_is_remembered_where_no_ghosts_are_kept() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn what_is_named_is_copied_whatever_the_policy() {
     for write in [
@@ -223,6 +233,7 @@ fn what_is_named_is_copied_whatever_the_policy() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn a_host_smaller_than_the_look_ahead_is_filled_once() {
     for (write, policy) in [
@@ -256,6 +267,7 @@ fn a_host_smaller_than_the_look_ahead_is_filled_once() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn what_was_looked_at_is_looked_at_again_when_its_copy_is_gone() {
     for policy in OBEYING {
@@ -282,6 +294,7 @@ fn what_was_looked_at_is_looked_at_again_when_its_copy_is_gone() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn a_failed_copy_ahead_is_tried_again_so_many_times() {
     for (write, policy) in [WritePolicy::OnEvict, WritePolicy::Through]
@@ -308,6 +321,7 @@ fn a_failed_copy_ahead_is_tried_again_so_many_times() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn a_good_copy_clears_the_failures_before_it() {
     for policy in KINDS {
@@ -336,6 +350,7 @@ fn a_good_copy_clears_the_failures_before_it() {
     }
 }
 
+/// Law: 4.2-15
 #[test]
 fn through_puts_a_block_back_in_the_queue_whose_copy_has_failed() {
     let yard = yard(WritePolicy::Through, 16, 16);

@@ -8,10 +8,11 @@ import numpy as np
 
 from blockyard._core import runs, through
 from blockyard.crane.copiers import Slots
-from blockyard.crane.gpu import Addresses, Places
+from blockyard.crane.gpu import Addresses, Gpu, Memory, Places
+from blockyard.crane.tiers.pinned import Pinned
 from blockyard.shared.thresholds import Thresholds
 
-__all__ = ["Addressing", "Method", "Runs", "width"]
+__all__ = ["AddressTables", "Addressing", "Method", "Runs", "width"]
 
 # Most bytes between two rows: CUDA's limit for all its devices so far (`maxPitch`: 2^31 - 1).
 _PITCH = 1 << 31
@@ -172,3 +173,39 @@ def width(source: Places, destination: Places, piece_bytes: int) -> int:
     every = [*source.pieces.tolist(), *destination.pieces.tolist()]
     every += [source.stride, destination.stride, piece_bytes]
     return next(bytes_ for bytes_ in (16, 8, 4, 1) if all(not one % bytes_ for one in every))
+
+
+class AddressTables:
+    """Tables of addresses that kernels read; each has an offset until all are on the device.
+
+    Args:
+        gpu: The GPU that reads them.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.address = 0
+        self._gpu = gpu
+        self._tables: list[Addresses] = []
+        self._size = 0
+
+    def add(self, table: Addresses) -> int:
+        """Takes a table and returns its offset in bytes."""
+        offset = self._size
+        self._tables.append(table)
+        self._size += table.nbytes
+        return offset
+
+    def upload(self, stream: int, memory: list[Memory]) -> None:
+        """Copies all of them to the device, into memory that it adds to a list, and waits."""
+        gpu, size = self._gpu, self._size
+        memory.append(gpu.allocate(size))
+        self.address = memory[-1].address
+        staging = Pinned(gpu, size)
+        try:
+            staging.array.view(np.uint64)[:] = np.concatenate(self._tables)
+            gpu.copy_run(self.address, staging.address, size, stream)
+        finally:
+            try:
+                gpu.synchronize(stream)
+            finally:
+                staging.free()

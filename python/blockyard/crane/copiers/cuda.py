@@ -7,16 +7,14 @@ nothing by itself: call `join` before a step that reads what is still coming up,
 yard reports that it has landed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Literal, Protocol
 
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
-from blockyard.crane.copiers import Pair, Receipt, Slots
-from blockyard.crane.copiers.address_tables import AddressTables
-from blockyard.crane.copiers.addressing import Addressing, Method
-from blockyard.crane.copiers.parts import Parts
+from blockyard.crane.copiers import Landed, Pair, Receipt, Slots
+from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method
 from blockyard.crane.copiers.stream import CALLS, CopyStream, Part, QueuedCopy
 from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
@@ -155,7 +153,7 @@ class CudaCopier(Single):
                     return None
                 cut = self._cut(task)
                 if cut is not None:
-                    receipt = Parts(stream, cut, self.go_on)
+                    receipt = _Parts(stream, cut, self.go_on)
                     self._keep_on(stream)
                 else:
                     receipt = self._begin(task)
@@ -443,3 +441,43 @@ class CudaCopier(Single):
         for stream in self._streams:
             stream.free()
         freed(self._gpu, self._memory)
+
+
+class _Parts:
+    """The receipt for all parts of a copy.
+
+    Args:
+        stream: Where they are queued, with nothing else between them.
+        parts: All of them, in order.
+        go_on: Is called to queue more of them, where there is room.
+    """
+
+    def __init__(
+        self, stream: CopyStream, parts: Sequence[Part], go_on: Callable[[CopyStream], object]
+    ) -> None:
+        self._stream = stream
+        self._go_on = go_on
+        self._parts = parts
+        self._ended = self._good = 0
+        """Parts that have ended, and the leading good blocks of them."""
+        self._cause: Cause | None = None
+        for number, part in enumerate(parts, stream.last + 1):
+            # A copy the other way with a common slot waits for it, though it is not queued yet.
+            stream.mark(part, number)
+        stream.later.extend(parts)
+
+    def poll(self) -> Landed | None:
+        """Returns how they have ended, once all have; the leading good blocks count."""
+        self._go_on(self._stream)
+        while self._ended < len(self._parts):
+            landed = self._parts[self._ended].poll()
+            if landed is None:
+                return None
+            good, cause = self._good, self._cause
+            if landed.cause is Cause.LOST:
+                good, cause = 0, Cause.LOST
+            elif cause is None:
+                good, cause = good + landed.good, landed.cause
+            # At once, so that each counts once whatever interrupts.
+            self._good, self._cause, self._ended = good, cause, self._ended + 1
+        return Landed(self._good, self._cause)

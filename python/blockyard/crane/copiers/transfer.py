@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blockyard.crane.copiers.address_tables import AddressTables
-from blockyard.crane.copiers.addressing import Addressing, Method, width
+from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method, width
 from blockyard.crane.copiers.stream import Part
 from blockyard.crane.gpu import Addresses, Gpu, Memory, Move, PitchedCopy, Places
 from blockyard.shared.thresholds import Thresholds

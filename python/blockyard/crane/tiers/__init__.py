@@ -7,7 +7,6 @@ given to the crane with the names of its two tiers, `Crane(..., copier={("host",
 The name of a tier says where it stands, not of which kind it is.
 """
 
-import inspect
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
@@ -108,7 +107,12 @@ class Stamping(Protocol):
 
 def is_mapped(tier: Tier) -> TypeGuard[Mapped]:
     """Whether a tier has planes in memory. They are not read: adopted ones may refuse that."""
-    return inspect.getattr_static(tier, "planes", None) is not None
+    own: dict[str, object] = getattr(tier, "__dict__", {})
+    if "planes" in own:
+        return own["planes"] is not None
+    # As `inspect.getattr_static`, at a tenth of its cost: each copy asks.
+    kinds = (kind.__dict__ for kind in type(tier).__mro__ if "planes" in kind.__dict__)
+    return next((kind["planes"] for kind in kinds), None) is not None
 
 
 def planes_of(tier: Tier) -> tuple[Any, ...]:

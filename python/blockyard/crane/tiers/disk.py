@@ -13,8 +13,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import DiskLane, Misuse, Unavailable
-from blockyard.crane.tiers.disk_places import places_of
+from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
 from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
@@ -26,15 +25,31 @@ from blockyard.shared.validate import integer, known
 
 __all__ = ["DiskPath", "DiskTier", "Part"]
 
+_Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
+
+
 DiskPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, or several."""
 Slots = NDArray[np.uint32]
-
 _NAMED = ("model", "weights")
 _SEQUENCE: Final = (1 << 32) - 1
 _ILL: Final = ("hung", "down_rests", "up_rests", "dead", "clearing")
 """Numbers of a lane that say that its disk may not answer."""
 _log = Limited("blockyard")
+
+
+def _places_of(layout: KVLayout, disks: int) -> Iterable[_Place]:
+    """Yields first, step, which disk, planes, the rank that writes or None, and if shared."""
+    planes = range(len(layout.planes))
+    shared = tuple(one for one in planes if layout.ranks > 1 and layout.planes[one].replicated)
+    own = tuple(one for one in planes if one not in shared)
+    if shared and layout.ranks > 1 << 16:
+        raise Unsupported(f"{layout.ranks} ranks share planes: 65,536 at most")
+    for disk in range(disks):
+        if own:
+            yield disk, disks, disk, own, None, False
+        for rank in range(layout.ranks if shared else 0):
+            yield rank + layout.ranks * disk, layout.ranks * disks, disk, shared, rank, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +152,7 @@ class DiskTier(Single):
         """What the bytes depend on beside the layout: of a path its content."""
         fields = {**said, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
         try:
-            for first, step, number, planes, writer, shared in places_of(layout, len(paths)):
+            for first, step, number, planes, writer, shared in _places_of(layout, len(paths)):
                 more = {"disk": f"{number} of {len(paths)}"} if len(paths) > 1 else {}
                 if shared:
                     more["planes"] = "which ranks share"

@@ -9,8 +9,8 @@ import click
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
-from blockyard.engines.model import Model
-from blockyard.engines.weights import ModelConfig
+from blockyard.reference.model import Model
+from blockyard.reference.weights import ModelConfig
 from blockyard.tools.endings import Broken
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play

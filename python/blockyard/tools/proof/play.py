@@ -11,11 +11,11 @@ import numpy as np
 from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
-from blockyard.engines.model import Model
-from blockyard.engines.rank import Rank
-from blockyard.engines.reference import ReferenceEngine
-from blockyard.engines.sampling import Sampling
 from blockyard.local import local
+from blockyard.reference.model import Model
+from blockyard.reference.rank import Rank
+from blockyard.reference.reference import ReferenceEngine
+from blockyard.reference.sampling import Sampling
 from blockyard.scheduling.engine import Output, Step
 from blockyard.scheduling.headroom import HeadroomPolicy, NoHeadroom
 from blockyard.scheduling.options import SchedulerOptions

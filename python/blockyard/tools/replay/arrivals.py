@@ -57,6 +57,8 @@ class Arrivals:
             away: How many preempted requests are not running again.
         """
         del away
+        if self._arrived(now) is None:
+            return
         room = self._places - self._scheduler.stats()["waiting"]
         while room > 0 and (request := self._arrived(now)) is not None:
             self._taken += 1
@@ -142,7 +144,7 @@ class Transfers(Arrivals):
     def come(self, now: float, away: int) -> None:
         """Adds requests whose KV is here, and reserves for arrivals unless one is preempted."""
         self._land(now)
-        if away:
+        if away or self._arrived(now) is None:
             return
         room = self._places - self._scheduler.stats()["waiting"] - len(self._air)
         while room > 0 and (request := self._arrived(now)) is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from blockyard._core import Keys, Misuse, Plan
-from blockyard.engines.candidates import Candidates
+from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.tools.replay.hints import Hint
 from blockyard.tools.replay.spec import Eviction, HostCopies, WritePolicy
 from blockyard.tools.traces.trace import Trace
@@ -151,7 +151,7 @@ class EngineOwned(_Served):
         self.free = list(range(setup.device))[::-1]
         self.held: OrderedDict[int, int] = OrderedDict()
         """The engine's id of each block, the next victim first: a child before its parent."""
-        self.candidates = Candidates(setup.device + 1)
+        self.freed = FreedBlocks(setup.device + 1)
 
     def serve(self, request: int, first: int, end: int) -> tuple[int, int, int]:
         """Serves a request, and returns its hits by tier."""
@@ -177,7 +177,7 @@ class EngineOwned(_Served):
             held.move_to_end(block)
         cache.used([keys])
         own_ids = [held[block] for block in path]
-        self.candidates.add(keys, own_ids)
+        self.freed.add(keys, own_ids)
         self._stow(keys, own_ids, 0)
         if self.hints is not None and self.hints[request]:
             cache.used([keys], **self.hints[request])
@@ -187,7 +187,7 @@ class EngineOwned(_Served):
         """Returns ids for so many blocks; what was in them is copied ahead of that."""
         short = max(blocks - len(self.free), 0)
         victims = [self.held.popitem(last=False)[1] for _ in range(short)]
-        for row, ids, start in self.candidates.take(victims):
+        for row, ids, start in self.freed.take(victims):
             tokens = len(row) // 32 * self.block
             self._stow(self.cache.ready_keys(row, tokens), ids.tolist(), start)
         return [self.free.pop() for _ in range(blocks - short)] + victims

@@ -6,15 +6,16 @@
 //! time. Keys are told as 64-bit numbers, which is how they go out.
 
 mod tokens;
+mod wire;
 
-use crate::extras::Extras;
-use crate::id::{Id, Ix, Key, LeaseId, NodeIx, Tier};
-use crate::memory;
+use crate::base::{Id, Ix, Key, LeaseId, NodeIx, Tier, memory};
+use crate::keys::Extras;
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use tokens::Kept;
 pub(crate) use tokens::{NO_TOKENS, Reader, Stage, StagedRow, Tokens};
+pub(crate) use wire::{Batch, Extra, Head};
 
 /// One thing that has happened, in its order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,7 +180,7 @@ impl Events {
     ///
     /// # Errors
     /// `Memory` where there is none.
-    pub(crate) fn new(most: usize, blocks: usize) -> crate::error::Result<Self> {
+    pub(crate) fn new(most: usize, blocks: usize) -> crate::base::Result<Self> {
         Ok(Self {
             told: Self::room(most)?,
             most,
@@ -191,7 +192,7 @@ impl Events {
     }
 
     /// Room for one list: the swap brings another.
-    pub(crate) fn room(most: usize) -> crate::error::Result<Told> {
+    pub(crate) fn room(most: usize) -> crate::base::Result<Told> {
         let mut told = Told::default();
         memory::reserve(&mut told.words, most + 1, "the events")?;
         let mut names = Vec::new();

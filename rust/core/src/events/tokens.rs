@@ -2,7 +2,7 @@
 //! blocks are named. What a name that stands aside goes on to need is kept by itself.
 
 use super::Origin;
-use crate::id::LeaseId;
+use crate::base::LeaseId;
 use std::collections::VecDeque;
 
 /// Where a block's tokens do not come with it.

@@ -1,9 +1,9 @@
 //! By recency, but what was used more than once counts as younger by one turnover: by as many uses
 //! as the cache has slots. A block that came back has shown that it may come back again.
 
-use crate::error::Result;
+use super::life::Life;
+use crate::base::Result;
 use crate::evict::order::Order;
-use crate::life::Life;
 
 #[derive(Hash, Debug)]
 pub(crate) struct Bonus {
@@ -55,9 +55,10 @@ impl Order for Bonus {
 #[cfg(test)]
 mod tests {
     use super::Bonus;
+    use crate::evict::life::{Hint, Life};
     use crate::evict::order::Order;
-    use crate::life::{Hint, Life};
 
+    /// Law: INV-20h
     #[test]
     fn what_was_used_again_counts_as_younger_by_a_turnover() {
         let mut order = Bonus::new(100).expect("no memory is asked for");

@@ -2,11 +2,9 @@
 //! in O(log n), and nothing stale is ever in it. The score is class, then priority, then last use; what
 //! has outlived its time is of the class that goes first of those that are not cleared.
 
+use super::life::{Life, Past, Worth};
 use super::{Evict, Evictability, Opens, Passed, Place, Stamps};
-use crate::error::Result;
-use crate::id::{Class, Ix, SlotIx};
-use crate::life::{Life, Past, Worth};
-use crate::memory;
+use crate::base::{Class, Ix, Result, SlotIx, memory};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What it is, where there is no memory for it.

@@ -2,17 +2,23 @@
 //! blocks' uses. `queues.rs` has the structure that an order stands on; an order is one file.
 
 mod bonus;
+mod ghost;
 mod heap;
+mod hint;
 mod learned;
+mod life;
 mod newest;
 mod order;
 mod queues;
 mod recency;
 mod seen;
 
-use crate::error::Result;
-use crate::id::{Class, SlotIx};
-use crate::life::{Life, Past};
+pub use hint::{Hints, NextUse, Priority, Retention};
+
+pub(crate) use ghost::Ghosts;
+pub(crate) use life::{Hint, Life, Lives, Past};
+
+use crate::base::{Class, Result, SlotIx};
 use heap::Heap;
 use learned::Learned;
 use queues::Queues;

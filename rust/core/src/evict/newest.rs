@@ -4,9 +4,9 @@
 //! A loop that is longer than the cache finds nothing under recency, since each block goes right
 //! before its turn. Here a part of the loop stays, as large as the cache (MRU: Chou and `DeWitt`, 1985).
 
-use crate::error::Result;
+use super::life::Life;
+use crate::base::Result;
 use crate::evict::order::Order;
-use crate::life::Life;
 
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Newest {
@@ -56,8 +56,8 @@ impl Order for Newest {
 #[cfg(test)]
 mod tests {
     use super::Newest;
+    use crate::evict::life::{Hint, Life};
     use crate::evict::order::Order;
-    use crate::life::{Hint, Life};
 
     #[test]
     fn what_is_computed_in_a_full_cache_goes_first() {

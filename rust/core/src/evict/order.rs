@@ -1,8 +1,8 @@
 //! What an eviction order is: a class for a block, and a value for the front of a class. It touches no
 //! link and no mark; those are in `queues.rs`.
 
-use crate::error::Result;
-use crate::life::Life;
+use super::life::Life;
+use crate::base::Result;
 use std::fmt::Debug;
 use std::hash::Hash;
 

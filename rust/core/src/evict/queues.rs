@@ -14,14 +14,12 @@
 mod loose;
 mod walk;
 
+use super::life::{Life, Past};
 use super::order::Order;
 use super::seen::Seen;
 use super::{Evict, Evictability, HEADS, Opens, Passed, Place, Stamps};
-use crate::error::Result;
-use crate::id::{Class, Ix, SlotIx};
-use crate::life::{Life, Past};
-use crate::list::Lists;
-use crate::memory;
+use crate::base::{Class, Ix, Result, SlotIx, memory};
+use crate::collections::Lists;
 
 /// What the marks are, where there is no memory for them.
 const MARKS: &str = "the marks of the eviction order";

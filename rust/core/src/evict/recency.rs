@@ -1,8 +1,8 @@
 //! Recency: what was used least recently goes first.
 
+use super::life::Life;
 use super::order::Order;
-use crate::error::Result;
-use crate::life::Life;
+use crate::base::Result;
 
 #[derive(Hash, Debug)]
 pub(crate) struct Recency;

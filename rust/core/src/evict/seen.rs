@@ -2,10 +2,8 @@
 //! last one stopped.
 
 use super::HEADS;
-use crate::error::Result;
-use crate::id::{Ix, SlotIx};
-use crate::list::Lists;
-use crate::memory;
+use crate::base::{Ix, Result, SlotIx, memory};
+use crate::collections::Lists;
 
 /// What it is, where there is no memory for it.
 const SEEN: &str = "the marks of the eviction order";

@@ -1,8 +1,8 @@
 //! The mirror's part of the audit: with what it has not heard yet, it knows what the yard has (O1).
 
 use super::{Mirror, NAMED, Place, SALTED, Salts, tellable};
+use crate::base::Ix;
 use crate::events::{Told, Word};
-use crate::id::Ix;
 
 /// A block that a listener must know: its place, the number of its key, and the tiers where it may be
 /// read, a bit for each.
@@ -132,9 +132,8 @@ fn forget(seen: &mut [Seen]) {
 #[cfg(test)]
 mod tests {
     use super::super::{Clears, Mirror, Salts};
-    use crate::events::{Above, NO_TOKENS, Name, Tier8, Told, Word};
-    use crate::id::{Ix, NodeIx};
-    use crate::wire::Batch;
+    use crate::base::{Ix, NodeIx};
+    use crate::events::{Above, Batch, NO_TOKENS, Name, Tier8, Told, Word};
 
     fn told(key: u64, words: &[Word]) -> Told {
         let node = NodeIx::new(2);

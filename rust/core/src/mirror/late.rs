@@ -1,11 +1,10 @@
 //! Tokens that do not come with their blocks: a prompt has found the blocks, or an engine has made
 //! their keys.
 
-use super::foretold::{Coming, Foretold};
 use super::{Mirror, PARENT, ROOT};
-use crate::events::{Origin, number};
-use crate::id::Key;
-use crate::wire::Batch;
+use crate::base::Key;
+use crate::events::{Batch, Origin, number};
+use std::collections::{HashMap, VecDeque};
 
 /// Tokens of blocks that are told already, or will be, under keys that do not come with them.
 #[derive(Debug)]
@@ -73,5 +72,51 @@ impl Mirror {
         let flag = coming.parent.map_or(ROOT, |_| PARENT);
         place.flags = place.flags & !(ROOT | PARENT) | flag;
         self.set_tokens(at, &coming.tokens, &coming.origin, coming.block);
+    }
+}
+
+/// A block that may come.
+#[derive(Debug)]
+struct Coming {
+    tokens: Box<[u32]>,
+    number: u64,
+    /// The number of the one before it; `None` at the root.
+    parent: Option<u64>,
+    origin: Origin,
+    /// Its place in its sequence.
+    block: u32,
+}
+
+/// Blocks that may come, by their keys: an engine that makes its keys itself says early what they stand
+/// for. The oldest go first where there are too many.
+#[derive(Debug)]
+pub(super) struct Foretold {
+    blocks: HashMap<u64, Coming>,
+    order: VecDeque<u64>,
+    most: usize,
+}
+
+impl Foretold {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            blocks: HashMap::new(),
+            order: VecDeque::new(),
+            most,
+        }
+    }
+
+    fn get(&self, key: u64) -> Option<&Coming> {
+        self.blocks.get(&key)
+    }
+
+    fn insert(&mut self, key: u64, block: Coming) {
+        if self.blocks.insert(key, block).is_none() {
+            self.order.push_back(key);
+        }
+        while self.order.len() > self.most
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.blocks.remove(&oldest);
+        }
     }
 }

@@ -5,16 +5,14 @@
 //! it is counted. The mirror is as large as the trie has been: about 45 bytes a block, and its tokens.
 
 mod check;
-mod foretold;
 mod late;
 mod origins;
 mod runs;
 
-use crate::events::{Above, Name, Origin, Reader, Told, Word};
-use crate::id::Ix;
-use crate::wire::{Batch, Extra};
+use crate::base::Ix;
+use crate::events::{Above, Batch, Extra, Name, Origin, Reader, Told, Word};
 pub(crate) use check::Known;
-use foretold::Foretold;
+use late::Foretold;
 pub(crate) use late::Late;
 use origins::{Origins, PLAIN, extras_of};
 use runs::{Kind, Run};

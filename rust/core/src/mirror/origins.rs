@@ -1,8 +1,8 @@
 //! What the blocks of a sequence have besides their tokens: an adapter, a salt, media items.
 
 use super::Salts;
-use crate::extras::Extras;
-use crate::wire::Extra;
+use crate::events::Extra;
+use crate::keys::Extras;
 use std::collections::BTreeMap;
 
 /// An adapter and a salt that sequences have in common.
@@ -124,7 +124,7 @@ fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Origins, PLAIN};
-    use crate::extras::Extras;
+    use crate::keys::Extras;
     use crate::mirror::Salts;
 
     #[test]

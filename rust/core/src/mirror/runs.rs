@@ -1,7 +1,7 @@
 //! Blocks that one event tells together, and the snapshot, which is all of them.
 
 use super::{Clears, MEDIA, Mirror, NO_PLACE, PARENT};
-use crate::wire::{Batch, Extra, Head};
+use crate::events::{Batch, Extra, Head};
 
 /// Blocks that one event can tell together.
 #[derive(Default, Debug)]

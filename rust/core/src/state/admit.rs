@@ -2,8 +2,7 @@
 //! its dry run, resume, fork, promote, park and tickets ask here, so that they agree.
 
 use super::State;
-use crate::error::{Error, Result};
-use crate::id::{NodeIx, Tier};
+use crate::base::{Error, NodeIx, Result, Tier};
 
 /// What a verb needs of a tier, beside what the tier has for it now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

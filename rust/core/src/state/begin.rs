@@ -2,12 +2,11 @@
 //! promises the growth, and evicts exactly the deficit. It does all of this or nothing.
 
 use super::admit::Decision;
+use super::record::{Running, Start};
 use super::runs::Runs;
 use super::{Answer, Begun, State, Stop};
-use crate::error::{Error, Result};
-use crate::ghost::Ghosts;
-use crate::id::{FlightId, Key, MAX_TIERS, NodeIx, SlotIx, Tier};
-use crate::record::{Running, Start};
+use crate::base::{Error, FlightId, Key, MAX_TIERS, NodeIx, Result, SlotIx, Tier};
+use crate::evict::Ghosts;
 
 /// What a begin does at a block that is in flight. Where the engine cannot recompute, a begin waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,8 +1,7 @@
 //! Block tables and slot mappings, written into the engine's own arrays.
 
 use super::State;
-use crate::error::{Error, Result};
-use crate::id::{Ix, LeaseId};
+use crate::base::{Error, Ix, LeaseId, Result};
 
 /// Which cells of a block table are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

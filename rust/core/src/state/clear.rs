@@ -1,8 +1,8 @@
 //! Clear: the weights have changed, and no block published so far may be used again. It never waits.
 
 use super::State;
+use crate::base::ParkedIx;
 use crate::evict::Evict;
-use crate::id::ParkedIx;
 
 impl State {
     /// Breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
@@ -25,8 +25,8 @@ impl State {
             // The class is in the hold too; it is what the audit and `move_to_back` read.
             for slot in self.tiers[tier].pool.slots() {
                 let cell = self.tiers[tier].pool.cell_mut(slot);
-                if let crate::pool::Hold::Idle { class } = &mut cell.hold {
-                    *class = crate::id::Class::Cleared;
+                if let crate::tiers::Hold::Idle { class } = &mut cell.hold {
+                    *class = crate::base::Class::Cleared;
                 }
             }
         }

@@ -1,15 +1,10 @@
 //! How a yard is built, and what its bookkeeping takes.
 
 use super::{HostCopies, WritePolicy};
-use crate::cost::Speeds;
-use crate::error::{Error, Result};
-use crate::evict::{EvictionPolicy, Policy};
-use crate::ghost::Ghosts;
-use crate::id::{Id, MAX_TIERS, NodeIx, Tier, YardId};
-use crate::life::Lives;
-use crate::memory;
-use crate::pool::Cell;
-use crate::trie::Trie;
+use crate::base::{Error, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
+use crate::copies::Speeds;
+use crate::evict::{EvictionPolicy, Ghosts, Lives, Policy};
+use crate::tiers::{Cell, Trie};
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
 pub(super) const MOST_SLOTS: u32 = i32::MAX as u32 - 16;

@@ -1,9 +1,8 @@
 //! Dedup: sequences give their duplicates up in place, where others lack the room.
 
 use super::State;
-use crate::error::Result;
-use crate::id::{LeaseId, LeaseIx, Tier};
-use crate::pool::Hold;
+use crate::base::{LeaseId, LeaseIx, Result, Tier};
+use crate::tiers::Hold;
 
 impl State {
     /// Gives up the duplicates of running sequences: each table shows from now on the published

@@ -3,13 +3,10 @@
 use super::paths::Descent;
 use super::tier::opened_by;
 use super::{State, TierState};
-use crate::error::Result;
+use crate::base::{Class, FlightIx, Id, LeaseId, NodeIx, Result, SlotIx, Tier};
+use crate::copies::{Move, Plan, Purpose};
 use crate::evict::{Evict, Passed};
-use crate::flight::{Move, Purpose};
-use crate::id::{Class, FlightIx, Id, LeaseId, NodeIx, SlotIx, Tier};
-use crate::plan::Plan;
-use crate::pool::Hold;
-use crate::trie::Uses;
+use crate::tiers::{Hold, Uses};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 

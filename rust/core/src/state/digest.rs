@@ -7,7 +7,7 @@
 
 use super::State;
 
-use crate::stats::Counters;
+use super::stats::Counters;
 use std::hash::{Hash, Hasher};
 
 /// For each word: xor it in, multiply by an odd number, rotate. All three can be undone, so that
@@ -121,17 +121,15 @@ impl State {
 mod tests {
     use super::super::{Answer, Config, Filling, Request, Sealing, WritePolicy};
     use super::State;
-    use crate::evict::{Evict, EvictionPolicy, Place};
-    use crate::flight::Flight;
-    use crate::hint::{Hints, Retention};
-    use crate::id::{
+    use crate::base::{
         Class, FlightId, FlightIx, Id, Ix, Key, LeaseId, Link, NodeIx, ParkedIx, SlotIx, TicketIx,
         Tier,
     };
-    use crate::pool::Hold;
-    use crate::record::{Keep, Parked, Phase, Running, Ticket};
+    use crate::copies::Flight;
+    use crate::evict::{Evict, EvictionPolicy, Hints, Place, Retention};
     use crate::state::TierState;
-    use crate::trie::{Node, Uses};
+    use crate::state::record::{Keep, Parked, Phase, Running, Ticket};
+    use crate::tiers::{Hold, Node, Uses};
     use std::num::NonZeroU32;
 
     fn key(name: u8, block: u8) -> Key {
@@ -253,7 +251,7 @@ mod tests {
         ("config.keyed", |s| s.config.keyed[1] = true),
         ("config.engine", |s| s.config.engine = true),
         ("config.speeds", |s| {
-            s.config.speeds = Some(crate::cost::Speeds::default());
+            s.config.speeds = Some(crate::copies::Speeds::default());
         }),
         ("a node's key", |s| node(s).key.0[31] ^= 1),
         ("a node's parent", |s| node(s).parent = Some(DEAD())),
@@ -350,12 +348,12 @@ mod tests {
             flight(s).parents.push(Key::UNKNOWN);
         }),
         ("a flight's purpose", |s| {
-            flight(s).purpose = crate::flight::Purpose::Nothing;
+            flight(s).purpose = crate::copies::Purpose::Nothing;
         }),
         ("a flight's deadline", |s| flight(s).overdue = true),
         ("a flight's sources", |s| flight(s).reads = false),
         ("a flight's end", |s| {
-            flight(s).ended = Some((1, crate::plan::End::Good));
+            flight(s).ended = Some((1, crate::copies::End::Good));
         }),
         ("a flight's dispatch", |s| flight(s).waits = Some(1)),
         ("a flight's number", |s| flight(s).launched += 1),
@@ -412,7 +410,9 @@ mod tests {
         let one = key(7, 0);
         let near = (0..255)
             .map(|block| key(8, block))
-            .find(|other| crate::index::mix(other) >> 60 == crate::index::mix(&one) >> 60)
+            .find(|other| {
+                crate::collections::mix(other) >> 60 == crate::collections::mix(&one) >> 60
+            })
             .expect("one in 16");
         assert_ne!(ghosts([one, near]), ghosts([near, one]));
         assert_ne!(ghosts([one, one]), ghosts([one, near]));

@@ -2,8 +2,7 @@
 
 use super::begin::check;
 use super::{Request, State, Stop};
-use crate::error::Result;
-use crate::id::{FlightId, Tier};
+use crate::base::{FlightId, Result, Tier};
 
 /// What a begin would need and find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,12 +4,10 @@
 
 use super::probe::AHEAD;
 use super::{Probe, State, Stop};
-use crate::error::{Error, Result};
-use crate::flight::{Move, Purpose};
-use crate::hint::Hints;
-use crate::id::{FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, SlotIx, Tier};
-use crate::plan::Plan;
-use crate::pool::Hold;
+use crate::base::{Error, FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier};
+use crate::copies::{Move, Plan, Purpose};
+use crate::evict::Hints;
+use crate::tiers::Hold;
 use std::ops::Range;
 
 /// What a fetch brings up.

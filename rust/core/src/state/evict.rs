@@ -2,10 +2,10 @@
 //! tier that has shrunk.
 
 use super::{State, WritePolicy};
+use crate::base::{Link, NodeIx, SlotIx, Tier};
+use crate::collections::Tag;
 use crate::evict::Evictability;
-use crate::id::{Link, NodeIx, SlotIx, Tier};
-use crate::index::Tag;
-use crate::pool::Hold;
+use crate::tiers::Hold;
 
 /// Victims for which it does not pay to look ahead.
 const FEW: u32 = 4;

@@ -2,14 +2,11 @@
 //! always evicted before its parent.
 
 use super::State;
-use crate::error::Result;
-use crate::evict::Evict;
-use crate::hint::{Hints, Retention};
-use crate::id::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, SlotIx, Tier};
-use crate::index::mix;
-use crate::life::{Hint, Life};
-use crate::pool::Hold;
-use crate::record::{Held, Phase, Running};
+use super::record::{Held, Phase, Running};
+use crate::base::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
+use crate::collections::mix;
+use crate::evict::{Evict, Hint, Hints, Life, Retention};
+use crate::tiers::Hold;
 
 impl State {
     /// Ends sequences. With `after`, a step in flight may still write: their slots are held back
@@ -225,8 +222,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copies::Outcome;
     use crate::evict::EvictionPolicy;
-    use crate::plan::Outcome;
     use crate::state::{Answer, Config, Filling, Request, Sealing};
 
     const BLOCK: u32 = 256;

@@ -3,12 +3,9 @@
 //! their outcomes.
 
 use super::State;
-use crate::error::Result;
-use crate::flight::{Flight, Move, Purpose};
-use crate::id::{FlightId, FlightIx, Group, Ix, Key, LeaseId, NodeIx, SlotIx, Tier};
-use crate::plan::{Outcome, Plan};
-use crate::pool::Hold;
-use crate::trie::Trie;
+use crate::base::{FlightId, FlightIx, Group, Ix, Key, LeaseId, NodeIx, Result, SlotIx, Tier};
+use crate::copies::{Flight, Move, Outcome, Plan, Purpose};
+use crate::tiers::{Hold, Trie};
 
 impl State {
     /// An empty flight whose number destinations can carry; [`Self::launch`] fills it.

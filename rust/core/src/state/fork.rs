@@ -1,10 +1,9 @@
 //! Fork: shares the full blocks and copies only the partial one.
 
+use super::record::{Running, Start};
 use super::{Begun, State, Stop};
-use crate::error::{Error, Result};
-use crate::id::{LeaseId, MAX_TIERS, SlotIx, Tier};
-use crate::pool::Hold;
-use crate::record::{Running, Start};
+use crate::base::{Error, LeaseId, MAX_TIERS, Result, SlotIx, Tier};
+use crate::tiers::Hold;
 
 impl State {
     /// Begins one more sequence with the same `computed` tokens. Blocks full up to there are shared,

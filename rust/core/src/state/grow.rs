@@ -1,10 +1,9 @@
 //! Grow and trim: they take counts and no token values, so that they can run a step ahead.
 
 use super::State;
-use crate::error::{Error, Result};
+use crate::base::{Error, LeaseId, LeaseIx, Result, SlotIx, Tier};
 use crate::evict::EvictionPolicy;
-use crate::id::{LeaseId, LeaseIx, SlotIx, Tier};
-use crate::pool::Hold;
+use crate::tiers::Hold;
 
 impl State {
     /// Adds token positions to each row, in order, each whole or not at all; `unserved` gets the

@@ -2,7 +2,7 @@
 //! not take them; a grow beyond its own promise may.
 
 use super::State;
-use crate::id::Tier;
+use crate::base::Tier;
 
 impl State {
     /// Keeps up to `blocks` device blocks promised for the growth of the sequences that run, in

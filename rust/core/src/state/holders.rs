@@ -2,13 +2,13 @@
 //! and what is in flight. They change nothing.
 
 use super::State;
-use crate::cost::Speeds;
-use crate::error::{Error, Result};
-use crate::id::{
-    FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, SlotIx, TicketId, Tier,
+use super::record::{Parked, Running};
+use crate::base::{
+    Error, FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId,
+    Tier,
 };
-use crate::pool::Hold;
-use crate::record::{Parked, Running};
+use crate::copies::Speeds;
+use crate::tiers::Hold;
 
 /// Room on one tier, in blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -2,9 +2,9 @@
 //! stands before its parent.
 
 use super::State;
+use crate::base::{Class, NodeIx, SlotIx, Tier};
 use crate::evict::{Evict, Place};
-use crate::id::{Class, NodeIx, SlotIx, Tier};
-use crate::pool::Hold;
+use crate::tiers::Hold;
 
 /// When copies on the host of what the device has too are evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

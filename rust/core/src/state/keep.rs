@@ -6,10 +6,9 @@
 //! the device stay closed to the root.
 
 use super::State;
-use crate::id::{MAX_TIERS, NodeIx, ParkedIx, Tier};
-use crate::keeps::Keeps;
-use crate::pool::Hold;
-use crate::record::Keep;
+use super::record::Keep;
+use crate::base::{MAX_TIERS, NodeIx, ParkedIx, Tier};
+use crate::tiers::{Hold, Keeps};
 use std::cmp::Reverse;
 
 /// Where the blocks of a sequence are kept that no other one keeps yet.

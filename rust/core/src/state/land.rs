@@ -2,14 +2,14 @@
 //! unknown keeps its slots out of use until it is known (table 2.3).
 
 use super::State;
-use crate::arena::Found;
-use crate::error::{Error, Result};
-use crate::flight::{Flight, Move, Purpose};
-use crate::hint::Hints;
-use crate::id::{FlightId, FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, SlotIx, Tier};
-use crate::plan::{End, Outcome};
-use crate::pool::Hold;
-use crate::record::{Keep, Phase};
+use super::record::{Keep, Phase};
+use crate::base::{
+    Error, FlightId, FlightIx, LeaseId, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
+};
+use crate::collections::Found;
+use crate::copies::{End, Flight, Move, Outcome, Purpose};
+use crate::evict::Hints;
+use crate::tiers::Hold;
 use std::borrow::Cow;
 
 /// What became of the kept blocks of a flight down.

@@ -2,11 +2,10 @@
 //! they had, and no other has anything.
 
 use super::State;
-use crate::error::{Error, Result};
-use crate::id::{FlightId, FlightIx, Ix as _, NodeIx, ParkedIx, SlotIx, Tier};
-use crate::plan::Outcome;
-use crate::pool::Hold;
-use crate::record::Keep;
+use super::record::Keep;
+use crate::base::{Error, FlightId, FlightIx, Ix as _, NodeIx, ParkedIx, Result, SlotIx, Tier};
+use crate::copies::Outcome;
+use crate::tiers::Hold;
 
 impl State {
     /// [`Self::lose_but`] of the tiers that know whose blocks they have, so that nothing wrong is read there.

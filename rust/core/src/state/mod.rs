@@ -29,11 +29,13 @@ mod paths;
 mod place;
 mod probe;
 mod promote;
+mod record;
 mod resize;
 mod restore;
 mod resume;
 mod runs;
 mod seal;
+mod stats;
 mod stow;
 mod stow_kept;
 mod stray;
@@ -56,28 +58,21 @@ pub use idle::HostCopies;
 pub use probe::{Probe, Stop};
 pub use runs::MAX_RUNS;
 pub use seal::Sealing;
+pub use stats::{Counters, Field, Kind, Stats, TierStats};
 pub use view::{ParkedView, View};
 
 pub(crate) use tier::{Descent, TierState, Tiers};
 
-use crate::arena::{Arena, Found};
-use crate::error::{Error, Result};
-use crate::events::Events;
-use crate::evict::{Evict, Policy};
-use crate::flight::Flight;
-use crate::ghost::Ghosts;
-use crate::id::{
-    FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, SlotIx, Tier,
+use crate::base::{
+    Error, FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx,
+    Tier, memory,
 };
-use crate::index::Tag;
-use crate::ledger::Ledger;
-use crate::life::Lives;
-use crate::memory;
-use crate::plan::Plan;
-use crate::pool::Pool;
-use crate::record::{Held, Parked, Running, Ticket};
-use crate::stats::{Counters, Stats, TierStats};
-use crate::trie::Trie;
+use crate::collections::{Arena, Found, Tag};
+use crate::copies::{Flight, Plan};
+use crate::events::Events;
+use crate::evict::{Evict, Ghosts, Lives, Policy};
+use crate::tiers::{Ledger, Pool, Trie};
+use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
 
 impl Descent {

@@ -2,12 +2,11 @@
 //! copied yet.
 
 use super::keep::Homes;
+use super::record::{Keep, Parked};
 use super::{Sealing, State};
-use crate::error::{Error, Result};
-use crate::hint::Hints;
-use crate::id::{LeaseIx, NodeIx, ParkedId, Tier};
-use crate::keeps::Keeps;
-use crate::record::{Keep, Parked};
+use crate::base::{Error, LeaseIx, NodeIx, ParkedId, Result, Tier};
+use crate::evict::Hints;
+use crate::tiers::Keeps;
 
 impl State {
     /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed

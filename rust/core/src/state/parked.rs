@@ -2,10 +2,8 @@
 //! which owes it a slot; then, when its home is short of room, to a lower one (INV-34).
 
 use super::State;
-use crate::error::{Error, Result};
-use crate::flight::Purpose;
-use crate::id::{FlightIx, NodeIx, ParkedId, Tier};
-use crate::plan::Plan;
+use crate::base::{Error, FlightIx, NodeIx, ParkedId, Result, Tier};
+use crate::copies::{Plan, Purpose};
 
 impl State {
     /// Copies up to `blocks` blocks of a parked sequence down, the deepest first. Without `to`, to

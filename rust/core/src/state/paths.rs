@@ -4,12 +4,11 @@
 
 use super::demote::Ahead;
 use super::{State, WritePolicy};
+use crate::base::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
+use crate::copies::{Move, Plan, Purpose};
 use crate::evict::Evict;
-use crate::flight::{Move, Purpose};
-use crate::id::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
-use crate::plan::Plan;
-use crate::pool::Hold;
-use crate::trie::Uses;
+use crate::tiers::Hold;
+use crate::tiers::Uses;
 
 /// How much of a path that was used once may take the place of what others would lose by it: this part
 /// of the tier below, and no fewer than these. So requests that never come back push out little of what

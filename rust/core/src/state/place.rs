@@ -2,9 +2,8 @@
 //! a slot to fill there, a free one or a victim's. Demote, promote and parked sequences share it.
 
 use super::State;
-use crate::flight::{Move, Purpose};
-use crate::id::{FlightIx, NodeIx, SlotIx, Tier};
-use crate::plan::Plan;
+use crate::base::{FlightIx, NodeIx, SlotIx, Tier};
+use crate::copies::{Move, Plan, Purpose};
 
 impl State {
     pub(super) fn launch_if_any(&mut self, flight: FlightIx, moves: Vec<Move>) -> Option<Plan> {

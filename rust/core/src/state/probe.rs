@@ -1,8 +1,8 @@
 //! Probe: how much of a prefix is where. It changes nothing, not even recency.
 
 use super::State;
-use crate::id::{FlightId, Id, Key, MAX_TIERS, NodeIx, Tier};
-use crate::pool::Hold;
+use crate::base::{FlightId, Id, Key, MAX_TIERS, NodeIx, Tier};
+use crate::tiers::Hold;
 
 /// Why a prefix ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

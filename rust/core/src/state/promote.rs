@@ -1,13 +1,11 @@
 //! Promote: copies up, ahead of a request: to the device, or only to a tier above.
 
 use super::State;
+use super::record::{Phase, Running, Start};
 use super::runs::Runs;
-use crate::error::Result;
-use crate::flight::Purpose;
-use crate::hint::Hints;
-use crate::id::{Key, NodeIx, Tier};
-use crate::plan::Plan;
-use crate::record::{Phase, Running, Start};
+use crate::base::{Key, NodeIx, Result, Tier};
+use crate::copies::{Plan, Purpose};
+use crate::evict::Hints;
 use std::collections::BTreeSet;
 
 impl State {

@@ -2,11 +2,9 @@
 //! come free (table 2.7).
 
 use super::{Config, State, TierState};
-use crate::error::{Error, Result};
+use crate::base::{Error, Ix, ParkedIx, Result, SlotIx, Tier, memory};
 use crate::evict::Evict;
-use crate::id::{Ix, ParkedIx, SlotIx, Tier};
-use crate::memory;
-use crate::pool::Hold;
+use crate::tiers::Hold;
 use std::collections::BTreeMap;
 
 impl State {

@@ -3,10 +3,9 @@
 
 use super::State;
 use super::tier::opened_by;
-use crate::error::{Error, Result};
+use crate::base::{Class, Error, Ix, Key, Link, NodeIx, Result, SlotIx, Tier};
 use crate::evict::{Evict, Evictability, Place};
-use crate::id::{Class, Ix, Key, Link, NodeIx, SlotIx, Tier};
-use crate::pool::Hold;
+use crate::tiers::Hold;
 use std::collections::BTreeMap;
 
 /// Rows whose keys are looked up together.

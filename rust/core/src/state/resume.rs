@@ -1,11 +1,10 @@
 //! Resume: a parked sequence begins again with its blocks; those still on the device are shared, and
 //! the others are loaded.
 
+use super::record::{Keep, Phase, Running, Start};
 use super::{Answer, Begun, Filling, Request, State, Stop};
-use crate::error::Result;
-use crate::id::{FlightId, Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Tier};
-use crate::pool::Hold;
-use crate::record::{Keep, Phase, Running, Start};
+use crate::base::{FlightId, Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, Tier};
+use crate::tiers::Hold;
 
 impl State {
     /// Brings a parked sequence of `tokens` tokens back, at exactly the count of computed tokens

@@ -2,9 +2,8 @@
 //! and published in their order.
 
 use super::State;
-use crate::flight::Purpose;
-use crate::id::{FlightIx, LeaseId, MAX_TIERS, Tier};
-use crate::plan::End;
+use crate::base::{FlightIx, LeaseId, MAX_TIERS, Tier};
+use crate::copies::{End, Purpose};
 
 /// The most runs that one begin or promote loads: beyond them a prefix ends.
 pub const MAX_RUNS: usize = 8;

@@ -1,12 +1,10 @@
 //! Seal: publishes full, computed blocks, one by one (table 2.1).
 
 use super::State;
-use crate::error::{Error, Result};
-use crate::id::{Key, LeaseId, Link, NodeIx, SlotIx, Tier};
-use crate::index::Tag;
-use crate::pool::Hold;
-use crate::record::Running;
-use crate::trie::Uses;
+use super::record::Running;
+use crate::base::{Error, Key, LeaseId, Link, NodeIx, Result, SlotIx, Tier};
+use crate::collections::Tag;
+use crate::tiers::{Hold, Uses};
 
 /// One row of a seal.
 #[derive(Clone, Copy, Debug)]

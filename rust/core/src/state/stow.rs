@@ -3,13 +3,10 @@
 
 use super::State;
 use super::engine::check_range;
-use crate::error::{Error, Result};
-use crate::flight::{Move, Purpose};
-use crate::id::{FlightIx, Ix, Key, NodeIx, SlotIx, Tier};
-use crate::index::{Gap, Tag};
-use crate::plan::Plan;
-use crate::pool::Hold;
-use crate::trie::Uses;
+use crate::base::{Error, FlightIx, Ix, Key, NodeIx, Result, SlotIx, Tier};
+use crate::collections::{Gap, Tag};
+use crate::copies::{Move, Plan, Purpose};
+use crate::tiers::{Hold, Uses};
 
 /// What a block of a path stands on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

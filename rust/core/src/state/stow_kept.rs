@@ -2,15 +2,12 @@
 //! cuts it to the blocks before: the engine has its sources no more.
 
 use super::State;
+use super::record::Parked;
 use super::stow::Above;
-use crate::error::{Error, Result};
-use crate::flight::Purpose;
-use crate::id::{Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, SlotIx, Tier};
-use crate::index::{Tag, mix};
-use crate::keeps::Keeps;
-use crate::plan::Plan;
-use crate::pool::Hold;
-use crate::record::Parked;
+use crate::base::{Error, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, Tier};
+use crate::collections::{Tag, mix};
+use crate::copies::{Plan, Purpose};
+use crate::tiers::{Hold, Keeps};
 
 impl State {
     /// Copies all blocks of a request's `tokens` tokens down that are neither below nor on their way

@@ -3,8 +3,8 @@
 //! their tier (INV-39).
 
 use super::State;
-use crate::id::{Class, Ix, NodeIx, Tier};
-use crate::pool::Hold;
+use crate::base::{Class, Ix, NodeIx, Tier};
+use crate::tiers::Hold;
 
 /// How far a block is from the first of its path whose prefix is nowhere: itself, 1.
 type Depth = u32;

@@ -5,10 +5,9 @@
 //! before its child.
 
 use super::{Sealing, State};
-use crate::error::{Error, Result};
+use crate::base::{Error, Id, Ix, MAX_TIERS, NodeIx, Result, Tier};
+use crate::copies::Move;
 use crate::events::{Above, Events, NO_TOKENS, Name, Stage, StagedRow, Told, number};
-use crate::flight::Move;
-use crate::id::{Id, Ix, MAX_TIERS, NodeIx, Tier};
 use crate::mirror::Known;
 use std::ops::Range;
 
@@ -347,7 +346,7 @@ impl State {
     /// what the audit compares a listener with.
     pub(crate) fn told_blocks(&self) -> Vec<Known> {
         let told = |&(node, _): &(NodeIx, _)| self.is_told(node) && !self.is_untold(node);
-        let known = |(node, block): (NodeIx, &crate::trie::Node)| {
+        let known = |(node, block): (NodeIx, &crate::tiers::Node)| {
             let ready = self
                 .tiers
                 .all()

@@ -1,11 +1,10 @@
 //! Tickets: blocks promised to a sequence that does not have them yet, of the device to one that is
 //! to run, of a tier below it to one that is to be parked. No slot moves for them.
 
+use super::record::Ticket;
 use super::{Answer, Sealing, State};
-use crate::arena::Found;
-use crate::error::{Error, Result};
-use crate::id::{ParkedId, TicketId, TicketIx, Tier};
-use crate::record::Ticket;
+use crate::base::{Error, ParkedId, Result, TicketId, TicketIx, Tier};
+use crate::collections::Found;
 
 impl State {
     /// Promises a number of blocks of a tier to the holder of the ticket.

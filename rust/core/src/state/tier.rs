@@ -1,12 +1,9 @@
 //! One tier: its slots, which goes next, and the accounts of both, moved together. What a slot holds
 //! is known here by number; blocks and their parents are the trie's.
 
-use crate::evict::{Evict, Evictability, Opens, Place, Policy};
-use crate::id::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
-use crate::ledger::Ledger;
-use crate::life::{Lives, Past};
-use crate::pool::{Cell, Hold, Pool};
-use crate::trie::{Residency, Trie};
+use crate::base::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
+use crate::evict::{Evict, Evictability, Lives, Opens, Past, Place, Policy};
+use crate::tiers::{Cell, Hold, Ledger, Pool, Residency, Trie};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
 

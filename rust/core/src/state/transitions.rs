@@ -8,10 +8,9 @@
 
 use super::State;
 use super::tier::{evictability, is_busy};
+use crate::base::{FlightIx, Link, NodeIx, SlotIx, Tier};
 use crate::evict::{Evict, Evictability};
-use crate::id::{FlightIx, Link, NodeIx, SlotIx, Tier};
-use crate::pool::Hold;
-use crate::trie::Uses;
+use crate::tiers::{Hold, Uses};
 
 impl State {
     #[inline]

@@ -1,11 +1,10 @@
 //! View: one consistent reading of a lease or a parked sequence.
 
 use super::State;
-use crate::arena::Found;
-use crate::error::{Error, Result};
-use crate::id::{FlightId, Ix, LeaseId, MAX_TIERS, ParkedId};
-use crate::plan::Plan;
-use crate::record::Keep;
+use super::record::Keep;
+use crate::base::{Error, FlightId, Ix, LeaseId, MAX_TIERS, ParkedId, Result};
+use crate::collections::Found;
+use crate::copies::Plan;
 
 /// A lease as it is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,9 +2,8 @@
 //! capacity, and what was in them is lost; all others stay as they are.
 
 use super::State;
-use crate::error::{Error, Result};
-use crate::id::{Ix, SlotIx, Tier};
-use crate::pool::Hold;
+use crate::base::{Error, Ix, Result, SlotIx, Tier};
+use crate::tiers::Hold;
 
 impl State {
     /// Gives these slots of a tier below the device out no more. Ready copies in them are dropped:

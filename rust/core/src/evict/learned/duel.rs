@@ -8,10 +8,10 @@
 use crate::evict::bonus::Bonus;
 use crate::evict::learned::history::{History, Use};
 use crate::evict::learned::reuse::Reuse;
+use crate::evict::life::Life;
 use crate::evict::newest::Newest;
 use crate::evict::order::Order;
 use crate::evict::recency::Recency;
-use crate::life::Life;
 
 /// The orders in the duel; among equals the first wins.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -265,7 +265,7 @@ mod tests {
     use super::{Duel, Rule};
     use crate::evict::learned::history::History;
     use crate::evict::learned::reuse::Reuse;
-    use crate::life::{Hint, Life};
+    use crate::evict::life::{Hint, Life};
 
     const SLOTS: usize = 64;
 

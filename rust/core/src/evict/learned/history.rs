@@ -5,8 +5,7 @@
 //! the oldest are dropped. Cursors into it only move forward, which makes what is derived from it
 //! cheap: the fronts of shadow caches, and what has outlived an age.
 
-use crate::error::Result;
-use crate::memory;
+use crate::base::{Result, memory};
 
 /// What it is, where there is no memory for it.
 const SAMPLE: &str = "the sample that the eviction order learns from";

@@ -9,12 +9,12 @@ mod gittins;
 mod history;
 mod reuse;
 
-use crate::error::Result;
+use crate::base::Result;
 use crate::evict::learned::duel::Duel;
 use crate::evict::learned::history::History;
 use crate::evict::learned::reuse::Reuse;
+use crate::evict::life::Life;
 use crate::evict::order::Order;
-use crate::life::Life;
 
 /// Uses after which some values are made anew.
 const STEP: usize = 512;
@@ -118,10 +118,10 @@ mod tests {
     use std::hash::{DefaultHasher, Hash, Hasher};
 
     use super::Learned;
+    use crate::evict::hint::NextUse;
+    use crate::evict::life::{Hint, Life};
     use crate::evict::order::Order;
     use crate::evict::recency::Recency;
-    use crate::hint::NextUse;
-    use crate::life::{Hint, Life};
 
     /// A cache of blocks without parents.
     struct Cache<O> {

@@ -10,10 +10,10 @@
 
 use std::array;
 
+use crate::evict::hint::NextUse;
 use crate::evict::learned::gittins::{BINS, CERTAIN, bin, indices, start};
 use crate::evict::learned::history::{History, Use};
-use crate::hint::NextUse;
-use crate::life::{Hint, Life};
+use crate::evict::life::{Hint, Life};
 
 /// Once, again, and often: see `Reuse::class`.
 const GROUPS: usize = 3;
@@ -187,9 +187,9 @@ fn count(count: &mut u32) {
 #[cfg(test)]
 mod tests {
     use super::{Reuse, bin};
+    use crate::evict::hint::NextUse;
     use crate::evict::learned::history::History;
-    use crate::hint::NextUse;
-    use crate::life::{Hint, Life};
+    use crate::evict::life::{Hint, Life};
 
     /// Blocks of two classes in turn: those of the first are used again after 256 uses.
     fn taught() -> Reuse {

@@ -2,10 +2,10 @@
 //! stands in front again when its last child has left.
 
 use super::{BLOCKED, FIRST, Front, OPEN, Queues, STUCK, WAITS};
+use crate::base::{Class, Ix, SlotIx};
+use crate::evict::life::Past;
 use crate::evict::order::Order;
 use crate::evict::{Evict, Evictability, HEADS, Opens, Stamps};
-use crate::id::{Class, Ix, SlotIx};
-use crate::life::Past;
 
 impl<O: Order> Queues<O> {
     /// Which of the order's lists a head is.

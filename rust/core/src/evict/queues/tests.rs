@@ -6,8 +6,8 @@ use super::super::bonus::Bonus;
 use super::super::newest::Newest;
 use super::super::recency::Recency;
 use super::*;
-use crate::id::NodeIx;
-use crate::life::{Life, Lives};
+use crate::base::NodeIx;
+use crate::evict::life::{Life, Lives};
 
 fn slot(number: u32) -> SlotIx {
     SlotIx::new(number)
@@ -256,6 +256,7 @@ fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
     assert_eq!(policy.victim(&|_| 0), Some(slot(0)));
 }
 
+/// Law: INV-20l
 #[test]
 fn what_a_resize_makes_the_next_victim_is_looked_at() {
     let mut policy: Queues<Bonus> = Queues::new(8, 8, true).unwrap();

@@ -1,9 +1,9 @@
 //! What would go next of several lists, one after the other, without taking it.
 
 use super::{BRANCH, FIRST, Front, OPEN, Queues, WAITS};
+use crate::base::{Ix, SlotIx};
 use crate::evict::order::Order;
 use crate::evict::{HEADS, Opens, Stamps};
-use crate::id::{Ix, SlotIx};
 use std::collections::BTreeSet;
 
 /// Where the walk is.

@@ -6,8 +6,8 @@ mod promises;
 mod slots;
 
 use super::{State, TierState};
-use crate::id::{Group, Ix, Key, Link, Slot, SlotIx, Tier};
-use crate::pool::Hold;
+use crate::base::{Group, Ix, Key, Link, Slot, SlotIx, Tier};
+use crate::tiers::Hold;
 use std::fmt;
 
 /// The first law found broken. There is none unless Blockyard has a bug.

@@ -1,11 +1,10 @@
 //! Order and paths: INV-20, 21 and 39.
 
 use super::{Check, Violation};
+use crate::base::{Class, Ix, MAX_TIERS, NodeIx, SlotIx, Tier};
 use crate::evict::Evict;
-use crate::id::{Class, Ix, MAX_TIERS, NodeIx, SlotIx, Tier};
-use crate::pool::Hold;
 use crate::state::State;
-use crate::trie::Node;
+use crate::tiers::{Hold, Node};
 
 impl State {
     /// The order holds all idle blocks, child before parent; pins are closed to the root (INV-20).

@@ -1,11 +1,10 @@
 //! Promises, keeps and epochs: INV-22 to 24.
 
 use super::{Check, Violation};
-use crate::id::{Class, NodeIx, SlotIx, Tier};
-use crate::pool::Hold;
-use crate::record::Running;
+use crate::base::{Class, NodeIx, SlotIx, Tier};
 use crate::state::State;
-use crate::trie::Node;
+use crate::state::record::Running;
+use crate::tiers::{Hold, Node};
 
 impl State {
     /// Promises are the sum of what was promised, and they are backed; where nothing runs there is no

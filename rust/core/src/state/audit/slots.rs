@@ -1,10 +1,10 @@
 //! Slots: INV-1, 3, 6 and 14.
 
 use super::{Check, Holders};
-use crate::flight::Flight;
-use crate::id::{Ix, MAX_TIERS, Set, SlotIx, Tier};
-use crate::pool::Hold;
+use crate::base::{Ix, MAX_TIERS, Set, SlotIx, Tier};
+use crate::copies::Flight;
 use crate::state::State;
+use crate::tiers::Hold;
 
 impl State {
     /// The sets add up to the capacity, and the free list is the free set (INV-1).

@@ -1,13 +1,12 @@
 //! The structure under an order of several lists, by seed, beside plain lists: all of both is compared
 //! after each step.
 
-use crate::error::Result;
+use crate::base::{Class, Ix, NodeIx, Result, SlotIx};
+use crate::evict::hint::Hints;
+use crate::evict::life::{Hint, Life, Lives};
 use crate::evict::order::Order;
 use crate::evict::queues::{FIRST, PASSED, Queues, WAITS};
 use crate::evict::{Evict, Evictability, Opens, Place, Stamps};
-use crate::hint::Hints;
-use crate::id::{Class, Ix, NodeIx, SlotIx};
-use crate::life::{Hint, Life, Lives};
 use std::cmp::Reverse;
 
 const SLOTS: usize = 24;

@@ -1,0 +1,509 @@
+"""The scheduler's half for an engine that gives out its block ids itself. It knows no engine.
+
+The engine keeps its own allocator and prefix cache. The connector tells it what lies below, and
+plans the copies; a `Worker` beside the model carries them out. In a step of the engine:
+
+1. `commit` takes what the workers have reported, and `arrived` says whose loads have ended.
+2. `matched` and `allocated` are asked for each request that is admitted; `preempted` is told of
+   each that must give its blocks up, and `finished` of each that has ended, in any order.
+3. `step` gives the orders of this step, and the worker takes them before anything is computed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from blockyard._core import Keys, Misuse, NoRoom, Parked, Recorder
+from blockyard.connectors.freed_blocks import FreedBlocks
+from blockyard.connectors.loads import Loads
+from blockyard.connectors.orders import NO_IDS, Ids, Orders
+from blockyard.shared.hints import NO_HINTS, Hints, Retention
+from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.single import Single
+from blockyard.shared.validate import integer, one_of
+from blockyard.yard.cache import KVCache
+from blockyard.yard.parking import Parking
+
+__all__ = ["Connector"]
+
+
+_KEY: Final = 32
+"""Bytes of a key."""
+_PATHS: Final = 4
+"""Running requests whose paths are touched in a step."""
+_BLOCKS: Final = 256
+"""Blocks after which no further path is touched in a step."""
+
+
+@dataclass(slots=True, eq=False)
+class _Arrived:
+    """A request."""
+
+    time: int
+    keys: Keys | None = None
+    """Those that it came with, before anything was sampled."""
+    has_run: bool = False
+
+
+class _Arrivals:
+    """What the recorder is told of requests; nothing is kept where there is none.
+
+    Args:
+        recorder: What is told.
+    """
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self._waiting: dict[Hashable, _Arrived] = {}
+
+    def add(self, request: Hashable, keys: Keys | None = None) -> None:
+        """Hears of a request; what is heard first counts."""
+        if self._recorder is None:
+            return
+        entry = self._waiting.get(request)
+        if entry is None:
+            entry = self._waiting[request] = _Arrived(self._recorder.arrived())
+        if entry.keys is None:
+            entry.keys = keys
+
+    def run(self, request: Hashable) -> None:
+        """Hears that a request runs, or loads."""
+        if self._recorder is not None and request in self._waiting:
+            self._waiting[request].has_run = True
+
+    def end(
+        self, request: Hashable, keys: Keys | None, prompt: int | None, answer: int | None
+    ) -> None:
+        """Records a request that has run, and forgets it.
+
+        Args:
+            request: Its id.
+            keys: Those of its full blocks, if it has any that count.
+            prompt: Tokens of its prompt; None for those of the keys that it came with.
+            answer: Tokens of its answer; None for those that its keys have more.
+
+        Raises:
+            Misuse: A number is out of range.
+        """
+        entry = self._waiting.pop(request, None)
+        if entry is None or entry.keys is None or not entry.has_run or self._recorder is None:
+            return
+        longest = entry.keys if keys is None or len(keys) < len(entry.keys) else keys
+        prompt = entry.keys.tokens if prompt is None else prompt
+        answer = max(longest.tokens - prompt, 0) if answer is None else answer
+        self._recorder.ended(entry.time, longest, prompt, answer)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request."""
+
+    keys: Keys
+    first: int = 0
+    """Blocks that the engine had itself when it asked last."""
+    kept: Parked | None = None
+    keeping: int | None = None
+    """The flight that copies what is kept, until it has ended."""
+    failed: bool = False
+    """Whether its last load brought nothing: no other one is offered before it has run."""
+
+    def beyond(self, tokens: int) -> Parked | None:
+        """Returns what is kept of it, where that is more than these tokens."""
+        return None if self.kept is None or self.kept.computed <= tokens else self.kept
+
+
+class Connector(Single):
+    """Finds, fetches, stows and keeps for the requests of one engine, which has an id for each.
+
+    It is for one thread, the one that schedules. All that it decides follows from the calls.
+
+    Args:
+        cache: The bookkeeping, made with `engine=`: the blocks that the engine gives out.
+        retries: How often a load is tried again of which a copy has failed.
+        again: Blocks at the end of what others have stowed that are computed again: 1 where a
+            block's KV depends on the token behind it, as a drafter's does.
+
+    Raises:
+        Misuse: A value is out of range.
+    """
+
+    def __init__(self, cache: KVCache, *, retries: int = 2, again: int = 0) -> None:
+        self.cache = cache
+        """The bookkeeping."""
+        self._size = cache.block_size
+        self._again = integer("again", again, least=0)
+        self._loads = Loads(cache, integer("retries", retries, least=0))
+        self._rows: dict[Hashable, _Row] = {}
+        self._parking = Parking(cache, cache.config)
+        self._waiting: dict[_Row, None] = {}  # what is kept and not loading, the oldest first
+        self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
+        self._stows: list[tuple[Keys, Ids, int]] = []
+        self._learns = cache.config.eviction != "recency"
+        # The paths of requests that have ended, by what they have said.
+        self._ended: dict[Hints, list[Keys]] = {}
+        # Their paths, in the order in which they are touched next.
+        self._running: OrderedDict[Hashable, Keys] = OrderedDict()
+        self._now = 0
+        self._freed = FreedBlocks(cache.config.device_blocks)
+        self._arrivals = _Arrivals(cache.recorder)
+
+    def added(self, request: Hashable) -> None:
+        """Hears that a request has come, for the times of a recording; else `matched` does.
+
+        Args:
+            request: Its id.
+        """
+        self._arrivals.add(request)
+
+    def matched(
+        self, request: Hashable, keys: Keys, local: int = 0, *, prefix: bool = True
+    ) -> int | None:
+        """Tells how many tokens lie below, behind the blocks that the engine has; ask at will.
+
+        Args:
+            request: Its id.
+            keys: The keys of its full blocks, from `KVCache.keys` or `ready_keys`.
+            local: Leading blocks that the engine has itself.
+            prefix: Whether it may have what others have stowed; if not, only what is kept of it.
+
+        Returns:
+            Tokens from block `local` on, which need not end with a block and may be all that the
+            request has; 0 for none; None where they are in the air: ask again in a later step.
+
+        Raises:
+            Misuse: The request is loading, or there are not so many blocks.
+        """
+        self._check(request)
+        self._flush()
+        found = self.cache.find(keys, local)
+        row = self._row(request, keys)
+        self._arrivals.add(request, keys)
+        row.first = local
+        if row.failed:
+            return 0
+        if row.kept is not None and row.kept.state == "broken":
+            self._release(row)
+        kept = row.beyond(local * self._size)
+        if kept is not None:
+            in_the_air = row.keeping is not None and kept.state == "kept"
+            return None if in_the_air else kept.computed - local * self._size
+        if not prefix:
+            return 0
+        if found.stop == "filling":
+            return None
+        return max(found.host + found.disk - self._again, 0) * self._size
+
+    def allocated(self, request: Hashable, ids: Ids = ()) -> None:
+        """Begins a request that was `matched`: it runs, or its blocks come up first.
+
+        Args:
+            request: Its id.
+            ids: The engine's ids of the blocks that `matched` has counted, or of the first of them,
+                from block `local` on. They are the request's until `arrived` names it, even if it
+                ends before. None where nothing comes up: the request runs.
+
+        Raises:
+            Misuse: It was never matched, or is loading; or an id is out of range, or comes twice.
+        """
+        self._check(request)
+        row = self._rows.get(request)
+        if row is None:
+            raise Misuse(f"request {request!r} was not matched: call `matched` first")
+        self._freed.check(ids)
+        self._flush()
+        if len(ids):
+            kept = row.beyond(row.first * self._size)
+            self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
+            self._freed.forget(ids)
+            self._waiting.pop(row, None)
+        else:
+            self._run(request, row)
+        self._arrivals.run(request)
+
+    def arrived(self) -> dict[Hashable, int]:
+        """Returns whose loads have ended since the last call, and the tokens that each has now.
+
+        They count from its start: what the engine had, and what has come. Where copies failed they
+        are fewer than was matched. One that has ended meanwhile is named too: its ids are free.
+        """
+        arrived: dict[Hashable, int] = {}
+        for request, load in self._loads.done():
+            row = self._rows.get(request)
+            if row is not None:
+                self._run(request, row)
+                row.failed = not load.good
+            arrived[request] = load.tokens(self._size)
+        return arrived
+
+    def preempted(self, request: Hashable, keys: Keys, ids: Ids, tokens: int) -> bool:
+        """Keeps what a request has computed. Its ids may be given to others at once.
+
+        Args:
+            request: Its id.
+            keys: The keys of its full blocks.
+            ids: The engine's ids of its blocks, from the first on, or more.
+            tokens: Tokens whose KV is in them.
+
+        Returns:
+            Whether all of it is kept. If not, for want of room below, its full blocks are stowed as
+            far as they find room, and may be evicted again.
+
+        Raises:
+            Misuse: It is loading; or ids, keys and tokens do not fit each other.
+        """
+        self._check(request)
+        self._flush()
+        tokens = integer("tokens", tokens, least=0)
+        kept: Parked | None = None
+        try:
+            if tokens:
+                kept = self.cache.keep(keys, ids[: -(-tokens // self._size)], tokens)
+        except NoRoom:
+            self.cache.stow(keys, ids[: tokens // self._size])
+        row = self._row(request, keys)
+        self._release(row)
+        self._running.pop(request, None)
+        row.failed, row.kept = False, kept
+        if kept is not None:
+            self._waiting[row] = None
+        for plan in [] if kept is None else kept.plans:
+            row.keeping = plan.flight
+            self._keeping[plan.flight] = row
+        return kept is not None
+
+    def finished(  # noqa: PLR0913 - keywords
+        self,
+        request: Hashable,
+        keys: Keys | None = None,
+        ids: Ids = (),
+        *,
+        retention: Retention = "ordinary",
+        next_use: float | None = None,
+        priority: int | None = None,
+        ttl: int | None = None,
+        prompt: int | None = None,
+        answer: int | None = None,
+    ) -> bool:
+        """Ends a request, and stows its full blocks for others.
+
+        What is known of its future holds for all of its blocks that lie below or come there now.
+
+        Args:
+            request: Its id. One that was never matched has nothing to give up.
+            keys: The keys of its full blocks; None to stow nothing, as where it is aborted.
+            ids: The engine's ids of those blocks whose KV is computed, from the first on.
+            retention: As in `KVCache.finish`; so are the others.
+            next_use: Seconds until they will be used again.
+            priority: From 0 to 100, the last to be evicted.
+            ttl: After so many ticks they go first.
+            prompt: Tokens of its prompt, for a recording; None for those of the keys at the first
+                `matched`.
+            answer: Tokens of its answer, likewise; None for what the keys have more now.
+
+        Returns:
+            Whether its load still writes to its ids: keep them until `arrived` names it. If not,
+            they may be given to others at once.
+
+        Raises:
+            Misuse: A hint, a number or an id is out of range, or as in `stow`; it has not ended.
+        """
+        hints = Hints.checked(retention, next_use, priority, ttl)
+        stow = None if keys is None else self._stow_of(keys, ids, 0)
+        self._arrivals.end(request, keys, prompt, answer)
+        if keys is not None and stow is not None and request not in self._loads:
+            self._freed.add(keys, ids)
+            self._stows.append(stow)
+            if self._learns or hints != NO_HINTS:
+                self._ended.setdefault(hints, []).append(keys)
+        row = self._rows.pop(request, None)
+        if row is not None:
+            self._release(row)
+        self._running.pop(request, None)
+        return self._loads.end(request)
+
+    def stow(self, keys: Keys, ids: Ids, first: int = 0) -> None:
+        """Stows full blocks of a request that runs on, with the next step.
+
+        Args:
+            keys: The keys of its full blocks.
+            ids: The engine's ids of those whose KV is computed, from block `first` on, or more.
+            first: The block that the first id is for.
+
+        Raises:
+            Misuse: As in `KVCache.stow`. What others stow is as it was.
+        """
+        if (row := self._stow_of(keys, ids, first)) is not None:
+            self._stows.append(row)
+
+    def _stow_of(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
+        self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
+        return self._freed.row(keys, ids, first)
+
+    def step(self, written: Ids = (), victims: Ids = (), spoiled: Ids = ()) -> Orders:
+        """Returns the orders of this step, for the workers of all ranks.
+
+        Args:
+            written: Ids in which tokens are computed from this step on, and were not before: those
+                given out since the last step, of loads that came short too. More do no harm.
+            victims: Free blocks that the engine will give to others next, the next one first. What
+                ended requests have left there, and is no longer below, is copied ahead of that.
+            spoiled: Those of `written` that a worker writes before it has these orders. What is
+                being copied from them ends before the first such block.
+
+        Raises:
+            Misuse: An id is out of range; no order is given.
+        """
+        self._freed.check(written, victims, spoiled)
+        self._flush()
+        self._loads.ask_again()
+        self._freed.forget(written)
+        self._copy_ahead(victims)
+        if self._ended:
+            self._tell()
+        self._touch()
+        if self._waiting:
+            self._lower()
+        fence = self.cache.must_finish(written) if len(written) else None
+        up: list[Plan] = []
+        down: list[Plan] = []
+        for plan in self.cache.dispatch():
+            (up if plan.destination_tier == "device" else down).append(plan)
+        ids = NO_IDS if fence is None else np.array(written, np.int64)
+        early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
+        return Orders(tuple(down), tuple(up), fence, ids, early)
+
+    def commit(self, outcomes: Iterable[Outcome], *, now: int | None = None) -> None:
+        """Takes what workers have reported: of all ranks the smallest count of good blocks holds.
+
+        Args:
+            outcomes: From `Worker.outcomes`.
+            now: The tick, for deadlines; None for one more than at the last call.
+
+        Raises:
+            Misuse: As in `KVCache.commit`.
+        """
+        now = self._now + 1 if now is None else now
+        self.cache.commit(list(outcomes), now=now)
+        self._now = now
+        self._land()
+
+    def clear(self) -> None:
+        """Ends an epoch, as after new weights: nothing computed before comes back, or is stowed.
+
+        The engine's own blocks are void too: those of requests that run on are stowed under the
+        same keys when they end. Preempt them first, and keep nothing of them.
+        """
+        self._stows.clear()
+        self._freed.clear()
+        self.cache.clear()
+        self._ended.clear()
+        # What was planned and not ordered yet is of before: the workers never hear of it.
+        ranks = range(self.cache.config.ranks)
+        unsent = [
+            Outcome(plan.flight, rank, 0, Cause.FAILED, plan.yard)
+            for plan in self.cache.dispatch()
+            for rank in ranks
+        ]
+        if unsent:
+            self.cache.commit(unsent, now=self._now)
+            self._land()
+
+    def reset(self, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> None:
+        """Forgets what runs and loads, after the engine was restarted and its blocks were lost.
+
+        Call it when the workers of all ranks were reset or are gone. What is kept of requests that
+        wait stays kept, as far as its copies have ended; all others must be matched again.
+
+        Args:
+            memory: Whether what is below is "kept", "lost" as well, or lost but for the disk.
+        """
+        one_of("memory", memory, ("lost", "kept", "disk kept"))
+        self.cache.dispatch()
+        for rank in range(self.cache.config.ranks):
+            self.cache.reset(rank, memory=memory)
+        self._loads.reset()
+        self._land()
+        self._stows.clear()
+        self._ended.clear()
+        self._freed.clear()
+        self._running.clear()
+        self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
+        self._waiting = dict.fromkeys(self._rows.values())
+
+    def _check(self, request: Hashable) -> None:
+        if request in self._loads:
+            raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
+
+    def _row(self, request: Hashable, keys: Keys) -> _Row:
+        row = self._rows.get(request)
+        if row is None:
+            row = self._rows[request] = _Row(keys)
+        row.keys = keys
+        return row
+
+    def _flush(self) -> None:
+        """Stows what there is to stow, of all requests at once."""
+        if self._stows:
+            stows, self._stows = self._stows, []
+            keys, ids, firsts = zip(*stows, strict=True)
+            self.cache.stow(list(keys), list(ids), list(firsts))
+
+    def _copy_ahead(self, victims: Ids) -> None:
+        """Stows what is evicted next, as far as it is not below."""
+        if not len(victims):
+            return
+        size, rows = self._size, list(self._freed.take(victims))
+        if rows:
+            keys = [self.cache.ready_keys(key, len(key) // _KEY * size) for key, _, _ in rows]
+            self.cache.stow(keys, [ids for _, ids, _ in rows], [first for _, _, first in rows])
+
+    def _land(self) -> None:
+        landed = self.cache.ended()
+        for flight in landed:
+            row = self._keeping.pop(flight, None)
+            if row is not None and row.keeping == flight:
+                row.keeping = None
+        self._loads.land(landed)
+
+    def _run(self, request: Hashable, row: _Row) -> None:
+        """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
+        self._release(row)
+        row.failed = False
+        self._running[request] = row.keys
+
+    def _release(self, row: _Row) -> None:
+        kept, row.kept, row.keeping = row.kept, None, None
+        if kept is not None:
+            self._waiting.pop(row, None)
+            self.cache.abandon(kept)
+
+    def _lower(self) -> None:
+        """Moves what is kept on the host to the disk, where the host is short of room."""
+        kept = (row.kept for row in self._waiting)
+        self._parking.lower(parked for parked in kept if parked is not None)
+
+    def _tell(self) -> None:
+        """Says which requests have ended, all that have said the same in one call.
+
+        Those that run are touched after it: they have the last word on what they share.
+        """
+        ended, self._ended = self._ended, {}
+        for hints, paths in ended.items():
+            self.cache.used(paths, ended=True, **hints.keywords)
+
+    def _touch(self) -> None:
+        """Says of a few requests that run, in turn, that what lies below of them is in use."""
+        paths: list[Keys] = []
+        blocks = 0
+        for _ in range(min(_PATHS, len(self._running))):
+            request, keys = self._running.popitem(last=False)
+            self._running[request] = keys
+            paths.append(keys)
+            blocks += len(keys)
+            if blocks >= _BLOCKS:
+                break
+        if paths:
+            self.cache.used(paths)

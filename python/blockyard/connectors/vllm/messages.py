@@ -1,0 +1,67 @@
+"""What goes from the scheduler's process to the workers at each step, and back."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from blockyard._typing import override
+from blockyard.connectors.orders import Orders
+from blockyard.shared.plan import Outcome
+from blockyard.shared.restored import Restored
+
+__all__ = ["Ready", "Reports", "StepOrders"]
+
+
+@dataclass
+class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """What a worker says when it has its memory."""
+
+    rank: int
+    fingerprint: str
+    """Of what the workers and the scheduler's half must have alike."""
+    shared: str | None
+    """The file of the memory that all ranks map, and need by name no more."""
+    file: tuple[int, int] | None = None
+    """Its device and number there."""
+    restored: Restored | None = None
+    """What its disk has from before."""
+    folders: tuple[str, ...] = ()
+    """Of the identity of what is on it, one for each of its paths."""
+
+
+@dataclass
+class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
+    """What the workers do in one step."""
+
+    number: int
+    """Each step of a yard has its own, so that none is carried out twice."""
+    orders: Orders
+    arrived: set[str] = field(default_factory=set)
+    """Requests whose loads have ended: every worker says so to vLLM."""
+    missing: set[int] = field(default_factory=set)
+    """Blocks of those that have not come."""
+    run: int = 0
+    """As which owner the disks of all ranks count; 0 in all steps but the first ones."""
+    cleared: int = 0
+    """How often what is below was cleared so far."""
+    yard: int | None = None
+    """The yard of the scheduler that orders it: another one counts from the beginning."""
+
+
+@dataclass
+class Reports(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What has ended on some ranks."""
+
+    outcomes: list[Outcome]
+    dead: frozenset[tuple[int, int]] = frozenset()
+    """Slots of disks that have died, where a copy has failed: the first, and the step."""
+
+    @override
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
+        """Joins the reports of two ranks; the cache believes the smallest of each flight."""
+        assert isinstance(other, Reports)  # noqa: S101 - vLLM joins what the same class has made
+        return Reports([*self.outcomes, *other.outcomes], self.dead | other.dead)

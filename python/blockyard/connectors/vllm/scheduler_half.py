@@ -1,0 +1,455 @@
+"""The connector in the scheduler's process: vLLM's requests as those of a `Connector`."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from blockyard._core import Keys, Misuse, Unsupported
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.vllm.identity import Root, Start, fingerprint_of
+from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
+from blockyard.connectors.vllm.notes import Notes
+from blockyard.connectors.vllm.resets import Resets
+from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.told import Told
+from blockyard.shared.log import Limited
+from blockyard.shared.restored import Restored
+from blockyard.yard.cache import KVCache
+from blockyard.yard.config import Config
+from blockyard.yard.dead_disks import Stripes, withdraw_dead
+
+__all__ = ["SchedulerHalf"]
+
+_KEY: Final = 32
+_LOOK: Final = 64
+"""Free blocks that are looked at, at least."""
+_PAUSE: Final = 250
+"""Milliseconds after which deadlines are looked at, where no worker reports."""
+_log = Limited(__name__, 0)
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request of vLLM, from its arrival to its end."""
+
+    request: Any
+    settings: Settings
+    start: Start | None
+    """What its keys start with; None for one that has no keys."""
+    keys: bytearray = field(default_factory=bytearray)
+    ids: list[int] = field(default_factory=list)
+    """Its block table, as of the last step in which it was scheduled."""
+    started: int = 0
+    """Tokens that it had when it was scheduled first since it waited."""
+    scheduled: int = 0
+    """Tokens that were given to the model since, at the last step that took more than one."""
+    local: int = 0
+    """Tokens that vLLM had itself when it asked last."""
+    wanted: int = 0
+    """Tokens that a load shall bring it to, from its start."""
+    stowed: int = 0
+    """Leading blocks that were stowed since it began."""
+    preemptions: int = 0
+    """How often it was preempted, as far as that was heard."""
+    loading: list[int] = field(default_factory=list)
+    """Its block table while it loads."""
+
+    def computed(self) -> int:
+        """Tokens whose KV is in its blocks, whatever step is in flight.
+
+        The last token was sampled and is computed by no step that has ended. A prompt is computed
+        as far as it was scheduled.
+        """
+        known = int(self.request.num_tokens)
+        return known - 1 if known > self.started else min(self.scheduled, known - 1)
+
+
+class SchedulerHalf:
+    """Finds, fetches, keeps and stows for vLLM's scheduler; its thread calls it.
+
+    Args:
+        settings: What it does.
+        config: Sizes and policies of its cache; a tick of its deadlines is a millisecond.
+        weights_change: Whether the engine may get other weights while it runs.
+        again: As in `Connector`.
+    """
+
+    def __init__(
+        self, settings: Settings, config: Config, *, weights_change: bool = False, again: int = 0
+    ) -> None:
+        self.cache = KVCache(config.named())
+        self.connector = Connector(self.cache, again=again)
+        self._settings = settings
+        self._size = config.block_size
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds, for deadlines."""
+        self._begun: float | None = None
+        self._looked = 0
+        self._seen = 0
+        """Blocks of vLLM's free queue that were looked at, and not given out since."""
+        self._ahead = config.ahead_of("device") if settings.stow != "none" else 0
+        keeps = settings.keep_on_reset
+        self.resets = Resets(ends=weights_change if keeps is None else not keeps)
+        self._warned: set[str] = set()
+        self._root = Root(dict(config.namespace or ()).items())
+        self._rows: dict[str, _Row] = {}
+        self._arrived: set[str] = set()
+        self._missing: set[int] = set()
+        self._short: list[int] = []
+        """Blocks that a load did not fill: their request writes them."""
+        self.cut = 0
+        """Loads that have brought less than was matched."""
+        self._steps = 0
+        self._run = self._cleared = 0
+        self._notes = Notes()
+        self._is_durable = True
+        self._dead: Stripes = frozenset()
+        self._told: Told | None = None
+        self.restored = 0
+        """Blocks that all disks had from before."""
+
+    def ready(self, workers: Iterable[Ready]) -> None:
+        """Hears that all workers have their memory, and drops the name of what they share.
+
+        So no file outlives the engine, however it ends.
+
+        Raises:
+            Misuse: A worker has another configuration than this half.
+            Unsupported: Workers that share host memory do not map the same.
+        """
+        own = fingerprint_of(self.cache.config)
+        workers = list(workers)
+        files = {worker.file for worker in workers}
+        if len(files) > 1:
+            raise Unsupported(
+                f"the ranks have the same KV, and {len(files)} files for it: they must be on one "
+                "machine, and see one /dev/shm"
+            )
+        for worker in workers:
+            if worker.fingerprint != own:
+                raise Misuse(
+                    f"rank {worker.rank} has fingerprint {worker.fingerprint[:12]}, and the "
+                    f"scheduler's half {own[:12]}: model, block size and options must be the same "
+                    "in all processes of the engine"
+                )
+            if worker.shared:
+                Path(worker.shared).unlink(missing_ok=True)
+        workers.sort(key=lambda worker: worker.rank)
+        offers = [worker.restored for worker in workers if worker.restored is not None]
+        if not offers or self._run:
+            return
+        if len(offers) < len(workers):
+            raise Misuse(
+                "some workers have a disk, and others have none: give all the same options"
+            )
+        found = Restored.agreed(offers)
+        self._run = found.run
+        self._notes = Notes(*workers[0].folders)
+        found = found.take(found.stamps >> np.uint64(32) > self._notes.cleared())
+        order = self._notes.take_order(found.run - 1)
+        if order is not None:
+            found = found.ordered(order)
+        self.cache.restore("disk", found.slots, found.keys, found.parents)
+        self.restored = len(found)
+        _log.info("Blockyard has found %d blocks on the disk again", len(found))
+
+    # -- a request -----------------------------------------------------------------------
+
+    def added(self, request: Any) -> None:
+        """As vLLM's `on_new_request`: hashes its keys."""
+        self.connector.added(request.request_id)
+        self._hash(self._row(request))
+
+    def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """As vLLM's `get_num_new_matched_tokens`."""
+        self._look_for_reset()
+        row = self._row(request)
+        if request.num_preemptions > row.preemptions:
+            # A reset has preempted it, and it comes back before the step that would say so.
+            self._preempted(row)
+        keys = self._keys(row)
+        local = min(computed // self._size, len(keys))
+        tokens = self.connector.matched(request.request_id, keys, local, prefix=row.settings.load)
+        if tokens is None:
+            return None, False
+        # What is kept may be more than vLLM asks for; never more than it has.
+        tokens = min(tokens, int(request.num_tokens) - computed)
+        row.local = computed
+        return tokens, tokens > 0
+
+    def allocated(self, request: Any, ids: list[int], external: int) -> None:
+        """As vLLM's `update_state_after_alloc`, with the ids of the one group."""
+        row = self._row(request)
+        if not external:
+            if not row.loading:
+                self._start(row, ids)
+                self.connector.allocated(request.request_id)
+            return
+        row.loading, row.wanted = list(ids), row.local + external
+        come = ids[row.local // self._size : -(-row.wanted // self._size)]
+        self.connector.allocated(request.request_id, come)
+
+    def finished(self, request: Any, ids: list[int]) -> None:
+        """As vLLM's `request_finished`: its blocks may be given to others at once.
+
+        Where its load still writes to them, vLLM keeps them until the load is said to have ended.
+        """
+        row = self._rows.pop(request.request_id, None)
+        if row is None:
+            return
+        keys: Keys | None = None
+        # A session may have got tokens since that were never scheduled.
+        full = min(self._stowable(row), int(request.num_computed_tokens) // self._size)
+        if full and not row.loading:
+            keys = self._keys(row)
+        computed = ids[:full] if keys else ()
+        hints = row.settings.hints.keywords
+        prompt = int(request.num_prompt_tokens)
+        answer = int(request.num_tokens) - prompt
+        writes = self.connector.finished(
+            request.request_id, keys, computed, prompt=prompt, answer=answer, **hints
+        )
+        if row.loading and not writes:
+            self._arrived.add(request.request_id)
+
+    def _stowable(self, row: _Row) -> int:
+        """Full blocks of a request that are computed, and are to be stowed."""
+        if row.settings.stow == "none":
+            return 0
+        return self._last_stowable(row) // self._size
+
+    def _last_stowable(self, row: _Row) -> int:
+        """Tokens of a request that are computed, and are to be stowed."""
+        tokens = row.computed()
+        return tokens if row.settings.decode else min(tokens, int(row.request.num_prompt_tokens))
+
+    def _end_epoch(self) -> None:
+        """Ends an epoch, and lets nothing of what is in vLLM's blocks now into the next."""
+        for row in self._rows.values():
+            if row.request.num_preemptions > row.preemptions:
+                # It has left its blocks, and comes back with nothing.
+                self._preempted(row)
+            elif row.ids or row.loading:
+                row.settings = row.settings.as_nothing()
+        self.connector.clear()
+        self._cleared += 1
+        # The workers hear of it with the next step, which may never come.
+        self._is_durable = self._notes.clear(self._run)
+
+    def _row(self, request: Any) -> _Row:
+        row = self._rows.get(request.request_id)
+        if row is None:
+            row = self._rows[request.request_id] = self._new(request)
+        return row
+
+    def _new(self, request: Any) -> _Row:
+        settings = self._settings
+        try:
+            settings = settings.of_request(request.kv_transfer_params)
+        except Misuse as error:
+            # An error here would end vLLM: it is the client's to mend.
+            self._warn(f"{error}; such requests run as all others")
+        if request.skip_reading_prefix_cache:
+            # vLLM computes all of it, whatever is offered: it wants the logits of the prompt.
+            settings = settings.as_reading_nothing()
+        start = self._root.start(request.lora_request, request.cache_salt)
+        if start is None:
+            settings = settings.as_nothing()
+            self._warn(
+                f"which weights LoRA adapter {request.lora_request.lora_name!r:.100} has is not "
+                "known here, as its files are not to be seen or have changed: nothing of it is "
+                "kept; load it from a path of its own"
+            )
+        if request.resumable:
+            # Its tokens and hashes change while it waits for more.
+            settings, start = settings.as_nothing(), None
+        return _Row(request, settings, start)
+
+    def _warn(self, text: str) -> None:
+        """Says something once."""
+        if text not in self._warned and len(self._warned) < 1000:  # noqa: PLR2004 - clients make it
+            self._warned.add(text)
+            _log.warning(text)
+
+    def _start(self, row: _Row, ids: Iterable[int]) -> None:
+        row.ids, row.started, row.scheduled = list(ids), int(row.request.num_tokens), 0
+        row.stowed = 0
+
+    def _keys(self, row: _Row) -> Keys:
+        full = self._hash(row)
+        return self.cache.ready_keys(bytes(row.keys[: full * _KEY]), full * self._size)
+
+    def _hash(self, row: _Row) -> int:
+        """Makes the keys that a request has not yet; returns how many it has."""
+        hashes = () if row.start is None else row.request.block_hashes
+        have = len(row.keys) // _KEY
+        if len(hashes) > have:
+            row.keys += self._root.keys(hashes[have:], row.start)
+            if self._told is not None:
+                self._told.describe(row.request, row.keys, have)
+        return len(hashes)
+
+    def listen(self) -> None:
+        """Has what is below told: vLLM publishes events, and tells of its own blocks itself."""
+        self._told = Told(self.cache)
+
+    def take_events(self) -> Iterator[bytes]:
+        """Returns what has happened below since the last call, batches in vLLM's form."""
+        return iter(()) if self._told is None else self._told.take(again=self.resets.published())
+
+    # -- a step --------------------------------------------------------------------------
+
+    def step(self, output: Any) -> StepOrders:
+        """As vLLM's `build_connector_meta`."""
+        self._look_for_reset()
+        # Where nothing is computed and nobody reports, vLLM brings no report at all.
+        self.reported(None)
+        for name in output.preempted_req_ids or ():
+            row = self._rows.get(name)
+            if row is not None and row.request.num_preemptions > row.preemptions:
+                self._preempted(row)
+        written = self._follow(output)
+        self._steps += 1
+        short, self._short = self._short, []
+        arrived, self._arrived = self._arrived, set()
+        missing, self._missing = self._missing, set()
+        victims = self._victims(len(written)) if written and self._ahead else ()
+        orders = self.connector.step(written + short, victims, _overwritten_blocks(output))
+        now = self._run, self._cleared, self.cache.config.yard
+        return StepOrders(self._steps, orders, arrived, missing, *now)
+
+    def _preempted(self, row: _Row) -> None:
+        row.preemptions = row.request.num_preemptions
+        ids = row.ids
+        tokens = min(row.computed(), len(ids) * self._size)
+        # Output that is dropped was made from KV that is void, too.
+        if row.settings.preempt == "recompute" or row.request.drop_stale_output:
+            tokens = 0
+        keys = self._keys(row)
+        # A full block whose hash needs the tokens behind it may have no key yet.
+        tokens = min(tokens, (len(keys) + 1) * self._size - 1)
+        self.connector.preempted(row.request.request_id, keys, ids, tokens)
+        row.ids, row.started, row.scheduled = [], 0, 0
+
+    def _victims(self, given: int) -> list[int]:
+        """Returns the free blocks with KV that vLLM gives out next, where it is time to look.
+
+        Those that it has given out were looked at before: it looks again when half of them are
+        left, as the first in its queue stay the first.
+        """
+        victims: list[int] = []
+        self._seen -= given
+        if self.resets.pool is None or self._seen > given:
+            return victims
+        self._seen = count = min(self._ahead, 4 * given + _LOOK)
+        block = self.resets.pool.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(count):
+            if block is None or block.next_free_block is None:
+                break
+            if block.block_hash is not None:
+                victims.append(block.block_id)
+            block = block.next_free_block
+        return victims
+
+    def _follow(self, output: Any) -> list[int]:
+        """Follows the block tables of what is scheduled; returns what is new in them."""
+        written: list[int] = []
+        rows, counts = self._rows, output.num_scheduled_tokens
+        for new in output.scheduled_new_reqs:
+            (ids,) = new.block_ids
+            row, computed = rows.get(new.req_id), new.num_computed_tokens
+            if row is not None:
+                row.ids = list(ids)
+                row.scheduled = computed + counts[new.req_id]
+            # What vLLM has found itself, or a load has brought, is read and not written.
+            written += ids[computed // self._size :]
+        cached = output.scheduled_cached_reqs
+        tables = cached.new_block_ids
+        if output.total_num_scheduled_tokens == len(counts):
+            # All rows decode a token: only those with a new block have changed.
+            changed = [at for at, more in enumerate(tables) if more is not None]
+        else:
+            changed = list(range(len(tables)))
+        for at in changed:
+            name, more = cached.req_ids[at], tables[at]
+            count, row = counts[name], rows.get(name)
+            if row is None or (more is None and count == 1):
+                continue
+            if more is not None:
+                (ids,) = more
+                if name in cached.resumed_req_ids:
+                    row.ids = list(ids)
+                    written += ids[cached.num_computed_tokens[at] // self._size :]
+                else:
+                    row.ids += ids
+                    written += ids
+            if row.settings.stow == "through":
+                self._stow_full(row, cached.num_computed_tokens[at])
+            row.scheduled = cached.num_computed_tokens[at] + count
+        return written
+
+    def _stow_full(self, row: _Row, computed: int) -> None:
+        """Stows the blocks that have filled up since the last time."""
+        full = min(computed, self._last_stowable(row)) // self._size
+        if full > row.stowed:
+            self.connector.stow(self._keys(row), row.ids[row.stowed : full], row.stowed)
+            row.stowed = full
+
+    def reported(self, reports: Reports | None) -> None:
+        """Takes what the workers say of their copies; as vLLM's `update_connector_output`."""
+        now = self._now()
+        if reports is not None or now >= self._looked + _PAUSE:
+            self._looked = now
+            self.connector.commit([] if reports is None else reports.outcomes, now=now)
+        if reports is not None:
+            self._dead = withdraw_dead(self.cache, reports.dead, self._dead)
+        for request, tokens in self.connector.arrived().items():
+            name = str(request)
+            self._arrived.add(name)
+            row = self._rows.get(name)
+            if row is None:
+                continue
+            table, row.loading = row.loading, []
+            self._start(row, table)
+            if tokens < row.wanted:
+                self.cut += 1
+                rest = table[tokens // self._size : -(-row.wanted // self._size)]
+                self._missing.update(rest)
+                self._short += rest
+
+    def reset(self) -> bool:
+        """As vLLM's `reset_cache`: nothing that was computed so far is found again."""
+        self._end_epoch()
+        self.resets.heard()
+        return self._is_durable
+
+    def _look_for_reset(self) -> None:
+        if self.resets.unheard():
+            self._end_epoch()
+
+    def _now(self) -> int:
+        """Milliseconds since the first question."""
+        clock = self.clock()
+        if self._begun is None:
+            self._begun = clock
+        return int((clock - self._begun) * 1000)
+
+    def close(self) -> None:
+        """Notes what should go first from the disk, for the next engine. The workers have ended."""
+        self.cache.stop_recording()
+        if self._run:
+            self._notes.keep_order(self._run, self.cache.eviction_order("disk"))
+
+    def stats(self) -> dict[str, int]:
+        """The cache's numbers."""
+        return self.cache.stats()
+
+
+def _overwritten_blocks(output: Any) -> list[int]:
+    """Returns the blocks that vLLM's V2 runner writes before it calls the connector."""
+    zeroed, copies = output.new_block_ids_to_zero, output.kv_cache_block_copies
+    return [*(zeroed or ()), *(int(copy[1]) for copy in copies or ())]

@@ -1,0 +1,215 @@
+"""The connector beside the model: one rank's copies."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockyard._core import Misuse
+from blockyard.connectors.vllm.engine_facts import Facts
+from blockyard.connectors.vllm.identity import fingerprint_of
+from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
+from blockyard.connectors.worker import Worker
+from blockyard.crane.tiers.disk import DiskPath
+from blockyard.shared.plan import Cause
+from blockyard.yard.config import Config
+
+if TYPE_CHECKING:
+    from blockyard.crane.copiers import Copier
+    from blockyard.shared.restored import Restored
+
+__all__ = ["WorkerHalf"]
+
+
+class WorkerHalf:
+    """Carries the orders of each step out, over the tensors of vLLM.
+
+    Args:
+        known: What vLLM has.
+        config: Sizes and policies, as the scheduler's half has them.
+        checksums: Whether what comes up is compared with what went down.
+        disk_path: As in `Settings`.
+    """
+
+    def __init__(
+        self,
+        known: Facts,
+        config: Config,
+        *,
+        checksums: bool = True,
+        disk_path: DiskPath | None = None,
+    ) -> None:
+        self._known = known
+        self._config = config
+        self._checksums = checksums
+        self._disk_path = disk_path
+        self._shared = _file_of(known)
+        self.copier: Copier | None = None
+        """How it copies, for tests; set before `register`."""
+        self.stream: Callable[[], object] = lambda: None
+        """Returns the stream on which vLLM computes now: it makes one of its own, at some time."""
+        self.worker: Worker | None = None
+        self._file: tuple[int, int] | None = None
+        self._restored: Restored | None = None
+        self._yard: int | None = None
+        self._run = self._cleared = 0
+        self._begun = self._loaded = 0
+        """The last steps whose copies down, and up, have begun."""
+        self._arrived: set[str] = set()
+        self._missing: set[int] = set()
+
+    def register(self, caches: Mapping[str, Any]) -> None:
+        """Takes vLLM's tensors, one for each layer.
+
+        Raises:
+            Misuse: A layer is missing, or a tensor is not what the scheduler's half was told.
+        """
+        from vllm.v1.kv_cache_interface import group_kernel_blocks  # noqa: PLC0415 - with the model
+
+        if self.worker is not None:
+            raise Misuse("vLLM has registered its KV caches twice: what is below is of the first")
+        names = self._known.layers
+        absent = [name for name in names if name not in caches]
+        if absent:
+            raise Misuse(f"vLLM has registered no KV cache of layers {absent}")
+        blocks = self._config.device_blocks
+        tensors = [_as_bytes(group_kernel_blocks(caches[name], blocks)) for name in names]
+        on_gpu = bool(caches[names[0]].is_cuda)
+        if on_gpu:
+            self.stream = _current_stream
+        self.worker = Worker.adopt(
+            self._config,
+            tensors,
+            rank=self._known.rank,
+            axis=0,
+            gpu="cuda" if on_gpu else None,
+            copier=self.copier,
+            shared=self._shared,
+            # What tests give says itself what it checks.
+            checksums=self._checksums and self.copier is None,
+            disk_path=self._disk_path,
+        )
+        if self._shared is not None:
+            seen = Path(self._shared).stat()
+            self._file = seen.st_dev, seen.st_ino
+
+    def ready(self) -> Ready:
+        """Says that its memory is there."""
+        known, shared = self._known, self._shared
+        folders: tuple[str, ...] = ()
+        if self.worker is not None:
+            if self._restored is None:
+                self._restored = self.worker.crane.lasting.restored()
+            folders = self.worker.crane.lasting.folders
+        own = fingerprint_of(self._config)
+        return Ready(known.rank, own, shared, self._file, self._restored, folders)
+
+    def begin(self, step: StepOrders) -> None:
+        """Begins a step's copies down, before anything is written in it; each step once."""
+        if step.yard != self._yard:
+            # Another scheduler: what the one before has said of its requests is over.
+            self._yard, self._cleared, self._begun, self._loaded = step.yard, 0, 0, 0
+            self._arrived, self._missing = set(), set()
+        if step.number == self._begun:
+            return
+        self._begun = step.number
+        self._arrived |= step.arrived
+        self._missing |= step.missing
+        if step.run > self._run:
+            self._there().crane.lasting.count_as(step.run)
+            self._run = step.run
+        if step.cleared > self._cleared:
+            # Nobody says whether the weights are what the folder's name says from here on.
+            self._cleared = step.cleared
+            self._there().crane.lasting.clear(forget=True)
+        self._there().begin(step.orders._replace(up=()), self.stream())
+
+    def load(self, step: StepOrders) -> None:
+        """Begins a step's copies up, when vLLM has zeroed their blocks if it does; each step once.
+
+        Where `begin` was not called, the copies down are first.
+        """
+        self.begin(step)
+        if step.number != self._loaded:
+            self._loaded = step.number
+            self._there().begin(step.orders.loads(), self.stream())
+
+    def suspend(self) -> None:
+        """Ends all copies, and begins none until `resume`; as often as one likes."""
+        if self.worker is not None:
+            self.worker.suspend()
+
+    def resume(self) -> None:
+        """Begins copies again."""
+        if self.worker is not None:
+            self.worker.resume()
+
+    def _there(self) -> Worker:
+        if self.worker is None:
+            raise Misuse("vLLM has registered no KV caches: orders cannot be carried out")
+        return self.worker
+
+    def arrived(self) -> set[str]:
+        """Requests whose loads have ended since the last call."""
+        arrived, self._arrived = self._arrived, set()
+        return arrived
+
+    def missing(self) -> set[int]:
+        """Blocks that did not come, of those that were named last."""
+        missing, self._missing = self._missing, set()
+        return missing
+
+    def reports(self) -> Reports | None:
+        """What has ended since the last call."""
+        outcomes = [] if self.worker is None else self.worker.outcomes()
+        if not outcomes:
+            return None
+        if any(outcome.cause is Cause.FAILED for outcome in outcomes):
+            return Reports(outcomes, self._there().crane.lasting.dead())
+        return Reports(outcomes)
+
+    def close(self) -> None:
+        """Ends all copies, and drops vLLM's tensors."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.close()
+
+
+def _file_of(known: Facts) -> str | None:
+    """Returns the file of the memory that all ranks share, whose name each of them finds alone.
+
+    vLLM starts all of an engine's workers from one process. An engine of the same name beside it
+    has another, or is in a container with numbers of its own. What an engine has left there that
+    died as it started is removed.
+    """
+    if known.layout.ranks == 1 or not any(plane.replicated for plane in known.layout.planes):
+        return None
+    memory = Path("/dev/shm")  # noqa: S108 - the file is made for its owner alone
+    folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    try:
+        numbers = Path("/proc/self/ns/pid").readlink().name
+    except OSError:
+        numbers = ""
+    said = f"{known.engine} {numbers}".encode()
+    engine = f"blockyard-{hashlib.sha256(numbers.encode()).hexdigest()[:8]}"
+    for left in folder.glob(f"{engine}-*"):
+        process = left.name.split("-")[2]
+        if process.isdecimal() and not Path(f"/proc/{process}").exists():
+            with contextlib.suppress(OSError):
+                left.unlink()
+    return str(folder / f"{engine}-{os.getppid()}-{hashlib.sha256(said).hexdigest()[:16]}")
+
+
+def _current_stream() -> object:
+    import torch  # noqa: PLC0415 - with the model
+
+    return torch.cuda.current_stream()
+
+
+def _as_bytes(tensor: Any) -> Any:
+    import torch  # noqa: PLC0415 - with the model
+
+    return tensor.view(torch.uint8)

@@ -1,0 +1,374 @@
+"""The worker's half for an engine that gives out its block ids itself: one rank's copies."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.connectors.orders import Orders
+from blockyard.crane.copiers import Copier, Pair, Slots
+from blockyard.crane.copiers.checked import checked
+from blockyard.crane.copiers.select import select_copiers
+from blockyard.crane.crane import Crane
+from blockyard.crane.gpu import Gpu
+from blockyard.crane.gpu.cuda import current
+from blockyard.crane.tiers.device import DeviceTier
+from blockyard.crane.tiers.disk import DiskPath, DiskTier
+from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.owner import Owner, broke_in, owned
+from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
+from blockyard.shared.single import Single
+from blockyard.yard.config import Config
+
+if TYPE_CHECKING:
+    from blockyard.crane.tiers import Tier
+
+__all__ = ["Worker"]
+
+_Name: TypeAlias = tuple[int, int]
+"""A flight: the number of its yard, and its own there."""
+_SHORTENED: Final = 2**14
+"""Flights at least that are remembered: the crane remembers fewer."""
+_PAUSE: Final = 5e-5
+"""Seconds between two questions whether a copy has ended that the engine waits for."""
+
+
+class Worker(Single):
+    """Carries out a connector's orders, and keeps their fence.
+
+    It is for one thread at a time: a call that comes during another one is refused.
+
+    In a step of the engine `begin` comes before anything is written to a block, and `outcomes`
+    goes back to the connector with what the step has sampled.
+
+    Args:
+        crane: The memory of this rank and its copies, which the worker closes. Its device tier is
+            the engine's.
+        patience: Seconds for which a fence may hold up the engine's thread, where no stream can
+            wait in its place.
+
+    Raises:
+        Misuse: The patience is no number above 0.
+    """
+
+    def __init__(self, crane: Crane, *, patience: float = 60.0) -> None:
+        if not patience > 0:
+            raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
+        self.crane = crane
+        """The crane; its `hello` is for `agree`."""
+        self.patience = patience
+        """As in the arguments; it may be changed."""
+        self._owner = Owner()
+        self._ids: dict[_Name, tuple[bool, Slots]] = {}
+        """Of each flight in the air from or to the engine's blocks: whether it goes up, and ids."""
+        self._cut: dict[_Name, int] = {}
+        """Of flights whose sources were written too early: how many blocks may be good."""
+        self._shortened: dict[_Name, int] = {}
+        """The last of these that have ended, for `reconcile`."""
+        self._outcomes: list[Outcome] = []
+        self._suspended = False
+
+    @classmethod
+    def adopt(  # noqa: PLR0913 - what an engine has, and how it is copied
+        cls,
+        config: Config,
+        tensors: object,
+        *,
+        rank: int = 0,
+        axis: int | Mapping[str, int] | None = None,
+        gpu: Gpu | Literal["cuda"] | None = None,
+        stream: object = 0,
+        copier: Copier | Mapping[Pair, Copier] | None = None,
+        shared: str | os.PathLike[str] | None = None,
+        checksums: bool = False,
+        disk_path: DiskPath | None = None,
+    ) -> Self:
+        """Makes a worker over the tensors in which an engine has its KV.
+
+        Args:
+            config: Made with a layout and `engine=`, the blocks of the tensors.
+            tensors: The engine's tensors, in the forms that `tiers.adopt.places` takes.
+            rank: Which rank this is, from 0.
+            axis: Which axis counts blocks, where several have their length; or a mapping by plane.
+            gpu: The GPU that has them, or "cuda" for the current one; None for memory of the host.
+            stream: The stream on which the engine computes, on a GPU.
+            copier: As in `Crane`.
+            shared: As in `MemoryTier`, for the host.
+            checksums: Whether blocks are checked before they leave a tier below the engine's: one
+                that is no longer what came there is not copied, and never offered again.
+            disk_path: As in `by.local`: the configuration has `disk`, and "disk" in `keyed`, then.
+
+        Raises:
+            Misuse: The configuration has no layout, a disk without a path or a path without a disk
+                that knows its keys, or the tensors do not fit it; the message names what differs.
+            Unavailable: There is no GPU, or the memory below is not to be had.
+        """
+        layout, blocks = config.layout, config.device_blocks
+        if layout is None:
+            raise Misuse("layout = None: what a block is in bytes must be known to copy it")
+        if disk_path is None and config.disk_blocks:
+            raise Misuse(
+                f"disk = {config.disk_blocks} blocks, and no disk_path: give the folder in which "
+                "they outlive this process; a third tier of memory is for Worker(Crane(..., disk=))"
+            )
+        if disk_path is not None and not (config.disk_blocks and "disk" in config.keyed):
+            raise Misuse(
+                f"disk_path was given, and disk = {config.disk_blocks}, keyed = {config.keyed}: "
+                'give Config(disk="200 GiB", keyed=("disk",))'
+            )
+        device: DeviceTier | MemoryTier
+        if gpu is None:
+            device = MemoryTier.adopt(layout, tensors, blocks=blocks, axis=axis)
+        else:
+            gpu = current(None if gpu == "cuda" else gpu)
+            device = DeviceTier.adopt(
+                layout, tensors, blocks=blocks, axis=axis, gpu=gpu, stream=stream
+            )
+        below: dict[str, Tier] = {}
+        with ExitStack() as opened:
+            opened.callback(device.close)
+            if disk_path is not None:
+                below["disk"] = on_disk = DiskTier(
+                    layout,
+                    disk_path,
+                    blocks=config.disk_blocks,
+                    identity=config.identity,
+                    rank=rank,
+                )
+                opened.callback(on_disk.close)
+            if config.host_blocks:
+                below["host"] = tier = (
+                    MemoryTier(layout, config.host_blocks, name="host", shared=shared)
+                    if gpu is None
+                    else PinnedTier(layout, config.host_blocks, name="host", gpu=gpu, shared=shared)
+                )
+                opened.callback(tier.close)
+            copiers = select_copiers({"device": device, **below}, copier, config.copying)
+            for one in {id(one): one for one in copiers.values()}.values():
+                opened.callback(one.close)
+            crane = Crane(
+                layout,
+                rank=rank,
+                device=device,
+                host=below.get("host"),
+                disk=below.get("disk"),
+                copier=checked(copiers) if checksums else copiers,
+                fingerprint=config.fingerprint,
+            )
+            worker = cls(crane)
+            opened.pop_all()
+        return worker
+
+    @owned
+    def begin(self, orders: Orders, stream: object = None) -> None:
+        """Submits a step's copies, those down first. What it has a fence for may then be written.
+
+        On a GPU the stream waits for the copies that read or write these blocks, and this thread
+        does not. Elsewhere, and where a copy could not be queued yet, this thread waits.
+
+        Args:
+            orders: From `Connector.step`, each once, in their order.
+            stream: The stream on which the engine computes, from now on, which must wait for what
+                the one before it was given; None for the device tier's.
+
+        Where it is interrupted nobody knows which of the orders were taken: reset the worker, and
+        commit what `outcomes` and `reconcile` say then.
+
+        Raises:
+            Misuse: As in `Crane.submit`; nothing of these orders is taken then.
+            Unavailable: A copy has not ended in time. Nothing of the fence may be written; end the
+                step, and reset the worker.
+        """
+        device = self.crane.device
+        if stream is not None and isinstance(device, DeviceTier):
+            device.stream = stream
+        plans = [*orders.down, *orders.up]
+        if self._suspended:
+            rank = self.crane.rank
+            self._outcomes += [
+                Outcome(plan.flight, rank, 0, Cause.FAILED, plan.yard) for plan in plans
+            ]
+            return
+        if len(orders.spoiled):
+            self._spoil(orders)
+        if orders.fence is None:
+            self._submit(plans)
+            return
+        near = [plan for plan in plans if _meets(_ids(plan)[1], orders.written)]
+        self._submit(near)
+        try:
+            met = {
+                flight: up for flight, (up, ids) in self._ids.items() if _meets(ids, orders.written)
+            }
+            if not self._ordered(set(met.values())):
+                self._wait(set(met))
+        finally:
+            taken = set(map(_name, near))
+            self._submit(plan for plan in plans if _name(plan) not in taken)
+
+    @owned
+    def outcomes(self) -> list[Outcome]:
+        """Returns what has ended since the last call, for `Connector.commit`. Never waits.
+
+        Where it is interrupted an outcome may come twice, which changes nothing, or be lost on its
+        way to the caller: `reconcile` says it again.
+        """
+        self._poll()
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    @owned
+    def reconcile(self, asked: Unreported) -> list[Outcome]:
+        """Returns what it knows of flights whose outcomes may have been lost.
+
+        Ask the worker, and not its crane, which does not know of blocks that were spoiled.
+
+        Args:
+            asked: `KVCache.unreported` of this rank.
+
+        Raises:
+            Misuse: As in `Crane.reconcile`.
+        """
+        self._poll()
+        said = list(map(self._believed, self.crane.reconcile(asked)))
+        self._land(said)
+        return said
+
+    @owned
+    def suspend(self) -> None:
+        """Ends all copies, and begins none before `resume`: the engine's memory goes away.
+
+        It waits for what is in the air, for as long as a fence may; what has not ended then is
+        given up. What is ordered meanwhile is reported as failed.
+        """
+        self._suspended = True
+        try:
+            self._wait(set(self._ids))
+        except Unavailable:
+            self._reset()
+
+    @owned
+    def resume(self) -> None:
+        """Begins copies again: the engine's memory is there, at its old addresses."""
+        self._suspended = False
+
+    @owned
+    def reset(self) -> None:
+        """Ends all copies, after the engine's own reset of this rank; `outcomes` has them."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.crane.reset()
+        self._poll()
+        # Nothing is in the air any more, of a flight that was cut off either.
+        self._ids.clear()
+        self._cut.clear()
+
+    @owned
+    def close(self) -> None:
+        """Ends all copies, and frees the memory below; the engine's tensors are dropped."""
+        self.crane.close()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it on exit."""
+        self.close()
+
+    def _submit(self, plans: Iterable[Plan]) -> None:
+        plans = list(plans)
+        new: dict[_Name, tuple[bool, Slots]] = {}
+        for plan in plans:
+            up, ids = _ids(plan)
+            if ids is not None and _name(plan) not in self._ids:
+                new[_name(plan)] = up, ids
+        # Before: what a copy may read or write is waited for, wherever this is interrupted.
+        self._ids |= new
+        try:
+            self.crane.submit(plans)
+        except Exception as error:
+            if not broke_in(error):
+                for name in new:
+                    del self._ids[name]
+            raise
+
+    def _spoil(self, orders: Orders) -> None:
+        """Cuts what is copied from blocks that have been written, where it was not seen to end."""
+        read = {flight: ids for flight, (up, ids) in self._ids.items() if not up}
+        planned = ((_name(plan), _ids(plan)[1]) for plan in orders.down)
+        read |= {flight: ids for flight, ids in planned if ids is not None}
+        for flight, ids in read.items():
+            at = np.flatnonzero(np.isin(ids, orders.spoiled))
+            if len(at):
+                self._cut[flight] = min(int(at[0]), self._cut.get(flight, int(at[0])))
+
+    def _poll(self) -> None:
+        self.crane.deliver(self._take)
+
+    def _take(self, outcomes: list[Outcome]) -> None:
+        """Takes outcomes, which come once more where this is interrupted."""
+        self._outcomes += map(self._believed, outcomes)
+        self._land(outcomes)
+        if len(self._shortened) > 2 * _SHORTENED:
+            self._shortened = dict(list(self._shortened.items())[-_SHORTENED:])
+
+    def _believed(self, outcome: Outcome) -> Outcome:
+        """Returns an outcome without blocks that were written while they were copied."""
+        name, good = _name(outcome), outcome.good
+        good = min(good, self._cut.get(name, good), self._shortened.get(name, good))
+        if good == outcome.good:
+            return outcome
+        # The crane tells it again, to `reconcile` and after an interrupt.
+        self._shortened[name] = good
+        return outcome._replace(good=good, cause=outcome.cause or Cause.FAILED)
+
+    def _land(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            # What is lost may still read and write: until a reset it is waited for.
+            if outcome.cause is not Cause.LOST:
+                self._cut.pop(_name(outcome), None)
+                self._ids.pop(_name(outcome), None)
+
+    def _ordered(self, ways: set[bool]) -> bool:
+        """Lets the stream wait for copies of these ways; returns whether it waits for all."""
+        up = True not in ways or self.crane.join()
+        down = False not in ways or self.crane.fence()
+        return up and down
+
+    def _wait(self, flights: set[_Name]) -> None:
+        """Waits until these have ended."""
+        until = time.monotonic() + self.patience
+        while True:
+            self._poll()
+            late = flights & self._ids.keys()
+            if not late:
+                return
+            if time.monotonic() > until:
+                raise Unavailable(
+                    f"flight {min(late)[1]} has not ended for {self.patience:g} s, and the engine "
+                    "would write what it reads: end the step and reset this rank"
+                )
+            time.sleep(_PAUSE)
+
+
+def _name(one: Plan | Outcome) -> _Name:
+    return one.yard, one.flight
+
+
+def _ids(plan: Plan) -> tuple[bool, Slots | None]:
+    """Returns whether a plan goes up, and the engine's ids in it; None where it has none."""
+    if plan.destination_tier == "device":
+        return True, plan.destinations
+    return False, plan.sources if plan.source_tier == "device" else None
+
+
+def _meets(ids: Slots | None, written: NDArray[np.integer[Any]]) -> bool:
+    return ids is not None and bool(np.isin(ids, written).any())

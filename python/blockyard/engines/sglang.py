@@ -1,0 +1,3 @@
+"""`blockyard.connectors.sglang`."""
+
+from blockyard.connectors.sglang import *

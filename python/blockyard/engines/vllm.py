@@ -1,0 +1,3 @@
+"""`blockyard.connectors.vllm`."""
+
+from blockyard.connectors.vllm import *

@@ -1,0 +1,1 @@
+"""A small engine with real KV, for tests and `blockyard proof`."""

@@ -1,0 +1,1 @@
+"""A scheduler and its engine behind coroutines."""

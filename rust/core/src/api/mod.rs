@@ -1,0 +1,13 @@
+//! The crate's own face: the cache behind its one lock, and the handles of what it gives.
+//!
+//! layer: shared
+//! layer: lease
+//! layer: cache
+
+mod cache;
+mod lease;
+mod shared;
+
+pub use cache::Cache;
+pub use lease::{Lease, Parked, Seals, Ticket};
+pub use shared::{Drained, Locked};

@@ -1,0 +1,327 @@
+//! The only lock on the yard, and the only file that takes a lock.
+
+use crate::base::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
+use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
+use crate::events::{Batch, Told};
+use crate::keys::Chain;
+use crate::mirror::{Clears, Heard, Late, Mirror, Salts};
+use crate::state::{State, Violation};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
+
+/// The yard behind its one short mutex. Only arithmetic happens under it: it is never held while
+/// hashing, copying, logging or calling out.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    /// What dropped handles held. The thread that locks next takes it back, so that a drop never waits.
+    dropped: Mutex<Vec<Dropped>>,
+    any_dropped: AtomicBool,
+    /// The message of a panic that a caller has caught.
+    broken: OnceLock<String>,
+    /// Who is told what happens, if anybody.
+    ear: OnceLock<Ear>,
+}
+
+/// A listener, beside the yard. Its lock is taken before the yard's, and held while events are encoded.
+struct Ear {
+    mirror: Mutex<(Mirror, Told)>,
+    /// Tokens that come beside their blocks, until the mirror takes them, and how many.
+    late: Mutex<(Vec<Late>, usize)>,
+    /// Whether the mirror knows blocks without their tokens.
+    lacks: AtomicBool,
+}
+
+/// Tokens that wait for the mirror at most.
+const MOST_LATE: usize = 1 << 24;
+
+/// What a listener is told at one time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Drained {
+    /// A batch of events in vLLM's form, or `None` where nothing has happened.
+    pub payload: Option<Vec<u8>>,
+    /// Whether everything is told again just now, and more of it is to come.
+    pub more: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Dropped {
+    Lease(LeaseId),
+    Parked(ParkedId),
+    Ticket(TicketId),
+}
+
+/// The yard, locked. It unlocks when dropped.
+#[derive(Debug)]
+pub struct Locked<'a>(MutexGuard<'a, State>);
+
+impl Deref for Locked<'_> {
+    type Target = State;
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.0
+    }
+}
+
+/// Short, as a printed handle must not print the whole yard and its keys.
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Yard")
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keys")
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(state: State) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(state),
+            dropped: Mutex::new(Vec::new()),
+            any_dropped: AtomicBool::new(false),
+            broken: OnceLock::new(),
+            ear: OnceLock::new(),
+        })
+    }
+
+    /// Somebody listens from here on.
+    pub(crate) fn listen(
+        &self,
+        most: usize,
+        block_size: u32,
+        salts: Salts,
+        clears: Clears,
+    ) -> Result<()> {
+        // Under the lock, as two that come together must not both have the room.
+        let mut state = self.enter()?;
+        let (told, blocks) = state.listen(most)?;
+        let ear = Ear {
+            mirror: Mutex::new((Mirror::new(block_size, salts, clears, 2 * blocks), told)),
+            late: Mutex::default(),
+            lacks: AtomicBool::new(true),
+        };
+        // The yard has no listener before, so that there was no ear either.
+        let _ = self.ear.set(ear);
+        Ok(())
+    }
+
+    pub(crate) fn has_listener(&self) -> bool {
+        self.ear.get().is_some()
+    }
+
+    /// Whether tokens are wanted of blocks that were told before.
+    pub(crate) fn lacks_tokens(&self) -> bool {
+        let ear = self.ear.get();
+        ear.is_some_and(|ear| ear.lacks.load(Ordering::Relaxed))
+    }
+
+    /// Takes tokens of blocks that came, or may come, without them.
+    pub(crate) fn describe(&self, late: Late) {
+        if let Some(ear) = self.ear.get() {
+            let mut waiting = wait(&ear.late);
+            // Where nobody takes them, their blocks count as untold.
+            if !late.keys.is_empty() && waiting.1 + late.tokens.len() <= MOST_LATE {
+                waiting.1 += late.tokens.len();
+                waiting.0.push(late);
+            }
+        }
+    }
+
+    fn ear(&self) -> Result<&Ear> {
+        self.ear.get().ok_or_else(|| {
+            let what = "taking events of a cache that has no listener".to_owned();
+            Error::state(what, "call listen first")
+        })
+    }
+
+    /// What has happened since the last time.
+    pub(crate) fn drain(&self, time: f64, rank: Option<u32>) -> Result<Drained> {
+        let ear = self.ear()?;
+        let mut heard = wait(&ear.mirror);
+        let (mirror, told) = &mut *heard;
+        // Before the list, so that the blocks that these are of are in it.
+        let (late, _) = std::mem::take(&mut *wait(&ear.late));
+        let whole = self.enter()?.hand_over(told);
+        let mut batch = Batch::new(time);
+        mirror.follow(told, &late, &mut batch);
+        told.reset();
+        ear.lacks.store(mirror.lacks() > 0, Ordering::Relaxed);
+        let payload = (batch.events() > 0).then(|| batch.finish(rank));
+        Ok(Drained {
+            payload,
+            more: !whole,
+        })
+    }
+
+    /// All that the listener was told and that is true still.
+    pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
+        let mut heard = wait(&self.ear()?.mirror);
+        let mut batch = Batch::new(time);
+        heard.0.snapshot(&mut batch);
+        Ok(batch.finish(rank))
+    }
+
+    pub(crate) fn heard(&self) -> Result<Heard> {
+        Ok(wait(&self.ear()?.mirror).0.heard())
+    }
+
+    /// The first law found broken, of what a listener knows too. What it was not told yet counts as told.
+    pub(crate) fn audit(&self) -> Option<Violation> {
+        let Some(ear) = self.ear.get() else {
+            return self.lock().audit();
+        };
+        let heard = wait(&ear.mirror);
+        let state = self.lock();
+        state.audit().or_else(|| {
+            let told = heard.0.check(state.pending_events(), &state.told_blocks());
+            Some(Violation {
+                law: "O1",
+                detail: told.err()?,
+                slot: None,
+                block: None,
+            })
+        })
+    }
+
+    /// The yard, unless a panic has left it half changed.
+    pub(crate) fn enter(&self) -> Result<Locked<'_>> {
+        #[expect(clippy::disallowed_methods, reason = "this is the place")]
+        let guard = self.state.lock();
+        match guard {
+            Ok(guard) if self.broken.get().is_none() => Ok(self.collect(Locked(guard))),
+            _ => Err(self.is_broken()),
+        }
+    }
+
+    /// The same, if no other thread has it.
+    pub(crate) fn try_enter(&self) -> Result<Option<Locked<'_>>> {
+        match self.state.try_lock() {
+            Ok(guard) if self.broken.get().is_none() => Ok(Some(self.collect(Locked(guard)))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            _ => Err(self.is_broken()),
+        }
+    }
+
+    /// Whether it can be entered, unless a panic has not been reported yet.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.broken.get().is_some() {
+            return Err(self.is_broken());
+        }
+        Ok(())
+    }
+
+    /// Refuses to be entered from now on; the first reason stays.
+    pub(crate) fn break_down(&self, why: String) -> Error {
+        self.broken.get_or_init(|| why);
+        self.is_broken()
+    }
+
+    fn is_broken(&self) -> Error {
+        let why = self
+            .broken
+            .get()
+            .map_or("a verb has panicked", String::as_str);
+        Error::Broken {
+            why: why.to_owned(),
+        }
+    }
+
+    /// The yard as it is, even after a panic.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        self.collect(Locked(wait(&self.state)))
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
+        match self.state.try_lock() {
+            Ok(guard) => Some(self.collect(Locked(guard))),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                Some(self.collect(Locked(poisoned.into_inner())))
+            }
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    pub(crate) fn give_back(&self, what: Dropped) {
+        if self.check().is_err() {
+            return;
+        }
+        wait(&self.dropped).push(what);
+        self.any_dropped.store(true, Ordering::Release);
+    }
+
+    fn collect<'a>(&self, mut locked: Locked<'a>) -> Locked<'a> {
+        if self.any_dropped.load(Ordering::Acquire) {
+            self.any_dropped.store(false, Ordering::Relaxed);
+            let dropped = std::mem::take(&mut *wait(&self.dropped));
+            for what in dropped {
+                match what {
+                    Dropped::Lease(id) => locked.leak_lease(id),
+                    Dropped::Parked(id) => locked.leak_parked(id),
+                    Dropped::Ticket(id) => locked.leak_ticket(id),
+                }
+            }
+        }
+        locked
+    }
+}
+
+/// A sequence's keys, beside its lease so that hashing happens outside the yard's lock.
+pub(crate) struct Keys {
+    known: Mutex<Known>,
+    ready: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) chain: Chain,
+    /// Leading blocks that the yard had sealed when it was last asked; it never unseals one.
+    pub(crate) sealed: u32,
+}
+
+impl Keys {
+    pub(crate) fn new(chain: Chain) -> Arc<Self> {
+        Arc::new(Self {
+            ready: chain.check_extend().is_err(),
+            known: Mutex::new(Known { chain, sealed: 0 }),
+        })
+    }
+
+    /// Whether the engine makes them.
+    pub(crate) fn are_ready(&self) -> bool {
+        self.ready
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
+        wait(&self.known)
+    }
+
+    /// The same, to make or to publish keys; an error after a panic, which may have left them half made.
+    #[inline]
+    pub(crate) fn sound(&self) -> Result<MutexGuard<'_, Known>> {
+        #[expect(clippy::disallowed_methods, reason = "this is the place")]
+        self.known.lock().map_err(|_| Self::half_made())
+    }
+
+    #[cold]
+    fn half_made() -> Error {
+        Error::Broken {
+            why: "making a sequence's keys has panicked".to_owned(),
+        }
+    }
+}
+
+/// Takes the lock even after a panic, for callers that may go on after one.
+#[expect(clippy::disallowed_methods, reason = "this is the place")]
+fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

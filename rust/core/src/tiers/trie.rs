@@ -1,0 +1,453 @@
+//! The prefix trie: an index by chained key, parent links, and counts of children per tier. No
+//! child lists: a key says its whole prefix, so that a match is one look-up per block.
+
+use super::keeps::Keeps;
+use crate::base::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, Result, SlotIx, Tier, memory};
+use crate::collections::{Arena, Gap, Index, Record, Tag};
+use std::num::NonZeroU32;
+
+/// Where a block is on one tier, and what is below it there.
+#[derive(Clone, Copy, Hash, Debug, Default)]
+pub(crate) struct Residency {
+    pub(crate) slot: Option<Link<SlotIx>>,
+    /// Children with a slot on this tier.
+    pub(crate) children: u32,
+    /// Children with a slot on this tier that is busy: read, filling, or with something busy below.
+    pub(crate) busy: u32,
+}
+
+/// What every walk and every eviction reads: with its generation, one line of the cache.
+#[derive(Hash, Debug, Default)]
+pub(crate) struct Node {
+    pub(crate) key: Key,
+    /// `None` at the root. A dead id: the parent was dropped; found again when a walk passes.
+    pub(crate) parent: Option<Id<NodeIx>>,
+    device: Residency,
+    pub(crate) epoch: u32,
+    pub(crate) keeps: Keeps,
+    pub(crate) class: Class,
+    pub(crate) uses: Uses,
+}
+
+/// How often sequences have begun over a block or published it. One byte with what has no key, so
+/// that a node is no wider for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) enum Uses {
+    /// Without a key: a parked tail, reached only through its parked handle.
+    #[default]
+    Anonymous,
+    /// Published, and not asked for since.
+    Once,
+    Repeated,
+}
+
+impl Record for Node {
+    type Ix = NodeIx;
+    // A dead node has no slot, so that the place for one is free for the arena.
+    fn link(&self) -> Option<Link<NodeIx>> {
+        self.device.slot.map(Link::lent)
+    }
+    fn set_link(&mut self, link: Option<Link<NodeIx>>) {
+        self.device.slot = link.map(Link::lent);
+    }
+}
+
+impl Node {
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.uses == Uses::Anonymous
+    }
+}
+
+#[derive(Hash, Debug)]
+pub(crate) struct Trie {
+    nodes: Arena<Node>,
+    /// What each tier below has of each node; without room while it has no slots.
+    below: [Vec<Residency>; MAX_TIERS - 1],
+    index: Index,
+    epoch: u32,
+}
+
+impl Trie {
+    /// For tiers of these sizes in slots, the device first. Every node has one at least, so that they
+    /// bound their number.
+    pub(crate) fn new(tiers: &[usize]) -> Result<Self> {
+        let mut trie = Self {
+            nodes: Arena::new(),
+            below: Default::default(),
+            index: Index::new(0)?,
+            epoch: 0,
+        };
+        trie.reserve(tiers)?;
+        Ok(trie)
+    }
+
+    /// Bytes that it takes for tiers of these sizes in slots.
+    pub(crate) fn bytes(tiers: &[usize]) -> usize {
+        let slots = tiers.iter().sum::<usize>();
+        let below = tiers[1..].iter().filter(|&&own| own > 0).count();
+        slots * (Arena::<Node>::BYTES + below * size_of::<Residency>()) + Index::bytes(slots)
+    }
+
+    /// Room for more slots: the one place that rehashes, called by a resize only. Refused, it is as
+    /// it was.
+    pub(crate) fn reserve(&mut self, tiers: &[usize]) -> Result<()> {
+        let slots = tiers.iter().sum::<usize>();
+        self.nodes.reserve(slots)?;
+        // A tier without slots must stay without room, so that what is new waits beside it.
+        let mut rooms: [Vec<Residency>; MAX_TIERS - 1] = Default::default();
+        for ((copies, &own), room) in self.below.iter_mut().zip(&tiers[1..]).zip(&mut rooms) {
+            if own > 0 && copies.capacity() == 0 {
+                memory::reserve(room, slots, "the copies below")?;
+            } else if own > 0 {
+                memory::reserve(copies, slots, "the copies below")?;
+            }
+        }
+        self.index = Index::new(slots)?;
+        for (copies, room) in self.below.iter_mut().zip(rooms) {
+            if room.capacity() > 0 {
+                *copies = room;
+                copies.resize(self.nodes.places(), Residency::default());
+            }
+        }
+        for (node, named) in self.nodes.iter().filter(|(_, node)| !node.is_anonymous()) {
+            // Of two epochs a key can have a node each.
+            if let Err(gap) = self.index.seek(Tag::of(&named.key), |_| false) {
+                self.index.insert(gap, node);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// From here on nothing published before is found.
+    pub(crate) fn end_epoch(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// What was published in an epoch is found in this one.
+    pub(crate) fn carry_over(&mut self, ended: u32) {
+        let epoch = self.epoch;
+        self.nodes.for_each(|node| {
+            if node.epoch == ended {
+                node.epoch = epoch;
+            }
+        });
+    }
+
+    /// Places that nodes have, or have had.
+    pub(crate) fn places(&self) -> usize {
+        self.nodes.places()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether it has no node, and never had one.
+    pub(crate) fn is_new(&self) -> bool {
+        self.nodes.places() == 0
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeIx, &Node)> {
+        self.nodes.iter()
+    }
+
+    /// Nodes that the index names, for the audit.
+    pub(crate) fn indexed(&self) -> usize {
+        self.index.taken()
+    }
+
+    pub(crate) fn id(&self, node: NodeIx) -> Id<NodeIx> {
+        self.nodes.id(node)
+    }
+
+    pub(crate) fn live(&self, id: Id<NodeIx>) -> Option<NodeIx> {
+        self.nodes.lives(id).then_some(id.index)
+    }
+
+    /// Whether there is a node in this place, for the audit.
+    pub(crate) fn alive(&self, node: NodeIx) -> bool {
+        self.nodes.occupied(node)
+    }
+
+    pub(crate) fn find(&self, key: &Key) -> Option<NodeIx> {
+        self.seek(key, Tag::of(key)).ok()
+    }
+
+    /// The node of this key, whose tag is known, or where it would be published.
+    #[inline]
+    pub(crate) fn seek(&self, key: &Key, tag: Tag) -> std::result::Result<NodeIx, Gap> {
+        self.index.seek(tag, |node| {
+            let node = &self.nodes[node];
+            node.key == *key && node.epoch == self.epoch
+        })
+    }
+
+    /// Leaves the tags of these keys, and touches what looking them up will read first, and nothing
+    /// else: the misses of a loop that does only this overlap, where those of a loop that works with
+    /// each key wait for each other.
+    pub(crate) fn warm<'a>(&self, keys: impl Iterator<Item = &'a Key>, tags: &mut Vec<Tag>) {
+        tags.clear();
+        tags.extend(keys.map(Tag::of));
+        std::hint::black_box(self.index.read(tags));
+    }
+
+    /// One tier's view of a node.
+    #[inline]
+    pub(crate) fn residency(&self, node: NodeIx, tier: Tier) -> &Residency {
+        const NONE: Residency = Residency {
+            slot: None,
+            children: 0,
+            busy: 0,
+        };
+        match tier.at().checked_sub(1) {
+            None => &self.nodes[node].device,
+            Some(below) => self.below[below].get(node.at()).unwrap_or(&NONE),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn residency_mut(&mut self, node: NodeIx, tier: Tier) -> &mut Residency {
+        match tier.at().checked_sub(1) {
+            None => &mut self.nodes[node].device,
+            Some(below) => &mut self.below[below][node.at()],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn slot(&self, node: NodeIx, tier: Tier) -> Option<SlotIx> {
+        self.residency(node, tier).slot.map(Link::at)
+    }
+
+    /// The highest tier that has the node, and its slot there.
+    #[inline]
+    pub(crate) fn highest(&self, node: NodeIx) -> Option<(Tier, SlotIx)> {
+        if let Some(slot) = self.nodes[node].device.slot {
+            return Some((Tier::DEVICE, slot.at()));
+        }
+        Tier::DEVICE
+            .below()
+            .find_map(|tier| Some((tier, self.slot(node, tier)?)))
+    }
+
+    /// Whether no tier has the node.
+    pub(crate) fn is_gone(&self, node: NodeIx) -> bool {
+        self.highest(node).is_none()
+    }
+
+    /// Whether a tier below has something whose parent the node is.
+    pub(crate) fn is_prefix_below(&self, node: NodeIx) -> bool {
+        let mut below = Tier::DEVICE.below();
+        below.any(|tier| self.residency(node, tier).children > 0)
+    }
+
+    pub(crate) fn parent(&self, node: NodeIx) -> Option<NodeIx> {
+        self.nodes[node].parent.and_then(|id| self.live(id))
+    }
+
+    /// The key that a plan carries for a block.
+    pub(crate) fn carried_key(&self, node: NodeIx) -> Key {
+        let block = &self.nodes[node];
+        if block.is_anonymous() {
+            return Key::anonymous(self.id(node));
+        }
+        block.key
+    }
+
+    /// The key that a plan carries for a block's parent.
+    pub(crate) fn carried_parent(&self, node: NodeIx) -> Key {
+        self.nodes[node].parent.map_or(Key::NO_PARENT, |id| {
+            self.live(id)
+                .map_or(Key::UNKNOWN, |parent| self.carried_key(parent))
+        })
+    }
+
+    /// The parent has a child less on a tier: its copy there since.
+    #[inline]
+    pub(crate) fn lose_child(&mut self, node: NodeIx, tier: Tier) -> Option<Residency> {
+        let residency = self.residency_mut(self.parent(node)?, tier);
+        residency.children -= 1;
+        Some(*residency)
+    }
+
+    /// A new node without a key, and without a slot yet.
+    pub(crate) fn add(&mut self, parent: Option<NodeIx>) -> NodeIx {
+        let node = self.nodes.revive();
+        let parent = parent.map(|node| self.nodes.id(node));
+        // Field by field: a node made beside its place and moved there waits for its own bytes.
+        let new = &mut self.nodes[node];
+        (new.key, new.parent, new.epoch) = (Key::default(), parent, self.epoch);
+        (new.device, new.keeps) = Default::default();
+        (new.class, new.uses) = Default::default();
+        for copies in self.below.iter_mut().filter(|one| one.capacity() > 0) {
+            match copies.get_mut(node.at()) {
+                Some(residency) => *residency = Residency::default(),
+                None => copies.push(Residency::default()),
+            }
+        }
+        node
+    }
+
+    /// Gives a node its key, which [`Self::seek`] has not found just now: from here on it is.
+    pub(crate) fn name(&mut self, node: NodeIx, key: Key, gap: Gap, uses: Uses) {
+        self.index.insert(gap, node);
+        let named = &mut self.nodes[node];
+        (named.key, named.uses) = (key, uses);
+    }
+
+    /// A new node of this key, which a tier has had before, without a parent.
+    pub(crate) fn restore(&mut self, key: Key, gap: Gap, tier: Tier, slot: SlotIx) {
+        let node = self.add(None);
+        self.name(node, key, gap, Uses::Once);
+        self.residency_mut(node, tier).slot = Some(Link::to(slot));
+    }
+
+    /// Puts a restored node under this one, or leaves it without a living parent.
+    pub(crate) fn put_under(&mut self, node: NodeIx, parent: Option<NodeIx>) {
+        // An even generation: no node has it while it lives.
+        let dead = Id {
+            index: NodeIx::new(0),
+            generation: NonZeroU32::MIN.saturating_add(1),
+        };
+        let parent = parent.map_or(dead, |parent| self.id(parent));
+        self.nodes[node].parent = Some(parent);
+    }
+
+    /// How many children each of the first nodes has on a tier.
+    pub(crate) fn set_children(&mut self, tier: Tier, children: &[u32]) {
+        for (node, &count) in children.iter().enumerate() {
+            self.residency_mut(NodeIx::new(node as u32), tier).children = count;
+        }
+    }
+
+    /// Forgets all nodes of a trie to which no handle, slot or other record refers.
+    pub(crate) fn forget_all(&mut self) {
+        self.nodes.forget_all();
+        self.below.iter_mut().for_each(Vec::clear);
+        self.index.forget_all();
+    }
+
+    /// Ends a node that has no slot left.
+    pub(crate) fn remove(&mut self, node: NodeIx) {
+        self.remove_tagged(node, Tag::of(&self.nodes[node].key));
+    }
+
+    /// The same, and the tag of its key is known.
+    pub(crate) fn remove_tagged(&mut self, node: NodeIx, tag: Tag) {
+        debug_assert!(self.is_gone(node), "removed with a slot");
+        if !self.nodes[node].is_anonymous() {
+            self.index.remove(tag, node);
+        }
+        self.nodes.discard(node);
+    }
+}
+
+impl std::ops::Index<NodeIx> for Trie {
+    type Output = Node;
+    fn index(&self, node: NodeIx) -> &Node {
+        &self.nodes[node]
+    }
+}
+
+impl std::ops::IndexMut<NodeIx> for Trie {
+    fn index_mut(&mut self, node: NodeIx) -> &mut Node {
+        &mut self.nodes[node]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> Key {
+        Key([n; 32])
+    }
+
+    fn publish(trie: &mut Trie, parent: Option<NodeIx>, key: Key) -> NodeIx {
+        let gap = trie.seek(&key, Tag::of(&key)).expect_err("not there yet");
+        let node = trie.add(parent);
+        trie.name(node, key, gap, Uses::Once);
+        node
+    }
+
+    #[test]
+    fn a_node_is_no_wider_than_it_must_be() {
+        assert_eq!(size_of::<Node>(), 60);
+    }
+
+    #[test]
+    fn a_removed_node_is_not_found_and_its_children_lose_their_parent() {
+        let mut trie = Trie::new(&[8]).unwrap();
+        let root = publish(&mut trie, None, key(1));
+        let child = publish(&mut trie, Some(root), key(2));
+        assert_eq!(trie.find(&key(2)), Some(child));
+        assert_eq!(trie.parent(child), Some(root));
+        trie.remove(root);
+        assert_eq!(trie.find(&key(1)), None);
+        assert_eq!(trie.parent(child), None);
+        let other = trie.add(None);
+        assert_eq!(other, root, "the place is taken again");
+        assert_eq!(trie.parent(child), None, "and is not taken for the parent");
+    }
+
+    #[test]
+    fn a_plan_carries_the_key_of_a_block_or_what_stands_for_it() {
+        let mut trie = Trie::new(&[8]).unwrap();
+        let root = publish(&mut trie, None, key(1));
+        let child = publish(&mut trie, Some(root), key(2));
+        let tail = trie.add(Some(child));
+        let end = trie.add(Some(tail));
+        let number = u64::from_le_bytes(trie.carried_key(tail).0[24..].try_into().unwrap());
+        assert_eq!(number, 1 << 32 | 2, "its generation and its place");
+        assert_eq!(trie.carried_key(child), key(2));
+        assert_eq!(trie.carried_parent(root), Key::NO_PARENT);
+        assert_eq!(trie.carried_parent(child), key(1));
+        assert_eq!(trie.carried_parent(tail), key(2));
+        assert_eq!(trie.carried_parent(end), trie.carried_key(tail));
+        trie.remove(root);
+        assert_eq!(trie.carried_parent(child), Key::UNKNOWN);
+        let other = publish(&mut trie, None, key(3));
+        assert_eq!(other, root, "the place is taken again");
+        assert_eq!(trie.carried_parent(child), Key::UNKNOWN, "and is another's");
+    }
+
+    #[test]
+    fn what_is_published_is_found_whatever_has_left_before() {
+        // Full as it can be: hashes meet, and those at the end go on at the beginning.
+        let mut trie = Trie::new(&[48]).unwrap();
+        let mut there = std::collections::BTreeSet::new();
+        let mut seed = 1_u32;
+        for _ in 0..10_000 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let n = (seed >> 24) as u8;
+            if there.remove(&n) {
+                let node = trie.find(&key(n)).expect("published");
+                trie.remove(node);
+            } else if there.len() < 48 {
+                publish(&mut trie, None, key(n));
+                there.insert(n);
+            }
+            for n in 0..=u8::MAX {
+                assert_eq!(trie.find(&key(n)).is_some(), there.contains(&n), "{n}");
+            }
+        }
+        trie.reserve(&[4096]).unwrap();
+        let found = (0..=u8::MAX).filter(|&n| trie.find(&key(n)).is_some());
+        assert_eq!(found.collect::<std::collections::BTreeSet<u8>>(), there);
+    }
+
+    #[test]
+    fn an_ended_epoch_is_not_found_but_can_be_published_again() {
+        let mut trie = Trie::new(&[8]).unwrap();
+        let old = publish(&mut trie, None, key(1));
+        trie.end_epoch();
+        assert_eq!(trie.find(&key(1)), None);
+        let new = publish(&mut trie, None, key(1));
+        assert_eq!(trie.find(&key(1)), Some(new));
+        trie.remove(old);
+        assert_eq!(trie.find(&key(1)), Some(new));
+    }
+}

@@ -1,0 +1,162 @@
+"""What vLLM's connector is told, and what it refuses."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from blockyard.connectors.vllm import Blockyard
+from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.identity import Root
+from blockyard.connectors.vllm.settings import OWN
+from vllm_front import BLOCKS, HASH, LAYERS, PAGE, kv_config, no_torch, read, vllm_config
+
+__all__ = ["no_torch"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"kv_load_failure_policy": "fail"}, by.Misuse, '"kv_load_failure_policy": "recompute"'),
+        ({"kv_role": "kv_producer"}, by.Unsupported, '"kv_role": "kv_both"'),
+        ({"prefix_caching_hash_algo": "xxhash"}, by.Unsupported, "algo sha256"),
+        ({"decode_context_parallel_size": 2}, by.Unsupported, "decode_context_parallel_size = 2"),
+        ({"nnodes": 2}, by.Unsupported, "nnodes = 2"),
+        ({"pipeline_parallel_size": 4}, by.Unsupported, "pipeline_parallel_size = 4.*PARTITION"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_line_to_write(
+    change: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        facts(vllm_config(**change), kv_config(), version="0.33.0")
+
+
+@pytest.mark.parametrize(
+    ("kv", "says"),
+    [
+        (kv_config(groups=2), "2 KV cache groups"),
+        (kv_config("MambaSpec"), "MambaSpec"),
+        (kv_config(hash_block_size=2), "hashed by 2"),
+        (kv_config(kv_tp_replicas=2), "kv_tp_replicas = 2"),
+    ],
+)
+def test_caches_of_another_kind_are_refused(kv: Any, says: str) -> None:
+    with pytest.raises(by.Unsupported, match=says):
+        facts(vllm_config(), kv, version="0.33.0")
+
+
+def test_beside_another_connector_it_is_refused() -> None:
+    around = vllm_config(kv_connector="MultiConnector")
+    own = vllm_config(kv_connector="Blockyard")
+    assert facts(own, kv_config(), version="0.33.0", around=own).blocks == BLOCKS
+    with pytest.raises(by.Unsupported, match="'MultiConnector' with Blockyard in it"):
+        facts(own, kv_config(), version="0.33.0", around=around)
+
+
+def test_hisparse_is_refused() -> None:
+    config = vllm_config()
+
+    class Attention:
+        hisparse_config = object()
+
+    config.attention_config = Attention()
+    with pytest.raises(by.Unsupported, match="HiSparse"):
+        facts(config, kv_config(), version="0.33.0")
+
+
+def test_options_are_refused_before_weights_load() -> None:
+    assert not Blockyard.requires_piecewise_for_cudagraph({"host": "8 GiB"})
+    with pytest.raises(by.Misuse, match="did you mean 'host'"):
+        Blockyard.requires_piecewise_for_cudagraph({"hst": "8 GiB"})
+
+
+def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
+    named = {"disk_path": "/kv", "namespace": {"weights": "v1"}}
+    settings, config = read({"host": 64, "disk": 4096, **named})
+    assert settings.said(config) == (
+        "Blockyard keeps preempted requests, and stows full blocks as requests end, in 0.00 GiB of "
+        "host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it outlives "
+        "the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
+    )
+    assert config.deadline_of("host") == 60_000
+    settings, config = read({"host": 64, "stow": "none", "preempt": "recompute", "deadline": 9})
+    assert settings.said(config).startswith(
+        "Blockyard keeps no preempted request, and stows full blocks not at all"
+    )
+    assert config.deadline_of("host") == 9
+
+
+def test_a_version_that_was_not_tested_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(by.Unsupported, match=r"0\.32\.1"):
+        facts(vllm_config(), kv_config(), version="0.32.1")
+    with caplog.at_level(logging.WARNING):
+        facts(vllm_config(), kv_config(), version="0.34.0")
+    assert "0.34.0 was not tested" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"hst": 64}, r"there is no 'hst'.*did you mean 'host'"),
+        ({"stows": "finish", "host": 64}, "did you mean 'stow'"),
+        *(({name: 1, "host": 64}, f"{name} = 1: vLLM says that itself") for name in OWN),
+        ({"host": 64, "stow": "always"}, "stow = 'always'"),
+        ({"host": 64, "preempt": "drop"}, "preempt = 'drop'"),
+        ({"host": 64, "decode": "yes"}, "decode = 'yes'"),
+        ({"host": 64, "load": 2}, "load = 2"),
+        ({"host": 64, "keep_on_reset": "no"}, "keep_on_reset = 'no'"),
+        ({}, "host is missing"),
+        ({"host": 64, "disk": 9}, "disk = 9 was given, and no disk_path"),
+        ({"disk": "9 GiB"}, "disk = '9 GiB' was given, and no disk_path"),
+        ({"host": 64, "disk": 9, "disk_path": ""}, "disk_path = ''"),
+        ({"host": -1}, "host = -1"),
+        ({"host": 64, "config": "/no/such/file"}, "is no configuration"),
+        ({"host": 64, "config": "\0"}, "is no configuration"),
+        ({"host": 64, "namespace": "mine"}, "namespace = 'mine'"),
+    ],
+)
+def test_an_option_that_is_none_is_named(extra: dict[str, Any], says: str) -> None:
+    with pytest.raises(by.Misuse, match=says):
+        read(extra)
+
+
+def test_a_host_that_holds_no_request_of_full_length_is_too_small() -> None:
+    with pytest.raises(by.TooLarge, match=r"max_model_len = 64 tokens has 16 blocks.*15 at most"):
+        read({"host": 15})
+    assert read({"host": 15, "preempt": "recompute"})[0].preempt == "recompute"
+    named = {"disk_path": "/kv", "namespace": {"weights": "v1"}}
+    assert read({"host": 2, "disk": 16, **named})[1].disk_blocks == 16
+
+
+def test_a_file_gives_what_the_command_line_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "blockyard.toml"
+    path.write_text('[blockyard]\nhost = 40\nstow = "none"\ndeadline = 9\n')
+    settings, config = read({"config": str(path), "host": 50})
+    assert (settings.stow, config.host_blocks) == ("none", 50)
+    assert config.layout is not None
+    assert config.layout.block_bytes == LAYERS * PAGE
+
+
+def test_a_file_without_a_table_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "blockyard.toml"
+    path.write_text("blockyard = 5")
+    with pytest.raises(by.Misuse, match="blockyard = 5 in it"):
+        read({"config": str(path)})
+    path.write_text("host = " + "[" * 5_000 + "]" * 5_000)
+    with pytest.raises(by.Misuse, match="it is no configuration"):
+        read({"config": str(path)})
+    assert read({"host": 64, "deadline": None})[1].deadline_of("host") == 60_000
+
+
+def test_what_the_operator_adds_to_the_namespace_changes_every_key() -> None:
+    def first(**more: Any) -> bytes:
+        config = read({"host": 64, **more})[1]
+        root = Root(dict(config.namespace or ()).items())
+        return root.keys([HASH], root.start(None, None))
+
+    plain, weights = first(), first(namespace={"weights": "v2"})
+    assert plain != weights
+    assert plain == first()
