@@ -115,7 +115,6 @@ fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_
         if again {
             run_again(&yard, &torn);
         }
-        yard.squeeze(yard.device().idle as u32);
         // Room for the four that are free, and for two more.
         let lease = yard.run(&text(3, 6));
         yard.land(&[yard.demote_lease(&lease, 6)]);

@@ -7,8 +7,7 @@ use super::{State, WritePolicy};
 use crate::base::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
 use crate::copies::{Move, Plan, Purpose};
 use crate::evict::Evict;
-use crate::tiers::Hold;
-use crate::tiers::Uses;
+use crate::tiers::{Hold, Uses};
 
 /// How much of a path that was used once may take the place of what others would lose by it: this part
 /// of the tier below, and no fewer than these. So requests that never come back push out little of what
