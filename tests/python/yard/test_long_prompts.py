@@ -7,6 +7,8 @@ import pytest
 
 import blockyard as by
 
+pytestmark = pytest.mark.law("INV-39")
+
 
 def land(cache: by.KVCache, steps: int) -> None:
     for _ in range(steps):
@@ -47,7 +49,9 @@ def found(prompt: int, pause: int, **options: Any) -> float:
     ],
 )
 def test_defaults_find_what_through_finds(prompt: int, pause: int, options: dict[str, Any]) -> None:
-    assert found(prompt, pause, **options) >= 0.95 * found(prompt, pause, write="through", **options)
+    assert found(prompt, pause, **options) >= 0.95 * found(
+        prompt, pause, write="through", **options
+    )
 
 
 def test_what_is_lost_is_said() -> None:

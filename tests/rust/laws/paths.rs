@@ -61,6 +61,7 @@ fn rounds(yard: &Yard, prompts: u32, blocks: u64, pause: u32) -> f64 {
     found as f64 / f64::from(2 * prompts) / (4 * blocks) as f64
 }
 
+/// Law: INV-39
 #[test]
 fn long_prompts_in_turn_are_found_again_where_a_tier_below_holds_them_all() {
     for slots in [config(41, 140), three(41, 0, 140), three(41, 50, 140)] {
@@ -85,6 +86,7 @@ fn long_prompts_in_turn_are_found_again_where_a_tier_below_holds_them_all() {
     }
 }
 
+/// Law: INV-39
 #[test]
 fn a_path_that_cannot_go_down_whole_goes_down_from_its_beginning() {
     each(&config(24, 64), |make, name| {
@@ -100,6 +102,7 @@ fn a_path_that_cannot_go_down_whole_goes_down_from_its_beginning() {
     });
 }
 
+/// Law: INV-39
 #[test]
 fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_where_it_is_linked()
 {
@@ -125,6 +128,7 @@ fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_
     }
 }
 
+/// Law: INV-39
 #[test]
 fn what_never_comes_back_takes_little_from_what_does() {
     let yard = Yard::new(200, 300);
@@ -147,6 +151,7 @@ fn what_never_comes_back_takes_little_from_what_does() {
     assert_eq!(found, 3 * 12 * 6 * 4, "whatever passed by in between");
 }
 
+/// Law: INV-39
 #[test]
 fn what_is_lost_and_what_through_did_not_write_is_counted_by_tier() {
     for write in WRITES {
@@ -168,6 +173,7 @@ fn what_is_lost_and_what_through_did_not_write_is_counted_by_tier() {
     }
 }
 
+/// Law: INV-39
 #[test]
 fn as_many_next_victims_have_a_copy_as_the_largest_begin_has_taken() {
     let yard = Yard::new(100, 200);
