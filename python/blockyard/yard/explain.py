@@ -103,8 +103,8 @@ def _lost(cache: Cache) -> list[str]:
             late = stats[f"{tier}_unwritten"]
             through = f", {late} of them not written though write is 'through'" if late else ""
             lines.append(
-                f"So far {dropped} blocks left the {tier} without a copy below{through}; the largest "
-                f"begin took {stats['largest_begin']}."
+                f"So far {dropped} blocks left the {tier} without a copy below{through}; the "
+                f"largest begin took {stats['largest_begin']}."
             )
     return lines
 

@@ -51,7 +51,7 @@ impl State {
         let through = self.config.write_of(from) == WritePolicy::Through;
         let due = through || self.tiers[from].ledger.free() < ahead;
         // Where a place says which goes first, what is being copied counts among the next victims.
-        let passed = through || !self.tiers[from].sorted;
+        let passed = through || self.tiers[from].order.looked().is_none();
         let most = if grows || passed {
             air.saturating_sub(flying)
         } else {
