@@ -138,7 +138,8 @@ class Loop:
             assert result.request not in self.results
             assert self.scheduler.state(result.request) is None
             self.results[result.request] = result
-        assert self.cache.audit() is None
+        broken = self.cache.audit()
+        assert broken is None, broken
 
     def turn(self, turns: int = 1) -> Step:
         """Runs steps, each computed and answered before the next."""

@@ -10,7 +10,7 @@ from blockyard.shared.plan import Cause, Outcome
 
 
 def cache(host: int = 8) -> by.KVCache:
-    return by.KVCache(engine=32, host=host, disk=8, block_size=4)
+    return by.KVCache(engine=32, host=host, disk=8, block_size=4, ahead=0)
 
 
 def land(own: by.KVCache, good: int | None = None, cause: Cause | None = None) -> list[by.Plan]:

@@ -258,7 +258,9 @@ impl State {
         let id = self.trie.id(node);
         let (trie, TierState { descent, pool, .. }) = (&self.trie, &mut self.tiers[tier]);
         if good {
-            descent.failures.remove(&id);
+            if descent.failures.remove(&id).is_some() {
+                self.tiers[tier].order.unsee_all();
+            }
             return;
         }
         if descent.failures.len() > pool.len() as usize {

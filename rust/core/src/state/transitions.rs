@@ -214,8 +214,13 @@ impl State {
         let slot = self.tiers[tier].fill(Link::to(node), flight)?;
         let residency = self.trie.residency_mut(node, tier);
         residency.slot = Some(Link::to(slot));
+        let closes_gap = residency.children > 0;
         let busy = tier > Tier::DEVICE || residency.busy > 0;
         self.count_child(node, tier, busy);
+        if closes_gap {
+            // What was cut off on the tier may go down now.
+            self.tiers[tier].order.unsee_all();
+        }
         Some(slot)
     }
 
@@ -332,6 +337,7 @@ impl State {
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if self.trie.slot(node, tier).is_some() {
+                        self.tiers[tier].order.unsee_all();
                         self.move_to_back(parent, tier);
                     }
                 }
