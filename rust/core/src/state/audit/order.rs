@@ -58,8 +58,10 @@ impl State {
                         Hold::Idle { class } => class,
                         _ => Class::Cleared,
                     };
-                    // A copy of what the device has may wait for what the host alone has.
-                    if behind || (own > class && class != Class::Copied) {
+                    // A copy of what the device has may wait for what the host alone has; and a stray for one
+                    // that is not known as such before the next dispatch.
+                    let waits = class == Class::Copied || (class == Class::Cleared && self.torn);
+                    if behind || (own > class && !waits) {
                         let detail = format!("it stands behind its parent in slot {above}");
                         return Err(self.violation("INV-20", tier, slot, detail));
                     }
