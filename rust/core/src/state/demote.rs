@@ -258,7 +258,9 @@ impl State {
         let id = self.trie.id(node);
         let (trie, TierState { descent, pool, .. }) = (&self.trie, &mut self.tiers[tier]);
         if good {
-            if descent.failures.remove(&id).is_some() {
+            let failed = descent.failures.contains_key(&id);
+            descent.failures.remove(&id);
+            if failed {
                 self.tiers[tier].order.unsee_all();
             }
             return;
