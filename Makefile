@@ -52,7 +52,7 @@ help:  ## list what make can do
 check-tools:  ## is everything here that a build needs?
 	@sh .ci/check-tools.sh $(PYTHON)
 
-env: $(addprefix $(VENV)/,run.group wheel.group test.group lint.group)  ## make .venv, with all pinned tools but the site's
+env: $(addprefix $(VENV)/,run.group wheel.group test.group lint.group)  ## make .venv, with all pinned tools but those of the site and of mutants
 
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv --clear $(VENV)
@@ -63,6 +63,7 @@ MB.wheel := 440
 MB.test := 535
 MB.lint := 125
 MB.site := 120
+MB.mutants := 25
 
 # Only what the group says counts, not every change of pyproject.toml. Two goals beside each other may look at once.
 .PRECIOUS: $(VENV)/%.txt
@@ -166,7 +167,6 @@ lint-python: install $(VENV)/lint.group
 	$(BIN)/python -m mypy.stubtest blockyard._core
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(BIN)/python .ci/laws.py
-	$(BIN)/python .ci/mutants.py --self-test
 	$(BIN)/python .ci/mutants.py
 
 SCHEMA := $(BIN)/check-jsonschema --builtin-schema
@@ -249,8 +249,21 @@ deny: | check-tools  ## licences, advisories and sources of the crates, by cargo
 release:  ## commit and tag VERSION=x.y.z, with its changelog, by 'cargo install cargo-release'; pushes nothing
 	cargo release $(or $(VERSION),$(error say VERSION=x.y.z)) --execute --no-confirm
 
-mutants: install  ## break each law in a copy: does a test notice?
-	$(BIN)/python .ci/mutate.py
+BASE ?= main
+SHARD ?= $(if $(WHOLE),0/1)
+RUST_MUTANTS = target/mutants/rust-$(or $(subst /,-of-,$(SHARD)),diff)
+
+mutants: install $(VENV)/mutants.group  ## make mistakes in what differs from BASE=main, or in all, WHOLE=1 or a part, SHARD=0/8: does a test notice?
+	$(BIN)/python .ci/mutants.py try $(if $(SHARD),--shard $(SHARD),--base $(BASE))
+	$(BIN)/python .ci/mutate_python.py $(if $(SHARD),--shard $(SHARD),--base $(BASE))
+	@mkdir -p $(RUST_MUTANTS)
+	@$(if $(SHARD),,git diff $$(git merge-base $(BASE) HEAD) -- rust >$(RUST_MUTANTS)/changes.diff)
+	@cargo mutants --version >/dev/null 2>&1 || \
+		$(call skip,cargo-mutants,no cargo-mutants: 'cargo install --locked cargo-mutants'); \
+	CARGO_TARGET_DIR=$(CURDIR)/target/mutants/target NEXTEST_PROFILE=mutants \
+		cargo mutants $(if $(NEXTEST),--test-tool=nextest) --output $(RUST_MUTANTS) \
+		$(if $(SHARD),--iterate --shard $(SHARD),--in-diff $(RUST_MUTANTS)/changes.diff); \
+	case $$? in 0|2|3) ;; *) exit 1;; esac # 2 and 3: some are not noticed, or take too long
 
 SECONDS := 60
 
@@ -268,7 +281,7 @@ soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their 
 BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0
 
 bench: install  ## the benches, in Rust and from Python
-	cargo run --locked --release --package blockyard-floor -- time 100000
+	cargo bench --locked --package blockyard-floor
 	$(BOUNDARY) -k "100k or alone or beside"
 	set -e; for bench in copies submit steps; do $(BIN)/python benches/python/$$bench.py; done
 

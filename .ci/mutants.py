@@ -1,114 +1,72 @@
-"""The mutants: each is one plausible mistake, a row of `tests/mutants/*.toml`.
+"""Mistakes that no generator makes: `tests/mutants.toml` has one a row.
 
-A row says which law the mistake breaks, which tests must notice it, and what it writes in place of
-what, in which file:
+A row names the mistake, first by the law that it breaks, and the tests that must notice it, and
+says what it writes in place of what, in which file. `find` stands once there. A second edit is a
+table `[[mutant.also]]`, with `find` and `replace`. The tests are nextest filters or pytest ids; for
+a mistake in Rust that pytest must notice, the binding is built with it.
 
-    [[mutant]]
-    name = "2.2-9-a-load-does-not-wait-behind-others"
-    law = "2.2-9"
-    tests = ["test(=beginning::a_load_waits_behind_those_that_are_on_their_way_up)"]
-    file = "rust/core/src/copies/cost.rs"
-    find = '''
-            let mut loading = queue.map(u128::from);'''
-    replace = '''
-            let mut loading = queue.map(|_| 0_u128);'''
-
-`find` stands once in the file, whatever is around it: a row survives edits elsewhere, and a move of
-the file by its new name. A mistake that needs a second edit in its file has it in a table
-`[[mutant.also]]`, with `find` and `replace`. The tests are nextest filters of the core's laws and
-of its unit tests (`test(=evict::heap::tests::NAME)`), or pytest ids; for a mistake in Rust that
-pytest must notice, the binding is built with it.
-
-    python .ci/mutants.py               # does every row fit the tree? Without a build
-    python .ci/mutants.py --self-test   # does it notice each way not to fit?
+    python .ci/mutants.py                   # does every row fit the tree? Without a build
+    python .ci/mutants.py try NAME …        # make these in a copy: does one of their tests fail?
+    python .ci/mutants.py try --base REF    # those in files that differ from REF
+    python .ci/mutants.py try --shard K/N   # a part of all, from 0/N on
 """
 
-import re
+import os
+import shutil
+import subprocess
 import sys
+import sysconfig
+import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planted import Fault, noticed
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = Path("tests/mutants.toml")
+WORK = ROOT / "target" / "mutants"
+CORE = next(Path(sysconfig.get_path("platlib"), "blockyard").glob("_core.*.so"), None)
 
-FOLDER = Path("tests/mutants")
-_KEYS = {"name", "law", "tests", "file", "find", "replace"}
-_NAME = re.compile(r"[\w.-]+")
-_NEXTEST = re.compile(r"test\(=(?:\w+::)*?(\w+)(?:::tests)?::(\w+)\)")
-_PYTEST = re.compile(r"tests(?:/\w+)+/(\w+)\.py::(\w+)")
+NEXTEST = ["cargo", "nextest", "run", "--locked", "--lib", "--test", "laws", "--test", "disk"]
+NEXTEST += ["--package", "blockyard-core", "--package", "blockyard-disk"]
+BINDING = ["cargo", "build", "--locked", "--package", "blockyard-py"]
+PYTEST = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "-p", "no:cacheprovider"]
+# The package warns when its core is built for debugging, as a core with a mistake is.
+PYTEST += ["-W", "ignore:blockyard is a debug build:RuntimeWarning"]
+# The exit status of each when tests ran and some failed.
+NEXTEST_FAILED, PYTEST_FAILED = 100, 1
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake and what it claims."""
+    """A row."""
 
-    where: str
-    """Its TOML file, for complaints."""
     name: str
-    law: str
-    tests: tuple[str, ...]
+    tests: list[str]
     file: str
-    edits: tuple[tuple[str, str], ...]
+    edits: list[tuple[str, str]]
     """What to find, and what to write there."""
 
     @property
-    def rust(self) -> bool:
-        """Whether it is a mistake in Rust: it must be compiled."""
-        return self.file.startswith("rust/")
-
-    @property
-    def python(self) -> bool:
+    def pytest(self) -> bool:
         """Whether pytest runs its tests, not nextest."""
-        return any(_PYTEST.fullmatch(test) for test in self.tests)
+        return self.tests[0].startswith("tests/")
 
-    def complaints(self, root: Path) -> Iterator[str]:
-        """What of it is wrong, or does not fit the tree under `root`."""
-        if not _NAME.fullmatch(self.name):
-            yield "a name is made of letters, digits, dots and hyphens"
-        if not self.tests:
-            yield "it names no test"
-        pattern = _PYTEST if self.python else _NEXTEST
-        for test in self.tests:
-            if not pattern.fullmatch(test):
-                form = "tests/FOLDER/MODULE.py::TEST" if self.python else "test(=MODULE::TEST)"
-                yield f"{test!r} is no test of the form {form}, as all of a row are"
-        if not (self.rust or self.python):
-            yield f"{self.file} is in Python: name tests that pytest runs"
-        path = root / self.file
-        if not path.is_file():
-            yield f"there is no {self.file}{self._elsewhere(root)}"
-            return
-        yield from self._misfits(path.read_text(), root)
-
-    def _misfits(self, text: str, root: Path) -> Iterator[str]:
-        """What of its edits does not fit the text of its file."""
+    def complaints(self) -> Iterator[str]:
+        """Why it does not fit the tree."""
+        path = ROOT / self.file
+        text = path.read_text() if path.is_file() else ""
         for find, replace in self.edits:
-            if find == replace:
-                yield "it changes nothing"
-            if (times := text.count(find)) != 1:
-                hint = self._elsewhere(root) if not times else ""
-                yield f"{find.strip()[:60]!r} stands {times} times in {self.file}{hint}"
-        if not self.rust:
+            if text.count(find) != 1 or find == replace:
+                yield f"{find.strip()[:60]!r} stands {text.count(find)} times in {self.file}"
+        lost = [test for test in self.tests if self.pytest and not _exists(test)]
+        yield from (f"there is no test {test}" for test in lost)
+        if path.suffix == ".py":
             try:
                 compile(self.mutated(text), self.file, "exec")
             except SyntaxError as error:
                 yield f"Python does not read it: {error}"
-
-    def _elsewhere(self, root: Path) -> str:
-        """Which other file has what it finds, for whoever has moved it there."""
-        top, suffix = self.file.split("/")[0], Path(self.file).suffix
-        others = [
-            str(path.relative_to(root))
-            for path in sorted(root.glob(f"{top}/**/*{suffix}"))
-            if all(path.read_text().count(find) == 1 for find, _ in self.edits)
-        ]
-        return f"; it stands in {' and '.join(others)} now" if others else ""
-
-    def mutate(self, root: Path) -> None:
-        """Makes the mistake in the tree under `root`, where it fits."""
-        path = root / self.file
-        path.write_text(self.mutated(path.read_text()))
 
     def mutated(self, text: str) -> str:
         """Returns the text of its file with the mistake."""
@@ -116,91 +74,158 @@ class Mutant:
             text = text.replace(find, replace, 1)
         return text
 
+    def noticed(self, tree: Path) -> bool:
+        """Whether one of its tests fails in a copy of the tree with the mistake.
 
-def mutants(root: Path) -> list[Mutant]:
-    """All rows, file by file.
+        Raises:
+            SystemExit: It does not build, or the tests did not run.
+        """
+        path = tree / self.file
+        path.write_text(self.mutated(path.read_text()))
+        if self.pytest and path.suffix == ".rs":
+            run(BINDING, tree, failed=0)
+            built = WORK / "target/debug/lib_core.so"
+            shutil.copyfile(built, tree / "python/blockyard" / _core().name)
+        if self.pytest:
+            return run([*PYTEST, *self.tests], tree, failed=PYTEST_FAILED)
+        return run([*NEXTEST, "-E", " + ".join(self.tests)], tree, failed=NEXTEST_FAILED)
+
+
+def _exists(test: str) -> bool:
+    file, _, name = test.partition("::")
+    path = ROOT / file
+    return path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text()
+
+
+def _core() -> Path:
+    if CORE is None:
+        sys.exit("no wheel is installed: 'make install'")
+    return CORE
+
+
+def run(words: list[str], tree: Path, *, failed: int) -> bool:
+    """Runs a command in the copy. Returns whether it exits with `failed`, and not with 0.
 
     Raises:
-        ValueError: One is not made as it should be; it says which, and how.
+        SystemExit: It exits with something else.
     """
+    own = {
+        "CARGO_TARGET_DIR": str(WORK / "target"),
+        "GIT_CEILING_DIRECTORIES": str(WORK),
+        "PYTHONPATH": str(tree / "python"),
+        # Two mistakes of one second and one size look the same to a cache of bytecode.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    ran = subprocess.run(
+        words, cwd=tree, env=os.environ | own, capture_output=True, text=True, check=False
+    )
+    if ran.returncode not in {0, failed}:
+        sys.exit(
+            f"{' '.join(words)} exits with {ran.returncode}: {(ran.stdout + ran.stderr)[-800:]}"
+        )
+    return ran.returncode != 0
+
+
+def git(*words: str) -> str:
+    """Returns what git prints.
+
+    Raises:
+        SystemExit: git fails.
+    """
+    ran = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return ran.stdout if ran.returncode == 0 else sys.exit(ran.stderr.strip())
+
+
+def differing(base: str) -> list[str]:
+    """Returns the files that differ from where the branch left `base`, new ones with them."""
+    words = ["diff", "--name-only", "--diff-filter=d", git("merge-base", base, "HEAD").strip()]
+    return (git(*words) + git("ls-files", "--others", "--exclude-standard")).splitlines()
+
+
+def fresh_copy(tree: Path, package: str = "python") -> Path:
+    """Copies what git tracks, or would, with the core of the installed wheel.
+
+    Args:
+        tree: Where. What has not changed keeps its time stamp, for tools that go by that.
+        package: The name of the folder `python` in the copy.
+    """
+    listed = git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    wanted = {name: ROOT / name for name in listed if (ROOT / name).is_file()}
+    wanted[f"python/blockyard/{_core().name}"] = _core()
+    wanted = {
+        name.replace("python/", f"{package}/", 1) if name.startswith("python/") else name: path
+        for name, path in wanted.items()
+    }
+    for path in [*tree.rglob("*")]:
+        name = str(path.relative_to(tree))
+        # mutmut's own folder stays.
+        if path.is_file() and name not in wanted and not name.startswith("mutants/"):
+            path.unlink()
+    for name, source in wanted.items():
+        copy = tree / name
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+    return tree
+
+
+def rows() -> list[Mutant]:
+    """All rows of the file."""
     found = []
-    for path in sorted((root / FOLDER).glob("*.toml")):
-        where = str(path.relative_to(root))
-        table = tomllib.loads(path.read_text())
-        if set(table) != {"mutant"}:
-            raise ValueError(f"{where}: it has rows `[[mutant]]`, and nothing else")
-        for row in table["mutant"]:
-            name, also = row.get("name"), row.pop("also", [])
-            if set(row) != _KEYS or any(set(edit) != {"find", "replace"} for edit in also):
-                raise ValueError(f"{where}: {name}: give {', '.join(sorted(_KEYS))}")
-            edits = tuple((edit["find"], edit["replace"]) for edit in (row, *also))
-            tests = tuple(row["tests"])
-            found.append(Mutant(where, row["name"], row["law"], tests, row["file"], edits))
+    for row in tomllib.loads((ROOT / ROWS).read_text())["mutant"]:
+        edits = [(edit["find"], edit["replace"]) for edit in (row, *row.get("also", []))]
+        found.append(Mutant(row["name"], row["tests"], row["file"], edits))
     return found
 
 
-def complaints(root: Path) -> Iterator[str]:
-    """Everything wrong with the mutants under `root`, as `file: what`."""
-    seen: dict[str, str] = {}
-    try:
-        rows = mutants(root)
-    except ValueError as error:
-        yield str(error)
-        return
-    for one in rows:
-        for what in one.complaints(root):
-            yield f"{one.where}: {one.name}: {what}"
-        if one.name in seen:
-            yield f"{one.where}: {one.name}: {seen[one.name]} has one of that name"
-        seen[one.name] = one.where
+def complaints() -> Iterator[str]:
+    """Why rows do not fit the tree, as `name: why`."""
+    found = rows()
+    yield from (f"{row.name}: {why}" for row in found for why in row.complaints())
+    names = Counter(row.name for row in found)
+    yield from (f"{name}: stands {times} times" for name, times in names.items() if times > 1)
 
 
-ROW = """[[mutant]]
-name = "r2-7-one-too-many"
-law = "R2-7"
-tests = ["test(=evicting::shown)"]
-file = "rust/core/src/room.rs"
-find = "need - free"
-replace = "need"
-"""
-GOOD = {
-    "tests/mutants/core.toml": ROW,
-    "rust/core/src/room.rs": "let deficit = need - free;\n",
-    "python/room.py": "deficit = need - free\n",
-}
-FAULTS = {
-    "what Python does not read": Fault(
-        "tests/mutants/core.toml",
-        ROW,
-        ROW.replace("test(=evicting::shown)", "tests/python/test_room.py::test_shown")
-        .replace("rust/core/src/room.rs", "python/room.py")
-        .replace('"need"', '"need -"'),
-    ),
-    "text that is gone": Fault("rust/core/src/room.rs", "need - free", "need - spare"),
-    "text that stands twice": Fault("rust/core/src/room.rs", "free;", "free; need - free;"),
-    "a file that is gone": Fault("tests/mutants/core.toml", "room.rs", "evict.rs"),
-    "no change": Fault("tests/mutants/core.toml", 'replace = "need"', 'replace = "need - free"'),
-    "no law": Fault("tests/mutants/core.toml", 'law = "R2-7"\n', ""),
-    "no test": Fault("tests/mutants/core.toml", '"test(=evicting::shown)"', ""),
-    "what is no test": Fault("tests/mutants/core.toml", "test(=evicting::shown)", "shown"),
-    "a test of another runner": Fault(
-        "tests/mutants/core.toml",
-        '["test(=evicting::shown)"]',
-        '["test(=evicting::shown)", "tests/python/test_x.py::test_shown"]',
-    ),
-    "a name twice": Fault("tests/mutants/core.toml", ROW, ROW + ROW),
-}
+def attempt(names: list[str]) -> None:
+    """Makes the mistakes of the rows that are named, or that `--base` or `--shard` selects.
+
+    Raises:
+        SystemExit: A mistake is not noticed, or a test fails without it.
+    """
+    found = rows()
+    if names[:1] == ["--base"]:
+        found = [row for row in found if row.file in differing(names[1])]
+    elif names[:1] == ["--shard"]:
+        part, parts = map(int, names[1].split("/"))
+        found = found[part::parts]
+    elif unknown := set(names) - {row.name for row in found}:
+        sys.exit(f"{ROWS} has no {', '.join(sorted(unknown))}")
+    else:
+        found = [row for row in found if row.name in names]
+    tree = WORK / "tree"
+    for pytest in {row.pytest for row in found}:
+        tests = sorted({test for row in found if row.pytest == pytest for test in row.tests})
+        words = [*PYTEST, *tests] if pytest else [*NEXTEST, "-E", " + ".join(tests)]
+        run(words, fresh_copy(tree), failed=0)
+    alive = 0
+    for row in found:
+        start = time.monotonic()
+        noticed = row.noticed(fresh_copy(tree))
+        spent = time.monotonic() - start
+        print(f"{'killed' if noticed else 'ALIVE'} {row.name} ({spent:.0f} s)", flush=True)
+        alive += not noticed
+    print(f"{len(found) - alive} noticed, {alive} not")
+    sys.exit(alive > 0)
 
 
 def main(words: list[str]) -> None:
-    """Checks all rows, or itself with `--self-test`."""
-    if words == ["--self-test"]:
-        noticed("mutants", complaints, GOOD, FAULTS)
-        return
-    root = Path(__file__).resolve().parents[1]
-    found = list(complaints(root))
-    print("\n".join(found) or f"mutants: {len(mutants(root))} fit the tree")
-    sys.exit(bool(found))
+    """Checks the rows, or with `try` makes their mistakes."""
+    found = list(complaints())
+    if found:
+        sys.exit("\n".join(found))
+    if words[:1] == ["try"]:
+        attempt(words[1:])
+    print(f"{ROWS}: {len(rows())} rows fit the tree")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! floor serve                   reads "row blocks" lines; answers each with its ns per operation
-//! floor time blocks             ns per operation of each row, the median of five rounds
 //! floor count row blocks times  runs a row for callgrind with --toggle-collect='*floor::measured';
 //!                               answers operations, of one time, and allocations, of all times
 //! floor worst blocks calls      the longest of as many calls, three times over
@@ -95,17 +94,6 @@ fn serve() {
             nanoseconds(row.as_mut());
         }
         answer(&format!("{:.2}", nanoseconds(row.as_mut())));
-    }
-}
-
-/// Every row, to be read by a person.
-fn time(blocks: u32) {
-    for (name, make) in ROWS {
-        let mut row = make(blocks);
-        let mut rounds: Vec<f64> = (0..6).map(|_| nanoseconds(row.as_mut())).collect();
-        // The first is the warm-up.
-        rounds[1..].sort_by(f64::total_cmp);
-        answer(&format!("{name:24} {:12.1} ns", rounds[3]));
     }
 }
 
@@ -262,7 +250,7 @@ fn restore(rows: u32) {
 
 #[expect(
     clippy::print_stdout,
-    reason = "its answers are read by benches/python, or by a person"
+    reason = "its answers are read by benches/python/native.py"
 )]
 fn answer(line: &str) {
     println!("{line}");
@@ -273,14 +261,13 @@ fn main() {
     let number = |at: usize| arguments[at].parse::<u32>().expect("a number");
     match arguments.first().map(String::as_str) {
         Some("serve") => serve(),
-        Some("time") => time(number(1)),
         Some("count") => count(&arguments[1], number(2), number(3)),
         Some("worst") => worst(number(1), number(2) as usize),
         Some("slices") => slices(number(1)),
         Some("bytes") => bytes(number(1)),
         Some("restore") => restore(number(1)),
         _ => answer(
-            "floor serve | time blocks | count row blocks times | worst blocks calls | slices blocks | bytes slots \
+            "floor serve | count row blocks times | worst blocks calls | slices blocks | bytes slots \
              | restore rows",
         ),
     }

@@ -1,4 +1,4 @@
-//! The rows by name: the same for `floor` and for callgrind. Their Python side is in
+//! The rows by name: the same for criterion, for `floor` and for callgrind. Their Python side is in
 //! `benches/python/rows.py`.
 
 use crate::engine::{self, Engine};

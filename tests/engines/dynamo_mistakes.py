@@ -1,6 +1,6 @@
 """Mistakes in what a publisher says, each of which Dynamo's indexer must be seen to suffer from.
 
-They are made between a cache and its publisher; `tests/mutants/events.toml` has those of the core.
+They are made between a cache and its publisher; `tests/mutants.toml` has those of the core.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,7 @@ import pytest
 import blockyard as by
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.request import RequestState
+from interrupted import Interrupter
 from loop import U32, Loop, column, continuation, parked, stopping
 from yard import publish_below, text
 
@@ -369,3 +370,25 @@ def test_what_a_dead_engine_that_stops_in_order_still_says_gives_no_block_back()
     loop.stops.clear()
     loop.bound.clear()
     loop.finish()
+
+
+def test_results_that_an_interrupted_call_has_not_returned_come_once_with_the_next() -> None:
+    """Whichever line it is interrupted at, but for its very last, behind which it has returned."""
+    interrupter = Interrupter()
+    short = []
+    for lines in range(100):
+        loop = Loop()
+        loop.add("early", 10, 1)
+        loop.add("late", 10, 1)
+        loop.scheduler.abort("early")
+        try:
+            interrupter.during(lines, loop.scheduler.results)
+        except KeyboardInterrupt:
+            loop.scheduler.abort("late")
+            if [one.request for one in loop.scheduler.results()] != ["early", "late"]:
+                short.append(interrupter.where)
+            assert loop.scheduler.results() == []
+        else:
+            break
+    assert short in ([], interrupter.passed[-1:])
+    assert lines == interrupter.times > 10

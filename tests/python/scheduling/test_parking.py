@@ -115,6 +115,7 @@ def test_t15_what_the_host_cannot_promise_is_computed_again(host: int) -> None:
     loop.ack()
     assert loop.state("new") is RequestState.RECOMPUTE
     assert (loop.told("no_host"), loop.cache.stats()["parked"]) == (int(host > 0), 0)
+    assert loop.told("lost") == 16
     loop.finish()
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard._typing import override
 from blockyard.scheduling.headroom import FullLength
 from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.victims import Candidate, Newest
 from blockyard.yard.parking import Parking
 from loop import Loop, continuation, loading, parked, resuming, sharing, squeezed
 from yard import free_for_all, publish, text
@@ -99,6 +101,35 @@ def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
     assert handle is not None
     begun = [preempt.relieve(blocks, [handle]) for blocks in (2, 2, 3, 1)]
     assert (begun, handle.moving) == ([2, 0, 1, 0], 3)
+
+
+def test_what_begins_to_move_counts_of_whichever_sequence_it_is() -> None:
+    cache = by.KVCache(block_size=4, device=17, host=16)
+    preempt = Parking(cache, cache.config)
+    handles = [preempt.park(cache.begin(text(name, 12)), 12) for name in (1, 2, 3)]
+    kept = [handle for handle in handles if handle is not None]
+    assert preempt.relieve(5, kept) == 5
+    assert [handle.moving for handle in kept] == [3, 2, 0]
+    cache.commit(cache.dispatch())
+    assert (preempt.relieve_all(kept), preempt.stats()["relieved"]) == (4, 9)
+
+
+def test_a_victim_policy_sees_what_each_row_has_computed() -> None:
+    class Seen(Newest):
+        @override
+        def rank(self, candidate: Candidate) -> tuple[int, ...]:
+            seen.add((candidate.order, candidate.blocks, candidate.computed))
+            return super().rank(candidate)
+
+    seen: set[tuple[int, int, int]] = set()
+    loop = Loop(device=17, host=32, victim_policy=Seen())
+    seen.clear()
+    for name in range(4):
+        loop.add(name, text(name + 1, 14), 12)
+    while loop.told("preempted") == 0:
+        loop.turn()
+    assert seen == {(order, 4, 16) for order in range(4)}
+    loop.finish()
 
 
 @pytest.mark.law("INV-25")
@@ -233,8 +264,9 @@ def test_t12_room_is_there_before_it_is_wanted() -> None:
 def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) -> None:
     cache = by.KVCache(block_size=4, device=17, host=16, speeds=(1000, 10, 0), recompute=recompute)
     preempt = Parking(cache, cache.config)
-    handle = preempt.park(cache.begin(text(1, 16)), 16)
-    assert (handle is None, preempt.stats()["cheaper"]) == (recompute, int(recompute))
+    handles = [preempt.park(cache.begin(text(name, 16)), 16) for name in (1, 2)]
+    assert [handle is None for handle in handles] == [recompute] * 2
+    assert preempt.stats()["cheaper"] == 2 * recompute
 
 
 @pytest.mark.law("R1-5")

@@ -45,20 +45,35 @@ def test_of_several_that_compute_behind_one_prefix_each_is_waited_for() -> None:
     loop.finish()
 
 
+def below(tokens: list[int], *, host: int, disk: int) -> Loop:
+    """A prompt is below, where it costs more to load than to compute."""
+    slow = (1000, 10, 0, 1000)
+    cache = by.KVCache(block_size=4, device=33, host=host, disk=disk, ahead=0, speeds=slow)
+    publish_below(cache, tokens)
+    return Loop(cache=cache, max_num_batched_tokens=8)
+
+
 @pytest.mark.law("2.2-7")
-def test_what_is_found_below_is_not_waited_for_either() -> None:
+@pytest.mark.parametrize(("host", "disk"), [(16, 0), (0, 16)])
+def test_what_is_found_below_is_not_waited_for_either(host: int, disk: int) -> None:
     """Loading does not pay here, so both compute it (table 2.2, row 7)."""
-    loop = Loop(max_num_batched_tokens=8)
-    cache = by.KVCache(block_size=4, device=33, host=16, speeds=(1000, 10, 0))
-    loop.cache, loop.scheduler = (
-        cache,
-        Scheduler(cache, SchedulerOptions(max_num_batched_tokens=8, headroom=NoHeadroom())),
-    )
-    publish_below(cache, text(1, 8))
+    loop = below(text(1, 8), host=host, disk=disk)
     loop.add("first", text(1, 8) + text(2, 24), 2)
     loop.add("second", text(1, 8) + text(3, 24), 2)
     loop.schedule()
     assert (loop.begun, loop.plans) == (["first", "second"], [])
+    loop.output()
+    loop.finish()
+
+
+@pytest.mark.law("2.2-7")
+@pytest.mark.parametrize(("host", "disk"), [(16, 0), (0, 16)])
+def test_what_is_shared_beyond_what_is_below_is_waited_for(host: int, disk: int) -> None:
+    loop = below(text(1, 8), host=host, disk=disk)
+    loop.add("first", text(1, 16) + text(2, 24), 2)
+    loop.add("second", text(1, 16) + text(3, 24), 2)
+    loop.schedule()
+    assert loop.begun == ["first"]
     loop.output()
     loop.finish()
 
