@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Final, Literal, Self, Unpack
 
-from blockyard._core import Keys, Lease, Misuse, NoRoom, Parked
+from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
@@ -15,11 +15,13 @@ from blockyard.crane.tiers import Lasting, Tier
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.log import Limited
 from blockyard.shared.owner import owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.restored import Restored
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Clock
+from blockyard.shared.validate import seconds
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, ConfigKeywords
@@ -30,6 +32,10 @@ from blockyard.yard.handshake import agree
 
 __all__ = ["LocalCache", "local"]
 
+_PAUSE: Final = 5e-4
+"""Seconds between two questions of a flush whether a copy has ended."""
+_log = Limited("blockyard", 0)
+
 
 class LocalCache(KVCache):
     """A `KVCache` with its crane; `step` once per step of the engine is all there is to add.
@@ -39,8 +45,9 @@ class LocalCache(KVCache):
     one of these, of the cache or of its crane, raises `Misuse` and does nothing.
     """
 
-    __slots__ = ("_crane", "_dead", "_restored")
+    __slots__ = ("_bound", "_crane", "_dead", "_restored")
 
+    _bound: float
     _crane: Crane
     _dead: Stripes
     _restored: int
@@ -119,16 +126,21 @@ class LocalCache(KVCache):
             Misuse: The cache is closed, or another call of a verb that drives the steps, of the
                 cache or of its crane, is under way.
         """
-        traffic = self._crane.traffic
-        if traffic.closed:
+        if self._crane.traffic.closed:
             raise Misuse("this cache is closed: make another one")
+        ended = self._advance(done)
+        self._submit()
+        return ended
+
+    def _advance(self, done: int | None) -> int:
+        """Commits what has landed."""
+        traffic = self._crane.traffic
         # What ends the step in between loses no outcome: the next one has it, too.
         outcomes = traffic.poll()
         ended = self._take(outcomes, done, self._now + 1)
         traffic.told(outcomes)
         if outcomes and any(outcome.cause is Cause.FAILED for outcome in outcomes):
             self._dead = withdraw_dead(self, self._crane.lasting.dead(), self._dead)
-        self._submit()
         return ended
 
     def _submit(self) -> None:
@@ -229,22 +241,88 @@ class LocalCache(KVCache):
         return KVCache.schema() + DiskTier.SCHEMA + Crane.SCHEMA
 
     @owned
-    def close(self) -> None:
-        """Ends the copies and frees the memory; copies that were not complete have failed.
+    def flush(self, until: float, *, clock: Clock = time.monotonic) -> int:
+        """Writes what is published and not on the disk, and waits for that; then all goes on.
 
-        From then on every verb that would begin or continue something raises `Misuse`. Questions
-        are answered, and what is held can be ended: `finish`, `abandon`, `release`.
+        What a request finds above the disk goes there: the last to be evicted first, but each block
+        behind those before it in its sequence, so that whatever is there is found after a restart.
+        It stays above, too; where the disk is full, what only the disk has goes. A disk that fails
+        is left alone after three copies in a row; one that hangs takes the time that is given.
+
+        Args:
+            until: Seconds that it may take, from now on; 0 writes nothing.
+            clock: Seconds. Nothing but the end is decided by it.
+
+        Returns:
+            How many blocks are not on the disk, durable: the next process does not find them. 0
+            where there is no disk that outlives the process.
 
         Raises:
-            Misuse: Another call is under way, as in `step`: have the thread that drives it end.
+            Misuse: `until` is no number of seconds, below 0 or infinite; the cache is closed; or
+                another call is under way, as in `step`.
         """
-        lasting = self._crane.lasting
-        if not self._crane.closed and lasting.name is not None:
-            lasting.keep_order_now(self.eviction_order(lasting.name))
+        bound = seconds("until", until)
+        if self._crane.traffic.closed:
+            raise Misuse("this cache is closed: make another one")
+        return self._flush(bound, clock)
+
+    def _flush(self, bound: float, clock: Clock) -> int:
+        flush = self._flushing(self._crane.lasting.name, bound, clock)
+        while flush.plan():
+            self._submit()
+            if not self._advance(None):
+                time.sleep(_PAUSE)
+        left = flush.left()
+        if left:
+            _log.warning(
+                "%d blocks are not on the disk: the next process does not find them%s",
+                left,
+                "".join(f"; {line}" for line in self._crane.lasting.troubles()),
+            )
+        return left
+
+    @owned
+    def close(self, *, flush: float | None = None) -> int:
+        """Writes what is not on the disk, as `flush`, ends the copies and frees the memory.
+
+        Copies that were not complete have failed. From then on every verb that would begin or
+        continue something raises `Misuse`. Questions are answered, and what is held can be ended:
+        `finish`, `abandon`, `release`. An interrupt ends the writing, and the cache is closed.
+
+        Args:
+            flush: Seconds that the writing may take; 0 for none, None for what `local` was told.
+
+        Returns:
+            How many blocks the next process does not find, as `flush`; 0 where it was closed, or
+            nothing was to be written.
+
+        Raises:
+            Misuse: `flush` is no such number; or another call is under way, as in `step`: have the
+                thread that drives it end.
+        """
+        bound = self._bound if flush is None else seconds("flush", flush)
+        left = 0
         with ExitStack() as ends:
             ends.callback(self._close)
+            ends.callback(self._drop_planned)
             ends.callback(self._collect)
-            self._crane.traffic.close()
+            ends.callback(self._crane.traffic.close)
+            ends.callback(self._keep_order)
+            if bound and not self._crane.closed:
+                left = self._flush(bound, time.monotonic)
+        return left
+
+    def _drop_planned(self) -> None:
+        """Ends what is planned: nobody carries it out."""
+        if not self.closed:
+            Cache.dispatch(self)
+        # At a close that goes on after an interrupt, too.
+        self._give_back_lost()
+
+    def _keep_order(self) -> None:
+        lasting = self._crane.lasting
+        if not self._crane.closed and lasting.name is not None:
+            lasting.keep_order_now(self.eviction_order(lasting.name, alone=True))
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -252,12 +330,12 @@ class LocalCache(KVCache):
 
     def __exit__(
         self,
-        _kind: type[BaseException] | None,
+        kind: type[BaseException] | None,
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Closes the cache on exit."""
-        self.close()
+        """Closes the cache on exit, and writes nothing more where an exception has ended it."""
+        self.close(flush=None if kind is None else 0)
 
 
 def local(
@@ -268,6 +346,7 @@ def local(
     disk_path: DiskPath | None = None,
     copier: Copier | Mapping[Pair, Copier] | None = None,
     metrics: bool = False,
+    flush: float = 20.0,
     **keywords: Unpack[ConfigKeywords],
 ) -> LocalCache:
     """Wires a yard and one crane in this process.
@@ -283,6 +362,8 @@ def local(
             `MemoryTier` in `memory`.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
+        flush: Seconds for which its end may write what is not on a disk that outlives the process,
+            as `LocalCache.close`; 0 for none.
         metrics: Whether it counts how long copies and its part of a step take, as `measure`.
         keywords: The fields of `Config`.
 
@@ -301,6 +382,7 @@ def local(
         6
         0
     """
+    bound = seconds("flush", flush)
     given = {} if memory is None else _named(memory)
     if isinstance(config, KVLayout):
         for name in TIERS if given else ():
@@ -336,6 +418,7 @@ def local(
         cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
         cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead = frozenset()  # noqa: SLF001 - likewise
+        cache._bound = bound  # noqa: SLF001 - likewise
         found, below = crane.lasting.restored(), crane.lasting.name
         if found is not None and below is not None:
             found = Restored.agreed([found])

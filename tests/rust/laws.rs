@@ -20,6 +20,8 @@ mod down;
 mod engine;
 #[path = "laws/evicting.rs"]
 mod evicting;
+#[path = "laws/flushing.rs"]
+mod flushing;
 #[path = "laws/headroom.rs"]
 mod headroom;
 #[path = "laws/hints.rs"]

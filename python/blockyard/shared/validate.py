@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -11,10 +12,12 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.shared.owner import is_foreign
 
-__all__ = ["bounded", "file", "integer", "known", "one_of", "shown"]
+__all__ = ["bounded", "file", "integer", "known", "one_of", "seconds", "shown"]
 
 _MANY: Final = 2**20
 """Values that one call takes of what is an object each: acks, seats, or flights."""
+MOST_SECONDS: Final = 1e6
+"""The longest that anybody may wait."""
 _Word = TypeVar("_Word", bound=str | bool | None)
 
 
@@ -38,6 +41,25 @@ def integer(name: str, value: object, *, least: int | None = 1, most: int | None
     if most is not None:
         wanted = f"an integer <= {most}" if least is None else f"an integer from {least} to {most}"
     raise Misuse(f"{name} = {shown(value)}: must be {wanted}")
+
+
+def seconds(name: str, value: object) -> float:
+    """A time that somebody waits, in seconds: 0 or more, and it ends.
+
+    Args:
+        name: What the error calls it.
+        value: What was given.
+
+    Raises:
+        Misuse: It is no number, below 0, no number of any time, or more than `MOST_SECONDS`.
+    """
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            if 0 <= (number := float(value)) <= MOST_SECONDS:
+                return number
+    raise Misuse(
+        f"{name} = {shown(value)}: must be seconds, from 0 to {MOST_SECONDS:g}; 0 waits for nothing"
+    )
 
 
 def bounded(name: str, values: Iterable[object]) -> list[object]:

@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, Recorder, _forked
 from blockyard._typing import override
-from blockyard.shared.layout import KVLayout
+from blockyard.shared.layout import TIERS, KVLayout, TierName
 from blockyard.shared.machine import memory_for
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Outcome, Unreported, draw_yard
 from blockyard.shared.stats import Stat, core_schema
 from blockyard.shared.timings import Clock, Reading, StepTimes, timed
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, seconds
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights, PendingCopies, numbers, read_twice
+from blockyard.yard.flush import Flush
 from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
 
@@ -378,6 +379,32 @@ class KVCache(Cache):
     def update_weights(self) -> None:
         """Ends an epoch as `clear`, because the weights have changed under one namespace."""
         self.clear()
+
+    def flushing(self, *, until: float, clock: Clock = time.monotonic) -> Flush:
+        """Begins to write what is published and not on the disk, in the loop of the caller.
+
+        It is for a clean stop, where the cranes are in other processes; a `LocalCache` has `flush`.
+        What a request finds above the disk goes there: the last to be evicted first, but each block
+        behind those before it in its sequence. What lies above stays there, and where the disk is
+        full what only the disk has goes.
+
+        Args:
+            until: Seconds, from now on; 0 for none.
+            clock: Seconds. Nothing but the end is decided by it.
+
+        Raises:
+            Misuse: `until` is no such number, or the cache is closed.
+        """
+        bound = seconds("until", until)
+        if self.closed:
+            raise Misuse("this cache is closed: make another one")
+        lasting = [tier for tier in TIERS if tier in self._config.keyed and self.limit(tier)]
+        return self._flushing(lasting[-1] if lasting else None, bound, clock)
+
+    def _flushing(self, tier: TierName | None, bound: float, clock: Clock) -> Flush:
+        layout = self._config.layout
+        size = None if layout is None else layout.block_bytes
+        return Flush(self, self._offload, tier, bound, block_bytes=size, clock=clock)
 
     def stop_recording(self) -> None:
         """Records no more requests, and waits a second at most until those before are written.

@@ -29,9 +29,10 @@ class Offload:
     with the largest begin, and what is behind the next victims follows while nothing goes down.
     """
 
-    __slots__ = ("_tiers", "decided")
+    __slots__ = ("_skips", "_tiers", "decided")
 
     def __init__(self, config: Config) -> None:
+        self._skips = False
         self.decided = 0
         """How often it was asked: once per dispatch."""
         own = TIERS[1:-1] if config.engine else TIERS[:-1]
@@ -49,8 +50,15 @@ class Offload:
     def decide(self, cache: Cache) -> None:
         """Begins copies down, if any are due now."""
         self.decided += 1
+        if self._skips:
+            self._skips = False
+            return
         for tier, ahead, _, grows in self._tiers:
             cache.copy_ahead(ahead, tier=tier, grows=grows)
+
+    def skip(self) -> None:
+        """Has the next `decide` begin nothing: a flush is under way."""
+        self._skips = True
 
     def due(self, cache: Cache) -> bool:
         """Whether a watermark asks for copies now."""

@@ -7,6 +7,8 @@ use crate::error::Failure;
 use crate::face::Cache;
 use crate::gil::{LONG, beside, enter};
 use crate::keys::key_rows;
+use crate::on_disk::key_array;
+use crate::plan::Plan;
 use crate::recorder::Recorder;
 use blockyard_core::{self as core, Config, KeyHash, Speeds};
 use blockyard_guard::guarded;
@@ -254,22 +256,102 @@ impl Cache {
 
     /// Returns the slots of a tier whose blocks nobody holds, the next to be evicted first.
     ///
-    /// It is what a tier that outlives the cache should remember, as the order for `restore`. It
-    /// takes time in proportion to the tier.
+    /// It takes time in proportion to the tier; with `alone`, to the tiers above, too.
     ///
     /// Args:
     ///     tier: "device", "host" or "disk".
+    ///     alone: Whether what the tiers above have too is in their order, in the places that it
+    ///         has in this one, as a copy down says when it was made and not when it was used. It
+    ///         is what a tier that outlives the cache should remember, as the order for `restore`.
     ///
     /// Returns:
     ///     Slots, shape (blocks,).
     ///
     /// Raises:
     ///     Misuse: There is no such tier.
-    fn eviction_order<'py>(&self, py: Python<'py>, tier: &str) -> PyResult<Bound<'py, PyAny>> {
+    #[pyo3(signature = (tier, *, alone=false))]
+    fn eviction_order<'py>(
+        &self,
+        py: Python<'py>,
+        tier: &str,
+        alone: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.check_sound()?;
         let tier = arguments::tier(tier)?;
-        let slots = enter(py, &self.inner, LONG, |state| state.eviction_order(tier))?;
+        let slots = enter(py, &self.inner, LONG, |state| {
+            if alone {
+                state.order_alone(tier)
+            } else {
+                state.eviction_order(tier)
+            }
+        })?;
         array(py, &slots, "uint32")
+    }
+
+    /// Returns the keys of published blocks above a tier that are not on it, or not whole yet.
+    ///
+    /// The last to be evicted is first, but no block comes before those that its sequence has before
+    /// it. A block is left out where one of these is nowhere: no request finds it. It takes time in
+    /// proportion to the tiers above.
+    ///
+    /// Args:
+    ///     tier: "host" or "disk".
+    ///
+    /// Returns:
+    ///     Keys, uint8, shape (blocks, 32).
+    ///
+    /// Raises:
+    ///     Misuse: There is no such tier, or it has no slots.
+    fn unwritten<'py>(&self, py: Python<'py>, tier: &str) -> PyResult<Bound<'py, PyAny>> {
+        self.check_sound()?;
+        let tier = arguments::tier(tier)?;
+        let keys = enter(py, &self.inner, LONG, |state| state.unwritten(tier))?;
+        let bytes: Vec<u8> = keys.iter().flat_map(|key| key.0).collect();
+        key_array(py, &bytes)
+    }
+
+    /// Copies blocks down to a tier that has them not, from the nearest tier above that has them.
+    ///
+    /// Blocks that find no room stay where they are, and so does one whose sequence has a block
+    /// before it that is neither there nor on its way. None that a tier above has makes room.
+    ///
+    /// Args:
+    ///     keys: Their keys, as `unwritten` returns them, or some of these in their order.
+    ///     tier: "host" or "disk".
+    ///
+    /// Returns:
+    ///     A plan for each run of blocks from one tier, which `dispatch` hands out too.
+    ///
+    /// Raises:
+    ///     Misuse: There is no such tier, or it has no slots; or the keys are something else.
+    fn write_down(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        tier: &str,
+    ) -> PyResult<Vec<Plan>> {
+        self.check_open()?;
+        let (tier, keys) = (arguments::tier(tier)?, key_rows("keys", keys)?);
+        let plans = enter(py, &self.inner, keys.len(), |state| {
+            state.write_down(tier, &keys)
+        })?;
+        Ok(plans.into_iter().map(Plan).collect())
+    }
+
+    /// Returns how many blocks of these keys are whole on a tier.
+    ///
+    /// Args:
+    ///     keys: As in `write_down`.
+    ///     tier: "host" or "disk".
+    ///
+    /// Raises:
+    ///     Misuse: As in `write_down`.
+    fn written(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, tier: &str) -> PyResult<u32> {
+        self.check_sound()?;
+        let (tier, keys) = (arguments::tier(tier)?, key_rows("keys", keys)?);
+        Ok(enter(py, &self.inner, keys.len(), |state| {
+            state.written(tier, &keys)
+        })?)
     }
 
     /// Returns counters and sizes, read at one moment; `stats_schema` has units and meanings.

@@ -62,16 +62,18 @@ pub(crate) fn restored<'py>(py: Python<'py>, found: &[Record]) -> PyResult<Resto
             Owner::First(_) | Owner::Nobody(_) => [0; 32],
         })
         .collect();
-    let bytes = |all: &[u8]| -> PyResult<Bound<'py, PyAny>> {
-        let flat = frozen(&PyBytes::new(py, all), "uint8", all.len(), 0)?;
-        flat.call_method1("reshape", ((found.len(), 32),))
-    };
     Ok((
         array(py, &slots, "uint32")?,
-        bytes(&keys)?,
-        bytes(&parents)?,
+        key_array(py, &keys)?,
+        key_array(py, &parents)?,
         array(py, &stamps, "uint64")?,
     ))
+}
+
+/// An array of keys, shape (rows, 32), of their bytes one after the other.
+pub(crate) fn key_array<'py>(py: Python<'py>, keys: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let flat = frozen(&PyBytes::new(py, keys), "uint8", keys.len(), 0)?;
+    flat.call_method1("reshape", ((keys.len() / 32, 32),))
 }
 
 /// Reads what the bytes on a disk depend on.

@@ -116,7 +116,7 @@ def test_a_page_that_somebody_reads_is_there_for_others(store: Storage) -> None:
 
 @pytest.mark.parametrize("end", ["clear", "close"])
 def test_calls_under_way_end_with_it_and_say_no_more_than_is_so(tmp_path: Path, end: str) -> None:
-    store = opened(tmp_path)
+    store = opened(tmp_path, extra={"flush": 0.1})
     named, more = whole(store, "a", 4), keys("b", 4)
     disk = store._disk
     assert disk is not None
@@ -146,6 +146,28 @@ def test_calls_under_way_end_with_it_and_say_no_more_than_is_so(tmp_path: Path, 
     assert again.batch_exists(named) == (4 if end == "close" else 0)
     assert again.batch_exists(more) >= sum(said["down"])
     assert end == "close" or again.batch_exists(more) == 0
+    again.close()
+
+
+def test_a_close_waits_for_pages_that_are_being_written(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    disk = store._disk
+    assert disk is not None
+    fill(store.mem_pool_host, *range(4))
+    _, go = hanging(store)
+    said: list[list[bool]] = []
+    thread = threading.Thread(target=lambda: said.append(put(store, keys("a", 4), *range(4))))
+    thread.start()
+    until = time.monotonic() + 20
+    while not disk._copies:
+        assert time.monotonic() < until
+    threading.Timer(0.05, go.set).start()
+    store.close()
+    assert not disk._copies
+    thread.join()
+    assert said == [[True] * 4]
+    again = opened(tmp_path)
+    assert again.batch_exists(keys("a", 4)) == 4
     again.close()
 
 

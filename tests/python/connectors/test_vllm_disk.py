@@ -341,6 +341,59 @@ def test_the_eviction_order_outlives_a_clean_end(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("more", "there"), [({}, 4), ({"flush": 0}, 0)])
+def test_what_ended_last_is_on_the_disk_after_a_clean_end(
+    tmp_path: Path, more: dict[str, Any], there: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Engine(tmp_path, write="on-evict", **more)
+    request = first.request("one", [*PROMPT, 1])
+    assert first.begin(request, [*IDS, 7]) == 0
+    first.step({request: ([*IDS, 7], len(PROMPT) + 1)}, write={one: 100 + one for one in IDS})
+    # It ends, and so does the engine: no step comes any more.
+    first.scheduler.request_finished(request, [*IDS, 7])
+    first.close()
+    first.close()
+    with caplog.at_level("WARNING", "blockyard"):
+        first.scheduler.shutdown()
+    assert ("4 blocks are not on the disk" in caplog.text) == (there == 0)
+    again = Engine(tmp_path)
+    assert again.restored == there
+    if there:
+        again.load("two", [*PROMPT, 1], [8, 9, 10, 11], IDS, 100)
+    again.close()
+
+
+def test_nothing_more_is_written_where_an_error_has_ended_the_engine(tmp_path: Path) -> None:
+    first = Engine(tmp_path, write="on-evict")
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+
+    def dies() -> None:
+        try:
+            raise ZeroDivisionError
+        finally:
+            first.close()
+
+    with pytest.raises(ZeroDivisionError):
+        dies()
+    assert Engine(tmp_path).restored == 0
+
+
+def test_a_worker_that_cannot_write_is_closed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Engine(tmp_path, write="on-evict")
+    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+
+    def refuses(*_: object) -> None:
+        raise by.Unavailable("no more")
+
+    monkeypatch.setattr(first.worker.back, "carry", refuses)
+    with caplog.at_level("WARNING", "blockyard"):
+        first.close()
+    assert "not all is written to the disk: Unavailable: no more" in caplog.text
+    assert first.worker.back.worker is None
+
+
 def test_workers_of_which_some_have_no_disk_are_refused(engine: Engine) -> None:
     ready = engine.worker.get_handshake_metadata()
     front = engine.scheduler.front

@@ -60,7 +60,7 @@ impl Yard {
                 assert!(first.is_some_and(|first| first < own), "{block} is bare");
             }
         }
-        let fresh = self.take_fresh(most, &sources[..spare.min(sources.len())]);
+        let fresh = self.take_fresh(to, most, &sources[..spare.min(sources.len())]);
         let path = [&fresh[..], &victims].concat();
         self.copy_down(state, &path, copies, plan);
         self.forget_fresh();
@@ -96,7 +96,7 @@ impl Yard {
         let path = sources.filter_map(|&slot| self.block_in(from, slot));
         let path: Vec<Block> = path.collect();
         let (fresh, next) = if from == DEVICE {
-            self.take_published(most, &path, &before)
+            self.take_published(to, most, &path, &before)
         } else {
             self.take_arrivals(from, most, &path)
         };

@@ -55,9 +55,9 @@ impl Yard {
             && (self.writes[tier] != WritePolicy::SecondTouch || self.again.contains(&block))
     }
 
-    /// What of a plan is of published blocks, in the order of publication; the first that found no
+    /// What of a plan to this tier is of published blocks, in the order of publication; the first that found no
     /// room stays in line.
-    pub(crate) fn take_fresh(&mut self, most: usize, sources: &[u32]) -> Vec<Block> {
+    pub(crate) fn take_fresh(&mut self, to: usize, most: usize, sources: &[u32]) -> Vec<Block> {
         let mut taken = Vec::new();
         while self.writes[DEVICE] == WritePolicy::Through && taken.len() < most {
             let next = sources.get(taken.len());
@@ -72,9 +72,9 @@ impl Yard {
             // What had a copy may have lost it to the one before.
             let source = self.ready(block, DEVICE);
             let next = source.is_some() && sources.get(taken.len()).copied() == source;
-            let bare = self.wants_copy(DEVICE, block) || (next && self.leaves_copies(1));
+            let bare = self.wants_copy(DEVICE, block) || (next && self.leaves_copies(to));
             if !bare || taken.contains(&block) {
-                if !bare && self.leaves_copies(1) && source.is_some() {
+                if !bare && self.leaves_copies(to) && source.is_some() {
                     self.maybe.insert(block);
                 }
                 continue;
@@ -88,11 +88,12 @@ impl Yard {
         taken
     }
 
-    /// How many of these blocks, which a plan of at most `most` copies down from the device, are taken
+    /// How many of these blocks, which a plan of at most `most` copies from the device to `to`, are taken
     /// in the order of publication; and what then is next in line, which found no room. `before`: what
     /// should have a copy before the plan was made.
     pub(crate) fn take_published(
         &mut self,
+        to: usize,
         most: usize,
         plan: &[Block],
         before: &BTreeSet<Block>,
@@ -114,10 +115,10 @@ impl Yard {
             };
             // What had a copy may have lost it to the one before.
             let next = plan.get(taken) == Some(&block);
-            let bare = before.contains(&block) || (next && self.leaves_copies(1));
+            let bare = before.contains(&block) || (next && self.leaves_copies(to));
             if !bare || plan[..taken].contains(&block) {
                 // The plan has taken its copy: before its turn, or after it.
-                if !bare && self.leaves_copies(1) && self.wants_copy(DEVICE, block) {
+                if !bare && self.leaves_copies(to) && self.wants_copy(DEVICE, block) {
                     self.maybe.insert(block);
                 }
                 continue;
@@ -223,7 +224,7 @@ impl Yard {
     pub(crate) fn look_ahead(&self, tier: usize) -> Vec<Block> {
         let may = self.may_go(tier);
         let slots = self.slots[tier].keys().copied();
-        let leaves = self.is_heap() || self.follows() || self.leaves_copies(1);
+        let leaves = self.is_heap() || self.follows() || self.leaves_copies(tier);
         let idle = slots.filter(|slot| self.idle(tier, *slot) && (!leaves || may.contains(slot)));
         idle.filter_map(|slot| self.block_in(tier, slot))
             .filter(|&block| {

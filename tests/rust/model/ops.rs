@@ -376,7 +376,7 @@ const TALL: u8 = 18;
 
 fn deep() -> impl Strategy<Value = Deep> {
     // Most have the tiers that are shipped.
-    let tiers = prop_oneof![2 => Just(1), 50 => Just(2), 46 => Just(3), 6 => Just(MAX_TIERS)];
+    let tiers = prop_oneof![1 => Just(1), 25 => Just(2), 22 => Just(3), 4 => Just(MAX_TIERS)];
     let size = prop_oneof![1 => Just(0), 9 => 1..40_u32];
     let slots = prop::array::uniform3(size);
     let load = prop::array::uniform3(0..60_u64);

@@ -248,9 +248,14 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         disk.clear()
 
     def close(self) -> None:
-        """Ends all copies and gives the folder to the next owner; what is durable stays."""
+        """Ends all copies and gives the folder to the next owner; what is durable stays.
+
+        Pages that are being written are waited for, as `flush` says.
+        """
         if self._disk is not None:
-            self._disk.close()
+            left = self._disk.close(flush=self._settings.flush)
+            if left:
+                _log.warning("%d pages were not written: the next process does not find them", left)
 
     @override
     def get_stats(self) -> Any:

@@ -3,6 +3,7 @@
 import os
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from blockyard._core import Keys, Misuse, Plan, Soon, Unavailable
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.restored import Restored
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, seconds
 from blockyard.yard.cache import KVCache
 
 __all__ = ["KEY_BYTES", "DiskPages"]
@@ -228,21 +229,40 @@ class DiskPages:
                 "that is killed now would find the pages again; it is tried on"
             )
 
-    def close(self) -> None:
+    def close(self, *, flush: float = 0.0) -> int:
         """Ends all copies, and gives the folder to the next owner. What is durable stays.
 
         When it returns, nothing touches the engine's memory. In a forked process it does nothing.
+
+        Args:
+            flush: Seconds for which it waits for pages that are being written.
+
+        Returns:
+            Pages that were being written, and are not durable.
+
+        Raises:
+            Misuse: `flush` is no number of seconds, below 0 or infinite.
         """
+        flush = seconds("flush", flush)
         if os.getpid() != self._process:
-            return
+            return 0
         with self._lock:
             self._closed = True
-        # Where it is interrupted, the next call goes on.
-        self._disk.close()
+            writing = [copy for copy in self._copies.values() if not copy.up]
+        try:
+            until = time.monotonic() + flush
+            for copy in writing:
+                self._lane.wait(copy.number, max(until - time.monotonic(), 0.0))
+            with self._lock:
+                self._collect()
+        finally:
+            # Where it is interrupted, the next call goes on.
+            self._disk.close()
         with self._lock:
             self._cache._close()  # noqa: SLF001 - as `LocalCache` does
             # The threads knew addresses alone.
             self._memory = None
+        return sum(len(copy.plan) - copy.good for copy in writing)
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes, as `KVCache.stats`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import integer, one_of, seconds
 
 __all__ = ["START", "Settings", "check_config"]
 
@@ -46,11 +46,14 @@ class Settings:
     """Seconds after which a copy that hangs is given up."""
     direct: bool = True
     """Whether the system's page cache is passed by, where it can be."""
+    flush: float = 20.0
+    """Seconds for which `close` may wait for pages that are being written; 0 for none."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
         integer("threads", self.threads, most=64)
         one_of("direct", self.direct, (True, False))
+        seconds("flush", self.flush)
         patience: object = self.patience
         number = isinstance(patience, int | float) and not isinstance(patience, bool)
         if not number or not 0 < self.patience <= _DAY:

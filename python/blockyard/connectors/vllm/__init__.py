@@ -5,8 +5,10 @@
   "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"host": "64 GiB"}}'
 """
 
+import sys
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 import vllm
@@ -22,10 +24,13 @@ from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.worker_half import WorkerHalf
-from blockyard.shared.log import Limited
+from blockyard.shared.log import Limited, described
+from blockyard.shared.owner import is_foreign
 
 __all__ = ["Blockyard"]
 
+_FRONTS: WeakValueDictionary[int | None, SchedulerHalf] = WeakValueDictionary()
+"""The schedulers' halves of this process whose one worker may be here, too, by their yards."""
 _log = Limited(__name__, 0)
 
 
@@ -57,6 +62,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             self._front = SchedulerHalf(
                 settings, config, weights_change=known.weights_change, again=known.again
             )
+            if settings.disk_path is not None and config.ranks == 1:
+                _FRONTS[self._front.cache.config.yard] = self._front
             _log.info("%s", settings.said(config))
             self._listen(vllm_config)
         else:
@@ -262,8 +269,21 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @override
     def shutdown(self) -> None:
-        """Ends all copies; the scheduler's half notes what should go first from the disk."""
+        """Ends all copies; the scheduler's half notes what should go first from the disk.
+
+        Where both halves are in one process, as with one GPU, the host's blocks that are not on the
+        disk are written first, unless an error has ended the engine.
+        """
         if self._back is not None:
-            self._back.close()
+            try:
+                front = _FRONTS.get(self._back.yard)
+                if front is not None and not isinstance(sys.exception(), Exception):
+                    front.flush(self._back.carry)
+            except Exception as error:
+                if is_foreign(error):
+                    raise
+                _log.warning("not all is written to the disk: %s", described(error))
+            finally:
+                self._back.close()
         if self._front is not None:
             self._front.close()

@@ -29,6 +29,8 @@ _LOOK: Final = 64
 """Free blocks that are looked at, at least."""
 _PAUSE: Final = 250
 """Milliseconds after which deadlines are looked at, where no worker reports."""
+_BETWEEN: Final = 5e-4
+"""Seconds between two questions of a flush whether a copy has ended."""
 _log = Limited(__name__, 0)
 
 
@@ -438,11 +440,41 @@ class SchedulerHalf:
             self._begun = clock
         return int((clock - self._begun) * 1000)
 
+    def flush(self, carry: Callable[[StepOrders], Reports | None]) -> int:
+        """Writes what the host has and the disk has not, before the one worker ends.
+
+        Args:
+            carry: Has the worker begin the copies of a step; returns what has ended.
+
+        Returns:
+            How many blocks are not on the disk.
+        """
+        self._carry(carry)  # What has ended is stowed first.
+        flush = self.cache.flushing(until=self._settings.flush, clock=self.clock)
+        while flush.plan():
+            if not self._carry(carry):
+                time.sleep(_BETWEEN)
+        return flush.left()
+
+    def _carry(self, carry: Callable[[StepOrders], Reports | None]) -> bool:
+        """Has copies carried out, without a step of vLLM; returns whether any has ended."""
+        self._steps += 1
+        now = self._run, self._cleared, self.cache.config.yard
+        reports = carry(StepOrders(self._steps, self.connector.step(), set(), set(), *now))
+        self.reported(reports)
+        return reports is not None
+
     def close(self) -> None:
         """Notes what should go first from the disk, for the next engine. The workers have ended."""
         self.cache.stop_recording()
         if self._run:
-            self._notes.keep_order(self._run, self.cache.eviction_order("disk"))
+            left = len(self.cache.unwritten("disk"))
+            if left:
+                _log.warning(
+                    "%d blocks are not on the disk: the next engine does not find them", left
+                )
+            order = self.cache.eviction_order("disk", alone=True)
+            self._notes.keep_order(self._run, order)
 
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""

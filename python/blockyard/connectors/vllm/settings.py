@@ -10,7 +10,7 @@ from blockyard._core import Misuse, TooLarge
 from blockyard.connectors.vllm.identity import namespace_of
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
-from blockyard.shared.validate import one_of
+from blockyard.shared.validate import one_of, seconds
 from blockyard.yard.config import Config
 
 __all__ = ["OWN", "Settings"]
@@ -55,6 +55,9 @@ class Settings:
     disk_path: str | Sequence[str] | None = None
     """Where the blocks of `disk` outlive the engine, in slot files; several are several disks.
     `disk` needs it; None for no disk."""
+    flush: float = 20.0
+    """Seconds for which the end of the engine may write what is not on the disk; 0 for none. Only
+    where its one worker is in the scheduler's process."""
     hints: Hints = NO_HINTS
     """What a request says of its own future; an operator says it of none."""
 
@@ -66,6 +69,7 @@ class Settings:
         one_of("load", self.load, _BOOLS)
         one_of("checksums", self.checksums, _BOOLS)
         one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
+        seconds("flush", self.flush)
         paths: object = [self.disk_path] if isinstance(self.disk_path, str) else self.disk_path
         if paths is not None and not (
             isinstance(paths, Sequence)

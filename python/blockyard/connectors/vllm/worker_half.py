@@ -152,6 +152,16 @@ class WorkerHalf:
             raise Misuse("vLLM has registered no KV caches: orders cannot be carried out")
         return self.worker
 
+    def carry(self, step: StepOrders) -> Reports | None:
+        """Begins a step's copies, and returns what has ended; for a step without a model's."""
+        self.load(step)
+        return self.reports()
+
+    @property
+    def yard(self) -> int | None:
+        """The number of the yard that orders here; None before its first step, and at its end."""
+        return None if self.worker is None else self._yard
+
     def arrived(self) -> set[str]:
         """Requests whose loads have ended since the last call."""
         arrived, self._arrived = self._arrived, set()

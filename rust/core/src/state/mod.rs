@@ -15,6 +15,7 @@ mod engine;
 mod evict;
 mod finish;
 mod flights;
+mod flush;
 mod fork;
 mod grow;
 mod headroom;

@@ -31,6 +31,7 @@ impl State {
             let Some(node) = self.node_in(tier, slot) else {
                 continue;
             };
+            self.classed(node, tier, slot)?;
             // What a higher tier has needs none until it is dropped there, and is looked at again then.
             let class = Class::Copied;
             let spare = cell.hold == Hold::Idle { class };
@@ -72,6 +73,24 @@ impl State {
                 }
                 _ => {}
             }
+        }
+        Ok(())
+    }
+
+    /// An idle copy stands with the copies while the device has its block, and only then (INV-20d).
+    fn classed(&self, node: NodeIx, tier: Tier, slot: SlotIx) -> Check {
+        let Hold::Idle { class } = self.hold(tier, slot) else {
+            return Ok(());
+        };
+        let ended = self.trie[node].epoch != self.trie.epoch();
+        // What an engine has on its own device is not known.
+        if tier == Tier::DEVICE || ended || self.config.engine {
+            return Ok(());
+        }
+        let above = self.ready(node, Tier::DEVICE).is_some();
+        if above != matches!(class, Class::Copied | Class::Shadow) {
+            let detail = format!("it is {class:?}, and the device has it: {above}");
+            return Err(self.violation("INV-20d", tier, slot, detail));
         }
         Ok(())
     }
