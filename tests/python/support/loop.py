@@ -42,11 +42,12 @@ class Loop:
         size: int = 4,
         accept: int = 1,
         recompute: bool = True,
+        ahead: int | None = None,
         cache: by.KVCache | None = None,
         metrics: bool = False,
         **keywords: Any,
     ) -> None:
-        own = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
+        own = by.KVCache(block_size=size, device=device, host=host, recompute=recompute, ahead=ahead)
         self.cache = own if cache is None else cache
         chosen: dict[str, Any] = {
             "max_num_seqs": 4,
