@@ -49,7 +49,7 @@ class Turns(Loop):
 
     def __init__(self, *forgets: str, seconds: float = 0.05, **keywords: Any) -> None:
         layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
-        self.local = by.local(layout, device=33, host=64, ahead=4, copier=ThreadCopier(workers=0))
+        self.local = by.local(layout, device=30, host=64, ahead=4, copier=ThreadCopier(workers=0))
         super().__init__(cache=self.local, max_num_seqs=6, **keywords)
         self.forgets = set(forgets)
         self.seconds = seconds

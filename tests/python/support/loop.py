@@ -47,7 +47,9 @@ class Loop:
         metrics: bool = False,
         **keywords: Any,
     ) -> None:
-        own = by.KVCache(block_size=size, device=device, host=host, recompute=recompute, ahead=ahead)
+        own = by.KVCache(
+            block_size=size, device=device, host=host, recompute=recompute, ahead=ahead
+        )
         self.cache = own if cache is None else cache
         chosen: dict[str, Any] = {
             "max_num_seqs": 4,
