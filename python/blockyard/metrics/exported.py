@@ -124,10 +124,7 @@ class Exported:
         tiers = {value for name, value in named if name in {"tier", "from", "to"}}
         here = [tier for tier in TIERS if tier == "device" or self.cache.config.blocks_of(tier)]
         if stat.family in _OF_A_COPY:
-            # Nothing is below the last tier, and nothing else is asked to write all.
-            here.pop()
-            if stat.family == "unwritten_blocks":
-                here = [tier for tier in here if self.cache.config.write_of(tier) == "through"]
+            here.pop()  # nothing is below the last tier
         return not tiers <= set(here)
 
     def stats(self) -> dict[str, int]:

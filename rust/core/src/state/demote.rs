@@ -258,9 +258,7 @@ impl State {
         let id = self.trie.id(node);
         let (trie, TierState { descent, pool, .. }) = (&self.trie, &mut self.tiers[tier]);
         if good {
-            let failed = descent.failures.contains_key(&id);
-            descent.failures.remove(&id);
-            if failed {
+            if descent.failures.remove(&id).is_some() {
                 self.tiers[tier].order.unsee_all();
             }
             return;

@@ -96,6 +96,7 @@ impl State {
             largest,
             turn,
             torn,
+            astray,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -112,7 +113,7 @@ impl State {
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, torn, done).hash(&mut digest);
+        (headroom, largest, turn, torn, astray, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -370,6 +371,7 @@ mod tests {
         ("the largest begin", |s| s.largest += 1),
         ("whose turn it is", |s| s.turn += 1),
         ("whether a path is torn", |s| s.torn = true),
+        ("whether there are strays", |s| s.astray = true),
         ("the last step done", |s| s.done = Some(3)),
     ];
 

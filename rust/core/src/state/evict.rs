@@ -56,12 +56,19 @@ impl State {
     }
 
     /// Counts a block that was evicted from a tier, where it leaves no copy that it should have.
+    #[inline]
     fn count_lost(&mut self, node: NodeIx, tier: Tier) {
-        if self.trie[node].epoch != self.trie.epoch() || self.tiers.next_below(tier).is_none() {
+        if tier < self.tiers.last() && self.trie[node].epoch == self.trie.epoch() {
+            self.count_bare(node, tier);
+        }
+    }
+
+    fn count_bare(&mut self, node: NodeIx, tier: Tier) {
+        if self.is_below(node, tier) || self.tiers.next_below(tier).is_none() {
             return;
         }
         self.counters.dropped[tier.at()] += u64::from(self.trie.is_gone(node));
-        if self.config.write_of(tier) == WritePolicy::Through && !self.is_below(node, tier) {
+        if self.config.write_of(tier) == WritePolicy::Through {
             self.counters.unwritten[tier.at()] += 1;
         }
     }
@@ -78,7 +85,9 @@ impl State {
             return false;
         }
         let block = &self.trie[node];
-        self.torn |= block.epoch == self.trie.epoch() && self.trie.is_prefix_below(node);
+        self.torn |= self.tiers.last() > Tier::DEVICE
+            && block.epoch == self.trie.epoch()
+            && self.trie.is_prefix_below(node);
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
             let uses = self.lives.of(node).life().uses();
             ghosts.remember(&block.key, uses);

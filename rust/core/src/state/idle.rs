@@ -147,7 +147,7 @@ impl State {
 
     /// The same, at the back of this class.
     pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
-        if class != Class::Cleared {
+        if tier > Tier::DEVICE && class != Class::Cleared {
             self.note_stray(node);
         }
         let evictability = self.evictability_of(tier, slot);

@@ -154,6 +154,8 @@ pub struct State {
     turn: u32,
     /// Whether a block has left that others below had as their prefix: they go first from now on.
     torn: bool,
+    /// Whether some were found, when that was done last.
+    astray: bool,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -216,6 +218,7 @@ impl State {
             largest: 0,
             turn: 0,
             torn: false,
+            astray: false,
             done: None,
             climbed: 0,
             events: None,

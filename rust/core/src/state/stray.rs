@@ -20,6 +20,7 @@ impl State {
             return;
         }
         let mut strays = self.strays();
+        self.astray = !strays.is_empty();
         strays.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
         for (node, _) in strays {
             for tier in self.tiers.below(Tier::DEVICE) {
@@ -34,6 +35,9 @@ impl State {
 
     /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
     pub(super) fn reach(&mut self, path: &[NodeIx]) {
+        if !self.astray {
+            return;
+        }
         let Some(first) = path.iter().position(|&node| self.is_stray(node)) else {
             return;
         };
@@ -65,13 +69,17 @@ impl State {
     }
 
     /// A copy of a block below becomes idle, or moves: it may be a stray that stands as any other then.
+    #[inline]
     pub(super) fn note_stray(&mut self, node: NodeIx) {
+        if self.torn || self.config.engine {
+            return;
+        }
         let astray = match (self.trie[node].parent, self.trie.parent(node)) {
             (Some(_), None) => true,
-            (_, Some(parent)) => self.is_stray(parent),
+            (_, Some(parent)) => self.astray && self.is_stray(parent),
             (None, None) => false,
         };
-        self.torn |= astray;
+        self.torn = astray;
     }
 
     /// Blocks of this epoch whose prefix is nowhere and not on its way, with how far they are from where
