@@ -259,7 +259,7 @@ impl State {
         let (trie, TierState { descent, pool, .. }) = (&self.trie, &mut self.tiers[tier]);
         if good {
             if descent.failures.remove(&id).is_some() {
-                self.tiers[tier].order.unsee_all();
+                self.look_at_all(tier);
             }
             return;
         }

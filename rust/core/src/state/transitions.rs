@@ -217,11 +217,16 @@ impl State {
         let closes_gap = residency.children > 0;
         let busy = tier > Tier::DEVICE || residency.busy > 0;
         self.count_child(node, tier, busy);
-        if closes_gap {
-            // What was cut off on the tier may go down now.
-            self.tiers[tier].order.unsee_all();
+        if closes_gap && self.tiers.next_below(tier).is_some() {
+            self.look_at_all(tier);
         }
         Some(slot)
+    }
+
+    /// What was cut off on the tier may go down now.
+    #[cold]
+    pub(super) fn look_at_all(&mut self, tier: Tier) {
+        self.tiers[tier].order.unsee_all();
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
@@ -337,7 +342,7 @@ impl State {
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if self.trie.slot(node, tier).is_some() {
-                        self.tiers[tier].order.unsee_all();
+                        self.look_at_all(tier);
                         self.move_to_back(parent, tier);
                     }
                 }

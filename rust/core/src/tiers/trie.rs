@@ -238,10 +238,16 @@ impl Trie {
         self.highest(node).is_none()
     }
 
-    /// Whether a tier below has something whose parent the node is.
-    pub(crate) fn is_prefix_below(&self, node: NodeIx) -> bool {
-        let mut below = Tier::DEVICE.below();
-        below.any(|tier| self.residency(node, tier).children > 0)
+    /// Where no tier has the node: whether a tier below has something whose parent it is.
+    #[inline]
+    pub(crate) fn gone(&self, node: NodeIx) -> Option<bool> {
+        if self.nodes[node].device.slot.is_some() {
+            return None;
+        }
+        let mut below = self.below.iter().filter_map(|own| own.get(node.at()));
+        below.try_fold(false, |prefix, own| {
+            own.slot.is_none().then_some(prefix || own.children > 0)
+        })
     }
 
     pub(crate) fn parent(&self, node: NodeIx) -> Option<NodeIx> {
