@@ -311,9 +311,10 @@ impl Yard {
         for &(lease, computed) in batch {
             let (id, before) = (lease.id(), self.leases[&lease.id()].sealed);
             // With nothing new to publish the core is not asked; of a resume that came back short
-            // the handle knows nothing yet.
+            // the handle knows nothing yet, and nothing of a loss, which has unsealed all.
             let full = (computed / self.block_size) as usize;
-            if full > before || (self.leases[&id].short && full > 0) {
+            let attached = self.leases[&id].epoch == self.epoch;
+            if (attached && full > before) || (self.leases[&id].short && full > 0) {
                 assert!(!self.refuses_sealing(id, computed));
                 self.seal(id, lease.chain().keys(), computed);
             }
