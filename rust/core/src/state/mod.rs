@@ -154,8 +154,8 @@ pub struct State {
     turn: u32,
     /// Whether a block has left that others below had as their prefix: they go first from now on.
     torn: bool,
-    /// Whether some were found, when that was done last.
-    astray: bool,
+    /// How many were found, when that was done last.
+    strays: usize,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -218,7 +218,7 @@ impl State {
             largest: 0,
             turn: 0,
             torn: false,
-            astray: false,
+            strays: 0,
             done: None,
             climbed: 0,
             events: None,

@@ -20,7 +20,7 @@ impl State {
             return;
         }
         let mut strays = self.strays();
-        self.astray = !strays.is_empty();
+        self.strays = strays.len();
         strays.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
         for (node, _) in strays {
             for tier in self.tiers.below(Tier::DEVICE) {
@@ -35,7 +35,7 @@ impl State {
 
     /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
     pub(super) fn reach(&mut self, path: &[NodeIx]) {
-        if !self.astray {
+        if self.strays == 0 {
             return;
         }
         let Some(first) = path.iter().position(|&node| self.is_stray(node)) else {
@@ -76,7 +76,7 @@ impl State {
         }
         let astray = match (self.trie[node].parent, self.trie.parent(node)) {
             (Some(_), None) => true,
-            (_, Some(parent)) => self.astray && self.is_stray(parent),
+            (_, Some(parent)) => self.strays > 0 && self.is_stray(parent),
             (None, None) => false,
         };
         self.torn = astray;
