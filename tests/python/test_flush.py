@@ -71,7 +71,7 @@ def test_what_was_published_is_there_after_a_clean_stop(
 
 
 def test_what_the_host_alone_has_is_there_too(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"device": 9, "host": 64}
+    given: dict[str, Any] = {"device": 9, "host": 64, "ahead": 0}
     with opened(tmp_path, **given) as cache:
         for talk in range(10):
             publish(cache, talk)
@@ -126,14 +126,14 @@ def test_what_a_request_still_holds_is_written_too(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_small_gets_what_would_be_evicted_last_from_its_beginning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with opened(tmp_path, device=66, disk=10) as cache:
+    with opened(tmp_path, device=66, disk=10, ahead=0) as cache:
         for talk in range(5):
             publish(cache, talk)
         publish(cache, 1)  # it is used again
         with caplog.at_level(logging.WARNING, "blockyard"):
             assert cache.close() == 5 * BLOCKS - 10
     assert "10 blocks are not on the disk" in caplog.text
-    with opened(tmp_path, device=66, disk=10) as cache:
+    with opened(tmp_path, device=66, disk=10, ahead=0) as cache:
         assert [found(cache, talk) for talk in range(5)] == [0, 4, 0, 2, 4]
 
 
@@ -236,7 +236,7 @@ def test_without_a_disk_there_is_nothing_to_do() -> None:
 def test_a_disk_that_dies_costs_three_copies_and_nothing_that_was_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given: dict[str, Any] = {"device": 66, "disk": 64}
+    given: dict[str, Any] = {"device": 66, "disk": 64, "ahead": 0}
     with opened(tmp_path, **given) as cache:
         publish(cache, 1)
         assert cache.flush(until=30) == 0
@@ -260,7 +260,7 @@ def test_a_disk_that_dies_costs_three_copies_and_nothing_that_was_there(
 
 def test_a_frozen_disk_is_waited_for_until_the_bound(tmp_path: Path) -> None:
     with ext4(tmp_path / "image", tmp_path / "disk") as disk:
-        cache = opened(disk, device=66)
+        cache = opened(disk, device=66, ahead=0)
         publish(cache, 1)
         assert cache.flush(until=30) == 0
         for talk in range(2, 6):
@@ -282,7 +282,7 @@ def test_a_frozen_disk_is_waited_for_until_the_bound(tmp_path: Path) -> None:
             assert time.monotonic() < until, "the last thread gives it to the next owner"
             time.sleep(0.01)
             with contextlib.suppress(by.Unavailable):
-                again = opened(disk, device=66)
+                again = opened(disk, device=66, ahead=0)
         assert found(again, 1) == BLOCKS
         again.close()
 

@@ -38,6 +38,8 @@ mod losing;
 mod order;
 #[path = "laws/parking.rs"]
 mod parking;
+#[path = "laws/paths.rs"]
+mod paths;
 #[path = "laws/plans.rs"]
 mod plans;
 #[path = "laws/pools.rs"]

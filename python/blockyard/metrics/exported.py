@@ -24,6 +24,8 @@ __all__ = ["Exported", "Facts"]
 
 _WELL: Final = frozenset({Rule.DEAD, Rule.UNREAD})
 """Rules that are no illness: `failed` says the first; the second is for clients to end."""
+_OF_A_COPY: Final = frozenset({"dropped_blocks", "unwritten_blocks"})
+"""Families of what leaves a tier without a copy below."""
 _ABOVE: Final = "above"
 """The device or the host, seen from a disk below both."""
 
@@ -120,7 +122,10 @@ class Exported:
     def _is_absent(self, stat: Stat) -> bool:
         named = stat.labels.items()
         tiers = {value for name, value in named if name in {"tier", "from", "to"}}
-        return any(tier != "device" and not self.cache.config.blocks_of(tier) for tier in tiers)
+        here = [tier for tier in TIERS if tier == "device" or self.cache.config.blocks_of(tier)]
+        if stat.family in _OF_A_COPY:
+            here.pop()  # nothing is below the last tier
+        return not tiers <= set(here)
 
     def stats(self) -> dict[str, int]:
         """Returns the numbers of `schema`, each under its metric: names of parts are alike.

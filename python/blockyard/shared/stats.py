@@ -21,6 +21,7 @@ HELP: Final = {
     "copies_failed": "Copies that did not end well: blocks that failed or were corrupt below, and "
     "flights without a known end at their deadline.",
     "disk_resting": "Disks that are left alone after failures, until they are tried again.",
+    "dropped_blocks": "Blocks that were evicted and are nowhere then, where there is a tier below.",
     "events": "Blocks that came to a tier or left it, by what routers were told of that.",
     "evicted_blocks": "Blocks evicted from a tier.",
     "hit_blocks": "Blocks that begins found, by the tier that had them.",
@@ -35,6 +36,7 @@ HELP: Final = {
     "slots_promised": "Slots of a tier kept obtainable for growth, tickets and keeps.",
     "slots_takeable": "Idle slots of a tier that may be evicted now.",
     "tier_slots": "Slots of a tier.",
+    "unwritten_blocks": "Blocks that left a tier without the copy below that 'through' asks for.",
     "victims": "What became of preempted sequences' work.",
     "waiting_requests": "Requests that have no seat, by what they wait for; each counts once.",
 }

@@ -117,7 +117,9 @@ class Config:
             have a copy below; with "through" the most blocks in flight. It is for each tier that
             has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
             and below the device for as many as there, up to a quarter; for a quarter where host
-            copies go first. 0 copies nothing ahead.
+            copies go first; and from the largest begin on for as many as it takes, where that is
+            more. What is behind those is copied too then, while nothing else goes down. 0 copies
+            nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
@@ -313,6 +315,10 @@ class Config:
             above = self.ahead_of(TIERS[TIERS.index(tier) - 1])
             default = max(default, min(above, self.blocks_of(tier) // 4))
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
+
+    def gives_ahead(self, tier: str) -> bool:
+        """Whether `ahead` of a tier was given: it grows with the largest begin where it was not."""
+        return self.ahead is not None and of_tier(self.ahead, tier, None) is not None
 
     @property
     def copies_first(self) -> bool:

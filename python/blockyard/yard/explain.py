@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 from blockyard._core import Cache, InUse, Keys, Lease, NoRoom, Parked, Probe, TooLarge
 from blockyard._typing import override
+from blockyard.shared.layout import TIERS
 from blockyard.yard.flights import Flights, ranks
 
 __all__ = ["Explanation", "explain"]
@@ -65,6 +66,8 @@ def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) ->
     lines = [f"Of {len(keys)} full blocks, {places}: {tokens}."]
     if probe.stop != "whole":
         lines.append(f"The prefix ends at block {found}: {_why(probe)}.")
+    if probe.stop == "missing":
+        lines += _lost(cache)
     if not keys.tokens:
         return lines
     asked = cache.dry_run(keys)
@@ -88,6 +91,21 @@ def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) ->
         )
         lines += _in_flight(cache, flights, "device")
         lines += _ends(cache, asked.need - asked.available, holders)
+    return lines
+
+
+def _lost(cache: Cache) -> list[str]:
+    """What was evicted without a copy below, where there is room for one."""
+    stats = cache.stats()
+    lines = []
+    for tier in TIERS[:-1]:
+        if dropped := stats[f"{tier}_dropped"]:
+            late = stats[f"{tier}_unwritten"]
+            through = f", {late} of them not written though write is 'through'" if late else ""
+            lines.append(
+                f"So far {dropped} blocks left the {tier} without a copy below{through}; the "
+                f"largest begin took {stats['largest_begin']}."
+            )
     return lines
 
 

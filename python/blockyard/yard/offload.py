@@ -13,17 +13,20 @@ class _Watermark(NamedTuple):
     tier: TierName
     ahead: int
     through: bool
-    passed: bool
+    grows: bool
 
 
 class Offload:
     """Demotes blocks by a watermark; the core knows which blocks the write policy means.
 
     While fewer slots of a tier than its watermark are free, that many of its next victims are
-    copied down: a victim then has its copy already, and one that was not copied in time is
-    dropped, never waited for. The core skips what it has looked at before, so that every dispatch
-    may ask. With "through", blocks go down when they come to the tier, and the watermark bounds
-    those in flight.
+    copied down, with all of their paths: a victim then has its copy already, and one that was not
+    copied in time is dropped, never waited for. The core skips what it has looked at before, so
+    that every dispatch may ask. With "through", blocks go down when they come to the tier, and the
+    watermark bounds those in flight.
+
+    A watermark that the configuration gives is kept as it is. Where it gives none, the core's grows
+    with the largest begin, and what is behind the next victims follows while nothing goes down.
     """
 
     __slots__ = ("_skips", "_tiers", "decided")
@@ -38,9 +41,7 @@ class Offload:
                 tier,
                 ahead,
                 through=config.write_of(tier) == "through",
-                # By recency alone a block that is being copied counts as the next victim that it
-                # is; elsewhere it is passed over, so that others would be copied in its place.
-                passed=config.eviction != "recency" or (tier == "host" and config.copies_first),
+                grows=not config.gives_ahead(tier),
             )
             for tier in own
             if (ahead := config.ahead_of(tier))
@@ -52,14 +53,8 @@ class Offload:
         if self._skips:
             self._skips = False
             return
-        for tier, ahead, through, passed in self._tiers:
-            if not through and cache.room(tier).free >= ahead:
-                continue
-            flying = 0
-            if through or passed:
-                flying, _up = cache.blocks_in_flight(tier)
-            if ahead > flying:
-                cache.demote(ahead - flying, tier=tier)
+        for tier, ahead, _, grows in self._tiers:
+            cache.copy_ahead(ahead, tier=tier, grows=grows)
 
     def skip(self) -> None:
         """Has the next `decide` begin nothing: a flush is under way."""

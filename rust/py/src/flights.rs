@@ -99,6 +99,40 @@ impl Cache {
         Ok(plan?.map(Plan))
     }
 
+    /// Copies down what a tier may lose soon, if that is due now, as `dispatch` does by itself.
+    ///
+    /// While fewer than `least` slots are free, so many of the next victims have a copy below. Paths go
+    /// down whole, the root first; one that cannot goes down as far as it comes.
+    ///
+    /// Args:
+    ///     least: The fewest next victims that should have a copy below.
+    ///     tier: Where they are.
+    ///     grows: Whether as many should have one as the largest begin has taken so far, if that is
+    ///         more; and whether what is behind them follows, the oldest first and `least` blocks at
+    ///         a time, where nothing is on its way down.
+    ///
+    /// Returns:
+    ///     The plan, which `dispatch` hands out too; None if there is nothing to copy.
+    ///
+    /// Raises:
+    ///     Misuse: A value is out of range, or there is no such tier.
+    #[pyo3(signature = (least, *, tier="device", grows=true))]
+    fn copy_ahead(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::blocks)] least: u32,
+        tier: &str,
+        grows: bool,
+    ) -> PyResult<Option<Plan>> {
+        self.check_open()?;
+        let tier = arguments::tier(tier)?;
+        let plan = enter(py, &self.inner, least as usize, |state| {
+            state.limit(tier)?;
+            Ok(state.copy_ahead(tier, least, grows))
+        });
+        Ok(plan?.map(Plan))
+    }
+
     /// Copies the part of a prefix that lies below a tier up to it, ahead of a request.
     ///
     /// Args:

@@ -364,7 +364,7 @@ def test_what_ended_last_is_on_the_disk_after_a_clean_end(
 
 
 def test_nothing_more_is_written_where_an_error_has_ended_the_engine(tmp_path: Path) -> None:
-    first = Engine(tmp_path, write="on-evict")
+    first = Engine(tmp_path, write="on-evict", ahead=0)
     first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
 
     def dies() -> None:

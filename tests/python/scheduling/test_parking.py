@@ -388,7 +388,7 @@ def test_what_such_an_engine_cannot_do_is_refused(way: Any) -> None:
 
 @pytest.mark.law("R1-1")
 def test_r1_1_a_stalled_tier_holds_up_no_request_and_gives_no_slot_away() -> None:
-    loop = Loop(device=41, host=64, max_num_seqs=8)
+    loop = Loop(device=41, host=64, ahead=0, max_num_seqs=8)
     for name in range(6):
         loop.add(name, text(name + 1, 20), 40)
     spent, moving = [], set[int]()

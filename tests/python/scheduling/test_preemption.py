@@ -82,7 +82,7 @@ def test_a_second_victim_is_not_chosen_while_the_first_is_parked_and_moves() -> 
 
 @pytest.mark.law("INV-25")
 def test_the_last_to_come_back_moves_first_and_none_moves_for_those_behind_it() -> None:
-    loop = stopped("mid", "new")
+    loop = stopped("mid", "new", ahead=0)
     line = loop.scheduler._lifecycle._requests
     loop.scheduler._pressure._preemptor.relieve(1, behind=line["new"])
     assert (loop.handle("mid").moving, loop.handle("new").moving) == (0, 0)

@@ -116,8 +116,7 @@ def test_a_prefix_is_brought_up_ahead_of_its_turn_once() -> None:
 
 @pytest.mark.law("T23")
 def test_no_prefix_is_brought_up_for_a_request_that_has_left_the_queue() -> None:
-    """T23."""
-    loop = Loop(device=17, host=16, prefetch_depth=4, max_num_seqs=1)
+    loop = Loop(device=17, host=16, ahead=0, prefetch_depth=4, max_num_seqs=1)
     publish_below(loop.cache, text(1, 12))
     loop.add("runs", text(3, 6), 9)
     loop.turn()

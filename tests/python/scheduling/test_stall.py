@@ -45,11 +45,16 @@ class Turns(Loop):
     Args:
         forgets: "output", "acks", "dispatch", "outcomes", "poll" or "reset".
         seconds: Between two turns.
+        device: Slots of the device.
     """
 
-    def __init__(self, *forgets: str, seconds: float = 0.05, **keywords: Any) -> None:
+    def __init__(
+        self, *forgets: str, seconds: float = 0.05, device: int = 33, **keywords: Any
+    ) -> None:
         layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=2, block_size=4)
-        self.local = by.local(layout, device=33, host=64, ahead=4, copier=ThreadCopier(workers=0))
+        self.local = by.local(
+            layout, device=device, host=64, ahead=4, copier=ThreadCopier(workers=0)
+        )
         super().__init__(cache=self.local, max_num_seqs=6, **keywords)
         self.forgets = set(forgets)
         self.seconds = seconds
@@ -390,7 +395,7 @@ def test_a_loop_that_mends_its_ways_is_told_nothing_more(call: str) -> None:
 @pytest.mark.law("O10")
 @pytest.mark.parametrize("seconds", [1e-6, 0.1, 30.0])
 def test_a_sound_loop_is_told_nothing_whether_it_spins_or_crawls(seconds: float) -> None:
-    loop = Turns(seconds=seconds)
+    loop = Turns(seconds=seconds, device=30)
     loop.run(300)
     assert loop.said == {}
     stats = loop.scheduler.stats() | loop.cache.stats()

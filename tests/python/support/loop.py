@@ -42,11 +42,14 @@ class Loop:
         size: int = 4,
         accept: int = 1,
         recompute: bool = True,
+        ahead: int | None = None,
         cache: by.KVCache | None = None,
         metrics: bool = False,
         **keywords: Any,
     ) -> None:
-        own = by.KVCache(block_size=size, device=device, host=host, recompute=recompute)
+        own = by.KVCache(
+            block_size=size, device=device, host=host, recompute=recompute, ahead=ahead
+        )
         self.cache = own if cache is None else cache
         chosen: dict[str, Any] = {
             "max_num_seqs": 4,
@@ -138,7 +141,8 @@ class Loop:
             assert result.request not in self.results
             assert self.scheduler.state(result.request) is None
             self.results[result.request] = result
-        assert self.cache.audit() is None
+        broken = self.cache.audit()
+        assert broken is None, broken
 
     def turn(self, turns: int = 1) -> Step:
         """Runs steps, each computed and answered before the next."""

@@ -9,8 +9,8 @@ import blockyard as by
 from blockyard.shared.plan import Cause, Outcome
 
 
-def cache(host: int = 8) -> by.KVCache:
-    return by.KVCache(engine=32, host=host, disk=8, block_size=4)
+def cache(host: int = 8, ahead: int | None = 0) -> by.KVCache:
+    return by.KVCache(engine=32, host=host, disk=8, block_size=4, ahead=ahead)
 
 
 def land(own: by.KVCache, good: int | None = None, cause: Cause | None = None) -> list[by.Plan]:
@@ -234,7 +234,7 @@ def test_the_configuration_of_an_engine_says_the_same_again() -> None:
 
 
 def test_what_comes_to_the_host_goes_on_ahead_of_need() -> None:
-    own = cache(host=4)
+    own = cache(host=4, ahead=None)
     own.stow(own.keys(range(16)), [0, 1, 2, 3])
     land(own)
     plans = land(own)

@@ -23,7 +23,7 @@ def taken(cache: by.KVCache) -> list[Event]:
 
 
 def listening(**config: int) -> by.KVCache:
-    cache = by.KVCache(block_size=SIZE, **({"device": 33, "host": 32} | config))  # type: ignore[arg-type]
+    cache = by.KVCache(block_size=SIZE, **({"device": 33, "host": 32, "ahead": 0} | config))  # type: ignore[arg-type]
     cache.listen()
     assert [type(one) for one in taken(cache)] == [AllBlocksCleared], "a start is a clear"
     return cache

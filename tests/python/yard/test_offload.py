@@ -85,14 +85,14 @@ def test_a_host_smaller_than_the_look_ahead_comes_to_rest(
     assert cache.stats()["host_idle"] == 8
 
 
-def test_the_next_victims_have_their_copies_and_no_more() -> None:
+def test_the_next_victims_have_their_copies_with_their_paths_and_no_more() -> None:
     cache = small(ahead=8)
     for name in range(9):
         publish(cache, text(name, 16))
     assert idle_steps(cache, 3) == [8, 0, 0]
     assert sum(cache.probe(text(name, 16)).device for name in range(9)) == 36
     cache.finish(begin(cache, text(99, 24)))
-    assert idle_steps(cache, 2) == [2, 0], "two were evicted, and two come after the eight"
+    assert idle_steps(cache, 2) == [4, 0], "of the two that come after the eight the path, whole"
 
 
 def test_above_the_watermark_nothing_is_copied() -> None:

@@ -199,7 +199,10 @@ impl Yard {
         let moved = plan.map_or(0, Plan::len);
         let left = blocks.iter().find(|&&block| self.lacks(block, copies));
         if let Some(&block) = left.filter(|_| moved < most) {
-            let room = self.has_room(block, from, to);
+            // No block makes room for its child.
+            let parent = self.parent(block);
+            let next = parent.and_then(|above| self.ready(above, to));
+            let room = self.has_room(block, from, to) && next.is_none();
             assert!(!room, "block {block} was passed over");
         }
     }

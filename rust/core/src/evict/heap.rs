@@ -245,6 +245,10 @@ impl Evict for Heap {
         self.settled = 0;
     }
 
+    fn unsee_all(&mut self) {
+        self.settled = 0;
+    }
+
     fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
         // A score says nothing of a block that waits for a child, and all of one that is read.
         passed(slot.0) || self.scores[slot.0.at()] < self.scores[other.0.at()]

@@ -99,6 +99,12 @@ pub(crate) trait Evict {
     /// Whether a slot goes before another, the first that was not seen, with the classes in which they
     /// were inserted; `passed` says whether `unseen` gave a slot before that one.
     fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool;
+    /// All must be looked at again.
+    fn unsee_all(&mut self);
+    /// How many of those that it holds were seen; `None`: it does not know.
+    fn looked(&self) -> Option<usize> {
+        None
+    }
     /// Whether a slot was seen, for the audit.
     fn seen(&self, slot: SlotIx) -> bool;
     /// All that is idle now goes before all that will be, in the order it has.
@@ -293,6 +299,12 @@ impl Evict for Policy {
     }
     fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
         each!(self, policy => policy.precedes(slot, other, passed))
+    }
+    fn unsee_all(&mut self) {
+        each!(self, policy => policy.unsee_all());
+    }
+    fn looked(&self) -> Option<usize> {
+        each!(self, policy => policy.looked())
     }
     fn seen(&self, slot: SlotIx) -> bool {
         each!(self, policy => policy.seen(slot))

@@ -352,6 +352,19 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
+    fn unsee_all(&mut self) {
+        self.settled = 0;
+        if self.sorted {
+            self.seen.clear();
+        }
+    }
+
+    fn looked(&self) -> Option<usize> {
+        let lists = 0..Class::Shadow as usize;
+        let count = lists.map(|head| self.seen.count(head)).sum();
+        Some(count).filter(|_| self.sorted)
+    }
+
     fn seen(&self, slot: SlotIx) -> bool {
         self.sorted && self.seen.holds(slot)
     }

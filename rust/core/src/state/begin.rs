@@ -242,6 +242,7 @@ impl State {
         if let Some((tier, ..)) = last {
             hits[tier.at()] += 1;
         }
+        self.largest = self.largest.max(total);
         self.counters.begun += 1;
         self.counters.slow += u64::from(prefix.slow);
         self.counters.tokens += tokens;

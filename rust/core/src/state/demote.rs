@@ -1,5 +1,6 @@
 //! Demote: copies the next victims of a tier down, ahead of need, so that evicting them is free.
 
+use super::paths::Descent;
 use super::tier::opened_by;
 use super::{State, TierState};
 use crate::base::{Class, FlightIx, Id, LeaseId, NodeIx, Result, SlotIx, Tier};
@@ -23,19 +24,40 @@ pub enum WritePolicy {
     SecondTouch,
 }
 
+/// How far copies ahead go.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// How many are made at most.
+    pub(super) blocks: u32,
+    /// How many of the next victims are looked at.
+    pub(super) look: u32,
+    /// Whether what lacks a copy of a victim's path is copied first.
+    pub(super) paths: bool,
+}
+
 impl State {
     /// Copies down those of a tier's next `blocks` victims that have no copy below, or what else
     /// [`WritePolicy`] says, to the next lower tier that has slots: as far as its promises allow and
     /// no nearer victim loses its own copy by it. It copies no more than `blocks` blocks, and passes
     /// over what it has looked at before. `None`: there is nothing to copy, or nowhere to copy it to.
     pub fn demote(&mut self, from: Tier, blocks: u32) -> Option<Plan> {
+        let size = Ahead {
+            blocks,
+            look: blocks,
+            paths: false,
+        };
+        self.descend(from, size)
+    }
+
+    /// The same, so far ahead.
+    pub(super) fn descend(&mut self, from: Tier, size: Ahead) -> Option<Plan> {
         let to = self.tiers.next_below(from)?;
         let flight = self.open_flight(from, to, Purpose::Below { parked: None });
         let mut moves = Vec::new();
-        let victims = self.unseen_victims(from, blocks);
+        let victims = self.unseen_victims(from, size.look);
         self.spare_copies(from, &victims);
-        let waits = self.copy_fresh(blocks, flight, &mut moves);
-        self.copy_victims(&victims, blocks, flight, &mut moves);
+        let waits = self.copy_fresh(size, flight, &mut moves);
+        self.copy_victims(&victims, size, flight, &mut moves);
         self.ahead = victims;
         if let Some(id) = waits {
             self.tiers[from].descent.fresh.push_front(id);
@@ -54,10 +76,11 @@ impl State {
     /// Copies what came to the tier, until a block finds no room; returns that block.
     fn copy_fresh(
         &mut self,
-        most: u32,
+        size: Ahead,
         flight: FlightIx,
         moves: &mut Vec<Move>,
     ) -> Option<Id<NodeIx>> {
+        let most = size.blocks as usize;
         let (from, to) = (self.flights[flight].from, self.flights[flight].to);
         // No block loses its last copy for it, and no next victim the copy that it needs soon.
         let copied = Hold::Idle {
@@ -68,7 +91,7 @@ impl State {
             state.trie.slot(other, from).is_none()
                 || below.is_some_and(|slot| state.hold(to, slot) == copied)
         };
-        while moves.len() < most as usize
+        while moves.len() < most
             && let Some(id) = self.tiers[from].descent.fresh.pop_front()
         {
             let node = self
@@ -76,12 +99,26 @@ impl State {
                 .live(id)
                 .filter(|&node| self.wants_copy(node, from));
             if let Some(node) = node
-                && !self.copy_one(node, flight, moves, spare)
+                && !self.copy_fresh_one(node, (flight, size), moves, spare)
             {
                 return Some(id);
             }
         }
         None
+    }
+
+    fn copy_fresh_one(
+        &mut self,
+        node: NodeIx,
+        (flight, size): (FlightIx, Ahead),
+        moves: &mut Vec<Move>,
+        may_go: impl Fn(&Self, NodeIx) -> bool,
+    ) -> bool {
+        if size.paths {
+            self.copy_path(node, flight, size.blocks as usize, moves, may_go) != Descent::Waits
+        } else {
+            self.copy_one(node, flight, moves, may_go)
+        }
     }
 
     /// Those of the next victims that were not looked at.
@@ -110,12 +147,13 @@ impl State {
     fn copy_victims(
         &mut self,
         ahead: &[SlotIx],
-        blocks: u32,
+        size: Ahead,
         flight: FlightIx,
         moves: &mut Vec<Move>,
     ) {
         let from = self.flights[flight].from;
-        let most = blocks as usize;
+        let most = size.blocks as usize;
+        let mut cut = None;
         // What the device has too needs no copy.
         let above = [Class::Copied, Class::Shadow].map(|class| Hold::Idle { class });
         // Asked for only where the tier below is full.
@@ -133,16 +171,27 @@ impl State {
             let done = node
                 .filter(|&node| self.lacks_copy(node, from))
                 .is_none_or(|node| {
+                    // Above the end of a path that is not copied there is more of it.
+                    if cut.is_some_and(|below| self.trie.parent(below) == Some(node)) {
+                        cut = Some(node);
+                        return true;
+                    }
                     let later = |state: &Self, other| {
                         let other = state.trie.slot(other, from);
                         other.is_none_or(|other| state.goes_before(from, slot, other, &passed))
                     };
-                    moves.len() < most && self.copy_from(node, slot, flight, moves, later)
+                    if !size.paths {
+                        return moves.len() < most
+                            && self.copy_from(node, slot, flight, moves, later);
+                    }
+                    let descent = self.copy_path(node, flight, most, moves, later);
+                    cut = Some(node).filter(|_| descent == Descent::Cut);
+                    descent != Descent::Waits
                 });
             done && self.tiers[from].order.see(slot)
         });
         if whole && moves.is_empty() {
-            self.tiers[from].order.settle(most);
+            self.tiers[from].order.settle(size.look as usize);
         }
     }
 
@@ -209,7 +258,9 @@ impl State {
         let id = self.trie.id(node);
         let (trie, TierState { descent, pool, .. }) = (&self.trie, &mut self.tiers[tier]);
         if good {
-            descent.failures.remove(&id);
+            if descent.failures.remove(&id).is_some() {
+                self.look_at_all(tier);
+            }
             return;
         }
         if descent.failures.len() > pool.len() as usize {
@@ -223,7 +274,7 @@ impl State {
     }
 
     /// Whether its copy down from the tier has failed too often to be made ahead of need.
-    fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
+    pub(super) fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
         let failures = &self.tiers[tier].descent.failures;
         if failures.is_empty() {
             return false;
@@ -255,7 +306,9 @@ impl State {
             }
             let lacks =
                 self.ready(node, Tier::DEVICE).is_some() && !self.is_below(node, Tier::DEVICE);
-            if lacks && !self.copy_one(node, flight, &mut moves, |_, _| true) {
+            let parent = self.trie.parent(node);
+            let others = |_: &Self, other| Some(other) != parent;
+            if lacks && !self.copy_one(node, flight, &mut moves, others) {
                 break;
             }
         }

@@ -93,6 +93,10 @@ impl State {
             tags: _,
             parkings,
             headroom,
+            largest,
+            turn,
+            torn,
+            strays,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -108,7 +112,8 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
-        (counters, ghosts, lives, in_flight, parkings, headroom, done).hash(&mut digest);
+        (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
+        (headroom, largest, turn, torn, strays, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -363,6 +368,10 @@ mod tests {
         ("what is in flight", |s| s.in_flight[1][0] += 1),
         ("how many were parked", |s| s.parkings += 1),
         ("the headroom", |s| s.headroom += 1),
+        ("the largest begin", |s| s.largest += 1),
+        ("whose turn it is", |s| s.turn += 1),
+        ("whether a path is torn", |s| s.torn = true),
+        ("how many strays there are", |s| s.strays += 1),
         ("the last step done", |s| s.done = Some(3)),
     ];
 

@@ -1,7 +1,7 @@
 //! Evict: drops exactly the deficit, from the front of the order, leaf first; and retires slots of a
 //! tier that has shrunk.
 
-use super::State;
+use super::{State, WritePolicy};
 use crate::base::{Link, NodeIx, SlotIx, Tier};
 use crate::collections::Tag;
 use crate::evict::Evictability;
@@ -48,10 +48,28 @@ impl State {
         self.tell_gone(node, tier);
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
-        if !self.remove_if_gone(node) && tier == Tier::DEVICE {
+        self.count_unwritten(node, tier);
+        let epoch = self.trie[node].epoch;
+        if self.remove_if_gone(node) {
+            let lost = epoch == self.trie.epoch() && self.tiers.next_below(tier).is_some();
+            self.counters.dropped[tier.at()] += u64::from(lost);
+            return parent;
+        }
+        if tier == Tier::DEVICE {
             self.reclass_below(node);
         }
         parent
+    }
+
+    /// Counts a block that leaves a tier where all of it should be written, and was not.
+    #[inline]
+    fn count_unwritten(&mut self, node: NodeIx, tier: Tier) {
+        if self.config.write_of(tier) == WritePolicy::Through {
+            let bare = self.trie[node].epoch == self.trie.epoch()
+                && self.tiers.next_below(tier).is_some()
+                && !self.is_below(node, tier);
+            self.counters.unwritten[tier.at()] += u64::from(bare);
+        }
     }
 
     /// Removes a block from the trie that no tier has any more; whether it did.
@@ -62,10 +80,13 @@ impl State {
 
     /// The same, and the tag of its key is known.
     fn remove_tagged(&mut self, node: NodeIx, tag: Tag) -> bool {
-        if !self.trie.is_gone(node) {
+        let Some(prefix) = self.trie.gone(node) else {
             return false;
-        }
+        };
         let block = &self.trie[node];
+        if prefix {
+            self.torn |= block.epoch == self.trie.epoch();
+        }
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
             let uses = self.lives.of(node).life().uses();
             ghosts.remember(&block.key, uses);
@@ -102,6 +123,7 @@ impl State {
         let nodes = self.warm_blocks(tier, &slots);
         self.tiers[tier].evict_all(&slots);
         self.counters.evicted[tier.at()] += slots.len() as u64;
+        let has_below = self.tiers.next_below(tier).is_some();
         for (at, &node) in nodes.iter().enumerate() {
             self.tell_gone(node, tier);
             match nodes.get(at + 1) {
@@ -113,7 +135,11 @@ impl State {
                 }
             }
             self.trie.residency_mut(node, tier).slot = None;
+            self.count_unwritten(node, tier);
+            let epoch = self.trie[node].epoch;
             if self.remove_tagged(node, self.tags[at]) {
+                let lost = has_below && epoch == self.trie.epoch();
+                self.counters.dropped[tier.at()] += u64::from(lost);
                 continue;
             }
             self.look_again(node, tier);

@@ -135,6 +135,7 @@ impl State {
     /// Plans that were not dispatched yet, in the order in which they were made; what has ended
     /// meanwhile is left out. It takes time in proportion to what is in flight.
     pub fn dispatch(&mut self) -> Vec<Plan> {
+        self.mend();
         let mut waiting: Vec<(u64, FlightIx)> = self
             .flights
             .iter()

@@ -103,8 +103,10 @@ impl State {
                 plans.extend(done.flatten());
                 self.open_flight(from, to, Purpose::Below { parked: None })
             }));
+            let parent = self.trie.parent(node);
             self.copy_one(node, flight, &mut moves, |state, victim| {
-                above(to).all(|tier| state.trie.slot(victim, tier).is_none())
+                Some(victim) != parent
+                    && above(to).all(|tier| state.trie.slot(victim, tier).is_none())
             });
         }
         plans.extend(flight.and_then(|flight| self.launch_if_any(flight, moves)));

@@ -147,6 +147,9 @@ impl State {
 
     /// The same, at the back of this class.
     pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
+        if tier > Tier::DEVICE && class != Class::Cleared {
+            self.note_stray(node);
+        }
         let evictability = self.evictability_of(tier, slot);
         let past = self.lives.of(node);
         let tier_state = &mut self.tiers[tier];

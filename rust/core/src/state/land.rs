@@ -246,6 +246,9 @@ impl State {
             };
             self.note_copy(flight.from, tier, node, true);
             self.note_fresh(tier, node);
+            if tier > Tier::DEVICE {
+                self.note_stray(node);
+            }
             if keeps == 0 {
                 self.unpin(tier, step.to);
             }

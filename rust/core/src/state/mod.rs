@@ -26,6 +26,7 @@ mod land;
 mod lose;
 mod park;
 mod parked;
+mod paths;
 mod place;
 mod probe;
 mod promote;
@@ -38,6 +39,7 @@ mod seal;
 mod stats;
 mod stow;
 mod stow_kept;
+mod stray;
 mod tell;
 mod ticket;
 mod tier;
@@ -146,6 +148,14 @@ pub struct State {
     parkings: u64,
     /// Device blocks promised for the growth of the running batch, and for no lease in particular.
     headroom: u32,
+    /// The most blocks that a begin has taken.
+    largest: u32,
+    /// The place of the running sequence that was copied down last, ahead of need.
+    turn: u32,
+    /// Whether a block has left that others below had as their prefix: they go first from now on.
+    torn: bool,
+    /// How many were found, when that was done last.
+    strays: usize,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -205,6 +215,10 @@ impl State {
             tags: Vec::new(),
             parkings: 0,
             headroom: 0,
+            largest: 0,
+            turn: 0,
+            torn: false,
+            strays: 0,
             done: None,
             climbed: 0,
             events: None,
@@ -268,6 +282,7 @@ impl State {
             flights: self.flights.len() as u64,
             blocks: self.trie.len() as u64,
             epoch: u64::from(self.trie.epoch()),
+            largest: u64::from(self.largest),
             counters: self.counters,
         }
     }

@@ -47,7 +47,11 @@ impl State {
     }
 
     /// The next victim of a tier, if it may go.
-    fn victim(&mut self, tier: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> Option<SlotIx> {
+    pub(super) fn victim(
+        &mut self,
+        tier: Tier,
+        may_go: &impl Fn(&Self, NodeIx) -> bool,
+    ) -> Option<SlotIx> {
         let victim = self.tiers[tier].victim(&self.lives)?;
         let node = self.node_in(tier, victim);
         node.is_none_or(|node| may_go(self, node)).then_some(victim)

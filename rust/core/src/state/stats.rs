@@ -80,6 +80,8 @@ numbers! {
             "blocks in the trie, including the anonymous ones of parked sequences";
         epoch: "clears", Counter "clears",
             "how often the cache was cleared";
+        largest as "largest_begin": "blocks", Gauge "largest_begin",
+            "blocks of the largest begin so far: where `ahead` is not given, as many next victims of the device have a copy below";
         .. {
             /// What has happened.
             counters: Counters,
@@ -150,6 +152,10 @@ numbers! {
             hits: [u64; MAX_TIERS],
             /// Blocks evicted, per tier.
             evicted: [u64; MAX_TIERS],
+            /// Of these, blocks that were lost by it where a tier below might have had them, per tier.
+            dropped: [u64; MAX_TIERS],
+            /// Blocks that left a tier without the copy below that `through` asks for, per tier.
+            unwritten: [u64; MAX_TIERS],
             /// Blocks in plans, by the tier that they read from and the tier that they write to.
             moved: [[u64; MAX_TIERS]; MAX_TIERS],
         }
@@ -186,6 +192,10 @@ numbers! {
             "blocks that begins found here";
         evicted: "blocks", Counter "evicted_blocks{tier=*}",
             "blocks evicted from here";
+        dropped: "blocks", Counter "dropped_blocks{tier=*}",
+            "of these, blocks that no tier has then, where there is a tier below";
+        unwritten: "blocks", Counter "unwritten_blocks{tier=*}",
+            "blocks that left the tier without a copy below, where `write` is \"through\"";
         out: "blocks", Counter "copied_blocks{from=*}",
             "blocks in plans that read from here";
         into as "in": "blocks", Counter "copied_blocks{to=*}",
@@ -214,6 +224,8 @@ impl Traffic {
         Self {
             hits: counters.hits[tier],
             evicted: counters.evicted[tier],
+            dropped: counters.dropped[tier],
+            unwritten: counters.unwritten[tier],
             out: counters.moved[tier].iter().sum(),
             into: counters.moved.iter().map(|row| row[tier]).sum(),
         }

@@ -214,9 +214,19 @@ impl State {
         let slot = self.tiers[tier].fill(Link::to(node), flight)?;
         let residency = self.trie.residency_mut(node, tier);
         residency.slot = Some(Link::to(slot));
+        let closes_gap = residency.children > 0;
         let busy = tier > Tier::DEVICE || residency.busy > 0;
         self.count_child(node, tier, busy);
+        if closes_gap && self.tiers.next_below(tier).is_some() {
+            self.look_at_all(tier);
+        }
         Some(slot)
+    }
+
+    /// What was cut off on the tier may go down now.
+    #[cold]
+    pub(super) fn look_at_all(&mut self, tier: Tier) {
+        self.tiers[tier].order.unsee_all();
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
@@ -303,6 +313,7 @@ impl State {
             for pair in path.windows(2) {
                 self.link(pair[1], Some(pair[0]));
             }
+            self.reach(path);
         }
     }
 
@@ -331,6 +342,7 @@ impl State {
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if self.trie.slot(node, tier).is_some() {
+                        self.look_at_all(tier);
                         self.move_to_back(parent, tier);
                     }
                 }

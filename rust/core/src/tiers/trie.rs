@@ -238,6 +238,18 @@ impl Trie {
         self.highest(node).is_none()
     }
 
+    /// Where no tier has the node: whether a tier below has something whose parent it is.
+    #[inline]
+    pub(crate) fn gone(&self, node: NodeIx) -> Option<bool> {
+        if self.nodes[node].device.slot.is_some() {
+            return None;
+        }
+        let mut below = self.below.iter().filter_map(|own| own.get(node.at()));
+        below.try_fold(false, |prefix, own| {
+            own.slot.is_none().then_some(prefix || own.children > 0)
+        })
+    }
+
     pub(crate) fn parent(&self, node: NodeIx) -> Option<NodeIx> {
         self.nodes[node].parent.and_then(|id| self.live(id))
     }

@@ -48,7 +48,7 @@ struct Holders {
 }
 
 impl State {
-    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33 and 34, and E1.
+    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34 and 39, and E1.
     pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
@@ -87,6 +87,7 @@ impl State {
             self.monotone(index, node)?;
         }
         self.indexed()?;
+        self.reachable()?;
         self.counted()?;
         self.in_the_air()?;
         self.believed()?;

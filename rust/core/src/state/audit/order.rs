@@ -1,4 +1,4 @@
-//! Order and paths: INV-20 and 21.
+//! Order and paths: INV-20, 21 and 39.
 
 use super::{Check, Violation};
 use crate::base::{Class, Ix, MAX_TIERS, NodeIx, SlotIx, Tier};
@@ -35,7 +35,7 @@ impl State {
             // What a higher tier has needs none until it is dropped there, and is looked at again then.
             let class = Class::Copied;
             let spare = cell.hold == Hold::Idle { class };
-            if tier_state.order.seen(slot) && !spare && self.wants_copy(node, tier) {
+            if tier_state.order.seen(slot) && !spare && self.should_be_below(node, tier) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
@@ -59,8 +59,10 @@ impl State {
                         Hold::Idle { class } => class,
                         _ => Class::Cleared,
                     };
-                    // A copy of what the device has may wait for what the host alone has.
-                    if behind || (own > class && class != Class::Copied) {
+                    // A copy of what the device has may wait for what the host alone has; and a stray for one
+                    // that is not known as such before the next dispatch.
+                    let waits = class == Class::Copied || (class == Class::Cleared && self.torn);
+                    if behind || (own > class && !waits) {
                         let detail = format!("it stands behind its parent in slot {above}");
                         return Err(self.violation("INV-20", tier, slot, detail));
                     }
@@ -159,6 +161,26 @@ impl State {
         if named != indexed {
             let detail = format!("the index names {indexed} blocks, and {named} have a key");
             return Err(self.violation("INV-3", Tier::DEVICE, SlotIx::default(), detail));
+        }
+        Ok(())
+    }
+
+    /// A copy whose prefix is nowhere goes before all others of its tier, after the next dispatch at the
+    /// latest (INV-39).
+    pub(super) fn reachable(&self) -> Check {
+        if self.torn || self.config.engine {
+            return Ok(());
+        }
+        for (node, _) in self.strays() {
+            for tier in self.tiers.all() {
+                if let Some(slot) = self.trie.slot(node, tier)
+                    && let Hold::Idle { class } = self.hold(tier, slot)
+                    && class != Class::Cleared
+                {
+                    let detail = format!("its prefix is nowhere, and it is {class:?}");
+                    return Err(self.violation("INV-39", tier, slot, detail));
+                }
+            }
         }
         Ok(())
     }

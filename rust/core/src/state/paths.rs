@@ -1,0 +1,252 @@
+//! Paths: a block goes down only behind its prefix (INV-39). What of its path lacks a copy below is
+//! copied with it, the root first, so that where room or time ends it is the end that is not copied.
+//! Eviction is leaf first, so that it is the end, too, that is dropped.
+
+use super::demote::Ahead;
+use super::{State, WritePolicy};
+use crate::base::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
+use crate::copies::{Move, Plan, Purpose};
+use crate::evict::Evict;
+use crate::tiers::{Hold, Uses};
+
+/// How much of a path that was used once may take the place of what others would lose by it: this part
+/// of the tier below, and no fewer than these. So requests that never come back push out little of what
+/// does, and a path that comes back is copied further each time.
+const SHARE: u32 = 128;
+const FEWEST: u32 = 32;
+
+/// What became of a path that should go down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Descent {
+    /// All of it has a copy below, or one on its way there.
+    Whole,
+    /// The rest of it stays without a copy.
+    Cut,
+    /// The next of its blocks finds no room now, or the plan is full.
+    Waits,
+}
+
+/// Where an order keeps no account of what was looked at: so many of the next victims are, at least.
+const LOOK: u32 = 4096;
+
+/// How many running sequences are looked at in one call.
+const LEASES: u32 = 16;
+
+impl State {
+    /// Copies down what a tier may lose soon, whole paths and the root first, if that is due now: while
+    /// fewer than `least` slots are free, so many of the next victims have a copy below.
+    ///
+    /// Where it `grows`, as many have one as the largest begin has taken, if that is more: a begin takes
+    /// them all at once. And where nothing is on its way down, what is behind them is copied too, the
+    /// oldest first, `least` blocks at a time.
+    pub fn copy_ahead(&mut self, from: Tier, least: u32, grows: bool) -> Option<Plan> {
+        self.tiers.next_below(from)?;
+        let below = self.tiers.below(from);
+        let flying: u32 = below.map(|to| self.in_flight[from.at()][to.at()]).sum();
+        let (ahead, air) = if grows {
+            self.pace(from, least)
+        } else {
+            (least, least)
+        };
+        let through = self.config.write_of(from) == WritePolicy::Through;
+        let due = through || self.tiers[from].ledger.free() < ahead;
+        // Where a place says which goes first, what is being copied counts among the next victims.
+        let passed = through || self.tiers[from].order.looked().is_none();
+        let most = if grows || passed {
+            air.saturating_sub(flying)
+        } else {
+            air
+        };
+        let size = Ahead {
+            blocks: if due { most } else { 0 },
+            look: if passed {
+                ahead.saturating_sub(flying)
+            } else {
+                ahead
+            },
+            paths: true,
+        };
+        let plan = (size.blocks > 0).then(|| self.descend(from, size));
+        let plan = plan.flatten();
+        if plan.is_some() || flying > 0 || !grows {
+            return plan;
+        }
+        let looked = self.tiers[from].order.looked();
+        let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * least));
+        let size = Ahead {
+            blocks: least,
+            look: look.max(ahead),
+            paths: true,
+        };
+        let plan = self.descend(from, size);
+        if plan.is_some() || from > Tier::DEVICE {
+            return plan;
+        }
+        self.descend_running(least)
+    }
+
+    /// Copies what running sequences have published, some of them in turn: where they hold nearly all of
+    /// the device, what they leave is taken as soon as they end.
+    fn descend_running(&mut self, most: u32) -> Option<Plan> {
+        let to = self.tiers.next_below(Tier::DEVICE)?;
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Below { parked: None });
+        let (mut moves, most) = (Vec::new(), most as usize);
+        let places = self.leases.places() as u32;
+        for _ in 0..LEASES.min(places) {
+            self.turn = (self.turn + 1) % places;
+            let lease = LeaseIx::new(self.turn);
+            if moves.len() < most && self.leases.occupied(lease) && !self.detached(lease) {
+                self.copy_running(lease, flight, most, &mut moves);
+            }
+        }
+        self.launch_if_any(flight, moves)
+    }
+
+    fn copy_running(
+        &mut self,
+        lease: LeaseIx,
+        flight: FlightIx,
+        most: usize,
+        moves: &mut Vec<Move>,
+    ) {
+        let record = &self.leases[lease];
+        // What has a copy stands before what has none.
+        let (mut first, mut end) = (0, record.sealed);
+        while first < end {
+            let middle = first.midpoint(end);
+            match self.published(record, middle) {
+                Some(node) if self.is_below(node, Tier::DEVICE) => first = middle + 1,
+                _ => end = middle,
+            }
+        }
+        let alone = |state: &Self, other| state.trie.slot(other, Tier::DEVICE).is_none();
+        for block in first..record.sealed {
+            let node = self.published(&self.leases[lease], block);
+            let Some(node) = node.filter(|&node| self.wants_copy(node, Tier::DEVICE)) else {
+                return;
+            };
+            if self.copy_path(node, flight, most, moves, alone) != Descent::Whole {
+                return;
+            }
+        }
+    }
+
+    /// How many of a tier's next victims should have a copy, and how many blocks may be on their way
+    /// down at once: those cannot be taken until they have landed, and the largest begin must find room
+    /// beside them.
+    pub(super) fn pace(&self, tier: Tier, least: u32) -> (u32, u32) {
+        let room = self.tiers[tier].pool.room();
+        let largest = self.largest.min(room);
+        if tier == Tier::DEVICE {
+            let air = (room / 4).min((room - largest) / 2);
+            (least.max(largest), least.max(air))
+        } else {
+            let ahead = largest.min(room / 4);
+            (least.max(ahead), least.max(ahead / 2))
+        }
+    }
+
+    /// Copies a block down with what of its path has no copy there, the root first, as far as the plan
+    /// has no more than `most` blocks. `may_go` is [`Self::copy_one`]'s.
+    pub(super) fn copy_path(
+        &mut self,
+        node: NodeIx,
+        flight: FlightIx,
+        most: usize,
+        moves: &mut Vec<Move>,
+        may_go: impl Fn(&Self, NodeIx) -> bool,
+    ) -> Descent {
+        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        if moves.len() >= most || !self.finds_room(to, &may_go) {
+            return Descent::Waits;
+        }
+        let mut path = std::mem::take(&mut self.nodes);
+        let mut descent = self.bare_path(node, from, &mut path);
+        let mut standing = None;
+        while descent == Descent::Whole
+            && let Some(next) = path.pop()
+        {
+            let earns = self.tiers[to].ledger.free() > 0 || {
+                let standing = standing.get_or_insert_with(|| self.standing(next));
+                *standing <= i64::from(FEWEST.max(self.tiers[to].pool.room() / SHARE))
+            };
+            standing = standing.map(|standing| standing + 1);
+            // Its parent is the one block of its path that may be a leaf there.
+            let parent = self.trie.parent(next);
+            let goes = |state: &Self, other| {
+                Some(other) != parent
+                    && may_go(state, other)
+                    && (earns || state.is_spare(other, to))
+            };
+            if moves.len() >= most {
+                descent = Descent::Waits;
+            } else if !self.copy_one(next, flight, moves, goes) {
+                descent = if earns || self.finds_room(to, &goes) {
+                    Descent::Waits
+                } else {
+                    Descent::Cut
+                };
+            }
+        }
+        self.nodes = path;
+        descent
+    }
+
+    /// The blocks of a path that have no copy below the tier, from this one up to the root: all are
+    /// ready there.
+    fn bare_path(&self, node: NodeIx, tier: Tier, path: &mut Vec<NodeIx>) -> Descent {
+        path.clear();
+        let mut at = Some(node);
+        while let Some(node) = at.filter(|&node| !self.is_below(node, tier)) {
+            if self.filling(node, tier).is_some() {
+                return Descent::Waits;
+            }
+            let alive = self.trie[node].epoch == self.trie.epoch();
+            if !alive || self.ready(node, tier).is_none() || self.is_hopeless(tier, node) {
+                return Descent::Cut;
+            }
+            path.push(node);
+            at = self.trie.parent(node);
+            if at.is_none() && self.trie[node].parent.is_some() {
+                return Descent::Cut;
+            }
+        }
+        Descent::Whole
+    }
+
+    /// How many blocks of a path have been used once, less those above them that have been used again.
+    fn standing(&self, node: NodeIx) -> i64 {
+        let (mut standing, mut at) = (0, Some(node));
+        while let Some(node) = at {
+            standing += if self.trie[node].uses == Uses::Repeated {
+                -1
+            } else {
+                1
+            };
+            at = self.trie.parent(node);
+        }
+        standing
+    }
+
+    /// Whether no look ahead may have passed a block over that wants a copy: all of its path may be copied
+    /// whatever it costs. For the audit.
+    pub(super) fn should_be_below(&self, node: NodeIx, tier: Tier) -> bool {
+        let path = std::iter::successors(Some(node), |&node| self.trie.parent(node));
+        self.wants_copy(node, tier)
+            && path.take(FEWEST as usize + 1).count() <= FEWEST as usize
+            && self.bare_path(node, tier, &mut Vec::new()) == Descent::Whole
+    }
+
+    fn finds_room(&mut self, to: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> bool {
+        self.tiers[to].ledger.free() > 0 || self.victim(to, may_go).is_some()
+    }
+
+    /// Whether nothing is lost with a block's copy on the tier: it has another, or goes first in any case.
+    fn is_spare(&self, node: NodeIx, tier: Tier) -> bool {
+        let others = self.tiers.all().filter(|&other| other != tier);
+        let mut others = others.filter(|&other| self.ready(node, other).is_some());
+        let hold = self.trie.slot(node, tier).map(|slot| self.hold(tier, slot));
+        others.next().is_some()
+            || matches!(hold, Some(Hold::Idle { class }) if class <= Class::Ended)
+    }
+}

@@ -1,0 +1,127 @@
+//! Strays: copies below whose prefix is nowhere. Copies ahead make none; a copy that fails, memory that
+//! is lost and a tier that is evicted apart from another may leave some. They go before all others of
+//! their tier (INV-39).
+
+use super::State;
+use crate::base::{Class, Ix, NodeIx, Tier};
+use crate::tiers::Hold;
+
+/// How far a block is from the first of its path whose prefix is nowhere: itself, 1.
+type Depth = u32;
+const REACHED: Depth = 0;
+const UNKNOWN: Depth = Depth::MAX;
+
+impl State {
+    /// Has what has become a stray go first. It takes time in proportion to the blocks, and there is
+    /// nothing to do unless a block has left before what stood on it.
+    pub(super) fn mend(&mut self) {
+        // What lies below of an engine's blocks may stand on what the engine has.
+        if !std::mem::take(&mut self.torn) || self.config.engine {
+            return;
+        }
+        let mut strays = self.strays();
+        self.strays = strays.len();
+        strays.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
+        for (node, _) in strays {
+            for tier in self.tiers.below(Tier::DEVICE) {
+                if let Some(slot) = self.trie.slot(node, tier)
+                    && matches!(self.hold(tier, slot), Hold::Idle { class } if class != Class::Cleared)
+                {
+                    self.enter(node, tier, slot, Class::Cleared);
+                }
+            }
+        }
+    }
+
+    /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
+    pub(super) fn reach(&mut self, path: &[NodeIx]) {
+        if self.strays == 0 {
+            return;
+        }
+        let Some(first) = path.iter().position(|&node| self.is_stray(node)) else {
+            return;
+        };
+        let torn = self.torn;
+        for &node in path[first..].iter().rev() {
+            for tier in self.tiers.below(Tier::DEVICE) {
+                if let Some(slot) = self.trie.slot(node, tier)
+                    && let Hold::Idle { .. } = self.hold(tier, slot)
+                {
+                    self.reorder(node, tier, slot);
+                }
+            }
+        }
+        if let Some(&above) = first.checked_sub(1).map(|above| &path[above]) {
+            for tier in self.tiers.below(Tier::DEVICE) {
+                self.move_to_back(above, tier);
+            }
+        }
+        self.torn = torn;
+    }
+
+    /// Whether the block is known as a stray.
+    fn is_stray(&self, node: NodeIx) -> bool {
+        let below = self.tiers.below(Tier::DEVICE);
+        let mut slots = below.filter_map(|tier| Some((tier, self.trie.slot(node, tier)?)));
+        let class = Class::Cleared;
+        self.trie[node].epoch == self.trie.epoch()
+            && slots.any(|(tier, slot)| self.hold(tier, slot) == Hold::Idle { class })
+    }
+
+    /// A copy of a block below becomes idle, or moves: it may be a stray that stands as any other then.
+    #[inline]
+    pub(super) fn note_stray(&mut self, node: NodeIx) {
+        if self.torn || self.config.engine {
+            return;
+        }
+        let astray = match (self.trie[node].parent, self.trie.parent(node)) {
+            (Some(_), None) => true,
+            (_, Some(parent)) => self.strays > 0 && self.is_stray(parent),
+            (None, None) => false,
+        };
+        self.torn = astray;
+    }
+
+    /// Blocks of this epoch whose prefix is nowhere and not on its way, with how far they are from where
+    /// it ends. What has a slot of a tier is there, or on its way there.
+    pub(super) fn strays(&self) -> Vec<(NodeIx, Depth)> {
+        let mut depths = vec![UNKNOWN; self.trie.places()];
+        let (mut strays, mut path) = (Vec::new(), Vec::new());
+        for (node, _) in self.trie.iter() {
+            let (mut at, mut depth) = (Some(node), REACHED);
+            while let Some(node) = at {
+                if depths[node.at()] != UNKNOWN {
+                    depth = depths[node.at()];
+                    break;
+                }
+                path.push(node);
+                at = self.trie.parent(node);
+                if at.is_none() && self.trie[node].parent.is_some() {
+                    depth = 1;
+                    depths[node.at()] = depth;
+                    path.pop();
+                    strays.push((node, depth));
+                }
+            }
+            while let Some(node) = path.pop() {
+                if depth != REACHED {
+                    depth += 1;
+                    strays.push((node, depth));
+                }
+                depths[node.at()] = depth;
+            }
+        }
+        let lives = |&(node, _): &(NodeIx, Depth)| {
+            let block = &self.trie[node];
+            block.epoch == self.trie.epoch() && !block.is_anonymous()
+        };
+        strays.retain(lives);
+        strays
+    }
+
+    /// How many copies below have a prefix that is nowhere, for tests.
+    #[doc(hidden)]
+    pub fn unreachable(&self) -> usize {
+        self.strays().len()
+    }
+}

@@ -1,0 +1,65 @@
+"""Long prompts in turn: a host that has room for all of them finds them again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import blockyard as by
+
+pytestmark = pytest.mark.law("INV-39")
+
+
+def land(cache: by.KVCache, steps: int) -> None:
+    for _ in range(steps):
+        cache.commit(cache.dispatch())
+
+
+def run(cache: by.KVCache, tokens: Sequence[int], pause: int) -> int:
+    """One request from its begin to its end, and what it has found."""
+    lease = cache.begin(tokens)
+    found = lease.cached
+    land(cache, 4)
+    cache.seal(lease, len(tokens))
+    cache.finish(lease)
+    land(cache, pause)
+    return found
+
+
+def found(prompt: int, pause: int, **options: Any) -> float:
+    """The share of the tokens that is found after the first round."""
+    cache = by.KVCache(**{"device": 500, "host": 1500, "block_size": 16} | options)
+    prompts = [range(n * 10**6, n * 10**6 + 16 * prompt) for n in range(500 // prompt + 3)]
+    rounds = [[run(cache, one, pause) for one in prompts] for _ in range(3)]
+    assert cache.audit() is None
+    return sum(map(sum, rounds[1:])) / (2 * len(prompts) * 16 * prompt)
+
+
+@pytest.mark.parametrize("pause", [1, 20])
+@pytest.mark.parametrize("prompt", [25, 70, 230])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"eviction": "learned"},
+        {"eviction": "heap"},
+        {"host_copies": "first"},
+        {"host": 0, "disk": 1500},
+        {"host": 600, "disk": 3000},
+    ],
+)
+def test_defaults_find_what_through_finds(prompt: int, pause: int, options: dict[str, Any]) -> None:
+    assert found(prompt, pause, **options) >= 0.95 * found(
+        prompt, pause, write="through", **options
+    )
+
+
+def test_what_is_lost_is_said() -> None:
+    cache = by.KVCache(device=64, host=256, ahead=0)
+    for name in range(3):
+        run(cache, range(10_000 * name, 10_000 * name + 640), 1)
+    stats = cache.stats()
+    assert stats["device_dropped"] == stats["device_evicted"] > 0
+    assert stats["largest_begin"] == 40
+    said = str(cache.explain(cache.keys(range(640))))
+    assert f"So far {stats['device_dropped']} blocks left the device without a copy below" in said

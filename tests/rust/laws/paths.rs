@@ -1,0 +1,198 @@
+//! Copies below are reachable: a path goes down root first, and what is dropped is its end (INV-39).
+
+use crate::yard::{KINDS, Yard, and_one, config, text, three};
+use blockyard_core::{Config, HostCopies, Plan, Tier, WritePolicy};
+
+const WRITES: [WritePolicy; 3] = [
+    WritePolicy::OnEvict,
+    WritePolicy::Through,
+    WritePolicy::SecondTouch,
+];
+
+/// What each order, policy and place of copies makes of a configuration.
+fn each(config: &Config, test: impl Fn(&dyn Fn() -> Yard, &str)) {
+    for policy in KINDS {
+        for write in WRITES {
+            for copies in [HostCopies::First, HostCopies::Last] {
+                let own = Config {
+                    policy,
+                    write,
+                    writes_below: vec![write; config.slots.len() - 2],
+                    host_copies: Some(copies),
+                    ..config.clone()
+                };
+                let name = format!("{policy:?}, {write:?}, {copies:?}");
+                test(&|| Yard::of(own.clone()), &name);
+            }
+        }
+    }
+}
+
+/// Copies ahead from every tier, as a dispatch makes them; they land at once.
+fn step(yard: &Yard, least: u32) -> Vec<Plan> {
+    let tiers = yard.stats().tiers.len() - 1;
+    let plans = (0..tiers).filter_map(|tier| yard.cache.lock().copy_ahead(Tier(tier), least, true));
+    let plans: Vec<Plan> = plans.collect();
+    yard.cache.lock().dispatch();
+    yard.land(&plans);
+    plans
+}
+
+fn run_again(yard: &Yard, prompt: &[u32]) -> u64 {
+    let (lease, begun) = yard.begin(prompt);
+    yard.land(&begun.plans);
+    yard.seal(&lease, prompt.len() as u64);
+    yard.finish(lease);
+    begun.cached
+}
+
+/// Prompts in turn that all fit below, each longer than the copies that are made ahead at first.
+fn rounds(yard: &Yard, prompts: u32, blocks: u64, pause: u32) -> f64 {
+    let mut found = 0;
+    for turn in 0..4 {
+        for name in 0..prompts {
+            let cached = run_again(yard, &and_one(&text(name + 1, blocks)));
+            found += if turn > 1 { cached } else { 0 };
+            for _ in 0..pause {
+                step(yard, 2);
+            }
+        }
+    }
+    found as f64 / f64::from(2 * prompts) / (4 * blocks) as f64
+}
+
+/// Law: INV-39
+#[test]
+fn long_prompts_in_turn_are_found_again_where_a_tier_below_holds_them_all() {
+    for slots in [config(41, 140), three(41, 0, 140), three(41, 50, 140)] {
+        each(&slots, |make, name| {
+            for (prompts, blocks) in [(8, 9), (6, 17)] {
+                let yard = make();
+                let found = rounds(&yard, prompts, blocks, 4);
+                let slots = &slots.slots;
+                // What was used once goes down no sooner than it is used again.
+                let least = if name.contains("SecondTouch") {
+                    0.7
+                } else {
+                    0.95
+                };
+                assert!(
+                    found > least,
+                    "{found} of {blocks} blocks, {slots:?} {name}"
+                );
+                assert_eq!(yard.cache.lock().unreachable(), 0, "{name}");
+            }
+        });
+    }
+}
+
+/// Law: INV-39
+#[test]
+fn a_path_that_cannot_go_down_whole_goes_down_from_its_beginning() {
+    each(&config(24, 64), |make, name| {
+        let (yard, prompt) = (make(), text(1, 20));
+        yard.publish(&prompt);
+        yard.finish(yard.begin(&and_one(&prompt)).0);
+        let plan = yard.cache.lock().copy_ahead(Tier::DEVICE, 5, false);
+        let plan = plan.expect("four are free, and five should be");
+        assert_eq!(plan.len(), 5);
+        yard.land(&[plan]);
+        yard.squeeze(20);
+        assert_eq!(yard.hits(&prompt), [0, 5, 0], "{name}");
+    });
+}
+
+/// Law: INV-39
+#[test]
+fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_where_it_is_linked()
+{
+    for again in [false, true] {
+        let yard = Yard::new(8, 8);
+        let (torn, whole) = (text(1, 4), text(2, 2));
+        yard.publish(&torn);
+        yard.copy_down(2);
+        yard.publish_below(&whole);
+        assert_eq!(yard.hits(&torn), [0, 0, 0], "its beginning is nowhere");
+        assert_eq!(yard.cache.lock().unreachable(), 2);
+        yard.cache.lock().dispatch();
+        if again {
+            run_again(&yard, &torn);
+        }
+        // Room for the four that are free, and for two more.
+        let lease = yard.run(&text(3, 6));
+        yard.land(&[yard.demote_lease(&lease, 6)]);
+        yard.finish(lease);
+        let kept = if again { [0, 0, 0] } else { [0, 2, 0] };
+        assert_eq!(yard.hits(&whole), kept, "linked again: {again}");
+        assert_eq!(yard.cache.lock().unreachable(), 0);
+    }
+}
+
+/// Law: INV-39
+#[test]
+fn what_never_comes_back_takes_little_from_what_does() {
+    let yard = Yard::new(200, 300);
+    let step = || step(&yard, 12);
+    let chats = || (0..12).map(|name| text(100 + name, 6));
+    let mut found = 0;
+    for turn in 0..6 {
+        for chat in chats() {
+            found = if turn > 2 {
+                found + run_again(&yard, &and_one(&chat))
+            } else {
+                run_again(&yard, &and_one(&chat));
+                0
+            };
+            step();
+        }
+        run_again(&yard, &text(turn + 1, 180));
+        (0..8).for_each(|_| drop(step()));
+    }
+    assert_eq!(found, 3 * 12 * 6 * 4, "whatever passed by in between");
+}
+
+/// Law: INV-39
+#[test]
+fn what_is_lost_and_what_through_did_not_write_is_counted_by_tier() {
+    for write in WRITES {
+        let yard = Yard::of(Config {
+            write,
+            ..three(8, 4, 4)
+        });
+        let prompt = text(1, 6);
+        yard.publish(&prompt);
+        yard.land(&[yard.demote_lease(&yard.begin(&and_one(&prompt)).0, 2)]);
+        yard.squeeze(0);
+        let counters = yard.stats().counters;
+        assert_eq!((counters.dropped, counters.unwritten), ([0; 3], [0; 3]));
+        yard.squeeze(6);
+        let counters = yard.stats().counters;
+        let unwritten = if write == WritePolicy::Through { 4 } else { 0 };
+        assert_eq!(counters.dropped, [4, 0, 0], "two had a copy");
+        assert_eq!(counters.unwritten, [unwritten, 0, 0]);
+    }
+}
+
+/// Law: INV-39
+#[test]
+fn as_many_next_victims_have_a_copy_as_the_largest_begin_has_taken() {
+    let yard = Yard::new(100, 200);
+    for name in 0..10 {
+        yard.publish(&text(name + 1, 10));
+    }
+    assert_eq!(yard.stats().largest, 10);
+    run_again(&yard, &text(50, 40));
+    assert_eq!(yard.stats().largest, 40);
+    let copied: u32 = (0..8)
+        .map(|_| {
+            step(&yard, 2)
+                .iter()
+                .map(|plan| plan.len() as u32)
+                .sum::<u32>()
+        })
+        .sum();
+    assert!(copied >= 40, "{copied}");
+    let before = yard.stats().counters.dropped[0];
+    run_again(&yard, &text(51, 40));
+    assert_eq!(yard.stats().counters.dropped[0], before, "nothing was lost");
+}
