@@ -124,6 +124,8 @@ impl State {
         self.tiers[tier].evict_all(&slots);
         self.counters.evicted[tier.at()] += slots.len() as u64;
         let has_below = self.tiers.next_below(tier).is_some();
+        let through = has_below && self.config.write_of(tier) == WritePolicy::Through;
+        let (now, mut dropped) = (self.trie.epoch(), 0);
         for (at, &node) in nodes.iter().enumerate() {
             self.tell_gone(node, tier);
             match nodes.get(at + 1) {
@@ -135,11 +137,12 @@ impl State {
                 }
             }
             self.trie.residency_mut(node, tier).slot = None;
-            self.count_unwritten(node, tier);
-            let epoch = self.trie[node].epoch;
+            if through {
+                self.count_unwritten(node, tier);
+            }
+            let lost = has_below && self.trie[node].epoch == now;
             if self.remove_tagged(node, self.tags[at]) {
-                let lost = has_below && epoch == self.trie.epoch();
-                self.counters.dropped[tier.at()] += u64::from(lost);
+                dropped += u64::from(lost);
                 continue;
             }
             self.look_again(node, tier);
@@ -147,6 +150,7 @@ impl State {
                 self.reclass_below(node);
             }
         }
+        self.counters.dropped[tier.at()] += dropped;
         (self.ahead, self.nodes) = (slots, nodes);
     }
 
