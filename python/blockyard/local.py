@@ -14,7 +14,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Lasting, Tier
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.layout import TIERS, KVLayout, TierName
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import owned
 from blockyard.shared.plan import Cause
@@ -266,8 +266,12 @@ class LocalCache(KVCache):
             raise Misuse("this cache is closed: make another one")
         return self._flush(bound, clock)
 
+    @override
+    def _lasting_tier(self) -> TierName | None:
+        return self._crane.lasting.name
+
     def _flush(self, bound: float, clock: Clock) -> int:
-        flush = self._flushing(self._crane.lasting.name, bound, clock)
+        flush = self.flushing(until=bound, clock=clock)
         while flush.plan():
             self._submit()
             if not self._advance(None):

@@ -14,6 +14,7 @@ import blockyard as by
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.shared.layout import TIERS
 from blockyard.shared.restored import Restored
 from blockyard.yard.flush import Flush
 from disks import BLOCKS, LAYOUT, OURS, dies, opened, talks, value
@@ -231,6 +232,17 @@ def test_without_a_disk_there_is_nothing_to_do() -> None:
         plans = cache.stats()["plans"]
         assert cache.close() == 0
         assert cache.stats()["plans"] == plans
+
+
+def test_a_keyed_tier_of_memory_is_no_disk_to_write_to() -> None:
+    device, host, disk = (MemoryTier(LAYOUT, 9, name=name) for name in TIERS)
+    identity = {"model": "m", "weights": "1"}
+    keyed = by.Config(layout=LAYOUT, device=9, host=9, disk=9, keyed=("disk",), namespace=identity)
+    with by.local(keyed, memory=(device, host, disk)) as cache:
+        publish(cache, 1, 4)
+        flush = cache.flushing(until=20)
+        assert not flush.plan()
+        assert flush.left() == cache.flush(until=20) == 0
 
 
 def test_a_disk_that_dies_costs_three_copies_and_nothing_that_was_there(

@@ -398,13 +398,16 @@ class KVCache(Cache):
         bound = seconds("until", until)
         if self.closed:
             raise Misuse("this cache is closed: make another one")
-        lasting = [tier for tier in TIERS if tier in self._config.keyed and self.limit(tier)]
-        return self._flushing(lasting[-1] if lasting else None, bound, clock)
-
-    def _flushing(self, tier: TierName | None, bound: float, clock: Clock) -> Flush:
         layout = self._config.layout
         size = None if layout is None else layout.block_bytes
-        return Flush(self, self._offload, tier, bound, block_bytes=size, clock=clock)
+        return Flush(
+            self, self._offload, self._lasting_tier(), bound, block_bytes=size, clock=clock
+        )
+
+    def _lasting_tier(self) -> TierName | None:
+        """The tier that outlives the process."""
+        keyed = [tier for tier in TIERS if tier in self._config.keyed and self.limit(tier)]
+        return keyed[-1] if keyed else None
 
     def stop_recording(self) -> None:
         """Records no more requests, and waits a second at most until those before are written.
