@@ -95,15 +95,15 @@ def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) ->
 
 
 def _lost(cache: Cache) -> list[str]:
-    """What was evicted without a copy below, where there is room for one."""
+    """What was evicted and is nowhere, and what left a tier that all of is to be written from."""
     stats = cache.stats()
     lines = []
     for tier in TIERS[:-1]:
-        if dropped := stats[f"{tier}_dropped"]:
-            late = stats[f"{tier}_unwritten"]
-            through = f", {late} of them not written though write is 'through'" if late else ""
+        dropped, late = stats[f"{tier}_dropped"], stats[f"{tier}_unwritten"]
+        if dropped or late:
+            through = f", {late} were not written though write is 'through'" if late else ""
             lines.append(
-                f"So far {dropped} blocks left the {tier} without a copy below{through}; the "
+                f"So far {dropped} blocks left the {tier} without another copy{through}; the "
                 f"largest begin took {stats['largest_begin']}."
             )
     return lines

@@ -49,9 +49,9 @@ def found(prompt: int, pause: int, **options: Any) -> float:
     ],
 )
 def test_defaults_find_what_through_finds(prompt: int, pause: int, options: dict[str, Any]) -> None:
-    assert found(prompt, pause, **options) >= 0.95 * found(
-        prompt, pause, write="through", **options
-    )
+    best = found(prompt, pause, write="through", **options)
+    assert best > 0
+    assert found(prompt, pause, **options) >= 0.95 * best
 
 
 def test_what_is_lost_is_said() -> None:
@@ -62,4 +62,4 @@ def test_what_is_lost_is_said() -> None:
     assert stats["device_dropped"] == stats["device_evicted"] > 0
     assert stats["largest_begin"] == 40
     said = str(cache.explain(cache.keys(range(640))))
-    assert f"So far {stats['device_dropped']} blocks left the device without a copy below" in said
+    assert f"So far {stats['device_dropped']} blocks left the device without another copy" in said
