@@ -18,7 +18,7 @@ import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from steps import answer, decoding
 
-#: Steps that are counted; a watch looks at every 16th.
+#: Steps that are counted; `Stalls` looks at every 16th.
 STEPS: Final = 64
 LAYOUT: Final = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8, block_size=16)
 _NUMPY: Final = str(Path(np.__file__).parent)

@@ -304,7 +304,7 @@ class Config:
         return self.device_blocks if tier == TIERS[0] else int(getattr(self, tier))
 
     def ahead_of(self, tier: str) -> int:
-        """`ahead` of a tier, with its default; 0 where no tier below has slots."""
+        """`ahead` of a tier, or what it begins with; 0 where no tier below has slots."""
         below = TIERS[TIERS.index(tier) + 1 :]
         if not any(map(self.blocks_of, below)):
             return 0
@@ -327,7 +327,7 @@ class Config:
 
     @property
     def ahead_blocks(self) -> int:
-        """`ahead` of the device, with its default; 0 where no tier below has slots."""
+        """`ahead` of the device, or what it begins with; 0 where no tier below has slots."""
         return self.ahead_of("device")
 
     def write_of(self, tier: str) -> Write:
