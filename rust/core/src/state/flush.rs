@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::base::{Ix, Key, NodeIx, Result, SlotIx, Tier};
-use crate::copies::{Plan, Purpose};
+use crate::copies::Plan;
 use crate::tiers::Hold;
 
 /// What is known of a block while the tiers are searched.
@@ -96,13 +96,7 @@ impl State {
             let Some(from) = self.nearest_above(node, to) else {
                 continue;
             };
-            let open = flight.filter(|&flight| self.flights[flight].from == from);
-            let flight = *flight.insert(open.unwrap_or_else(|| {
-                let done =
-                    flight.map(|flight| self.launch_if_any(flight, std::mem::take(&mut moves)));
-                plans.extend(done.flatten());
-                self.open_flight(from, to, Purpose::Below { parked: None })
-            }));
+            let flight = self.of_run((from, to), &mut flight, &mut moves, &mut plans);
             let parent = self.trie.parent(node);
             self.copy_one(node, flight, &mut moves, |state, victim| {
                 Some(victim) != parent

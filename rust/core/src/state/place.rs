@@ -14,6 +14,23 @@ impl State {
         Some(self.launch(flight, moves))
     }
 
+    /// The flight of the next block of several tiers' that go to one: the open one where that comes from
+    /// the same tier; else a new one, and the open one is launched.
+    pub(super) fn of_run(
+        &mut self,
+        (from, to): (Tier, Tier),
+        open: &mut Option<FlightIx>,
+        moves: &mut Vec<Move>,
+        plans: &mut Vec<Plan>,
+    ) -> FlightIx {
+        if let Some(flight) = open.filter(|&flight| self.flights[flight].from == from) {
+            return flight;
+        }
+        let done = open.take();
+        plans.extend(done.and_then(|flight| self.launch_if_any(flight, std::mem::take(moves))));
+        *open.insert(self.open_flight(from, to, Purpose::Below { parked: None }))
+    }
+
     /// Adds a block to a flight; `false` where it finds no room. `may_go` says whether a block's copy
     /// on the flight's tier may be evicted for it.
     pub(super) fn copy_one(

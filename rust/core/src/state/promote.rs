@@ -4,7 +4,7 @@ use super::State;
 use super::record::{Phase, Running, Start};
 use super::runs::Runs;
 use crate::base::{Key, NodeIx, Result, Tier};
-use crate::copies::{Plan, Purpose};
+use crate::copies::Plan;
 use crate::evict::Hints;
 use std::collections::BTreeSet;
 
@@ -111,13 +111,7 @@ impl State {
             let Some(from) = self.source(node).ok().filter(|_| lies_below && left > 0) else {
                 continue;
             };
-            let open = flight.filter(|&flight| self.flights[flight].from == from);
-            let flight = *flight.insert(open.unwrap_or_else(|| {
-                let done =
-                    flight.map(|flight| self.launch_if_any(flight, std::mem::take(&mut moves)));
-                plans.extend(done.flatten());
-                self.open_flight(from, to, Purpose::Below { parked: None })
-            }));
+            let flight = self.of_run((from, to), &mut flight, &mut moves, &mut plans);
             if !self.copy_one(node, flight, &mut moves, |_, victim| !own.contains(&victim)) {
                 break;
             }
