@@ -1,5 +1,6 @@
 """Long prompts in turn: a host that has room for all of them finds them again."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,3 +64,51 @@ def test_what_is_lost_is_said() -> None:
     assert stats["largest_begin"] == 40
     said = str(cache.explain(cache.keys(range(640))))
     assert f"So far {stats['device_dropped']} blocks left the device without another copy" in said
+
+
+def publish(cache: by.KVCache, tokens: Sequence[int]) -> None:
+    """Computes a prompt, while no copy ends."""
+    lease = cache.begin(tokens)
+    cache.seal(lease, len(tokens))
+    cache.finish(lease)
+
+
+def has_begun(cache: by.KVCache, tokens: Sequence[int]) -> bool:
+    try:
+        cache.begin(tokens)
+    except by.NoRoom:
+        return False
+    return True
+
+
+@pytest.mark.law("INV-25")
+@pytest.mark.parametrize("share", [0.9, 0.95, 1])
+@pytest.mark.parametrize(("ahead", "options"), [(16, {}), (64, {"eviction": "learned"})])
+def test_a_begin_as_large_as_one_before_waits_for_no_copy_of_what_is_idle(
+    share: float, ahead: int, options: dict[str, Any]
+) -> None:
+    device = 256
+    cache = by.KVCache(block_size=1, device=device + 1, host=4 * device, **options)
+    large = range(10**6, 10**6 + int(share * device))
+    cache.finish(cache.begin(large))
+    air: deque[tuple[int, by.Plan]] = deque()
+    ends = 0
+
+    def step(now: int) -> None:
+        """Lands what a lane of one block a step has carried, and plans more."""
+        nonlocal ends
+        while air and air[0][0] <= now:
+            cache.commit([air.popleft()[1]])
+        for plan in cache.dispatch():
+            ends = max(ends, now) + len(plan)
+            air.append((ends, plan))
+
+    for now in range(device // 2):
+        publish(cache, range(1000 * now, 1000 * now + 2))
+        step(now)
+    waited = 0
+    while not has_begun(cache, large):
+        step(device // 2 + waited)
+        waited += 1
+    assert waited <= ahead, "no more than what is about to go is on its way"
+    assert cache.audit() is None

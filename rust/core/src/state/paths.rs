@@ -41,6 +41,11 @@ impl State {
     /// oldest first, `least` blocks at a time.
     pub fn copy_ahead(&mut self, from: Tier, least: u32, grows: bool) -> Option<Plan> {
         self.tiers.next_below(from)?;
+        // Where the largest begin finds no room beside `least` blocks in the air, only so many of those that
+        // are behind the next victims are there as it leaves.
+        let spare = self.spare_of(from);
+        let tight = grows && spare < least;
+        let grows = grows && !tight;
         let below = self.tiers.below(from);
         let flying: u32 = below.map(|to| self.in_flight[from.at()][to.at()]).sum();
         let (ahead, air) = if grows {
@@ -68,6 +73,14 @@ impl State {
         };
         let plan = (size.blocks > 0).then(|| self.descend(from, size));
         let plan = plan.flatten();
+        if tight && plan.is_none() && spare > flying {
+            let size = Ahead {
+                blocks: spare - flying,
+                look: self.largest,
+                paths: true,
+            };
+            return self.descend(from, size);
+        }
         if plan.is_some() || flying > 0 || !grows {
             return plan;
         }
@@ -83,6 +96,15 @@ impl State {
             return plan;
         }
         self.descend_running(least)
+    }
+
+    /// Blocks of the device that the largest begin leaves; all of another tier.
+    fn spare_of(&self, tier: Tier) -> u32 {
+        let room = self.tiers[tier].pool.room();
+        if tier > Tier::DEVICE {
+            return room;
+        }
+        room.saturating_sub(self.config.null_slots + self.largest)
     }
 
     /// Copies what running sequences have published, some of them in turn: where they hold nearly all of
