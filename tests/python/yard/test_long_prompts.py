@@ -112,3 +112,22 @@ def test_a_begin_as_large_as_one_before_waits_for_no_copy_of_what_is_idle(
         waited += 1
     assert waited <= ahead, "no more than what is about to go is on its way"
     assert cache.audit() is None
+
+
+@pytest.mark.law("INV-20")
+def test_what_stands_on_a_block_that_was_named_is_looked_at_again() -> None:
+    cache = by.KVCache(block_size=2, device=9, host=8, copy_retries=0, ahead=1)
+    publish(cache, [1, 2])
+    fills = cache.begin(range(900, 914))
+    for plan in cache.dispatch():
+        cache.commit(plan.flight, 0)
+    cache.finish(fills)
+    publish(cache, [1, 2, 3, 4, 5, 6])
+    held = cache.begin(range(900, 910))
+    assert cache.dispatch() == [], "the copy of the first has failed, and is not tried again"
+    cache.demote(2)
+    for _ in range(4):
+        assert cache.audit() is None
+        land(cache, 1)
+    cache.finish(held)
+    assert cache.stats()["host_idle"] == 2

@@ -70,7 +70,11 @@ impl State {
         {
             self.tiers[from].descent.fresh.pop_front();
         }
-        self.launch_if_any(flight, moves)
+        if size.paths {
+            self.launch_if_any(flight, moves)
+        } else {
+            self.launch_named(flight, moves)
+        }
     }
 
     /// Copies what came to the tier, until a block finds no room; returns that block.
@@ -312,7 +316,7 @@ impl State {
                 break;
             }
         }
-        Ok(self.launch_if_any(flight, moves))
+        Ok(self.launch_named(flight, moves))
     }
 }
 

@@ -103,7 +103,7 @@ impl State {
                     && above(to).all(|tier| state.trie.slot(victim, tier).is_none())
             });
         }
-        plans.extend(flight.and_then(|flight| self.launch_if_any(flight, moves)));
+        plans.extend(flight.and_then(|flight| self.launch_named(flight, moves)));
         Ok(plans)
     }
 

@@ -49,7 +49,7 @@ impl State {
         if changed {
             self.shrink_keeps();
         }
-        Ok(flight.and_then(|flight| self.launch_if_any(flight, moves)))
+        Ok(flight.and_then(|flight| self.launch_named(flight, moves)))
     }
 
     /// A tier below the device that has slots.

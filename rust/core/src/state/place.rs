@@ -14,6 +14,23 @@ impl State {
         Some(self.launch(flight, moves))
     }
 
+    /// The same for blocks that were not copied by whole paths: what stands on one of them may have been
+    /// passed over because that had no copy, and is looked at again.
+    pub(super) fn launch_named(&mut self, flight: FlightIx, moves: Vec<Move>) -> Option<Plan> {
+        let to = self.flights[flight].to;
+        for tier in (0..to.at()).map(Tier) {
+            let ends_short = |copy: &Move| {
+                let node = copy.node.and_then(|id| self.trie.live(id));
+                let children = |node, tier| self.trie.residency(node, tier).children;
+                node.is_some_and(|node| children(node, tier) > children(node, to))
+            };
+            if moves.iter().any(ends_short) {
+                self.look_at_all(tier);
+            }
+        }
+        self.launch_if_any(flight, moves)
+    }
+
     /// The flight of the next block of several tiers' that go to one: the open one where that comes from
     /// the same tier; else a new one, and the open one is launched.
     pub(super) fn of_run(
@@ -27,7 +44,7 @@ impl State {
             return flight;
         }
         let done = open.take();
-        plans.extend(done.and_then(|flight| self.launch_if_any(flight, std::mem::take(moves))));
+        plans.extend(done.and_then(|flight| self.launch_named(flight, std::mem::take(moves))));
         *open.insert(self.open_flight(from, to, Purpose::Below { parked: None }))
     }
 

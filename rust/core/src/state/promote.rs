@@ -117,7 +117,7 @@ impl State {
             }
             left -= 1;
         }
-        plans.extend(flight.and_then(|flight| self.launch_if_any(flight, moves)));
+        plans.extend(flight.and_then(|flight| self.launch_named(flight, moves)));
         plans
     }
 }
