@@ -398,11 +398,13 @@ class KVCache(Cache):
         bound = seconds("until", until)
         if self.closed:
             raise Misuse("this cache is closed: make another one")
+        return self._flushing(bound, clock)
+
+    def _flushing(self, bound: float, clock: Clock) -> Flush:
         layout = self._config.layout
         size = None if layout is None else layout.block_bytes
-        return Flush(
-            self, self._offload, self._lasting_tier(), bound, block_bytes=size, clock=clock
-        )
+        tier = self._lasting_tier()
+        return Flush(self, self._offload, tier, bound, block_bytes=size, clock=clock)
 
     def _lasting_tier(self) -> TierName | None:
         """The tier that outlives the process."""
