@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Literal, Self, Unpack
+from typing import Literal, Self, Unpack
 
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
@@ -32,8 +32,6 @@ from blockyard.yard.handshake import agree
 
 __all__ = ["LocalCache", "local"]
 
-_PAUSE: Final = 5e-4
-"""Seconds between two questions of a flush whether a copy has ended."""
 _log = Limited("blockyard", 0)
 
 
@@ -271,12 +269,11 @@ class LocalCache(KVCache):
         return self._crane.lasting.name
 
     def _flush(self, bound: float, clock: Clock) -> int:
-        flush = self.flushing(until=bound, clock=clock)
-        while flush.plan():
+        def carry() -> int:
             self._submit()
-            if not self._advance(None):
-                time.sleep(_PAUSE)
-        left = flush.left()
+            return self._advance(None)
+
+        left = self._flushing(bound, clock).run(carry)
         if left:
             _log.warning(
                 "%d blocks are not on the disk: the next process does not find them%s",

@@ -1,4 +1,4 @@
-"""A clean stop keeps what was published: it is written to the disk, within a bound.  INV-32"""
+"""A clean stop keeps what was published: it is written to the disk, within a bound."""
 
 import contextlib
 import logging
@@ -245,6 +245,7 @@ def test_a_keyed_tier_of_memory_is_no_disk_to_write_to() -> None:
         assert flush.left() == cache.flush(until=20) == 0
 
 
+@pytest.mark.law("INV-32")
 def test_a_disk_that_dies_costs_three_copies_and_nothing_that_was_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,6 +271,7 @@ def test_a_disk_that_dies_costs_three_copies_and_nothing_that_was_there(
         assert cache.restored == BLOCKS
 
 
+@pytest.mark.law("INV-32")
 def test_a_frozen_disk_is_waited_for_until_the_bound(tmp_path: Path) -> None:
     with ext4(tmp_path / "image", tmp_path / "disk") as disk:
         cache = opened(disk, device=66, ahead=0)

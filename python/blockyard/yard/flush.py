@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,6 +25,8 @@ _BLOCKS: Final = 1024
 """Blocks in the air at most, where nobody says how many bytes a block has."""
 _FAILURES: Final = 3
 """Copies in a row of which nothing has landed, after which the disk is left alone."""
+_PAUSE: Final = 5e-4
+"""Seconds between two questions whether a copy has ended."""
 
 
 class Flush:
@@ -81,6 +84,20 @@ class Flush:
         if goes_on:
             self._offload.skip()
         return goes_on
+
+    def run(self, carry: Callable[[], bool | int]) -> int:
+        """Plans until there is nothing more to do.
+
+        Args:
+            carry: Carries out what is planned; returns whether any copy has ended.
+
+        Returns:
+            How many blocks are not on the disk, as `left`.
+        """
+        while self.plan():
+            if not carry():
+                time.sleep(_PAUSE)
+        return self.left()
 
     def _plan(self) -> bool:
         if self._over or self._tier is None:

@@ -29,8 +29,6 @@ _LOOK: Final = 64
 """Free blocks that are looked at, at least."""
 _PAUSE: Final = 250
 """Milliseconds after which deadlines are looked at, where no worker reports."""
-_BETWEEN: Final = 5e-4
-"""Seconds between two questions of a flush whether a copy has ended."""
 _log = Limited(__name__, 0)
 
 
@@ -451,10 +449,7 @@ class SchedulerHalf:
         """
         self._carry(carry)  # What has ended is stowed first.
         flush = self.cache.flushing(until=self._settings.flush, clock=self.clock)
-        while flush.plan():
-            if not self._carry(carry):
-                time.sleep(_BETWEEN)
-        return flush.left()
+        return flush.run(lambda: self._carry(carry))
 
     def _carry(self, carry: Callable[[StepOrders], Reports | None]) -> bool:
         """Has copies carried out, without a step of vLLM; returns whether any has ended."""
