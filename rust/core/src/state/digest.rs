@@ -96,7 +96,7 @@ impl State {
             largest,
             turn,
             torn,
-            strays,
+            has_strays,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -113,7 +113,7 @@ impl State {
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, torn, strays, done).hash(&mut digest);
+        (headroom, largest, turn, torn, has_strays, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -371,7 +371,7 @@ mod tests {
         ("the largest begin", |s| s.largest += 1),
         ("whose turn it is", |s| s.turn += 1),
         ("whether a path is torn", |s| s.torn = true),
-        ("how many strays there are", |s| s.strays += 1),
+        ("whether there are strays", |s| s.has_strays = true),
         ("the last step done", |s| s.done = Some(3)),
     ];
 

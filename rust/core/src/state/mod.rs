@@ -152,10 +152,11 @@ pub struct State {
     largest: u32,
     /// The place of the running sequence that was copied down last, ahead of need.
     turn: u32,
-    /// Whether a block has left that others below had as their prefix: they go first from now on.
+    /// Whether a block has left that others below had as their prefix: they go first from now on. Always
+    /// with an engine's blocks, of which none is a stray.
     torn: bool,
-    /// How many were found, when that was done last.
-    strays: usize,
+    /// Whether some were found, when they were looked for last.
+    has_strays: bool,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -217,8 +218,8 @@ impl State {
             headroom: 0,
             largest: 0,
             turn: 0,
-            torn: false,
-            strays: 0,
+            torn: config.engine,
+            has_strays: false,
             done: None,
             climbed: 0,
             events: None,

@@ -103,12 +103,17 @@ impl State {
     /// The highest tier below the device that has a block ready, or why a prefix ends before it.
     pub(super) fn source(&self, node: NodeIx) -> Result<Tier, Stop> {
         let mut below = self.tiers.below(Tier::DEVICE);
-        if let Some(tier) = below.find(|&tier| self.ready(node, tier).is_some()) {
-            return Ok(tier);
-        }
+        below
+            .find(|&tier| self.ready(node, tier).is_some())
+            .ok_or_else(|| self.not_below(node))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_below(&self, node: NodeIx) -> Stop {
         let mut below = self.tiers.below(Tier::DEVICE);
         let flight = below.find_map(|tier| self.flight_to_await(node, tier));
-        Err(flight.map_or(Stop::Missing, Stop::Filling))
+        flight.map_or(Stop::Missing, Stop::Filling)
     }
 
     /// Why a block that does not name the one `above` as its parent cannot stand behind it; an

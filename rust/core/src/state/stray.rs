@@ -16,11 +16,11 @@ impl State {
     /// nothing to do unless a block has left before what stood on it.
     pub(super) fn mend(&mut self) {
         // What lies below of an engine's blocks may stand on what the engine has.
-        if !std::mem::take(&mut self.torn) || self.config.engine {
+        if self.config.engine || !std::mem::take(&mut self.torn) {
             return;
         }
         let mut strays = self.strays();
-        self.strays = strays.len();
+        self.has_strays = !strays.is_empty();
         strays.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
         for (node, _) in strays {
             for tier in self.tiers.below(Tier::DEVICE) {
@@ -35,7 +35,7 @@ impl State {
 
     /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
     pub(super) fn reach(&mut self, path: &[NodeIx]) {
-        if self.strays == 0 {
+        if !self.has_strays {
             return;
         }
         let Some(first) = path.iter().position(|&node| self.is_stray(node)) else {
@@ -71,12 +71,16 @@ impl State {
     /// A copy of a block below becomes idle, or moves: it may be a stray that stands as any other then.
     #[inline]
     pub(super) fn note_stray(&mut self, node: NodeIx) {
-        if self.torn || self.config.engine {
-            return;
+        if !self.torn {
+            self.note_if_stray(node);
         }
+    }
+
+    #[inline(never)]
+    fn note_if_stray(&mut self, node: NodeIx) {
         let astray = match (self.trie[node].parent, self.trie.parent(node)) {
             (Some(_), None) => true,
-            (_, Some(parent)) => self.strays > 0 && self.is_stray(parent),
+            (_, Some(parent)) => self.has_strays && self.is_stray(parent),
             (None, None) => false,
         };
         self.torn = astray;

@@ -308,13 +308,20 @@ impl State {
     }
 
     /// Links the orphans of a path, as far as it is used, that the last walk found.
+    #[inline]
     pub(super) fn link_path(&mut self, path: &[NodeIx]) {
         if std::mem::take(&mut self.loose) {
-            for pair in path.windows(2) {
-                self.link(pair[1], Some(pair[0]));
-            }
-            self.reach(path);
+            self.link_loose(path);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn link_loose(&mut self, path: &[NodeIx]) {
+        for pair in path.windows(2) {
+            self.link(pair[1], Some(pair[0]));
+        }
+        self.reach(path);
     }
 
     /// A walk from the root found `node` behind `parent`: links it again if its parent was
