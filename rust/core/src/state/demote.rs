@@ -190,6 +190,7 @@ impl State {
                     }
                     let descent = self.copy_path(node, flight, most, moves, later);
                     cut = Some(node).filter(|_| descent == Descent::Cut);
+                    self.tiers[from].descent.cut |= cut.is_some();
                     descent != Descent::Waits
                 });
             done && self.tiers[from].order.see(slot)
@@ -263,7 +264,7 @@ impl State {
         let (trie, TierState { descent, pool, .. }) = (&self.trie, &mut self.tiers[tier]);
         if good {
             if descent.failures.remove(&id).is_some() {
-                self.look_at_all(tier);
+                self.tiers[tier].order.unsee_all();
             }
             return;
         }

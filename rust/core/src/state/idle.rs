@@ -142,14 +142,14 @@ impl State {
 
     /// Takes an idle slot out of the order and in again at the back of its class.
     pub(super) fn reorder(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) {
+        if tier > Tier::DEVICE {
+            self.note_stray(node);
+        }
         self.enter(node, tier, slot, self.class_on(node, tier));
     }
 
     /// The same, at the back of this class.
     pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
-        if tier > Tier::DEVICE && class != Class::Cleared {
-            self.note_stray(node);
-        }
         let evictability = self.evictability_of(tier, slot);
         let past = self.lives.of(node);
         let tier_state = &mut self.tiers[tier];

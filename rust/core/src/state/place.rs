@@ -24,8 +24,8 @@ impl State {
                 let children = |node, tier| self.trie.residency(node, tier).children;
                 node.is_some_and(|node| children(node, tier) > children(node, to))
             };
-            if moves.iter().any(ends_short) {
-                self.look_at_all(tier);
+            if self.tiers[tier].descent.cut && moves.iter().any(ends_short) {
+                self.look_at_ends(tier);
             }
         }
         self.launch_if_any(flight, moves)

@@ -25,6 +25,8 @@ pub(crate) struct Descent {
     pub(crate) fresh: VecDeque<Id<NodeIx>>,
     /// How often the copy down of a block has failed since one was good.
     pub(crate) failures: BTreeMap<Id<NodeIx>, u32>,
+    /// Whether the end of a path was passed over because what is before it could not be copied.
+    pub(crate) cut: bool,
 }
 
 /// The tiers of a yard, the device first.

@@ -217,16 +217,19 @@ impl State {
         let closes_gap = residency.children > 0;
         let busy = tier > Tier::DEVICE || residency.busy > 0;
         self.count_child(node, tier, busy);
-        if closes_gap && self.tiers.next_below(tier).is_some() {
-            self.look_at_all(tier);
+        if closes_gap {
+            self.look_at_ends(tier);
         }
         Some(slot)
     }
 
-    /// What was cut off on the tier may go down now.
-    #[cold]
-    pub(super) fn look_at_all(&mut self, tier: Tier) {
-        self.tiers[tier].order.unsee_all();
+    /// What was cut off on the tier, if anything was, may go down now.
+    #[inline]
+    pub(super) fn look_at_ends(&mut self, tier: Tier) {
+        let tier_state = &mut self.tiers[tier];
+        if std::mem::take(&mut tier_state.descent.cut) {
+            tier_state.order.unsee_all();
+        }
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
@@ -349,7 +352,7 @@ impl State {
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if self.trie.slot(node, tier).is_some() {
-                        self.look_at_all(tier);
+                        self.look_at_ends(tier);
                         self.move_to_back(parent, tier);
                     }
                 }
@@ -383,13 +386,16 @@ impl State {
         match &mut self.tiers[tier].pool.cell_mut(slot).hold {
             Hold::Pinned { pins: 1 } => {
                 let node = self.node_in(tier, slot);
+                let stays = self.tiers[tier].pool.stays(slot);
                 self.make_idle(tier, slot);
                 if tier > Tier::DEVICE
                     && let Some(node) = node.filter(|&node| !self.is_busy(node, tier))
                 {
                     self.unblock_ancestors(node, tier);
                 }
-                self.retire(tier, slot);
+                if !stays {
+                    self.retire(tier, slot);
+                }
             }
             Hold::Pinned { pins } => *pins -= 1,
             hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
