@@ -29,6 +29,10 @@ pub(super) enum Descent {
 /// Where an order keeps no account of what was looked at: so many of the next victims are, at least.
 const LOOK: u32 = 4096;
 
+/// More than `least` blocks go down at once only as far as they land within so many looks: a begin that is
+/// larger than any before waits for them.
+const LOOKS: u32 = 4;
+
 /// How many running sequences are looked at in one call.
 const LEASES: u32 = 16;
 
@@ -37,65 +41,65 @@ impl State {
     /// fewer than `least` slots are free, so many of the next victims have a copy below.
     ///
     /// Where it `grows`, as many have one as the largest begin has taken, if that is more: a begin takes
-    /// them all at once. And where nothing is on its way down, what is behind them is copied too, the
-    /// oldest first, `least` blocks at a time.
+    /// them all at once. What is behind them is copied too, the oldest first, `least` blocks at a time.
+    /// Both begin only after a look with nothing on its way down, so that a begin larger than any before
+    /// finds its room between two plans.
     pub fn copy_ahead(&mut self, from: Tier, least: u32, grows: bool) -> Option<Plan> {
         self.tiers.next_below(from)?;
-        // Where the largest begin finds no room beside `least` blocks in the air, only so many of those that
-        // are behind the next victims are there as it leaves.
-        let spare = self.spare_of(from);
-        let tight = grows && spare < least;
-        let grows = grows && !tight;
         let below = self.tiers.below(from);
         let flying: u32 = below.map(|to| self.in_flight[from.at()][to.at()]).sum();
-        let (ahead, air) = if grows {
+        let rested = self.tiers[from].descent.speed.look(flying);
+        // Where the largest begin finds no room beside `least` blocks in the air, only so many are there of
+        // those that are behind the next victims.
+        let spare = self.spare_of(from);
+        let widely = grows && rested && spare >= least;
+        let (ahead, most) = if grows {
             self.pace(from, least)
         } else {
             (least, least)
         };
+        let next = if widely { ahead } else { least };
+        let mut plan = self.copy_next(from, next, if widely { most } else { least }.max(least), flying);
+        if plan.is_none() && widely {
+            plan = self.copy_behind(from, ahead, most.min(least));
+        } else if plan.is_none() && grows && spare < least {
+            plan = self.look_down(from, spare.saturating_sub(flying), self.largest);
+        }
+        let more = plan.as_ref().map_or(0, Plan::len) as u32;
+        self.tiers[from].descent.speed.flying = flying + more;
+        plan
+    }
+
+    /// The next victims, or what came to the tier where all of it is to go down; at most so many in the air.
+    fn copy_next(&mut self, from: Tier, ahead: u32, most: u32, flying: u32) -> Option<Plan> {
         let through = self.config.write_of(from) == WritePolicy::Through;
-        let due = through || self.tiers[from].ledger.free() < ahead;
+        if !through && self.tiers[from].ledger.free() >= ahead {
+            return None;
+        }
         // Where a place says which goes first, what is being copied counts among the next victims.
         let passed = through || self.tiers[from].order.looked().is_none();
-        let most = if grows || passed {
-            air.saturating_sub(flying)
-        } else {
-            air
-        };
-        let size = Ahead {
-            blocks: if due { most } else { 0 },
-            look: if passed {
-                ahead.saturating_sub(flying)
-            } else {
-                ahead
-            },
-            paths: true,
-        };
-        let plan = (size.blocks > 0).then(|| self.descend(from, size));
-        let plan = plan.flatten();
-        if tight && plan.is_none() && spare > flying {
-            let size = Ahead {
-                blocks: spare - flying,
-                look: self.largest,
-                paths: true,
-            };
-            return self.descend(from, size);
-        }
-        if plan.is_some() || flying > 0 || !grows {
-            return plan;
-        }
+        let look = ahead.saturating_sub(if passed { flying } else { 0 });
+        self.look_down(from, most.saturating_sub(flying), look)
+    }
+
+    /// What is behind the next victims, and what runs.
+    fn copy_behind(&mut self, from: Tier, ahead: u32, most: u32) -> Option<Plan> {
         let looked = self.tiers[from].order.looked();
-        let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * least));
-        let size = Ahead {
-            blocks: least,
-            look: look.max(ahead),
-            paths: true,
-        };
-        let plan = self.descend(from, size);
+        let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * most));
+        let plan = self.look_down(from, most, look.max(ahead));
         if plan.is_some() || from > Tier::DEVICE {
             return plan;
         }
-        self.descend_running(least)
+        self.descend_running(most)
+    }
+
+    fn look_down(&mut self, from: Tier, blocks: u32, look: u32) -> Option<Plan> {
+        let size = Ahead {
+            blocks,
+            look,
+            paths: true,
+        };
+        (blocks > 0).then(|| self.descend(from, size)).flatten()
     }
 
     /// Blocks of the device that the largest begin leaves; all of another tier.
@@ -153,19 +157,20 @@ impl State {
         }
     }
 
-    /// How many of a tier's next victims should have a copy, and how many blocks may be on their way
-    /// down at once: those cannot be taken until they have landed, and the largest begin must find room
-    /// beside them.
-    pub(super) fn pace(&self, tier: Tier, least: u32) -> (u32, u32) {
+    /// How many of a tier's next victims should have a copy, and how many blocks may begin their way
+    /// down at once: those cannot be taken until they have landed. The largest begin must find room
+    /// beside them, and one that is larger than any before waits for what lands within [`LOOKS`].
+    fn pace(&self, tier: Tier, least: u32) -> (u32, u32) {
         let room = self.tiers[tier].pool.room();
         let largest = self.largest.min(room);
-        if tier == Tier::DEVICE {
-            let air = (room / 4).min((room - largest) / 2);
-            (least.max(largest), least.max(air))
+        let soon = LOOKS * self.tiers[tier].descent.speed.blocks;
+        let (ahead, most) = if tier == Tier::DEVICE {
+            (largest, (room / 4).min((room - largest) / 2))
         } else {
             let ahead = largest.min(room / 4);
-            (least.max(ahead), least.max(ahead / 2))
-        }
+            (ahead, ahead / 2)
+        };
+        (least.max(ahead), soon.min(least.max(most)).max(least.div_ceil(LOOKS)))
     }
 
     /// Copies a block down with what of its path has no copy there, the root first, as far as the plan

@@ -27,6 +27,36 @@ pub(crate) struct Descent {
     pub(crate) failures: BTreeMap<Id<NodeIx>, u32>,
     /// Whether the end of a path was passed over because what is before it could not be copied.
     pub(crate) cut: bool,
+    pub(crate) speed: Speed,
+}
+
+/// How fast blocks go down, in looks ahead.
+#[derive(Hash, Debug, Default)]
+pub(crate) struct Speed {
+    /// Blocks that land from one look to the next.
+    pub(crate) blocks: u32,
+    /// How many were on their way after the last look, and looks since some have landed.
+    pub(crate) flying: u32,
+    looks: u32,
+    /// Whether none were at the last look, before it.
+    idle: bool,
+}
+
+impl Speed {
+    /// So many are on their way now. Whether none are, and none were at the last look.
+    pub(crate) fn look(&mut self, flying: u32) -> bool {
+        let rested = std::mem::replace(&mut self.idle, flying == 0) && flying == 0;
+        self.looks += u32::from(self.flying > 0);
+        let landed = self.flying.saturating_sub(flying);
+        if landed > 0 {
+            let seen = landed.div_ceil(self.looks);
+            // Few that land at once do not say that more would not.
+            let more = self.looks == 1 && flying == 0;
+            self.blocks = if more { self.blocks.max(seen) } else { seen };
+            self.looks = 0;
+        }
+        rested
+    }
 }
 
 /// The tiers of a yard, the device first.
