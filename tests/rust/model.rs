@@ -39,7 +39,7 @@ mod world;
 #[path = "model/yard.rs"]
 mod yard;
 
-use ops::{Op, Script, Setup, losses, script, withdrawals};
+use ops::{Op, Script, Setup, losses, script, stops, withdrawals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -150,6 +150,15 @@ proptest! {
     /// Law: INV-24
     #[test]
     fn what_a_rank_has_lost_is_found_by_nobody_and_what_is_kept_is(Script { setup, ops } in losses(200)) {
+        passes(&setup, &ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(two_cores())]
+    /// Law: INV-39
+    #[test]
+    fn what_goes_down_by_itself_goes_behind_its_prefix(Script { setup, ops } in stops(200)) {
         passes(&setup, &ops)?;
     }
 }

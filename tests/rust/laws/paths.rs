@@ -1,7 +1,7 @@
 //! Copies below are reachable: a path goes down root first, and what is dropped is its end (INV-39).
 
 use crate::yard::{KINDS, Yard, and_one, config, text, three};
-use blockyard_core::{Config, HostCopies, Plan, Tier, WritePolicy};
+use blockyard_core::{Answer, Config, HostCopies, Plan, Tier, WritePolicy};
 
 const WRITES: [WritePolicy; 3] = [
     WritePolicy::OnEvict,
@@ -195,4 +195,55 @@ fn as_many_next_victims_have_a_copy_as_the_largest_begin_has_taken() {
     let before = yard.stats().counters.dropped[0];
     run_again(&yard, &text(51, 40));
     assert_eq!(yard.stats().counters.dropped[0], before, "nothing was lost");
+}
+
+/// Law: INV-39
+#[test]
+fn a_path_that_was_used_once_takes_no_more_than_its_share_of_a_full_tier_below() {
+    const LONG: u64 = 264;
+    for (host, share) in [(4_223, 32), (4_224, 33)] {
+        let yard = Yard::new(300, host);
+        for name in 0..u64::from(host).div_ceil(LONG) {
+            let rest = u64::from(host) - name * LONG;
+            yard.publish_below(&text(name as u32 + 1, rest.min(LONG)));
+        }
+        assert_eq!(yard.host().free, 0);
+        yard.publish(&text(50, 200));
+        let plan = yard.cache.lock().copy_ahead(Tier::DEVICE, 150, false);
+        assert_eq!(plan.map(|plan| plan.len()), Some(share), "of {host}");
+    }
+}
+
+/// Law: INV-20d
+#[test]
+fn what_is_being_loaded_is_not_copied_further_down_unless_the_load_fails() {
+    each(&three(8, 4, 8), |make, name| {
+        for good in [false, true] {
+            let (yard, prompt) = (make(), text(1, 2));
+            yard.publish_below(&prompt);
+            let used_again = yard.begin(&and_one(&prompt)).1;
+            assert_eq!(yard.demote_from(Tier::HOST, 4), None, "{name}");
+            if good {
+                yard.land(&used_again.plans);
+            } else {
+                yard.fail(&used_again.plans[0], 0);
+            }
+            let copied = yard.demote_from(Tier::HOST, 4).map(|plan| plan.len());
+            let first = name.ends_with("First");
+            assert_eq!(copied, (!good || first).then_some(2), "{name}, {good}");
+        }
+    });
+}
+
+/// Law: INV-39
+#[test]
+fn a_resume_is_followed_as_a_begin_is() {
+    let yard = Yard::new(20, 20);
+    let lease = yard.run(&text(1, 4));
+    let parked = yard.park(lease, 16);
+    let before = yard.stats().largest;
+    let resumed = yard.cache.lock().resume(parked.id(), &[], 40, 0);
+    assert!(matches!(resumed, Ok(Answer::Begun(_))), "there is room");
+    parked.spend();
+    assert_eq!((before, yard.stats().largest), (4, 10));
 }

@@ -69,7 +69,10 @@ impl World {
                 self.yard.end_keep(handle.id());
                 handle.spend();
             }
-            Op::Demote(..) | Op::DemoteFrom(..) | Op::DemoteLease(..) => self.demote(op)?,
+            Op::Demote(..) | Op::DemoteFrom(..) | Op::DemoteLease(..) | Op::Ahead(..) => {
+                self.demote(op)?;
+            }
+            Op::WriteDown(to, most) => self.write_down(usize::from(to), usize::from(most)),
             Op::DemoteParked(parked, blocks) => {
                 return self.demote_parked(parked, blocks, None);
             }
@@ -391,11 +394,35 @@ impl World {
                 self.yard.demote(&state, from, most, plan.as_ref());
                 plan
             }
+            Op::Ahead(from, least, grows) => {
+                let from = usize::from(from);
+                let plan = (from < self.yard.tiers)
+                    .then(|| state.copy_ahead(Tier(from), u32::from(least), grows));
+                let plan = plan.flatten();
+                if let Some(plan) = &plan {
+                    self.yard.copy_ahead(&state, from, plan);
+                }
+                plan
+            }
             _ => return None,
         };
         drop(state);
         self.in_flight.extend(plan);
         Some(())
+    }
+
+    /// The first of what a clean stop would write.
+    fn write_down(&mut self, to: usize, most: usize) {
+        let mut state = self.cache.lock();
+        let Ok(mut keys) = state.unwritten(Tier(to)) else {
+            return;
+        };
+        self.yard.compare_unwritten(to, &keys);
+        keys.truncate(most);
+        let plans = state.write_down(Tier(to), &keys).expect("it has slots");
+        self.yard.write_down(&state, to, &plans);
+        drop(state);
+        self.in_flight.extend(plans);
     }
 
     fn demote_parked(&mut self, parked: u8, blocks: u8, to: Option<usize>) -> Option<bool> {

@@ -2,7 +2,7 @@
 //! own copy.
 
 use crate::yard::{Block, DEVICE, InFlight, Purpose, What, Yard};
-use blockyard_core::{FlightId, LeaseId, ParkedId, Plan, State, Tier, WritePolicy};
+use blockyard_core::{FlightId, Key, LeaseId, ParkedId, Plan, State, Tier, WritePolicy};
 use std::collections::BTreeSet;
 
 /// Copies from a tier to one below it, at most so many.
@@ -204,6 +204,107 @@ impl Yard {
             let next = parent.and_then(|above| self.ready(above, to));
             let room = self.has_room(block, from, to) && next.is_none();
             assert!(!room, "block {block} was passed over");
+        }
+    }
+
+    /// Copies ahead by whole paths: each block behind its prefix, which has a copy below, or goes there with it.
+    pub(crate) fn copy_ahead(&mut self, state: &State, from: usize, plan: &Plan) {
+        let to = self.below(from).next().expect("a tier to copy to");
+        self.see_room(state, to, Some(plan));
+        let path = self.copied_by(from, plan);
+        assert!(
+            path.iter().all(|&block| self.lacks_for_stop(block, from)),
+            "what has a copy below, or is not worth one, needs no other"
+        );
+        for (at, &block) in path.iter().enumerate() {
+            let parent = self.blocks[block].parent;
+            let reached = parent.is_none_or(|parent| {
+                path[..at].contains(&parent)
+                    || (self.alive(parent) && self.has_copy_below(parent, from))
+            });
+            assert!(
+                reached,
+                "{block} goes down, and its prefix is nowhere there"
+            );
+        }
+        let moves = self.sources(from, &path);
+        self.fly(plan, from, to, Purpose::Down(None), moves);
+        if from == DEVICE {
+            self.forget_fresh();
+        }
+    }
+
+    fn lacks_for_stop(&self, block: Block, from: usize) -> bool {
+        let node = &self.blocks[block];
+        node.epoch == self.epoch && node.key.is_some() && !self.has_copy_below(block, from)
+    }
+
+    fn copied_by(&self, from: usize, plan: &Plan) -> Vec<Block> {
+        let sources = plan.sources.iter();
+        let blocks = sources.map(|&slot| self.block_in(from, slot));
+        blocks.map(|block| block.expect("it has one")).collect()
+    }
+
+    /// All that has a key and is of this epoch, lies above a tier or is on its way there, and is not ready on it,
+    /// each behind its parent and none whose prefix is nowhere.
+    pub(crate) fn compare_unwritten(&self, to: usize, keys: &[Key]) {
+        let mut told = BTreeSet::new();
+        for key in keys {
+            let block = self.find(key).expect("it is known");
+            assert!(self.ready(block, to).is_none() && told.insert(block));
+            let parent = self.blocks[block].parent;
+            let behind = |parent| told.contains(&parent) || self.ready(parent, to).is_some();
+            assert!(
+                parent.is_none_or(behind),
+                "{block} stands before its prefix"
+            );
+        }
+        for tier in 0..to {
+            let ready = |&block: &Block| self.ready(block, tier).is_some();
+            for block in self.blocks_on(tier).filter(ready) {
+                let parent = self.blocks[block].parent;
+                let follows = parent.is_none_or(|parent| {
+                    told.contains(&parent) || self.ready(parent, to).is_some()
+                });
+                let node = &self.blocks[block];
+                let published = node.epoch == self.epoch && node.key.is_some();
+                let written = self.ready(block, to).is_some() || told.contains(&block);
+                assert!(written || !published || !follows, "{block} is left out");
+            }
+        }
+    }
+
+    /// What a clean stop copies to a tier: each block from the nearest tier above, behind its parent, and in the
+    /// place of nothing that lies above too.
+    pub(crate) fn write_down(&mut self, state: &State, to: usize, plans: &[Plan]) {
+        let above =
+            |yard: &Self, block: Block| yard.blocks[block].slots[..to].iter().any(Option::is_some);
+        let needed: BTreeSet<Block> = self
+            .blocks_on(to)
+            .filter(|&block| above(self, block))
+            .collect();
+        let free = self.free(to);
+        let gone = self.see_evictions(state, to);
+        let total: usize = plans.iter().map(Plan::len).sum();
+        assert_eq!(gone, (total as u64).saturating_sub(free));
+        let there: BTreeSet<Block> = self.blocks_on(to).collect();
+        assert!(needed.is_subset(&there), "what lies above too has gone");
+        for plan in plans {
+            let from = plan.from.0;
+            let path = self.copied_by(from, plan);
+            for (at, &block) in path.iter().enumerate() {
+                let nearest = (0..to)
+                    .rev()
+                    .find(|&tier| self.ready(block, tier).is_some());
+                assert_eq!(nearest, Some(from), "from the nearest tier above");
+                let parent = self.blocks[block].parent;
+                let follows = parent.is_none_or(|parent| {
+                    path[..at].contains(&parent) || self.blocks[parent].slots[to].is_some()
+                });
+                assert!(follows, "{block} is written, and its prefix is not there");
+            }
+            let moves = self.sources(from, &path);
+            self.fly(plan, from, to, Purpose::Down(None), moves);
         }
     }
 

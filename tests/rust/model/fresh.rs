@@ -45,7 +45,11 @@ impl Yard {
     /// Whether a block on the tier should have a copy below and has none.
     pub(crate) fn wants_copy(&self, tier: usize, block: Block) -> bool {
         let lacks = !self.has_copy_below(block, tier);
-        lacks && self.ready(block, tier).is_some() && self.is_worth_a_copy(tier, block)
+        let mut above = 0..tier;
+        let comes_up = above.any(|above| {
+            self.blocks[block].slots[above].is_some() && self.ready(block, above).is_none()
+        });
+        lacks && !comes_up && self.ready(block, tier).is_some() && self.is_worth_a_copy(tier, block)
     }
 
     fn is_worth_a_copy(&self, tier: usize, block: Block) -> bool {

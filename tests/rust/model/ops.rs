@@ -119,6 +119,10 @@ pub(crate) enum Op {
     Dedup(Vec<u8>),
     /// The next victims of a tier.
     DemoteFrom(u8, u8),
+    /// What a dispatch copies ahead from a tier: its watermark, and whether that grows.
+    Ahead(u8, u8, bool),
+    /// What a clean stop copies to a tier: at most so many blocks.
+    WriteDown(u8, u8),
     /// A parked sequence to a tier: at most so many blocks.
     Rehome(u8, u8, u8),
     /// At most so many blocks, to a tier below the device.
@@ -524,6 +528,30 @@ pub(crate) fn losses(steps: usize) -> impl Strategy<Value = Script> {
     (script(steps), lost).prop_map(|(Script { setup, mut ops }, lost)| {
         for (at, kept) in lost {
             ops.insert(at.index(ops.len()), Op::Lose(kept));
+        }
+        Script { setup, ops }
+    })
+}
+
+/// The same, and copies ahead go by whole paths, as a dispatch makes them; now and then all is written down
+/// as at a clean stop.
+pub(crate) fn stops(steps: usize) -> impl Strategy<Value = Script> {
+    let tier = || 0..MAX_TIERS as u8 - 1;
+    let ahead = (tier(), 0..9_u8, any::<bool>()).prop_map(|(a, b, c)| Op::Ahead(a, b, c));
+    let down = (1..MAX_TIERS as u8, 1..40_u8).prop_map(|(a, b)| Op::WriteDown(a, b));
+    let more = prop_oneof![6 => ahead, 1 => down];
+    let more = vec((any::<prop::sample::Index>(), more), steps / 8..steps / 4);
+    (script(steps), more).prop_map(|(Script { setup, mut ops }, more)| {
+        for op in &mut ops {
+            // What a name copies has no prefix with it, nor looks at what a path was cut off at.
+            if let Op::Demote(most) | Op::DemoteFrom(0, most) = *op {
+                *op = Op::Ahead(0, most, most % 2 > 0);
+            } else if let Op::DemoteFrom(from, most) = *op {
+                *op = Op::Ahead(from, most, most % 2 > 0);
+            }
+        }
+        for (at, op) in more {
+            ops.insert(at.index(ops.len()), op);
         }
         Script { setup, ops }
     })

@@ -102,27 +102,17 @@ impl State {
                 .trie
                 .live(id)
                 .filter(|&node| self.wants_copy(node, from));
-            if let Some(node) = node
-                && !self.copy_fresh_one(node, (flight, size), moves, spare)
-            {
+            let Some(node) = node else { continue };
+            let done = if size.paths {
+                self.copy_path(node, flight, most, moves, spare) != Descent::Waits
+            } else {
+                self.copy_one(node, flight, moves, spare)
+            };
+            if !done {
                 return Some(id);
             }
         }
         None
-    }
-
-    fn copy_fresh_one(
-        &mut self,
-        node: NodeIx,
-        (flight, size): (FlightIx, Ahead),
-        moves: &mut Vec<Move>,
-        may_go: impl Fn(&Self, NodeIx) -> bool,
-    ) -> bool {
-        if size.paths {
-            self.copy_path(node, flight, size.blocks as usize, moves, may_go) != Descent::Waits
-        } else {
-            self.copy_one(node, flight, moves, may_go)
-        }
     }
 
     /// Those of the next victims that were not looked at.
@@ -228,6 +218,13 @@ impl State {
             && tier < self.tiers.last()
             && !self.is_below(node, tier)
             && !self.is_hopeless(tier, node)
+            && !self.comes_up(node, tier)
+    }
+
+    /// Whether a load brings the block up from the tier: where that is good, a higher tier has it.
+    fn comes_up(&self, node: NodeIx, tier: Tier) -> bool {
+        let mut above = (0..tier.at()).map(Tier);
+        above.any(|above| self.filling(node, above).is_some())
     }
 
     /// Whether the block has a copy below the tier, or one on its way there.

@@ -59,7 +59,12 @@ impl State {
             (least, least)
         };
         let next = if widely { ahead } else { least };
-        let mut plan = self.copy_next(from, next, if widely { most } else { least }.max(least), flying);
+        let mut plan = self.copy_next(
+            from,
+            next,
+            if widely { most } else { least }.max(least),
+            flying,
+        );
         if plan.is_none() && widely {
             plan = self.copy_behind(from, ahead, most.min(least));
         } else if plan.is_none() && grows && spare < least {
@@ -170,7 +175,10 @@ impl State {
             let ahead = largest.min(room / 4);
             (ahead, ahead / 2)
         };
-        (least.max(ahead), soon.min(least.max(most)).max(least.div_ceil(LOOKS)))
+        (
+            least.max(ahead),
+            soon.min(least.max(most)).max(least.div_ceil(LOOKS)),
+        )
     }
 
     /// Copies a block down with what of its path has no copy there, the root first, as far as the plan

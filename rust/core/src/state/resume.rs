@@ -100,6 +100,8 @@ impl State {
         self.tiers[Tier::DEVICE].claim(total, &mut table);
         self.leases[lease].start(table, plans.len(), Some(parked));
         self.parked[parked].lease = Some(id);
+        // Its blocks are taken at once, like those of a begin.
+        self.largest = self.largest.max(total);
         self.counters.resumed += 1;
         let begun = Begun {
             lease: id,

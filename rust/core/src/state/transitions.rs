@@ -245,6 +245,9 @@ impl State {
     pub(super) fn let_go(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         if self.hold(tier, slot).is_ready() {
             self.tell_gone(node, tier);
+        } else {
+            // What was to come up wants a copy below again.
+            self.look_again_below(node, tier);
         }
         if self.is_busy(node, tier) {
             self.unblock_ancestors(node, tier);
@@ -296,6 +299,14 @@ impl State {
         for above in (0..tier.at()).map(Tier) {
             if let Some(slot) = self.trie.slot(node, above) {
                 self.tiers[above].order.unsee(slot);
+            }
+        }
+    }
+
+    fn look_again_below(&mut self, node: NodeIx, tier: Tier) {
+        for below in self.tiers.below(tier) {
+            if let Some(slot) = self.trie.slot(node, below) {
+                self.tiers[below].order.unsee(slot);
             }
         }
     }
