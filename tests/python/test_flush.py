@@ -43,6 +43,7 @@ def found(cache: Any, talk: int, blocks: int = BLOCKS) -> int:
     return int(probe.device + probe.host + probe.disk)
 
 
+@pytest.mark.law("INV-40")
 @pytest.mark.parametrize("talks_of", [(10, 4), (1, 40), (40, 1)], ids=["short", "one", "blocks"])
 @pytest.mark.parametrize(
     "options",

@@ -156,7 +156,7 @@ proptest! {
 
 proptest! {
     #![proptest_config(two_cores())]
-    /// Law: INV-39
+    /// Law: INV-39, INV-40
     #[test]
     fn what_goes_down_by_itself_goes_behind_its_prefix(Script { setup, ops } in stops(200)) {
         passes(&setup, &ops)?;

@@ -1,5 +1,6 @@
 """Long prompts in turn: a host that has room for all of them finds them again."""
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -82,15 +83,37 @@ def has_begun(cache: by.KVCache, tokens: Sequence[int]) -> bool:
 
 
 @pytest.mark.law("INV-25")
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("blocks", [2, 20])
 @pytest.mark.parametrize("share", [0.9, 0.95, 1])
 @pytest.mark.parametrize(("ahead", "options"), [(16, {}), (64, {"eviction": "learned"})])
-def test_a_begin_as_large_as_one_before_waits_for_no_copy_of_what_is_idle(
-    share: float, ahead: int, options: dict[str, Any]
+def test_a_large_begin_waits_for_no_copy_of_what_is_idle(
+    share: float, ahead: int, options: dict[str, Any], blocks: int, *, known: bool
 ) -> None:
+    steps = waited(share, blocks, known=known, **options)
+    assert steps <= ahead + blocks, "what is about to go, with the path that it ends, and no more"
+
+
+@pytest.mark.law("INV-25")
+@pytest.mark.parametrize("known", [True, False])
+def test_a_large_begin_finds_room_beside_what_through_writes(*, known: bool) -> None:
+    assert waited(0.9, 2, known=known, write="through") == 0
+
+
+def waited(share: float, blocks: int, *, known: bool, **options: Any) -> int:
+    """Steps until a begin of that share of the device has room, behind prompts of so many blocks.
+
+    Args:
+        share: How much of the device it takes.
+        blocks: What each of the others takes.
+        known: Whether one as large has begun before.
+        options: Of the cache.
+    """
     device = 256
     cache = by.KVCache(block_size=1, device=device + 1, host=4 * device, **options)
     large = range(10**6, 10**6 + int(share * device))
-    cache.finish(cache.begin(large))
+    if known:
+        cache.finish(cache.begin(large))
     air: deque[tuple[int, by.Plan]] = deque()
     ends = 0
 
@@ -104,30 +127,12 @@ def test_a_begin_as_large_as_one_before_waits_for_no_copy_of_what_is_idle(
             air.append((ends, plan))
 
     for now in range(device // 2):
-        publish(cache, range(1000 * now, 1000 * now + 2))
+        with contextlib.suppress(by.NoRoom):
+            publish(cache, range(1000 * now, 1000 * now + blocks))
         step(now)
-    waited = 0
+    steps = 0
     while not has_begun(cache, large):
-        step(device // 2 + waited)
-        waited += 1
-    assert waited <= ahead, "no more than what is about to go is on its way"
+        step(device // 2 + steps)
+        steps += 1
     assert cache.audit() is None
-
-
-@pytest.mark.law("INV-20")
-def test_what_stands_on_a_block_that_was_named_is_looked_at_again() -> None:
-    cache = by.KVCache(block_size=2, device=9, host=8, copy_retries=0, ahead=1)
-    publish(cache, [1, 2])
-    fills = cache.begin(range(900, 914))
-    for plan in cache.dispatch():
-        cache.commit(plan.flight, 0)
-    cache.finish(fills)
-    publish(cache, [1, 2, 3, 4, 5, 6])
-    held = cache.begin(range(900, 910))
-    assert cache.dispatch() == [], "the copy of the first has failed, and is not tried again"
-    cache.demote(2)
-    for _ in range(4):
-        assert cache.audit() is None
-        land(cache, 1)
-    cache.finish(held)
-    assert cache.stats()["host_idle"] == 2
+    return steps

@@ -29,7 +29,7 @@ fn flush(yard: &Yard, to: Tier) -> Vec<Tier> {
     plans.iter().map(|plan| plan.from).collect()
 }
 
-/// Law: INV-39
+/// Law: INV-39, INV-40
 #[test]
 fn the_last_to_be_evicted_is_first_and_each_block_is_behind_its_beginning() {
     for policy in KINDS {
@@ -52,6 +52,7 @@ fn the_last_to_be_evicted_is_first_and_each_block_is_behind_its_beginning() {
     }
 }
 
+/// Law: INV-40
 #[test]
 fn a_path_over_several_tiers_goes_down_whole_from_the_nearest() {
     let yard = Yard::of(three(8, 8, 16));
@@ -96,7 +97,7 @@ fn what_no_request_finds_is_left_out() {
     yard.sound();
 }
 
-/// Law: INV-39
+/// Law: INV-39, INV-40
 #[test]
 fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
     let yard = Yard::of(three(16, 8, 5));
