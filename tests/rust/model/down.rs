@@ -213,8 +213,8 @@ impl Yard {
         self.see_room(state, to, Some(plan));
         let path = self.copied_by(from, plan);
         assert!(
-            path.iter().all(|&block| self.lacks_for_stop(block, from)),
-            "what has a copy below, or is not worth one, needs no other"
+            path.iter().all(|&block| self.is_bare(block, from)),
+            "what has a copy below needs no other"
         );
         for (at, &block) in path.iter().enumerate() {
             let parent = self.blocks[block].parent;
@@ -234,9 +234,9 @@ impl Yard {
         }
     }
 
-    fn lacks_for_stop(&self, block: Block, from: usize) -> bool {
+    fn is_bare(&self, block: Block, from: usize) -> bool {
         let node = &self.blocks[block];
-        node.epoch == self.epoch && node.key.is_some() && !self.has_copy_below(block, from)
+        node.epoch == self.epoch && !self.has_copy_below(block, from)
     }
 
     fn copied_by(&self, from: usize, plan: &Plan) -> Vec<Block> {
@@ -259,17 +259,18 @@ impl Yard {
                 "{block} stands before its prefix"
             );
         }
+        let written = |block| self.ready(block, to).is_some() || told.contains(&block);
         for tier in 0..to {
             let ready = |&block: &Block| self.ready(block, tier).is_some();
             for block in self.blocks_on(tier).filter(ready) {
-                let parent = self.blocks[block].parent;
-                let follows = parent.is_none_or(|parent| {
-                    told.contains(&parent) || self.ready(parent, to).is_some()
-                });
+                let above = |&block: &Block| self.blocks[block].parent;
+                let mut path = std::iter::successors(above(&block), above);
                 let node = &self.blocks[block];
                 let published = node.epoch == self.epoch && node.key.is_some();
-                let written = self.ready(block, to).is_some() || told.contains(&block);
-                assert!(written || !published || !follows, "{block} is left out");
+                assert!(
+                    written(block) || !published || !path.all(written),
+                    "{block} is left out"
+                );
             }
         }
     }
