@@ -39,8 +39,9 @@ class Flush:
             ...  # as in each step: dispatch, submit, poll, commit
         left = flush.left()
 
-    What fails is tried again as long as something lands. While it goes on nothing is copied down
-    ahead of need, as that could evict what is not written yet.
+    Where the disk is too small for all, what is newest is there at the end: what the disk has goes
+    for what is newer. What fails is tried again as long as something lands. While it goes on nothing
+    is copied down ahead of need, as that could evict what is not written yet.
 
     Args:
         cache: The bookkeeping.
@@ -66,6 +67,8 @@ class Flush:
         self._over = tier is None or seconds == 0
         self._rest: NDArray[np.uint8] = np.zeros((0, 32), np.uint8)
         """Keys that this pass has not planned yet."""
+        self._instead, self._newer = self._rest, 0
+        """Keys of what goes from a full disk, and for how many of the rest, from the first."""
         self._before: int | None = None
         """Blocks that were not written when this pass began, where nothing was in the air then."""
         self._passes = 0
@@ -123,6 +126,7 @@ class Flush:
     def _begin(self, tier: TierName, *, still: bool) -> bool:
         """Begins a pass; returns whether there is one: not where the last has changed nothing."""
         self._rest = self._cache.unwritten(tier)
+        self._instead, self._newer = self._cache.outranked(tier)
         left, before = len(self._rest), self._before
         # What was in the air when a pass began may be written by the next one.
         self._before = left if still else None
@@ -135,9 +139,13 @@ class Flush:
         if flying > self._most // 2:
             return False
         while len(self._rest) and planned < self._most and self._clock() < self._end:
-            count = self._most - planned
+            count = min(self._most - planned, self._newer or self._limit)
             keys, self._rest = self._rest[:count], self._rest[count:]
-            plans = self._cache.write_down(keys, tier)
+            # More of these than of those: some may not go now.
+            instead = self._instead[: 2 * count if self._newer else 0]
+            self._newer = max(0, self._newer - count)
+            plans, looked = self._cache.write_down(keys, tier, instead)
+            self._instead = self._instead[looked:]
             if plans:
                 blocks = sum(map(len, plans))
                 self._air.append((frozenset(plan.flight for plan in plans), keys, blocks))
