@@ -1,5 +1,6 @@
 """What a clean stop puts on the disk where promises are in its way, or less room than it needs."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import blockyard as by
 from disks import BLOCKS, opened, settle
 from test_flush import SIZE, found, publish
 
+EVICTIONS = ("recency", "learned", "heap")
+WRITES: tuple[Any, ...] = ("on-evict", "through", "second-touch", {"host": "through"})
 
 def ticket(cache: Any, tier: str) -> Any:
     return cache.promise(cache.room(tier).available, tier=tier)
@@ -76,3 +79,85 @@ def test_promises_end_with_the_cache_and_keep_nothing_from_the_disk(
         assert cache.audit() is None
     with opened(tmp_path, **given) as cache:
         assert [found(cache, talk) for talk in range(3)] == [BLOCKS] * 3
+
+
+def newest(cache: Any, blocks: dict[int, tuple[int, int]], room: int) -> list[int]:
+    """Returns how much of each talk has room where the device's last victims come first.
+
+    Args:
+        cache: Its device has evicted nothing.
+        blocks: Talks and places in them, by their slots.
+        room: Blocks.
+    """
+    kept = [0] * (max(talk for talk, _ in blocks.values()) + 1)
+    for slot in reversed(cache.eviction_order("device")):
+        talk, place = blocks[int(slot)]
+        more = max(0, place + 1 - kept[talk])
+        kept[talk] += min(more, room - sum(kept))
+    return kept
+
+
+@pytest.mark.law("INV-39")
+@pytest.mark.parametrize("host", [0, 20, 64])
+@pytest.mark.parametrize("write", WRITES, ids=str)
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_a_disk_that_is_too_small_has_what_would_have_been_evicted_last(
+    tmp_path: Path, eviction: str, write: Any, host: int
+) -> None:
+    if isinstance(write, dict) and not host:
+        pytest.skip("there is no host")
+    chance = random.Random(f"{eviction} {write} {host}")
+    room = chance.randrange(4, 12)
+    blocks: dict[int, tuple[int, int]] = {}
+    given: dict[str, Any] = {"device": 80, "disk": room, "eviction": eviction, "write": write}
+    given |= {"host": host, "host_copies": chance.choice(["first", "last"]) if host else None}
+    with opened(tmp_path, **given) as cache:
+        lengths = [chance.randrange(1, 6) for _ in range(12)]
+        for talk, length in enumerate(lengths):
+            slots = publish(cache, talk, length)
+            blocks |= {slot: (talk, place) for place, slot in enumerate(slots)}
+        for talk in (chance.randrange(12) for _ in range(12)):
+            publish(cache, talk, lengths[talk])
+            if chance.random() < 0.7:
+                # Idle copies fill the disk with what is oldest.
+                settle(cache)
+        if chance.random() < 0.5:
+            cache.flush(until=30)
+            assert cache.audit() is None
+        # What a copy reads may not go, and stands last.
+        settle(cache)
+        wanted = newest(cache, blocks, room)
+        assert cache.close() == sum(lengths) - room
+        assert cache.audit() is None
+    with opened(tmp_path, **given) as cache:
+        assert cache.restored == room
+        assert [found(cache, talk, lengths[talk]) for talk in range(12)] == wanted
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_disk_keeps_what_is_newer_than_what_lies_above(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    given: dict[str, Any] = {
+        "device": chance.choice([6, 9, 13]),
+        "host": chance.choice([0, 4, 8, 16]),
+        "disk": chance.choice([6, 10, 17, 24]),
+        "write": chance.choice(WRITES[:3]),
+        "ahead": chance.choice([0, 4]),
+    }
+    used: dict[int, None] = {}
+    with opened(tmp_path, **given) as cache:
+        for _ in range(30):
+            talk = chance.randrange(16)
+            publish(cache, talk)
+            used.pop(talk, None)
+            used[talk] = None
+            settle(cache)
+        before = [found(cache, talk) for talk in range(16)]
+        cache.close()
+        assert cache.audit() is None
+    wanted, room = [0] * 16, given["disk"]
+    for talk in reversed(used):
+        wanted[talk] = min(before[talk], room)
+        room -= wanted[talk]
+    with opened(tmp_path, **given) as cache:
+        assert [found(cache, talk) for talk in range(16)] == wanted

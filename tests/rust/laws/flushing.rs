@@ -198,3 +198,65 @@ fn there_must_be_such_a_tier() {
     }
     assert!(locked.order_alone(DISK).is_err());
 }
+
+/// Law: INV-39
+#[test]
+fn what_was_copied_ahead_goes_for_what_is_newer_and_never_the_other_way() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..three(16, 0, 4)
+        });
+        let (older, newer) = (text(1, 4), text(2, 3));
+        yard.publish(&older);
+        flush(&yard, DISK);
+        assert_eq!(unwritten(&yard, DISK), []);
+        yard.publish(&newer);
+        flush(&yard, DISK);
+        assert_eq!(unwritten(&yard, DISK), keys(&yard, &[&older])[1..]);
+        assert!(write(&yard, DISK).is_empty(), "it is what is newest");
+        yard.squeeze(yard.device().idle as u32);
+        assert_eq!(
+            (yard.hits(&newer), yard.hits(&older)),
+            ([0, 0, 3], [0, 0, 1])
+        );
+        yard.at_rest();
+    }
+}
+
+/// Law: INV-22
+#[test]
+fn promises_that_end_hold_nothing_back() {
+    let yard = Yard::of(three(16, 8, 8));
+    yard.publish(&text(1, 3));
+    let running = yard.run(&text(2, 1));
+    let parked = yard.run(&text(3, 4));
+    let parked = yard.park(parked, 16);
+    let all = unwritten(&yard, DISK);
+    let tickets = [DEVICE, DISK].map(|tier| {
+        let mut locked = yard.cache.lock();
+        let room = locked.room(tier).expect("likewise").available;
+        locked
+            .promise(room.unsigned_abs(), tier)
+            .expect("there is room")
+    });
+    assert!(write(&yard, DISK).is_empty(), "they are kept");
+    yard.cache.lock().end_promises();
+    yard.sound();
+    flush(&yard, DISK);
+    assert_eq!(unwritten(&yard, DISK), []);
+    assert_eq!(
+        yard.cache.lock().written(DISK, &all),
+        Ok(all.len() as u32),
+        "what was parked, too"
+    );
+    for ticket in tickets {
+        yard.cache
+            .lock()
+            .release_ticket(ticket)
+            .expect("it is there");
+    }
+    yard.finish(running);
+    yard.abandon(parked);
+    yard.at_rest();
+}

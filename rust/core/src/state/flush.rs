@@ -52,7 +52,11 @@ impl State {
         self.check_lower(to)?;
         let own = self.order_alone(to)?;
         let node_in = |slot| self.node_in(to, slot);
-        let own: Vec<NodeIx> = own.into_iter().map(SlotIx::new).filter_map(node_in).collect();
+        let own: Vec<NodeIx> = own
+            .into_iter()
+            .map(SlotIx::new)
+            .filter_map(node_in)
+            .collect();
         let newest = self.newest(to, &own)?;
         let bare = |&&node: &&NodeIx| self.ready(node, to).is_none();
         let newer = newest.iter().filter(bare).count();
