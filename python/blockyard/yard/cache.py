@@ -392,9 +392,9 @@ class KVCache(Cache):
 
         Args:
             until: Seconds, from now on; 0 for none.
-            final: Whether nothing begins behind it. What is promised and kept is given up then, as
-                its backing is not written otherwise: tickets have no blocks, sequences no growth,
-                and what is parked would be computed again.
+            final: Whether nothing begins behind it. Where anything may be written, what is promised
+                and kept is given up then, as its backing is not written otherwise: tickets have no
+                blocks, sequences no growth, and what is parked would be computed again.
             clock: Seconds. Nothing but the end is decided by it.
 
         Raises:
@@ -406,11 +406,11 @@ class KVCache(Cache):
         return self._flushing(bound, clock, final=final)
 
     def _flushing(self, bound: float, clock: Clock, *, final: bool = False) -> Flush:
-        if final:
-            self._end_promises()
         layout = self._config.layout
         size = None if layout is None else layout.block_bytes
         tier = self._lasting_tier()
+        if final and tier is not None and bound > 0:
+            self._end_promises()
         return Flush(self, self._offload, tier, bound, block_bytes=size, clock=clock)
 
     def _lasting_tier(self) -> TierName | None:
