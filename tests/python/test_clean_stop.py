@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from disks import BLOCKS, opened, settle
+from disks import BLOCKS, dies, opened, settle
 from test_flush import SIZE, found, publish
 
 EVICTIONS = ("recency", "learned", "heap")
@@ -161,3 +161,24 @@ def test_a_disk_keeps_what_is_newer_than_what_lies_above(tmp_path: Path, seed: i
         room -= wanted[talk]
     with opened(tmp_path, **given) as cache:
         assert [found(cache, talk) for talk in range(16)] == wanted
+
+
+@pytest.mark.law("INV-32")
+@pytest.mark.parametrize("free", [0, 2, 4])
+def test_a_full_disk_that_dies_loses_one_block_of_what_it_had(tmp_path: Path, free: int) -> None:
+    given: dict[str, Any] = {"device": 42, "disk": 5 * BLOCKS + free, "ahead": 0}
+    with opened(tmp_path, **given) as cache:
+        for talk in range(5):
+            publish(cache, talk)
+    with opened(tmp_path, **given) as cache:
+        assert cache.restored == 5 * BLOCKS
+        for talk in range(5, 10):
+            publish(cache, talk)
+        revive = dies(tmp_path)
+        assert cache.flush(until=1000) == 5 * BLOCKS
+        assert sum(found(cache, talk) for talk in range(10)) >= 10 * BLOCKS - (not free)
+        assert cache.audit() is None
+        revive()
+        cache.close(flush=0)
+    with opened(tmp_path, **given) as cache:
+        assert cache.restored >= 5 * BLOCKS - (not free)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Flush"]
 
 _FIRST: Final = 4
-"""Blocks in the air before any has landed: a disk that fails costs no more of what it had."""
+"""Blocks in the air before any has landed, into free slots; where none is free, one: a disk that
+fails costs no more of what it had."""
 _BYTES: Final = 1 << 28
 """Bytes in the air at most."""
 _BLOCKS: Final = 1024
@@ -75,7 +76,9 @@ class Flush:
         self._air: deque[tuple[frozenset[int], NDArray[np.uint8], int]] = deque()
         """What is in the air: flights, the keys of their blocks and others, and their number."""
         self._limit = _BLOCKS if block_bytes is None else max(_FIRST, _BYTES // block_bytes)
-        self._most, self._failures = _FIRST, 0
+        self._most: int | None = None
+        """Blocks in the air; None until some have landed, and where the last have not."""
+        self._failures = 0
 
     def plan(self) -> bool:
         """Plans the next copies, which `dispatch` hands out.
@@ -136,10 +139,11 @@ class Flush:
     def _fill(self, tier: TierName) -> bool:
         """Plans as much as may be in the air; returns whether anything was planned."""
         flying = planned = sum(blocks for _, _, blocks in self._air)
-        if flying > self._most // 2:
+        most = self._most or max(1, min(_FIRST, self._cache.room(tier).free))
+        if flying > most // 2:
             return False
-        while len(self._rest) and planned < self._most and self._clock() < self._end:
-            count = min(self._most - planned, self._newer or self._limit)
+        while len(self._rest) and planned < most and self._clock() < self._end:
+            count = min(most - planned, self._newer or self._limit)
             keys, self._rest = self._rest[:count], self._rest[count:]
             # More of these than of those: some may not go now.
             instead = self._instead[: 2 * count if self._newer else 0]
@@ -162,7 +166,7 @@ class Flush:
             self._air.popleft()
             if self._cache.written(keys, tier):
                 self._failures = 0
-                self._most = min(2 * self._most, self._limit)
+                self._most = min(2 * (self._most or _FIRST), self._limit)
             else:
                 self._failures += 1
-                self._most = _FIRST
+                self._most = None
