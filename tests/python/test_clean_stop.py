@@ -14,6 +14,7 @@ from test_flush import SIZE, found, publish
 EVICTIONS = ("recency", "learned", "heap")
 WRITES: tuple[Any, ...] = ("on-evict", "through", "second-touch", {"host": "through"})
 
+
 def ticket(cache: Any, tier: str) -> Any:
     return cache.promise(cache.room(tier).available, tier=tier)
 
@@ -182,3 +183,20 @@ def test_a_full_disk_that_dies_loses_one_block_of_what_it_had(tmp_path: Path, fr
         cache.close(flush=0)
     with opened(tmp_path, **given) as cache:
         assert cache.restored >= 5 * BLOCKS - (not free)
+
+
+@pytest.mark.law("INV-22")
+def test_a_scheduler_of_any_ranks_says_that_nothing_begins_behind_a_flush() -> None:
+    cache = by.KVCache(device=5, host=4, block_size=SIZE, keyed=["host"])
+    lease = cache.begin(range(2 * SIZE))
+    cache.seal(lease, 2 * SIZE)
+    cache.finish(lease)
+    held = cache.promise(cache.room().available)
+    for until, final, left in ((20, False, 2), (0, True, 2), (20, True, 0)):
+        flush = cache.flushing(until=until, final=final, clock=lambda: 0.0)
+        while flush.plan():
+            cache.commit(cache.dispatch())
+        assert flush.left() == left
+        assert cache.room().promised == (4 if left else 0)
+        assert cache.audit() is None
+    cache.release(held)

@@ -41,8 +41,8 @@ class Flush:
         left = flush.left()
 
     Where the disk is too small for all, what is newest is there at the end: what the disk has goes
-    for what is newer. What fails is tried again as long as something lands. While it goes on nothing
-    is copied down ahead of need, as that could evict what is not written yet.
+    for what is newer. What fails is tried again as long as something lands. While it goes on
+    nothing is copied down ahead of need, as that could evict what is not written yet.
 
     Args:
         cache: The bookkeeping.

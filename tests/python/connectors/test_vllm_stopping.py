@@ -18,11 +18,11 @@ from vllm_front import BLOCKS, LAYERS, PAGE, SIZE, Front, Tensor, kv_config, no_
 __all__ = ["no_torch"]
 
 PROMPT, IDS = list(range(4 * SIZE)), [3, 4, 5, 6]
-HEARD: list[int] = []
+heard: list[int] = []
 
 
 def engines(number: int, _frame: object) -> None:
-    HEARD.append(number)
+    heard.append(number)
 
 
 engines.__module__ = "vllm.v1.engine.core"
@@ -32,7 +32,7 @@ engines.__module__ = "vllm.v1.engine.core"
 def engine_process() -> Iterator[None]:
     """Has the handlers of a process of vLLM's scheduler."""
     before = {one: signal.signal(one, engines) for one in (signal.SIGTERM, signal.SIGINT)}
-    HEARD.clear()
+    heard.clear()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -114,7 +114,7 @@ def test_workers_in_processes_write_before_they_are_ended(tmp_path: Path, number
     first.answer("one", PROMPT, IDS)
     assert not first.scheduler.has_pending_push_work(), "vLLM runs, and may sleep"
     os.kill(os.getpid(), number)
-    assert HEARD == [number], "vLLM's own handler has it, too"
+    assert heard == [number], "vLLM's own handler has it, too"
     assert first.end() > 0
     assert len(first.scheduler.front.cache.unwritten("disk")) == 0
     assert not first.scheduler.has_pending_push_work()
