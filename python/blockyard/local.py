@@ -287,9 +287,10 @@ class LocalCache(KVCache):
     def close(self, *, flush: float | None = None) -> int:
         """Writes what is not on the disk, as `flush`, ends the copies and frees the memory.
 
-        Promises end before, so that nothing is kept from the disk for them. Copies that were not complete have failed. From then on every verb that would begin or
-        continue something raises `Misuse`. Questions are answered, and what is held can be ended:
-        `finish`, `abandon`, `release`. An interrupt ends the writing, and the cache is closed.
+        Promises end before, so that nothing is kept from the disk for them. Copies that were not
+        complete have failed. From then on every verb that would begin or continue something raises
+        `Misuse`. Questions are answered, and what is held can be ended: `finish`, `abandon`,
+        `release`. An interrupt ends the writing, and the cache is closed.
 
         Args:
             flush: Seconds that the writing may take; 0 for none, None for what `local` was told.

@@ -25,8 +25,8 @@ fn write(yard: &Yard, to: Tier) -> Vec<Plan> {
     let keys = locked.unwritten(to).expect("there is such a tier");
     let (instead, newer) = locked.outranked(to).expect("likewise");
     let (first, rest) = keys.split_at(newer);
-    let (mut plans, looked) = locked.write_down(to, first, &instead).expect("likewise");
-    assert!(looked <= instead.len());
+    let (mut plans, gone) = locked.write_down(to, first, &instead).expect("likewise");
+    assert!(gone <= instead.len());
     plans.extend(locked.write_down(to, rest, &[]).expect("likewise").0);
     plans
 }
