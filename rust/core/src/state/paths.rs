@@ -38,9 +38,10 @@ impl State {
     ///
     /// Where it `grows`, as many have one as the largest begin has taken, if that is more: a begin takes
     /// them all at once. And where nothing is on its way down, what is behind them is copied too, the
-    /// oldest first, `least` blocks at a time.
+    /// oldest first, `least` blocks at a time. Where the tier below is full, each of these takes the place
+    /// of another: then it is half of this tier at most, for several begins at once.
     pub fn copy_ahead(&mut self, from: Tier, least: u32, grows: bool) -> Option<Plan> {
-        self.tiers.next_below(from)?;
+        let to = self.tiers.next_below(from)?;
         // Where the largest begin finds no room beside `least` blocks in the air, only so many of those that
         // are behind the next victims are there as it leaves.
         let spare = self.spare_of(from);
@@ -86,9 +87,15 @@ impl State {
         }
         let looked = self.tiers[from].order.looked();
         let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * least));
+        let full = self.tiers[to].ledger.free() == 0;
+        let most = if full {
+            self.tiers[from].pool.room() / 2
+        } else {
+            u32::MAX
+        };
         let size = Ahead {
             blocks: least,
-            look: look.max(ahead),
+            look: look.min(most).max(ahead),
             paths: true,
         };
         let plan = self.descend(from, size);
@@ -108,7 +115,8 @@ impl State {
     }
 
     /// Copies what running sequences have published, some of them in turn: where they hold nearly all of
-    /// the device, what they leave is taken as soon as they end.
+    /// the device, what they leave is taken as soon as they end. Where the tier below is full, of those
+    /// only paths of which no less has been used again than once, as sessions have that go on.
     fn descend_running(&mut self, most: u32) -> Option<Plan> {
         let to = self.tiers.next_below(Tier::DEVICE)?;
         let flight = self.open_flight(Tier::DEVICE, to, Purpose::Below { parked: None });
@@ -147,6 +155,10 @@ impl State {
             let Some(node) = node.filter(|&node| self.wants_copy(node, Tier::DEVICE)) else {
                 return;
             };
+            let full = self.tiers[self.flights[flight].to].ledger.free() == 0;
+            if full && self.standing(node) > 0 {
+                return;
+            }
             if self.copy_path(node, flight, most, moves, alone) != Descent::Whole {
                 return;
             }
