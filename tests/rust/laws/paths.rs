@@ -210,13 +210,25 @@ fn idle_lanes_take_half_of_the_device_from_a_full_tier_below_and_enough_for_begi
         idle();
     }
     assert_eq!(yard.host().free, 0);
-    let below = |names| prompts(names).map(|prompt| yard.hits(&prompt)[1]).sum::<u32>();
+    let below = |names| {
+        prompts(names)
+            .map(|prompt| yard.hits(&prompt)[1])
+            .sum::<u32>()
+    };
     assert!(below(100) >= 40, "the device has all of the others");
     let dropped = || yard.stats().counters.dropped[0];
     let before = dropped();
-    let leases: Vec<_> = (0..4).map(|name| yard.begin(&text(300 + name, 10)).0).collect();
-    assert_eq!(dropped(), before, "four begins at once, each as large as the largest");
-    leases.into_iter().for_each(|lease| yard.finish(lease));
+    let leases: Vec<_> = (0..4)
+        .map(|name| yard.begin(&text(300 + name, 10)).0)
+        .collect();
+    assert_eq!(
+        dropped(),
+        before,
+        "four begins at once, each as large as the largest"
+    );
+    for lease in leases {
+        yard.finish(lease);
+    }
 }
 
 /// Law: INV-39
@@ -240,6 +252,8 @@ fn of_what_runs_a_full_tier_below_takes_what_goes_on_and_not_what_is_new() {
     idle();
     let rest = |lease: &Lease| yard.cache.lock().demote_lease(lease.id(), 24);
     assert_eq!(rest(&goes_on).expect("it runs"), None, "all of it is below");
-    let plan = rest(&begins).expect("it runs").expect("nothing of it is below");
+    let plan = rest(&begins)
+        .expect("it runs")
+        .expect("nothing of it is below");
     assert_eq!(plan.len(), 10);
 }
