@@ -15,9 +15,9 @@ from blockyard._typing import override
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.sweep.answer import Setting, _better
+from blockyard.tools.sweep.jobs import head
 from blockyard.tools.sweep.optimum import Future
 from blockyard.tools.sweep.options import Plan
-from blockyard.tools.sweep.jobs import head
 from blockyard.tools.sweep.recency import Curve
 from blockyard.tools.sweep.result import SweepResult
 from blockyard.tools.sweep.sampling import Sample, suitable
