@@ -213,6 +213,7 @@ class _Engine:
         self.info = self._labelled(
             version=__version__,
             eviction=config.eviction,
+            write=exported.write,
             fingerprint=config.fingerprint[:12],
             ranks=str(exported.ranks),
         )

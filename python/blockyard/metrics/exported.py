@@ -122,10 +122,19 @@ class Exported:
     def _is_absent(self, stat: Stat) -> bool:
         named = stat.labels.items()
         tiers = {value for name, value in named if name in {"tier", "from", "to"}}
-        here = [tier for tier in TIERS if tier == "device" or self.cache.config.blocks_of(tier)]
-        if stat.family in _OF_A_COPY:
-            here.pop()  # nothing is below the last tier
+        # Nothing is below the last tier.
+        here = self._tiers[:-1] if stat.family in _OF_A_COPY else self._tiers
         return not tiers <= set(here)
+
+    @property
+    def _tiers(self) -> list[str]:
+        return [tier for tier in TIERS if tier == "device" or self.cache.config.blocks_of(tier)]
+
+    @property
+    def write(self) -> str:
+        """The write policies of the tiers that have one below, each once, the device's first."""
+        policies = dict.fromkeys(map(self.cache.config.write_of, self._tiers[:-1]))
+        return ", ".join(policies) or "none"
 
     def stats(self) -> dict[str, int]:
         """Returns the numbers of `schema`, each under its metric: names of parts are alike.
@@ -154,7 +163,7 @@ class Exported:
 
     def ways(self) -> list[tuple[str, str]]:
         """Returns from where to where copies are told apart."""
-        here = [tier for tier in TIERS if tier == "device" or self.cache.config.blocks_of(tier)]
+        here = self._tiers
         pairs = [(one, other) for one in here for other in here if one != other]
         return list(dict.fromkeys(self._way(pair) for pair in pairs))
 

@@ -118,8 +118,8 @@ class Config:
             has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
             and below the device for as many as there, up to a quarter; for a quarter where host
             copies go first; and from the largest begin on for as many as it takes, where that is
-            more. What is behind those is copied too then, while nothing else goes down. 0 copies
-            nothing ahead.
+            more. What is behind those is copied too then, while nothing else goes down; where the
+            tier below is full, up to half of the tier. 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.

@@ -26,7 +26,8 @@ class Offload:
     watermark bounds those in flight.
 
     A watermark that the configuration gives is kept as it is. Where it gives none, the core's grows
-    with the largest begin, and what is behind the next victims follows while nothing goes down.
+    with the largest begin, and what is behind the next victims follows while nothing goes down: up
+    to half of the tier where the one below is full.
     """
 
     __slots__ = ("_skips", "_tiers", "decided")

@@ -119,6 +119,25 @@ def test_six_ways_between_three_tiers_are_told_as_four_and_of_two_tiers_each() -
 
 
 @pytest.mark.law("O6")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "none"),
+        ({"host": 9, "write": "second-touch"}, "second-touch"),
+        ({"host": 9, "disk": 9}, "on-evict"),
+        ({"host": 9, "disk": 9, "write": "through"}, "through, on-evict"),
+        ({"disk": 9, "write": {"device": "second-touch", "host": "through"}}, "second-touch"),
+    ],
+)
+def test_the_write_policies_are_told_of_the_tiers_that_have_one_below(
+    options: dict[str, Any], says: str
+) -> None:
+    collector = EngineCollector({"0": Exported(by.KVCache(device=9, **options))})
+    (info,) = (name for name in told(collector) if name.startswith("blockyard_engine_info"))
+    assert f"write={says}" in info
+
+
+@pytest.mark.law("O6")
 def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -> None:
     cache = by.KVCache(block_size=4, device=33, host=8)
     collector = EngineCollector({"0": Exported(cache)})

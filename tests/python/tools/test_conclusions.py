@@ -238,3 +238,17 @@ def test_a_trace_that_does_not_tell_hits_is_no_ground_for_any() -> None:
 
 def test_a_trace_that_was_cut_short_is_called_so() -> None:
     assert any("is incomplete" in sentence for sentence in conclusions([run_of()], cut=True))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"model": "sequential"}, True),
+        ({"model": "sequential", "host_blocks": 0}, False),
+        ({"model": "virtual"}, False),
+    ],
+)
+def test_that_copies_take_no_time_is_said_where_there_are_some(
+    more: dict[str, Any], says: bool
+) -> None:
+    assert ("Copies take no time here" in " ".join(conclusions([run_of(**more)]))) is says

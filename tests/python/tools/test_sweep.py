@@ -15,6 +15,7 @@ from blockyard._typing import override
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.sweep.answer import Setting, _better
+from blockyard.tools.sweep.jobs import head
 from blockyard.tools.sweep.optimum import Future
 from blockyard.tools.sweep.options import Plan
 from blockyard.tools.sweep.recency import Curve
@@ -263,6 +264,13 @@ def test_an_engine_is_modelled_at_the_knee_and_its_double() -> None:
     assert 0 < knee.hit_ratio <= double.hit_ratio
     assert not knee.overloaded
     assert knee.device_bytes == knee.bytes  # it fits on the device
+
+
+def test_beside_what_the_engine_finds_stands_what_copies_in_no_time_would_find() -> None:
+    trace = generate(3, requests=40)
+    (one,) = swept(trace, model_sizes=(300,), model_requests=30, device_blocks=100).modelled
+    got = sequential(head(trace, 30), device_blocks=100, host_blocks=200)
+    assert one.sequential_hit_ratio == got.hit_ratio > got.hit_ratio_by_tier["device"]
 
 
 def first(result: SweepResult) -> str:

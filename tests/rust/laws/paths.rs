@@ -1,7 +1,7 @@
 //! Copies below are reachable: a path goes down root first, and what is dropped is its end (INV-39).
 
 use crate::yard::{KINDS, Yard, and_one, config, text, three};
-use blockyard_core::{Answer, Config, HostCopies, Plan, Tier, WritePolicy};
+use blockyard_core::{Answer, Config, HostCopies, Lease, Plan, Tier, WritePolicy};
 
 const WRITES: [WritePolicy; 3] = [
     WritePolicy::OnEvict,
@@ -245,4 +245,65 @@ fn a_resume_is_followed_as_a_begin_is() {
     assert!(matches!(resumed, Ok(Answer::Begun(_))), "there is room");
     parked.spend();
     assert_eq!((before, yard.stats().largest), (4, 10));
+}
+
+/// Law: INV-39
+#[test]
+fn idle_lanes_take_half_of_the_device_from_a_full_tier_below_and_enough_for_begins_at_once() {
+    let yard = Yard::new(101, 100);
+    let idle = || (0..60).for_each(|_| drop(step(&yard, 2)));
+    let prompts = |names: u32| (0..10).map(move |name| and_one(&text(names + name, 10)));
+    for names in [100, 200] {
+        for prompt in prompts(names) {
+            run_again(&yard, &prompt);
+        }
+        idle();
+    }
+    assert_eq!(yard.host().free, 0);
+    let below = |names| {
+        prompts(names)
+            .map(|prompt| yard.hits(&prompt)[1])
+            .sum::<u32>()
+    };
+    assert!(below(100) >= 40, "the device has all of the others");
+    let dropped = || yard.stats().counters.dropped[0];
+    let before = dropped();
+    let leases: Vec<_> = (0..4)
+        .map(|name| yard.begin(&text(300 + name, 10)).0)
+        .collect();
+    assert_eq!(
+        dropped(),
+        before,
+        "four begins at once, each as large as the largest"
+    );
+    for lease in leases {
+        yard.finish(lease);
+    }
+}
+
+/// Law: INV-39
+#[test]
+fn of_what_runs_a_full_tier_below_takes_what_goes_on_and_not_what_is_new() {
+    let yard = Yard::new(61, 30);
+    let idle = || (0..40).for_each(|_| drop(step(&yard, 2)));
+    let (session, new) = (text(1, 20), text(2, 10));
+    run_again(&yard, &and_one(&session));
+    run_again(&yard, &and_one(&session));
+    yard.publish(&text(3, 10));
+    idle();
+    assert_eq!(yard.host().free, 0);
+    let longer = text(1, 24);
+    let goes_on = yard.begin(&and_one(&longer)).0;
+    let begins = yard.begin(&and_one(&new)).0;
+    yard.seal(&goes_on, 4 * 24 + 1);
+    yard.seal(&begins, 4 * 10 + 1);
+    yard.squeeze(10);
+    assert_eq!(yard.hits(&text(3, 10)), [0, 10, 0]);
+    idle();
+    let rest = |lease: &Lease| yard.cache.lock().demote_lease(lease.id(), 24);
+    assert_eq!(rest(&goes_on).expect("it runs"), None, "all of it is below");
+    let plan = rest(&begins)
+        .expect("it runs")
+        .expect("nothing of it is below");
+    assert_eq!(plan.len(), 10);
 }

@@ -53,6 +53,7 @@ def conclusions(
         *_load(runs, speed),
         *whole,
         *_worth(main),
+        *_instant(main),
         *_better(runs),
         *_pinned(main),
         *_preempted(main),
@@ -122,6 +123,15 @@ def _worth(run: Run) -> Iterator[str]:
         parts.append(f"{run.third.hit_ratio:.1%} on the third tier")
     where = f": {', '.join(parts)}" if len(parts) > 1 else ""
     yield f"{run.hit_ratio:.1%} of the prompt tokens are found{where}."
+
+
+def _instant(run: Run) -> Iterator[str]:
+    """What a write policy means where there is no time."""
+    if run.model == "sequential" and (run.host_blocks or run.third is not None):
+        yield (
+            "Copies take no time here, so that none comes too late: --model virtual shows what "
+            "--write-policy does in an engine."
+        )
 
 
 def _better(runs: Sequence[Run]) -> Iterator[str]:

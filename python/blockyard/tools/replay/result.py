@@ -269,7 +269,8 @@ class Run(Struct, frozen=True, kw_only=True):
     policy: str
     """Eviction: recency, learned, heap, or optimum, which knows the future."""
     write_policy: str
-    """When blocks are copied down: on-evict, through, second-touch."""
+    """When blocks are copied down: on-evict, through, second-touch. Where `model` is sequential a
+    copy takes no time, and on-evict copies what is evicted and nothing else."""
     host_copies: str | None
     """When copies on the host of what the device has too are evicted: first, last; null for what
     suits the policy."""

@@ -92,6 +92,9 @@ class Modelled(Struct, frozen=True, kw_only=True):
     """Requests that ended: the first ones of the trace, from an empty cache."""
     hit_ratio: float
     """Prompt tokens found / prompt tokens, 0 to 1."""
+    sequential_hit_ratio: float
+    """What these requests find with these sizes where copies take no time, as `points` and `splits`
+    have it: the difference is what copying, requests at the same time, and answers make of it."""
     ttft_ms_p50: float | None
     """Time to first token in milliseconds, the median; null where no request has one."""
     ttft_ms_p99: float | None

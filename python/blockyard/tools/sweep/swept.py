@@ -8,6 +8,7 @@ import numpy as np
 
 from blockyard._core import Misuse, __version__
 from blockyard.tools.replay.result import Run
+from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Eviction, RunSpec
 from blockyard.tools.sweep.answer import Setting, advise, sentences
 from blockyard.tools.sweep.jobs import Engine, Job, Shared, Simulate, Simulated, head, run
@@ -300,6 +301,12 @@ def _modelled(swept: _Swept, size: int, run: Run) -> Modelled:
     device = swept.plan.device_blocks * swept.setting.block_bytes
     # Without an answer no request has a first token: all were refused, or no length is known.
     times = run.ttft_ms if run.output_tokens else None
+    most = max(swept.distinct, 1)
+    instant = sequential(
+        head(swept.plan.trace, swept.plan.model_requests),
+        device_blocks=max(min(swept.plan.device_blocks, size, most), 1),
+        host_blocks=min(max(size - swept.plan.device_blocks, 0), most),
+    )
     return Modelled(
         blocks=size,
         bytes=bytes_,
@@ -307,6 +314,7 @@ def _modelled(swept: _Swept, size: int, run: Run) -> Modelled:
         host_bytes=max(bytes_ - device, 0),
         requests=run.requests,
         hit_ratio=run.hit_ratio,
+        sequential_hit_ratio=instant.hit_ratio,
         ttft_ms_p50=times.p50 if times else None,
         ttft_ms_p99=times.p99 if times else None,
         tokens_per_second=run.tokens_per_second,

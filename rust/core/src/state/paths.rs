@@ -87,11 +87,19 @@ impl State {
         self.look_down(from, most.saturating_sub(flying), look)
     }
 
-    /// What is behind the next victims, and what runs.
+    /// What is behind the next victims, and what runs. Where the tier below is full, each of these copies
+    /// takes the place of another: then they are of half of this tier at most, for several begins at once.
     fn copy_behind(&mut self, from: Tier, ahead: u32, most: u32) -> Option<Plan> {
+        let to = self.tiers.next_below(from)?;
         let looked = self.tiers[from].order.looked();
         let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * most));
-        let plan = self.look_down(from, most, look.max(ahead));
+        let full = self.tiers[to].ledger.free() == 0;
+        let bound = if full {
+            self.tiers[from].pool.room() / 2
+        } else {
+            u32::MAX
+        };
+        let plan = self.look_down(from, most, look.min(bound).max(ahead));
         if plan.is_some() || from > Tier::DEVICE {
             return plan;
         }
@@ -117,7 +125,8 @@ impl State {
     }
 
     /// Copies what running sequences have published, some of them in turn: where they hold nearly all of
-    /// the device, what they leave is taken as soon as they end.
+    /// the device, what they leave is taken as soon as they end. Where the tier below is full, of those
+    /// only paths of which no less has been used again than once, as sessions have that go on.
     fn descend_running(&mut self, most: u32) -> Option<Plan> {
         let to = self.tiers.next_below(Tier::DEVICE)?;
         let flight = self.open_flight(Tier::DEVICE, to, Purpose::Below { parked: None });
@@ -156,6 +165,10 @@ impl State {
             let Some(node) = node.filter(|&node| self.wants_copy(node, Tier::DEVICE)) else {
                 return;
             };
+            let full = self.tiers[self.flights[flight].to].ledger.free() == 0;
+            if full && self.standing(node) > 0 {
+                return;
+            }
             if self.copy_path(node, flight, most, moves, alone) != Descent::Whole {
                 return;
             }
