@@ -67,6 +67,8 @@ class Seats:
         """How often a seat was given out."""
         self.departures = 0
         """How often a seat was given up, or its request had ended."""
+        self.priorities: dict[int, int] = {}
+        """How many seats have requests of which priority."""
 
     def __len__(self) -> int:
         """Seats that are not free."""
@@ -108,6 +110,7 @@ class Seats:
         seat = Seat(number, request, lease, request.epoch)
         request.seat, request.lease = number, lease
         self._seats[number] = seat
+        self.priorities[request.priority] = self.priorities.get(request.priority, 0) + 1
         self.arrivals += 1
         self.scheduled[number] = self.computed[number] = lease.cached
         self.known[number] = lease.appended
@@ -134,6 +137,7 @@ class Seats:
             self._epochs[seat.number] = max(self._epochs[seat.number], seat.epoch)
         self._seats = [None] * len(self._seats)
         self._free = list(range(len(self._seats)))
+        self.priorities.clear()
         self.stopping = 0
         self.departures += 1
 
@@ -143,8 +147,15 @@ class Seats:
         self.stopping -= seat.stop is not None
         self._epochs[seat.number] = seat.epoch
         self._seats[seat.number] = None
+        self._drop_priority(seat.request.priority)
         seat.request.seat = seat.request.lease = None
         heapq.heappush(self._free, seat.number)
+
+    def _drop_priority(self, priority: int) -> None:
+        """Notes that one request less of a priority has a seat."""
+        self.priorities[priority] -= 1
+        if not self.priorities[priority]:
+            del self.priorities[priority]
 
 
 class InFlightStep(NamedTuple):
@@ -337,6 +348,8 @@ class Batch:
         more = left > 0
         if self._drafts:
             more &= scheduled == self._seats.computed[numbers]
+        if self._prefill and len(self._seats.priorities) > 1:
+            self._leave_budget(seats, more)
         if not more.all():
             seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
             leases = [seat.lease for seat in seats]
@@ -364,6 +377,26 @@ class Batch:
             [seats[at] for at in skipped],
             need,
         )
+
+    def _leave_budget(self, seats: list[Seat], more: NDArray[np.bool_]) -> None:
+        """Lets rows sit out that would leave prompts of a higher priority under half the budget.
+
+        Args:
+            seats: The rows that decode.
+            more: Which of them grow; those that sit out are cleared.
+        """
+        highest = max(seat.request.priority for seat in self._prefill)
+        wanted = sum(
+            int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])
+            for seat in self._prefill
+            if seat.request.priority == highest
+        )
+        each, growing = 1 + self._drafts, np.flatnonzero(more).tolist()
+        left = self._budget - each * len(growing)
+        lacks = -(-(min(wanted, (self._budget + 1) // 2) - left) // each)
+        lower = [at for at in growing if seats[at].request.priority < highest]
+        lower.sort(key=lambda at: seats[at].request.rank, reverse=True)
+        more[lower[: max(lacks, 0)]] = False
 
     def blocks_wanted(self, steps: int) -> int:
         """Blocks that rows in decode lack for `steps` more steps, at one token each.
@@ -453,9 +486,12 @@ class Batch:
         return leases, numbers
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
-        """Chunks of the prompts, in the order in which they started, within `left` tokens."""
+        """Chunks of the prompts within `left` tokens: by priority, then as they have started."""
         chunks = []
-        for seat in self._prefill:
+        prompts = list(self._prefill)
+        if len(self._seats.priorities) > 1:
+            prompts.sort(key=lambda seat: -seat.request.priority)
+        for seat in prompts:
             if left <= 0:
                 break
             missing = int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])

@@ -26,6 +26,11 @@ class Counters:
         "requests", "forked_samples", "samples forked of one that had computed their prompt"
     )
     preempted: int = _counter("requests", "preempted_requests", "requests preempted")
+    displaced: int = _counter(
+        "requests",
+        "displaced_requests",
+        "of these, requests that gave their seat or room to one of a higher priority",
+    )
     cached_device: int = _counter(
         "tokens", "cached_tokens{tier=device}", "prompt tokens whose KV was found on the device"
     )

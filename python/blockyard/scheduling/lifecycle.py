@@ -222,9 +222,13 @@ class Lifecycle:
             return 0
         return len(self._seats) - self._seats.stopping - len(self._batch.held)
 
-    def wanted_headroom(self) -> int:
-        """Blocks that the policy wants kept for the growth of the running batch."""
-        running = self.running
+    def wanted_headroom(self, *, without: int = 0) -> int:
+        """Blocks that the policy wants kept for the growth of the running batch.
+
+        Args:
+            without: How many of its sequences do not count.
+        """
+        running = self.running - without
         return self._headroom.headroom(running) if running else 0
 
     def lower_headroom(self) -> None:

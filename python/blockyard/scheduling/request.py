@@ -138,6 +138,13 @@ class Request:
     """The keys as bytes, while it waits or its prompt is computed."""
     overtaken: int = 0
     """How often a later request was admitted before it."""
+    displaced: "set[Request]" = field(default_factory=set)
+    """The requests that were preempted for it since it waits: each one once."""
+    stood_first: int = 0
+    """How often it was refused room since the last of them was: so long none of a lower priority
+    overtakes it."""
+    displaced_by: "Request | None" = None
+    """The request of a higher priority for which it was preempted last, while it waits for that."""
     failed_loads: int = 0
     """How often in a row its loads failed and left it no room to go on; 0 once it runs."""
     prefetched: bool = False

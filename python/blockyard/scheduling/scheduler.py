@@ -8,6 +8,7 @@ from blockyard._core import Keys, Lease, Misuse, Ticket
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
@@ -106,6 +107,9 @@ class Scheduler(Single):
         )
         self._pressure = Pressure(
             cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
+        )
+        self._displacement = Displacement(
+            cache, seats, batch, queue, self._admission, preemptor, lifecycle, counters, options
         )
         self._starts = Starts(cache, seats, batch, self._admission, lifecycle, counters)
         self._stalls = stalls = Stalls(
@@ -288,6 +292,8 @@ class Scheduler(Single):
         self._lifecycle.check_alive()
         self._stalls.check_answered()
         self._counters.steps += 1
+        if self._queue and self._displacement.enabled:
+            self._displacement.displace()
         grown = self._batch.grow()
         if grown.skipped:
             grown = self._pressure.make_room(grown)
