@@ -69,7 +69,9 @@ class Displacement:
         highest, lowest = self._queue.highest, min(self._seats.priorities, default=None)
         if highest is None or lowest is None or highest <= lowest:
             return
-        version = self._seats.arrivals, self._seats.departures, self._queue.changes
+        needs = self._admission.needs()
+        first = needs[0][0].order if needs else -1
+        version = self._seats.arrivals, self._seats.departures, self._queue.changes, first
         if self._fruitless is not None:
             seen, again = self._fruitless
             if seen == version and self._batch.number < again:
@@ -79,7 +81,7 @@ class Displacement:
         rows = self._rows(highest) if entries else []
         if rows:
             self._give_seats(rows, entries)
-            self._give_room(rows, lowest)
+            self._give_room(rows, needs, lowest)
         idle = self._counters.displaced == before
         self._fruitless = (version, self._batch.number + _PAUSE) if idle else None
 
@@ -97,11 +99,13 @@ class Displacement:
             if not any(self._stop(row, entry) for row in lower):
                 return
 
-    def _give_room(self, rows: list[Seat], lowest: int) -> None:
+    def _give_room(
+        self, rows: list[Seat], needs: list[tuple[Request, int]], lowest: int
+    ) -> None:
         """Stops rows for the requests that found no room, as far as that makes room for them."""
         need = 0
-        for entry, needs in self._admission.needs():
-            need += needs
+        for entry, blocks in needs:
+            need += blocks
             if entry.priority <= lowest:
                 return
             lower = self._below(entry, rows)
