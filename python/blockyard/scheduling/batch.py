@@ -63,6 +63,14 @@ class Seats:
         """Most tokens that may ever exist: the prompt and `max_tokens`."""
         self.steps_run = np.zeros(count, np.int64)
         """Steps that have computed in it since it was bound."""
+        self.begun_with = np.zeros(count, np.int64)
+        """Blocks that it had and was promised when it was bound."""
+        self.grows = np.zeros(count, np.bool_)
+        """Whether its request runs or loads, and is neither held nor stopping: see `let_grow`."""
+        self.growing = 0
+        """How many do."""
+        self.flips = 0
+        """How often one of them began or ceased to."""
         self.arrivals = 0
         """How often a seat was given out."""
         self.departures = 0
@@ -116,11 +124,14 @@ class Seats:
         self.known[number] = lease.appended
         self.max_length[number] = len(request.prompt) + request.max_tokens
         self.steps_run[number] = 0
+        self.begun_with[number] = lease.blocks + lease.promised
+        self.let_grow(number, grows=True)
         return seat
 
     def stop(self, seat: Seat) -> Stop:
         """Marks a seat as stopping, with a new epoch."""
         self.stopping += 1
+        self.let_grow(seat.number, grows=False)
         seat.epoch += 1
         seat.request.epoch = seat.epoch
         seat.stop = Stop(seat.request.id, seat.number, seat.epoch)
@@ -138,6 +149,9 @@ class Seats:
         self._seats = [None] * len(self._seats)
         self._free = list(range(len(self._seats)))
         self.priorities.clear()
+        self.grows[:] = False
+        self.growing = 0
+        self.flips += 1
         self.stopping = 0
         self.departures += 1
 
@@ -147,9 +161,33 @@ class Seats:
         self.stopping -= seat.stop is not None
         self._epochs[seat.number] = seat.epoch
         self._seats[seat.number] = None
+        self.let_grow(seat.number, grows=False)
         self._drop_priority(seat.request.priority)
         seat.request.seat = seat.request.lease = None
         heapq.heappush(self._free, seat.number)
+
+    def let_grow(self, number: int, *, grows: bool) -> None:
+        """Notes whether the request of a seat runs or loads, and is neither held nor stopping."""
+        if bool(self.grows[number]) is not grows:
+            self.grows[number] = grows
+            self.growing += 1 if grows else -1
+            self.flips += 1
+
+    def growth(self, block_size: int, without: Sequence[Seat] = ()) -> int:
+        """Blocks that the running requests may still need and were not promised.
+
+        Args:
+            block_size: Tokens per block.
+            without: Seats that do not count.
+        """
+        grows = self.grows
+        if without:
+            grows = grows.copy()
+            grows[[seat.number for seat in without]] = False
+        tokens = np.maximum(self.known, self.scheduled)
+        have = np.maximum(-(-tokens // block_size), self.begun_with)
+        more = -(-(self.max_length - 1) // block_size) - have
+        return int(np.maximum(more, 0)[grows].sum())
 
     def _drop_priority(self, priority: int) -> None:
         """Notes that one request less of a priority has a seat."""
@@ -279,6 +317,7 @@ class Batch:
 
     def begin_decode(self, seat: Seat) -> None:
         """Moves a seat to decode: its prompt is computed and its first token is known (T6)."""
+        self._seats.let_grow(seat.number, grows=not seat.request.held)
         if seat.request.held:
             self._held[seat] = None
             return
@@ -289,6 +328,7 @@ class Batch:
         """Leaves a seat that decodes out of the next steps."""
         if seat in self._decode:
             self.drop(seat)
+            self._seats.let_grow(seat.number, grows=False)
             self._held[seat] = None
 
     def unhold(self, seat: Seat) -> None:
@@ -487,8 +527,9 @@ class Batch:
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
         """Chunks of the prompts within `left` tokens: by priority, then as they have started."""
-        chunks = []
-        prompts = list(self._prefill)
+        if not self._prefill:
+            return []
+        chunks, prompts = [], list(self._prefill)
         if len(self._seats.priorities) > 1:
             prompts.sort(key=lambda seat: -seat.request.priority)
         for seat in prompts:

@@ -112,7 +112,7 @@ class Displacement:
             lacks = need - self._coming(entry)
             if lacks <= 0:
                 continue
-            kept = self._lifecycle.wanted_headroom(without=len(lower))
+            kept = self._lifecycle.headroom_without(lower)
             lacks -= max(self._cache.room().headroom - kept, 0)
             frees = {row: self._preemptor.frees(row) for row in lower}
             if lacks > sum(frees.values()):

@@ -1,6 +1,7 @@
 """How a request starts, stops and ends: loads, stops, acks, preemption, failure and reset."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
 __all__ = ["Lifecycle", "Starts"]
+
+_COUNTED: Final = 16
+"""Steps after which it is counted again how much the rows can grow."""
 
 
 class Lifecycle:
@@ -59,6 +63,10 @@ class Lifecycle:
         """Of all that have ended since they were told: who is in it has ended."""
         self._told: tuple[object, dict[Request, Result]] = None, {}
         """The call that was told results last, and these."""
+        self._size = cache.block_size
+        self._growth = 0
+        self._counted = -1
+        """The `flips` of the seats when `_growth` was counted."""
         self.dead: str | None = None
         """Why the engine failed; None while it lives."""
         self.pinned = 0
@@ -218,18 +226,26 @@ class Lifecycle:
     @property
     def running(self) -> int:
         """Sequences that run or load, without those that are held; 0 while the engine is dead."""
-        if self.dead is not None:
+        return self._seats.growing if self.dead is None else 0
+
+    def wanted_headroom(self) -> int:
+        """Blocks that the policy wants kept for the growth of the running batch."""
+        running = self.running
+        if not running:
             return 0
-        return len(self._seats) - self._seats.stopping - len(self._batch.held)
+        blocks = self._headroom.headroom(running)
+        if not self._headroom.capped or not blocks:
+            return blocks
+        # Between two counts rows have grown a little: more is kept than they need, never less.
+        if self._seats.flips != self._counted or not self._batch.number % _COUNTED:
+            self._growth, self._counted = self._seats.growth(self._size), self._seats.flips
+        return min(blocks, self._growth)
 
-    def wanted_headroom(self, *, without: int = 0) -> int:
-        """Blocks that the policy wants kept for the growth of the running batch.
-
-        Args:
-            without: How many of its sequences do not count.
-        """
-        running = self.running - without
-        return self._headroom.headroom(running) if running else 0
+    def headroom_without(self, rows: Sequence[Seat]) -> int:
+        """Blocks that it would want kept if some rows had left."""
+        running = self.running - len(rows)
+        blocks = self._headroom.headroom(running) if running else 0
+        return min(blocks, self._seats.growth(self._size, rows)) if self._headroom.capped else blocks
 
     def lower_headroom(self) -> None:
         """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""
