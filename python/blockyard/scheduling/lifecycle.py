@@ -241,6 +241,11 @@ class Lifecycle:
             self._growth, self._counted = self._seats.growth(self._size), self._seats.flips
         return min(blocks, self._growth)
 
+    @property
+    def growth(self) -> int:
+        """Blocks that all that runs may still need, and was not promised."""
+        return self._seats.growth(self._size) if self.dead is None else 0
+
     def headroom_without(self, rows: Sequence[Seat]) -> int:
         """Blocks that it would want kept if some rows had left."""
         running = self.running - len(rows)

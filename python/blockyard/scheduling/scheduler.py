@@ -444,6 +444,11 @@ class Scheduler(Single):
         return self._lifecycle.running
 
     @property
+    def growth(self) -> int:
+        """Blocks that those may still need, by their prompts and `max_tokens`, and lack a promise of."""
+        return self._lifecycle.growth
+
+    @property
     def headroom(self) -> int:
         """Blocks that are kept for the growth of the running batch."""
         return self._cache.room().headroom

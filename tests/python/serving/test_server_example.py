@@ -48,7 +48,7 @@ async def serving(example: ModuleType, **memory: int) -> AsyncIterator[aiohttp.C
 
 def ask(client: int) -> dict[str, Any]:
     own = [(client * 61 + token * 13) % 400 + 10 for token in range(client % 17)]
-    return {"prompt": SYSTEM + own, "max_tokens": 8 + client % 23, "tenant": str(client % 3)}
+    return {"prompt": SYSTEM + own, "max_tokens": 28 + client % 23, "tenant": str(client % 3)}
 
 
 async def answer(session: aiohttp.ClientSession, client: int) -> list[int]:
