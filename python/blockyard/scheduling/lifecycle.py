@@ -8,6 +8,7 @@ import numpy as np
 from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
 from blockyard.scheduling.admission import Admission, Admitted
 from blockyard.scheduling.batch import Batch, Seat, Seats
+from blockyard.scheduling.cached_tokens import CachedTokens, found_by
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Start, Stop
 from blockyard.scheduling.headroom import Asked
@@ -133,7 +134,8 @@ class Lifecycle:
 
     def end(self, entry: Request, state: RequestState, reason: str) -> None:
         """Ends a request: no other place does (INV-11)."""
-        result = Result(entry.id, state, np.array(entry.outputs, np.uint32), reason)
+        cached = entry.cached_tokens or CachedTokens()
+        result = Result(entry.id, state, np.array(entry.outputs, np.uint32), reason, cached)
         # From here on it has ended, whatever interrupts the rest.
         self._results[entry] = result
         self._forget(entry)
@@ -535,7 +537,7 @@ class Starts:
         starts = []
         for seat in admitted.seats:
             if not seat.request.resumes:
-                self._counters.found(seat.lease, self._cache.block_size)
+                self._counters.found(found_by(seat.lease, self._cache.block_size))
             if seat.lease.state == "loading":
                 seat.request.state = RequestState.LOADING
                 self._batch.add_loading(seat)
@@ -544,6 +546,8 @@ class Starts:
         return starts
 
     def _start(self, seat: Seat) -> Start:
+        if seat.request.cached_tokens is None:
+            seat.request.cached_tokens = found_by(seat.lease, self._cache.block_size)
         start = self._batch.start(seat)
         seat.request.start(start.cached)
         return start

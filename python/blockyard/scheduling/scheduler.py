@@ -7,6 +7,7 @@ from typing import Final
 from blockyard._core import Keys, Lease, Misuse, Ticket
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.batch import Batch, Seats
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.driver import Driver, driven, made_sound
@@ -409,6 +410,14 @@ class Scheduler(Single):
         """
         entry = self._lifecycle.find(request)
         return [] if entry is None else entry.outputs[first:]
+
+    def cached_tokens(self, request: Hashable) -> CachedTokens | None:
+        """Returns how many prompt tokens were found, by tier, when a request first began.
+
+        It is None before, and when the request has ended: its result has them.
+        """
+        entry = self._lifecycle.find(request)
+        return None if entry is None else entry.cached_tokens
 
     def lease(self, request: Hashable) -> Lease | None:
         """Returns what a request holds; None while it waits, and when it has ended."""
