@@ -294,4 +294,4 @@ def _plain(step: Step) -> tuple[Any, ...]:
 
 
 def _fields(result: Result) -> tuple[Any, ...]:
-    return (result.request, result.state, result.tokens.tolist(), result.reason)
+    return (*result[:2], result.tokens.tolist(), result.reason, result.cached_tokens)
