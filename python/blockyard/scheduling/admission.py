@@ -196,14 +196,16 @@ class Admission:
         return entries[:most]
 
     def needs(self) -> list[tuple[Request, int]]:
-        """The requests that found no room when they were asked last, and the blocks that each needs.
+        """The requests that found no room when asked last, in their order, and what each needs.
 
-        They are in their order; those that need room below the device are none of them.
+        The needs are available blocks of the device; who lacks room below is none of them.
         """
         if self._refused is None:
             return []
         needs = self._refused.needs
-        return [(entry, need) for entry, need in needs if entry.lease is None and not entry.terminal]
+        return [
+            (entry, need) for entry, need in needs if entry.lease is None and not entry.terminal
+        ]
 
     def _stands_first(self, refused: list[Request], priority: int) -> bool:
         """Whether no request of that priority may overtake the first refused one.
@@ -306,7 +308,9 @@ class Admission:
         for entry in sorted(entries, key=lambda entry: entry.rank):
             if self._seats.full or len(tried.refused) > most:
                 return
-            if not entry.apart and (entry.ticket or not self._stands_first(tried.refused, entry.priority)):
+            if not entry.apart and (
+                entry.ticket or not self._stands_first(tried.refused, entry.priority)
+            ):
                 yield entry, False
 
     def prefetch(self) -> None:

@@ -10,7 +10,6 @@ from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
-from blockyard.yard.cache import KVCache
 
 __all__ = ["Displacement"]
 
@@ -25,7 +24,6 @@ class Displacement:
     `preempt_cooldown` steps since it was preempted: so no chain of displacements goes on for ever.
 
     Args:
-        cache: The cache that lacks room.
         seats: The seats of the running batch.
         batch: What runs in them.
         queue: Where the requests wait.
@@ -38,7 +36,6 @@ class Displacement:
 
     def __init__(
         self,
-        cache: KVCache,
         seats: Seats,
         batch: Batch,
         queue: WaitingQueue,
@@ -48,7 +45,6 @@ class Displacement:
         counters: Counters,
         options: SchedulerOptions,
     ) -> None:
-        self._cache = cache
         self._seats = seats
         self._batch = batch
         self._queue = queue
@@ -99,9 +95,7 @@ class Displacement:
             if not any(self._stop(row, entry) for row in lower):
                 return
 
-    def _give_room(
-        self, rows: list[Seat], needs: list[tuple[Request, int]], lowest: int
-    ) -> None:
+    def _give_room(self, rows: list[Seat], needs: list[tuple[Request, int]], lowest: int) -> None:
         """Stops rows for the requests that found no room, as far as that makes room for them."""
         need = 0
         for entry, blocks in needs:
@@ -112,8 +106,7 @@ class Displacement:
             lacks = need - self._coming(entry)
             if lacks <= 0:
                 continue
-            kept = self._lifecycle.headroom_without(lower)
-            lacks -= max(self._cache.room().headroom - kept, 0)
+            lacks -= self._lifecycle.headroom_of(lower)
             frees = {row: self._preemptor.frees(row) for row in lower}
             if lacks > sum(frees.values()):
                 # What several hold comes free when the last of them has left.

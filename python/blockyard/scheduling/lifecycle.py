@@ -248,11 +248,13 @@ class Lifecycle:
         """Blocks that all that runs may still need, and was not promised."""
         return self._seats.growth(self._size) if self.dead is None else 0
 
-    def headroom_without(self, rows: Sequence[Seat]) -> int:
-        """Blocks that it would want kept if some rows had left."""
+    def headroom_of(self, rows: Sequence[Seat]) -> int:
+        """Blocks of the headroom that would be kept no more if some rows had left."""
         running = self.running - len(rows)
         blocks = self._headroom.headroom(running) if running else 0
-        return min(blocks, self._seats.growth(self._size, rows)) if self._headroom.capped else blocks
+        if self._headroom.capped:
+            blocks = min(blocks, self._seats.growth(self._size, rows))
+        return max(self._cache.room().headroom - blocks, 0)
 
     def lower_headroom(self) -> None:
         """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""

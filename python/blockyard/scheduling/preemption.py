@@ -289,12 +289,13 @@ class Preemptor:
         return self._cache.exclusive_blocks(seat.lease)
 
     def rank(self, seat: Seat) -> tuple[int, ...]:
+        """A key of a row; the smallest is preempted first, and one that is held before others."""
         entry = seat.request
         computed = int(self._seats.computed[seat.number])
         blocks = seat.lease.blocks
         one = Candidate(entry.priority, entry.arrival_step, entry.order, blocks, computed)
         rank = rank_of("victim_policy", self._policy, one)
-        # A row that is held computes nothing that would be put off.
+        # It computes nothing that would be put off.
         return (not entry.held, *rank)
 
 

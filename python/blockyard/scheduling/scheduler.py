@@ -110,7 +110,7 @@ class Scheduler(Single):
             cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
         )
         self._displacement = Displacement(
-            cache, seats, batch, queue, self._admission, preemptor, lifecycle, counters, options
+            seats, batch, queue, self._admission, preemptor, lifecycle, counters, options
         )
         self._starts = Starts(cache, seats, batch, self._admission, lifecycle, counters)
         self._stalls = stalls = Stalls(
@@ -454,7 +454,7 @@ class Scheduler(Single):
 
     @property
     def growth(self) -> int:
-        """Blocks that those may still need, by their prompts and `max_tokens`, and lack a promise of."""
+        """Blocks that those may still need, by their `max_tokens`, and were not promised."""
         return self._lifecycle.growth
 
     @property

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.scheduling.engine import Engine
 from blockyard.scheduling.cached_tokens import CachedTokens
+from blockyard.scheduling.engine import Engine
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.serving.stream import Channel

@@ -28,8 +28,8 @@ class Front(NamedTuple):
 class Channel(Single):
     """What has come of one request and was not read yet.
 
-    `sent`, `held` and `cached_tokens` belong to the thread that schedules, the rest to the event loop. Each reads
-    the other's.
+    `sent`, `held` and `cached_tokens` belong to the thread that schedules, the rest to the event
+    loop. Each reads the other's.
 
     Args:
         request: The request's id.
@@ -130,9 +130,9 @@ class Stream(Single):
 
     @property
     def cached_tokens(self) -> CachedTokens | None:
-        """The prompt tokens that were found and not computed, by tier, when its request first began.
+        """The prompt tokens that were found when its request first began, by tier.
 
-        It is there from the first token on, and None before; the result has it, too.
+        They are there from the first token on, and None before; the result has them, too.
         """
         channel = self._channel
         return channel.cached_tokens if channel.result is None else channel.result.cached_tokens

@@ -143,7 +143,9 @@ class Requests:
         whole = continuation(asked.prompt, asked.max_tokens, ending=self._setup.ends)
         tokens = result.tokens.tolist()
         found = result.cached_tokens.total
-        check(found < len(asked.prompt), f"O6: {name} has found {result.cached_tokens} of its prompt")
+        check(
+            found < len(asked.prompt), f"O6: {name} has found {result.cached_tokens} of its prompt"
+        )
         if result.state is RequestState.FINISHED:
             check(tokens == whole, f"{name} sampled {tokens}, undisturbed it is {whole}")
             self._seen["T28"] += stopping

@@ -74,7 +74,7 @@ def test_parked_requests_and_those_with_a_ticket_are_named() -> None:
     loop.finish()
 
 
-# -- no more than the rows can still need -----------------------------------------------------------
+# -- no more than the rows can still need ----------------------------------------------------------
 
 
 class Uncapped(Adaptive):
@@ -103,7 +103,14 @@ def steps(policy: HeadroomPolicy | None, prompt: int, most: int, requests: int) 
 @pytest.mark.law("R1-5")
 @pytest.mark.parametrize(
     ("prompt", "most", "requests"),
-    [(160, 8, 200), (160, 16, 200), (160, 32, 200), (160, 60, 200), (160, 200, 400), (500, 60, 100)],
+    [
+        (160, 8, 200),
+        (160, 16, 200),
+        (160, 32, 200),
+        (160, 60, 200),
+        (160, 200, 400),
+        (500, 60, 100),
+    ],
 )
 def test_the_default_takes_no_more_steps_than_the_better_of_two(
     prompt: int, most: int, requests: int

@@ -47,11 +47,11 @@ def test_a_stream_says_what_was_cached_from_its_first_token_on() -> None:
     async def act(served: Served) -> None:
         for found in (0, 8):
             stream = served.front.add(f"found {found}", text(1, 10), max_tokens=12)
-            assert stream.cached_tokens is None
+            told = [stream.cached_tokens]
             await anext(stream)
-            assert stream.cached_tokens == CachedTokens(device=found)
-            result = await stream.result()
-            assert result.cached_tokens == stream.cached_tokens
+            told.append(stream.cached_tokens)
+            told += [(await stream.result()).cached_tokens, stream.cached_tokens]
+            assert told == [None, *[CachedTokens(device=found)] * 3]
 
     play(act)
 
