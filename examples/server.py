@@ -57,7 +57,13 @@ async def generate(request: web.Request) -> web.StreamResponse:
             await response.write(json.dumps({"tokens": tokens}).encode() + b"\n")
             tokens = await anext(stream, None)
         result = await stream.result()
-        end = {"state": result.state, "reason": result.reason}
+        usage = {
+            "prompt_tokens": len(ask["prompt"]),
+            "completion_tokens": len(result.tokens),
+            "total_tokens": len(ask["prompt"]) + len(result.tokens),
+            "prompt_tokens_details": {"cached_tokens": result.cached_tokens.total},
+        }
+        end = {"state": result.state, "reason": result.reason, "usage": usage}
         await response.write(json.dumps(end).encode() + b"\n")
     return response
 

@@ -109,6 +109,26 @@ def a_load_that_fails_costs_a_shorter_prefix_and_ends_normally() -> None:
 
 
 @case
+def vllm_reports_of_each_request_what_came_and_not_what_was_matched() -> None:
+    """Of its own blocks, of loads that are whole or short, and of a prompt that is there whole."""
+    prompt = prompts(1, 3)[0]
+    whole = prompt[: len(prompt) // SIZE * SIZE]
+    for asked, action in ((prompt, None), (whole, None), (prompt, fail(1)), (prompt, fail(0))):
+        actions = [] if action is None else [deliver(), action]
+        engine = Engine(blocks=60, host=300, copier=scripted(*actions))
+        answered(engine, [prompt], 8)
+        same(engine.reported["r0"], (0, 0), "reported of what was computed")
+        engine.scheduler.reset_prefix_cache()
+        answered(engine, [asked], 8, first=1)
+        computed = engine.computed["r1"] - 7
+        same(engine.reported["r1"], (0, len(asked) - computed), "reported of what came up")
+        # The GPU has it now: what vLLM finds itself is no matter of ours.
+        answered(engine, [asked], 8, first=2)
+        same(sum(engine.reported["r2"]), len(asked) + 7 - engine.computed["r2"], "reported again")
+        engine.close()
+
+
+@case
 def a_copy_that_was_found_corrupt_is_never_offered_again() -> None:
     engine = Engine(blocks=60, host=300, copier=scripted(deliver(), corrupt(0)))
     (prompt,) = prompts(1, 3)

@@ -39,6 +39,7 @@ from vllm.v1 import kv_cache_interface, outputs
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request, RequestStatus
 
 FILE = Path(__file__).parents[1] / "python" / "connectors" / "vllm_0_33.json"
@@ -123,6 +124,7 @@ def recorded() -> dict[str, Any]:
             "KVConnectorWorkerMetadata": calls(base.KVConnectorWorkerMetadata),
             "KVCacheBlocks": calls(KVCacheBlocks),
             "ModelConfig": only(calls(ModelConfig), "get_total_num_hidden_layers"),
+            "PrefillStats": only(calls(PrefillStats), "set"),
             "SpeculativeConfig": only(calls(SpeculativeConfig), "use_eagle_block_drop"),
             "KVConnectorStats": calls(metrics.KVConnectorStats),
             "KVConnectorPromMetrics": calls(metrics.KVConnectorPromMetrics),

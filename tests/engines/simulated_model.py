@@ -202,6 +202,8 @@ class Engine:
         """Counts the weights that it has had."""
         self.computed: Counter[str] = Counter()
         """Positions that were computed of each."""
+        self.reported: dict[str, tuple[int, int]] = {}
+        """Cached tokens of each prompt that vLLM has reported: its own, and those that came up."""
         self.preempted = 0
         self.steps = 0
         self.pause = 0.0
@@ -252,11 +254,27 @@ class Engine:
     def take(self) -> None:
         """Takes the output of the oldest step."""
         output, ran = self.flying.pop(0)
-        self.scheduler.update_from_output(output, ran)
+        for told in self.scheduler.update_from_output(output, ran).values():
+            for one in told.outputs:
+                if one.prefill_stats is not None:
+                    self.hear(one.request_id, one.prefill_stats)
         if self.drafts is not None:
             names = [name for name in output.num_scheduled_tokens if name in self.known]
             drafts = [self.draft(name, self.drafts) for name in names]
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+
+    def hear(self, name: str, stats: Any) -> None:
+        """Hears how many prompt tokens of a request vLLM says were cached, at its first token."""
+        self.reported[name] = stats.num_local_cached_tokens, stats.num_external_cached_tokens
+        request = self.requests[name]
+        if self.asynchronous or request.num_preemptions:
+            return
+        left = request.num_prompt_tokens - sum(self.reported[name])
+        if left != self.computed[name]:
+            raise Wrong(
+                f"{name}: vLLM reports {self.reported[name]} of {request.num_prompt_tokens} tokens "
+                f"as cached, and {self.computed[name]} were computed"
+            )
 
     def draft(self, name: str, chance: random.Random) -> list[int]:
         """Drafts what a request samples next, right or wrong."""

@@ -56,6 +56,8 @@ class _Refused(NamedTuple):
     """Available blocks with which the first would fit."""
     below: bool
     """Whether the first lacks room below the device, to be parked beside the others."""
+    needs: list[tuple[Request, int]]
+    """Available blocks with which each that lacks some on the device would fit, in their order."""
 
 
 class Admission:
@@ -85,6 +87,7 @@ class Admission:
         self._headroom = headroom
         self._parking = parking
         self._max_overtakes = options.max_overtakes
+        self._max_stood_first = options.max_stalled_steps
         self._prefetch_depth = options.prefetch_depth
         self._prefetched = 0
         self._refused: _Refused | None = None
@@ -113,7 +116,12 @@ class Admission:
             some, first = (spare + max(lack, 1) for lack in (min(lacks), lacks[0]))
             entry = admitted.refused[0]
             below = entry in self._below
-            self._refused = _Refused(self._version(), asks, some, entry, first, below)
+            needs = [
+                (other, spare + lack)
+                for other, lack in zip(admitted.refused, lacks, strict=True)
+                if other not in self._below
+            ]
+            self._refused = _Refused(self._version(), asks, some, entry, first, below, needs)
         return admitted
 
     def forget(self) -> None:
@@ -174,6 +182,41 @@ class Admission:
         self._computing = self._prefilling()
         return next((one for one in self._queue.aside if self.computed_by(one) is None), None)
 
+    def in_line(self, most: int) -> list[Request]:
+        """The first requests that wait, and not for another one's prefix, in their order.
+
+        Args:
+            most: How many at most.
+        """
+        entries, aside = self._queue.next(most), self._queue.aside
+        if aside:
+            self._computing = self._prefilling()
+            entries += [entry for entry in aside if self.computed_by(entry) is None]
+            entries.sort(key=lambda entry: entry.rank)
+        return entries[:most]
+
+    def needs(self) -> list[tuple[Request, int]]:
+        """The requests that found no room when asked last, in their order, and what each needs.
+
+        The needs are available blocks of the device; who lacks room below is none of them.
+        """
+        if self._refused is None:
+            return []
+        needs = self._refused.needs
+        return [
+            (entry, need) for entry, need in needs if entry.lease is None and not entry.terminal
+        ]
+
+    def _stands_first(self, refused: list[Request], priority: int) -> bool:
+        """Whether no request of that priority may overtake the first refused one.
+
+        It is so while room is made for it by requests of a lower priority.
+        """
+        if not refused or not refused[0].displaced or refused[0] in self._below:
+            return False
+        first = refused[0]
+        return first.priority > priority and first.stood_first <= self._max_stood_first
+
     def admit_promised(self) -> Admitted:
         """Begins only requests with a ticket: rows that grow cannot use the room of a ticket."""
         return self._admit(lambda tried: self._in_order(self._queue.promised, tried))
@@ -207,6 +250,7 @@ class Admission:
             except NoRoom as error:
                 admitted.refused.append(entry)
                 entry.waited_for = "room"
+                entry.stood_first += 1
                 lack = error.need - error.available
                 admitted.lacks.append(lack)
                 if error.tier != "device":
@@ -242,6 +286,9 @@ class Admission:
                 return
             if len(tried.soon) >= 2 * _ASIDE:
                 return
+            highest = self._queue.highest
+            if highest is None or self._stands_first(refused, highest):
+                return
             entry = self._queue.pop(aside=len(tried.soon) < _ASIDE)
             if entry is None:
                 return
@@ -261,7 +308,9 @@ class Admission:
         for entry in sorted(entries, key=lambda entry: entry.rank):
             if self._seats.full or len(tried.refused) > most:
                 return
-            if not entry.apart:
+            if not entry.apart and (
+                entry.ticket or not self._stands_first(tried.refused, entry.priority)
+            ):
                 yield entry, False
 
     def prefetch(self) -> None:
@@ -383,7 +432,8 @@ class Admission:
             raise error
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:
-        entry.overtaken = 0
+        entry.overtaken = entry.stood_first = 0
+        entry.displaced, entry.displaced_by = set(), None
         entry.limit = self._cache.limit()
         entry.ticket = None
         self.largest = max(self.largest, entry.limit)

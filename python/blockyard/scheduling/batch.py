@@ -63,10 +63,20 @@ class Seats:
         """Most tokens that may ever exist: the prompt and `max_tokens`."""
         self.steps_run = np.zeros(count, np.int64)
         """Steps that have computed in it since it was bound."""
+        self.begun_with = np.zeros(count, np.int64)
+        """Blocks that it had and was promised when it was bound."""
+        self.grows = np.zeros(count, np.bool_)
+        """Whether its request runs or loads, and is neither held nor stopping: see `let_grow`."""
+        self.growing = 0
+        """How many do."""
+        self.flips = 0
+        """How often one of them began or ceased to."""
         self.arrivals = 0
         """How often a seat was given out."""
         self.departures = 0
         """How often a seat was given up, or its request had ended."""
+        self.priorities: dict[int, int] = {}
+        """How many seats have requests of which priority."""
 
     def __len__(self) -> int:
         """Seats that are not free."""
@@ -108,16 +118,20 @@ class Seats:
         seat = Seat(number, request, lease, request.epoch)
         request.seat, request.lease = number, lease
         self._seats[number] = seat
+        self.priorities[request.priority] = self.priorities.get(request.priority, 0) + 1
         self.arrivals += 1
         self.scheduled[number] = self.computed[number] = lease.cached
         self.known[number] = lease.appended
         self.max_length[number] = len(request.prompt) + request.max_tokens
         self.steps_run[number] = 0
+        self.begun_with[number] = lease.blocks + lease.promised
+        self.let_grow(number, grows=True)
         return seat
 
     def stop(self, seat: Seat) -> Stop:
         """Marks a seat as stopping, with a new epoch."""
         self.stopping += 1
+        self.let_grow(seat.number, grows=False)
         seat.epoch += 1
         seat.request.epoch = seat.epoch
         seat.stop = Stop(seat.request.id, seat.number, seat.epoch)
@@ -134,6 +148,10 @@ class Seats:
             self._epochs[seat.number] = max(self._epochs[seat.number], seat.epoch)
         self._seats = [None] * len(self._seats)
         self._free = list(range(len(self._seats)))
+        self.priorities.clear()
+        self.grows[:] = False
+        self.growing = 0
+        self.flips += 1
         self.stopping = 0
         self.departures += 1
 
@@ -143,8 +161,39 @@ class Seats:
         self.stopping -= seat.stop is not None
         self._epochs[seat.number] = seat.epoch
         self._seats[seat.number] = None
+        self.let_grow(seat.number, grows=False)
+        self._drop_priority(seat.request.priority)
         seat.request.seat = seat.request.lease = None
         heapq.heappush(self._free, seat.number)
+
+    def let_grow(self, number: int, *, grows: bool) -> None:
+        """Notes whether the request of a seat runs or loads, and is neither held nor stopping."""
+        if bool(self.grows[number]) is not grows:
+            self.grows[number] = grows
+            self.growing += 1 if grows else -1
+            self.flips += 1
+
+    def growth(self, block_size: int, without: Sequence[Seat] = ()) -> int:
+        """Blocks that the running requests may still need and were not promised.
+
+        Args:
+            block_size: Tokens per block.
+            without: Seats that do not count.
+        """
+        grows = self.grows
+        if without:
+            grows = grows.copy()
+            grows[[seat.number for seat in without]] = False
+        tokens = np.maximum(self.known, self.scheduled)
+        have = np.maximum(-(-tokens // block_size), self.begun_with)
+        more = -(-(self.max_length - 1) // block_size) - have
+        return int(np.maximum(more, 0)[grows].sum())
+
+    def _drop_priority(self, priority: int) -> None:
+        """Notes that one request less of a priority has a seat."""
+        self.priorities[priority] -= 1
+        if not self.priorities[priority]:
+            del self.priorities[priority]
 
 
 class InFlightStep(NamedTuple):
@@ -268,6 +317,7 @@ class Batch:
 
     def begin_decode(self, seat: Seat) -> None:
         """Moves a seat to decode: its prompt is computed and its first token is known (T6)."""
+        self._seats.let_grow(seat.number, grows=not seat.request.held)
         if seat.request.held:
             self._held[seat] = None
             return
@@ -278,6 +328,7 @@ class Batch:
         """Leaves a seat that decodes out of the next steps."""
         if seat in self._decode:
             self.drop(seat)
+            self._seats.let_grow(seat.number, grows=False)
             self._held[seat] = None
 
     def unhold(self, seat: Seat) -> None:
@@ -337,6 +388,8 @@ class Batch:
         more = left > 0
         if self._drafts:
             more &= scheduled == self._seats.computed[numbers]
+        if self._prefill and len(self._seats.priorities) > 1:
+            self._leave_budget(seats, more)
         if not more.all():
             seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
             leases = [seat.lease for seat in seats]
@@ -364,6 +417,26 @@ class Batch:
             [seats[at] for at in skipped],
             need,
         )
+
+    def _leave_budget(self, seats: list[Seat], more: NDArray[np.bool_]) -> None:
+        """Lets rows sit out that would leave prompts of a higher priority under half the budget.
+
+        Args:
+            seats: The rows that decode.
+            more: Which of them grow; those that sit out are cleared.
+        """
+        highest = max(seat.request.priority for seat in self._prefill)
+        wanted = sum(
+            int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])
+            for seat in self._prefill
+            if seat.request.priority == highest
+        )
+        each, growing = 1 + self._drafts, np.flatnonzero(more).tolist()
+        left = self._budget - each * len(growing)
+        lacks = -(-(min(wanted, (self._budget + 1) // 2) - left) // each)
+        lower = [at for at in growing if seats[at].request.priority < highest]
+        lower.sort(key=lambda at: seats[at].request.rank, reverse=True)
+        more[lower[: max(lacks, 0)]] = False
 
     def blocks_wanted(self, steps: int) -> int:
         """Blocks that rows in decode lack for `steps` more steps, at one token each.
@@ -453,9 +526,13 @@ class Batch:
         return leases, numbers
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
-        """Chunks of the prompts, in the order in which they started, within `left` tokens."""
-        chunks = []
-        for seat in self._prefill:
+        """Chunks of the prompts within `left` tokens: by priority, then as they have started."""
+        if not self._prefill:
+            return []
+        chunks, prompts = [], list(self._prefill)
+        if len(self._seats.priorities) > 1:
+            prompts.sort(key=lambda seat: -seat.request.priority)
+        for seat in prompts:
             if left <= 0:
                 break
             missing = int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from blockyard._core import Lease
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.shared.stats import Stat
 
 __all__ = ["COUNTERS", "Counters"]
@@ -26,6 +26,11 @@ class Counters:
         "requests", "forked_samples", "samples forked of one that had computed their prompt"
     )
     preempted: int = _counter("requests", "preempted_requests", "requests preempted")
+    displaced: int = _counter(
+        "requests",
+        "displaced_requests",
+        "of these, requests that gave their seat or room to one of a higher priority",
+    )
     cached_device: int = _counter(
         "tokens", "cached_tokens{tier=device}", "prompt tokens whose KV was found on the device"
     )
@@ -56,21 +61,11 @@ class Counters:
         "rows", "outputs_ignored", "rows of output of requests that had left"
     )
 
-    def found(self, lease: Lease, block_size: int) -> None:
-        """Counts what the begin of a lease has found of its prompt, by the tier that had it."""
-        device, host, disk = (blocks * block_size for blocks in lease.hits)
-        # Of a prompt that was found whole the last token is computed again: one less was found
-        # where its last block is, which is copied last.
-        if device + host + disk > lease.cached:
-            last = lease.plans[-1].source_tier
-            device, host, disk = (
-                device - (last == "device"),
-                host - (last == "host"),
-                disk - (last == "disk"),
-            )
-        self.cached_device += device
-        self.cached_host += host
-        self.cached_disk += disk
+    def found(self, cached: CachedTokens) -> None:
+        """Counts what a begin has found of its prompt, by the tier that had it."""
+        self.cached_device += cached.device
+        self.cached_host += cached.host
+        self.cached_disk += cached.disk
 
     def stats(self) -> dict[str, int]:
         """The counters by name."""

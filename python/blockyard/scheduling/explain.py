@@ -85,6 +85,7 @@ class Explainer:
         if entry.parked is not None:
             on_device, blocks = entry.parked.on_device, entry.parked.blocks
             lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
+        lines += self._of_priority(entry)
         if (other := self._admission.waits_for(entry)) is not None:
             lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
         if keepers := self._stalls.unread.keepers():
@@ -94,6 +95,18 @@ class Explainer:
             )
         if self._headroom:
             lines.append(f"{self._headroom} blocks are kept for those that run.")
+        return lines
+
+    @staticmethod
+    def _of_priority(entry: Request) -> list[str]:
+        """Who was preempted for whom, where that decides."""
+        lines, higher, count = [], entry.displaced_by, len(entry.displaced)
+        if higher is not None:
+            lines.append(
+                f"It was preempted for request {higher.id!r}, which has a higher priority."
+            )
+        if count:
+            lines.append(f"Requests of a lower priority that were preempted for it: {count}.")
         return lines
 
     def _of_seat(self, seat: Seat) -> list[str]:
@@ -112,6 +125,8 @@ class Explainer:
         if seat.stop is not None:
             since = f"step {seat.stopped_at}" if seat.stopped_at else "the next step"
             lines.append(f"It waits for the ack of the stop of {since}.")
+            if (higher := seat.request.displaced_by) is not None:
+                lines.append(f"It gives way to request {higher.id!r}, which has a higher priority.")
         elif (oldest := self._batch.oldest) is not None and seat.last_step < oldest.number:
             lines.append("It is in no step in flight.")
         return lines

@@ -28,7 +28,11 @@ Role: TypeAlias = Literal["mixed", "prefill", "decode"]
 
 @runtime_checkable
 class HeadroomPolicy(Protocol):
-    """Says how much room to keep: `reserve` per sequence, `headroom` for the whole batch."""
+    """Says how much room to keep: `reserve` per sequence, `headroom` for the whole batch.
+
+    Where a policy has an attribute `capped` that is true, no more blocks are kept than the running
+    sequences can still need, as their prompts and `max_tokens` say.
+    """
 
     def reserve(self, max_tokens: int) -> int:
         """Returns the tokens of growth to promise at a begin, of the most that it may need."""
@@ -104,14 +108,21 @@ class Watermark(_Fixed):
 class Adaptive:
     """Keeps some blocks for each running sequence: fewer after quiet steps, all after a preemption.
 
-    FastDeploy's figures (pull request #7107): from 16 blocks a sequence, less 0.025 per step.
+    FastDeploy's figures (pull request #7107): from 16 blocks a sequence, less 0.025 per step. It
+    keeps no more than the sequences can still need. A short answer is promised in full at its
+    begin: many of them begin in one step, before any headroom is kept for them.
 
     Args:
         blocks: Blocks for each, at first and after a preemption.
         decay: What each loses of them per step.
+        short: The most tokens that are promised in full.
     """
 
-    def __init__(self, blocks: float = 16.0, decay: float = 0.025) -> None:
+    capped: Final = True
+    """Whether no more is kept than the sequences can still need."""
+
+    def __init__(self, blocks: float = 16.0, decay: float = 0.025, short: int = 32) -> None:
+        self._short = integer("short", short, least=0)
         given: dict[str, object] = {"blocks": blocks, "decay": decay}
         for name, value in given.items():
             if not isinstance(value, int | float) or not 0 <= value < _MOST:
@@ -120,9 +131,8 @@ class Adaptive:
         self._decay = decay
 
     def reserve(self, max_tokens: int) -> int:
-        """Returns 0."""
-        del max_tokens
-        return 0
+        """Returns all of a short answer, and 0 of a longer one."""
+        return max_tokens if max_tokens <= self._short else 0
 
     def headroom(self, running: int) -> int:
         """Returns the blocks of all running sequences together."""
@@ -146,6 +156,8 @@ class Asked:
 
     def __init__(self, policy: HeadroomPolicy) -> None:
         self._policy = policy
+        self.capped: bool = getattr(policy, "capped", False) is True
+        """Whether no more is kept than the sequences can still need."""
         self._kept = 0
         self._fault: Misuse | None = None
 

@@ -1,12 +1,14 @@
 """How a request starts, stops and ends: loads, stops, acks, preemption, failure and reset."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
 from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
 from blockyard.scheduling.admission import Admission, Admitted
 from blockyard.scheduling.batch import Batch, Seat, Seats
+from blockyard.scheduling.cached_tokens import CachedTokens, found_by
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.engine import Ack, Start, Stop
 from blockyard.scheduling.headroom import Asked
@@ -21,6 +23,9 @@ from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
 __all__ = ["Lifecycle", "Starts"]
+
+_COUNTED: Final = 16
+"""Steps after which it is counted again how much the rows can grow."""
 
 
 class Lifecycle:
@@ -59,6 +64,10 @@ class Lifecycle:
         """Of all that have ended since they were told: who is in it has ended."""
         self._told: tuple[object, dict[Request, Result]] = None, {}
         """The call that was told results last, and these."""
+        self._size = cache.block_size
+        self._growth = 0
+        self._counted = -1
+        """The `flips` of the seats when `_growth` was counted."""
         self.dead: str | None = None
         """Why the engine failed; None while it lives."""
         self.pinned = 0
@@ -125,7 +134,8 @@ class Lifecycle:
 
     def end(self, entry: Request, state: RequestState, reason: str) -> None:
         """Ends a request: no other place does (INV-11)."""
-        result = Result(entry.id, state, np.array(entry.outputs, np.uint32), reason)
+        cached = entry.cached_tokens or CachedTokens()
+        result = Result(entry.id, state, np.array(entry.outputs, np.uint32), reason, cached)
         # From here on it has ended, whatever interrupts the rest.
         self._results[entry] = result
         self._forget(entry)
@@ -218,14 +228,33 @@ class Lifecycle:
     @property
     def running(self) -> int:
         """Sequences that run or load, without those that are held; 0 while the engine is dead."""
-        if self.dead is not None:
-            return 0
-        return len(self._seats) - self._seats.stopping - len(self._batch.held)
+        return self._seats.growing if self.dead is None else 0
 
     def wanted_headroom(self) -> int:
         """Blocks that the policy wants kept for the growth of the running batch."""
         running = self.running
-        return self._headroom.headroom(running) if running else 0
+        if not running:
+            return 0
+        blocks = self._headroom.headroom(running)
+        if not self._headroom.capped or not blocks:
+            return blocks
+        # Between two counts rows have grown a little: more is kept than they need, never less.
+        if self._seats.flips != self._counted or not self._batch.number % _COUNTED:
+            self._growth, self._counted = self._seats.growth(self._size), self._seats.flips
+        return min(blocks, self._growth)
+
+    @property
+    def growth(self) -> int:
+        """Blocks that all that runs may still need, and was not promised."""
+        return self._seats.growth(self._size) if self.dead is None else 0
+
+    def headroom_of(self, rows: Sequence[Seat]) -> int:
+        """Blocks of the headroom that would be kept no more if some rows had left."""
+        running = self.running - len(rows)
+        blocks = self._headroom.headroom(running) if running else 0
+        if self._headroom.capped:
+            blocks = min(blocks, self._seats.growth(self._size, rows))
+        return max(self._cache.room().headroom - blocks, 0)
 
     def lower_headroom(self) -> None:
         """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""
@@ -510,7 +539,7 @@ class Starts:
         starts = []
         for seat in admitted.seats:
             if not seat.request.resumes:
-                self._counters.found(seat.lease, self._cache.block_size)
+                self._counters.found(found_by(seat.lease, self._cache.block_size))
             if seat.lease.state == "loading":
                 seat.request.state = RequestState.LOADING
                 self._batch.add_loading(seat)
@@ -519,6 +548,8 @@ class Starts:
         return starts
 
     def _start(self, seat: Seat) -> Start:
+        if seat.request.cached_tokens is None:
+            seat.request.cached_tokens = found_by(seat.lease, self._cache.block_size)
         start = self._batch.start(seat)
         seat.request.start(start.cached)
         return start

@@ -48,6 +48,9 @@ class SchedulerOptions:
             `Parking`. None: "park" where there is a tier below the device.
         stops: "in-order" where a stop holds from its own step on, so that the output of that step
             is its ack; "acked" where the engine acks each stop.
+        priority_preemption: Whether a request that waits for a seat or for room takes it from
+            running ones of a strictly lower priority. They are parked, or recomputed where nothing
+            can be parked, and go on when it has begun.
         preempt_cooldown: Steps that a request runs after it was preempted, before it can be a
             victim again.
         max_stalled_steps: Steps in a row that a parked request may find no room, or give none to
@@ -72,6 +75,7 @@ class SchedulerOptions:
     victim_policy: VictimPolicy = field(default_factory=Newest)
     preempt_mode: PreemptMode | None = None
     stops: Stops = "acked"
+    priority_preemption: bool = True
     preempt_cooldown: int = 8
     max_stalled_steps: int = 1024
     max_held_steps: int = 1024
@@ -90,6 +94,7 @@ class SchedulerOptions:
         if self.preempt_mode is not None:
             checked_mode("preempt_mode", self.preempt_mode)
         one_of("stops", self.stops, get_args(Stops))
+        one_of("priority_preemption", self.priority_preemption, (True, False))
 
     @staticmethod
     def given(options: "SchedulerOptions | None") -> "SchedulerOptions":

@@ -143,22 +143,16 @@ class Preemptor:
             grown: The rows that found no room.
             spare: Blocks that are to be had.
         """
-        batch, seats = self._batch, self._seats
+        batch = self._batch
         need = grown.need - max(spare, 0)
         self.relieve(need - batch.held_back)
         running = batch.running()
-        lacking = need - self._coming()
+        lacking = need - self.coming()
         # A row that runs alone could make room only for itself.
         if lacking <= 0 or len(running) <= 1:
             return []
-        ranked = sorted(running, key=self._rank)
-        rested = [
-            seat
-            for seat in ranked
-            if seat.request.held
-            or not seat.request.preempted
-            or seats.steps_run[seat.number] >= self._cooldown
-        ]
+        ranked = sorted(running, key=self.rank)
+        rested = [seat for seat in ranked if self.is_rested(seat)]
         chosen: list[Seat] = []
         if self.stuck(grown):
             early = set(rested)
@@ -168,7 +162,7 @@ class Preemptor:
             if lacking <= 0 or len(chosen) == len(running) - 1:
                 break
             frees = self.frees(seat)
-            if frees and self._is_safe(seat) and self._may_stop(seat):
+            if frees and self.is_safe(seat) and self.may_stop(seat):
                 chosen.append(seat)
                 lacking -= frees
         return chosen
@@ -186,11 +180,11 @@ class Preemptor:
         Returns:
             The rows, and whether others that are held must stay, though too little is coming.
         """
-        coming = self._coming(behind) if need else self._seats.stopping
+        coming = self.coming(behind) if need else self._seats.stopping
         chosen: list[Seat] = []
         # What several rows hold is free when the last of them has left.
         ranked = sorted(
-            self._batch.held, key=lambda it: (need and not self.frees(it), self._rank(it))
+            self._batch.held, key=lambda it: (need and not self.frees(it), self.rank(it))
         )
         for drops in (False, True):
             for seat in [seat for seat in ranked if seat not in chosen]:
@@ -205,7 +199,7 @@ class Preemptor:
 
     def _may_park(self, seat: Seat) -> bool:
         """Promises slots below to a row that is held, where it is parked and that is safe."""
-        if self._parking.mode != "recompute" and self._is_safe(seat):
+        if self._parking.mode != "recompute" and self.is_safe(seat):
             seat.ticket = self._parking.promise(seat.lease)
         return seat.ticket is not None
 
@@ -215,11 +209,11 @@ class Preemptor:
         What several hold is free when the last of them has left. Victims beyond `safety` come
         last: where a tier below was made smaller, they could be lost.
         """
-        ranked = sorted(self._batch.running(), key=self._rank)
+        ranked = sorted(self._batch.running(), key=self.rank)
         if len(ranked) <= 1:
             return None
-        ranked.sort(key=lambda seat: not self._is_safe(seat))
-        return next(filter(self._may_stop, ranked), None)
+        ranked.sort(key=lambda seat: not self.is_safe(seat))
+        return next(filter(self.may_stop, ranked), None)
 
     def outgrown(self, skipped: list[Seat]) -> list[Seat]:
         """Chooses those rows without room that fill the whole device, as it was made smaller.
@@ -228,7 +222,7 @@ class Preemptor:
         neither is possible.
         """
         capacity = self._cache.limit() * self._cache.block_size
-        return [seat for seat in skipped if seat.lease.tokens >= capacity and self._may_stop(seat)]
+        return [seat for seat in skipped if seat.lease.tokens >= capacity and self.may_stop(seat)]
 
     def lost(self) -> Seat | None:
         """Chooses the row that fails where all are stuck, and no tier below has room to park one.
@@ -244,7 +238,7 @@ class Preemptor:
             return None
         return min(
             running,
-            key=lambda seat: (not seat.request.held, not self.frees(seat), self._rank(seat)),
+            key=lambda seat: (not seat.request.held, not self.frees(seat), self.rank(seat)),
             default=None,
         )
 
@@ -252,13 +246,13 @@ class Preemptor:
         """Whether nothing that goes on would make room by itself."""
         batch = self._batch
         progress = bool(grown.seats) or batch.prefilling or batch.computing or batch.loading
-        progress = progress or self._seats.stopping > 0 or self._coming() > 0
+        progress = progress or self._seats.stopping > 0 or self.coming() > 0
         done = self._cache.done
         progress = progress or any(entry.last_write > done for entry in self._queue.parked)
         # A copy keeps the blocks that it reads, and all above them.
         return not progress and self._cache.blocks_in_flight() == (0, 0)
 
-    def _coming(self, behind: Request | None = None) -> int:
+    def coming(self, behind: Request | None = None) -> int:
         """Blocks that come back with steps in flight, from rows that stop, and from parked ones."""
         return (
             self._batch.held_back
@@ -266,16 +260,24 @@ class Preemptor:
             + self._parking.coming(self._handles(self._parked(behind)))
         )
 
-    def _is_safe(self, seat: Seat) -> bool:
-        """Whether all but one can still be parked when this row is."""
+    def is_rested(self, seat: Seat) -> bool:
+        """Whether a row has run long enough since it was preempted to be so again."""
+        entry = seat.request
+        ran = self._seats.steps_run[seat.number]
+        return entry.held or not entry.preempted or bool(ran >= self._cooldown)
+
+    def is_safe(self, seat: Seat, instead: Request | None = None) -> bool:
+        """Whether all but one can still be parked when this row is, and another begins for it."""
         if not self._parking.must_park:
             return True
         running, stopping = self._seats.requests()
         others = [entry for entry in running if entry is not seat.request]
-        kept = [*stopping, *self._queue.parked, seat.request]
+        others += [] if instead is None else [instead]
+        parked = (entry for entry in self._queue.parked if entry is not instead)
+        kept = [*stopping, *parked, seat.request]
         return claims_below(self._cache, others, kept) <= self._parking.largest()[0]
 
-    def _may_stop(self, seat: Seat) -> bool:
+    def may_stop(self, seat: Seat) -> bool:
         """Where the engine cannot recompute, promises slots below first (T7)."""
         if self._parking.must_park:
             seat.ticket = self._parking.promise(seat.lease)
@@ -286,13 +288,14 @@ class Preemptor:
         """Device blocks that only this seat's lease holds."""
         return self._cache.exclusive_blocks(seat.lease)
 
-    def _rank(self, seat: Seat) -> tuple[int, ...]:
+    def rank(self, seat: Seat) -> tuple[int, ...]:
+        """A key of a row; the smallest is preempted first, and one that is held before others."""
         entry = seat.request
         computed = int(self._seats.computed[seat.number])
         blocks = seat.lease.blocks
         one = Candidate(entry.priority, entry.arrival_step, entry.order, blocks, computed)
         rank = rank_of("victim_policy", self._policy, one)
-        # A row that is held computes nothing that would be put off.
+        # It computes nothing that would be put off.
         return (not entry.held, *rank)
 
 
@@ -349,7 +352,8 @@ class Pressure:
             elif lacks > 0 and not self._admission.take_back(apart=True):
                 self._give_way(first, lacks)
             self._preemptor.relieve(lacks, behind=first)
-            if len(self._seats) == len(self._batch.held):
+            idle = len(self._seats) == len(self._batch.held)
+            if idle or (first.displaced and lacks > self._preemptor.coming(first)):
                 self._preemptor.relieve_all(behind=first)
         self._preemptor.lower()
         # What moves now has landed when the rows need the room.

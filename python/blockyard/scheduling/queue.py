@@ -150,6 +150,12 @@ class WaitingQueue:
         self._compact(heap)
         heapq.heappush(heap, (entry.rank, self._entries, entry))
 
+    @property
+    def highest(self) -> int | None:
+        """The highest priority of those that stand in line or aside; None where none does."""
+        tops = [heap[0][0][0] for heap in (self._heap, self._aside) if self._first(heap)]
+        return -min(tops) if tops else None
+
     def pop(self, *, aside: bool = True) -> Request | None:
         """Removes and returns the first request; None where no request waits.
 

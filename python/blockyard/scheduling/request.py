@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Keys, Lease, Misuse, Parked, Ticket, TooLarge
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.validate import prompt_of, ticket_of, whole
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.validate import integer, one_of
@@ -70,6 +71,8 @@ class Result(NamedTuple):
     """The tokens that it sampled."""
     reason: str
     """"stop", "length", "aborted", or what failed."""
+    cached_tokens: CachedTokens = CachedTokens()
+    """The prompt tokens that were found when it first began: a preemption changes nothing of it."""
 
 
 def max_blocks(prompt: int, max_tokens: int, block_size: int) -> int:
@@ -130,6 +133,8 @@ class Request:
     epoch: int = 0
     preempted: int = 0
     """How often it was preempted."""
+    cached_tokens: CachedTokens | None = None
+    """The prompt tokens that were found when it first began; None before."""
 
     # While it waits:
     keys: Keys | None = None
@@ -138,6 +143,13 @@ class Request:
     """The keys as bytes, while it waits or its prompt is computed."""
     overtaken: int = 0
     """How often a later request was admitted before it."""
+    displaced: "set[Request]" = field(default_factory=set)
+    """The requests that were preempted for it since it waits: each one once."""
+    stood_first: int = 0
+    """How often it was refused room since the last of them was: so long none of a lower priority
+    overtakes it."""
+    displaced_by: "Request | None" = None
+    """The request of a higher priority for which it was preempted last, while it waits for that."""
     failed_loads: int = 0
     """How often in a row its loads failed and left it no room to go on; 0 once it runs."""
     prefetched: bool = False

@@ -136,6 +136,7 @@ class Reservations(Single):
         role: Role = "decode",
         peer: Hashable = None,
         running: int = 0,
+        growth: int | None = None,
     ) -> Reservation:
         """Reserves blocks, where that leaves enough for the sequences that run here.
 
@@ -150,6 +151,8 @@ class Reservations(Single):
             role: What this instance does for the request.
             peer: The instance that asks.
             running: Sequences that run here: `Scheduler.running`.
+            growth: Blocks that they can still need: `Scheduler.growth`. No more is kept for them by
+                a policy that is `capped`. None where nobody knows.
 
         Raises:
             Misuse: The request has an open reservation, or a value is out of range.
@@ -159,6 +162,8 @@ class Reservations(Single):
         blocks = integer("blocks", blocks)
         deadline = integer("deadline", deadline, least=self._now)
         running = integer("running", running, least=0)
+        if growth is not None:
+            growth = integer("growth", growth, least=0)
         default_headroom(role)
         policy = self._headroom.get(role, NoHeadroom())
         try:
@@ -170,7 +175,10 @@ class Reservations(Single):
                 f"request {request!r} has a reservation already: commit or release that one"
             )
         room = self._cache.room()
-        headroom = max(policy.headroom(running) - room.headroom, 0)
+        wanted = policy.headroom(running)
+        if growth is not None and getattr(policy, "capped", False) is True:
+            wanted = min(wanted, growth)
+        headroom = max(wanted - room.headroom, 0)
         try:
             ticket = self._cache.promise(blocks)
             if room.available < blocks + headroom:

@@ -7,7 +7,9 @@ from typing import Final
 from blockyard._core import Keys, Lease, Misuse, Ticket
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.batch import Batch, Seats
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
@@ -106,6 +108,9 @@ class Scheduler(Single):
         )
         self._pressure = Pressure(
             cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
+        )
+        self._displacement = Displacement(
+            seats, batch, queue, self._admission, preemptor, lifecycle, counters, options
         )
         self._starts = Starts(cache, seats, batch, self._admission, lifecycle, counters)
         self._stalls = stalls = Stalls(
@@ -288,6 +293,8 @@ class Scheduler(Single):
         self._lifecycle.check_alive()
         self._stalls.check_answered()
         self._counters.steps += 1
+        if self._queue and self._displacement.enabled:
+            self._displacement.displace()
         grown = self._batch.grow()
         if grown.skipped:
             grown = self._pressure.make_room(grown)
@@ -404,6 +411,14 @@ class Scheduler(Single):
         entry = self._lifecycle.find(request)
         return [] if entry is None else entry.outputs[first:]
 
+    def cached_tokens(self, request: Hashable) -> CachedTokens | None:
+        """Returns how many prompt tokens were found, by tier, when a request first began.
+
+        It is None before, and when the request has ended: its result has them.
+        """
+        entry = self._lifecycle.find(request)
+        return None if entry is None else entry.cached_tokens
+
     def lease(self, request: Hashable) -> Lease | None:
         """Returns what a request holds; None while it waits, and when it has ended."""
         entry = self._lifecycle.find(request)
@@ -436,6 +451,11 @@ class Scheduler(Single):
     def running(self) -> int:
         """Sequences that run or load and are not held: `headroom` is kept for them."""
         return self._lifecycle.running
+
+    @property
+    def growth(self) -> int:
+        """Blocks that those may still need, by their `max_tokens`, and were not promised."""
+        return self._lifecycle.growth
 
     @property
     def headroom(self) -> int:

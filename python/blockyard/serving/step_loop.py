@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unavailable
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Engine
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
@@ -303,6 +304,8 @@ class StepLoop(Single):
             tokens = self._scheduler.sampled(channel.request, channel.sent)
             if not tokens:
                 continue
+            if channel.cached_tokens is None:
+                channel.cached_tokens = self._scheduler.cached_tokens(channel.request)
             channel.sent += len(tokens)
             calls.append((channel.put, (tokens,)))
             if channel.is_full() and not channel.held and not self._closing:
@@ -351,13 +354,12 @@ class StepLoop(Single):
             self._finish()
             self._abort_all()
             self._finish(failed=reason)
-        none = np.zeros(0, np.uint32)
-        self._tell(
-            [
-                (channel.end, (Result(channel.request, RequestState.FAILED, none, reason),))
-                for channel in self._channels.values()
-            ]
-        )
+        none, failed = np.zeros(0, np.uint32), RequestState.FAILED
+        calls: list[Call] = []
+        for channel in self._channels.values():
+            cached = channel.cached_tokens or CachedTokens()
+            calls.append((channel.end, (Result(channel.request, failed, none, reason, cached),)))
+        self._tell(calls)
         self._channels.clear()
         # Last: a handler may do what it likes.
         _log.warning("the engine failed, and all its requests with it: %s", reason)

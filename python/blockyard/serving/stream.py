@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple, Self
 
 from blockyard._core import Misuse
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.request import Result
 from blockyard.shared.single import Single
 
@@ -27,15 +28,26 @@ class Front(NamedTuple):
 class Channel(Single):
     """What has come of one request and was not read yet.
 
-    `sent` and `held` belong to the thread that schedules, the rest to the event loop. Each reads
-    the other's.
+    `sent`, `held` and `cached_tokens` belong to the thread that schedules, the rest to the event
+    loop. Each reads the other's.
 
     Args:
         request: The request's id.
         most: Tokens that may wait to be read before the request is held.
     """
 
-    __slots__ = ("_waiter", "error", "held", "most", "read", "request", "result", "sent", "unread")
+    __slots__ = (
+        "_waiter",
+        "cached_tokens",
+        "error",
+        "held",
+        "most",
+        "read",
+        "request",
+        "result",
+        "sent",
+        "unread",
+    )
 
     def __init__(self, request: Hashable, most: int) -> None:
         self.request = request
@@ -46,6 +58,8 @@ class Channel(Single):
         """Tokens that were read."""
         self.held = False
         """Whether the request is held until more is read."""
+        self.cached_tokens: CachedTokens | None = None
+        """The prompt tokens that were found; None before the first token."""
         self.unread: list[int] = []
         self.result: Result | None = None
         self.error: BaseException | None = None
@@ -113,6 +127,15 @@ class Stream(Single):
     def request(self) -> Hashable:
         """The id of its request."""
         return self._channel.request
+
+    @property
+    def cached_tokens(self) -> CachedTokens | None:
+        """The prompt tokens that were found when its request first began, by tier.
+
+        They are there from the first token on, and None before; the result has them, too.
+        """
+        channel = self._channel
+        return channel.cached_tokens if channel.result is None else channel.result.cached_tokens
 
     def __aiter__(self) -> Self:
         """Returns itself."""

@@ -246,6 +246,7 @@ def _replica(
             preempt_mode=setup.preempt_mode if setup.host or setup.disk else None,
             max_stalled_steps=setup.max_stalled_steps,
             max_held_steps=setup.max_held_steps,
+            priority_preemption=setup.priority_preemption,
             preempt_cooldown=setup.preempt_cooldown,
             max_overtakes=setup.max_overtakes,
             num_speculative_tokens=setup.drafts,
@@ -294,4 +295,4 @@ def _plain(step: Step) -> tuple[Any, ...]:
 
 
 def _fields(result: Result) -> tuple[Any, ...]:
-    return (result.request, result.state, result.tokens.tolist(), result.reason)
+    return (*result[:2], result.tokens.tolist(), result.reason, result.cached_tokens)

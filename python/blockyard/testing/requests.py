@@ -142,6 +142,10 @@ class Requests:
         asked = self._asked[name]
         whole = continuation(asked.prompt, asked.max_tokens, ending=self._setup.ends)
         tokens = result.tokens.tolist()
+        found = result.cached_tokens.total
+        check(
+            found < len(asked.prompt), f"O6: {name} has found {result.cached_tokens} of its prompt"
+        )
         if result.state is RequestState.FINISHED:
             check(tokens == whole, f"{name} sampled {tokens}, undisturbed it is {whole}")
             self._seen["T28"] += stopping

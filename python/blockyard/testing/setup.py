@@ -25,7 +25,7 @@ HEADROOMS: Final[dict[str, Callable[[], HeadroomPolicy]]] = {
     "none": NoHeadroom,
     "full-length": FullLength,
     "watermark": lambda: Watermark(2),
-    "adaptive": lambda: Adaptive(2.0, 0.1),
+    "adaptive": lambda: Adaptive(2.0, 0.1, short=3),
 }
 VICTIMS: Final[dict[str, Callable[[], VictimPolicy]]] = {
     "newest": Newest,
@@ -161,6 +161,7 @@ class Setup:
     """Whether the engine can recompute; if not, preempted requests must be parked."""
     max_stalled_steps: int = 32
     max_held_steps: int = 16
+    priority_preemption: bool = True
     preempt_cooldown: int = 4
     max_overtakes: int = 4
     stops: Literal["in-order", "acked"] = "acked"

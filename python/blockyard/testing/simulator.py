@@ -13,6 +13,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.layout import TIERS
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
+from blockyard.testing.displacements import Displacements
 from blockyard.testing.engine import SimulatedEngine, check
 from blockyard.testing.orders import as_retained
 from blockyard.testing.replicas import Replica, Replicas
@@ -123,6 +124,7 @@ class Simulation:
         self._slots: dict[str, int] = {tier: getattr(setup, tier) for tier in TIERS}
         self._death: Death | None = None
         self._acks = _Acks(self.seen)
+        self._displacements = Displacements(setup, self.seen)
         self._stopping: set[str] = set()
         self._quiet = 0
 
@@ -252,6 +254,7 @@ class Simulation:
             self.seen["starts again"] += heard > 0
         for stop in step.stops:
             self._acks.sent(stop)
+        self._displacements.scheduled(step, self._scheduler, self.requests)
         self._engine.tables(tables)
         self._engine.submit(step)
 

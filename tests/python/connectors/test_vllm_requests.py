@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.shared.hints import NO_HINTS
+from blockyard.testing import Action, Script, ScriptedCopier, deliver, fail
 from vllm_front import Front, ended, front, no_torch, read
 
 __all__ = ["front", "no_torch"]
@@ -154,3 +156,54 @@ def test_one_whose_prompt_is_computed_whole_is_offered_nothing_and_not_kept(fron
     two.num_tokens, two.num_preemptions = 10, 1
     front.step(preempted={"two"})
     assert front.scheduler.front.cache.stats()["parkings"] == 0
+
+
+class Counted:
+    """`PrefillStats`: what vLLM reports of a request."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, int, int]] = []
+
+    def set(
+        self,
+        num_prompt_tokens: int,
+        num_local_cached_tokens: int,
+        num_external_cached_tokens: int,
+    ) -> None:
+        self.said.append((num_prompt_tokens, num_local_cached_tokens, num_external_cached_tokens))
+
+
+def loaded(tokens: int, local: int, *actions: Action) -> tuple[Front, Counted]:
+    """A request of so many tokens of another one's; vLLM has the first, and the others come up."""
+    front = Front(ScriptedCopier(ThreadCopier(workers=0), Script(actions)))
+    ended(front, "one", list(range(10)), [1, 2, 3])
+    front.step()
+    front.step()
+    stats = Counted()
+    two = front.request("two", list(range(tokens)), prefill_stats=stats)
+    if front.begin(two, [4, 5, 6], local):
+        front.until("two")
+    return front, stats
+
+
+@pytest.mark.parametrize(
+    ("tokens", "local", "external"), [(10, 0, 8), (8, 0, 7), (10, 4, 4), (8, 4, 3)]
+)
+def test_vllm_reports_what_a_load_has_brought(tokens: int, local: int, external: int) -> None:
+    """Of a whole prompt the last token is computed again; what was preempted was reported."""
+    front, stats = loaded(tokens, local)
+    assert stats.said == [(tokens, local, external)]
+    three = front.request("three", list(range(10)), prefill_stats=stats, num_preemptions=1)
+    assert front.begin(three, [7, 8, 9])
+    front.until("three")
+    assert len(stats.said) == 1
+    front.worker.shutdown()
+
+
+@pytest.mark.parametrize(("local", "good"), [(0, 1), (0, 0), (4, 0)])
+def test_vllm_reports_nothing_that_a_load_has_not_brought(local: int, good: int) -> None:
+    """It counted what was matched, before the load had failed at every try."""
+    front, stats = loaded(10, local, deliver(), *[fail(good)] * 9)
+    assert front.scheduler.front.cut == 1
+    assert stats.said == [(10, local, 4 * good)]
+    front.worker.shutdown()

@@ -71,7 +71,7 @@ def test_a_preempted_request_runs_some_steps_before_it_is_a_victim_again(
 @pytest.mark.law("R1-5")
 def test_after_a_preemption_all_that_was_kept_is_kept_again() -> None:
     """The scheduler tells the policy, which starts over (R1-5)."""
-    reserve = Adaptive(0.1, 0.1)
+    reserve = Adaptive(0.1, 0.1, short=0)
     loop = squeezed(headroom=reserve)
     loop.turn()
     assert reserve.headroom(10) == 0

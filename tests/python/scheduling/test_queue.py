@@ -309,8 +309,8 @@ def test_a_request_promised_room_begins_though_the_first_was_overtaken_enough() 
 
 @pytest.mark.law("T5")
 def test_a_refused_request_begins_when_less_is_kept_for_growth_though_none_comes_or_goes() -> None:
-    loop = Loop(device=9, headroom=Adaptive(4.0, 0.5))
-    loop.add("runs", 3, 12)
+    loop = Loop(device=9, headroom=Adaptive(4.0, 0.5, short=0))
+    loop.add("runs", 3, 28)
     loop.turn()
     loop.add("waits", text(2, 19), 2)
     loop.turn()

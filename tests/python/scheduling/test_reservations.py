@@ -149,6 +149,22 @@ def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
     assert tickets.open("a", want, deadline=1, running=1).blocks == want
 
 
+@pytest.mark.law("R1-5")
+@pytest.mark.parametrize("policy", [Adaptive(), Watermark(12)])
+def test_no_more_is_kept_than_those_that_run_can_still_need(policy: Any) -> None:
+    """But what was asked for as a fixed number is kept."""
+    cache = by.KVCache(block_size=4, device=33)
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=2, headroom=NoHeadroom()))
+    scheduler.add("runs", text(1, 8), max_tokens=9)
+    scheduler.schedule()
+    assert (scheduler.running, scheduler.growth) == (1, 2)
+    tickets = Reservations(cache, headroom={"decode": policy})
+    fits = spare(cache) - (2 if isinstance(policy, Adaptive) else 12)
+    with pytest.raises(by.NoRoom):
+        tickets.open("a", fits + 1, deadline=1, running=1, growth=scheduler.growth)
+    assert tickets.open("a", fits, deadline=1, running=1, growth=scheduler.growth).blocks == fits
+
+
 @pytest.mark.law("2.6-1", "4.5-34")
 def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
     cache, tickets = made()
@@ -194,7 +210,7 @@ def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how
     tickets = Reservations(loop.cache, headroom={"decode": policy})
     if how == "abort while loading":
         publish_below(loop.cache, text(1, 32))
-    loop.add("one", text(1, 33), 9)
+    loop.add("one", text(1, 33), 40)
     loop.schedule()
     loop.schedule()
     assert (loop.scheduler.running, loop.scheduler.headroom) == (1, 8)
@@ -221,7 +237,7 @@ def test_when_nothing_runs_any_more_all_that_is_free_can_be_promised_at_once(how
 
 @pytest.mark.law("R1-5")
 def test_as_fewer_run_less_is_kept_for_their_growth_at_once() -> None:
-    loop = Loop(device=65, headroom=Adaptive(4.0, 0.0))
+    loop = Loop(device=65, headroom=Adaptive(4.0, 0.0, short=0))
     for name in range(3):
         loop.add(name, text(name, 8), 20)
     loop.turn(2)
@@ -239,6 +255,8 @@ def test_as_fewer_run_less_is_kept_for_their_growth_at_once() -> None:
         ({"deadline": 1}, "deadline = 1"),
         ({"role": "cook"}, "'cook'"),
         ({"running": -1}, "running = -1"),
+        ({"growth": -1}, "growth = -1"),
+        ({"growth": 1.5}, "growth = 1.5"),
     ],
 )
 def test_bad_values_are_named_and_nothing_is_promised(wrong: dict[str, Any], says: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.headroom import NoHeadroom
 from blockyard.scheduling.request import RequestState
 from fronts import (
@@ -40,6 +41,19 @@ def test_many_clients_in_little_memory_each_get_the_tokens_that_they_get_alone(
     served = play(act, device=17, engine=engine)
     assert served.scheduler.stats()["preempted"] > 0
     assert served.scheduler.stats()["lost"] == 0
+
+
+def test_a_stream_says_what_was_cached_from_its_first_token_on() -> None:
+    async def act(served: Served) -> None:
+        for found in (0, 8):
+            stream = served.front.add(f"found {found}", text(1, 10), max_tokens=12)
+            told = [stream.cached_tokens]
+            await anext(stream)
+            told.append(stream.cached_tokens)
+            told += [(await stream.result()).cached_tokens, stream.cached_tokens]
+            assert told == [None, *[CachedTokens(device=found)] * 3]
+
+    play(act)
 
 
 def test_requests_come_and_go_from_many_threads_at_once() -> None:

@@ -48,17 +48,41 @@ async def serving(example: ModuleType, **memory: int) -> AsyncIterator[aiohttp.C
 
 def ask(client: int) -> dict[str, Any]:
     own = [(client * 61 + token * 13) % 400 + 10 for token in range(client % 17)]
-    return {"prompt": SYSTEM + own, "max_tokens": 8 + client % 23, "tenant": str(client % 3)}
+    return {"prompt": SYSTEM + own, "max_tokens": 28 + client % 23, "tenant": str(client % 3)}
 
 
 async def answer(session: aiohttp.ClientSession, client: int) -> list[int]:
     async with session.post("/generate", json=ask(client)) as response:
         assert response.status == 200, await response.text()
         lines = [json.loads(line) async for line in response.content]
+    usage = lines[-1].pop("usage")
     assert lines[-1] == {"state": "finished", "reason": "length"}
     tokens = [token for line in lines[:-1] for token in line["tokens"]]
     assert len(tokens) == ask(client)["max_tokens"]
+    prompt = len(ask(client)["prompt"])
+    assert 0 <= usage["prompt_tokens_details"].pop("cached_tokens") < prompt
+    sizes = {"prompt_tokens": prompt, "completion_tokens": len(tokens)}
+    assert usage == sizes | {
+        "total_tokens": prompt + len(tokens),
+        "prompt_tokens_details": {},
+    }
     return tokens
+
+
+def test_the_usage_of_an_answer_says_what_was_cached(example: ModuleType) -> None:
+    """The same prompt again: all but its last block was found, and no tenant sees another's."""
+
+    async def scene() -> list[int]:
+        async with serving(example) as session:
+            found = []
+            for tenant in ("one", "one", "two"):
+                asked = {"prompt": [n % 50 + 1 for n in range(100)], "max_tokens": 4}
+                async with session.post("/generate", json=asked | {"tenant": tenant}) as response:
+                    last = [json.loads(line) async for line in response.content][-1]
+                found.append(last["usage"]["prompt_tokens_details"]["cached_tokens"])
+            return found
+
+    assert asyncio.run(scene()) == [0, 96, 0]
 
 
 def test_fifty_clients_at_once_get_what_each_gets_alone(example: ModuleType) -> None:

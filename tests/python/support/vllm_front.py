@@ -123,6 +123,7 @@ class Front:
             "num_tokens": len(tokens),
             "num_prompt_tokens": len(tokens),
             "num_preemptions": 0,
+            "prefill_stats": None,
             "drop_stale_output": False,
             "block_hashes": hashes,
             "lora_request": None,

@@ -15,6 +15,7 @@ import blockyard as by
 from blockyard import testing
 from blockyard.crane.traffic import Traffic
 from blockyard.scheduling.batch import Seat
+from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
@@ -25,8 +26,10 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.stall import Fact, Stalls
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.checked_cache import CheckedCache
+from blockyard.testing.displacements import Displacements
 from blockyard.testing.engine import chained, continuation, ends
 from blockyard.testing.replicas import Replicas
+from blockyard.testing.requests import Ask, Requests
 from blockyard.testing.setup import VERBS
 from blockyard.yard.flights import Flights
 from blockyard.yard.offload import Offload
@@ -64,6 +67,7 @@ WANTED = (
     "unread",
     "stats forked",
     "stats preempted",
+    "displaced",
     "stats skipped",
     "stats acks_ignored",
     "stats outputs_ignored",
@@ -81,7 +85,7 @@ WANTED = (
 seen: Counter[str] = Counter()
 
 
-@pytest.mark.law("O10")
+@pytest.mark.law("O10", "INV-41")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_promise_is_kept_whatever_happens(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
@@ -619,7 +623,7 @@ def test_outcomes_that_are_counted_wrongly_are_noticed(
     setups = {seed: Scenario.seeded(seed).setup for seed in range(200)}
     plain = (seed for seed, setup in setups.items() if not setup.disk and not setup.unread)
     seeds = [seed for seed in plain if setups[seed].ranks == 1]
-    found = broken(monkeypatch, verb, wrong, Flights, seeds)
+    found = broken(monkeypatch, verb, wrong, Flights, seeds, likely=15)
     assert "the yard has counted copies as" in found
 
 
@@ -854,6 +858,7 @@ def test_nothing_is_lowered_to_a_disk_that_has_lost_its_slots() -> None:
         max_num_batched_tokens=3,
         headroom="watermark",
         preempt_mode="full-blocks",
+        priority_preemption=False,
         preempt_cooldown=8,
         max_overtakes=0,
         drafts=1,
@@ -878,3 +883,48 @@ def test_what_is_promised_below_is_had_whatever_the_other_tier_holds(seed: int) 
     ran = simulate(Scenario.alike(seed))
     assert ran.seen["kept on the disk"] > 0
     assert {result.state for result in ran.results.values()} == {RequestState.FINISHED}
+
+
+# -- priorities ------------------------------------------------------------------------------------
+
+
+def _displacing(monkeypatch: pytest.MonkeyPatch, allow: Callable[[Seat, Any], bool]) -> str:
+    """What is said of a scheduler that lets all these rows give way to a waiting request."""
+
+    def below(entry: Any, rows: list[Seat]) -> list[Seat]:
+        return [row for row in rows if row.stop is None and allow(row, entry)]
+
+    monkeypatch.setattr(Displacement, "_below", staticmethod(below))
+    return broken(monkeypatch, "displace", lambda self, right: right(self), Displacement)
+
+
+@pytest.mark.law("INV-41")
+def test_one_that_gives_way_to_its_equal_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(self: Displacement, _highest: int) -> list[Seat]:
+        return [row for row in self._batch.running() if self._preemptor.is_rested(row)]
+
+    monkeypatch.setattr(Displacement, "_rows", rows)
+    said = _displacing(monkeypatch, lambda row, entry: row.request not in entry.displaced)
+    assert "INV-41" in said
+    assert "gave way to" in said
+
+
+@pytest.mark.law("INV-41")
+def test_one_that_is_displaced_again_before_it_has_rested_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Preemptor, "is_rested", lambda self, row: self is not row)
+    said = broken(monkeypatch, "displace", lambda self, right: right(self), Displacement)
+    assert "was displaced after" in said
+
+
+@pytest.mark.law("INV-41")
+def test_a_chain_of_displacements_that_goes_on_is_noticed() -> None:
+    """Two requests give way to one another, time after time."""
+    watched = Displacements(Setup(preempt_cooldown=0), Counter())
+    requests = Requests(Setup(), Counter(), faulty=False)
+    requests.add(Ask("low", 0, 4, 0, 4, 0))
+    requests.add(Ask("high", 0, 4, 0, 4, 1))
+    watched._given_way("low", "high", requests)
+    with pytest.raises(Broken, match="INV-41: low gave way to high twice in one wait"):
+        watched._given_way("low", "high", requests)

@@ -427,6 +427,7 @@ class SchedulerHalf:
                 continue
             table, row.loading = row.loading, []
             self._start(row, table)
+            _count_cached(row, tokens)
             if tokens < row.wanted:
                 self.cut += 1
                 rest = table[tokens // self._size : -(-row.wanted // self._size)]
@@ -510,6 +511,27 @@ class SchedulerHalf:
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""
         return self.cache.stats()
+
+
+def _count_cached(row: _Row, tokens: int) -> None:
+    """Has vLLM report of a request what a load has brought, and not what was matched.
+
+    vLLM counts what it was told before the load. Of a prompt that is there whole it computes the
+    last token again.
+
+    Args:
+        row: The request, which has not run since it came.
+        tokens: What it has, from its start.
+    """
+    request = row.request
+    stats, prompt = request.prefill_stats, int(request.num_prompt_tokens)
+    if stats is None or request.num_preemptions:
+        return
+    stats.set(
+        num_prompt_tokens=prompt,
+        num_local_cached_tokens=row.local,
+        num_external_cached_tokens=max(min(tokens, prompt - 1) - row.local, 0),
+    )
 
 
 def _overwritten_blocks(output: Any) -> list[int]:
