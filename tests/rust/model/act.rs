@@ -419,7 +419,10 @@ impl World {
         };
         self.yard.compare_unwritten(to, &keys);
         keys.truncate(most);
-        let plans = state.write_down(Tier(to), &keys).expect("it has slots");
+        let instead = self.yard.keys_on(to);
+        let (plans, _) = state
+            .write_down(Tier(to), &keys, &instead)
+            .expect("it has slots");
         self.yard.write_down(&state, to, &plans);
         drop(state);
         self.in_flight.extend(plans);

@@ -95,8 +95,7 @@ impl State {
             headroom,
             largest,
             turn,
-            torn,
-            has_strays,
+            strays,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -113,7 +112,7 @@ impl State {
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, torn, has_strays, done).hash(&mut digest);
+        (headroom, largest, turn, strays, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -370,8 +369,8 @@ mod tests {
         ("the headroom", |s| s.headroom += 1),
         ("the largest begin", |s| s.largest += 1),
         ("whose turn it is", |s| s.turn += 1),
-        ("whether a path is torn", |s| s.torn = true),
-        ("whether there are strays", |s| s.has_strays = true),
+        ("whether a path is torn", |s| s.strays.torn = true),
+        ("whether there are strays", |s| s.strays.known = true),
         ("the last step done", |s| s.done = Some(3)),
     ];
 

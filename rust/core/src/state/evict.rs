@@ -88,7 +88,7 @@ impl State {
         };
         let block = &self.trie[node];
         if prefix {
-            self.torn |= block.epoch == self.trie.epoch();
+            self.strays.torn |= block.epoch == self.trie.epoch();
         }
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
             let uses = self.lives.of(node).life().uses();

@@ -75,6 +75,7 @@ use crate::evict::{Evict, Ghosts, Lives, Policy};
 use crate::tiers::{Ledger, Pool, Trie};
 use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
+use stray::Strays;
 
 impl Descent {
     /// Makes room for all that may have come to a tier of that many slots, where it is told in that
@@ -152,11 +153,7 @@ pub struct State {
     largest: u32,
     /// The place of the running sequence that was copied down last, ahead of need.
     turn: u32,
-    /// Whether a block has left that others below had as their prefix: they go first from now on. Always
-    /// with an engine's blocks, of which none is a stray.
-    torn: bool,
-    /// Whether some were found, when they were looked for last.
-    has_strays: bool,
+    strays: Strays,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -218,8 +215,10 @@ impl State {
             headroom: 0,
             largest: 0,
             turn: 0,
-            torn: config.engine,
-            has_strays: false,
+            strays: Strays {
+                torn: config.engine,
+                known: false,
+            },
             done: None,
             climbed: 0,
             events: None,

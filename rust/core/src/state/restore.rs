@@ -68,7 +68,7 @@ impl State {
         free.retain(|&slot| matches!(tier_state.pool.cell(slot).hold, Hold::Free { .. }));
         tier_state.pool.restore_free(&free);
         tier_state.ledger.restore(slots.len() as u32);
-        self.torn = true;
+        self.strays.torn = true;
         self.tell_all();
         Ok(())
     }

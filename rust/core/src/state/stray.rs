@@ -11,16 +11,26 @@ type Depth = u32;
 const REACHED: Depth = 0;
 const UNKNOWN: Depth = Depth::MAX;
 
+/// What is known of strays between two looks for them.
+#[derive(Hash, Debug)]
+pub(super) struct Strays {
+    /// Whether a block has left that others below had as their prefix: they go first from now on. Always
+    /// with an engine's blocks, of which none is a stray.
+    pub(super) torn: bool,
+    /// Whether some were found, when they were looked for last.
+    pub(super) known: bool,
+}
+
 impl State {
     /// Has what has become a stray go first. It takes time in proportion to the blocks, and there is
     /// nothing to do unless a block has left before what stood on it.
     pub(super) fn mend(&mut self) {
         // What lies below of an engine's blocks may stand on what the engine has.
-        if self.config.engine || !std::mem::take(&mut self.torn) {
+        if self.config.engine || !std::mem::take(&mut self.strays.torn) {
             return;
         }
         let mut strays = self.strays();
-        self.has_strays = !strays.is_empty();
+        self.strays.known = !strays.is_empty();
         strays.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
         for (node, _) in strays {
             for tier in self.tiers.below(Tier::DEVICE) {
@@ -35,13 +45,13 @@ impl State {
 
     /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
     pub(super) fn reach(&mut self, path: &[NodeIx]) {
-        if !self.has_strays {
+        if !self.strays.known {
             return;
         }
         let Some(first) = path.iter().position(|&node| self.is_stray(node)) else {
             return;
         };
-        let torn = self.torn;
+        let torn = self.strays.torn;
         for &node in path[first..].iter().rev() {
             for tier in self.tiers.below(Tier::DEVICE) {
                 if let Some(slot) = self.trie.slot(node, tier)
@@ -56,7 +66,7 @@ impl State {
                 self.move_to_back(above, tier);
             }
         }
-        self.torn = torn;
+        self.strays.torn = torn;
     }
 
     /// Whether the block is known as a stray.
@@ -71,7 +81,7 @@ impl State {
     /// A copy of a block below becomes idle, or moves: it may be a stray that stands as any other then.
     #[inline]
     pub(super) fn note_stray(&mut self, node: NodeIx) {
-        if !self.torn {
+        if !self.strays.torn {
             self.note_if_stray(node);
         }
     }
@@ -80,10 +90,10 @@ impl State {
     fn note_if_stray(&mut self, node: NodeIx) {
         let astray = match (self.trie[node].parent, self.trie.parent(node)) {
             (Some(_), None) => true,
-            (_, Some(parent)) => self.has_strays && self.is_stray(parent),
+            (_, Some(parent)) => self.strays.known && self.is_stray(parent),
             (None, None) => false,
         };
-        self.torn = astray;
+        self.strays.torn = astray;
     }
 
     /// Blocks of this epoch whose prefix is nowhere and not on its way, with how far they are from where

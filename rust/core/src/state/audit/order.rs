@@ -61,7 +61,7 @@ impl State {
                     };
                     // A copy of what the device has may wait for what the host alone has; and a stray for one
                     // that is not known as such before the next dispatch.
-                    let torn = self.torn && !self.config.engine;
+                    let torn = self.strays.torn && !self.config.engine;
                     let waits = class == Class::Copied || (class == Class::Cleared && torn);
                     if behind || (own > class && !waits) {
                         let detail = format!("it stands behind its parent in slot {above}");
@@ -169,7 +169,7 @@ impl State {
     /// A copy whose prefix is nowhere goes before all others of its tier, after the next dispatch at the
     /// latest (INV-39).
     pub(super) fn reachable(&self) -> Check {
-        if self.torn {
+        if self.strays.torn {
             return Ok(());
         }
         for (node, _) in self.strays() {
