@@ -97,6 +97,7 @@ impl State {
             turn,
             torn,
             strays,
+            ready_keys,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -113,7 +114,7 @@ impl State {
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, torn, strays, done).hash(&mut digest);
+        (headroom, largest, turn, torn, strays, ready_keys, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -373,6 +374,15 @@ mod tests {
         ("whether a path is torn", |s| s.torn = true),
         ("how many strays there are", |s| s.strays += 1),
         ("the last step done", |s| s.done = Some(3)),
+        ("whether keys were given ready", |s| s.ready_keys = true),
+        ("the root of a first block", |s| {
+            s.trie.set_root(NodeIx::new(0), key(9, 9));
+        }),
+        ("what was forgotten in use", |s| {
+            s.trie.note_forgotten(NodeIx::new(0));
+        }),
+        ("a lease's root", |s| lease(s).root = key(9, 9)),
+        ("whether blocks leave", |s| device(s).pool.set_leaving(true)),
     ];
 
     #[test]

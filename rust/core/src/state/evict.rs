@@ -5,7 +5,7 @@ use super::{State, WritePolicy};
 use crate::base::{Link, NodeIx, SlotIx, Tier};
 use crate::collections::Tag;
 use crate::evict::Evictability;
-use crate::tiers::Hold;
+use crate::tiers::{FORGOTTEN, Hold};
 
 /// Victims for which it does not pay to look ahead.
 const FEW: u32 = 4;
@@ -22,34 +22,40 @@ impl State {
     }
 
     /// A slot is idle now, or no longer read, or its last child has left. If it is a leaf beyond the
-    /// tier's size it is evicted at once, and so are those above it that become one (table 2.7).
+    /// tier's size, or was forgotten, it is evicted at once, and so are those above it that become one
+    /// (table 2.7, INV-40).
     pub(super) fn retire(&mut self, tier: Tier, slot: SlotIx) {
         if self.retires(tier, slot) {
             self.evict_with_parents(tier, slot);
         }
     }
 
-    /// Whether the slot lies beyond the size, and its block is idle, read by no copy, and without a
-    /// child on the tier.
+    /// Whether the slot lies beyond the size, or its block was forgotten, and that is idle, read by no
+    /// copy, and without a child on the tier.
     pub(super) fn retires(&self, tier: Tier, slot: SlotIx) -> bool {
-        !self.tiers[tier].pool.stays(slot) && self.is_idle_leaf(tier, slot)
+        !self.tiers[tier].pool.is_plain(slot) && self.leaves(tier, slot)
     }
 
     #[cold]
-    fn is_idle_leaf(&self, tier: Tier, slot: SlotIx) -> bool {
+    fn leaves(&self, tier: Tier, slot: SlotIx) -> bool {
+        let forgotten = |node: NodeIx| self.trie[node].epoch == FORGOTTEN;
         matches!(self.hold(tier, slot), Hold::Idle { .. })
+            && (!self.tiers[tier].pool.stays(slot)
+                || self.node_in(tier, slot).is_some_and(forgotten))
             && self.evictability_of(tier, slot) == Evictability::Leaf
     }
 
     /// Evicts one block; returns the slot that its parent has.
     fn evict_one(&mut self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
-        self.counters.evicted[tier.at()] += 1;
         let node = self.tiers[tier].evict(slot)?.at();
+        let epoch = self.trie[node].epoch;
+        if epoch != FORGOTTEN {
+            self.counters.evicted[tier.at()] += 1;
+        }
         self.tell_gone(node, tier);
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
         self.count_unwritten(node, tier);
-        let epoch = self.trie[node].epoch;
         if self.remove_if_gone(node) {
             let lost = epoch == self.trie.epoch() && self.tiers.next_below(tier).is_some();
             self.counters.dropped[tier.at()] += u64::from(lost);
@@ -87,7 +93,9 @@ impl State {
         if prefix {
             self.torn |= block.epoch == self.trie.epoch();
         }
-        if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
+        // What was forgotten is remembered nowhere. INV-40
+        let remembered = !block.is_anonymous() && block.epoch != FORGOTTEN;
+        if let Some(ghosts) = self.ghosts.as_mut().filter(|_| remembered) {
             let uses = self.lives.of(node).life().uses();
             ghosts.remember(&block.key, uses);
         }

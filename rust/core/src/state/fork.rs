@@ -56,7 +56,7 @@ impl State {
             .copied()
             .filter(|_| partial);
         let sealed = parent.sealed.min(shared);
-        let epoch = parent.epoch;
+        let (epoch, root) = (parent.epoch, parent.root);
         for &slot in &table {
             self.share(slot);
         }
@@ -67,6 +67,7 @@ impl State {
             cached: computed,
             epoch,
         }));
+        self.leases[forked].root = root;
         let child = self.lease_id(forked);
         let mut plans = Vec::new();
         if let Some(slot) = source {

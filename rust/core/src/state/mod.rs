@@ -16,6 +16,7 @@ mod evict;
 mod finish;
 mod flights;
 mod flush;
+mod forget;
 mod fork;
 mod grow;
 mod headroom;
@@ -54,6 +55,7 @@ pub use config::Config;
 pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use engine::{Fetch, Wanted};
+pub use forget::{Condemned, Forgotten};
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use idle::HostCopies;
 pub use probe::{Probe, Stop};
@@ -62,6 +64,7 @@ pub use seal::Sealing;
 pub use stats::{Counters, Field, Kind, Stats, TierStats};
 pub use view::{ParkedView, View};
 
+pub(crate) use forget::Lineage;
 pub(crate) use tier::{Descent, TierState, Tiers};
 
 use crate::base::{
@@ -156,6 +159,8 @@ pub struct State {
     torn: bool,
     /// How many were found, when that was done last.
     strays: usize,
+    /// Whether the engine has made the keys of a sequence, which tell no root.
+    ready_keys: bool,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -219,6 +224,7 @@ impl State {
             turn: 0,
             torn: false,
             strays: 0,
+            ready_keys: false,
             done: None,
             climbed: 0,
             events: None,
@@ -280,6 +286,7 @@ impl State {
             parked: self.parked.len() as u64,
             tickets: self.tickets.len() as u64,
             flights: self.flights.len() as u64,
+            voiding: self.voiding(),
             blocks: self.trie.len() as u64,
             epoch: u64::from(self.trie.epoch()),
             largest: u64::from(self.largest),
