@@ -12,6 +12,8 @@ mod admit;
 mod compare;
 #[path = "model/down.rs"]
 mod down;
+#[path = "model/forget.rs"]
+mod forget;
 #[path = "model/fresh.rs"]
 mod fresh;
 #[path = "model/keeps.rs"]
@@ -39,7 +41,7 @@ mod world;
 #[path = "model/yard.rs"]
 mod yard;
 
-use ops::{Op, Script, Setup, losses, script, withdrawals};
+use ops::{Op, Script, Setup, forgets, losses, script, withdrawals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -150,6 +152,15 @@ proptest! {
     /// Law: INV-24
     #[test]
     fn what_a_rank_has_lost_is_found_by_nobody_and_what_is_kept_is(Script { setup, ops } in losses(200)) {
+        passes(&setup, &ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(two_cores())]
+    /// Law: INV-40
+    #[test]
+    fn what_was_forgotten_is_found_by_nobody_and_goes_when_nobody_uses_it(Script { setup, ops } in forgets(200)) {
         passes(&setup, &ops)?;
     }
 }

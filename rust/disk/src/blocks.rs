@@ -5,8 +5,10 @@ use crate::disk::Medium;
 use crate::error::{Error, Result};
 use crate::files::ALIGNED;
 use crate::record::{Found, Key, Owner, RECORD, Record, sum_of};
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Where blocks lie in their file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +81,17 @@ pub enum Doubt {
     Another,
     /// The payload is not what the record is of: torn, or a bit has flipped.
     Sum,
+}
+
+/// Records to be voided: of these keys or roots, and of all that stands on one of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Family {
+    /// The keys and roots.
+    pub keys: Vec<Key>,
+    /// Keys whose records stay.
+    pub spared: Vec<Key>,
+    /// Only what has a smaller stamp.
+    pub before: u64,
 }
 
 /// The blocks of one rank.
@@ -204,8 +217,18 @@ impl Blocks {
     /// # Errors
     /// What the system says.
     pub fn restore(&self) -> io::Result<Vec<Record>> {
-        const AT_ONCE: u32 = 8192;
         let mut records = Vec::new();
+        self.each_record(|record| {
+            if !matches!(record.owner, Owner::Nobody(_)) {
+                records.push(record);
+            }
+        })?;
+        Ok(records)
+    }
+
+    /// Looks at the records of this folder and rank, each at its slot.
+    fn each_record(&self, mut look: impl FnMut(Record)) -> io::Result<()> {
+        const AT_ONCE: u32 = 8192;
         let mut bytes = vec![0; AT_ONCE as usize * RECORD];
         for first in (0..self.geometry.slots).step_by(AT_ONCE as usize) {
             let count = AT_ONCE.min(self.geometry.slots - first);
@@ -213,14 +236,59 @@ impl Blocks {
             self.table.read(Self::place(first), part)?;
             for (place, slot) in part.as_chunks().0.iter().zip(first..) {
                 if let Found::Record(record) = Record::decode(place)
-                    && !matches!(record.owner, Owner::Nobody(_))
                     && self.is_mine(&record, slot)
                 {
-                    records.push(record);
+                    look(record);
                 }
             }
         }
-        Ok(records)
+        Ok(())
+    }
+
+    /// Voids the records of these keys, or roots, and of all that stands on them, where they were written
+    /// before: when it returns, no restart brings any of them back. Nobody else may write a record meanwhile.
+    /// INV-40
+    ///
+    /// # Errors
+    /// What the system says; then some may be there still.
+    pub fn void_family(&self, family: &Family) -> io::Result<u64> {
+        let mut found: Vec<(u64, u64, u32)> = Vec::new();
+        self.each_record(|record| {
+            if record.stamp < family.before && !matches!(record.owner, Owner::Nobody(_)) {
+                let names = [record.owner.parent(), record.owner.key()].map(|key| xxh3_64(&key));
+                found.push((names[0], names[1], record.slot));
+            }
+        })?;
+        found.sort_unstable();
+        let mut doomed = vec![false; found.len()];
+        let mut named: Vec<u64> = family.keys.iter().map(|key| xxh3_64(key)).collect();
+        let keys: HashSet<u64> = named.iter().copied().collect();
+        for (one, doomed) in found.iter().zip(&mut doomed) {
+            *doomed = keys.contains(&one.1);
+        }
+        while let Some(above) = named.pop() {
+            let first = found.partition_point(|one| one.0 < above);
+            for at in first..found.len() {
+                if found[at].0 != above {
+                    break;
+                }
+                if !doomed[at] {
+                    doomed[at] = true;
+                    named.push(found[at].1);
+                }
+            }
+        }
+        let spared: HashSet<u64> = family.spared.iter().map(|key| xxh3_64(key)).collect();
+        let mut voided = 0;
+        for ((_, key, slot), _) in found.into_iter().zip(doomed).filter(|&(_, doomed)| doomed) {
+            if !spared.contains(&key) {
+                self.void(slot)?;
+                voided += 1;
+            }
+        }
+        // Also what was voided before and not synced: a power cut would bring it back.
+        self.table.sync()?;
+        Ok(voided)
     }
 
     fn record(&self, slot: u32) -> io::Result<Found> {

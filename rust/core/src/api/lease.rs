@@ -319,7 +319,6 @@ struct Row {
     first: u32,
     keys: std::ops::Range<usize>,
     sealed: u32,
-    root: Option<Key>,
 }
 
 impl Seals {
@@ -359,7 +358,6 @@ impl Seals {
                 first: sealed,
                 keys,
                 sealed,
-                root: known.chain.root(),
             });
         }
         Ok(())
@@ -395,11 +393,8 @@ impl Seals {
         Ok(sealed)
     }
 
-    /// Hands the yard what it may have to tell, and the roots of sequences that begin. [`Self::apply`] does it itself; a park needs it before.
+    /// Hands the yard what it may have to tell. [`Self::apply`] does it itself; a park needs it before.
     pub fn stage(&mut self, state: &mut State) {
-        for row in self.rows.iter().filter(|row| row.first == 0) {
-            state.name_root(row.lease, row.root);
-        }
         if !self.stage.rows.is_empty() {
             state.stage(std::mem::take(&mut self.stage));
         }

@@ -6,7 +6,7 @@
 //! evicted from it: so it is given keys, by a flight without copies, and voids what stands on them.
 
 use super::State;
-use super::record::Keep;
+use super::record::{Keep, Running};
 use crate::base::{
     Class, Error, Id, Ix, Key, LeaseId, NodeIx, ParkedId, ParkedIx, Result, Tier, memory,
 };
@@ -142,7 +142,8 @@ impl State {
         }
     }
 
-    /// What a sequence begins with: [`crate::Chain::root`], `None` where the engine makes its keys.
+    /// What a sequence that has begun stands on: [`crate::Chain::root`], `None` where the engine makes its
+    /// keys. Without it, [`Self::forget`] does not find its blocks by their root.
     pub fn name_root(&mut self, lease: LeaseId, root: Option<Key>) {
         match root {
             None => self.ready_keys = true,
@@ -337,13 +338,20 @@ impl State {
         let all: Vec<_> = self.leases.iter().map(|(lease, _)| lease).collect();
         for lease in all {
             let record = &self.leases[lease];
-            let last = record.sealed.checked_sub(1);
-            let last = last.and_then(|last| self.published(record, last));
             let rooted = matches!(what, Condemned::Root(root) if record.root == root);
-            if rooted || last.is_some_and(|last| self.trie[last].epoch == FORGOTTEN) {
+            if rooted || self.uses_forgotten(record) {
                 self.leases[lease].epoch = FORGOTTEN;
             }
         }
+    }
+
+    /// Whether a sequence has a forgotten block: then the last that it has sealed is one, or a fork has
+    /// published one behind it.
+    pub(super) fn uses_forgotten(&self, record: &Running) -> bool {
+        let last = record.sealed.saturating_sub(1) as usize;
+        let rest = record.table.get(last..).unwrap_or_default();
+        let mut nodes = rest.iter().filter_map(|&slot| self.node_of(slot));
+        nodes.any(|node| self.trie[node].epoch == FORGOTTEN)
     }
 
     /// Has keyed tiers void the records of what is forgotten, and of all that stands on it there. A key
