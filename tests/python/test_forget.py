@@ -241,12 +241,12 @@ def test_a_listener_hears_of_it_in_its_next_batch() -> None:
     cache.listen()
     lease = cache.begin(prompt(1))
     cache.seal(lease, TOKENS)
-    cache.drain()
+    cache.take_events()
     cache.forget(keys=cache.keys(prompt(1)))
-    payload, _ = cache.drain()
+    payload, _ = cache.take_events()
     assert payload is not None and b"BlockRemoved" in payload
     cache.finish(lease)
-    assert cache.drain()[0] is None
+    assert cache.take_events()[0] is None
 
 
 ACTS = st.one_of(

@@ -108,6 +108,8 @@ def _next_stamp(tier: Tier) -> int:
 
 def _rows(plan: Plan) -> tuple["np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", ...]:
     """Returns the keys whose records go, and those whose records stay."""
-    keys, parents = np.asarray(plan.keys), np.asarray(plan.parents)
-    stays = (parents == np.uint8(0xFF)).all(axis=1)
+    keys = np.asarray(plan.keys)
+    if plan.parents is None:
+        return keys, keys[:0]
+    stays = (plan.parents == np.uint8(0xFF)).all(axis=1)
     return keys[~stays], keys[stays]

@@ -25,8 +25,8 @@
 //! - 32 bytes 0xFF: a block that was dropped, so that its key is not known any more.
 //!
 //! A plan from a tier below the device to the same tier copies nothing: the tier voids the records of its
-//! keys and roots, and of all that stands on them. Slots say nothing there, and are 0. A key whose parent is
-//! 32 bytes 0xFF stays; the parents of all others are zeros. All of its blocks are good, or none.
+//! keys and roots, and of all that stands on them. Slots say nothing there, and are 0. Where some keys stay,
+//! it has parents: 32 bytes 0xFF of these, zeros of all others. All of its blocks are good, or none.
 
 use crate::base::{
     Error, FlightId, Group, Key, MAX_TIERS, Read, Reader, Result, Slot, Tier, YardId,

@@ -57,6 +57,17 @@ pub(crate) struct Behind {
     strays: Vec<Id<NodeIx>>,
 }
 
+/// What is forgotten by a call.
+#[derive(Default)]
+struct Order {
+    /// All of it, each block behind the one that it stands on.
+    order: Vec<NodeIx>,
+    /// What of it has a key and was not named.
+    unnamed: Vec<NodeIx>,
+    /// How many are known to stand on what was named.
+    blocks: u64,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Unknown,
@@ -219,9 +230,13 @@ impl State {
             nodes = self.mark_all(what, behind, now);
         }
         let spared = self.spare_kept(&keepers, now);
-        let (order, blocks) = self.root_first(&nodes);
+        let Order {
+            order,
+            unnamed,
+            blocks,
+        } = self.root_first(&nodes);
         self.detach_users(what);
-        let plans = self.void_records(what, &order, &spared);
+        let plans = self.void_records(what, &unnamed, &spared);
         self.counters.forgotten += order.len() as u64;
         self.drop_forgotten(&order);
         self.ease_headroom();
@@ -314,22 +329,29 @@ impl State {
         spared
     }
 
-    /// Ends what is marked, and lists it, each block behind the one that it stands on; and how many of them
-    /// are known to stand on what was named.
-    fn root_first(&mut self, nodes: &[NodeIx]) -> (Vec<NodeIx>, u64) {
-        let (mut order, mut known) = (Vec::with_capacity(nodes.len()), 0);
+    /// Ends what is marked, and lists it.
+    fn root_first(&mut self, nodes: &[NodeIx]) -> Order {
+        let mut all = Order {
+            order: Vec::with_capacity(nodes.len()),
+            ..Order::default()
+        };
         for &node in nodes {
-            let first = order.len();
+            let first = all.order.len();
             let mut at = Some(node).filter(|&node| self.trie.alive(node));
             while let Some(node) = at.filter(|&node| self.is_marked(node)) {
-                known += u64::from(self.trie[node].epoch != STRAY);
-                self.trie[node].epoch = FORGOTTEN;
-                order.push(node);
+                let mark = std::mem::replace(&mut self.trie[node].epoch, FORGOTTEN);
+                all.blocks += u64::from(mark != STRAY);
+                match mark {
+                    NAMED => {}
+                    _ if self.trie[node].is_anonymous() => {}
+                    _ => all.unnamed.push(node),
+                }
+                all.order.push(node);
                 at = self.trie.parent(node);
             }
-            order[first..].reverse();
+            all.order[first..].reverse();
         }
-        (order, known)
+        all
     }
 
     /// Sequences that use what was forgotten publish nothing any more: nor do those of a forgotten root,
@@ -359,30 +381,31 @@ impl State {
     fn void_records(
         &mut self,
         what: Condemned<'_>,
-        order: &[NodeIx],
+        unnamed: &[NodeIx],
         spared: &[NodeIx],
     ) -> Vec<Plan> {
-        let keyed: Vec<Tier> = self.tiers.below(Tier::DEVICE).collect();
-        let keyed = keyed.into_iter().filter(|tier| self.config.keyed[tier.at()]);
         let mut plans = Vec::new();
-        for tier in keyed.collect::<Vec<_>>() {
+        for tier in self.tiers.below(Tier::DEVICE) {
+            if !self.config.keyed[tier.at()] {
+                continue;
+            }
             let mut keys = match what {
                 Condemned::Keys(keys) => keys.to_vec(),
                 Condemned::Root(root) => vec![root],
             };
             // What the tier has of the rest stands there on one of these.
-            for &node in order.iter().filter(|&&node| !self.trie[node].is_anonymous()) {
-                let above = self.trie.parent(node);
-                let follows = above.is_some_and(|above| {
+            let first = |&&node: &&NodeIx| {
+                !self.trie.parent(node).is_some_and(|above| {
                     self.trie[above].epoch == FORGOTTEN && self.trie.slot(above, tier).is_some()
-                });
-                if !follows {
-                    keys.push(self.trie[node].key);
-                }
+                })
+            };
+            keys.extend(unnamed.iter().filter(first).map(|&node| self.trie[node].key));
+            let mut parents = Vec::new();
+            if !spared.is_empty() {
+                parents.resize(keys.len(), Key::NO_PARENT);
+                keys.extend(spared.iter().map(|&node| self.trie.carried_key(node)));
+                parents.resize(keys.len(), Key::UNKNOWN);
             }
-            let mut parents = vec![Key::NO_PARENT; keys.len()];
-            keys.extend(spared.iter().map(|&node| self.trie.carried_key(node)));
-            parents.resize(keys.len(), Key::UNKNOWN);
             if !keys.is_empty() {
                 plans.push(self.launch_void(tier, keys, parents));
             }
