@@ -83,12 +83,13 @@ pub enum Doubt {
     Sum,
 }
 
-/// Records to be voided: of these keys or roots, and of all that stands on one of them.
+/// Records to be voided: of these keys or roots, of all that stands on one of them, and of what stands on a
+/// block that has no record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Family {
     /// The keys and roots.
     pub keys: Vec<Key>,
-    /// Keys whose records stay.
+    /// Keys whose records stay, and are known to stand on something else where they stand on no record.
     pub spared: Vec<Key>,
     /// Only what has a smaller stamp.
     pub before: u64,
@@ -245,42 +246,50 @@ impl Blocks {
         Ok(())
     }
 
-    /// Voids the records of these keys, or roots, and of all that stands on them, where they were written
-    /// before: when it returns, no restart brings any of them back. Nobody else may write a record meanwhile.
-    /// INV-40
+    /// Voids the records of these keys, or roots, and of all that stands on them; and of what stands on a
+    /// block that has no record, as that may have been one of them. Only what was written before goes.
+    /// When it returns, no restart brings any of it back. Nobody else may write a record meanwhile. INV-40
     ///
     /// # Errors
     /// What the system says; then some may be there still.
     pub fn void_family(&self, family: &Family) -> io::Result<u64> {
+        // By what each stands on.
         let mut found: Vec<(u64, u64, u32)> = Vec::new();
+        let mut stands: Vec<u64> = family.keys.iter().map(|key| xxh3_64(key)).collect();
+        let named: HashSet<u64> = stands.iter().copied().collect();
+        let spared: HashSet<u64> = family.spared.iter().map(|key| xxh3_64(key)).collect();
+        let mut known: HashSet<u64> = HashSet::new();
         self.each_record(|record| {
+            let [parent, key] =
+                [record.owner.parent(), record.owner.key()].map(|key| xxh3_64(&key));
+            known.insert(key);
+            if matches!(record.owner, Owner::First(_) | Owner::Rooted { .. }) {
+                known.insert(parent);
+            }
             if record.stamp < family.before && !matches!(record.owner, Owner::Nobody(_)) {
-                let names = [record.owner.parent(), record.owner.key()].map(|key| xxh3_64(&key));
-                found.push((names[0], names[1], record.slot));
+                found.push((parent, key, record.slot));
             }
         })?;
         found.sort_unstable();
-        let mut doomed = vec![false; found.len()];
-        let mut named: Vec<u64> = family.keys.iter().map(|key| xxh3_64(key)).collect();
-        let keys: HashSet<u64> = named.iter().copied().collect();
-        for (one, doomed) in found.iter().zip(&mut doomed) {
-            *doomed = keys.contains(&one.1);
-        }
-        while let Some(above) = named.pop() {
+        let astray = |one: &(u64, u64, u32)| !known.contains(&one.0) && !spared.contains(&one.1);
+        let mut doomed: Vec<bool> = found
+            .iter()
+            .map(|one| named.contains(&one.1) || astray(one))
+            .collect();
+        let first = found.iter().zip(&doomed).filter(|&(_, &doomed)| doomed);
+        stands.extend(first.map(|(one, _)| one.1));
+        while let Some(above) = stands.pop() {
             let first = found.partition_point(|one| one.0 < above);
-            for at in first..found.len() {
-                if found[at].0 != above {
-                    break;
-                }
-                if !doomed[at] {
-                    doomed[at] = true;
-                    named.push(found[at].1);
+            let behind = found[first..].iter().take_while(|one| one.0 == above);
+            for (at, one) in (first..).zip(behind) {
+                if !std::mem::replace(&mut doomed[at], true) {
+                    stands.push(one.1);
                 }
             }
         }
-        let spared: HashSet<u64> = family.spared.iter().map(|key| xxh3_64(key)).collect();
         let mut voided = 0;
-        for ((_, key, slot), _) in found.into_iter().zip(doomed).filter(|&(_, doomed)| doomed) {
+        let doomed = found.into_iter().zip(doomed).filter(|&(_, doomed)| doomed);
+        for ((_, key, slot), _) in doomed {
             if !spared.contains(&key) {
                 self.void(slot)?;
                 voided += 1;

@@ -428,7 +428,9 @@ impl Shared {
                     queue = self.queue();
                 }
                 Due::In(left) => {
-                    let left = queue.next_void(self.now()).map_or(left, |next| left.min(next));
+                    let left = queue
+                        .next_void(self.now())
+                        .map_or(left, |next| left.min(next));
                     let waited = self.written.wait_timeout(queue, left);
                     queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }

@@ -3,7 +3,7 @@
 
 use crate::lane::{Noted, Numbers, SOON, landed, stamped, whole};
 use crate::support::{Chance, SLOTS, key, over, paper, payload};
-use blockyard_disk::{Blocks, Family, Key, Lane, Landed, Options, Owner, Paper, Record, Short};
+use blockyard_disk::{Blocks, Family, Key, Landed, Lane, Options, Owner, Paper, Record, Short};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ fn forest() -> (Blocks, Paper, Paper) {
         first(30, 2),
         after(31, 30),
         Owner::First(key(40)),
-        // Its parent is on another tier.
+        // Its parent is on another tier, or was one of them: who asks says which.
         after(51, 50),
     ];
     let records: Vec<Record> = (0..)
@@ -76,15 +76,16 @@ fn forest() -> (Blocks, Paper, Paper) {
 fn what_stands_on_a_key_or_a_root_goes_and_nothing_else() {
     let all = BTreeSet::from([10, 11, 12, 20, 30, 31, 40, 51]);
     for (named, spared, before, gone) in [
-        (vec![key(11)], vec![], 99, vec![11, 12]),
-        (vec![root(1)], vec![], 99, vec![10, 11, 12, 20]),
+        (vec![key(11)], vec![key(51)], 99, vec![11, 12]),
+        (vec![root(1)], vec![key(51)], 99, vec![10, 11, 12, 20]),
         // The block itself is nowhere, and what stands on it is here.
         (vec![key(50)], vec![], 99, vec![51]),
+        (vec![key(99)], vec![], 99, vec![51]),
         // What stays is passed, and what stands on it goes.
-        (vec![key(10)], vec![key(10), key(11)], 99, vec![12]),
+        (vec![key(10)], vec![key(10), key(11), key(51)], 99, vec![12]),
         (vec![root(1)], vec![], 2, vec![10, 11]),
-        (vec![key(99), root(9)], vec![], 99, vec![]),
-        (vec![key(31), key(31), root(2)], vec![key(30)], 99, vec![31]),
+        (vec![key(99), root(9)], vec![key(51)], 99, vec![]),
+        (vec![key(31), root(2)], vec![key(30), key(51)], 99, vec![31]),
     ] {
         let (blocks, _, _) = forest();
         let family = Family {
@@ -108,7 +109,9 @@ fn no_power_cut_undoes_it_also_where_a_slot_was_void_before() {
         // Another block is on its way into a slot of the family: its record is void, and not durable.
         let slot = u32::try_from(chance.below(4)).unwrap();
         write(&blocks, slot, Owner::First(key(60)), 70);
-        blocks.void_family(&family(&[root(1)], 70)).unwrap();
+        let spared = vec![key(51)];
+        let family = family(&[root(1)], 70);
+        blocks.void_family(&Family { spared, ..family }).unwrap();
         let cut = [&payloads, &table].map(|one| Paper::holding(one.cut(|most| chance.below(most))));
         let [payloads, table] = cut;
         let left = found(&over(payloads, table));

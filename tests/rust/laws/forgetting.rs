@@ -186,9 +186,16 @@ fn what_is_kept_is_named_and_goes_only_by_force() {
         yard.publish(&cat(&prompt, &text(2, 1)));
         let first = &keys(&yard, &prompt)[..1];
         let forgotten = forget(&yard, first, false);
-        assert_eq!((forgotten.blocks, &*forgotten.kept), (1, &[parked.id()][..]));
+        assert_eq!(
+            (forgotten.blocks, &*forgotten.kept),
+            (1, &[parked.id()][..])
+        );
         assert!(!yard.broken(&parked));
-        assert_eq!(yard.on_device(&cat(&prompt, &text(2, 1))), 3, "it is kept, and found");
+        assert_eq!(
+            yard.on_device(&cat(&prompt, &text(2, 1))),
+            3,
+            "it is kept, and found"
+        );
         let forgotten = forget(&yard, first, true);
         assert_eq!((forgotten.blocks, forgotten.kept), (3, vec![parked.id()]));
         assert!(yard.broken(&parked));
@@ -232,8 +239,17 @@ fn a_restart_brings_roots_back_by_which_a_salt_is_found() {
     publish_salted(&before, "one", &prompt);
     before.publish(&prompt);
     let plan = before.demote(4).expect("to the disk");
-    let firsts: Vec<&Key> = plan.parents.iter().filter(|parent| parent.is_root()).collect();
-    assert_eq!(firsts.len(), 1, "of that one which was told: {:?}", plan.parents);
+    let firsts: Vec<&Key> = plan
+        .parents
+        .iter()
+        .filter(|parent| parent.is_root())
+        .collect();
+    assert_eq!(
+        firsts.len(),
+        1,
+        "of that one which was told: {:?}",
+        plan.parents
+    );
     let after = yard();
     let mut state = after.cache.lock();
     let restored = state.restore(DISK, &plan.destinations, &plan.keys, &plan.parents);
@@ -247,7 +263,10 @@ fn a_restart_brings_roots_back_by_which_a_salt_is_found() {
 
 fn voids(plan: &Plan) -> (Vec<Key>, Vec<Key>) {
     assert_eq!((plan.from, plan.to), (DISK, DISK));
-    let stays = plan.parents.iter().filter(|parent| **parent == Key::UNKNOWN);
+    let stays = plan
+        .parents
+        .iter()
+        .filter(|parent| **parent == Key::UNKNOWN);
     let (named, spared) = plan.keys.split_at(plan.len() - stays.count());
     (named.to_vec(), spared.to_vec())
 }
@@ -260,6 +279,8 @@ fn a_keyed_tier_is_given_what_was_named_and_what_stands_there_on_nothing() {
     // The second lies on the host alone, so that what is behind it stands on nothing on the disk.
     let all = keys(&yard, &prompt);
     yard.scatter(&prompt, &[DISK, Tier::HOST, DISK]);
+    // Another's, whose second block stands on nothing there, too.
+    yard.scatter(&text(5, 2), &[Tier::HOST, DISK]);
     let parked = yard.park(yard.run(&text(4, 1)), SIZE);
     let named = [all[0], keys(&yard, &text(4, 1))[0]];
     let forgotten = forget(&yard, &named, false);
@@ -268,7 +289,12 @@ fn a_keyed_tier_is_given_what_was_named_and_what_stands_there_on_nothing() {
     };
     let (gone, spared) = voids(plan);
     assert_eq!(gone, [named[0], named[1], all[2]]);
-    assert_eq!(spared, [named[1]], "what is kept stays there");
+    let other = keys(&yard, &text(5, 2))[1];
+    assert_eq!(
+        spared,
+        [named[1], other],
+        "what is kept, or stands elsewhere, stays"
+    );
     assert_eq!(Plan::from_bytes(&plan.to_bytes()).as_ref(), Ok(plan));
     let given = yard.cache.lock().dispatch();
     assert!(given.contains(plan), "the cranes get it");
@@ -280,19 +306,30 @@ fn a_keyed_tier_is_given_what_was_named_and_what_stands_there_on_nothing() {
 fn records_that_were_not_voided_are_to_be_voided_again() {
     let yard = yard();
     yard.publish(&text(1, 2));
-    let plan = forget(&yard, &keys(&yard, &text(1, 2)), false).plans.remove(0);
+    let plan = forget(&yard, &keys(&yard, &text(1, 2)), false)
+        .plans
+        .remove(0);
     assert_eq!(yard.stats().voiding, 1);
     let mut state = yard.cache.lock();
     assert_eq!(state.dispatch(), [plan.clone()]);
     let beyond = Outcome::failed(plan.flight, plan.len() as u32 + 1);
-    assert!(matches!(state.commit(&[beyond], None), Err(Error::Argument { .. })));
+    assert!(matches!(
+        state.commit(&[beyond], None),
+        Err(Error::Argument { .. })
+    ));
     // A rank has failed; the next time its deadline passes.
-    assert_eq!(state.commit(&[Outcome::failed(plan.flight, 0)], None), Ok(1));
+    assert_eq!(
+        state.commit(&[Outcome::failed(plan.flight, 0)], None),
+        Ok(1)
+    );
     let again = state.dispatch();
     let of = |plan: &Plan| (plan.keys.clone(), plan.parents.clone());
     assert_eq!((again.len(), of(&again[0])), (1, of(&plan)));
     assert_eq!(state.mark_unknown(again[0].flight), Ok(true));
-    assert_eq!(state.commit(&[Outcome::failed(again[0].flight, 0)], None), Ok(1));
+    assert_eq!(
+        state.commit(&[Outcome::failed(again[0].flight, 0)], None),
+        Ok(1)
+    );
     let last = state.dispatch();
     assert_eq!((last.len(), state.stats().voiding), (1, 1));
     assert_eq!(state.check_plan(&last[0]), Ok(()));
@@ -331,11 +368,17 @@ fn what_stands_on_what_is_gone_goes_too_and_is_not_counted_as_named() {
     yard.scatter(&text(1, 3), &[Tier::HOST, DISK, Tier::HOST]);
     // The middle one is lost: what is behind it stands on nothing.
     let slots: Vec<u32> = (0..16).collect();
-    yard.cache.lock().withdraw(DISK, &slots).expect("no tickets");
+    yard.cache
+        .lock()
+        .withdraw(DISK, &slots)
+        .expect("no tickets");
     assert_eq!(yard.hits(&text(1, 3)), [0, 1, 0]);
     assert_eq!(yard.stats().blocks, 2);
     assert_eq!(forget(&yard, &keys(&yard, &text(8, 1)), false).blocks, 0);
-    assert_eq!((yard.stats().blocks, yard.stats().counters.forgotten), (1, 1));
+    assert_eq!(
+        (yard.stats().blocks, yard.stats().counters.forgotten),
+        (1, 1)
+    );
 }
 
 /// Law: INV-40

@@ -72,7 +72,9 @@ impl Yard {
         } else {
             let stays = |block: &Block| self.kept(*block);
             let still = gone.iter().zip(&were_known);
-            blocks += still.filter(|&(block, &known)| known && !stays(block)).count();
+            blocks += still
+                .filter(|&(block, &known)| known && !stays(block))
+                .count();
             gone.retain(|block| !self.kept(*block));
         }
         assert_eq!(answer.blocks, blocks as u64, "blocks that were forgotten");
@@ -89,7 +91,10 @@ impl Yard {
             self.leases.get_mut(&id).expect("it lives").epoch = FORGOTTEN;
         }
         for plan in &answer.plans {
-            assert!(plan.from == plan.to && self.keyed[plan.to.0], "a keyed tier alone");
+            assert!(
+                plan.from == plan.to && self.keyed[plan.to.0],
+                "a keyed tier alone"
+            );
             let flight = InFlight {
                 from: plan.from.0,
                 to: plan.to.0,

@@ -65,7 +65,8 @@ impl Yard {
         for block in 0..self.blocks.len() {
             if !self.alive(block) && self.gone.insert(block) {
                 let key = self.blocks[block].key;
-                self.ghosts.extend(key.filter(|_| !self.is_forgotten(block)));
+                self.ghosts
+                    .extend(key.filter(|_| !self.is_forgotten(block)));
             }
         }
     }

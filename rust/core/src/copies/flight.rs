@@ -90,7 +90,10 @@ impl Flight {
     /// Source and destination of each block of its plan.
     pub(crate) fn copies(&self) -> impl Iterator<Item = (u32, u32)> {
         let voided = self.len() - self.moves.len();
-        let moves = self.moves.iter().map(|step| (step.from.get(), step.to.get()));
+        let moves = self
+            .moves
+            .iter()
+            .map(|step| (step.from.get(), step.to.get()));
         moves.chain(std::iter::repeat_n((0, 0), voided))
     }
 

@@ -76,6 +76,7 @@ impl State {
             trie,
             tiers,
             leases,
+            roots: _,
             parked,
             tickets,
             flights,
@@ -113,6 +114,9 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
+        for (lease, _) in leases.iter() {
+            self.root_of(self.lease_id(lease)).hash(&mut digest);
+        }
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
         (headroom, largest, turn, torn, strays, ready_keys, done).hash(&mut digest);
         digest.finish()
@@ -381,7 +385,11 @@ mod tests {
         ("what was forgotten in use", |s| {
             s.trie.note_forgotten(NodeIx::new(0));
         }),
-        ("a lease's root", |s| lease(s).root = key(9, 9)),
+        ("a lease's root", |s| {
+            let running = s.leases.iter().next().map(|(lease, _)| lease);
+            let id = s.lease_id(running.expect("one runs"));
+            s.name_root(id, Some(key(9, 9)));
+        }),
         ("whether blocks leave", |s| device(s).pool.set_leaving(true)),
     ];
 

@@ -8,7 +8,7 @@
 use super::State;
 use super::record::{Keep, Running};
 use crate::base::{
-    Class, Error, Id, Ix, Key, LeaseId, NodeIx, ParkedId, ParkedIx, Result, Tier, memory,
+    Class, Error, Id, Ix, Key, LeaseId, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier, memory,
 };
 use crate::copies::{Plan, Purpose};
 use crate::tiers::{FORGOTTEN, Hold};
@@ -47,6 +47,7 @@ pub(crate) struct Lineage {
     /// The generation of the block in each place, 0 where there is none, and what it stands on.
     rows: Vec<(u32, Option<Id<NodeIx>>)>,
     named: Vec<Id<NodeIx>>,
+    tops: Vec<(Tier, Key)>,
 }
 
 /// Blocks that may stand on one that is named, and blocks of which nobody can say on what they stand, as
@@ -55,6 +56,9 @@ pub(crate) struct Lineage {
 pub(crate) struct Behind {
     known: Vec<Id<NodeIx>>,
     strays: Vec<Id<NodeIx>>,
+    /// Blocks of a keyed tier that stand there on nothing, as another tier has what is before them: by
+    /// this they differ from records of which nobody knows any more.
+    tops: Vec<(Tier, Key)>,
 }
 
 /// What is forgotten by a call.
@@ -78,12 +82,13 @@ enum Fate {
 
 impl Lineage {
     /// What is to be forgotten beside what was named.
-    pub(crate) fn behind(&self) -> Behind {
+    pub(crate) fn behind(mut self) -> Behind {
         let mut fates = vec![Fate::Unknown; self.rows.len()];
         for named in &self.named {
             fates[named.index.at()] = Fate::Condemned;
         }
         let (mut behind, mut path) = (Behind::default(), Vec::new());
+        behind.tops = std::mem::take(&mut self.tops);
         for (place, &(generation, _)) in self.rows.iter().enumerate() {
             let mut next = NonZeroU32::new(generation).map(|generation| Id {
                 index: NodeIx::new(place as u32),
@@ -159,11 +164,19 @@ impl State {
         match root {
             None => self.ready_keys = true,
             Some(root) => {
-                if let Ok(lease) = self.lease(lease) {
-                    self.leases[lease].root = root;
+                let at = lease.at().at();
+                if self.roots.len() <= at {
+                    self.roots.resize(at + 1, Default::default());
                 }
+                self.roots[at] = (Some(lease), root);
             }
         }
+    }
+
+    /// What a sequence begins with, where that was said.
+    pub(super) fn root_of(&self, lease: LeaseId) -> Option<Key> {
+        let (named, root) = *self.roots.get(lease.at().at())?;
+        (named == Some(lease)).then_some(root)
     }
 
     /// Looks at the next places of the trie, so many at most. Returns whether it has seen all.
@@ -183,11 +196,35 @@ impl State {
         }
         let last = first.saturating_add(slice).min(places);
         for place in (first..last).map(|place| NodeIx::new(place as u32)) {
-            let row = || (self.trie.id(place).generation.get(), self.trie[place].parent);
+            let row = || {
+                (
+                    self.trie.id(place).generation.get(),
+                    self.trie[place].parent,
+                )
+            };
             let alive = self.trie.alive(place);
             lineage.rows.push(alive.then(row).unwrap_or_default());
+            if alive && self.has_keyed() {
+                self.list_tops(place, &mut lineage.tops);
+            }
         }
         Ok(last == places)
+    }
+
+    fn has_keyed(&self) -> bool {
+        self.config.keyed.contains(&true)
+    }
+
+    fn list_tops(&self, node: NodeIx, tops: &mut Vec<(Tier, Key)>) {
+        let block = &self.trie[node];
+        let above = self.trie.parent(node);
+        for tier in self.tiers.below(Tier::DEVICE) {
+            let stands = above.is_some_and(|above| self.trie.slot(above, tier).is_some());
+            let is_top = self.config.keyed[tier.at()] && block.parent.is_some() && !stands;
+            if is_top && !block.is_anonymous() && self.trie.slot(node, tier).is_some() {
+                tops.push((tier, block.key));
+            }
+        }
     }
 
     /// The blocks that are named, and are there.
@@ -212,13 +249,16 @@ impl State {
     ) -> Option<Forgotten> {
         let now = self.trie.epoch();
         let nodes = self.mark_all(what, behind, now);
-        let may_have_strays = self.torn || self.strays > 0 || self.config.engine;
-        if (behind.is_none() && may_have_strays) || !self.is_family(&nodes) {
+        let strays = self.torn || self.strays > 0 || self.config.engine;
+        let looks = strays || self.has_keyed();
+        if (behind.is_none() && looks) || !self.is_family(&nodes) {
             self.unmark_family(&nodes, now);
             return None;
         }
         let mut keepers = self.keepers_of_marked();
-        let kept = keepers.iter().map(|&(_, index)| ParkedId(self.parked.id(index)));
+        let kept = keepers
+            .iter()
+            .map(|&(_, index)| ParkedId(self.parked.id(index)));
         let kept = kept.collect();
         let mut nodes = nodes;
         if force && !keepers.is_empty() {
@@ -236,7 +276,8 @@ impl State {
             blocks,
         } = self.root_first(&nodes);
         self.detach_users(what);
-        let plans = self.void_records(what, &unnamed, &spared);
+        let tops = behind.map_or(&[][..], |behind| &behind.tops);
+        let plans = self.void_records(what, &unnamed, &spared, tops);
         self.counters.forgotten += order.len() as u64;
         self.drop_forgotten(&order);
         self.ease_headroom();
@@ -280,7 +321,9 @@ impl State {
         let (mut children, mut own) = (0_u64, 0_u64);
         let slots = |node| {
             let tiers = self.tiers.all();
-            tiers.filter(|&tier| self.trie.slot(node, tier).is_some()).count() as u64
+            tiers
+                .filter(|&tier| self.trie.slot(node, tier).is_some())
+                .count() as u64
         };
         for &node in nodes {
             let above = self.trie[node].parent.map(|id| self.trie.live(id));
@@ -289,7 +332,10 @@ impl State {
             if mark != NAMED && !on_marked && (mark == BEHIND || above != Some(None)) {
                 return false;
             }
-            let below = self.tiers.all().map(|tier| self.trie.residency(node, tier).children);
+            let below = self
+                .tiers
+                .all()
+                .map(|tier| self.trie.residency(node, tier).children);
             children += below.map(u64::from).sum::<u64>();
             own += if on_marked { slots(node) } else { 0 };
         }
@@ -304,12 +350,17 @@ impl State {
     /// Parked sequences that keep something that is marked, in the order in which they were parked. What
     /// stands on a marked block is marked, so that the last block of each tells.
     fn keepers_of_marked(&self) -> Vec<(u64, ParkedIx)> {
-        let whole = self.parked.iter().filter(|(_, record)| record.keep == Keep::Whole);
+        let whole = self
+            .parked
+            .iter()
+            .filter(|(_, record)| record.keep == Keep::Whole);
         let keepers = whole.filter(|(_, record)| {
             let last = record.path.last();
             last.is_some_and(|&last| self.is_marked(last))
         });
-        let mut keepers: Vec<_> = keepers.map(|(index, record)| (record.order, index)).collect();
+        let mut keepers: Vec<_> = keepers
+            .map(|(index, record)| (record.order, index))
+            .collect();
         keepers.sort_unstable();
         keepers
     }
@@ -360,7 +411,8 @@ impl State {
         let all: Vec<_> = self.leases.iter().map(|(lease, _)| lease).collect();
         for lease in all {
             let record = &self.leases[lease];
-            let rooted = matches!(what, Condemned::Root(root) if record.root == root);
+            let own = self.root_of(self.lease_id(lease));
+            let rooted = matches!(what, Condemned::Root(root) if own == Some(root));
             if rooted || self.uses_forgotten(record) {
                 self.leases[lease].epoch = FORGOTTEN;
             }
@@ -376,13 +428,14 @@ impl State {
         nodes.any(|node| self.trie[node].epoch == FORGOTTEN)
     }
 
-    /// Has keyed tiers void the records of what is forgotten, and of all that stands on it there. A key
-    /// that stays has [`Key::UNKNOWN`] for its parent, any other [`Key::NO_PARENT`].
+    /// Has keyed tiers void the records of what is forgotten, of all that stands on it there, and of what
+    /// stands on nothing there and is not known here: it may be of blocks that were evicted. A key that stays has [`Key::UNKNOWN`] for its parent, any other [`Key::NO_PARENT`].
     fn void_records(
         &mut self,
         what: Condemned<'_>,
         unnamed: &[NodeIx],
         spared: &[NodeIx],
+        tops: &[(Tier, Key)],
     ) -> Vec<Plan> {
         let mut plans = Vec::new();
         for tier in self.tiers.below(Tier::DEVICE) {
@@ -399,11 +452,21 @@ impl State {
                     self.trie[above].epoch == FORGOTTEN && self.trie.slot(above, tier).is_some()
                 })
             };
-            keys.extend(unnamed.iter().filter(first).map(|&node| self.trie[node].key));
-            let mut parents = Vec::new();
-            if !spared.is_empty() {
-                parents.resize(keys.len(), Key::NO_PARENT);
-                keys.extend(spared.iter().map(|&node| self.trie.carried_key(node)));
+            keys.extend(
+                unnamed
+                    .iter()
+                    .filter(first)
+                    .map(|&node| self.trie[node].key),
+            );
+            let (named, mut parents) = (keys.len(), Vec::new());
+            keys.extend(spared.iter().map(|&node| self.trie.carried_key(node)));
+            let tops = tops.iter().filter(|&&(on, _)| on == tier);
+            keys.extend(
+                tops.map(|&(_, key)| key)
+                    .filter(|key| self.trie.find(key).is_some()),
+            );
+            if keys.len() > named {
+                parents.resize(named, Key::NO_PARENT);
                 parents.resize(keys.len(), Key::UNKNOWN);
             }
             if !keys.is_empty() {
@@ -433,7 +496,9 @@ impl State {
     /// Flights by which records are voided, and which have not ended.
     pub(super) fn voiding(&self) -> u64 {
         let flights = self.flights.iter();
-        flights.filter(|(_, flight)| flight.purpose == Purpose::Void).count() as u64
+        flights
+            .filter(|(_, flight)| flight.purpose == Purpose::Void)
+            .count() as u64
     }
 
     /// Drops what is idle of what was forgotten; what is in use goes when its use ends.
@@ -441,20 +506,21 @@ impl State {
         if order.is_empty() {
             return;
         }
-        for &node in order.iter().rev() {
-            self.tell_forgotten(node);
+        if self.events.is_some() {
+            for &node in order.iter().rev() {
+                self.tell_forgotten(node);
+            }
         }
         for tier in self.tiers.all() {
             self.tiers[tier].pool.set_leaving(true);
         }
         for &node in order.iter().rev() {
             for tier in self.tiers.all() {
-                if self.trie.alive(node)
-                    && let Some(slot) = self.trie.slot(node, tier)
-                {
-                    self.retire(tier, slot);
+                if let Some(slot) = self.trie.slot(node, tier) {
+                    self.drop_if_idle(node, tier, slot);
                 }
             }
+            self.remove_if_gone(node);
         }
         for &node in order.iter().rev() {
             for tier in self.tiers.all() {
@@ -472,6 +538,23 @@ impl State {
             }
         }
         self.trim_forgotten();
+    }
+
+    /// The same as an eviction of a forgotten block, but for what those above it hear that go next.
+    fn drop_if_idle(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) {
+        let residency = *self.trie.residency(node, tier);
+        if residency.children > 0 || !self.tiers[tier].drop_idle(slot, residency) {
+            return;
+        }
+        self.trie.residency_mut(node, tier).slot = None;
+        let Some(above) = self.trie.parent(node) else {
+            return;
+        };
+        if self.trie[above].epoch == FORGOTTEN {
+            self.trie.residency_mut(above, tier).children -= 1;
+        } else if let Some(above) = self.leave_parent(node, tier) {
+            self.retire(tier, above);
+        }
     }
 
     /// Where nothing is left of what was forgotten, nothing is looked for.

@@ -56,7 +56,7 @@ impl State {
             .copied()
             .filter(|_| partial);
         let sealed = parent.sealed.min(shared);
-        let (epoch, root) = (parent.epoch, parent.root);
+        let epoch = parent.epoch;
         for &slot in &table {
             self.share(slot);
         }
@@ -67,8 +67,10 @@ impl State {
             cached: computed,
             epoch,
         }));
-        self.leases[forked].root = root;
         let child = self.lease_id(forked);
+        if let Some(root) = self.root_of(id) {
+            self.name_root(child, Some(root));
+        }
         let mut plans = Vec::new();
         if let Some(slot) = source {
             self.mark(Tier::DEVICE, slot);

@@ -68,8 +68,8 @@ pub(crate) use forget::Lineage;
 pub(crate) use tier::{Descent, TierState, Tiers};
 
 use crate::base::{
-    Error, FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx,
-    Tier, memory,
+    Error, FlightId, Id, Key, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result,
+    SlotIx, Tier, memory,
 };
 use crate::collections::{Arena, Found, Tag};
 use crate::copies::{Flight, Plan};
@@ -123,6 +123,8 @@ pub struct State {
     pub(crate) trie: Trie,
     pub(crate) tiers: Tiers,
     pub(crate) leases: Arena<Running>,
+    /// What they begin with, where that was said: beside them, as a begin must not move it.
+    roots: Vec<(Option<LeaseId>, Key)>,
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
     pub(crate) flights: Arena<Flight>,
@@ -202,6 +204,7 @@ impl State {
             trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),
             leases: Arena::new(),
+            roots: Vec::new(),
             parked: Arena::new(),
             tickets: Arena::new(),
             flights: Arena::new(),

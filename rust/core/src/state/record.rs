@@ -1,7 +1,7 @@
 //! The records of running and parked sequences, and of tickets: what they hold. The handles are in
 //! `api/lease.rs`.
 
-use crate::base::{Key, LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
+use crate::base::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
 use crate::collections::Record;
 use crate::evict::Hints;
 
@@ -22,8 +22,6 @@ pub(crate) struct Running {
     /// Leading tokens whose KV was there at the start, once its flights have landed.
     pub(crate) cached: u64,
     pub(crate) epoch: u32,
-    /// What it begins with; zeros where that is not known.
-    pub(crate) root: Key,
     /// Table cells that `block_tables` has written already.
     pub(crate) shown: u32,
     pub(crate) phase: Phase,

@@ -104,9 +104,8 @@ impl State {
 
     /// A lease has its first block, published by itself or before.
     fn note_root(&mut self, lease: LeaseIx) {
-        let record = &self.leases[lease];
-        let (root, first) = (record.root, self.published(record, 0));
-        if let Some(first) = first.filter(|_| root != Key::NO_PARENT)
+        if let Some(root) = self.root_of(self.lease_id(lease))
+            && let Some(first) = self.published(&self.leases[lease], 0)
             && self.trie.root(first) != Some(root)
         {
             self.trie.set_root(first, root);
