@@ -95,7 +95,7 @@ class LocalCache(KVCache):
     def forget(
         self,
         *,
-        keys: Keys | Any | None = None,
+        keys: Any = None,  # noqa: ANN401 - of several kinds, as the parent has it
         salt: str | bytes | None = None,
         adapter: str | bytes | None = None,
         force: bool = False,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockyard as by
-from disks import BLOCKS, opened, settle
 from blockyard._core import Forgotten
+from disks import BLOCKS, opened, settle
 
 pytestmark = pytest.mark.law("INV-40")
 
@@ -184,6 +184,7 @@ def test_what_is_kept_is_named_and_goes_by_force_alone() -> None:
     assert cache.forget(salt="one", force=True) == Forgotten(4, [parked.id], [])
     assert (parked.state, found(cache, 1, "one")) == ("broken", 0)
     again = cache.begin(parked)
+    assert isinstance(again, by.Lease)
     assert (again.cached, again.appended) == (0, TOKENS)
     assert cache.audit() is None
 
@@ -229,9 +230,9 @@ def test_keys_of_other_blocks_a_closed_cache_and_an_engines_keys_are_refused(
     with roomy(tmp_path) as local:
         publish(local, 1)
         keys = local.keys(prompt(1))
-    for given in ({"salt": "one"}, {"keys": keys}):
+    for named in ({"salt": "one"}, {"keys": keys}):
         with pytest.raises(by.Misuse, match="closed"):
-            local.forget(**given)
+            local.forget(**named)
     with roomy(tmp_path) as local:
         assert found(local, 1) == 4
 
@@ -244,7 +245,8 @@ def test_a_listener_hears_of_it_in_its_next_batch() -> None:
     cache.take_events()
     cache.forget(keys=cache.keys(prompt(1)))
     payload, _ = cache.take_events()
-    assert payload is not None and b"BlockRemoved" in payload
+    assert payload is not None
+    assert b"BlockRemoved" in payload
     cache.finish(lease)
     assert cache.take_events()[0] is None
 
@@ -257,45 +259,55 @@ ACTS = st.one_of(
 )
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+class Tenants:
+    """A cache over a disk, and which talks it must find."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cache = roomy(path)
+        self.there: set[tuple[int, str]] = set()
+
+    def act(self, act: str, talk: int, salt: str) -> None:
+        match act:
+            case "publish":
+                publish(self.cache, talk, salt)
+                self.there.add((talk, salt))
+            case "salt":
+                self.gone({one for one in self.there if one[1] == salt}, salt=salt)
+            case "keys":
+                keys = self.cache.keys(prompt(talk), salt=salt)
+                self.gone(self.there & {(talk, salt)}, keys=keys)
+            case "flush":
+                assert self.cache.flush(until=20) == 0
+            case "demote":
+                self.cache.demote(3)
+            case "step":
+                self.cache.step()
+            case "restart":
+                assert self.cache.close() == 0
+                self.cache = roomy(self.path)
+        self.check()
+
+    def gone(self, talks: set[tuple[int, str]], **named: Any) -> None:
+        assert self.cache.forget(**named).blocks == BLOCKS * len(talks)
+        self.there -= talks
+
+    def check(self) -> None:
+        for talk in range(3):
+            for salt in TENANTS:
+                here = BLOCKS if (talk, salt) in self.there else 0
+                assert found(self.cache, talk, salt) == here, (talk, salt)
+        assert self.cache.audit() is None
+
+
+@settings(max_examples=25, deadline=None)
 @given(acts=st.lists(ACTS, min_size=4, max_size=14))
 def test_whatever_comes_before_and_after_it_all_of_it_is_gone_and_nothing_else(
     acts: list[tuple[str, int, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.mktemp("disk")
-    cache, there = roomy(path), set[tuple[int, str]]()
+    tenants = Tenants(tmp_path_factory.mktemp("disk"))
     try:
-        for act, talk, salt in acts:
-            match act:
-                case "publish":
-                    publish(cache, talk, salt)
-                    there.add((talk, salt))
-                case "salt":
-                    gone = {one for one in there if one[1] == salt}
-                    assert cache.forget(salt=salt).blocks == BLOCKS * len(gone)
-                    there -= gone
-                case "keys":
-                    keys = cache.keys(prompt(talk), salt=salt)
-                    had = (talk, salt) in there
-                    assert cache.forget(keys=keys).blocks == BLOCKS * had
-                    there.discard((talk, salt))
-                case "flush":
-                    assert cache.flush(until=20) == 0
-                case "demote":
-                    cache.demote(3)
-                case "step":
-                    cache.step()
-                case "restart":
-                    assert cache.close() == 0
-                    cache = roomy(path)
-            for talk_of in range(3):
-                for salt_of in TENANTS:
-                    here = BLOCKS if (talk_of, salt_of) in there else 0
-                    assert found(cache, talk_of, salt_of) == here, (act, talk, salt)
-            assert cache.audit() is None
+        for act in acts:
+            tenants.act(*act)
     finally:
-        cache.close()
-
-
+        tenants.cache.close()

@@ -3,16 +3,42 @@
 from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from blockyard._core import Misuse, Unavailable
-from blockyard.crane.copiers import Landed, Receipt
+from blockyard.crane.copiers import BlockKeys, Landed, Receipt
 from blockyard.crane.lanes import Flight
-from blockyard.crane.tiers import Tier, Voiding
+from blockyard.crane.tiers import Tier
 from blockyard.shared.plan import Cause, Plan
 
-__all__ = ["Voids", "is_void"]
+__all__ = ["Voiding", "Voids", "is_void"]
+
+
+@runtime_checkable
+class Voiding(Protocol):
+    """A tier that can void records of blocks, so that no restart finds these again."""
+
+    def next_stamp(self) -> int:
+        """Returns a stamp that is greater than those of all blocks it was given so far."""
+
+    def void(self, keys: BlockKeys, spared: BlockKeys, before: int) -> Receipt:
+        """Voids the records of keys, and of all that stands on them, that have a smaller stamp.
+
+        So it does with what stands on a block without a record, as that may have been one of them.
+
+        Args:
+            keys: Keys of blocks, or roots of sequences, shape (rows, 32).
+            spared: Keys whose records stay, likewise.
+            before: The stamp.
+
+        Returns:
+            A receipt, whose end says that this is durable, or has failed.
+        """
+
+    def void_last(self, keys: BlockKeys, spared: BlockKeys, before: int) -> None:
+        """Does the same by its `close`, which comes next. No copy is under way any more."""
 
 
 def is_void(plan: Plan) -> bool:
@@ -106,7 +132,7 @@ def _next_stamp(tier: Tier) -> int:
     return tier.next_stamp() if isinstance(tier, Voiding) else 0
 
 
-def _rows(plan: Plan) -> tuple["np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", ...]:
+def _rows(plan: Plan) -> tuple[BlockKeys, BlockKeys]:
     """Returns the keys whose records go, and those whose records stay."""
     keys = np.asarray(plan.keys)
     if plan.parents is None:

@@ -18,7 +18,7 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 
-__all__ = ["Lasting", "Mapped", "Stamping", "Tier", "Voiding", "is_mapped", "planes_of"]
+__all__ = ["Lasting", "Mapped", "Stamping", "Tier", "is_mapped", "planes_of"]
 
 
 class Tier(Protocol):
@@ -103,31 +103,6 @@ class Stamping(Protocol):
 
     def submitted(self, plan: Plan) -> None:
         """Notes a plan that fills some of its slots, before a copier is asked for it."""
-
-
-@runtime_checkable
-class Voiding(Protocol):
-    """A tier that can void records of blocks, so that no restart finds these again."""
-
-    def next_stamp(self) -> int:
-        """Returns a stamp that is greater than those of all blocks it was given so far."""
-
-    def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> Any:
-        """Voids the records of keys, and of all that stands on them, that have a smaller stamp.
-
-        Args:
-            keys: Keys of blocks, or roots of sequences, shape (rows, 32).
-            spared: Keys whose records stay, likewise.
-            before: The stamp.
-
-        Returns:
-            A `Receipt` of `copiers`, whose end says that this is durable, or has failed.
-        """
-
-    def void_last(
-        self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int
-    ) -> None:
-        """Does the same by its `close`, which comes next. No copy is under way any more."""
 
 
 def is_mapped(tier: Tier) -> TypeGuard[Mapped]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ _Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
 class Voider(Protocol):
     """What copies from and to a disk."""
 
-    def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> Any:
+    def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> object:
         """Has the disk void records; returns a receipt."""
 
 
@@ -273,10 +273,8 @@ class DiskTier(Single):
         """Returns a stamp that is greater than those of all blocks that it was given so far."""
         return (self._run << 32) + self._count
 
-    def void_last(
-        self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int
-    ) -> None:
-        """Voids records by its close, as `tiers.Voiding`: that waits for it, as for its threads.
+    def void_last(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> None:
+        """Voids records by its close, as `crane.voids.Voiding`, which waits for that.
 
         Args:
             keys: As there.
@@ -286,8 +284,8 @@ class DiskTier(Single):
         for part in self._owned():
             part.lane.void_records(keys, spared, before)
 
-    def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> Any:  # noqa: ANN401 - a receipt, of a layer above
-        """Voids records, as `tiers.Voiding`: its copier hears when that is durable.
+    def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> object:
+        """Voids records, as `crane.voids.Voiding`: its copier hears when that is durable.
 
         Args:
             keys: As there.

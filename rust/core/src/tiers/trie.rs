@@ -297,6 +297,7 @@ impl Trie {
         self.rooted.insert((root, node));
     }
 
+    #[cold]
     fn lose_root(&mut self, node: NodeIx) {
         if let Some(root) = self.roots.remove(&node) {
             self.rooted.remove(&(root, node));
@@ -414,7 +415,7 @@ impl Trie {
         if !self.nodes[node].is_anonymous() {
             self.index.remove(tag, node);
         }
-        if self.nodes[node].parent.is_none() {
+        if self.nodes[node].parent.is_none() && !self.roots.is_empty() {
             self.lose_root(node);
         }
         self.nodes.discard(node);
