@@ -43,7 +43,8 @@ class Voiding(Protocol):
 
 def is_void(plan: Plan) -> bool:
     """Whether a plan copies nothing, and its tier voids the records of its keys."""
-    return plan.source_tier == plan.destination_tier != "device"
+    same = plan.source_tier == plan.destination_tier != "device"
+    return same and plan.keys is not None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ pub struct Chain {
     tokens: u64,
     keys: Vec<Key>,
     source: Source,
-    /// What stands for the parent of its first block: zeros where the engine makes its keys.
+    /// What stands for the parent of its first block: [`Key::UNKNOWN`] where the engine has made keys.
     root: Key,
     /// Its tokens and its extras, where somebody is told of them.
     told: Option<Box<Spoken>>,
@@ -55,6 +55,7 @@ impl Chain {
     /// 2^63 - 1, or starts before the end of the item before it.
     pub fn new(seed: &Seed, extras: Extras) -> Result<Self> {
         check_block_size(seed.block_size())?;
+        let is_plain = extras.lora.is_none() && extras.salt.is_none();
         let root = seed.sequence_root(extras.lora.as_deref(), extras.salt.as_deref());
         let source = Source::Tokens {
             frame: Frame::new(seed, root),
@@ -65,7 +66,11 @@ impl Chain {
             tokens: 0,
             keys: Vec::new(),
             source,
-            root: Key::of_root(&root),
+            root: if is_plain {
+                Key::NO_PARENT
+            } else {
+                Key::of_root(&root)
+            },
             told: None,
         })
     }
@@ -82,7 +87,7 @@ impl Chain {
             tokens,
             keys,
             source: Source::Engine,
-            root: Key::NO_PARENT,
+            root: Key::UNKNOWN,
             told: None,
         })
     }
@@ -231,10 +236,10 @@ impl Chain {
         self.tokens
     }
 
-    /// What its sequences have in common besides the model, and no other has: adapter and salt, folded
-    /// into a key that stands for the parent of the first block. `None` where the engine makes the keys.
+    /// What sequences of its adapter and salt have in common, folded into a key that stands for the parent of
+    /// the first block: [`Key::NO_PARENT`] without either. `None` where the engine has made keys.
     pub fn root(&self) -> Option<Key> {
-        Some(self.root).filter(|root| *root != Key::NO_PARENT)
+        Some(self.root).filter(|root| *root != Key::UNKNOWN)
     }
 
     /// Tokens per block.

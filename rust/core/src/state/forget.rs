@@ -163,6 +163,7 @@ impl State {
     pub fn name_root(&mut self, lease: LeaseId, root: Option<Key>) {
         match root {
             None => self.ready_keys = true,
+            Some(Key::NO_PARENT) => {}
             Some(root) => {
                 let at = lease.at().at();
                 if self.roots.len() <= at {
