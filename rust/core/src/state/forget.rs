@@ -249,10 +249,12 @@ impl State {
         force: bool,
     ) -> Option<Forgotten> {
         let now = self.trie.epoch();
-        let nodes = self.mark_all(what, behind, now);
         let strays = self.torn || self.strays > 0 || self.config.engine;
-        let looks = strays || self.has_keyed();
-        if (behind.is_none() && looks) || !self.is_family(&nodes) {
+        if behind.is_none() && (strays || self.has_keyed()) {
+            return None;
+        }
+        let nodes = self.mark_all(what, behind, now);
+        if !self.is_family(&nodes) {
             self.unmark_family(&nodes, now);
             return None;
         }
