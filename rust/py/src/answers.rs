@@ -118,10 +118,11 @@ impl Soon {
 pub(crate) struct Forgotten {
     /// Blocks that are found no more, whatever tiers they were on.
     blocks: u64,
-    /// The `id` of each parked sequence and kept request that keeps some of what was named: that
-    /// stays, or by force their keeps were broken.
+    /// The `id` of each parked sequence that keeps some of what was named.
+    ///
+    /// What it keeps stays; by force, its keep was broken. Kept requests are parked, too.
     kept: Vec<u64>,
-    /// The number of the flight that voids records, for each tier that outlives the process.
+    /// The flight that voids records, for each tier that outlives the process.
     flights: Vec<u64>,
 }
 
