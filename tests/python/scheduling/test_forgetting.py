@@ -22,7 +22,7 @@ def parked(cache: by.KVCache) -> Loop:
     return loop
 
 
-def kept(recompute: bool = True) -> by.KVCache:
+def kept(*, recompute: bool = True) -> by.KVCache:
     return by.KVCache(block_size=4, device=9, host=32, ahead=0, recompute=recompute)
 
 
@@ -41,8 +41,8 @@ def test_a_parked_request_keeps_its_work_or_is_computed_again(force: bool) -> No
 
 def test_a_running_request_goes_on_and_is_computed_again_where_it_is_preempted() -> None:
     loop = squeezed(cache=kept())
-    for name in (1, 2):
-        assert loop.cache.forget(keys=loop.cache.keys(text(name, 14))).blocks == 3
+    for number in (1, 2):
+        assert loop.cache.forget(keys=loop.cache.keys(text(number, 14))).blocks == 3
     loop.finish()
     for name in ("old", "new"):
         assert loop.results[name].tokens.tolist() == continuation(name, 14, 12)
