@@ -76,7 +76,7 @@ impl State {
             trie,
             tiers,
             leases,
-            roots: _,
+            roots,
             parked,
             tickets,
             flights,
@@ -98,7 +98,6 @@ impl State {
             turn,
             torn,
             strays,
-            ready_keys,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -118,7 +117,7 @@ impl State {
             self.root_of(self.lease_id(lease)).hash(&mut digest);
         }
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, torn, strays, ready_keys, done).hash(&mut digest);
+        (headroom, largest, turn, torn, strays, roots.ready, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -378,7 +377,7 @@ mod tests {
         ("whether a path is torn", |s| s.torn = true),
         ("how many strays there are", |s| s.strays += 1),
         ("the last step done", |s| s.done = Some(3)),
-        ("whether keys were given ready", |s| s.ready_keys = true),
+        ("whether keys were given ready", |s| s.roots.ready = true),
         ("the root of a first block", |s| {
             s.trie.set_root(NodeIx::new(0), key(9, 9));
         }),

@@ -35,6 +35,14 @@ pub struct Forgotten {
     pub plans: Vec<Plan>,
 }
 
+/// What running sequences begin with, where that was said: beside their records, as a begin moves these.
+#[derive(Debug, Default)]
+pub(crate) struct Roots {
+    of: Vec<(Option<LeaseId>, Key)>,
+    /// Whether the engine has made the keys of a sequence, which tell no root.
+    pub(super) ready: bool,
+}
+
 /// Epochs of blocks while a call looks at them: those that were named, those that may stand on them, and
 /// those of which nobody can say on what they stand.
 const NAMED: u32 = FORGOTTEN - 3;
@@ -63,13 +71,13 @@ pub(crate) struct Behind {
 
 /// What is forgotten by a call.
 #[derive(Default)]
-struct Order {
+struct Family {
     /// All of it, each block behind the one that it stands on.
-    order: Vec<NodeIx>,
+    all: Vec<NodeIx>,
     /// What of it has a key and was not named.
     unnamed: Vec<NodeIx>,
     /// How many are known to stand on what was named.
-    blocks: u64,
+    known: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -149,7 +157,7 @@ impl State {
     /// `State` for a root where the engine makes the keys.
     pub(crate) fn check_forget(&self, what: Condemned<'_>) -> Result<()> {
         match what {
-            Condemned::Root(_) if self.config.engine || self.ready_keys => {
+            Condemned::Root(_) if self.config.engine || self.roots.ready => {
                 let what = "forgetting by salt where the engine makes the keys".to_owned();
                 let help = "its keys do not tell their salt: name the blocks by keys";
                 Err(Error::state(what, help))
@@ -162,21 +170,22 @@ impl State {
     /// keys. Without it, [`Self::forget`] does not find its blocks by their root.
     pub fn name_root(&mut self, lease: LeaseId, root: Option<Key>) {
         match root {
-            None => self.ready_keys = true,
+            None => self.roots.ready = true,
             Some(Key::NO_PARENT) => {}
             Some(root) => {
                 let at = lease.at().at();
-                if self.roots.len() <= at {
-                    self.roots.resize(at + 1, Default::default());
+                let roots = &mut self.roots.of;
+                if roots.len() <= at {
+                    roots.resize(at + 1, Default::default());
                 }
-                self.roots[at] = (Some(lease), root);
+                roots[at] = (Some(lease), root);
             }
         }
     }
 
     /// What a sequence begins with, where that was said.
     pub(super) fn root_of(&self, lease: LeaseId) -> Option<Key> {
-        let (named, root) = *self.roots.get(lease.at().at())?;
+        let (named, root) = *self.roots.of.get(lease.at().at())?;
         (named == Some(lease)).then_some(root)
     }
 
@@ -273,19 +282,15 @@ impl State {
             nodes = self.mark_all(what, behind, now);
         }
         let spared = self.spare_kept(&keepers, now);
-        let Order {
-            order,
-            unnamed,
-            blocks,
-        } = self.root_first(&nodes);
+        let family = self.root_first(&nodes);
         self.detach_users(what);
         let tops = behind.map_or(&[][..], |behind| &behind.tops);
-        let plans = self.void_records(what, &unnamed, &spared, tops);
-        self.counters.forgotten += order.len() as u64;
-        self.drop_forgotten(&order);
+        let plans = self.void_records(what, &family.unnamed, &spared, tops);
+        self.counters.forgotten += family.all.len() as u64;
+        self.drop_forgotten(&family.all);
         self.ease_headroom();
         Some(Forgotten {
-            blocks,
+            blocks: family.known,
             kept,
             plans,
         })
@@ -384,28 +389,28 @@ impl State {
     }
 
     /// Ends what is marked, and lists it.
-    fn root_first(&mut self, nodes: &[NodeIx]) -> Order {
-        let mut all = Order {
-            order: Vec::with_capacity(nodes.len()),
-            ..Order::default()
+    fn root_first(&mut self, nodes: &[NodeIx]) -> Family {
+        let mut family = Family {
+            all: Vec::with_capacity(nodes.len()),
+            ..Family::default()
         };
         for &node in nodes {
-            let first = all.order.len();
+            let first = family.all.len();
             let mut at = Some(node).filter(|&node| self.trie.alive(node));
             while let Some(node) = at.filter(|&node| self.is_marked(node)) {
                 let mark = std::mem::replace(&mut self.trie[node].epoch, FORGOTTEN);
-                all.blocks += u64::from(mark != STRAY);
+                family.known += u64::from(mark != STRAY);
                 match mark {
                     NAMED => {}
                     _ if self.trie[node].is_anonymous() => {}
-                    _ => all.unnamed.push(node),
+                    _ => family.unnamed.push(node),
                 }
-                all.order.push(node);
+                family.all.push(node);
                 at = self.trie.parent(node);
             }
-            all.order[first..].reverse();
+            family.all[first..].reverse();
         }
-        all
+        family
     }
 
     /// Sequences that use what was forgotten publish nothing any more: nor do those of a forgotten root,

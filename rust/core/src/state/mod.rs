@@ -64,12 +64,12 @@ pub use seal::Sealing;
 pub use stats::{Counters, Field, Kind, Stats, TierStats};
 pub use view::{ParkedView, View};
 
-pub(crate) use forget::Lineage;
+pub(crate) use forget::{Lineage, Roots};
 pub(crate) use tier::{Descent, TierState, Tiers};
 
 use crate::base::{
-    Error, FlightId, Id, Key, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result,
-    SlotIx, Tier, memory,
+    Error, FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx,
+    Tier, memory,
 };
 use crate::collections::{Arena, Found, Tag};
 use crate::copies::{Flight, Plan};
@@ -123,8 +123,7 @@ pub struct State {
     pub(crate) trie: Trie,
     pub(crate) tiers: Tiers,
     pub(crate) leases: Arena<Running>,
-    /// What they begin with, where that was said: beside them, as a begin must not move it.
-    roots: Vec<(Option<LeaseId>, Key)>,
+    roots: Roots,
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
     pub(crate) flights: Arena<Flight>,
@@ -161,8 +160,6 @@ pub struct State {
     torn: bool,
     /// How many were found, when that was done last.
     strays: usize,
-    /// Whether the engine has made the keys of a sequence, which tell no root.
-    ready_keys: bool,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -204,7 +201,7 @@ impl State {
             trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),
             leases: Arena::new(),
-            roots: Vec::new(),
+            roots: Roots::default(),
             parked: Arena::new(),
             tickets: Arena::new(),
             flights: Arena::new(),
@@ -227,7 +224,6 @@ impl State {
             turn: 0,
             torn: false,
             strays: 0,
-            ready_keys: false,
             done: None,
             climbed: 0,
             events: None,
