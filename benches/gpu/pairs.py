@@ -96,9 +96,7 @@ class Pair:
         """From the first start until all have been seen to have landed, on the host's clock."""
         clock = self.rig.clock
         begun = clock()
-        receipts = [self.start(*flight) for flight in flights]
-        for receipt in receipts:
-            landed(receipt)
+        landed(*(self.start(*flight) for flight in flights))
         return clock() - begun
 
     def flight(self, way: str, picks: list[tuple[Slots, Slots]]) -> Callable[[], float]:
@@ -127,16 +125,20 @@ class Pair:
         self.device.close()
 
 
-def landed(receipt: Receipt) -> None:
-    """Polls until the copy has ended, whole."""
+def landed(*receipts: Receipt) -> None:
+    """Polls all in turn, as a crane does, until the copies have ended, whole."""
     end = time.monotonic() + _PATIENCE
-    turn = 0
-    while (answer := receipt.poll()) is None:
+    coming, turn = list(receipts), 0
+    while coming:
+        for receipt in tuple(coming):
+            answer = receipt.poll()
+            if answer is not None:
+                coming.remove(receipt)
+                if answer.cause is not None:
+                    raise Wrong(f"a copy ended as {answer}")
         turn += 1
         if not turn % 1024 and time.monotonic() > end:
             raise TimeoutError(f"a copy has not ended within {_PATIENCE:.0f} s")
-    if answer.cause is not None:
-        raise Wrong(f"a copy ended as {answer}")
 
 
 def check(pair: Pair, count: int) -> None:

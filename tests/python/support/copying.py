@@ -21,7 +21,7 @@ ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0
 METHODS = [
     Thresholds(),
     Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=10**9),
-    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=2000),
+    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=2000, ring_parts=1),
     Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=3000, ring_parts=3),
     Thresholds(kernel_below=300, whole_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
     replace(ROWS, batch_runs=3, queued_runs=4),

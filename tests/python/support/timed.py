@@ -19,9 +19,9 @@ class Link:
     rate: float = 50e9
     """Bytes per second of a copy over the link."""
     copy: float = 20e-6
-    """Seconds to begin one."""
+    """Seconds that the caller takes to begin one: the link has nothing of it before."""
     run: float = 0.1e-6
-    """Seconds for each run of it."""
+    """Seconds that it takes for each run of it."""
     kernel: float = 10e9
     """Bytes per second of a kernel over the link."""
     launch: float = 5e-6
@@ -53,28 +53,32 @@ class TimedGpu(SimulatedGpu):
         self.takes(stream, nanoseconds / 1e9)
         self.occupied = self.idle_from[stream]
 
+    def crosses(self, stream: int, runs: int, nbytes: int) -> None:
+        """What was just submitted in one call, for the link."""
+        self.now += self.link.copy + runs * self.link.run
+        self.takes(stream, nbytes / self.link.rate)
+
     @override
     def copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
         super().copy(to, from_, sizes, stream)
-        link = self.link
-        self.takes(stream, link.copy + len(sizes) * link.run + int(sizes.sum()) / link.rate)
+        self.crosses(stream, len(sizes), int(sizes.sum()))
 
     @override
     def copy_run(self, *what: int) -> None:
         super().copy_run(*what)
         nbytes, stream = what[-2:]
-        self.takes(stream, self.link.copy + nbytes / self.link.rate)
+        self.crosses(stream, 0, nbytes)
 
     @override
     def copy_blocks(self, blocks: PitchedCopy[Addresses], stream: int) -> None:
         super().copy_blocks(blocks, stream)
-        each = self.link.run + blocks.width * blocks.rows / self.link.rate
-        self.takes(stream, self.link.copy + len(blocks.to) * each)
+        count = len(blocks.to)
+        self.crosses(stream, count, count * blocks.width * blocks.rows)
 
     @override
     def copy_rows(self, rows: PitchedCopy[int], stream: int) -> None:
         super().copy_rows(rows, stream)
-        self.takes(stream, self.link.copy + rows.width * rows.rows / self.link.rate)
+        self.crosses(stream, 0, rows.width * rows.rows)
 
     @override
     def move(self, move: Move, stream: int) -> None:

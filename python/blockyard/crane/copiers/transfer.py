@@ -4,12 +4,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method, width
+from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method, Runs, width
 from blockyard.crane.copiers.stream import Part
-from blockyard.crane.gpu import Addresses, Gpu, Memory, Move, PitchedCopy, Places
+from blockyard.crane.gpu import Gpu, Memory, Move, PitchedCopy, Places
 from blockyard.shared.thresholds import Thresholds
 
 __all__ = ["Transfer"]
+
+# Copies in the first batch that an idle stream is given; each later one has twice as many. The
+# driver takes up to 1 µs for each copy of a batch, and the device begins when the call returns.
+_FIRST = 16
+
+
+def _batches(runs: int, most: int, first: int = _FIRST) -> Iterator[slice]:
+    """Yields batches, short ones first, so that the device begins at once."""
+    start, size = 0, min(first, most)
+    while start < runs:
+        yield slice(start, start + size)
+        start, size = start + size, min(2 * size, most)
 
 
 class Transfer:
@@ -70,11 +82,12 @@ class Transfer:
 
     def cost(self, method: Method, blocks: int) -> tuple[int, int]:
         """Returns how many calls of the driver, and runs in batches, blocks take."""
-        runs = self.runs(method) * blocks
-        if method == "ring":
-            fillings = -(-blocks // self._held)
-            return (6 if self._parts > 1 else 2) * fillings + 2, runs
-        return (-(-runs // self._limits.batch_runs) if runs else 1), runs
+        runs, most = self.runs(method) * blocks, self._limits.batch_runs
+        if method != "ring":
+            return max(sum(1 for _ in _batches(runs, most)), 1), runs
+        fillings = -(-blocks // self._held)
+        batches = sum(1 for _ in _batches(min(blocks, self._held), most))
+        return (6 if self._parts > 1 else 2) * fillings + batches + 1, runs
 
     def send(self, method: Method, task: Part) -> None:
         """Queues the copies of a part."""
@@ -82,7 +95,7 @@ class Transfer:
         if method == "kernel":
             self.move(task)
         elif method == "runs":
-            self._copy(*addressing.runs(task.sources, task.destinations), stream)
+            self._copy(addressing.runs(task.sources, task.destinations), stream, self._first(task))
         elif method == "blocks":
             self._blocks(task)
         elif method == "ring":
@@ -100,14 +113,18 @@ class Transfer:
                 rows = PitchedCopy(there, pitches[0], here, pitches[1], size, blocks)
                 self._gpu.copy_rows(rows, stream)
 
-    def _copy(self, to: Addresses, from_: Addresses, sizes: Addresses, stream: int) -> None:
+    def _first(self, task: Part) -> int:
+        """Returns the length of the first batch; behind other copies there is no hurry."""
+        return _FIRST if len(task.stream.queued) == 1 else self._limits.batch_runs
+
+    def _copy(self, runs: Runs, stream: int, first: int) -> None:
         """Queues runs, by as many calls as it takes."""
-        most = self._limits.batch_runs
-        if len(to) <= most:
-            self._gpu.copy(to, from_, sizes, stream)
+        to, from_, sizes = runs
+        if len(to) == 1:
+            # The driver takes half as long for it as for a batch.
+            self._gpu.copy_run(int(to[0]), int(from_[0]), int(sizes[0]), stream)
             return
-        for first in range(0, len(to), most):
-            part = slice(first, first + most)
+        for part in _batches(len(to), self._limits.batch_runs, first):
             self._gpu.copy(to[part], from_[part], sizes[part], stream)
 
     def _blocks(self, task: Part) -> None:
@@ -118,9 +135,7 @@ class Transfer:
         down = addressing.below == "destination"
         pitches = (size, pitch) if down else (pitch, size)
         to, from_ = addressing.starts(task.sources, task.destinations)
-        most = self._limits.batch_runs
-        for start in range(0, len(to), most):
-            part = slice(start, start + most)
+        for part in _batches(len(to), self._limits.batch_runs, self._first(task)):
             ends = to[part], pitches[0], from_[part], pitches[1]
             blocks = PitchedCopy(*ends, size, addressing.pieces)
             self._gpu.copy_blocks(blocks, task.stream.handle)
@@ -169,19 +184,20 @@ class Transfer:
             gpu.wait(side, stream.begun)
         for number, gather in enumerate(self._gathers(task)):
             which = number % len(tables)
-            to, from_, sizes = tables[which][0]
-            run = slice(fillings[number], fillings[number + 1])
+            filling = slice(fillings[number], fillings[number + 1])
+            runs = Runs(*(table[filling] for table in tables[which][0]))
+            first = self._limits.batch_runs if number else self._first(task)
             if apart and number >= parts:
                 gpu.wait(side, stream.freed[which])
             if down:
                 gpu.move(gather, side)
             else:
-                self._copy(to[run], from_[run], sizes[run], side)
+                self._copy(runs, side, first)
             if apart:
                 gpu.record(stream.filled[which], side)
                 gpu.wait(main, stream.filled[which])
             if down:
-                self._copy(to[run], from_[run], sizes[run], main)
+                self._copy(runs, main, first)
             else:
                 gpu.move(gather, main)
             if apart and number + parts < len(fillings) - 1:

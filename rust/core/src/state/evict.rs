@@ -39,9 +39,13 @@ impl State {
     #[cold]
     fn leaves(&self, tier: Tier, slot: SlotIx) -> bool {
         let forgotten = |node: NodeIx| self.trie[node].epoch == FORGOTTEN;
+        let may_stay =
+            self.tiers[tier].pool.stays(slot) && !self.node_in(tier, slot).is_some_and(forgotten);
+        !may_stay && self.is_idle_leaf(tier, slot)
+    }
+
+    pub(super) fn is_idle_leaf(&self, tier: Tier, slot: SlotIx) -> bool {
         matches!(self.hold(tier, slot), Hold::Idle { .. })
-            && (!self.tiers[tier].pool.stays(slot)
-                || self.node_in(tier, slot).is_some_and(forgotten))
             && self.evictability_of(tier, slot) == Evictability::Leaf
     }
 
