@@ -435,16 +435,15 @@ impl Shared {
                     queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 Due::Never if queue.closing => return,
-                Due::Never => match queue.next_void(self.now()) {
-                    Some(left) => {
-                        let waited = self.written.wait_timeout(queue, left);
-                        queue = waited.unwrap_or_else(PoisonError::into_inner).0;
-                    }
-                    None => {
-                        let waited = self.written.wait(queue);
-                        queue = waited.unwrap_or_else(PoisonError::into_inner);
-                    }
-                },
+                Due::Never if queue.next_void(self.now()).is_some() => {
+                    let left = queue.next_void(self.now()).unwrap_or_default();
+                    let waited = self.written.wait_timeout(queue, left);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Due::Never => {
+                    let waited = self.written.wait(queue);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner);
+                }
             }
         }
     }

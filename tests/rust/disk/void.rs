@@ -168,9 +168,9 @@ fn a_close_does_what_was_asked_for_as_its_last_act() {
     // It may have been done before it was given up.
     let is_over = |one: &Landed| one.short == Some(Short::GivenUp) || one.good == 1;
     assert!(lane.poll().iter().all(is_over));
-    let late = lane.void(family(&[key(5)], 99));
+    let refused = lane.void(family(&[key(5)], 99));
     let refused = Landed {
-        number: late,
+        number: refused,
         good: 0,
         short: Some(Short::GivenUp),
     };

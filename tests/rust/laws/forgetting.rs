@@ -311,7 +311,7 @@ fn records_that_were_not_voided_are_to_be_voided_again() {
         .remove(0);
     assert_eq!(yard.stats().voiding, 1);
     let mut state = yard.cache.lock();
-    assert_eq!(state.dispatch(), [plan.clone()]);
+    assert_eq!(state.dispatch(), std::slice::from_ref(&plan));
     let beyond = Outcome::failed(plan.flight, plan.len() as u32 + 1);
     assert!(matches!(
         state.commit(&[beyond], None),

@@ -51,15 +51,17 @@ impl State {
 
     /// Evicts one block; returns the slot that its parent has.
     fn evict_one(&mut self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
+        self.counters.evicted[tier.at()] += 1;
         let node = self.tiers[tier].evict(slot)?.at();
-        let epoch = self.trie[node].epoch;
-        if epoch != FORGOTTEN {
-            self.counters.evicted[tier.at()] += 1;
-        }
         self.tell_gone(node, tier);
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
         self.count_unwritten(node, tier);
+        let epoch = self.trie[node].epoch;
+        if epoch == FORGOTTEN {
+            // It was no eviction.
+            self.counters.evicted[tier.at()] -= 1;
+        }
         if self.remove_if_gone(node) {
             let lost = epoch == self.trie.epoch() && self.tiers.next_below(tier).is_some();
             self.counters.dropped[tier.at()] += u64::from(lost);
@@ -98,8 +100,8 @@ impl State {
             self.torn |= block.epoch == self.trie.epoch();
         }
         // What was forgotten is remembered nowhere. INV-40
-        let remembered = !block.is_anonymous() && block.epoch != FORGOTTEN;
-        if let Some(ghosts) = self.ghosts.as_mut().filter(|_| remembered) {
+        let remembered = || !block.is_anonymous() && block.epoch != FORGOTTEN;
+        if let Some(ghosts) = self.ghosts.as_mut().filter(|_| remembered()) {
             let uses = self.lives.of(node).life().uses();
             ghosts.remember(&block.key, uses);
         }

@@ -327,6 +327,7 @@ impl State {
     /// on a marked one, or on one that is gone.
     fn is_family(&self, nodes: &[NodeIx]) -> bool {
         let (mut children, mut own) = (0_u64, 0_u64);
+        let tiers = self.used_tiers();
         let slots = |node| {
             let tiers = self.tiers.all();
             tiers
@@ -340,12 +341,11 @@ impl State {
             if mark != NAMED && !on_marked && (mark == BEHIND || above != Some(None)) {
                 return false;
             }
-            let below = self
-                .tiers
-                .all()
-                .map(|tier| self.trie.residency(node, tier).children);
-            children += below.map(u64::from).sum::<u64>();
-            own += if on_marked { slots(node) } else { 0 };
+            for &tier in &tiers {
+                let residency = self.trie.residency(node, tier);
+                children += u64::from(residency.children);
+                own += u64::from(on_marked && residency.slot.is_some());
+            }
         }
         // What was forgotten before and is in use still may stand on what is forgotten now.
         let before = self.trie.forgotten().filter(|&node| {
@@ -522,14 +522,30 @@ impl State {
         for tier in self.tiers.all() {
             self.tiers[tier].pool.set_leaving(true);
         }
+        let (tiers, mut left) = (self.used_tiers(), false);
         for &node in order.iter().rev() {
-            for tier in self.tiers.all() {
+            for &tier in &tiers {
                 if let Some(slot) = self.trie.slot(node, tier) {
                     self.drop_if_idle(node, tier, slot);
                 }
             }
-            self.remove_if_gone(node);
+            left |= !self.remove_if_gone(node);
         }
+        if left {
+            self.list_left(order);
+        }
+        self.trim_forgotten();
+    }
+
+    /// The tiers that have a slot.
+    fn used_tiers(&self) -> Vec<Tier> {
+        let all = self.tiers.all();
+        all.filter(|&tier| self.tiers[tier].pool.len() > 0)
+            .collect()
+    }
+
+    /// What of these blocks is in use stands before all others where it is idle, and is remembered.
+    fn list_left(&mut self, order: &[NodeIx]) {
         for &node in order.iter().rev() {
             for tier in self.tiers.all() {
                 if self.trie.alive(node)
@@ -545,7 +561,6 @@ impl State {
                 self.trie.note_forgotten(node);
             }
         }
-        self.trim_forgotten();
     }
 
     /// The same as an eviction of a forgotten block, but for what those above it hear that go next.

@@ -415,7 +415,7 @@ impl Trie {
         if !self.nodes[node].is_anonymous() {
             self.index.remove(tag, node);
         }
-        if self.nodes[node].parent.is_none() && !self.roots.is_empty() {
+        if !self.roots.is_empty() && self.nodes[node].parent.is_none() {
             self.lose_root(node);
         }
         self.nodes.discard(node);
