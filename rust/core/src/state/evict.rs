@@ -14,10 +14,8 @@ impl State {
     /// Evicts one block that the order gave as a victim, or that is a leaf; then those above it that
     /// retire by that.
     pub(super) fn evict_with_parents(&mut self, tier: Tier, slot: SlotIx) {
-        let mut next = Some(slot);
-        while let Some(slot) = next {
-            let parent = self.evict_one(tier, slot);
-            next = parent.filter(|&parent| self.retires(tier, parent));
+        if let Some(parent) = self.evict_one(tier, slot) {
+            self.retire(tier, parent);
         }
     }
 
@@ -26,7 +24,20 @@ impl State {
     /// (table 2.7, INV-40).
     pub(super) fn retire(&mut self, tier: Tier, slot: SlotIx) {
         if self.retires(tier, slot) {
-            self.evict_with_parents(tier, slot);
+            self.retire_path(tier, slot);
+        }
+    }
+
+    #[cold]
+    fn retire_path(&mut self, tier: Tier, slot: SlotIx) {
+        let mut next = Some(slot);
+        while let Some(slot) = next {
+            let forgotten = |node: NodeIx| self.trie[node].epoch == FORGOTTEN;
+            let forgotten = self.node_in(tier, slot).is_some_and(forgotten);
+            next = self.evict_one(tier, slot);
+            // What was forgotten is no eviction.
+            self.counters.evicted[tier.at()] -= u64::from(forgotten);
+            next = next.filter(|&parent| self.retires(tier, parent));
         }
     }
 
@@ -58,10 +69,6 @@ impl State {
         let parent = self.end_residency(node, tier);
         self.count_unwritten(node, tier);
         let epoch = self.trie[node].epoch;
-        if epoch == FORGOTTEN {
-            // It was no eviction.
-            self.counters.evicted[tier.at()] -= 1;
-        }
         if self.remove_if_gone(node) {
             let lost = epoch == self.trie.epoch() && self.tiers.next_below(tier).is_some();
             self.counters.dropped[tier.at()] += u64::from(lost);
