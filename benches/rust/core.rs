@@ -1,6 +1,7 @@
 //! The rows of `list.rs` under criterion: `make bench`.
 
 mod engine;
+mod forget;
 mod list;
 mod tiers;
 mod told;

@@ -10,6 +10,7 @@
 //! ```
 
 mod engine;
+mod forget;
 mod list;
 mod tiers;
 mod told;

@@ -2,6 +2,7 @@
 //! `benches/python/rows.py`.
 
 use crate::engine::{self, Engine};
+use crate::forget::{self, Path};
 use crate::tiers::Below;
 use crate::told::{self, Told};
 use crate::verbs::{Copies, Decode, Evict, Hashing, InFlight, Moves, Probe, Turn, Verb};
@@ -21,6 +22,18 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     }),
     ("begin-two-tiers", |n| Box::new(Below::new(n, false))),
     ("begin-three-tiers", |n| Box::new(Below::new(n, true))),
+    ("begin-path", |n| {
+        Box::new(Path::new(n, forget::Verb::BeginNew))
+    }),
+    ("begin-path-found", |n| {
+        Box::new(Path::new(n, forget::Verb::BeginFound))
+    }),
+    ("forget-path", |n| {
+        Box::new(Path::new(n, forget::Verb::Forget))
+    }),
+    ("forget-first", |n| {
+        Box::new(Path::new(n, forget::Verb::ForgetFirst))
+    }),
     ("seal", |n| Box::new(Turn::new(n, Verb::Seal, Recency))),
     ("park", |n| Box::new(Turn::new(n, Verb::Park, Recency))),
     ("resume", |n| Box::new(Turn::new(n, Verb::Resume, Recency))),

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
-from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked
+from blockyard._core import Cache, Forgotten, Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
@@ -90,6 +90,47 @@ class LocalCache(KVCache):
             self._submit()
             self._crane.lasting.clear_now(forget=forget)
         super()._end_epoch()
+
+    @override
+    def forget(
+        self,
+        *,
+        keys: Any = None,  # noqa: ANN401 - of several kinds, as the parent has it
+        salt: str | bytes | None = None,
+        adapter: str | bytes | None = None,
+        force: bool = False,
+    ) -> Forgotten:
+        """Forgets blocks on all tiers, as `KVCache.forget`; what the disk has outlives it neither.
+
+        Where there is a disk with a path, its records are void when the flight of the answer has
+        ended: some `step` later, and at the latest with `close`, if the disk lets it.
+
+        Args:
+            keys: As in `KVCache.forget`.
+            salt: As there.
+            adapter: As there.
+            force: As there.
+
+        Raises:
+            Misuse: As there; or there is such a disk, and a thread is in a verb that drives the
+                steps. Nothing is changed.
+            Unavailable: As there.
+        """
+        given = keys, salt, adapter
+        if self._crane.lasting.folders:
+            return self._forget_on_disk(*given, force=force)
+        return self._forget_blocks(*given, force=force)
+
+    @owned
+    def _forget_on_disk(self, *given: Any, force: bool) -> Forgotten:  # noqa: ANN401 - as `forget`
+        forgotten = self._forget_blocks(*given, force=force)
+        if forgotten.flights:
+            # A close may come next, and is to find it under way.
+            self._submit()
+        return forgotten
+
+    def _forget_blocks(self, keys: Any, salt: Any, adapter: Any, *, force: bool) -> Forgotten:  # noqa: ANN401 - likewise
+        return super().forget(keys=keys, salt=salt, adapter=adapter, force=force)
 
     @override
     def update_weights(self) -> None:

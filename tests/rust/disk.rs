@@ -17,3 +17,5 @@ mod folder;
 mod lane;
 #[path = "disk/support.rs"]
 mod support;
+#[path = "disk/void.rs"]
+mod void;

@@ -22,6 +22,8 @@ mod engine;
 mod evicting;
 #[path = "laws/flushing.rs"]
 mod flushing;
+#[path = "laws/forgetting.rs"]
+mod forgetting;
 #[path = "laws/headroom.rs"]
 mod headroom;
 #[path = "laws/hints.rs"]

@@ -12,6 +12,8 @@ mod admit;
 mod compare;
 #[path = "model/down.rs"]
 mod down;
+#[path = "model/forget.rs"]
+mod forget;
 #[path = "model/fresh.rs"]
 mod fresh;
 #[path = "model/keeps.rs"]
@@ -39,7 +41,7 @@ mod world;
 #[path = "model/yard.rs"]
 mod yard;
 
-use ops::{Op, Script, Setup, losses, script, stops, withdrawals};
+use ops::{Op, Script, Setup, forgets, losses, script, stops, withdrawals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -159,6 +161,12 @@ proptest! {
     /// Law: INV-39, INV-40
     #[test]
     fn what_goes_down_by_itself_goes_behind_its_prefix(Script { setup, ops } in stops(200)) {
+        passes(&setup, &ops)?;
+    }
+
+    /// Law: INV-42
+    #[test]
+    fn what_was_forgotten_is_found_by_nobody_and_goes_when_nobody_uses_it(Script { setup, ops } in forgets(200)) {
         passes(&setup, &ops)?;
     }
 }

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from blockyard._core import Keys, Misuse, NoRoom, Parked, Recorder
+from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked, Recorder
 from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import NO_IDS, Ids, Orders
@@ -411,6 +411,26 @@ class Connector(Single):
             self.cache.commit(unsent, now=self._now)
             self._land()
 
+    def forget(self, keys: Keys, *, force: bool = False) -> Forgotten:
+        """Forgets the blocks of a prompt below, as `KVCache.forget`, with all that stands on them.
+
+        What was to be stowed of them never is. The engine's own blocks are the engine's to drop,
+        and what runs on stows its blocks again when it ends: end it first, or call this once more.
+
+        Args:
+            keys: The prompt's keys, all of which are meant.
+            force: Whether what is kept of requests that wait goes too: they are computed again.
+
+        Raises:
+            Misuse: As in `KVCache.forget`; nothing is changed.
+        """
+        forgotten = self.cache.forget(keys=keys, force=force)
+        named = bytes(keys)
+        rows = {named[at : at + _KEY] for at in range(0, len(named), _KEY)}
+        self._stows = [stow for stow in self._stows if not _has_any(stow[0], rows)]
+        self._freed.forget_keys(named)
+        return forgotten
+
     def reset(self, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> None:
         """Forgets what runs and loads, after the engine was restarted and its blocks were lost.
 
@@ -507,3 +527,9 @@ class Connector(Single):
                 break
         if paths:
             self.cache.used(paths)
+
+
+def _has_any(keys: Keys, rows: set[bytes]) -> bool:
+    """Whether a prompt has one of these keys, 32 bytes each."""
+    own = bytes(keys)
+    return any(own[at : at + _KEY] in rows for at in range(0, len(own), _KEY))

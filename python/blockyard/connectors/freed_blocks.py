@@ -54,6 +54,19 @@ class FreedBlocks:
         """Takes note that these are given to others."""
         self._mark(ids, known=False)
 
+    def forget_keys(self, keys: bytes) -> None:
+        """Forgets blocks of these keys, 32 bytes each, and all that stands on any of them."""
+        named = {keys[at : at + _KEY] for at in range(0, len(keys), _KEY)}
+        there = [at for at, known in enumerate(self._known) if known]
+        before = -1
+        while there and len(named) > before:
+            before = len(named)
+            for at in there:
+                own = self._keys[at].tobytes()
+                if own in named or self._above[at].tobytes() in named:
+                    named.add(own)
+                    self._known[at] = False
+
     def clear(self) -> None:
         """Forgets all."""
         self._known = bytearray(len(self._known))

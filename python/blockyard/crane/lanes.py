@@ -25,6 +25,8 @@ class Flight:
     blocks: int
     order: int
     """How many were submitted before it."""
+    tiers: frozenset[str] = frozenset()
+    """The names of the two that it copies between, or of the one whose records it voids."""
     copies: int = 0
     """Copies that have not landed."""
     good: int = field(init=False)

@@ -10,6 +10,7 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
 from blockyard.crane.lanes import Copy, Flight, Lane, dead
 from blockyard.crane.tiers import Stamping, Tier
+from blockyard.crane.voids import Voids, is_void
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Reentry, broke_in
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
@@ -110,6 +111,7 @@ class Traffic:
         self._flights: dict[int, Flight] = {}
         self._order = count()
         self._moving: deque[tuple[Copy, Receipt]] = deque()
+        self._voids = Voids()
         self._ended: list[Outcome] = []
         self.polls = 0
         """How often it was polled."""
@@ -118,7 +120,7 @@ class Traffic:
         """Whether a call has begun to change what is here, and not come to its end."""
         self._lost = False
         """Whether a copy may be under way whose end nobody can know, until a reset."""
-        self._open: list[Copier | Tier] = [*self.copiers, *tiers.values()]
+        self._open: list[Copier | Voids | Tier] = [*self.copiers, self._voids, *tiers.values()]
 
     @property
     def in_flight(self) -> int:
@@ -155,7 +157,8 @@ class Traffic:
                     "be others' by now; submit it once, and ask for its outcome by "
                     "reconcile(cache.unreported(rank))"
                 )
-            taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order))
+            ends = frozenset((plan.source_tier, plan.destination_tier))
+            taken[plan.flight] = flight = Flight(plan.flight, len(plan), next(self._order), ends)
             copies += self._copies(plan, flight)
         if new:
             self.meet(plans[0].yard)
@@ -171,6 +174,9 @@ class Traffic:
             copy.lane.waiting.append(copy)
         self._flights |= taken
         self.counts["flights"] += len(taken)
+        voids = [plan for plan in plans if is_void(plan)]
+        for plan in voids:
+            self._voids.take(taken[plan.flight], plan, self._tiers[plan.source_tier])
         self._report([flight for flight in taken.values() if not flight.copies])
         with self._turn():
             self._start()
@@ -180,7 +186,7 @@ class Traffic:
         """Tells tiers that note the order of their writes what will fill them."""
         for plan in plans:
             tier = self._stamping.get(plan.destination_tier)
-            if tier is not None and len(plan):
+            if tier is not None and len(plan) and not is_void(plan):
                 tier.submitted(plan)
 
     def known(self) -> set[int]:
@@ -250,8 +256,16 @@ class Traffic:
             with self._turn():
                 self._poll()
                 self._start()
+                self._void()
             self._unsure = False
         return self._ended[:]
+
+    def _void(self) -> None:
+        """Goes on with the records that are to be voided."""
+        for flight, landed in self._voids.ended(self._flights.values()):
+            flight.good, flight.cause = landed.good, landed.cause
+            self._report([flight])
+            self._voids.remove(flight)
 
     def _poll(self) -> None:
         for _ in range(len(self._moving)):
@@ -275,6 +289,8 @@ class Traffic:
         for lane in self.lanes.values():
             lane.waiting = deque(copy for copy in lane.waiting if copy.flight in taken)
             there.update(copy.flight for copy in lane.waiting)
+        self._voids.keep(taken)
+        there.update(flight for flight in taken if flight in self._voids)
         for flight in taken:
             if flight.copies > there[flight]:
                 flight.good, flight.cause, self._lost = 0, Cause.LOST, True
@@ -341,6 +357,7 @@ class Traffic:
         for lane in self.lanes.values():
             lane.waiting.clear()
         self._moving.clear()
+        self._voids.clear()
         # Nothing writes any more, on a lost device either.
         self._past = {number: dead(one) for number, one in self._past.items()}
         self._ended = list(map(dead, self._ended))
@@ -368,6 +385,10 @@ class Traffic:
             while lane.waiting:
                 self._land(lane.waiting[0], Landed(0, Cause.DEAD))
                 lane.waiting.popleft()
+        for flight in [one for one in self._flights.values() if one in self._voids]:
+            flight.good, flight.cause = 0, Cause.DEAD
+            self._report([flight])
+            self._voids.remove(flight)
         self._unsure = False
         if failed is not None:
             raise failed
@@ -404,12 +425,14 @@ class Traffic:
             return turns.pop_all()
 
     def _copies(self, plan: Plan, flight: Flight) -> list[Copy]:
-        """Returns what copiers have to do for a plan."""
+        """Returns what copiers have to do for a plan; nothing for one that voids records."""
         if plan.group:
             raise Unsupported(f"group = {plan.group}: there is one group of layers, 0")
         sources, destinations = plan.sources, plan.destinations
         source = self._tier(plan.flight, plan.source_tier, sources)
         destination = self._tier(plan.flight, plan.destination_tier, destinations)
+        if is_void(plan):
+            return []
         lane = self.lanes.get((source.name, destination.name))
         if lane is None:
             raise Unsupported(f"no copies from {source.name} to {destination.name} here")

@@ -18,7 +18,7 @@ _PAUSE: Final = 8
 
 
 class Displacement:
-    """Stops rows for waiting requests of a strictly higher priority (INV-40).
+    """Stops rows for waiting requests of a strictly higher priority (INV-41).
 
     A row is stopped once at most for a request that waits, and not before it has run
     `preempt_cooldown` steps since it was preempted: so no chain of displacements goes on for ever.

@@ -28,7 +28,7 @@ class Restored:
         slots: Shape (blocks,).
         keys: Shape (blocks, 32).
         parents: The keys of the blocks before them in their sequences, likewise; zeros for the
-            first ones.
+            first ones, or their roots, as in `Plan.parents`.
         stamps: When each was written, as this rank counts, shape (blocks,).
         run: The number of the tier's owner, the upper half of the stamps that it gives.
         share: The slots that this rank has a part of, as (first, step): 0 and 1 for all of them.

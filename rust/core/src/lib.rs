@@ -36,7 +36,7 @@ pub use evict::{EvictionPolicy, Hints, NextUse, Priority, Retention};
 pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
 pub use mirror::{Clears, Heard, Salts};
 pub use state::{
-    Answer, Begun, Cells, Config, Counters, Fetch, Field, Filling, Holder, HolderId, HostCopies,
-    Kind, Loading, MAX_RUNS, Need, ParkedView, Pending, Probe, Request, Room, Sealing, State,
-    Stats, Stop, TierStats, View, Violation, Wanted, WritePolicy,
+    Answer, Begun, Cells, Condemned, Config, Counters, Fetch, Field, Filling, Forgotten, Holder,
+    HolderId, HostCopies, Kind, Loading, MAX_RUNS, Need, ParkedView, Pending, Probe, Request, Room,
+    Sealing, State, Stats, Stop, TierStats, View, Violation, Wanted, WritePolicy,
 };

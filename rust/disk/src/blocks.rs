@@ -5,8 +5,10 @@ use crate::disk::Medium;
 use crate::error::{Error, Result};
 use crate::files::ALIGNED;
 use crate::record::{Found, Key, Owner, RECORD, Record, sum_of};
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Where blocks lie in their file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +81,18 @@ pub enum Doubt {
     Another,
     /// The payload is not what the record is of: torn, or a bit has flipped.
     Sum,
+}
+
+/// Records to be voided: of these keys or roots, of all that stands on one of them, and of what stands on a
+/// block that has no record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Family {
+    /// The keys and roots.
+    pub keys: Vec<Key>,
+    /// Keys whose records stay, and are known to stand on something else where they stand on no record.
+    pub spared: Vec<Key>,
+    /// Only what has a smaller stamp.
+    pub before: u64,
 }
 
 /// The blocks of one rank.
@@ -204,8 +218,18 @@ impl Blocks {
     /// # Errors
     /// What the system says.
     pub fn restore(&self) -> io::Result<Vec<Record>> {
-        const AT_ONCE: u32 = 8192;
         let mut records = Vec::new();
+        self.each_record(|record| {
+            if !matches!(record.owner, Owner::Nobody(_)) {
+                records.push(record);
+            }
+        })?;
+        Ok(records)
+    }
+
+    /// Looks at the records of this folder and rank, each at its slot.
+    fn each_record(&self, mut look: impl FnMut(Record)) -> io::Result<()> {
+        const AT_ONCE: u32 = 8192;
         let mut bytes = vec![0; AT_ONCE as usize * RECORD];
         for first in (0..self.geometry.slots).step_by(AT_ONCE as usize) {
             let count = AT_ONCE.min(self.geometry.slots - first);
@@ -213,14 +237,67 @@ impl Blocks {
             self.table.read(Self::place(first), part)?;
             for (place, slot) in part.as_chunks().0.iter().zip(first..) {
                 if let Found::Record(record) = Record::decode(place)
-                    && !matches!(record.owner, Owner::Nobody(_))
                     && self.is_mine(&record, slot)
                 {
-                    records.push(record);
+                    look(record);
                 }
             }
         }
-        Ok(records)
+        Ok(())
+    }
+
+    /// Voids the records of these keys, or roots, and of all that stands on them; and of what stands on a
+    /// block that has no record, as that may have been one of them. Only what was written before goes.
+    /// When it returns, no restart brings any of it back. Nobody else may write a record meanwhile. INV-42
+    ///
+    /// # Errors
+    /// What the system says; then some may be there still.
+    pub fn void_family(&self, family: &Family) -> io::Result<u64> {
+        // By what each stands on.
+        let mut found: Vec<(u64, u64, u32)> = Vec::new();
+        let mut stands: Vec<u64> = family.keys.iter().map(|key| xxh3_64(key)).collect();
+        let named: HashSet<u64> = stands.iter().copied().collect();
+        let spared: HashSet<u64> = family.spared.iter().map(|key| xxh3_64(key)).collect();
+        let mut known: HashSet<u64> = HashSet::new();
+        self.each_record(|record| {
+            let [parent, key] =
+                [record.owner.parent(), record.owner.key()].map(|key| xxh3_64(&key));
+            known.insert(key);
+            if matches!(record.owner, Owner::First(_) | Owner::Rooted { .. }) {
+                known.insert(parent);
+            }
+            if record.stamp < family.before && !matches!(record.owner, Owner::Nobody(_)) {
+                found.push((parent, key, record.slot));
+            }
+        })?;
+        found.sort_unstable();
+        let astray = |one: &(u64, u64, u32)| !known.contains(&one.0) && !spared.contains(&one.1);
+        let mut doomed: Vec<bool> = found
+            .iter()
+            .map(|one| named.contains(&one.1) || astray(one))
+            .collect();
+        let first = found.iter().zip(&doomed).filter(|&(_, &doomed)| doomed);
+        stands.extend(first.map(|(one, _)| one.1));
+        while let Some(above) = stands.pop() {
+            let first = found.partition_point(|one| one.0 < above);
+            let behind = found[first..].iter().take_while(|one| one.0 == above);
+            for (at, one) in (first..).zip(behind) {
+                if !std::mem::replace(&mut doomed[at], true) {
+                    stands.push(one.1);
+                }
+            }
+        }
+        let mut voided = 0;
+        let doomed = found.into_iter().zip(doomed).filter(|&(_, doomed)| doomed);
+        for ((_, key, slot), _) in doomed {
+            if !spared.contains(&key) {
+                self.void(slot)?;
+                voided += 1;
+            }
+        }
+        // Also what was voided before and not synced: a power cut would bring it back.
+        self.table.sync()?;
+        Ok(voided)
     }
 
     fn record(&self, slot: u32) -> io::Result<Found> {

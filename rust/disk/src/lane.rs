@@ -3,7 +3,7 @@
 //! Nobody waits here but those threads. What is asked is taken at once, and reported when it has ended. A
 //! copy down is reported when its payloads and records are synced, a copy up when its bytes are in memory.
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, Family};
 use crate::breaker::Breaker;
 use crate::disk::Epochs;
 use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short, Written};
@@ -138,6 +138,15 @@ impl Lane {
         number
     }
 
+    /// Takes records to be voided; returns a number as of a copy, which has 1 good block when that is durable:
+    /// no restart brings anything back then. Never waits. Copies down that may still write such a record must
+    /// have landed, or have a later stamp. A failure is tried again. INV-42
+    pub fn void(&self, family: Family) -> u64 {
+        let number = self.shared.queue().submit_void(family);
+        self.shared.written.notify_all();
+        number
+    }
+
     /// Returns what has ended since the last call, each copy once. Never waits.
     pub fn poll(&self) -> Vec<Landed> {
         self.shared.queue().take_landed()
@@ -184,7 +193,12 @@ impl Lane {
     /// What it wrote and did not sync is not reported as written. A slot that a thread is still at is not
     /// written for any other copy before that thread has ended. INV-27
     pub fn give_up(&self, number: u64) {
-        let flying = self.shared.queue().give_up(number);
+        let mut queue = self.shared.queue();
+        if queue.give_up_void(number) {
+            return;
+        }
+        let flying = queue.give_up(number);
+        drop(queue);
         if let Some(flying) = flying {
             flying.leave();
             let mut queue = self.shared.queue();
@@ -195,7 +209,12 @@ impl Lane {
 
     /// Gives a copy up that the disk did not answer in time, which counts as a failure.
     pub fn give_up_late(&self, number: u64) {
-        let flying = self.shared.queue().give_up(number);
+        let mut queue = self.shared.queue();
+        if queue.give_up_void(number) {
+            return;
+        }
+        let flying = queue.give_up(number);
+        drop(queue);
         if let Some(flying) = flying {
             flying.leave();
             let mut queue = self.shared.queue();
@@ -387,6 +406,16 @@ impl Shared {
                 queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
+            if let Some((number, family)) = queue.due_void(self.now()) {
+                drop(queue);
+                let done = self.blocks.void_family(&family);
+                let done = self.heard(done.and_then(|_| self.floor.check())).is_ok();
+                queue = self.queue();
+                queue.end_void(number, done, self.now() + self.options.rest);
+                self.free(queue);
+                queue = self.queue();
+                continue;
+            }
             match queue.due(self.options.window, self.options.group, self.now()) {
                 Due::Now => {
                     let (group, records) = queue.take_group();
@@ -399,10 +428,18 @@ impl Shared {
                     queue = self.queue();
                 }
                 Due::In(left) => {
+                    let left = queue
+                        .next_void(self.now())
+                        .map_or(left, |next| left.min(next));
                     let waited = self.written.wait_timeout(queue, left);
                     queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 Due::Never if queue.closing => return,
+                Due::Never if queue.next_void(self.now()).is_some() => {
+                    let left = queue.next_void(self.now()).unwrap_or_default();
+                    let waited = self.written.wait_timeout(queue, left);
+                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
                 Due::Never => {
                     let waited = self.written.wait(queue);
                     queue = waited.unwrap_or_else(PoisonError::into_inner);

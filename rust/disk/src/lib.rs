@@ -44,7 +44,7 @@ mod ring;
 mod survey;
 mod witness;
 
-pub use blocks::{Asked, Blocks, Doubt, Geometry};
+pub use blocks::{Asked, Blocks, Doubt, Family, Geometry};
 pub use disk::{Epochs, Medium};
 pub use error::{Error, Result};
 pub use files::{ALIGNED, Files, Foreign, Way};

@@ -1,6 +1,7 @@
 //! What a lane has to do: copies, the blocks of them that threads are at, and what waits for a sync. All of
 //! it is under the lane's one lock, and nothing here touches a file.
 
+use crate::blocks::Family;
 use crate::breaker::Breaker;
 use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short};
 use crate::record::Record;
@@ -86,6 +87,9 @@ pub(crate) struct Queue {
     writing: usize,
     group: Group,
     landed: Vec<Landed>,
+    /// Records to be voided, by number; and when that is tried again, where it has failed.
+    voids: VecDeque<(u64, Arc<Family>)>,
+    retry: Option<Instant>,
     next: u64,
     /// What has a smaller stamp was cleared; and what of that is durable. INV-31
     floor: u64,
@@ -129,6 +133,8 @@ impl Queue {
             writing: 0,
             group: Group::default(),
             landed: Vec::new(),
+            voids: VecDeque::new(),
+            retry: None,
             next: 0,
             floor: 0,
             durable_floor: 0,
@@ -163,6 +169,63 @@ impl Queue {
         self.copies.insert(number, entry);
         self.waiting[direction as usize].push_back(number);
         number
+    }
+
+    /// Takes records to be voided; returns their number.
+    pub(crate) fn submit_void(&mut self, family: Family) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        if self.closing {
+            self.land_void(number, false);
+        } else {
+            self.voids.push_back((number, Arc::new(family)));
+        }
+        number
+    }
+
+    /// The records that are to be voided now.
+    pub(crate) fn due_void(&self, now: Instant) -> Option<(u64, Arc<Family>)> {
+        let waits = self.retry.is_some_and(|retry| now < retry) && !self.closing;
+        self.voids.front().filter(|_| !waits).cloned()
+    }
+
+    /// When voiding is tried again; `None` where nothing is to be voided.
+    pub(crate) fn next_void(&self, now: Instant) -> Option<Duration> {
+        let retry = self.retry.filter(|_| !self.voids.is_empty())?;
+        Some(retry.saturating_duration_since(now))
+    }
+
+    /// The first records are voided, and that is durable; or it has failed, and is tried again later.
+    pub(crate) fn end_void(&mut self, number: u64, done: bool, retry: Instant) {
+        self.retry = Some(retry).filter(|_| !done);
+        self.counts.failed += u64::from(!done);
+        if self.voids.front().is_none_or(|first| first.0 != number) {
+            return;
+        }
+        if done || self.closing {
+            self.voids.pop_front();
+            self.land_void(number, done);
+        }
+    }
+
+    fn land_void(&mut self, number: u64, done: bool) {
+        let short = Some(Short::GivenUp).filter(|_| !done);
+        let good = usize::from(done);
+        self.landed.push(Landed {
+            number,
+            good,
+            short,
+        });
+    }
+
+    /// Gives voiding up, where that is what the number is of.
+    pub(crate) fn give_up_void(&mut self, number: u64) -> bool {
+        let place = self.voids.iter().position(|one| one.0 == number);
+        if let Some(place) = place {
+            self.voids.remove(place);
+            self.land_void(number, false);
+        }
+        place.is_some()
     }
 
     pub(crate) fn take_landed(&mut self) -> Vec<Landed> {
@@ -318,7 +381,8 @@ impl Queue {
 
     /// Whether a copy has not landed.
     pub(crate) fn flies(&self, number: u64) -> bool {
-        self.copies.get(&number).is_some_and(|entry| !entry.landed)
+        let voids = self.voids.iter().any(|one| one.0 == number);
+        voids || self.copies.get(&number).is_some_and(|entry| !entry.landed)
     }
 
     /// All that have not landed.
@@ -394,7 +458,7 @@ impl Queue {
 
     pub(crate) fn state(&self, now: Instant) -> LaneState {
         LaneState {
-            flying: self.copies.values().filter(|one| !one.landed).count(),
+            flying: self.copies.values().filter(|one| !one.landed).count() + self.voids.len(),
             held: self.held.len(),
             hung: self.hung(),
             rests: self.breakers.map(|breaker| breaker.rests(now)),

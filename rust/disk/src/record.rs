@@ -27,6 +27,13 @@ pub type Key = [u8; 32];
 pub enum Owner {
     /// The first block of a sequence.
     First(Key),
+    /// The same, of a sequence whose root is known: what all sequences of one salt and adapter begin with.
+    Rooted {
+        /// Its key.
+        key: Key,
+        /// What stands for the key of the block before it.
+        root: Key,
+    },
     /// A later block, and the key of the one before it.
     After {
         /// Its key.
@@ -43,7 +50,18 @@ impl Owner {
     /// The key under which the block is asked for.
     pub fn key(&self) -> Key {
         match *self {
-            Self::First(key) | Self::After { key, .. } | Self::Nobody(key) => key,
+            Self::First(key)
+            | Self::Rooted { key, .. }
+            | Self::After { key, .. }
+            | Self::Nobody(key) => key,
+        }
+    }
+
+    /// What it stands on: the key of the block before it, or its root; zeros where there is none.
+    pub fn parent(&self) -> Key {
+        match *self {
+            Self::Rooted { root: parent, .. } | Self::After { parent, .. } => parent,
+            Self::First(_) | Self::Nobody(_) => [0; 32],
         }
     }
 }
@@ -90,10 +108,10 @@ pub fn sum_of(payload: &[u8]) -> u128 {
 impl Record {
     /// Its bytes.
     pub fn encode(&self) -> [u8; RECORD] {
-        let (flags, parent) = match self.owner {
-            Owner::First(_) => (FIRST, [0; 32]),
-            Owner::After { parent, .. } => (0, parent),
-            Owner::Nobody(_) => (ANONYMOUS, [0; 32]),
+        let flags = match self.owner {
+            Owner::First(_) | Owner::Rooted { .. } => FIRST,
+            Owner::After { .. } => 0,
+            Owner::Nobody(_) => ANONYMOUS,
         };
         let mut bytes = [0; RECORD];
         let mut at = 0;
@@ -107,7 +125,7 @@ impl Record {
         put(&self.sum.to_le_bytes());
         put(&self.identity.to_le_bytes());
         put(&self.owner.key());
-        put(&parent);
+        put(&self.owner.parent());
         put(&self.length.to_le_bytes());
         put(&self.slot.to_le_bytes());
         put(&self.group.to_le_bytes());
@@ -135,7 +153,8 @@ impl Record {
         let (key, parent) = (take(&mut rest), take(&mut rest));
         let owner = match flags {
             0 => Owner::After { key, parent },
-            FIRST => Owner::First(key),
+            FIRST if parent == [0; 32] => Owner::First(key),
+            FIRST => Owner::Rooted { key, root: parent },
             ANONYMOUS => Owner::Nobody(key),
             // A later version's.
             _ => return Found::Broken,
@@ -189,6 +208,10 @@ mod tests {
         for owner in [
             record().owner,
             Owner::First([1; 32]),
+            Owner::Rooted {
+                key: [1; 32],
+                root: [3; 32],
+            },
             Owner::Nobody([2; 32]),
         ] {
             let one = Record { owner, ..record() };

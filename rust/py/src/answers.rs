@@ -39,6 +39,11 @@ macro_rules! frozen {
 }
 
 frozen!(Soon { flight: u64 });
+frozen!(Forgotten {
+    blocks: u64,
+    kept: Vec<u64>,
+    flights: Vec<u64>,
+});
 frozen!(Probe {
     device: u32,
     host: u32,
@@ -102,6 +107,46 @@ impl From<core::FlightId> for Soon {
 impl Soon {
     fn __repr__(&self) -> String {
         format!("Soon(flight={})", self.flight)
+    }
+}
+
+/// What a `forget` has done.
+///
+/// It is frozen, and any thread may read it.
+#[pyclass(frozen, eq, get_all, module = "blockyard._core")]
+#[derive(PartialEq, Eq)]
+pub(crate) struct Forgotten {
+    /// Blocks that are found no more, whatever tiers they were on.
+    blocks: u64,
+    /// The `id` of each parked sequence that keeps some of what was named.
+    ///
+    /// What it keeps stays; by force, its keep was broken. Kept requests are parked, too.
+    kept: Vec<u64>,
+    /// The flight that voids records, for each tier that outlives the process.
+    flights: Vec<u64>,
+}
+
+impl From<core::Forgotten> for Forgotten {
+    fn from(from: core::Forgotten) -> Self {
+        let flights = from.plans.iter().map(|plan| plan.flight.number());
+        Self {
+            blocks: from.blocks,
+            kept: from.kept.iter().map(|id| id.number()).collect(),
+            flights: flights.collect(),
+        }
+    }
+}
+
+#[guarded]
+#[pymethods]
+impl Forgotten {
+    fn __repr__(&self) -> String {
+        let Self {
+            blocks,
+            kept,
+            flights,
+        } = self;
+        format!("Forgotten(blocks={blocks}, kept={kept:?}, flights={flights:?})")
     }
 }
 

@@ -137,7 +137,9 @@ impl Cache {
             filling,
         };
         let blocks = (tokens / u64::from(cache.block_size)) as usize;
-        let answer = cache.admit(py, blocks, ticket, |state| state.begin(&request));
+        let answer = cache.admit(py, blocks, ticket, |state| {
+            rooted(state, chain.root(), |state| state.begin(&request))
+        });
         let answer = answer?;
         if let Answer::Begun(begun) = &answer {
             let found: u32 = begun.hits.iter().sum();
@@ -190,6 +192,19 @@ impl Cache {
     }
 }
 
+/// A begin or resume of a sequence that stands on this root.
+fn rooted(
+    state: &mut State,
+    root: Option<core::Key>,
+    act: impl FnOnce(&mut State) -> core::Result<Answer>,
+) -> core::Result<Answer> {
+    let answer = act(state)?;
+    if let Answer::Begun(begun) = &answer {
+        state.name_root(begun.lease, root);
+    }
+    Ok(answer)
+}
+
 impl Cache {
     /// Refuses a prompt whose own length says that it never fits, before it is read and hashed.
     fn check_ever(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>, reserve: u64) -> Outcome<()> {
@@ -233,7 +248,9 @@ impl Cache {
         let handle = parked.of(cache, py)?;
         let chain = handle.chain();
         let answer = cache.admit(py, chain.keys().len(), ticket, |state| {
-            state.resume(handle.id(), chain.keys(), chain.tokens(), reserve)
+            rooted(state, chain.root(), |state| {
+                state.resume(handle.id(), chain.keys(), chain.tokens(), reserve)
+            })
         });
         Self::answer(slf, answer?, parked.seen, |id| handle.into_lease(id))
     }

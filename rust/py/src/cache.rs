@@ -231,8 +231,9 @@ impl Cache {
     ///     slots: Slots of the tier, shape (rows,), each once. The oldest row is first, and is the
     ///         first to be evicted, but never before the blocks that follow it in a sequence.
     ///     keys: The keys of their blocks, bytes of shape (rows, 32), each once.
-    ///     parents: The keys of the blocks before them in their sequences, likewise; zeros for the
-    ///         first block of a sequence. One that is not among `keys` may come back later.
+    ///     parents: The keys of the blocks before them in their sequences, likewise; zeros, or
+    ///         a root as in `Plan.parents`, for the first block of a sequence. One that is not among
+    ///         `keys` may come back later.
     ///
     /// Raises:
     ///     Misuse: Something began or was restored before, a slot or key comes twice or is out of

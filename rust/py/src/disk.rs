@@ -226,6 +226,37 @@ impl DiskLane {
             .submit(Copy::Up(asked.collect()), Arc::new(memory)))
     }
 
+    /// Takes keys whose records are to be void, with those of all that stands on them.
+    ///
+    /// Copies down that may still write such a record must have ended, or have later stamps. A
+    /// failure is tried again.
+    ///
+    /// Args:
+    ///     keys: Keys of blocks, or roots as `Plan.parents` has them, bytes of shape (rows, 32).
+    ///     spared: Keys whose records stay, likewise.
+    ///     before: Only records with a smaller stamp go.
+    ///
+    /// Returns:
+    ///     A number as of a copy. It is reported, with 1 good block, when all of that is durable:
+    ///     no restart brings anything back.
+    ///
+    /// Raises:
+    ///     Misuse: The keys are something else, or this process does not own the folder.
+    fn void_records(
+        &self,
+        keys: &Bound<'_, PyAny>,
+        spared: &Bound<'_, PyAny>,
+        before: u64,
+    ) -> PyResult<u64> {
+        self.owned()?;
+        let (keys, spared) = (rows("keys", keys)?, rows("spared", spared)?);
+        Ok(self.files.lane.void(disk::Family {
+            keys,
+            spared,
+            before,
+        }))
+    }
+
     /// Returns what has ended since the last call: number, good blocks, and "" or why no more.
     ///
     /// The words are "failed", "corrupt" and "given up".

@@ -10,7 +10,7 @@
 //! layer: recorder
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine events finish flights park promises questions step sums survey
+//! layer: begin cache disk engine events finish flights forget park promises questions step sums survey
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `build.rs` puts them into the stub of the wheel.
@@ -31,6 +31,7 @@ mod events;
 mod face;
 mod finish;
 mod flights;
+mod forget;
 mod gil;
 mod keys;
 mod lease;
@@ -59,7 +60,7 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::answers::{Need, Probe, Room, Soon, Violation};
+    use crate::answers::{Forgotten, Need, Probe, Room, Soon, Violation};
     #[pymodule_export]
     use crate::disk::DiskLane;
     #[pymodule_export]

@@ -37,6 +37,8 @@ pub(crate) fn owner(key: disk::Key, parent: disk::Key) -> Owner {
         Owner::Nobody(key)
     } else if parent == [0; 32] {
         Owner::First(key)
+    } else if parent[..16] == [0; 16] && parent[16] & 1 == 1 {
+        Owner::Rooted { key, root: parent }
     } else {
         Owner::After { key, parent }
     }
@@ -57,10 +59,7 @@ pub(crate) fn restored<'py>(py: Python<'py>, found: &[Record]) -> PyResult<Resto
     let keys: Vec<u8> = found.iter().flat_map(|record| record.owner.key()).collect();
     let parents: Vec<u8> = found
         .iter()
-        .flat_map(|record| match record.owner {
-            Owner::After { parent, .. } => parent,
-            Owner::First(_) | Owner::Nobody(_) => [0; 32],
-        })
+        .flat_map(|record| record.owner.parent())
         .collect();
     Ok((
         array(py, &slots, "uint32")?,

@@ -108,7 +108,11 @@ impl Plan {
 
     /// Keys of their parents, likewise; None where the tier of the destinations is not keyed.
     ///
-    /// The first block of a sequence has 32 zero bytes, one whose parent was dropped 32 bytes 0xFF.
+    /// The first block of a sequence has 32 zero bytes, or with an adapter or a salt 16 zero bytes and
+    /// half of the root that these make; one whose parent was dropped has 32 bytes 0xFF.
+    ///
+    /// A plan from a tier to the same tier below the device copies nothing: the tier voids the
+    /// records of its keys, and of what stands on them, but for keys with 32 bytes 0xFF here.
     #[getter]
     fn parents<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         keys(py, &self.0.parents)

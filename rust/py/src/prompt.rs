@@ -74,7 +74,7 @@ fn check_within(extras: &Extras, tokens: usize) -> Outcome<()> {
     }
 }
 
-fn text(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+pub(crate) fn text(name: &str, from: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     if let Ok(text) = from.cast::<PyString>() {
         return Ok(text.to_cow()?.as_bytes().to_vec());
     }

@@ -143,6 +143,7 @@ impl World {
                 self.cache.lock().clear();
                 self.yard.clear();
             }
+            Op::Forget(prompt, first, force) => self.forget(prompt, first, force),
             Op::Lose(kept) => {
                 let below = (1..self.yard.tiers).filter(|&tier| kept >> tier & 1 == 1);
                 let kept: Vec<usize> = below.collect();
@@ -450,7 +451,11 @@ impl World {
                 return;
             };
             let plan = &self.in_flight[at];
-            let good = u32::from(good).min(plan.len() as u32);
+            let mut good = u32::from(good).min(plan.len() as u32);
+            if plan.from == plan.to && plan.to > Tier::DEVICE {
+                // Records that are not voided are to be voided again: the laws show that.
+                good = plan.len() as u32;
+            }
             outcomes.push(match corrupt {
                 true => Outcome::corrupt(plan.flight, good),
                 false if good as usize == plan.len() => plan.whole(),

@@ -63,6 +63,7 @@ impl Yard {
         match flight.purpose {
             Purpose::Down(_) | Purpose::Lift => self.land_below(&flight, good, corrupt),
             Purpose::Up(lease, base) => self.land_run(&flight, lease, base, good, corrupt),
+            Purpose::Void => {}
             Purpose::Private(None, _) => {
                 for step in &flight.moves {
                     self.give_back(DEVICE, step.2);

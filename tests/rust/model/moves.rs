@@ -1,6 +1,6 @@
 //! What changes in the naive yard, in the words that its verbs share.
 
-use crate::yard::{Block, Class, DEVICE, Idle, Node, What, Yard};
+use crate::yard::{Block, Class, DEVICE, FORGOTTEN, Idle, Node, What, Yard};
 use blockyard_core::{EvictionPolicy, Hints, Key, MAX_TIERS, Retention, State, Tier};
 
 /// Where nothing was said.
@@ -76,7 +76,11 @@ impl Yard {
     pub(crate) fn retire(&mut self) {
         for tier in 0..self.tiers {
             let leaf = |yard: &Self| {
-                let mut slots = yard.leaving(tier);
+                let forgotten = yard.slots[tier].keys().copied().filter(|&slot| {
+                    let block = yard.block_in(tier, slot);
+                    block.is_some_and(|block| yard.is_forgotten(block))
+                });
+                let mut slots = yard.leaving(tier).chain(forgotten);
                 slots.find(|&slot| {
                     let block = yard.block_in(tier, slot);
                     let block = block.filter(|_| yard.idle(tier, slot) && !yard.read(tier, slot));
@@ -84,8 +88,7 @@ impl Yard {
                 })
             };
             while let Some(slot) = leaf(self) {
-                self.evict(tier, slot);
-                self.evicted[tier] += 1;
+                self.go(tier, slot);
             }
         }
     }
@@ -95,15 +98,25 @@ impl Yard {
         let mut at = Some(block);
         while let Some(block) = at
             && let Some(slot) = self.ready(block, tier)
-            && !self.stays(tier, slot)
+            && (!self.stays(tier, slot) || self.is_forgotten(block))
             && self.idle(tier, slot)
             && !self.read(tier, slot)
             && self.children(tier, block).is_empty()
         {
             at = self.parent(block);
-            self.evict(tier, slot);
-            self.evicted[tier] += 1;
+            self.go(tier, slot);
         }
+    }
+
+    /// A block leaves the tier; where it was forgotten, it does not count as evicted.
+    fn go(&mut self, tier: usize, slot: u32) {
+        let block = self.block_in(tier, slot).expect("it is ready");
+        self.evicted[tier] += u64::from(!self.is_forgotten(block));
+        self.evict(tier, slot);
+    }
+
+    pub(crate) fn is_forgotten(&self, block: Block) -> bool {
+        self.blocks[block].epoch == FORGOTTEN
     }
 
     /// What has become idle on the device goes to the back of its class, deepest first; what is

@@ -97,6 +97,9 @@ pub(crate) enum Op {
     Resize(u8, u8),
     /// The slots of a tier from the first one on, each so many behind the one before.
     Withdraw(u8, u8, u8),
+    /// The blocks of a prompt from this one on, with all that stands on them; or that of another tenant's
+    /// prompts, and by force or not.
+    Forget(Prompt, u8, bool),
     /// The contents of all tiers, but for those below the device with a bit here.
     Lose(u8),
     DropLease(u8),
@@ -517,6 +520,19 @@ pub(crate) fn withdrawals(steps: usize) -> impl Strategy<Value = Script> {
     (script(steps), lost).prop_map(|(Script { setup, mut ops }, lost)| {
         for (at, (tier, slot)) in lost {
             ops.insert(at.index(ops.len()), Op::Withdraw(tier, slot, u8::MAX));
+        }
+        Script { setup, ops }
+    })
+}
+
+/// The same, and at random moments something is forgotten.
+pub(crate) fn forgets(steps: usize) -> impl Strategy<Value = Script> {
+    let prompts = prop_oneof![1 => prompts(), 1 => tall()];
+    let named = (prompts, any::<u8>(), prop::bool::weighted(0.4));
+    let gone = vec((any::<prop::sample::Index>(), named), 1..steps / 8);
+    (script(steps), gone).prop_map(|(Script { setup, mut ops }, gone)| {
+        for (at, (prompt, first, force)) in gone {
+            ops.insert(at.index(ops.len()), Op::Forget(prompt, first, force));
         }
         Script { setup, ops }
     })

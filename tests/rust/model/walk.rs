@@ -64,7 +64,9 @@ impl Yard {
     pub(crate) fn haunt(&mut self) {
         for block in 0..self.blocks.len() {
             if !self.alive(block) && self.gone.insert(block) {
-                self.ghosts.extend(self.blocks[block].key);
+                let key = self.blocks[block].key;
+                self.ghosts
+                    .extend(key.filter(|_| !self.is_forgotten(block)));
             }
         }
     }

@@ -155,7 +155,9 @@ impl World {
     fn out_of_service(&self, new: &[Plan]) {
         let state = self.cache.lock();
         for (tier, withdrawn) in self.yard.withdrawn.iter().enumerate() {
-            let named = new.iter().flat_map(|plan| {
+            // What voids records names no slots.
+            let copies = |plan: &&Plan| plan.from != plan.to || plan.to == Tier::DEVICE;
+            let named = new.iter().filter(copies).flat_map(|plan| {
                 let reads = plan.sources.iter().filter(|_| plan.from.0 == tier);
                 reads.chain(plan.destinations.iter().filter(|_| plan.to.0 == tier))
             });

@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub(crate) type Block = usize;
 
 pub(crate) const DEVICE: usize = 0;
+/// The epoch of what was forgotten.
+pub(crate) const FORGOTTEN: u64 = u64::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
@@ -98,6 +100,8 @@ pub(crate) enum Purpose {
     Lift,
     Up(LeaseId, usize),
     Private(Option<LeaseId>, usize),
+    /// A keyed tier drops records.
+    Void,
 }
 
 #[derive(Clone, Debug)]

@@ -137,6 +137,33 @@ class DiskCopier(Single):
         return flying
 
     @owned
+    def void(self, keys: BlockKeys, spared: BlockKeys, before: int) -> Receipt:
+        """Has the disk void records, as `DiskTier.void`.
+
+        Args:
+            keys: As there.
+            spared: As there.
+            before: As there.
+
+        Raises:
+            Misuse: The copier is closed.
+        """
+        if self._closed:
+            raise Misuse("the copier is closed")
+        flying = _Flying(self, 1, (self._disk, self._disk), down=True)
+        try:
+            for part in self._disk.parts:
+                if part.owned:
+                    flying.open[part.lane] = None
+                    numbers = map(part.lane.void_records, [keys], [spared], [before])
+                    named = zip(repeat(part.lane), numbers, strict=False)
+                    self._flying.update(zip(named, [flying], strict=True))
+        except BaseException:
+            self._give_up(flying)
+            raise
+        return flying
+
+    @owned
     def collect(self) -> None:
         """Takes what the disk's threads have reported, and gives up what has hung for too long."""
         self._collect()

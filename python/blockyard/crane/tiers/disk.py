@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,13 @@ from blockyard.shared.validate import integer, known
 __all__ = ["DiskPath", "DiskTier", "Part"]
 
 _Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
+
+
+class Voider(Protocol):
+    """What copies from and to a disk."""
+
+    def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> object:
+        """Has the disk void records; returns a receipt."""
 
 
 DiskPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -140,7 +147,7 @@ class DiskTier(Single):
         self._named: dict[int, tuple[int, int]] = {}
         """First stamp and number of each plan that no copier has asked for, by its first slot."""
         self._floor = 0
-        self.copier: object = None
+        self.copier: Voider | None = None
         """What copies from and to it: its reports are for one."""
         made: list[Part] = []
         self.parts: tuple[Part, ...] = ()
@@ -261,6 +268,36 @@ class DiskTier(Single):
         named = self._named.pop(int(slots[0]), None) if len(slots) else None
         first, number = named or (self._draw(len(slots)), 0)
         return np.arange(first, first + len(slots), dtype=np.uint64), number
+
+    def next_stamp(self) -> int:
+        """Returns a stamp that is greater than those of all blocks that it was given so far."""
+        return (self._run << 32) + self._count
+
+    def void_last(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> None:
+        """Voids records by its close, as `crane.voids.Voiding`, which waits for that.
+
+        Args:
+            keys: As there.
+            spared: As there.
+            before: As there.
+        """
+        for part in self._owned():
+            part.lane.void_records(keys, spared, before)
+
+    def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> object:
+        """Voids records, as `crane.voids.Voiding`: its copier hears when that is durable.
+
+        Args:
+            keys: As there.
+            spared: As there.
+            before: As there.
+
+        Raises:
+            Misuse: No `DiskCopier` copies from and to it.
+        """
+        if self.copier is None:
+            raise Misuse(f"{self.path} has no DiskCopier: it cannot forget blocks")
+        return self.copier.void(keys, spared, before)
 
     def _draw(self, blocks: int) -> int:
         if self._count + blocks > _SEQUENCE:

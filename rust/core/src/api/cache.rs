@@ -6,8 +6,13 @@ use crate::base::sync::Arc;
 use crate::base::{Error, Group, Key, LeaseId, ParkedId, Result, TicketId};
 use crate::keys::{Chain, Extras, KeyHash, Namespace, Seed};
 use crate::mirror::{Clears, Heard, Late, Salts};
-use crate::state::{Config, State, Violation};
+use crate::state::{Condemned, Config, Forgotten, Lineage, State, Violation};
 use std::ops::Range;
+
+/// Places of the trie that a forget looks at in one lock, and how often it looks through all of them before
+/// it does so in one.
+const SLICE: usize = 1024;
+const TRIES: u32 = 3;
 
 /// A KV cache's bookkeeping, shared between threads: [`Self::enter`] locks the [`State`], which has
 /// the verbs. They take ids; the handles of what they give are made here.
@@ -223,6 +228,30 @@ impl Cache {
             early: true,
         });
         Ok(())
+    }
+
+    /// Forgets blocks, as [`State::forget`]; but it looks through the trie in slices, so that no lock is
+    /// held longer than what is forgotten takes.
+    ///
+    /// # Errors
+    /// As [`State::forget`]; `Broken`.
+    pub fn forget(&self, what: Condemned<'_>, force: bool) -> Result<Forgotten> {
+        let mut state = self.enter()?;
+        state.check_forget(what)?;
+        if let Some(done) = state.forget_family(what, None, force) {
+            return Ok(done);
+        }
+        drop(state);
+        for _ in 0..TRIES {
+            let mut lineage = Lineage::default();
+            while !self.enter()?.look_at(what, SLICE, &mut lineage)? {}
+            let behind = lineage.behind();
+            // Where others have published something behind it meanwhile, it looks again.
+            if let Some(done) = self.enter()?.forget_family(what, Some(&behind), force) {
+                return Ok(done);
+            }
+        }
+        self.enter()?.forget(what, force)
     }
 
     /// What the cache's keys are seeded with.

@@ -19,6 +19,8 @@ impl Key {
     pub const UNKNOWN: Self = Self([0xFF; 32]);
     /// Leading bytes that are zero in the key of an anonymous block, and behind them its number.
     const ZEROS: usize = 24;
+    /// Leading bytes that are zero where a root stands for a parent.
+    const BEFORE_ROOT: usize = 16;
 
     /// What stands for the key of an anonymous block, which has none: its own as long as it lives.
     pub(crate) fn anonymous(node: Id<NodeIx>) -> Self {
@@ -31,6 +33,19 @@ impl Key {
     /// key. No published block has such a key where a tier is keyed.
     pub fn is_anonymous(&self) -> bool {
         self.0.starts_with(&[0; Self::ZEROS]) && *self != Self::NO_PARENT
+    }
+
+    /// What stands for the parent of a sequence's first block: the sequence's root, by 127 of its bits.
+    pub(crate) fn of_root(root: &Self) -> Self {
+        let mut key = Self::NO_PARENT;
+        key.0[Self::BEFORE_ROOT..].copy_from_slice(&root.0[..32 - Self::BEFORE_ROOT]);
+        key.0[Self::BEFORE_ROOT] |= 1;
+        key
+    }
+
+    /// Whether it is the root of a sequence, in the place of a parent.
+    pub fn is_root(&self) -> bool {
+        self.0.starts_with(&[0; Self::BEFORE_ROOT]) && self.0[Self::BEFORE_ROOT] & 1 == 1
     }
 
     /// Whether it stands for something else than a published block.

@@ -1,7 +1,7 @@
 //! What is in flight: the record of a plan until the end of its copies is known.
 
 use super::plan::End;
-use crate::base::{FlightIx, Id, Key, LeaseId, Link, NodeIx, ParkedId, SlotIx, Tier};
+use crate::base::{FlightIx, Id, Ix as _, Key, LeaseId, Link, NodeIx, ParkedId, SlotIx, Tier};
 use crate::collections::Record;
 
 /// What a flight is for.
@@ -21,6 +21,8 @@ pub(crate) enum Purpose {
     Stow,
     /// Copies to such blocks.
     Fetch,
+    /// No copies: a keyed tier drops the records of its keys, and of what stands on them.
+    Void,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -74,6 +76,25 @@ impl Flight {
             launched: 0,
             waits: None,
         }
+    }
+
+    /// Blocks of its plan: those that it copies, or whose records it has voided.
+    pub(crate) fn len(&self) -> usize {
+        if self.purpose == Purpose::Void {
+            self.keys.len()
+        } else {
+            self.moves.len()
+        }
+    }
+
+    /// Source and destination of each block of its plan.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = (u32, u32)> {
+        let voided = self.len() - self.moves.len();
+        let moves = self
+            .moves
+            .iter()
+            .map(|step| (step.from.get(), step.to.get()));
+        moves.chain(std::iter::repeat_n((0, 0), voided))
     }
 
     /// The blocks of its moves from this one on.

@@ -15,12 +15,18 @@
 //!
 //! A yard's plan carries keys where it touches a tier that [`crate::Config`] calls keyed: from such a
 //! tier the keys of the blocks, to such a tier those of their parents too. They are those at the
-//! time when the plan was made. Three of them are nobody's:
+//! time when the plan was made. Four of them are nobody's:
 //!
 //! - 24 zero bytes, and a number of 8 bytes that is not 0: an anonymous block, which was parked before
 //!   it had a key. It keeps this one as long as it is parked; [`Key::is_anonymous`] knows it.
 //! - 32 zero bytes, for a parent alone: there is none, the block is the first of its sequence.
+//! - 16 zero bytes, and 16 of which the first is odd, for a parent alone: the root of the sequence, which
+//!   its adapter and salt make; the block is its first. [`Key::is_root`] knows it.
 //! - 32 bytes 0xFF: a block that was dropped, so that its key is not known any more.
+//!
+//! A plan from a tier below the device to the same tier copies nothing: the tier voids the records of its
+//! keys and roots, and of all that stands on them. Slots say nothing there, and are 0. Where some keys stay,
+//! it has parents: 32 bytes 0xFF of these, zeros of all others. All of its blocks are good, or none.
 
 use crate::base::{
     Error, FlightId, Group, Key, MAX_TIERS, Read, Reader, Result, Slot, Tier, YardId,

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Of a chain as bytes, with the version.
-const MAGIC: &[u8; 2] = b"C1";
+const MAGIC: &[u8; 2] = b"C2";
 
 /// The keys of one sequence in one group; a fork is a clone.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct Chain {
     tokens: u64,
     keys: Vec<Key>,
     source: Source,
+    /// What stands for the parent of its first block: [`Key::UNKNOWN`] where the engine has made keys.
+    root: Key,
     /// Its tokens and its extras, where somebody is told of them.
     told: Option<Box<Spoken>>,
 }
@@ -53,6 +55,7 @@ impl Chain {
     /// 2^63 - 1, or starts before the end of the item before it.
     pub fn new(seed: &Seed, extras: Extras) -> Result<Self> {
         check_block_size(seed.block_size())?;
+        let is_plain = extras.lora.is_none() && extras.salt.is_none();
         let root = seed.sequence_root(extras.lora.as_deref(), extras.salt.as_deref());
         let source = Source::Tokens {
             frame: Frame::new(seed, root),
@@ -63,6 +66,11 @@ impl Chain {
             tokens: 0,
             keys: Vec::new(),
             source,
+            root: if is_plain {
+                Key::NO_PARENT
+            } else {
+                Key::of_root(&root)
+            },
             told: None,
         })
     }
@@ -79,6 +87,7 @@ impl Chain {
             tokens,
             keys,
             source: Source::Engine,
+            root: Key::UNKNOWN,
             told: None,
         })
     }
@@ -106,6 +115,7 @@ impl Chain {
             tokens: self.keys.len() as u64 * u64::from(self.block_size),
             keys: self.keys.clone(),
             source,
+            root: self.root,
             told: self.told_full_blocks(),
         })
     }
@@ -226,6 +236,12 @@ impl Chain {
         self.tokens
     }
 
+    /// What sequences of its adapter and salt have in common, folded into a key that stands for the parent of
+    /// the first block: [`Key::NO_PARENT`] without either. `None` where the engine has made keys.
+    pub fn root(&self) -> Option<Key> {
+        Some(self.root).filter(|root| *root != Key::UNKNOWN)
+    }
+
     /// Tokens per block.
     pub const fn block_size(&self) -> u32 {
         self.block_size
@@ -266,13 +282,14 @@ impl Chain {
     /// tokens and its salt.
     ///
     /// ```text
-    /// "C1"  block size u32  tokens u64  number of keys u64  keys
+    /// "C2"  root  block size u32  tokens u64  number of keys u64  keys
     /// 1  hash u8  group u8  parent  tokens of the partial block u32  media items   0 of the engine's
     /// 1  all tokens u32  1 extras, or 0                                            0 where untold
     /// ```
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(96 + 32 * self.keys.len());
         bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&self.root.0);
         bytes.extend_from_slice(&self.block_size.to_le_bytes());
         bytes.extend_from_slice(&self.tokens.to_le_bytes());
         bytes.extend_from_slice(&(self.keys.len() as u64).to_le_bytes());
@@ -306,6 +323,7 @@ impl Chain {
         if reader.take()? != *MAGIC {
             return Err("not keys of this version: run one version everywhere");
         }
+        let root = Key(reader.take()?);
         let block_size = u32::from_le_bytes(reader.take()?);
         let (tokens, blocks) = (reader.number()?, reader.count()?);
         if tokens.checked_div(block_size.into()) != Some(blocks as u64) {
@@ -338,6 +356,7 @@ impl Chain {
             tokens,
             keys,
             source,
+            root,
             told,
         })
     }

@@ -200,6 +200,11 @@ impl Seed {
         self.hash.digest(&message)
     }
 
+    /// What stands for the parent of the first block of such sequences, as [`crate::Chain::root`].
+    pub fn root_of(&self, lora: Option<&[u8]>, salt: Option<&[u8]>) -> Key {
+        Key::of_root(&self.sequence_root(lora, salt))
+    }
+
     /// The first bytes of every message: whatever two messages may differ in besides their contents.
     fn header(&self, tag: Tag, parts: u32) -> [u8; HEADER] {
         let mut header = [0; HEADER];

@@ -3,6 +3,7 @@
 use super::State;
 use crate::base::ParkedIx;
 use crate::evict::Evict;
+use crate::tiers::FORGOTTEN;
 
 impl State {
     /// Breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
@@ -34,9 +35,10 @@ impl State {
 
     /// Whether anything of an ended epoch is still held or in flight.
     pub fn draining(&self) -> bool {
-        let epoch = self.trie.epoch();
-        self.leases.iter().any(|(_, lease)| lease.epoch != epoch)
-            || self.held.iter().any(|held| held.epoch != epoch)
-            || self.flights.iter().any(|(_, flight)| flight.epoch != epoch)
+        let now = self.trie.epoch();
+        let ended = |epoch: u32| epoch != now && epoch != FORGOTTEN;
+        self.leases.iter().any(|(_, lease)| ended(lease.epoch))
+            || self.held.iter().any(|held| ended(held.epoch))
+            || self.flights.iter().any(|(_, flight)| ended(flight.epoch))
     }
 }

@@ -76,6 +76,7 @@ impl State {
             trie,
             tiers,
             leases,
+            roots,
             parked,
             tickets,
             flights,
@@ -111,8 +112,11 @@ impl State {
         let mut digest = Digest(0);
         (config, trie, tiers).hash(&mut digest);
         (leases, parked, tickets, flights, held).hash(&mut digest);
+        for (lease, _) in leases.iter() {
+            self.root_of(self.lease_id(lease)).hash(&mut digest);
+        }
         (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, strays, done).hash(&mut digest);
+        (headroom, largest, turn, strays, roots.ready, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -372,6 +376,19 @@ mod tests {
         ("whether a path is torn", |s| s.strays.torn = true),
         ("whether there are strays", |s| s.strays.known = true),
         ("the last step done", |s| s.done = Some(3)),
+        ("whether keys were given ready", |s| s.roots.ready = true),
+        ("the root of a first block", |s| {
+            s.trie.set_root(NodeIx::new(0), key(9, 9));
+        }),
+        ("what was forgotten in use", |s| {
+            s.trie.note_forgotten(NodeIx::new(0));
+        }),
+        ("a lease's root", |s| {
+            let running = s.leases.iter().next().map(|(lease, _)| lease);
+            let id = s.lease_id(running.expect("one runs"));
+            s.name_root(id, Some(key(9, 9)));
+        }),
+        ("whether blocks leave", |s| device(s).pool.set_leaving(true)),
     ];
 
     #[test]

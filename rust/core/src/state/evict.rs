@@ -5,7 +5,7 @@ use super::{State, WritePolicy};
 use crate::base::{Link, NodeIx, SlotIx, Tier};
 use crate::collections::Tag;
 use crate::evict::Evictability;
-use crate::tiers::Hold;
+use crate::tiers::{FORGOTTEN, Hold};
 
 /// Victims for which it does not pay to look ahead.
 const FEW: u32 = 4;
@@ -14,28 +14,47 @@ impl State {
     /// Evicts one block that the order gave as a victim, or that is a leaf; then those above it that
     /// retire by that.
     pub(super) fn evict_with_parents(&mut self, tier: Tier, slot: SlotIx) {
-        let mut next = Some(slot);
-        while let Some(slot) = next {
-            let parent = self.evict_one(tier, slot);
-            next = parent.filter(|&parent| self.retires(tier, parent));
+        if let Some(parent) = self.evict_one(tier, slot) {
+            self.retire(tier, parent);
         }
     }
 
     /// A slot is idle now, or no longer read, or its last child has left. If it is a leaf beyond the
-    /// tier's size it is evicted at once, and so are those above it that become one (table 2.7).
+    /// tier's size, or was forgotten, it is evicted at once, and so are those above it that become one
+    /// (table 2.7, INV-42).
     pub(super) fn retire(&mut self, tier: Tier, slot: SlotIx) {
         if self.retires(tier, slot) {
-            self.evict_with_parents(tier, slot);
+            self.retire_path(tier, slot);
         }
     }
 
-    /// Whether the slot lies beyond the size, and its block is idle, read by no copy, and without a
-    /// child on the tier.
+    #[cold]
+    fn retire_path(&mut self, tier: Tier, slot: SlotIx) {
+        let mut next = Some(slot);
+        while let Some(slot) = next {
+            let forgotten = |node: NodeIx| self.trie[node].epoch == FORGOTTEN;
+            let forgotten = self.node_in(tier, slot).is_some_and(forgotten);
+            next = self.evict_one(tier, slot);
+            // What was forgotten is no eviction.
+            self.counters.evicted[tier.at()] -= u64::from(forgotten);
+            next = next.filter(|&parent| self.retires(tier, parent));
+        }
+    }
+
+    /// Whether the slot lies beyond the size, or its block was forgotten, and that is idle, read by no
+    /// copy, and without a child on the tier.
     pub(super) fn retires(&self, tier: Tier, slot: SlotIx) -> bool {
-        !self.tiers[tier].pool.stays(slot) && self.is_idle_leaf(tier, slot)
+        !self.tiers[tier].pool.is_plain(slot) && self.leaves(tier, slot)
     }
 
     #[cold]
+    fn leaves(&self, tier: Tier, slot: SlotIx) -> bool {
+        let forgotten = |node: NodeIx| self.trie[node].epoch == FORGOTTEN;
+        let may_stay =
+            self.tiers[tier].pool.stays(slot) && !self.node_in(tier, slot).is_some_and(forgotten);
+        !may_stay && self.is_idle_leaf(tier, slot)
+    }
+
     pub(super) fn is_idle_leaf(&self, tier: Tier, slot: SlotIx) -> bool {
         matches!(self.hold(tier, slot), Hold::Idle { .. })
             && self.evictability_of(tier, slot) == Evictability::Leaf
@@ -90,7 +109,9 @@ impl State {
         if prefix {
             self.strays.torn |= block.epoch == self.trie.epoch();
         }
-        if let Some(ghosts) = self.ghosts.as_mut().filter(|_| !block.is_anonymous()) {
+        // What was forgotten is remembered nowhere. INV-42
+        let remembered = || !block.is_anonymous() && block.epoch != FORGOTTEN;
+        if let Some(ghosts) = self.ghosts.as_mut().filter(|_| remembered()) {
             let uses = self.lives.of(node).life().uses();
             ghosts.remember(&block.key, uses);
         }

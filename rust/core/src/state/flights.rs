@@ -3,7 +3,7 @@
 //! their outcomes.
 
 use super::State;
-use crate::base::{FlightId, FlightIx, Group, Ix, Key, LeaseId, NodeIx, Result, SlotIx, Tier};
+use crate::base::{FlightId, FlightIx, Group, Key, LeaseId, NodeIx, Result, SlotIx, Tier};
 use crate::copies::{Flight, Move, Outcome, Plan, Purpose};
 use crate::tiers::{Hold, Trie};
 
@@ -55,7 +55,7 @@ impl State {
         (keys, parents)
     }
 
-    fn plan_of(&self, flight: FlightIx) -> Plan {
+    pub(super) fn plan_of(&self, flight: FlightIx) -> Plan {
         let record = &self.flights[flight];
         Plan {
             flight: FlightId(self.flights.id(flight)),
@@ -64,8 +64,8 @@ impl State {
             rank: 0,
             from: record.from,
             to: record.to,
-            sources: record.moves.iter().map(|step| step.from.get()).collect(),
-            destinations: record.moves.iter().map(|step| step.to.get()).collect(),
+            sources: record.copies().map(|(from, _)| from).collect(),
+            destinations: record.copies().map(|(_, to)| to).collect(),
             keys: record.keys.clone(),
             parents: record.parents.clone(),
         }
@@ -136,6 +136,9 @@ impl State {
     /// meanwhile is left out. It takes time in proportion to what is in flight.
     pub fn dispatch(&mut self) -> Vec<Plan> {
         self.mend();
+        if self.trie.has_forgotten() {
+            self.trim_forgotten();
+        }
         let mut waiting: Vec<(u64, FlightIx)> = self
             .flights
             .iter()

@@ -68,6 +68,9 @@ impl State {
             epoch,
         }));
         let child = self.lease_id(forked);
+        if let Some(root) = self.root_of(id) {
+            self.name_root(child, Some(root));
+        }
         let mut plans = Vec::new();
         if let Some(slot) = source {
             self.mark(Tier::DEVICE, slot);

@@ -73,6 +73,9 @@ impl State {
     /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
     fn land_all(&mut self, flight: &Flight, good: usize, end: End) {
         let (from, to) = (flight.from, flight.to);
+        if flight.purpose == Purpose::Void {
+            return self.end_void(to, &flight.keys, &flight.parents, good);
+        }
         if flight.overdue {
             for step in &flight.moves {
                 self.give_back(to, step.to);
@@ -81,7 +84,7 @@ impl State {
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
         match flight.purpose {
-            Purpose::Nothing => {}
+            Purpose::Nothing | Purpose::Void => {}
             Purpose::Below { parked } => {
                 self.cut_kept(flight.blocks_from(good), to);
                 let kept = self.land_below(flight, good);
@@ -174,7 +177,7 @@ impl State {
             Found::Ended => Ok(false),
             Found::Live if self.flights[flight.at()].ended.is_some() => Ok(false),
             Found::Live => {
-                let blocks = self.flights[flight.at()].moves.len();
+                let blocks = self.flights[flight.at()].len();
                 if good as usize > blocks {
                     let help = "good counts the plan's leading intact blocks: no more than it has";
                     return Err(Error::argument("good", good, help));

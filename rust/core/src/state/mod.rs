@@ -16,6 +16,7 @@ mod evict;
 mod finish;
 mod flights;
 mod flush;
+mod forget;
 mod fork;
 mod grow;
 mod headroom;
@@ -54,6 +55,7 @@ pub use config::Config;
 pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use engine::{Fetch, Wanted};
+pub use forget::{Condemned, Forgotten};
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use idle::HostCopies;
 pub use probe::{Probe, Stop};
@@ -62,6 +64,7 @@ pub use seal::Sealing;
 pub use stats::{Counters, Field, Kind, Stats, TierStats};
 pub use view::{ParkedView, View};
 
+pub(crate) use forget::{Lineage, Roots};
 pub(crate) use tier::{Descent, TierState, Tiers};
 
 use crate::base::{
@@ -121,6 +124,7 @@ pub struct State {
     pub(crate) trie: Trie,
     pub(crate) tiers: Tiers,
     pub(crate) leases: Arena<Running>,
+    roots: Roots,
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
     pub(crate) flights: Arena<Flight>,
@@ -195,6 +199,7 @@ impl State {
             trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),
             leases: Arena::new(),
+            roots: Roots::default(),
             parked: Arena::new(),
             tickets: Arena::new(),
             flights: Arena::new(),
@@ -280,6 +285,7 @@ impl State {
             parked: self.parked.len() as u64,
             tickets: self.tickets.len() as u64,
             flights: self.flights.len() as u64,
+            voiding: self.voiding(),
             blocks: self.trie.len() as u64,
             epoch: u64::from(self.trie.epoch()),
             largest: u64::from(self.largest),

@@ -6,7 +6,7 @@ use super::record::{Keep, Parked};
 use super::{Sealing, State};
 use crate::base::{Error, LeaseIx, NodeIx, ParkedId, Result, Tier};
 use crate::evict::Hints;
-use crate::tiers::Keeps;
+use crate::tiers::{FORGOTTEN, Keeps};
 
 impl State {
     /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed
@@ -31,10 +31,12 @@ impl State {
             ));
         }
         if self.detached(lease) {
-            let what = format!(
-                "parking lease {}, which clear has detached",
-                row.lease.number()
-            );
+            let verb = match self.leases[lease].epoch {
+                FORGOTTEN => "forget",
+                _ => "clear",
+            };
+            let number = row.lease.number();
+            let what = format!("parking lease {number}, which {verb} has detached");
             return Err(Error::state(what, "finish it, and begin again"));
         }
         self.check_sealing(row)?;

@@ -16,8 +16,8 @@ const NONE: Key = Key([0; 32]);
 
 impl State {
     /// Publishes what a tier below the device has: the block with `keys[row]`, behind the one with
-    /// `parents[row]`, in `slots[row]`. A parent of 32 zero bytes is none: the block is the first of
-    /// its sequence. The oldest row is first, and is evicted first; but a block stands behind its
+    /// `parents[row]`, in `slots[row]`. A parent of 32 zero bytes is none, and so is one that stands for
+    /// the root of a sequence, as plans have it: the block is the first of its sequence. The oldest row is first, and is evicted first; but a block stands behind its
     /// children. One whose parent is not among the rows is found again by a walk that passes there.
     ///
     /// It comes once, before the first begin, and takes time in proportion to the rows.
@@ -176,6 +176,9 @@ impl State {
             for (parent, &tag) in parents.iter().zip(&tags) {
                 let row = NodeIx::new(family.parents.len() as u32);
                 let above = if *parent == NONE {
+                    None
+                } else if parent.is_root() {
+                    self.trie.set_root(row, *parent);
                     None
                 } else {
                     let above = self.trie.seek(parent, tag).ok();

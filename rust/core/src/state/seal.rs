@@ -2,7 +2,7 @@
 
 use super::State;
 use super::record::Running;
-use crate::base::{Error, Key, LeaseId, Link, NodeIx, Result, SlotIx, Tier};
+use crate::base::{Error, Key, LeaseId, LeaseIx, Link, NodeIx, Result, SlotIx, Tier};
 use crate::collections::Tag;
 use crate::tiers::{Hold, Uses};
 
@@ -95,8 +95,21 @@ impl State {
         }
         self.tags = tags;
         self.leases[lease].sealed = sealed;
+        if before == 0 && sealed > 0 {
+            self.note_root(lease);
+        }
         self.tell_sealed(row, before..sealed);
         sealed - before
+    }
+
+    /// A lease has its first block, published by itself or before.
+    fn note_root(&mut self, lease: LeaseIx) {
+        if let Some(root) = self.root_of(self.lease_id(lease))
+            && let Some(first) = self.published(&self.leases[lease], 0)
+            && self.trie.root(first) != Some(root)
+        {
+            self.trie.set_root(first, root);
+        }
     }
 
     /// The block whose copy a slot of a table is, or beside whose copy it stands.

@@ -76,6 +76,8 @@ numbers! {
             "open reservations, for requests that are not running yet or are about to be parked";
         flights: "flights", Gauge "flights",
             "plans in flight, including those whose outcome is unknown";
+        voiding: "flights", Gauge "flights_voiding",
+            "flights by which tiers that outlive the process drop records of what was forgotten: durable there when there is none";
         blocks: "blocks", Gauge "blocks",
             "blocks in the trie, including the anonymous ones of parked sequences";
         epoch: "clears", Counter "clears",
@@ -123,6 +125,8 @@ numbers! {
             "blocks that were published, or were found published when they were sealed";
         duplicates: "blocks", Counter "duplicate_blocks",
             "of these, blocks that were computed twice";
+        forgotten: "blocks", Counter "forgotten_blocks",
+            "blocks that were forgotten, by their keys or their salt, with all that stood on them";
         deduped: "blocks", Counter "deduped_blocks",
             "of those, blocks given up in place while their sequences ran";
         flights as "plans": "plans", Counter "plans",

@@ -120,6 +120,20 @@ impl State {
         }
     }
 
+    /// A block is found no more on any tier: it was told so far, and is not any more.
+    pub(super) fn tell_forgotten(&mut self, node: NodeIx) {
+        if self.events.is_none() || self.trie[node].is_anonymous() {
+            return;
+        }
+        for tier in self.tiers.all() {
+            if self.ready(node, tier).is_some()
+                && let Some(events) = &mut self.events
+            {
+                events.gone(self.trie.id(node), tier);
+            }
+        }
+    }
+
     /// These blocks of a row are published. One branch for all of them, as a seal is nothing but its
     /// blocks.
     #[inline]

@@ -305,6 +305,27 @@ impl TierState {
         node
     }
 
+    /// Drops an idle block that nothing reads, wherever it stands in the order; its slot is free, or retires
+    /// beyond the size. `false`: it is held, or read, or something below it is.
+    pub(super) fn drop_idle(&mut self, slot: SlotIx, residency: Residency) -> bool {
+        let cell = self.pool.cell(slot);
+        let idle = matches!(cell.hold, Hold::Idle { .. });
+        if !idle || evictability(residency, cell) == Evictability::Blocked {
+            return false;
+        }
+        let stays = self.pool.stays(slot);
+        self.order.remove(slot);
+        self.pool.cell_mut(slot).node = None;
+        if stays {
+            self.ledger.lose_takeable();
+            self.ledger.shift(Some(Set::Idle), Some(Set::Free));
+            self.pool.push_free(slot);
+        } else {
+            self.put(slot, Hold::Retired);
+        }
+        true
+    }
+
     /// Frees idle slots that have left the order and lie below the limit.
     pub(super) fn evict_all(&mut self, slots: &[SlotIx]) {
         for &slot in slots {

@@ -2,7 +2,7 @@
 
 use super::State;
 use super::record::Keep;
-use crate::base::{Error, FlightId, Ix, LeaseId, MAX_TIERS, ParkedId, Result};
+use crate::base::{Error, FlightId, LeaseId, MAX_TIERS, ParkedId, Result};
 use crate::collections::Found;
 use crate::copies::Plan;
 
@@ -95,17 +95,13 @@ impl State {
             Found::Ended => true,
             Found::Live => {
                 let flight = &self.flights[plan.flight.at()];
-                let moves = flight
-                    .moves
-                    .iter()
-                    .map(|step| (step.from.get(), step.to.get()));
                 let copies = plan
                     .sources
                     .iter()
                     .copied()
                     .zip(plan.destinations.iter().copied());
                 (flight.from, flight.to) == (plan.from, plan.to)
-                    && moves.eq(copies)
+                    && flight.copies().eq(copies)
                     && (&flight.keys, &flight.parents) == (&plan.keys, &plan.parents)
             }
         };

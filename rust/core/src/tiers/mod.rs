@@ -12,4 +12,4 @@ mod trie;
 pub(crate) use keeps::Keeps;
 pub(crate) use ledger::Ledger;
 pub(crate) use pool::{Cell, Hold, Pool};
-pub(crate) use trie::{Node, Residency, Trie, Uses};
+pub(crate) use trie::{FORGOTTEN, Node, Residency, Trie, Uses};

@@ -85,8 +85,11 @@ pub(crate) struct Pool {
     withdrawn: Vec<u64>,
     /// How many slots may be given out.
     room: u32,
-    /// The limit where no slot was withdrawn, else 0: what asks about a slot looks here first.
+    /// The limit where no slot was withdrawn or is left soon, else 0: what asks about a slot looks here
+    /// first.
     whole: u32,
+    /// Whether blocks in it leave as soon as nothing uses them.
+    leaving: bool,
 }
 
 impl Pool {
@@ -99,6 +102,7 @@ impl Pool {
             withdrawn: Vec::new(),
             room: 0,
             whole: 0,
+            leaving: false,
         };
         pool.reserve(slots)?;
         pool.grow(slots, null);
@@ -169,14 +173,26 @@ impl Pool {
         slot.get() < self.whole || self.is_left(slot)
     }
 
+    /// Whether nothing at all is to be asked about a slot that comes free, or idle.
+    #[inline]
+    pub(crate) fn is_plain(&self, slot: SlotIx) -> bool {
+        slot.get() < self.whole
+    }
+
+    /// Says whether blocks in it leave as soon as nothing uses them.
+    pub(crate) fn set_leaving(&mut self, leaving: bool) {
+        self.leaving = leaving;
+        self.bound(self.limit);
+    }
+
     #[cold]
     fn is_left(&self, slot: SlotIx) -> bool {
         slot.get() < self.limit && !self.is_withdrawn(slot)
     }
 
-    /// Whether there are slots that retire as they come free.
+    /// Whether there are slots that retire as they come free, or blocks that leave when they are idle.
     pub(crate) fn is_shrunk(&self) -> bool {
-        self.limit < self.len() || !self.withdrawn.is_empty()
+        self.limit < self.len() || !self.withdrawn.is_empty() || self.leaving
     }
 
     pub(crate) fn cell(&self, slot: SlotIx) -> &Cell {
@@ -237,7 +253,11 @@ impl Pool {
     fn bound(&mut self, limit: u32) {
         self.limit = limit;
         self.room = self.room_below(limit);
-        self.whole = if self.withdrawn.is_empty() { limit } else { 0 };
+        self.whole = if self.withdrawn.is_empty() && !self.leaving {
+            limit
+        } else {
+            0
+        };
     }
 
     /// Retires the free slots that do not stay. Returns how many there were.

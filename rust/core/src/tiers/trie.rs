@@ -4,7 +4,11 @@
 use super::keeps::Keeps;
 use crate::base::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, Result, SlotIx, Tier, memory};
 use crate::collections::{Arena, Gap, Index, Record, Tag};
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
+
+/// The epoch of blocks that were forgotten, which no trie comes to: they are not found in any.
+pub(crate) const FORGOTTEN: u32 = u32::MAX;
 
 /// Where a block is on one tier, and what is below it there.
 #[derive(Clone, Copy, Hash, Debug, Default)]
@@ -65,6 +69,11 @@ pub(crate) struct Trie {
     below: [Vec<Residency>; MAX_TIERS - 1],
     index: Index,
     epoch: u32,
+    /// The roots of the first blocks of sequences, where they are known.
+    roots: BTreeMap<NodeIx, Key>,
+    rooted: BTreeSet<(Key, NodeIx)>,
+    /// Blocks that were forgotten while something used them; some may be gone.
+    forgotten: Vec<Id<NodeIx>>,
 }
 
 impl Trie {
@@ -76,6 +85,9 @@ impl Trie {
             below: Default::default(),
             index: Index::new(0)?,
             epoch: 0,
+            roots: BTreeMap::new(),
+            rooted: BTreeSet::new(),
+            forgotten: Vec::new(),
         };
         trie.reserve(tiers)?;
         Ok(trie)
@@ -265,10 +277,64 @@ impl Trie {
 
     /// The key that a plan carries for a block's parent.
     pub(crate) fn carried_parent(&self, node: NodeIx) -> Key {
-        self.nodes[node].parent.map_or(Key::NO_PARENT, |id| {
-            self.live(id)
-                .map_or(Key::UNKNOWN, |parent| self.carried_key(parent))
-        })
+        let Some(parent) = self.nodes[node].parent else {
+            return self.root(node).unwrap_or(Key::NO_PARENT);
+        };
+        let parent = self.live(parent);
+        parent.map_or(Key::UNKNOWN, |parent| self.carried_key(parent))
+    }
+
+    /// The root of the sequences that begin with this block, where it is known.
+    pub(crate) fn root(&self, node: NodeIx) -> Option<Key> {
+        self.roots.get(&node).copied()
+    }
+
+    /// Notes the root of a sequence's first block.
+    pub(crate) fn set_root(&mut self, node: NodeIx, root: Key) {
+        if let Some(before) = self.roots.insert(node, root) {
+            self.rooted.remove(&(before, node));
+        }
+        self.rooted.insert((root, node));
+    }
+
+    #[cold]
+    fn lose_root(&mut self, node: NodeIx) {
+        if let Some(root) = self.roots.remove(&node) {
+            self.rooted.remove(&(root, node));
+        }
+    }
+
+    /// The first blocks of sequences of this root.
+    pub(crate) fn rooted(&self, root: Key) -> impl Iterator<Item = NodeIx> {
+        let (first, last) = (NodeIx::new(0), NodeIx::new(u32::MAX));
+        let rooted = self.rooted.range((root, first)..=(root, last));
+        rooted.map(|&(_, node)| node)
+    }
+
+    /// A forgotten block is in use still.
+    pub(crate) fn note_forgotten(&mut self, node: NodeIx) {
+        self.forgotten.push(self.nodes.id(node));
+    }
+
+    /// Forgotten blocks that are in use still.
+    pub(crate) fn forgotten(&self) -> impl Iterator<Item = NodeIx> {
+        self.forgotten.iter().filter_map(|&id| self.live(id))
+    }
+
+    /// Whether forgotten blocks may be there, which something uses.
+    #[inline]
+    pub(crate) fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
+    /// Drops those off the list that are gone, as far as its end goes. Returns whether all are.
+    pub(crate) fn trim_forgotten(&mut self) -> bool {
+        while let Some(&last) = self.forgotten.last()
+            && !self.nodes.lives(last)
+        {
+            self.forgotten.pop();
+        }
+        self.forgotten.is_empty()
     }
 
     /// The parent has a child less on a tier: its copy there since.
@@ -334,6 +400,8 @@ impl Trie {
         self.nodes.forget_all();
         self.below.iter_mut().for_each(Vec::clear);
         self.index.forget_all();
+        self.roots.clear();
+        self.rooted.clear();
     }
 
     /// Ends a node that has no slot left.
@@ -346,6 +414,9 @@ impl Trie {
         debug_assert!(self.is_gone(node), "removed with a slot");
         if !self.nodes[node].is_anonymous() {
             self.index.remove(tag, node);
+        }
+        if !self.roots.is_empty() && self.nodes[node].parent.is_none() {
+            self.lose_root(node);
         }
         self.nodes.discard(node);
     }

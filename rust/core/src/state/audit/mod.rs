@@ -48,7 +48,7 @@ struct Holders {
 }
 
 impl State {
-    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34 and 39, and E1.
+    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34, 39 and 40, and E1.
     pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
@@ -94,7 +94,8 @@ impl State {
         self.loading()?;
         self.promises()?;
         self.keeps()?;
-        self.epochs()
+        self.epochs()?;
+        self.forgotten()
     }
 
     fn violation(&self, law: &'static str, tier: Tier, slot: SlotIx, detail: String) -> Violation {

@@ -1,10 +1,10 @@
-//! Promises, keeps and epochs: INV-22 to 24.
+//! Promises, keeps and epochs: INV-22 to 24, 34 and 40.
 
 use super::{Check, Violation};
 use crate::base::{Class, NodeIx, SlotIx, Tier};
 use crate::state::State;
 use crate::state::record::Running;
-use crate::tiers::{Hold, Node};
+use crate::tiers::{FORGOTTEN, Hold, Node};
 
 impl State {
     /// Promises are the sum of what was promised, and they are backed; where nothing runs there is no
@@ -119,6 +119,38 @@ impl State {
                     self.trie.slot(index, Tier::DEVICE).unwrap_or_default(),
                 ));
                 return Err(self.violation("INV-24", tier, slot, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// What was forgotten is there only while something uses it, with all that stands on it; and who uses
+    /// it publishes nothing (INV-42).
+    pub(super) fn forgotten(&self) -> Check {
+        let is_forgotten = |node| self.trie[node].epoch == FORGOTTEN;
+        for (node, _) in self.trie.iter() {
+            let above = self.trie.parent(node).is_some_and(is_forgotten);
+            let wrong = if !is_forgotten(node) {
+                above.then_some("it stands on a forgotten block, and was not forgotten")
+            } else if !self.trie.forgotten().any(|listed| listed == node) {
+                Some("it was forgotten, and is not known as such")
+            } else {
+                let used = |tier| match self.trie.slot(node, tier) {
+                    Some(slot) => !self.retires(tier, slot),
+                    None => true,
+                };
+                (!self.tiers.all().all(used)).then_some("it was forgotten, and nothing uses it")
+            };
+            if let Some(wrong) = wrong {
+                let (tier, slot) = self.trie.highest(node).unwrap_or_default();
+                return Err(self.violation("INV-42", tier, slot, wrong.to_owned()));
+            }
+        }
+        for (lease, record) in self.leases.iter() {
+            let mut nodes = record.table.iter().filter_map(|&slot| self.node_of(slot));
+            if nodes.any(is_forgotten) && !self.detached(lease) {
+                let detail = format!("lease {lease} uses a forgotten block, and may publish");
+                return Err(self.violation("INV-42", Tier::DEVICE, SlotIx::default(), detail));
             }
         }
         Ok(())

@@ -1,0 +1,142 @@
+"""Records that a tier is to void: what it does when the yard forgets blocks."""
+
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.crane.copiers import BlockKeys, Landed, Receipt
+from blockyard.crane.lanes import Flight
+from blockyard.crane.tiers import Tier
+from blockyard.shared.plan import Cause, Plan
+
+__all__ = ["Voiding", "Voids", "is_void"]
+
+
+@runtime_checkable
+class Voiding(Protocol):
+    """A tier that can void records of blocks, so that no restart finds these again."""
+
+    def next_stamp(self) -> int:
+        """Returns a stamp that is greater than those of all blocks it was given so far."""
+
+    def void(self, keys: BlockKeys, spared: BlockKeys, before: int) -> Receipt:
+        """Voids the records of keys, and of all that stands on them, that have a smaller stamp.
+
+        So it does with what stands on a block without a record, as that may have been one of them.
+
+        Args:
+            keys: Keys of blocks, or roots of sequences, shape (rows, 32).
+            spared: Keys whose records stay, likewise.
+            before: The stamp.
+
+        Returns:
+            A receipt, whose end says that this is durable, or has failed.
+        """
+
+    def void_last(self, keys: BlockKeys, spared: BlockKeys, before: int) -> None:
+        """Does the same by its `close`, which comes next. No copy is under way any more."""
+
+
+def is_void(plan: Plan) -> bool:
+    """Whether a plan copies nothing, and its tier voids the records of its keys."""
+    same = plan.source_tier == plan.destination_tier != "device"
+    return same and plan.keys is not None
+
+
+@dataclass(slots=True)
+class _Void:
+    plan: Plan
+    tier: Tier
+    before: int
+    """The stamp of the first block that its tier was given after it."""
+    receipt: Receipt | None = None
+    """None until it has begun."""
+
+
+class Voids:
+    """The plans of a rank by which its tiers void records.
+
+    One begins when all plans that were taken before it, and read or fill its tier, have ended: what
+    a copy brings there late is voided, too, and what one reads there is read first.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Flight, _Void] = {}
+
+    def __contains__(self, flight: Flight) -> bool:
+        return flight in self._open
+
+    def take(self, flight: Flight, plan: Plan, tier: Tier) -> None:
+        """Takes a plan: what its tier is given from now on stays."""
+        flight.copies = 1
+        self._open[flight] = _Void(plan, tier, _next_stamp(tier))
+
+    def ended(self, flights: Iterable[Flight]) -> list[tuple[Flight, Landed]]:
+        """Begins what waits for no flight, and returns what has ended; `remove` it then.
+
+        Args:
+            flights: All that have not ended.
+        """
+        if not self._open:
+            return []
+        there = [(flight.order, flight.tiers) for flight in flights]
+        ended = []
+        for flight, void in self._open.items():
+            name = void.tier.name
+            if void.receipt is None and any(
+                order < flight.order and name in tiers for order, tiers in there
+            ):
+                continue
+            landed = self._advance(void)
+            if landed is not None:
+                # All or none of it is durable.
+                good = 0 if landed.cause else flight.blocks
+                ended.append((flight, Landed(good, landed.cause)))
+        return ended
+
+    def _advance(self, void: _Void) -> Landed | None:
+        if not isinstance(void.tier, Voiding):
+            # What is in memory alone has no records.
+            return Landed(0)
+        if void.receipt is None:
+            try:
+                void.receipt = void.tier.void(*_rows(void.plan), void.before)
+            except (Misuse, Unavailable):
+                return Landed(0, Cause.FAILED)
+        return void.receipt.poll()
+
+    def remove(self, flight: Flight) -> None:
+        """Lets go of a plan, whose flight has ended."""
+        self._open.pop(flight, None)
+
+    def keep(self, flights: Container[Flight]) -> None:
+        """Lets go of all but the plans of these flights."""
+        self._open = {flight: one for flight, one in self._open.items() if flight in flights}
+
+    def clear(self) -> None:
+        """Lets go of all."""
+        self._open.clear()
+
+    def close(self) -> None:
+        """Has the tiers void, as their last act, what was not voided yet: nothing else moves."""
+        for void in self._open.values():
+            if isinstance(void.tier, Voiding):
+                with suppress(Misuse, Unavailable):
+                    void.tier.void_last(*_rows(void.plan), void.before)
+
+
+def _next_stamp(tier: Tier) -> int:
+    return tier.next_stamp() if isinstance(tier, Voiding) else 0
+
+
+def _rows(plan: Plan) -> tuple[BlockKeys, BlockKeys]:
+    """Returns the keys whose records go, and those whose records stay."""
+    keys = np.asarray(plan.keys)
+    if plan.parents is None:
+        return keys, keys[:0]
+    stays = (plan.parents == np.uint8(0xFF)).all(axis=1)
+    return keys[~stays], keys[stays]
