@@ -258,7 +258,7 @@ impl State {
         force: bool,
     ) -> Option<Forgotten> {
         let now = self.trie.epoch();
-        let strays = self.torn || self.strays > 0 || self.config.engine;
+        let strays = self.strays.torn || self.strays.known || self.config.engine;
         if behind.is_none() && (strays || self.has_keyed()) {
             return None;
         }

@@ -397,14 +397,14 @@ impl State {
         match &mut self.tiers[tier].pool.cell_mut(slot).hold {
             Hold::Pinned { pins: 1 } => {
                 let node = self.node_in(tier, slot);
-                let stays = self.tiers[tier].pool.stays(slot);
+                let plain = self.tiers[tier].pool.is_plain(slot);
                 self.make_idle(tier, slot);
                 if tier > Tier::DEVICE
                     && let Some(node) = node.filter(|&node| !self.is_busy(node, tier))
                 {
                     self.unblock_ancestors(node, tier);
                 }
-                if !stays {
+                if !plain {
                     self.retire(tier, slot);
                 }
             }
