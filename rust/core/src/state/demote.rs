@@ -217,11 +217,13 @@ impl State {
             && !once
             && tier < self.tiers.last()
             && !self.is_below(node, tier)
+            && (tier == Tier::DEVICE || !self.comes_up(node, tier))
             && !self.is_hopeless(tier, node)
-            && !self.comes_up(node, tier)
     }
 
     /// Whether a load brings the block up from the tier: where that is good, a higher tier has it.
+    #[cold]
+    #[inline(never)]
     fn comes_up(&self, node: NodeIx, tier: Tier) -> bool {
         let mut above = (0..tier.at()).map(Tier);
         above.any(|above| self.filling(node, above).is_some())
