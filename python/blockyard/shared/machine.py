@@ -1,5 +1,6 @@
 """How much memory this process can still take, as the machine reports it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from blockyard.shared.owner import is_foreign
 
-__all__ = ["free_memory", "memory_for"]
+__all__ = ["control_groups", "free_memory", "memory_for"]
 
 _MANY: Final = 1 << 19
 """Slots or ghosts up to which the machine is not asked for memory: they take 100 MB at most."""
@@ -45,21 +46,32 @@ def _of_machine(root: Path) -> int | None:
     return None if kib is None else 1024 * kib
 
 
-def _of_groups(root: Path) -> list[int | None]:
-    """Each group from the process's own up; version 2 has one tree, version 1 one for memory."""
-    rooms = []
+def control_groups(root: Path, kind: str) -> Iterator[tuple[Path, int]]:
+    """Yields this process's control groups of a kind, from its own up, and the version of each.
+
+    Version 2 has one tree, version 1 one for each kind.
+
+    Args:
+        root: Where `proc` and `sys` are.
+        kind: Such as "memory" or "cpu".
+    """
     for line in _lines(root / "proc/self/cgroup"):
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
-        if kinds and "memory" not in kinds.split(","):
+        if kinds and kind not in kinds.split(","):
             continue
-        top = root / ("sys/fs/cgroup/memory" if kinds else "sys/fs/cgroup")
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        most, used = names if kinds else ("memory.max", "memory.current")
+        top = root / (f"sys/fs/cgroup/{kind}" if kinds else "sys/fs/cgroup")
         group = top / path.lstrip("/")
         # In a container the path may be the host's, of which only the top exists.
-        groups = [group, *group.parents][: len(group.parts) - len(top.parts) + 1]
-        rooms += [_of_group(one, most, used) for one in groups]
-    return rooms
+        for one in [group, *group.parents][: len(group.parts) - len(top.parts) + 1]:
+            yield one, 1 if kinds else 2
+
+
+def _of_groups(root: Path) -> list[int | None]:
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        2: ("memory.max", "memory.current"),
+    }
+    return [_of_group(one, *names[version]) for one, version in control_groups(root, "memory")]
 
 
 def _of_group(group: Path, most: str, used: str) -> int | None:
