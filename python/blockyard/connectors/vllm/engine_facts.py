@@ -172,7 +172,10 @@ def _check_ranks(parallel: Any, kv: Any) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"):
         count = getattr(parallel, name, 1)
         if count != 1:
-            raise Unsupported(f"{name} = {count}: a block's tokens must lie on one machine")
+            raise Unsupported(
+                f"{name} = {count}: a block's tokens must lie on one machine, and on one rank; "
+                f"leave --{name.replace('_', '-')} out"
+            )
     replicas = getattr(kv, "kv_tp_replicas", 1)
     if replicas not in {1, parallel.tensor_parallel_size}:
         raise Unsupported(f"kv_tp_replicas = {replicas}: all ranks must be alike, or none")
@@ -213,7 +216,7 @@ def _only_group(kv: Any) -> tuple[Any, str]:
     (group,) = kv.kv_cache_groups
     kind = type(group.kv_cache_spec).__name__
     if kind not in {"FullAttentionSpec", _LATENT}:
-        raise Unsupported(f"a KV cache of {kind}: only full attention works so far")
+        raise Unsupported(f"a KV cache of {kind}: only full attention works so far; start without this connector")
     hashed = getattr(kv, "hash_block_size", None)
     if hashed not in {None, group.kv_cache_spec.block_size}:
         raise Unsupported(

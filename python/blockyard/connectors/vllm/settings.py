@@ -266,7 +266,9 @@ def _table(path: object) -> dict[str, Any]:
     try:
         table = tomllib.loads(Path(str(path)).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise Misuse(f"config = {str(path)!r}: it is no configuration: {error}") from error
+        raise Misuse(
+            f"config = {str(path)!r}: it is no configuration: {error}; give the path of a TOML file"
+        ) from error
     own = table.get("blockyard", table)
     if not isinstance(own, dict):
         raise Misuse(f"config = {str(path)!r}: blockyard = {own!r} in it, and must be a table")

@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -34,6 +35,10 @@ _MODULES: Final = ("blockyard.engines.vllm", "blockyard.connectors.vllm")
 _POLICIES: Final = ("recompute", "fail")
 _FLAG: Final = "--kv-transfer-config"
 _EXTRA: Final = "kv_connector_extra_config"
+_DO: Final = re.compile(
+    r"(.*?)[;:,] ((?:write|give|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
+)
+"""A refusal: what is wrong, and what to do."""
 _NOT_STARTED: Final = "vLLM does not start"
 _REFUSED: Final = "the connector refuses it when it is made, after the weights"
 
@@ -99,11 +104,20 @@ class Serve:
                 return one
         return self.transfer
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether another connector has Blockyard in it."""
+        return self._own is not self.transfer
+
     @cached_property
     def engine(self) -> tuple[Any, Any, Any]:
         """What stands for vLLM's configurations: the connector's, the KV's, and the process's."""
         model = self.model if isinstance(self.model, Model) else None
-        values = {**self.flags.values, "kv_transfer_config": dict(self._own)}
+        named = dict(self._own)
+        if named.get("kv_load_failure_policy") not in _POLICIES:
+            # vLLM's default; what is no word of it is named elsewhere.
+            named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
+        values = {**self.flags.values, "kv_transfer_config": named}
         own, kv = engine(replace(self.flags, values=values), model)
         return own, kv, engine(self.flags, model)[0]
 
@@ -134,6 +148,14 @@ class Serve:
         except BlockyardError as error:
             return error
         return read
+
+    def alone(self, name: str) -> tuple[Settings, Config] | BlockyardError:
+        """Returns what the connector would make of one key, where the others are as they must be."""
+        beside: dict[str, Any] = {"host": 1, "preempt": "recompute"}
+        if name in {"disk", "disk_path"}:
+            beside |= {"disk": 1, "disk_path": "/"}
+        said = {_EXTRA: beside | {name: self.extra[name]}}
+        return replace(self, flags=Flags({"kv_transfer_config": said})).read
 
     @property
     def workers(self) -> int:
@@ -182,12 +204,12 @@ def _nbytes(given: object, ranks: int) -> int:
 
 
 def _of(name: str, error: BlockyardError, means: str = _REFUSED) -> Finding:
-    """Returns a refusal as a finding: what comes last in it says what to do."""
+    """Returns a refusal as a finding: what to do comes last in its message."""
     text = " ".join(str(error).split())
-    fact, _, do = text.rpartition("; ")
-    if not fact:
-        fact, _, do = text.rpartition(": ")
-    return Finding(name, "fail", fact or text, means, do)
+    parts = _DO.fullmatch(text)
+    if parts is None:
+        return Finding(name, "fail", text, means, _line())
+    return Finding(name, "fail", parts[1], means, parts[2])
 
 
 def installed(serve: Serve, _: Site) -> Finding:
@@ -213,7 +235,7 @@ def transfer(serve: Serve, _: Site) -> Finding:
     """The fields of `--kv-transfer-config`."""
     given = serve.flags.values.get("kv_transfer_config")
     if given is None:
-        if any(fault.flag == _FLAG for fault in serve.flags.faults):
+        if any(_FLAG in f"{fault.flag} {fault.do}" for fault in serve.flags.faults):
             return unknown(_FLAG, "it is not understood")
         return Finding(_FLAG, "fail", "it is missing", "vLLM keeps no KV", _line())
     if not isinstance(given, Mapping):
@@ -245,11 +267,11 @@ def connector(serve: Serve, _: Site) -> Finding:
         return Finding("kv_connector", "fail", f"--kv-offloading-size ({backend})", lost, do)
     if name == "Blockyard":
         return _found(serve)
-    if serve._own is not serve.transfer:  # noqa: SLF001 - of this module
+    if serve.is_inside:
         own, kv, around = serve.engine
         error = refusals(own, kv, version=f"{TESTED[-1]}.0", around=around)["alone"]
-        if error is not None:
-            return _of("kv_connector", error)
+        assert error is not None  # noqa: S101 - another is around it
+        return _of("kv_connector", error)
     fact = "it is missing" if name is None else f"{shown(name)}"
     near = "blockyard" in str(name).casefold()
     means = _NOT_STARTED if near or name is None else "another connector is started"
@@ -282,16 +304,9 @@ def refusal(which: str, name: str, serve: Serve, _: Site) -> Finding:
 
 def setting(name: str, serve: Serve, _: Site) -> Finding:
     """One key of what is said to the connector, by itself."""
-    value = serve.extra[name]
-    beside: dict[str, Any] = {"host": 1, "preempt": "recompute"}
-    if name in {"disk", "disk_path"}:
-        beside |= {"disk": 1, "disk_path": "/"}
-    alone = replace(
-        serve, flags=Flags({"kv_transfer_config": {_EXTRA: beside | {name: value}}})
-    )
-    read = alone.read
+    read = serve.alone(name)
     if not isinstance(read, BlockyardError):
-        return Finding(f'"{name}"', "ok", shown(value))
+        return Finding(f'"{name}"', "ok", shown(serve.extra[name]))
     return _of(f'"{name}"', read)
 
 
@@ -302,13 +317,17 @@ def settings(serve: Serve, _: Site) -> Finding:
         if isinstance(serve.known, Facts):
             return Finding("settings", "ok", read[0].said(read[1]).partition(", below")[0])
         return Finding("settings", "ok", "they go together; the model's sizes are not known here")
-    own, known = serve.extra, serve.known
+    known = serve.known
+    if not isinstance(serve.transfer.get(_EXTRA, {}), Mapping):
+        return unknown("settings", "they are not understood")
+    if any(isinstance(serve.alone(name), BlockyardError) for name in serve.extra):
+        return unknown("settings", "one of the keys above is wrong")
     if isinstance(known, Facts) and known.unseen and "which weights the model has" in str(read):
         # vLLM may bring them: their files tell it then.
         named = '"namespace": {"weights": "v1"}'
         late = "vLLM downloads them, and the disk is refused if they are not to be seen then"
         return Finding("settings", "warn", known.unseen, late, f"run it again then, or give {named}")
-    return _of("settings", read) if own else _of("settings", read, "nothing is kept")
+    return _of("settings", read)
 
 
 def record(serve: Serve, _: Site) -> Finding:
@@ -393,16 +412,18 @@ def replicas(serve: Serve, _: Site) -> Finding:
 def checks(serve: Serve) -> tuple[Check, ...]:
     """Returns the checks of a command line."""
     every: list[Check] = [partial(flag, fault) for fault in serve.flags.faults]
-    every += [partial(check, serve) for check in (installed, transfer, connector)]
+    every += [partial(check, serve) for check in (installed, transfer)]
     if isinstance(serve.flags.values.get("kv_transfer_config"), Mapping):
         every += [
-            partial(refusal, "transfer", "kv_role", serve),
+            partial(connector, serve),
+            partial(refusal, "transfer", "transfer", serve),
             *(partial(setting, name, serve) for name in serve.extra),
             partial(settings, serve),
             *([partial(record, serve)] if "record" in serve.extra else []),
         ]
+    if not serve.is_inside:
+        every += [partial(refusal, "alone", "attention", serve)]
     every += [
-        partial(refusal, "alone", "attention", serve),
         partial(refusal, "hashes", "hashes", serve),
         partial(refusal, "ranks", "parallel", serve),
     ]
