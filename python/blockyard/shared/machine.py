@@ -8,10 +8,13 @@ import numpy as np
 
 from blockyard.shared.owner import is_foreign
 
-__all__ = ["control_groups", "free_memory", "memory_for"]
+__all__ = ["control_groups", "free_memory", "memory_for", "whole"]
 
 _MANY: Final = 1 << 19
 """Slots or ghosts up to which the machine is not asked for memory: they take 100 MB at most."""
+
+_DIGITS: Final = 20
+"""Of the largest number of 64 bits."""
 
 
 def memory_for(*counts: object) -> int | None:
@@ -74,20 +77,28 @@ def _of_groups(root: Path) -> list[int | None]:
     return [_of_group(one, *names[version]) for one, version in control_groups(root, "memory")]
 
 
-def _of_group(group: Path, most: str, used: str) -> int | None:
-    limit, taken = (_lines(group / name) for name in (most, used))
-    if not limit or not taken or not (limit[0] + taken[0]).isdigit():
+def _of_group(group: Path, limits: str, used: str) -> int | None:
+    limit, taken = (_lines(group / name) for name in (limits, used))
+    most, held = (whole(lines[0]) if lines else None for lines in (limit, taken))
+    if most is None or held is None:
         return None  # no limit, which says "max", or no such group
     stat = _numbers(group / "memory.stat")
     files = stat.get("file", stat.get("total_cache", 0))
     shared = stat.get("shmem", stat.get("total_shmem", 0))
-    return int(limit[0]) - int(taken[0]) + max(files - shared, 0)
+    return most - held + max(files - shared, 0)
+
+
+def whole(text: str) -> int | None:
+    """Returns the whole number that a file of the system says; None where it says none."""
+    digits = text.isascii() and text.isdigit() and len(text) <= _DIGITS
+    return int(text) if digits else None
 
 
 def _numbers(path: Path) -> dict[str, int]:
     """Reads a name and a number from each line."""
     pairs = [line.split()[:2] for line in _lines(path)]
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}  # noqa: PLR2004
+    found = ((pair[0], whole(pair[1])) for pair in pairs if len(pair) == 2)  # noqa: PLR2004
+    return {name: number for name, number in found if number is not None}
 
 
 def _lines(path: Path) -> list[str]:

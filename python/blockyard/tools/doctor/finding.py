@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from blockyard.shared.layout import KVLayout
+from blockyard.shared.machine import whole
 
 __all__ = ["LEVELS", "Asked", "Check", "Finding", "Level", "Site", "unknown"]
 
@@ -104,8 +105,7 @@ class Site:
 
     def number(self, path: str) -> int | None:
         """Returns the number at the beginning of a file below the root."""
-        word = (self.text(path) or "").partition(" ")[0]
-        return int(word) if word.isascii() and word.isdigit() else None
+        return whole((self.text(path) or "").partition(" ")[0])
 
     def lines(self, path: str) -> dict[str, str]:
         """Returns the lines of a file such as /proc/meminfo, by what stands before the colon."""

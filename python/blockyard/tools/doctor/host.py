@@ -5,7 +5,7 @@ import re
 import time
 from typing import Final
 
-from blockyard.shared.machine import control_groups, free_memory
+from blockyard.shared.machine import control_groups, free_memory, whole
 from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
 from blockyard.tools.units import size
 
@@ -38,11 +38,10 @@ def _quota(site: Site) -> float | None:
         if version == 1:
             words = [site.text(f"{where}/cpu.cfs_{what}_us") for what in ("quota", "period")]
         else:
-            words = [*(site.text(f"{where}/cpu.max") or "").split(), ""][:2]
-        given = [int(word) for word in words if word and word.isascii() and word.isdigit()]
-        if len(given) == len(words) and given[1]:
-            cores = given[0] / given[1]
-            least = cores if least is None else min(least, cores)
+            words = [*(site.text(f"{where}/cpu.max") or "").split(), "", ""][:2]
+        given, period = (whole(word or "") for word in words)
+        if given is not None and period:
+            least = min(given / period, least or given / period)
     return least
 
 
@@ -83,14 +82,21 @@ def judged_clock(source: str | None, nanoseconds: float) -> Finding:
     return Finding("clock", "warn", fact, "each step reads it several times", have)
 
 
+def _meminfo(site: Site) -> dict[str, int]:
+    """Bytes, by the names in /proc/meminfo."""
+    found = {
+        name: whole(value.partition(" ")[0]) for name, value in site.lines("proc/meminfo").items()
+    }
+    return {name: kib * 1024 for name, kib in found.items() if kib is not None}
+
+
 def memory(site: Site) -> Finding:
     """Room for the host tier, in the machine and in the container."""
     free = free_memory(site.root)
     if free is None:
         return unknown("memory", "the system does not say how much is free")
-    available = (site.lines("proc/meminfo").get("MemAvailable") or "").split()
-    kib = int(available[0]) if available and available[0].isdigit() else None
-    limited = kib is None or free < kib * 1024
+    available = _meminfo(site).get("MemAvailable")
+    limited = available is None or free < available
     fact = f"{size(free)} are free" + (" in the container" if limited else "")
     asked = site.asked.host
     if not asked:
@@ -129,17 +135,13 @@ def shared_memory(site: Site) -> Finding:
 
 def swap(site: Site) -> Finding:
     """Swap: memory that is not pinned may go there."""
-    kib = {
-        name: int(words[0])
-        for name, value in site.lines("proc/meminfo").items()
-        if (words := value.split()) and words[0].isascii() and words[0].isdigit()
-    }
-    if "SwapTotal" not in kib or "SwapFree" not in kib:
+    total, free = (_meminfo(site).get(name) for name in ("SwapTotal", "SwapFree"))
+    if total is None or free is None:
         return unknown("swap", "the system does not say how much there is")
-    total, used = kib["SwapTotal"] * 1024, (kib["SwapTotal"] - kib["SwapFree"]) * 1024
     if not total:
         return Finding("swap", "ok", "none")
-    fact = f"{size(max(used, 0))} of {size(total)} are used"
+    used = max(total - free, 0)
+    fact = f"{size(used)} of {size(total)} are used"
     if used * 10 <= total:
         return Finding("swap", "ok", fact)
     slow = "the machine is short of memory, and what pages it took waits for the disk"
