@@ -74,7 +74,13 @@ ROWS: dict[str, Row] = {
         "unknown",
         "does not say",
     ),
-    "memory": (host.memory, {"proc/meminfo": MEMINFO}, {"host": 40 * GIB}, "ok", "60.0 GiB are free"),
+    "memory": (
+        host.memory,
+        {"proc/meminfo": MEMINFO},
+        {"host": 40 * GIB},
+        "ok",
+        "60.0 GiB are free",
+    ),
     "little memory": (host.memory, {"proc/meminfo": MEMINFO}, {"host": 55 * GIB}, "warn", "48 GiB"),
     "too little memory": (
         host.memory,
@@ -199,7 +205,13 @@ ROWS: dict[str, Row] = {
         "ok",
         "8.00 MiB may be locked",
     ),
-    "no limits": (pinned.limit, {"proc/self/limits": "Max locked memory"}, {}, "unknown", "not say"),
+    "no limits": (
+        pinned.limit,
+        {"proc/self/limits": "Max locked memory"},
+        {},
+        "unknown",
+        "not say",
+    ),
     "one piece": (pinned.registration, {}, {"pinned": 512 * GIB}, "fail", "500 GiB/rank"),
     "a piece that fits": (pinned.registration, {}, {"pinned": 511 * GIB}, "ok", "511"),
     "a processor": (

@@ -34,7 +34,7 @@ TRANSFER = {
 def serve(line: str, environ: dict[str, str] | None = None) -> dict[str, Finding]:
     flags = parsed(split(line))
     site = Site(environ=environ or {})
-    made = [check(site) for check in checks(Serve(flags, site.environ | flags.environ))]
+    made = [check(site) for check in checks(Serve(flags, {**site.environ, **flags.environ}))]
     return {one.name: one for one in made if one.level != "fail"} | {
         one.name: one for one in made if one.level == "fail"
     }
@@ -50,7 +50,9 @@ def line(
     model: str = "meta-llama/Llama-3.1-8B",
     **transfer: Any,
 ) -> str:
-    said = TRANSFER | {"kv_connector_extra_config": {"host": "64 GiB"} if extra is None else extra}
+    said: dict[str, Any] = TRANSFER | {
+        "kv_connector_extra_config": {"host": "64 GiB"} if extra is None else extra
+    }
     said |= transfer
     said = {name: value for name, value in said.items() if value is not ...}
     return f"vllm serve {model} --kv-transfer-config {shlex.quote(json.dumps(said))} {more}"
@@ -71,7 +73,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "double quotes in it",
     ),
     "a list": ("vllm serve m --kv-transfer-config '[1]'", "no mapping", "--kv-transfer-config '{"),
-    "misspelt flag": ("vllm serve m --kv-transfer-cofig '{}'", "no such flag", "--kv-transfer-config"),
+    "misspelt flag": (
+        "vllm serve m --kv-transfer-cofig '{}'",
+        "no such flag",
+        "--kv-transfer-config",
+    ),
     "no value": ("vllm serve m --kv-transfer-config", "no value", "--kv-transfer-config"),
     "no number": (line(more="-tp two"), "'two' is no number", "--tensor-parallel-size"),
     "field of older vLLM": (line(kv_rank=0), "no field 'kv_rank'", "leave it out"),
@@ -139,7 +145,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "save_decode_cache": (host(save_decode_cache=True), "no 'save", '"decode": true'),
     "eviction_policy": (host(eviction_policy="lru"), "no 'evict", '"eviction": "recency"'),
     "remote_url": (host(remote_url="redis://a"), "no 'remote_url'", "no remote store"),
-    "another of LMCache's": (host(**{"lmcache.mp.port": 5}), "no 'lmcache.mp.port'", "leave it out"),
+    "another of LMCache's": (
+        host(**{"lmcache.mp.port": 5}),
+        "no 'lmcache.mp.port'",
+        "leave it out",
+    ),
     "misspelt key": (line({"hst": 9}), "no 'hst'", "'host'"),
     "no unit": (line({"host": "64"}), "host = '64'", "'64 GiB'"),
     "bits": (line({"host": "64 Gb"}), "host = '64 Gb'", "'64 GiB'"),
@@ -165,7 +175,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         '"host": "16 GiB"',
     ),
     "two names of one disk": (host(disk="1 TiB", disk_path=[]), "disk_path = []", "give a path"),
-    "a file that cannot be": (host(record="/no/such/folder/x"), "cannot be written", "give another"),
+    "a file that cannot be": (
+        host(record="/no/such/folder/x"),
+        "cannot be written",
+        "give another",
+    ),
     "xxhash": (line(more="--prefix-caching-hash-algo xxhash"), "'xxhash'", "algo sha256"),
     "context parallel": (line(more="-dcp 2"), "decode_context_parallel_size = 2", "leave"),
     "several machines": (line(more="--nnodes=2"), "nnodes = 2", "leave --nnodes out"),
@@ -249,8 +263,16 @@ def test_what_the_machine_must_have_follows_from_the_flags(
 ) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    command = line({"host": "64 GiB", "disk": "1 TiB", "disk_path": ["/a", "/b"],
-        "namespace": {"weights": "v1"}}, more + " --max-model-len 32k", model=str(tmp_path))
+    command = line(
+        {
+            "host": "64 GiB",
+            "disk": "1 TiB",
+            "disk_path": ["/a", "/b"],
+            "namespace": {"weights": "v1"},
+        },
+        more + " --max-model-len 32k",
+        model=str(tmp_path),
+    )
     asked = Serve(parsed(split(command)), {}).asked()
     replicas = 2 if "-dp" in more else 1
     close = 1 << 24
@@ -301,14 +323,19 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
         ("m --max-model-len -1", {"model": "m", "max_model_len": "auto"}),
         ("m --no-enable-prefix-caching", {"model": "m", "enable_prefix_caching": False}),
         ("m --enforce-eager --port 8000", {"model": "m", "enforce_eager": True}),
-        ('m --hf-overrides {"a": {"b": 1}} -pp 2', {
-            "model": "m", "hf_overrides": {"a": {"b": 1}}, "pipeline_parallel_size": 2}),
+        (
+            'm --hf-overrides {"a": {"b": 1}} -pp 2',
+            {"model": "m", "hf_overrides": {"a": {"b": 1}}, "pipeline_parallel_size": 2},
+        ),
         ('m --hf-overrides={"a": 1}', {"model": "m", "hf_overrides": {"a": 1}}),
-        ("m --kv-transfer-config.kv_role kv_both --kv_transfer_config.kv_port=5", {
-            "model": "m", "kv_transfer_config": {"kv_role": "kv_both", "kv_port": 5}}),
-        ("m --kv-transfer-config.kv_connector_extra_config.host '9 GiB'", {
-            "model": "m",
-            "kv_transfer_config": {"kv_connector_extra_config": {"host": "9 GiB"}}}),
+        (
+            "m --kv-transfer-config.kv_role kv_both --kv_transfer_config.kv_port=5",
+            {"model": "m", "kv_transfer_config": {"kv_role": "kv_both", "kv_port": 5}},
+        ),
+        (
+            "m --kv-transfer-config.kv_connector_extra_config.host '9 GiB'",
+            {"model": "m", "kv_transfer_config": {"kv_connector_extra_config": {"host": "9 GiB"}}},
+        ),
         ("m --tensor-parallel 4", {"model": "m", "tensor_parallel_size": 4}),
     ],
 )
@@ -321,19 +348,32 @@ def test_flags_are_read_as_vllm_reads_them(command: str, values: dict[str, Any])
 def test_a_file_of_flags_gives_what_the_command_line_does_not(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     path = tmp_path / "serve.yaml"
-    path.write_text(yaml.safe_dump({
-        "model": "m", "tensor-parallel-size": 2, "enable-prefix-caching": False,
-        "kv-transfer-config": TRANSFER}))
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "model": "m",
+                "tensor-parallel-size": 2,
+                "enable-prefix-caching": False,
+                "kv-transfer-config": TRANSFER,
+            }
+        )
+    )
     flags = parsed(split(f"vllm serve --config {path} -tp 4"))
     assert flags.values["tensor_parallel_size"] == 4
     assert flags.values["enable_prefix_caching"] is False
     assert flags.values["kv_transfer_config"] == TRANSFER
     path.write_text("- [")
-    assert "cannot be read" in parsed(split(f"serve --config {path}")).faults[0].fact
+    assert "is no mapping" in parsed(split(f"serve --config {path}")).faults[0].fact
 
 
 def test_a_configuration_that_says_nothing_of_its_kv_is_no_failure(tmp_path: Path) -> None:
-    for text in ("{", "[]", "{}", '{"num_hidden_layers": "many"}', json.dumps(LLAMA | {"head_dim": {"a": 1}})):
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        '{"num_hidden_layers": "many"}',
+        json.dumps(LLAMA | {"head_dim": {"a": 1}}),
+    ):
         (tmp_path / "config.json").write_text(text)
         found = serve(line(model=str(tmp_path)))
         assert failed(found) == [], text

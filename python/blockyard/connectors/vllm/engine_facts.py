@@ -216,7 +216,9 @@ def _only_group(kv: Any) -> tuple[Any, str]:
     (group,) = kv.kv_cache_groups
     kind = type(group.kv_cache_spec).__name__
     if kind not in {"FullAttentionSpec", _LATENT}:
-        raise Unsupported(f"a KV cache of {kind}: only full attention works so far; start without this connector")
+        raise Unsupported(
+            f"a KV cache of {kind}: only full attention works so far; start without this connector"
+        )
     hashed = getattr(kv, "hash_block_size", None)
     if hashed not in {None, group.kv_cache_spec.block_size}:
         raise Unsupported(

@@ -30,12 +30,17 @@ Groups = dict[str, list[Finding]]
 @click.option("--disk", "paths", type=FILE, multiple=True, help="A folder for a disk tier.")
 @click.option("--vllm", "line", metavar="FLAGS", help="Flags of vLLM, in one word; as COMMAND.")
 @click.option(
-    "--json", "output", metavar="[PATH]", is_flag=False, flag_value="-", help="Write it as JSON; stdout without a PATH."
+    "--json",
+    "output",
+    metavar="[PATH]",
+    is_flag=False,
+    flag_value="-",
+    help="Write it as JSON; stdout without a PATH.",
 )
 @click.option("--strict", is_flag=True, help="Warnings end with status 1, too.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
-def doctor(  # noqa: PLR0913 - click's
+def doctor(
     ctx: click.Context,
     file: Path | None,
     paths: tuple[Path, ...],

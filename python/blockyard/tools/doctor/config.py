@@ -4,14 +4,14 @@ import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from blockyard._core import BlockyardError, Misuse
+from blockyard._core import BlockyardError
 from blockyard.shared.machine import free_memory
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site
 from blockyard.tools.units import size
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config
+from blockyard.yard.config import Config, Speeds
 
 __all__ = ["asked_of", "checks", "tried"]
 
@@ -25,7 +25,7 @@ _OF_VLLM: Final = frozenset({"stow", "preempt", "decode", "load", "checksums", "
 def asked_of(config: Config) -> Asked:
     """Returns what a configuration asks of the machine."""
     layout, speeds = config.layout, config.speeds
-    load = None if speeds is None or len(speeds) < len(("load", "compute", "attend", "disk")) else speeds[3]
+    load = speeds.disk if isinstance(speeds, Speeds) else None
     if layout is None:
         return Asked(ranks=config.ranks, load=load)
     shared = sum(plane.block_bytes for plane in layout.planes if plane.replicated)
@@ -48,7 +48,7 @@ def tried(config: Config) -> None:
         BlockyardError: They do not go together.
     """
     tiers = ("engine" if config.engine else "device", "host", "disk")
-    sizes = {tier: min(int(getattr(config, tier)), _SMALL) for tier in tiers}
+    sizes: dict[str, Any] = {tier: min(int(getattr(config, tier)), _SMALL) for tier in tiers}
     # Nothing is written, and no path is opened.
     KVCache(replace(config, **sizes, ghosts=None, record=None))
 

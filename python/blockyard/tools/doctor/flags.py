@@ -6,12 +6,14 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from blockyard._core import Misuse
 from blockyard.connectors.effective import names
 from blockyard.connectors.vllm import options
+from blockyard.shared.owner import is_foreign
 from blockyard.shared.validate import shown
 
 __all__ = ["Fault", "Flags", "parsed", "split"]
@@ -62,7 +64,8 @@ _OPTIONS: Final = frozenset().union(*names(*options.IN, *options.OUT).values()) 
 """Every option of vLLM by the name that its flag has, and some more."""
 _SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
+_SERVER: Final = "vllm.entrypoints.openai.api_server"
+_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _NEAR: Final = 0.85
 """How alike a flag must be to one that is read here, so that it was meant."""
 
@@ -148,24 +151,24 @@ def _shell(text: str) -> list[str]:
         ) from error
 
 
-def parsed(words: Sequence[str], files: bool = True) -> Flags:  # noqa: FBT001, FBT002
+def parsed(words: Sequence[str]) -> Flags:
     """Reads a command line, with or without `vllm serve` and variables before it.
 
     Args:
         words: Of the command line.
-        files: Whether the file that `--config` names is read.
     """
+    found = _read(words)
+    path = found.values.get("config")
+    if isinstance(path, str):
+        inner = _of_file(path)
+        found.values = inner.values | found.values
+        found.faults += inner.faults
+    return found
+
+
+def _read(words: Sequence[str]) -> Flags:
     found = Flags()
-    left = list(words)
-    while left and (variable := _VARIABLE.fullmatch(left[0])):
-        found.environ[variable[1]] = variable[2]
-        left.pop(0)
-    while left and not left[0].startswith("-") and left[0] != "serve" and "serve" in left:
-        left.pop(0)
-    if left[:1] == ["serve"]:
-        left.pop(0)
-    elif "vllm.entrypoints.openai.api_server" in left:
-        del left[: left.index("vllm.entrypoints.openai.api_server") + 1]
+    left = _after_command(list(words), found)
     nested: dict[str, dict[str, Any]] = {}
     while left:
         word = left.pop(0)
@@ -178,20 +181,26 @@ def parsed(words: Sequence[str], files: bool = True) -> Flags:  # noqa: FBT001, 
         if inner:
             given = value if equals else (left.pop(0) if left else "")
             _put(nested.setdefault(name, {}), inner, given)
-            continue
-        switch = _switch(name)
-        if switch is not None:
+        elif switch := _switch(name):
             found.values[switch[0]] = switch[1]
-            continue
-        if not equals and left and not _is_flag(left[0]):
-            value, equals = left.pop(0), "="
-        _take(found, flag, name, value if equals else None)
+        elif equals or not left or _is_flag(left[0]):
+            _take(found, flag, name, value if equals else None)
+        else:
+            _take(found, flag, name, left.pop(0))
     # As vLLM has it: what was given by parts stands for all of it.
     found.values.update(nested)
-    path = found.values.get("config")
-    if files and isinstance(path, str):
-        _merge(found, path)
     return found
+
+
+def _after_command(left: list[str], found: Flags) -> list[str]:
+    """Takes variables, and the words that start vLLM, from the beginning."""
+    while left and (variable := _VARIABLE.fullmatch(left[0])):
+        found.environ[variable[1]] = variable[2]
+        left.pop(0)
+    for last in ("serve", _SERVER):
+        if last in left and not any(map(_is_flag, left[: max(left.index(last) - 1, 0)])):
+            return left[left.index(last) + 1 :]
+    return left
 
 
 def _is_flag(word: str) -> bool:
@@ -251,7 +260,7 @@ def _example(name: str) -> str:
     return f"{flag} {'{…}' if name in _JSON else '…'}"
 
 
-def _value(name: str, text: str) -> Any:
+def _value(name: str, text: str) -> object:
     if name in _JSON:
         return json.loads(text)
     if name == "kv_offloading_size":
@@ -267,29 +276,25 @@ def _value(name: str, text: str) -> Any:
     return int(float(amount) * _SUFFIXES[unit]) if unit in _SUFFIXES else int(text)
 
 
-def _merge(found: Flags, path: str) -> None:
-    """Adds what a file of vLLM's says and the command line does not."""
+def _of_file(path: str) -> Flags:
+    """Reads a file of vLLM's flags."""
     try:
         import yaml  # noqa: PLC0415 - vLLM brings it; nobody else needs it
 
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - a name from the command line
-            table = yaml.safe_load(file) or {}
-        if not isinstance(table, Mapping):
-            raise TypeError("it is no mapping of flags to values")
+        table = yaml.safe_load(Path(path).read_text("utf-8")) or {}
     except ImportError:
         fact = f"{path} is not read, as PyYAML is not here"
-        found.faults.append(Fault("--config", fact, "pip install pyyaml, or give its flags here"))
-        return
-    except Exception as error:  # noqa: BLE001 - YAML has errors of its own
-        fact = f"{path} cannot be read: {error}"
-        found.faults.append(Fault("--config", fact, "give the path of a YAML file"))
-        return
+        return Flags(faults=[Fault("--config", fact, "pip install pyyaml, or give its flags here")])
+    except Exception as error:
+        if is_foreign(error):
+            raise
+        table = error
+    if not isinstance(table, Mapping):
+        fact = f"{path} is no mapping of flags to values: {shown(table)}"
+        return Flags(faults=[Fault("--config", fact, "give the path of a YAML file")])
     words: list[str] = []
     for name, value in table.items():
         text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
-        words += [f"--{name}={text}"] if value is not True else [f"--{name}"]
-        if value is False:
-            words[-1] = f"--no-{name}"
-    inner = parsed(words, files=False)
-    found.values = inner.values | found.values
-    found.faults += inner.faults
+        switch = {True: f"--{name}", False: f"--no-{name}"}
+        words.append(switch[value] if isinstance(value, bool) else f"--{name}={text}")
+    return _read(words)

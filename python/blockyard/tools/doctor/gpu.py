@@ -90,7 +90,9 @@ def judged_cupy(packages: dict[str, str], cuda: int | None) -> Finding:
         return Finding("cupy", "fail", has, "a GPU tier is refused", install())
     if len(packages) > 1:
         mixed = "they lie over each other"
-        return Finding("cupy", "fail", has, mixed, f"pip uninstall {' '.join(packages)}; {install()}")
+        return Finding(
+            "cupy", "fail", has, mixed, f"pip uninstall {' '.join(packages)}; {install()}"
+        )
     late = [name for name in packages if _NEEDS.get(name, 0) > cuda // 1000]
     if late:
         old = "the driver is too old for it"
@@ -128,10 +130,11 @@ def copies(site: Site) -> Finding:
         done = subprocess.run(  # noqa: S603 - this package
             command, capture_output=True, text=True, timeout=_PATIENCE, check=False
         )
-        found = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         hangs = f"no copy has ended in {_PATIENCE} s"
         return Finding("copies", "fail", hangs, "the GPU or its driver hangs", "nvidia-smi; dmesg")
+    try:
+        found = json.loads(done.stdout)
     except ValueError:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         found = {"error": last}

@@ -36,10 +36,10 @@ def _quota(site: Site) -> float | None:
     for group, version in control_groups(site.root, "cpu"):
         where = str(group.relative_to(site.root))
         if version == 1:
-            words = [site.text(f"{where}/cpu.cfs_{what}_us") for what in ("quota", "period")]
+            words = [site.text(f"{where}/cpu.cfs_{what}_us") or "" for what in ("quota", "period")]
         else:
             words = [*(site.text(f"{where}/cpu.max") or "").split(), "", ""][:2]
-        given, period = (whole(word or "") for word in words)
+        given, period = (whole(word) for word in words)
         if given is not None and period:
             least = min(given / period, least or given / period)
     return least
@@ -119,13 +119,13 @@ def shared_memory(site: Site) -> Finding:
     try:
         found = os.statvfs(site.root / "dev/shm")
     except OSError as error:
-        return unknown("/dev/shm", f"it cannot be looked at: {error.strerror or error}")
+        return unknown("shared memory", f"it cannot be looked at: {error.strerror or error}")
     free = found.f_bavail * found.f_frsize
     fact = f"{size(free)} are free"
     if asked <= free:
-        return Finding("/dev/shm", "ok", fact)
+        return Finding("shared memory", "ok", fact)
     return Finding(
-        "/dev/shm",
+        "shared memory",
         "fail",
         f"{fact}, ranks share {size(asked)}",
         "KV that all ranks have alike (MLA) lies there once, and does not fit",

@@ -12,7 +12,15 @@ from blockyard.tools.doctor.flags import Flags
 
 __all__ = ["Model", "engine", "look"]
 
-_WIDTHS: Final = {**WIDTHS, "auto": 2, "half": 2, "float": 4, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+_WIDTHS: Final = {
+    **WIDTHS,
+    "auto": 2,
+    "half": 2,
+    "float": 4,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
 """Bytes of a value, by what `--kv-cache-dtype` or `--dtype` says."""
 _STATES: Final = (
     *("mamba", "ssm", "rwkv", "jamba", "bamba", "zamba", "falcon_h1", "granitemoehybrid"),
@@ -43,7 +51,9 @@ def look(flags: Flags) -> Model | str:
     if not name:
         return "no model was named"
     where = folder_of(
-        flags.text("hf_config_path", name), flags.values.get("revision"), flags.values.get("download_dir")
+        flags.text("hf_config_path", name),
+        flags.values.get("revision"),
+        flags.values.get("download_dir"),
     )
     if where is None:
         return f"{name} is not here, nor in the cache of a hub"
@@ -63,7 +73,9 @@ def _model(config: dict[str, Any], flags: Flags) -> Model | str:
     text = {**config, **(config.get("text_config") or {})}
     untold = [name for name in _UNTOLD if text.get(name)]
     if untold:
-        return f"{untold[0]} in its configuration: what KV its layers keep is seen when it is loaded"
+        return (
+            f"{untold[0]} in its configuration: what KV its layers keep is seen when it is loaded"
+        )
     layers, tensor = int(text["num_hidden_layers"]), flags.number("tensor_parallel_size")
     stages = max(flags.number("pipeline_parallel_size"), 1)
     own, cache = flags.text("dtype", "auto"), flags.text("kv_cache_dtype", "auto")
@@ -109,7 +121,12 @@ def _kinds(text: Mapping[str, Any], *, latent: bool) -> tuple[str, ...]:
 
 def _everywhere(text: Mapping[str, Any]) -> bool:
     """Whether all layers have the window, where the configuration lists no layers."""
-    partly = ("max_window_layers", "sliding_window_pattern", "attn_config", "interleaved_sliding_window")
+    partly = (
+        "max_window_layers",
+        "sliding_window_pattern",
+        "attn_config",
+        "interleaved_sliding_window",
+    )
     return not any(text.get(name) for name in partly) and text.get("model_type") == "mistral"
 
 

@@ -21,7 +21,9 @@ _RAISE: Final = (
 def limit(site: Site) -> Finding:
     """The limit on locked memory, and whether it holds for this user."""
     found = re.search(
-        r"^Max locked memory\s+(\d{1,20}|unlimited)\s", site.text("proc/self/limits") or "", re.M
+        r"^Max locked memory\s+(\d{1,20}|unlimited)\s",
+        site.text("proc/self/limits") or "",
+        re.MULTILINE,
     )
     if found is None:
         return unknown("memlock", "the system does not say how much memory may be locked")

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from blockyard._core import BlockyardError, Misuse
+from blockyard._core import BlockyardError
 from blockyard.connectors.vllm.engine_facts import TESTED, Facts, facts, refusals
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.shared.layout import KVLayout, Plane
@@ -27,7 +27,14 @@ from blockyard.yard.config import Config
 __all__ = ["Serve", "checks"]
 
 _FIELDS: Final = (
-    *("kv_connector", "engine_id", "kv_buffer_device", "kv_role", "kv_port", "kv_connector_extra_config"),
+    *(
+        "kv_connector",
+        "engine_id",
+        "kv_buffer_device",
+        "kv_role",
+        "kv_port",
+        "kv_connector_extra_config",
+    ),
     *("kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy"),
 )
 """Of vLLM's KVTransferConfig, which takes no others."""
@@ -150,7 +157,7 @@ class Serve:
         return read
 
     def alone(self, name: str) -> tuple[Settings, Config] | BlockyardError:
-        """Returns what the connector would make of one key, where the others are as they must be."""
+        """Returns what the connector would make of one key, where the others are sound."""
         beside: dict[str, Any] = {"host": 1, "preempt": "recompute"}
         if name in {"disk", "disk_path"}:
             beside |= {"disk": 1, "disk_path": "/"}
@@ -174,7 +181,11 @@ class Serve:
         """What the machine is to have."""
         paths = self.extra.get("disk_path")
         named = [paths] if isinstance(paths, str) else paths
-        folders = tuple(Path(one) for one in named if isinstance(one, str)) if isinstance(named, list) else ()
+        folders = (
+            tuple(Path(one) for one in named if isinstance(one, str))
+            if isinstance(named, list)
+            else ()
+        )
         whole = Asked(paths=folders, ranks=self.workers * self.replicas)
         if isinstance(self.read, BlockyardError):
             return whole
@@ -222,7 +233,9 @@ def installed(serve: Serve, _: Site) -> Finding:
         return _of("vllm", error)
     if not serve.version.startswith(tuple(f"{one}." for one in TESTED)):
         untried = f"it was not tested; tested: {', '.join(TESTED)}"
-        return Finding("vllm", "warn", serve.version, untried, f"pip install 'vllm=={TESTED[-1]}.*'")
+        return Finding(
+            "vllm", "warn", serve.version, untried, f"pip install 'vllm=={TESTED[-1]}.*'"
+        )
     return Finding("vllm", "ok", serve.version)
 
 
@@ -232,27 +245,36 @@ def flag(fault: Fault, _: Site) -> Finding:
 
 
 def transfer(serve: Serve, _: Site) -> Finding:
-    """The fields of `--kv-transfer-config`."""
+    """The flag that starts the connector."""
     given = serve.flags.values.get("kv_transfer_config")
-    if given is None:
-        if any(_FLAG in f"{fault.flag} {fault.do}" for fault in serve.flags.faults):
-            return unknown(_FLAG, "it is not understood")
-        return Finding(_FLAG, "fail", "it is missing", "vLLM keeps no KV", _line())
-    if not isinstance(given, Mapping):
+    if isinstance(given, Mapping):
+        return Finding(_FLAG, "ok", "it is there")
+    if given is not None:
         return Finding(_FLAG, "fail", f"{shown(given)} is no mapping", _NOT_STARTED, _line())
-    for name in given:
-        if name not in _FIELDS:
-            near = difflib.get_close_matches(str(name), _FIELDS, n=1, cutoff=0.7)
-            do = f'write "{near[0]}"' if near else f"leave it out, or put it into {_EXTRA}"
-            return Finding(_FLAG, "fail", f"vLLM has no field {name!r} in it", _NOT_STARTED, do)
-    policy = given.get("kv_load_failure_policy", _POLICIES[0])
-    if policy not in _POLICIES:
+    if any(_FLAG in f"{fault.flag} {fault.do}" for fault in serve.flags.faults):
+        return unknown(_FLAG, "it is not understood")
+    return Finding(_FLAG, "fail", "it is missing", "vLLM keeps no KV", _line())
+
+
+def fields(serve: Serve, _: Site) -> Finding:
+    """The names in `--kv-transfer-config`, and the values that vLLM itself refuses."""
+    fact = do = ""
+    strange = [name for name in serve.transfer if name not in _FIELDS]
+    policy = serve.transfer.get("kv_load_failure_policy", _POLICIES[0])
+    extra = serve.transfer.get(_EXTRA, {})
+    if strange:
+        near = difflib.get_close_matches(str(strange[0]), _FIELDS, n=1, cutoff=0.7)
+        fact = f"vLLM has no field {strange[0]!r} in it"
+        do = f'write "{near[0]}"' if near else f"leave it out, or put it into {_EXTRA}"
+    elif policy not in _POLICIES:
+        fact = f"kv_load_failure_policy = {shown(policy)}"
         do = f'write "kv_load_failure_policy": "{_POLICIES[0]}"'
-        return Finding(_FLAG, "fail", f"kv_load_failure_policy = {policy!r}", _NOT_STARTED, do)
-    if not isinstance(serve.transfer.get(_EXTRA, {}), Mapping):
-        what = f"{_EXTRA} = {shown(serve.transfer[_EXTRA])} is no mapping"
-        return Finding(_FLAG, "fail", what, _NOT_STARTED, f'write "{_EXTRA}": {{"host": "64 GiB"}}')
-    return Finding(_FLAG, "ok", "its fields are vLLM's")
+    elif not isinstance(extra, Mapping):
+        fact = f"{_EXTRA} = {shown(extra)} is no mapping"
+        do = f'write "{_EXTRA}": {{"host": "64 GiB"}}'
+    if not fact:
+        return Finding("fields", "ok", "they are vLLM's")
+    return Finding("fields", "fail", fact, _NOT_STARTED, do)
 
 
 def connector(serve: Serve, _: Site) -> Finding:
@@ -261,9 +283,8 @@ def connector(serve: Serve, _: Site) -> Finding:
     if "kv_offloading_size" in serve.flags.values:
         backend = serve.flags.text("kv_offloading_backend", "native")
         lost = "vLLM puts its own connector in the place of this one, and says nothing"
-        do = "leave --kv-offloading-size out; " + (
-            f'"host": "{serve.flags.values["kv_offloading_size"]:g} GiB" is the same here'
-        )
+        given = serve.flags.values["kv_offloading_size"]
+        do = f'leave --kv-offloading-size out; "host": "{given:g} GiB" is the same here'
         return Finding("kv_connector", "fail", f"--kv-offloading-size ({backend})", lost, do)
     if name == "Blockyard":
         return _found(serve)
@@ -326,7 +347,9 @@ def settings(serve: Serve, _: Site) -> Finding:
         # vLLM may bring them: their files tell it then.
         named = '"namespace": {"weights": "v1"}'
         late = "vLLM downloads them, and the disk is refused if they are not to be seen then"
-        return Finding("settings", "warn", known.unseen, late, f"run it again then, or give {named}")
+        return Finding(
+            "settings", "warn", known.unseen, late, f"run it again then, or give {named}"
+        )
     return _of("settings", read)
 
 
@@ -415,6 +438,7 @@ def checks(serve: Serve) -> tuple[Check, ...]:
     every += [partial(check, serve) for check in (installed, transfer)]
     if isinstance(serve.flags.values.get("kv_transfer_config"), Mapping):
         every += [
+            partial(fields, serve),
             partial(connector, serve),
             partial(refusal, "transfer", "transfer", serve),
             *(partial(setting, name, serve) for name in serve.extra),
