@@ -18,6 +18,7 @@ from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.connectors.vllm.worker_half import WorkerHalf
 from blockyard.shared.log import Limited, described
 from blockyard.shared.owner import is_foreign
@@ -54,8 +55,13 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self._front: SchedulerHalf | None = None
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
+            lasts = settings.disk_path is not None and settings.flush > 0
             self._front = SchedulerHalf(
-                settings, config, weights_change=known.weights_change, again=known.again
+                settings,
+                config,
+                weights_change=known.weights_change,
+                again=known.again,
+                stopping=Stopping(vllm_config.shutdown_timeout) if lasts else None,
             )
             if settings.disk_path is not None and config.ranks == 1:
                 _FRONTS[self._front.cache.config.yard] = self._front
@@ -166,6 +172,11 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         return False, None
 
     @override
+    def has_pending_push_work(self) -> bool:
+        """Has vLLM's loop step on, when it is to end, until the disk has what was published."""
+        return self._front is not None and self._front.writes_on()
+
+    @override
     def take_events(self) -> Iterable[Any]:
         """Tells vLLM's publisher what came to the host and the disk, and what has gone there."""
         for payload in self.front.take_events():
@@ -266,8 +277,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Ends all copies; the scheduler's half notes what should go first from the disk.
 
-        Where both halves are in one process, as with one GPU, the host's blocks that are not on the
-        disk are written first, unless an error has ended the engine.
+        What `has_pending_push_work` has not had written is, where both halves are in one process,
+        as with one GPU, unless an error has ended the engine.
         """
         if self._back is not None:
             try:
