@@ -292,7 +292,7 @@ def test_a_disk_for_weights_that_are_not_here_yet_is_a_warning(tmp_path: Path) -
     assert failed(found) == []
     assert found["settings"].level == "warn"
     assert '"namespace": {"weights": "v1"}' in found["settings"].do
-    assert found["end"].do == "add --shutdown-timeout 30"
+    assert found["end"].do == "add --shutdown-timeout 60"
     found = serve(line(extra, "--shutdown-timeout 9", model=str(tmp_path)))
     assert found["end"].level == "ok"
 

@@ -419,7 +419,7 @@ def end(serve: Serve, _: Site) -> Finding:
     if given > 0:
         return Finding("end", "ok", f"--shutdown-timeout {given}")
     lost = "vLLM ends its engine at once: what is not on the disk yet is computed again"
-    return Finding("end", "warn", "--shutdown-timeout 0", lost, "add --shutdown-timeout 30")
+    return Finding("end", "warn", "--shutdown-timeout 0", lost, "add --shutdown-timeout 60")
 
 
 def replicas(serve: Serve, _: Site) -> Finding:
