@@ -170,7 +170,11 @@ def engine(flags: Flags, model: Model | None) -> tuple[Any, Any]:
             prefill_context_parallel_size=flags.number("prefill_context_parallel_size"),
             nnodes=flags.number("nnodes"),
             data_parallel_size=flags.number("data_parallel_size"),
-            data_parallel_size_local=given.get("data_parallel_size_local"),
+            data_parallel_size_local=flags.number(
+                "data_parallel_size_local", flags.number("data_parallel_size")
+            ),
+            data_parallel_index=0,
+            data_parallel_rank_local=0 if flags.number("data_parallel_size") > 1 else None,
             worker_extension_cls=given.get("worker_extension_cls", ""),
             rank=0,
         ),
