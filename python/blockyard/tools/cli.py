@@ -11,6 +11,7 @@ from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
 from blockyard.shared.extras import install, missing
 from blockyard.tools.disk.cli import disk
+from blockyard.tools.doctor.cli import doctor
 from blockyard.tools.endings import BROKEN, FAILED, INTERRUPTED, MISUSE, STATUSES, Broken
 from blockyard.tools.proof.cli import proof
 
@@ -22,7 +23,7 @@ _WITH_EXTRA: Final = {"replay": "replay.cli", "sweep": "sweep.cli", "trace": "tr
 """The commands that need them, and where they are."""
 _GROUPS: Final = {
     "Plan memory": ("sweep", "replay", "trace"),
-    "See that it holds": ("proof",),
+    "See that it holds": ("doctor", "proof"),
     "Look after a disk": ("disk",),
 }
 """The commands by what they are for."""
@@ -103,6 +104,7 @@ def cli(ctx: click.Context) -> None:
 
 
 cli.add_command(disk)
+cli.add_command(doctor)
 cli.add_command(proof)
 
 

@@ -15,7 +15,10 @@ CLOSED: Final = 141
 
 STATUSES: Final = {
     0: "all is well",
-    FAILED: "it failed, as when a process died; of `disk verify`: a block is not whole",
+    FAILED: (
+        "it failed, as when a process died; of `disk verify`: a block is not whole; of `doctor`: "
+        "something will fail"
+    ),
     MISUSE: "bad input, before anything runs; or a file or stdout that cannot be written",
     BROKEN: "a law is broken, a byte is wrong, or tokens differ: a bug of Blockyard",
     INTERRUPTED: "interrupted by Ctrl-C",

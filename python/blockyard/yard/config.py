@@ -184,14 +184,15 @@ class Config:
             settle(self, name, int(own) if isinstance(own, _Default) else own)
         for tier, blocks in _sizes(self).items():
             settle(self, tier, blocks)
+        none = {field.name for field in fields(self) if field.default is None}
         for name, least in _LEAST.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name not in none:
                 settle(self, name, integer(name, getattr(self, name), least=least))
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
         settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction), _ORDERS))
         for name, form in _FORMS.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name not in none:
                 settle(self, name, form(getattr(self, name)))
 
     @classmethod

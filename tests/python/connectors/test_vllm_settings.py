@@ -123,6 +123,39 @@ def test_an_option_that_is_none_is_named(extra: dict[str, Any], says: str) -> No
         read(extra)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("hosts", "9 GiB", 'write "host": "9 GiB"'),
+        ("host_blocks", 64, 'write "host": 64'),
+        ("host_blocks", "many", 'write "host": "64 GiB"'),
+        ("cpu_bytes_to_use", 64 << 30, 'write "host": "64 GiB"'),
+        ("cpu_bytes_to_use", 5e8, 'write "host": "0.4656612873 GiB"'),
+        ("cpu_bytes_to_use", None, 'write "host": "64 GiB"'),
+        ("cpu_bytes_to_use", float("nan"), 'write "host": "64 GiB"'),
+        ("cpu_bytes_to_use", 10**400, 'write "host": "64 GiB"'),
+        ("cpu_bytes_to_use_per_rank", 1 << 30, 'write "host": "1 GiB/rank"'),
+        ("max_local_cpu_size", 20, 'write "host": "20 GiB/rank"'),
+        ("lmcache.max_local_cpu_size", "2.5", 'write "host": "2.5 GiB/rank"'),
+        ("LMCache.Chunk-Size", 256, "leave it out: the unit is vLLM's block"),
+        ("lmcache.mp.port", 5555, "leave it out: LMCache's keys mean nothing here"),
+        ("local_disk", "file:///mnt/a", 'write "disk_path": "/mnt/a", with "disk": "1 TiB"'),
+        ("local_disk", True, 'write "disk_path": "/mnt/kv"'),
+        ("disk_capacity_bytes", 1 << 40, 'write "disk": "1024 GiB", with "disk_path": "/mnt/kv"'),
+        ("save_decode_cache", False, 'write "decode": false'),
+        ("offload_prompt_only", True, 'write "decode": false'),
+        ("cache_policy", "arc", 'write "eviction": "learned"'),
+        ("kv_role", "kv_both", "leave it out: it stands beside kv_connector_extra_config"),
+    ],
+)
+def test_what_it_is_called_elsewhere_is_answered_with_what_it_is_here(
+    name: str, value: object, says: str
+) -> None:
+    with pytest.raises(by.Misuse) as refused:
+        read({"host": 64, name: value})
+    assert f"there is no {name!r} in kv_connector_extra_config: {says}" in str(refused.value)
+
+
 def test_a_host_that_holds_no_request_of_full_length_is_too_small() -> None:
     with pytest.raises(by.TooLarge, match=r"max_model_len = 64 tokens has 16 blocks.*15 at most"):
         read({"host": 15})

@@ -37,6 +37,7 @@ VERBS = {
     "from": "trace from openai log.jsonl -o out.jsonl.gz --rate 1",
     "show": "disk show kv --json a.json",
     "verify": "disk verify kv --json a.json",
+    "doctor": "doctor --json a.json",
     "bench": "disk bench kv --bytes 16KiB --block-bytes 4KiB --threads 1 --json a.json",
 }
 """Commands that write files."""

@@ -163,6 +163,10 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": -5}, "device = -5"),
         ({"device": 8, "write": "bogus"}, "write = 'bogus': must be one of 'on-evict', 'through'"),
         ({"device": 8, "eviction": ["x"]}, "eviction ="),
+        *(
+            ({"device": 8, name: None}, f"{name} = None: ")
+            for name in ("ranks", "null_slots", "write", "keyed", "copy_retries", "groups")
+        ),
         ({"device": 8, "eviction": None}, "eviction = None: .* one of recency, learned, heap"),
         (
             {"device": 8, "eviction": "newest"},

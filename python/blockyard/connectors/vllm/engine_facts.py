@@ -1,13 +1,15 @@
 """What vLLM has, read from its configuration; what cannot be served is refused before it loads."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from blockyard._core import Misuse, Unsupported
+from blockyard._core import BlockyardError, Misuse, Unsupported
 from blockyard.connectors.vllm.configuration import depends
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 from blockyard.shared.log import Limited
 
-__all__ = ["TESTED", "Facts", "facts"]
+__all__ = ["TESTED", "Facts", "facts", "refusals"]
 
 TESTED: Final = ("0.33",)
 """Minor versions of vLLM that the connector was tested with."""
@@ -53,11 +55,8 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         Misuse: An option must be another one; the message has the line to write.
         Unsupported: What vLLM shall do cannot be served.
     """
-    _check_version(version)
-    _check_transfer(vllm.kv_transfer_config)
-    _check_alone(vllm, around)
-    _check_hashes(vllm.cache_config.prefix_caching_hash_algo)
-    _check_ranks(vllm.parallel_config, kv)
+    for check in _checks(vllm, kv, version, around).values():
+        check()
     group, kind = _only_group(kv)
     spec, model, ranks = group.kv_cache_spec, vllm.model_config, vllm.parallel_config
     replicated = kind == _LATENT or getattr(kv, "kv_tp_replicas", 1) > 1
@@ -86,6 +85,39 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         engine=str(vllm.kv_transfer_config.engine_id),
         again=int(_looks_ahead(vllm)),
     )
+
+
+def refusals(
+    vllm: Any, kv: Any, *, version: str, around: Any = None
+) -> dict[str, BlockyardError | None]:
+    """Returns what `facts` refuses of the options alone, by what is looked at; None for nothing.
+
+    Args:
+        vllm: As in `facts`, and so are the others.
+        kv: Likewise.
+        version: Likewise.
+        around: Likewise.
+    """
+    found: dict[str, BlockyardError | None] = {}
+    for name, check in _checks(vllm, kv, version, around).items():
+        try:
+            check()
+        except BlockyardError as error:
+            found[name] = error
+        else:
+            found[name] = None
+    return found
+
+
+def _checks(vllm: Any, kv: Any, version: str, around: Any) -> dict[str, Callable[[], None]]:
+    """What is looked at before the KV itself, by name."""
+    return {
+        "version": partial(_check_version, version),
+        "transfer": partial(_check_transfer, vllm.kv_transfer_config),
+        "alone": partial(_check_alone, vllm, around),
+        "hashes": partial(_check_hashes, vllm.cache_config.prefix_caching_hash_algo),
+        "ranks": partial(_check_ranks, vllm.parallel_config, kv),
+    }
 
 
 def _check_version(version: str) -> None:
@@ -140,7 +172,10 @@ def _check_ranks(parallel: Any, kv: Any) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"):
         count = getattr(parallel, name, 1)
         if count != 1:
-            raise Unsupported(f"{name} = {count}: a block's tokens must lie on one machine")
+            raise Unsupported(
+                f"{name} = {count}: a block's tokens must lie on one machine, and on one rank; "
+                f"leave --{name.replace('_', '-')} out"
+            )
     replicas = getattr(kv, "kv_tp_replicas", 1)
     if replicas not in {1, parallel.tensor_parallel_size}:
         raise Unsupported(f"kv_tp_replicas = {replicas}: all ranks must be alike, or none")
@@ -181,7 +216,9 @@ def _only_group(kv: Any) -> tuple[Any, str]:
     (group,) = kv.kv_cache_groups
     kind = type(group.kv_cache_spec).__name__
     if kind not in {"FullAttentionSpec", _LATENT}:
-        raise Unsupported(f"a KV cache of {kind}: only full attention works so far")
+        raise Unsupported(
+            f"a KV cache of {kind}: only full attention works so far; start without this connector"
+        )
     hashed = getattr(kv, "hash_block_size", None)
     if hashed not in {None, group.kv_cache_spec.block_size}:
         raise Unsupported(

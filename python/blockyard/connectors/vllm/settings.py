@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from blockyard._core import Misuse, TooLarge
+from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
@@ -144,10 +145,8 @@ class Settings:
             if name in OWN:
                 raise Misuse(f"{name} = {given[name]!r}: vLLM says that itself, leave it out")
             if name not in known:
-                raise Misuse(
-                    f"there is no {name!r} in kv_connector_extra_config: did you mean "
-                    f"{_nearest(name, known)!r}?"
-                )
+                meant = here(name, given[name]) or f"did you mean {_nearest(name, known)!r}?"
+                raise Misuse(f"there is no {name!r} in kv_connector_extra_config: {meant}")
         if "host" not in given and "disk" not in given:
             raise Misuse(
                 'host is missing in kv_connector_extra_config: give it, as "host": "64 GiB"'
@@ -267,7 +266,9 @@ def _table(path: object) -> dict[str, Any]:
     try:
         table = tomllib.loads(Path(str(path)).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise Misuse(f"config = {str(path)!r}: it is no configuration: {error}") from error
+        raise Misuse(
+            f"config = {str(path)!r}: it is no configuration: {error}; give the path of a TOML file"
+        ) from error
     own = table.get("blockyard", table)
     if not isinstance(own, dict):
         raise Misuse(f"config = {str(path)!r}: blockyard = {own!r} in it, and must be a table")

@@ -1,0 +1,161 @@
+"""`blockyard doctor`: looks at the machine and at settings, and says what will fail."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard.shared.owner import is_foreign
+from blockyard.tools.choices import FILE
+from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, vllm
+from blockyard.tools.doctor.finding import LEVELS, Asked, Check, Finding, Site, unknown
+from blockyard.tools.doctor.flags import Fault, Flags, parsed, split
+from blockyard.tools.endings import FAILED
+from blockyard.tools.outputs import claim, write_all
+from blockyard.yard.config import Config
+
+__all__ = ["doctor", "examined"]
+
+_FORMAT: Final = 1
+"""Of the JSON."""
+_MARKS: Final = {"ok": "ok", "unknown": "-", "warn": "WARN", "fail": "FAIL"}
+Groups = dict[str, list[Finding]]
+
+
+@click.command(epilog="Example: blockyard doctor -- vllm serve MODEL --kv-transfer-config '{…}'")
+@click.option("--config", "file", type=FILE, help="A TOML file for blockyard.Config.")
+@click.option("--disk", "paths", type=FILE, multiple=True, help="A folder for a disk tier.")
+@click.option("--vllm", "line", metavar="FLAGS", help="Flags of vLLM, in one word; as COMMAND.")
+@click.option(
+    "--json",
+    "output",
+    metavar="[PATH]",
+    is_flag=False,
+    flag_value="-",
+    help="Write it as JSON; stdout without a PATH.",
+)
+@click.option("--strict", is_flag=True, help="Warnings end with status 1, too.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    file: Path | None,
+    paths: tuple[Path, ...],
+    line: str | None,
+    output: str | None,
+    strict: bool,  # noqa: FBT001 - as click has it
+    command: tuple[str, ...],
+) -> None:
+    """Look at this machine and at settings, and say what will fail before it does.
+
+    COMMAND is a whole command line that starts vLLM: it is read and not run. Nothing is loaded, and
+    nothing stays. The exit status is 1 where something will fail. See docs/doctor.md.
+    """
+    if line is not None and command:
+        raise Misuse("--vllm and a COMMAND: give one of them")
+    if file is not None and not file.is_file():
+        raise Misuse(f"--config {file}: there is no such file")
+    claim({"--json": None if output in {None, "-"} else Path(str(output))})
+    words = list(command) if command else line
+    found = examined(file=file, paths=paths, vllm_line=words)
+    faults = _write(output, found)
+    for text in _told(found):
+        click.echo(text, err=output == "-")
+    if faults:
+        raise Misuse(faults[0])
+    worst = max(LEVELS.index(one.level) for group in found.values() for one in group)
+    if worst >= LEVELS.index("warn" if strict else "fail"):
+        ctx.exit(FAILED)
+
+
+def examined(
+    *,
+    file: Path | None = None,
+    paths: tuple[Path, ...] = (),
+    vllm_line: str | list[str] | None = None,
+    site: Site | None = None,
+) -> Groups:
+    """Makes all checks; returns what they have found, by group.
+
+    Args:
+        file: Of a configuration.
+        paths: Folders for disk tiers.
+        vllm_line: A command line of vLLM, as text or as words.
+        site: Where to look; None for this machine.
+    """
+    site = site or Site()
+    groups: dict[str, tuple[Check, ...]] = {}
+    asked = Asked(paths=tuple(paths))
+    if vllm_line is not None:
+        flags = _flags(vllm_line)
+        serve = vllm.Serve(flags, {**site.environ, **flags.environ})
+        groups["vLLM"] = vllm.checks(serve)
+        asked = asked.joined(serve.asked())
+    if file is not None:
+        read = _read(file)
+        groups["configuration"] = config.checks(file, read)
+        if isinstance(read, Config):
+            asked = asked.joined(config.asked_of(read))
+    site = Site(asked=asked, root=site.root, environ=site.environ, locks=site.locks)
+    groups["installation"] = build.CHECKS
+    groups["machine"] = host.CHECKS + pinned.CHECKS
+    groups["GPU"] = gpu.CHECKS
+    if asked.paths:
+        groups["disk"] = disk.checks(site)
+    return {name: list(_made(checks, site)) for name, checks in groups.items()}
+
+
+def _flags(given: str | list[str]) -> Flags:
+    try:
+        return parsed(split(given) if isinstance(given, str) else given)
+    except Fault as fault:
+        return Flags(faults=[fault])
+
+
+def _read(file: Path) -> Config | BlockyardError:
+    try:
+        return Config.read(file)
+    except BlockyardError as error:
+        return error
+
+
+def _made(checks: tuple[Check, ...], site: Site) -> Iterator[Finding]:
+    """Makes checks; one that meets what nobody has thought of says so, and the others go on."""
+    for check in checks:
+        name = getattr(check, "func", check).__name__
+        try:
+            yield check(site)
+        except Exception as error:
+            if is_foreign(error):
+                raise
+            yield unknown(name, f"it cannot be looked at: {type(error).__name__}: {error}")
+
+
+def _write(output: str | None, found: Groups) -> list[str]:
+    """Writes the JSON; returns why that was not possible, to be raised once all is shown."""
+    if output is None:
+        return []
+    content: dict[str, Any] = {"format": _FORMAT, "blockyard": __version__}
+    content["groups"] = {name: [one._asdict() for one in group] for name, group in found.items()}
+    text = json.dumps(content, indent=2)
+    if output == "-":
+        click.echo(text)
+        return []
+    return write_all({Path(output): f"{text}\n".encode()})
+
+
+def _told(found: Groups) -> Iterator[str]:
+    """The findings as lines, and how many there are of those that matter."""
+    for group, findings in found.items():
+        yield group
+        for one in findings:
+            yield f"  {_MARKS[one.level]:<4}  {one.name}: {one.fact}"
+            if one.level in {"warn", "fail"}:
+                yield f"        {one.means}"
+                yield f"        -> {one.do}"
+    levels = [one.level for group in found.values() for one in group]
+    failed, warned = levels.count("fail"), levels.count("warn")
+    yield f"{failed} will fail, {warned} to look at, {len(levels)} checks"

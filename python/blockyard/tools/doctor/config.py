@@ -1,0 +1,117 @@
+"""A configuration of `blockyard.Config`, as a TOML file has it."""
+
+import tomllib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from blockyard._core import BlockyardError
+from blockyard.shared.machine import free_memory
+from blockyard.tools.doctor.finding import Asked, Check, Finding, Site
+from blockyard.tools.units import size
+from blockyard.yard.cache import KVCache
+from blockyard.yard.config import Config, Speeds
+
+__all__ = ["asked_of", "checks", "tried"]
+
+_SLOT: Final = 200
+"""Bytes of bookkeeping for a slot, at most."""
+_SMALL: Final = 4096
+"""Blocks of a tier with which policies are tried."""
+_OF_VLLM: Final = frozenset({"stow", "preempt", "decode", "load", "checksums", "keep_on_reset"})
+
+
+def asked_of(config: Config) -> Asked:
+    """Returns what a configuration asks of the machine."""
+    layout, speeds = config.layout, config.speeds
+    load = speeds.disk if isinstance(speeds, Speeds) else None
+    if layout is None:
+        return Asked(ranks=config.ranks, load=load)
+    shared = sum(plane.block_bytes for plane in layout.planes if plane.replicated)
+    return Asked(
+        host=config.host_blocks * layout.host_block_bytes,
+        pinned=config.host_blocks * layout.block_bytes,
+        shared=config.host_blocks * shared if layout.ranks > 1 else 0,
+        disk=config.disk_blocks * layout.host_block_bytes,
+        device=config.device_blocks * layout.block_bytes,
+        ranks=config.ranks,
+        layout=layout,
+        load=load,
+    )
+
+
+def tried(config: Config) -> None:
+    """Makes a small cache of the same policies: the core checks what `Config` does not.
+
+    Raises:
+        BlockyardError: They do not go together.
+    """
+    tiers = ("engine" if config.engine else "device", "host", "disk")
+    sizes: dict[str, Any] = {tier: min(int(getattr(config, tier)), _SMALL) for tier in tiers}
+    # Nothing is written, and no path is opened.
+    KVCache(replace(config, **sizes, ghosts=None, record=None))
+
+
+def parses(path: Path, config: Config | BlockyardError, _: Site) -> Finding:
+    """Whether the file says a configuration, and one whose parts go together."""
+    if isinstance(config, Config):
+        try:
+            tried(config)
+        except BlockyardError as error:
+            config = error
+    if isinstance(config, Config):
+        return Finding("config", "ok", f"{path}: fingerprint {config.fingerprint[:16]}")
+    means = "no cache is made of it"
+    if _is_of_vllm(path):
+        return Finding(
+            "config",
+            "fail",
+            f"{path} has keys of vLLM's connector",
+            "they are no fields of Config",
+            f'give it there, as --vllm \'… "kv_connector_extra_config": {{"config": "{path}"}} …\'',
+        )
+    return Finding("config", "fail", f"{path}: {config}", means, "write it as the message says")
+
+
+def _is_of_vllm(path: Path) -> bool:
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    own = table.get("blockyard", table)
+    return isinstance(own, dict) and bool(_OF_VLLM & own.keys())
+
+
+def bookkeeping(config: Config, site: Site) -> Finding:
+    """Room for the bookkeeping, of which each slot takes some."""
+    slots = config.device_blocks + config.host_blocks + config.disk_blocks
+    needs, free = slots * _SLOT, free_memory(site.root)
+    fact = f"{slots:,} slots take {size(needs)} at most"
+    if free is None or needs <= free:
+        return Finding("bookkeeping", "ok", fact)
+    larger = "give blocks of more tokens, or smaller tiers"
+    return Finding("bookkeeping", "fail", fact, f"{size(free)} are free", larger)
+
+
+def policies(config: Config, _: Site) -> Finding:
+    """What was chosen in place of the defaults."""
+    default = Config(device=2)
+    names = ("eviction", "host_copies", "write", "ahead", "deadline", "speeds", "copy_retries")
+    changed = [
+        f"{name} = {value!r}"
+        for name in names
+        if (value := getattr(config, name)) != getattr(default, name)
+    ]
+    if config.deadline is None and config.host_blocks:
+        never = "a copy that hangs keeps its blocks for ever"
+        return Finding("policies", "warn", "no deadline", never, "write deadline = 60000 (ticks)")
+    return Finding("policies", "ok", ", ".join(changed) or "those of Config")
+
+
+def checks(path: Path, config: Config | BlockyardError) -> tuple[Check, ...]:
+    """Returns the checks of a file and what it says."""
+    first = partial(parses, path, config)
+    if isinstance(config, BlockyardError):
+        return (first,)
+    return (first, partial(bookkeeping, config), partial(policies, config))

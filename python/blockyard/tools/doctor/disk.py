@@ -1,0 +1,211 @@
+"""The folders of disk tiers: whose they are, what they lie on, and how fast that is."""
+
+import mmap
+import os
+import re
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from blockyard._core import BlockyardError
+from blockyard.tools.disk.bench import measure
+from blockyard.tools.disk.folders import Identity, identities
+from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
+from blockyard.tools.units import duration, size
+
+__all__ = ["checks"]
+
+_BLOCK: Final = 2 << 20
+"""Bytes of a block where nothing says it."""
+_ROUND: Final = 32 << 20
+"""Bytes that are written and read."""
+_SLOWER: Final = 1.5
+"""Times as long as `speeds` says that a load may take."""
+_INODES: Final = 1000
+_GONE: Final = {
+    "tmpfs": "it is memory: nothing outlives the machine, and the container counts it",
+    "ramfs": "it is memory: nothing outlives the machine",
+    "overlay": "it is the container's own layer: it goes with the container",
+}
+_REMOTE: Final = re.compile(r"(nfs|cifs|smb|9p|fuse|ceph|lustre|gpfs|beegfs|virtiofs)")
+
+
+def _name(what: str, path: Path) -> str:
+    return f"{what} {path}"
+
+
+def _where(path: Path) -> Path | None:
+    """The folder, or that in which it will be made; None where that is not there, either."""
+    if path.is_dir():
+        return path
+    return path.parent if not path.exists() and path.parent.is_dir() else None
+
+
+def _identities(path: Path) -> list[Identity]:
+    return identities(path) if path.is_dir() else []
+
+
+def folder(path: Path, _: Site) -> Finding:
+    """Whether a disk tier may have this folder."""
+    name = _name("folder", path)
+    where = _where(path)
+    refused = "a disk tier is refused there"
+    if where is None:
+        have = f"mkdir -p {path.parent}" if not path.exists() else "give a folder"
+        lacks = "it is no folder" if path.exists() else f"there is no {path.parent}"
+        return Finding(name, "fail", lacks, refused, have)
+    try:
+        found = _identities(path)
+    except BlockyardError as error:
+        return Finding(name, "fail", str(error), refused, "give another path")
+    if path.is_dir() and path.stat().st_mode & 0o022:
+        return Finding(name, "fail", "others may write to it", refused, f"chmod go-w {path}")
+    if not os.access(where, os.W_OK | os.X_OK):
+        who = f"user {os.geteuid()} may not write to {where}"
+        return Finding(name, "fail", who, refused, f"chown {os.geteuid()} {where}, or another path")
+    owners = [owner for one in found for owner in one.owners]
+    fact = f"{len(found)} identities" if path.is_dir() else "it will be made"
+    if owners:
+        fact += f", of which process {owners[0]} owns one"
+        means = "an engine with the same model and options is refused while that one runs"
+        return Finding(name, "warn", fact, means, f"blockyard disk show {path}; end it first")
+    return Finding(name, "ok", fact)
+
+
+def file_system(path: Path, site: Site) -> Finding:
+    """What the folder lies on."""
+    name = _name("file system", path)
+    kind = _kind(path, site)
+    if kind is None:
+        return unknown(name, "the system does not say what it is")
+    own = "give a folder on a disk of the machine, mounted into the container"
+    if kind in _GONE:
+        return Finding(name, "warn", kind, _GONE[kind], own)
+    if _REMOTE.match(kind):
+        far = "it is elsewhere: locks and syncs are what the other side makes of them"
+        return Finding(name, "warn", kind, far, own)
+    return Finding(name, "ok", kind)
+
+
+def _kind(path: Path, site: Site) -> str | None:
+    """The type of the file system on which a path is, of the last that is mounted there."""
+    real, best, kind = path.resolve(), -1, None
+    for line in (site.text("proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        words = before.split()
+        if len(words) > 4 and after.split():  # noqa: PLR2004 - the fifth is where it is mounted
+            point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[4]))
+            if real.is_relative_to(point) and len(point.parts) >= best:
+                best, kind = len(point.parts), after.split()[0]
+    return kind
+
+
+def room(path: Path, site: Site) -> Finding:
+    """Room for the tier, which is taken at its start."""
+    name = _name("room", path)
+    where = _where(path)
+    if where is None:
+        return unknown(name, "the folder is not there")
+    found = os.statvfs(where)
+    free = found.f_bavail * found.f_frsize
+    fact = f"{size(free)} are free"
+    if found.f_files and found.f_favail < _INODES:
+        full = "files cannot be made there"
+        return Finding(name, "fail", f"{fact}, and {found.f_favail} inodes", full, "remove files")
+    wanted = site.asked.disk // max(len(site.asked.paths), 1)
+    if not wanted:
+        return Finding(name, "ok", fact)
+    fact += f", the tier asks for {size(wanted)}"
+    try:
+        taken = sum(
+            rank.survey.disk_bytes
+            for one in _identities(path)
+            for rank in one.ranks
+            if rank.survey is not None
+        )
+    except BlockyardError:
+        taken = 0
+    if wanted <= free:
+        return Finding(name, "ok", fact)
+    wipe = f"blockyard disk show {path}, and wipe what is of old models; or a smaller disk"
+    if wanted <= free + taken:
+        own = f"that is enough only if the {size(taken)} there are this engine's own"
+        return Finding(name, "warn", fact, own, wipe)
+    return Finding(name, "fail", fact, "its room is taken at the start, and is not there", wipe)
+
+
+def direct(path: Path, _: Site) -> Finding:
+    """Whether the page cache can be passed by, and room be taken ahead."""
+    name = _name("O_DIRECT", path)
+    where = _where(path)
+    if where is None:
+        return unknown(name, "the folder is not there")
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=where) as own:
+        file = Path(own, "file")
+        goes = {unit: _writes(file, unit) for unit in (512, 4096)}
+        ahead = _allocates(file)
+    units = [f"{unit:,}" for unit, good in goes.items() if good]
+    fact = f"at {' and '.join(units)} bytes" if units else "not here"
+    fact += "" if ahead else ", and room cannot be taken ahead"
+    if not goes[4096]:
+        twice = "every block goes through the page cache, which takes memory and time"
+        return Finding(name, "warn", fact, twice, "use ext4 or XFS on a disk of the machine")
+    if not ahead:
+        late = "the file is sparse: a write may find no room"
+        return Finding(name, "warn", fact, late, "use ext4 or XFS")
+    return Finding(name, "ok", fact)
+
+
+def _writes(file: Path, unit: int) -> bool:
+    """Whether one unit is written past the page cache, from a page's start and to a unit's."""
+    try:
+        opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, 4096) as page:
+            return os.pwritev(opened, [memoryview(page)[:unit]], unit) == unit
+    except (OSError, BufferError):
+        return False
+    finally:
+        os.close(opened)
+
+
+def _allocates(file: Path) -> bool:
+    try:
+        with file.open("wb") as opened:
+            os.posix_fallocate(opened.fileno(), 0, 1 << 20)
+    except OSError:
+        return False
+    return True
+
+
+def speed(path: Path, site: Site) -> Finding:
+    """What a tier writes and reads there, in half a second."""
+    name = _name("speed", path)
+    where = _where(path)
+    if where is None:
+        return unknown(name, "the folder is not there")
+    layout = site.asked.layout
+    block = min(layout.block_bytes, _ROUND) if layout is not None else _BLOCK
+    try:
+        found = measure(where, block_bytes=block, nbytes=_ROUND, threads=4, rounds=1)
+    except BlockyardError as error:
+        return unknown(name, str(error))
+    write, read = (found.figures[one].rate(found.nbytes) / 1e9 for one in ("write", "read"))
+    fact = f"{write:.2f} GB/s written, {read:.2f} GB/s read, by blocks of {size(block)}"
+    load = site.asked.load
+    if load is not None and found.load > load * _SLOWER:
+        says = f"a block takes {duration(found.load / 1e9)}, and speeds says {duration(load / 1e9)}"
+        measured = f"blockyard disk bench {path}, and what it says as disk of speeds"
+        return Finding(name, "warn", fact, f"{says}: loads are chosen that are slower", measured)
+    return Finding(name, "ok", fact)
+
+
+_EACH: Final = (folder, file_system, room, direct, speed)
+
+
+def checks(site: Site) -> tuple[Check, ...]:
+    """Returns the checks of each folder."""
+    return tuple(partial(check, path) for path in site.asked.paths for check in _EACH)

@@ -1,0 +1,124 @@
+"""What a check of `blockyard doctor` looks at, and what it finds."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from blockyard.shared.layout import KVLayout
+from blockyard.shared.machine import whole
+
+__all__ = ["LEVELS", "Asked", "Check", "Finding", "Level", "Site", "unknown"]
+
+Level: TypeAlias = Literal["ok", "unknown", "warn", "fail"]
+LEVELS: Final[tuple[Level, ...]] = ("ok", "unknown", "warn", "fail")
+"""The mildest first."""
+
+
+class Finding(NamedTuple):
+    """What one check has found."""
+
+    name: str
+    level: Level
+    """"fail" for what will not work, "unknown" for what cannot be told here."""
+    fact: str
+    means: str = ""
+    """What follows from it; empty where all is well."""
+    do: str = ""
+    """What to type or to write."""
+
+
+def unknown(name: str, fact: str) -> Finding:
+    """Returns a finding of what cannot be told on this machine."""
+    return Finding(name, "unknown", fact)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the machine is to have, as far as the command line says it."""
+
+    host: int = 0
+    """Bytes of the host tiers of all ranks and replicas; 0 for none."""
+    pinned: int = 0
+    """Bytes that one rank pins."""
+    shared: int = 0
+    """Bytes of memory that ranks share, in /dev/shm."""
+    disk: int = 0
+    """Bytes of the disk tiers of all ranks and replicas."""
+    device: int = 0
+    """Bytes of the device tier of a rank."""
+    paths: tuple[Path, ...] = ()
+    """Where the disk tiers are, and what `--disk` names."""
+    ranks: int = 0
+    """Processes that compute; 0 where that is not known."""
+    layout: KVLayout | None = None
+    load: int | None = None
+    """Nanoseconds to load a block from the disk, as `speeds` has it."""
+
+    def joined(self, other: "Asked") -> "Asked":
+        """Returns what both ask for, of which the larger counts."""
+        return Asked(
+            host=max(self.host, other.host),
+            pinned=max(self.pinned, other.pinned),
+            shared=max(self.shared, other.shared),
+            disk=max(self.disk, other.disk),
+            device=max(self.device, other.device),
+            paths=tuple(dict.fromkeys(self.paths + other.paths)),
+            ranks=max(self.ranks, other.ranks),
+            layout=self.layout or other.layout,
+            load=other.load if self.load is None else self.load,
+        )
+
+
+def _locks(nbytes: int) -> bool:
+    """Whether the system locks so much memory of this process; it is given back at once."""
+    memory = mmap.mmap(-1, nbytes)
+    start = ctypes.c_char.from_buffer(memory)
+    try:
+        locked = not ctypes.CDLL(None).mlock(ctypes.byref(start), ctypes.c_size_t(nbytes))
+    finally:
+        del start
+    memory.close()
+    return locked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The machine, and what is asked of it."""
+
+    asked: Asked = field(default_factory=Asked)
+    root: Path = Path("/")
+    """Where `proc` and `sys` are."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    locks: Callable[[int], bool] = _locks
+    """Locks so many bytes for a moment."""
+
+    def text(self, path: str) -> str | None:
+        """Returns what a file below the root says, without blanks; None where it does not."""
+        try:
+            return (self.root / path).read_text("utf-8", "replace").strip()
+        except (OSError, ValueError):
+            return None
+
+    def number(self, path: str) -> int | None:
+        """Returns the number at the beginning of a file below the root."""
+        return whole((self.text(path) or "").partition(" ")[0])
+
+    def lines(self, path: str) -> dict[str, str]:
+        """Returns the lines of a file such as /proc/meminfo, by what stands before the colon."""
+        pairs = (line.partition(":") for line in (self.text(path) or "").splitlines())
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def found(self, pattern: str) -> list[Path]:
+        """Returns the paths below the root that a pattern names, in their order."""
+        try:
+            return sorted(self.root.glob(pattern))
+        except OSError:
+            return []
+
+
+Check: TypeAlias = Callable[[Site], Finding]
+"""Looks at one thing."""

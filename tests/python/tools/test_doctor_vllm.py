@@ -1,0 +1,381 @@
+"""Wrong settings of vLLM, each named before vLLM starts, with the line to write."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockyard.tools.doctor import vllm
+from blockyard.tools.doctor.finding import Finding, Site
+from blockyard.tools.doctor.flags import Fault, parsed, split
+from blockyard.tools.doctor.vllm import Serve, checks
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+LATENT = LLAMA | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 60}
+TRANSFER = {
+    "kv_connector": "Blockyard",
+    "kv_connector_module_path": "blockyard.engines.vllm",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+}
+
+
+def serve(line: str, environ: dict[str, str] | None = None) -> dict[str, Finding]:
+    flags = parsed(split(line))
+    site = Site(environ=environ or {})
+    made = [check(site) for check in checks(Serve(flags, {**site.environ, **flags.environ}))]
+    return {one.name: one for one in made if one.level != "fail"} | {
+        one.name: one for one in made if one.level == "fail"
+    }
+
+
+def failed(found: dict[str, Finding]) -> list[Finding]:
+    return [one for one in found.values() if one.level == "fail"]
+
+
+def line(
+    extra: dict[str, Any] | None = None,
+    more: str = "",
+    model: str = "meta-llama/Llama-3.1-8B",
+    **transfer: Any,
+) -> str:
+    said: dict[str, Any] = TRANSFER | {
+        "kv_connector_extra_config": {"host": "64 GiB"} if extra is None else extra
+    }
+    said |= transfer
+    said = {name: value for name, value in said.items() if value is not ...}
+    return f"vllm serve {model} --kv-transfer-config {shlex.quote(json.dumps(said))} {more}"
+
+
+def host(**more: Any) -> str:
+    return line({"host": "64 GiB"} | more)
+
+
+WRONG: dict[str, tuple[str, str, str]] = {
+    # What is wrong: the command line, what is named, and what to write.
+    "no flag": ("vllm serve m", "missing", '"kv_connector": "Blockyard"'),
+    "open quote": ("vllm serve m --kv-transfer-config '{", "no closing quotation", "single quotes"),
+    "quotes lost": ("vllm serve m --kv-transfer-config '{kv_role: x}'", "no JSON", "single quotes"),
+    "single quotes in JSON": (
+        """vllm serve m --kv-transfer-config "{'kv_role': 'kv_both'}" """,
+        "no JSON",
+        "double quotes in it",
+    ),
+    "a list": ("vllm serve m --kv-transfer-config '[1]'", "no mapping", "--kv-transfer-config '{"),
+    "misspelt flag": (
+        "vllm serve m --kv-transfer-cofig '{}'",
+        "no such flag",
+        "--kv-transfer-config",
+    ),
+    "no value": ("vllm serve m --kv-transfer-config", "no value", "--kv-transfer-config"),
+    "no number": (line(more="-tp two"), "'two' is no number", "--tensor-parallel-size"),
+    "field of older vLLM": (line(kv_rank=0), "no field 'kv_rank'", "leave it out"),
+    "misspelt field": (line(kv_conector="x"), "no field 'kv_conector'", '"kv_connector"'),
+    "our key outside": (line(host="64 GiB"), "no field 'host'", "kv_connector_extra_config"),
+    "no connector": (line(kv_connector=...), "missing", '"kv_connector": "Blockyard"'),
+    "small letters": (line(kv_connector="blockyard"), "blockyard", '"kv_connector": "Blockyard"'),
+    "LMCache": (line(kv_connector="LMCacheConnectorV1"), "LMCache", '"kv_connector": "Blockyard"'),
+    "OffloadingConnector": (line(kv_connector="OffloadingConnector"), "Offloading", "Blockyard"),
+    "MultiConnector": (
+        line(
+            kv_connector="MultiConnector",
+            kv_connector_extra_config={
+                "connectors": [TRANSFER | {"kv_connector_extra_config": {"host": 9}}]
+            },
+        ),
+        "'MultiConnector' with Blockyard in it",
+        '"kv_connector": "Blockyard" alone',
+    ),
+    "another module": (
+        line(kv_connector_module_path="blockyard.vllm"),
+        "'blockyard.vllm'",
+        '"kv_connector_module_path": "blockyard.engines.vllm"',
+    ),
+    "no role": (line(kv_role=...), "kv_role = None", '"kv_role": "kv_both"'),
+    "producer": (line(kv_role="kv_producer"), "kv_role = 'kv_producer'", '"kv_role": "kv_both"'),
+    "no policy of that name": (
+        line(kv_load_failure_policy="retry"),
+        "'retry'",
+        '"kv_load_failure_policy": "recompute"',
+    ),
+    "no mapping": (line(kv_connector_extra_config="64 GiB"), "no mapping", '{"host": "64 GiB"}'),
+    "another's connector beside": (
+        line(more="--kv-offloading-size 32"),
+        "--kv-offloading-size (native)",
+        '"host": "32 GiB"',
+    ),
+    "swap space": (line(more="--swap-space 16"), "no such flag any more", '"host": "16 GiB/rank"'),
+    "no host": (line({}), "host is missing", '"host": "64 GiB"'),
+    "hosts": (line({"hosts": "9 GiB"}), "no 'hosts'", '"host": "9 GiB"'),
+    "host_blocks": (line({"host_blocks": 900}), "no 'host_blocks'", '"host": 900'),
+    "cpu_bytes_to_use": (
+        line({"cpu_bytes_to_use": 64 << 30}),
+        "no 'cpu_bytes_to_use'",
+        '"host": "64 GiB"',
+    ),
+    "num_cpu_blocks": (line({"num_cpu_blocks": 5000}), "no 'num_cpu_blocks'", '"host": 5000'),
+    "max_local_cpu_size": (
+        line({"max_local_cpu_size": 20}),
+        "no 'max_local_cpu_size'",
+        '"host": "20 GiB/rank"',
+    ),
+    "with LMCache's prefix": (
+        line({"lmcache.max_local_cpu_size": 2.5}),
+        "no 'lmcache.max_local_cpu_size'",
+        '"host": "2.5 GiB/rank"',
+    ),
+    "local_disk": (
+        host(local_disk="file:///mnt/kv"),
+        "no 'local_disk'",
+        '"disk_path": "/mnt/kv", with "disk": "1 TiB"',
+    ),
+    "max_local_disk_size": (host(max_local_disk_size=500), "no 'max", '"disk": "500 GiB"'),
+    "chunk_size": (host(chunk_size=256), "no 'chunk_size'", "leave it out: the unit"),
+    "save_decode_cache": (host(save_decode_cache=True), "no 'save", '"decode": true'),
+    "eviction_policy": (host(eviction_policy="lru"), "no 'evict", '"eviction": "recency"'),
+    "remote_url": (host(remote_url="redis://a"), "no 'remote_url'", "no remote store"),
+    "another of LMCache's": (
+        host(**{"lmcache.mp.port": 5}),
+        "no 'lmcache.mp.port'",
+        "leave it out",
+    ),
+    "misspelt key": (line({"hst": 9}), "no 'hst'", "'host'"),
+    "no unit": (line({"host": "64"}), "host = '64'", "'64 GiB'"),
+    "bits": (line({"host": "64 Gb"}), "host = '64 Gb'", "'64 GiB'"),
+    "below zero": (line({"host": -1}), "host = -1", "must be"),
+    "stow": (host(stow="always"), "stow = 'always'", "'finish'"),
+    "preempt": (host(preempt="drop"), "preempt = 'drop'", "'park'"),
+    "decode": (host(decode="yes"), "decode = 'yes'", "True"),
+    "keep_on_reset": (host(keep_on_reset="no"), "keep_on_reset = 'no'", "True"),
+    "flush": (host(flush="20s"), "flush = '20s'", "must be seconds"),
+    "eviction": (host(eviction="lru"), "eviction = 'lru'", "'recency'"),
+    "host_copies": (host(host_copies="never"), "host_copies = 'never'", "'first'"),
+    "write": (host(write={"host": "always"}), "always", "through"),
+    "speeds": (host(speeds=5), "speeds = 5", "load, compute, attend"),
+    "deadline": (host(deadline=-1), "deadline = -1", "must be"),
+    "vLLM's own": (host(block_size=32), "block_size = 32", "leave it out"),
+    "no file": (host(config="/no/such.toml"), "'/no/such.toml'", "give"),
+    "a namespace of text": (host(namespace="mine"), "namespace = 'mine'", "give a mapping"),
+    "disk without a path": (host(disk="1 TiB"), "no disk_path", '"disk_path": "/mnt/kv"'),
+    "path without a disk": (host(disk_path="/kv"), "no size", '"disk": "200 GiB"'),
+    "disk without a host": (
+        line({"disk": "1 TiB", "disk_path": "/kv"}),
+        "no host",
+        '"host": "16 GiB"',
+    ),
+    "two names of one disk": (host(disk="1 TiB", disk_path=[]), "disk_path = []", "give a path"),
+    "a file that cannot be": (
+        host(record="/no/such/folder/x"),
+        "cannot be written",
+        "give another",
+    ),
+    "xxhash": (line(more="--prefix-caching-hash-algo xxhash"), "'xxhash'", "algo sha256"),
+    "context parallel": (line(more="-dcp 2"), "decode_context_parallel_size = 2", "leave"),
+    "several machines": (line(more="--nnodes=2"), "nnodes = 2", "leave --nnodes out"),
+    "HiSparse": (
+        line(more="""--attention-config '{"hisparse_config": {}}'"""),
+        "HiSparse",
+        "start without it",
+    ),
+    "hybrid manager": (
+        line(more="--no-disable-hybrid-kv-cache-manager"),
+        "it was asked for",
+        "leave --no-disable-hybrid-kv-cache-manager out",
+    ),
+    "allocator": (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " + line(),
+        "expandable_segments:True",
+        "unset PYTORCH_CUDA_ALLOC_CONF",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_is_named_with_what_to_write(name: str) -> None:
+    command, says, do = WRONG[name]
+    try:
+        found = failed(serve(command))
+    except Fault as fault:
+        found = [Finding("flags", "fail", fault.fact, "", fault.do)]
+    assert [one for one in found if says in one.fact and do in one.do], found
+    assert len(found) == 1, found
+    assert all(one.do for one in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "extra", "more", "says", "do"),
+    [
+        (LLAMA, {"host": "8 GiB"}, "", "has 8192 blocks, and a tier below has 4096", "larger host"),
+        (LLAMA, {"host": "1 MiB"}, "", "smaller than one block of 2097152 bytes", ""),
+        (LLAMA, {"host": "64 GiB"}, "-pp 5", "this stage has 6 layers of KV, of 32", "PARTITION"),
+        (LATENT, {"host": "64 GiB"}, "-pp 2", "the same on all ranks", "tensor parallel"),
+        (LLAMA | {"model_type": "jamba"}, {"host": 9}, "", "2 KV cache groups", "start with"),
+        (
+            LLAMA | {"layer_types": ["linear_attention", "full_attention"] * 16},
+            {"host": 9},
+            "",
+            "2 KV cache groups",
+            "without this connector",
+        ),
+        (LLAMA | {"model_type": "mamba2"}, {"host": 9}, "", "KV cache groups", "start with"),
+        (
+            LLAMA | {"model_type": "mistral", "sliding_window": 4096},
+            {"host": 9},
+            "",
+            "a KV cache of SlidingWindowSpec",
+            "without this connector",
+        ),
+    ],
+)
+def test_what_the_model_refuses_is_told_from_its_configuration(
+    tmp_path: Path, config: dict[str, Any], extra: dict[str, Any], more: str, says: str, do: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (one,) = failed(serve(line(extra, more, model=str(tmp_path))))
+    assert says in one.fact
+    assert do in one.do
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "host", "pinned", "shared"),
+    [
+        (LLAMA, "", 64 << 30, 64 << 30, 0),
+        (LLAMA, "-tp 4", 64 << 30, 16 << 30, 0),
+        (LLAMA, "-tp 4 -dp 2", 128 << 30, 16 << 30, 0),
+        (LLAMA | {"layer_types": ["sliding_attention", "full_attention"] * 16}, "", 64 << 30, 0, 0),
+        (LATENT, "-tp 4", 64 << 30, 64 << 30, 64 << 30),
+        (None, "-tp 4", 64 << 30, 16 << 30, 0),
+    ],
+)
+def test_what_the_machine_must_have_follows_from_the_flags(
+    tmp_path: Path, config: dict[str, Any] | None, more: str, host: int, pinned: int, shared: int
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    command = line(
+        {
+            "host": "64 GiB",
+            "disk": "1 TiB",
+            "disk_path": ["/a", "/b"],
+            "namespace": {"weights": "v1"},
+        },
+        more + " --max-model-len 32k",
+        model=str(tmp_path),
+    )
+    asked = Serve(parsed(split(command)), {}).asked()
+    replicas = 2 if "-dp" in more else 1
+    close = 1 << 24
+    assert abs(asked.host - host) < close
+    assert not pinned or abs(asked.pinned - pinned) < close
+    assert abs(asked.shared - shared) < close
+    assert abs(asked.disk - (replicas << 40)) < close
+    assert asked.paths == (Path("/a"), Path("/b"))
+    assert asked.ranks == (4 if "-tp" in more else 1) * replicas
+    assert failed(serve(command)) == []
+
+
+def test_a_disk_for_weights_that_are_not_here_yet_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    extra = {"host": "64 GiB", "disk": "1 TiB", "disk_path": "/kv"}
+    found = serve(line(extra, model=str(tmp_path)))
+    assert failed(found) == []
+    assert found["settings"].level == "warn"
+    assert '"namespace": {"weights": "v1"}' in found["settings"].do
+    assert found["end"].do == "add --shutdown-timeout 60"
+    found = serve(line(extra, "--shutdown-timeout 9", model=str(tmp_path)))
+    assert found["end"].level == "ok"
+
+
+def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = serve(line(), {"LMCACHE_CONFIG_FILE": "x", "LMCACHE_LOCAL_CPU": "1"})
+    assert found["variables"].level == "warn"
+    assert "unset LMCACHE_CONFIG_FILE LMCACHE_LOCAL_CPU" in found["variables"].do
+    bare = line(kv_connector_module_path=...)
+    monkeypatch.setattr(vllm, "_registered", lambda: False)
+    (one,) = failed(serve(bare))
+    assert one.do == 'write "kv_connector_module_path": "blockyard.engines.vllm"'
+    monkeypatch.setattr(vllm, "_registered", lambda: True)
+    assert failed(serve(bare)) == []
+    (one,) = failed(serve("VLLM_PLUGINS=other " + bare))
+    assert "add blockyard" in one.do
+    assert failed(serve("VLLM_PLUGINS=other,blockyard " + bare)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [
+        ("vllm serve m -tp 2", {"model": "m", "tensor_parallel_size": 2}),
+        ("serve --tensor_parallel_size=2 m", {"model": "m", "tensor_parallel_size": 2}),
+        ("python -m vllm.entrypoints.openai.api_server --model m", {"model": "m"}),
+        ("A=1 vllm serve m \\\n  --max-model-len 1K", {"model": "m", "max_model_len": 1024}),
+        ("m --max-model-len 25.6k", {"model": "m", "max_model_len": 25600}),
+        ("m --max-model-len -1", {"model": "m", "max_model_len": "auto"}),
+        ("m --no-enable-prefix-caching", {"model": "m", "enable_prefix_caching": False}),
+        ("m --enforce-eager --port 8000", {"model": "m", "enforce_eager": True}),
+        (
+            'm --hf-overrides {"a": {"b": 1}} -pp 2',
+            {"model": "m", "hf_overrides": {"a": {"b": 1}}, "pipeline_parallel_size": 2},
+        ),
+        ('m --hf-overrides={"a": 1}', {"model": "m", "hf_overrides": {"a": 1}}),
+        (
+            "m --kv-transfer-config.kv_role kv_both --kv_transfer_config.kv_port=5",
+            {"model": "m", "kv_transfer_config": {"kv_role": "kv_both", "kv_port": 5}},
+        ),
+        (
+            "m --kv-transfer-config.kv_connector_extra_config.host '9 GiB'",
+            {"model": "m", "kv_transfer_config": {"kv_connector_extra_config": {"host": "9 GiB"}}},
+        ),
+        ("m --tensor-parallel 4", {"model": "m", "tensor_parallel_size": 4}),
+    ],
+)
+def test_flags_are_read_as_vllm_reads_them(command: str, values: dict[str, Any]) -> None:
+    flags = parsed(split(command))
+    assert flags.values == values
+    assert flags.faults == []
+
+
+def test_a_file_of_flags_gives_what_the_command_line_does_not(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "model": "m",
+                "tensor-parallel-size": 2,
+                "enable-prefix-caching": False,
+                "kv-transfer-config": TRANSFER,
+            }
+        )
+    )
+    flags = parsed(split(f"vllm serve --config {path} -tp 4"))
+    assert flags.values["tensor_parallel_size"] == 4
+    assert flags.values["enable_prefix_caching"] is False
+    assert flags.values["kv_transfer_config"] == TRANSFER
+    path.write_text("- [")
+    assert "is no mapping" in parsed(split(f"serve --config {path}")).faults[0].fact
+
+
+def test_a_configuration_that_says_nothing_of_its_kv_is_no_failure(tmp_path: Path) -> None:
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        '{"num_hidden_layers": "many"}',
+        json.dumps(LLAMA | {"head_dim": {"a": 1}}),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        found = serve(line(model=str(tmp_path)))
+        assert failed(found) == [], text
+        assert found["model"].level == "unknown", text
+    assert serve(line(model="/no/such/model"))["model"].level == "unknown"
