@@ -2,16 +2,13 @@
 
 from typing import Any, Final, NamedTuple
 
-from blockyard._core import Misuse, Unsupported
+from blockyard._core import Unsupported
 from blockyard.connectors.vllm.configuration import depends
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 from blockyard.shared.log import Limited
 
-__all__ = ["TESTED", "Facts", "facts"]
+__all__ = ["Facts", "facts", "recompute_on_failure"]
 
-TESTED: Final = ("0.33",)
-"""Minor versions of vLLM that the connector was tested with."""
-_OLDEST: Final = (0, 33)
 _LATENT: Final = "MLAAttentionSpec"
 _SHA: Final = ("sha256", "sha256_cbor")
 _log = Limited(__name__, 0)
@@ -53,7 +50,6 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         Misuse: An option must be another one; the message has the line to write.
         Unsupported: What vLLM shall do cannot be served.
     """
-    _check_version(version)
     _check_transfer(vllm.kv_transfer_config)
     _check_alone(vllm, around)
     _check_hashes(vllm.cache_config.prefix_caching_hash_algo)
@@ -88,21 +84,25 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
     )
 
 
-def _check_version(version: str) -> None:
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if parts < _OLDEST:
-        raise Unsupported(f"vLLM {version}: this connector needs 0.33 or later")
-    if ".".join(map(str, parts)) not in TESTED:
-        _log.warning("vLLM %s was not tested with this connector; tested: %s", version, TESTED)
+def recompute_on_failure(transfer: Any) -> None:
+    """Has vLLM compute again what a load does not bring: its default ends the request.
+
+    vLLM reads it when the connector is made.
+
+    Args:
+        transfer: A `KVTransferConfig`.
+    """
+    before = transfer.kv_load_failure_policy
+    if before != "recompute":
+        transfer.kv_load_failure_policy = "recompute"
+        _log.info(
+            'Blockyard sets kv_load_failure_policy to "recompute", which was %r: what a load does '
+            "not bring is computed again, and ends no request",
+            before,
+        )
 
 
 def _check_transfer(transfer: Any) -> None:
-    if transfer.kv_load_failure_policy != "recompute":
-        raise Misuse(
-            f"kv_load_failure_policy = {transfer.kv_load_failure_policy!r}: a copy that fails "
-            'would end its request; write "kv_load_failure_policy": "recompute" in '
-            "--kv-transfer-config"
-        )
     if transfer.kv_role != "kv_both":
         raise Unsupported(
             f'kv_role = {transfer.kv_role!r}: a cache takes and gives; write "kv_role": "kv_both"'

@@ -58,6 +58,8 @@ class Settings:
     flush: float = 20.0
     """Seconds for which the end of the engine may write what is not on the disk; 0 for none. Only
     where its one worker is in the scheduler's process."""
+    untested: bool = False
+    """Whether a vLLM goes on whose interface is another one than was tested."""
     hints: Hints = NO_HINTS
     """What a request says of its own future; an operator says it of none."""
 
@@ -68,6 +70,7 @@ class Settings:
         one_of("decode", self.decode, _BOOLS)
         one_of("load", self.load, _BOOLS)
         one_of("checksums", self.checksums, _BOOLS)
+        one_of("untested", self.untested, _BOOLS)
         one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
         seconds("flush", self.flush)
         paths: object = [self.disk_path] if isinstance(self.disk_path, str) else self.disk_path

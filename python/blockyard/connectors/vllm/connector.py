@@ -1,0 +1,289 @@
+"""The class that vLLM makes, once for its scheduler and once beside each model: two thin halves."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from blockyard._typing import override
+from blockyard.connectors.vllm.engine import INTERFACE, KVConnectorBase_V1, KVConnectorRole
+from blockyard.connectors.vllm.engine_facts import facts, recompute_on_failure
+from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
+from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
+from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
+from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.worker_half import WorkerHalf
+from blockyard.shared.log import Limited, described
+from blockyard.shared.owner import is_foreign
+
+__all__ = ["Blockyard"]
+
+_FRONTS: WeakValueDictionary[int | None, SchedulerHalf] = WeakValueDictionary()
+"""The schedulers' halves of this process whose one worker may be here, too, by their yards."""
+_log = Limited(__name__, 0)
+
+
+class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
+    """vLLM's connector: KV that leaves the GPU is kept below, and comes back.
+
+    Raises:
+        Misuse: An option is unknown, or must be another one.
+        Unsupported: vLLM's interface is another one than was tested, or what vLLM shall do cannot
+            be served.
+        TooLarge: The memory below holds no request of full length.
+    """
+
+    def __init__(
+        self, vllm_config: Any, role: Any = None, kv_cache_config: Any = None, *more: Any
+    ) -> None:
+        transfer = getattr(vllm_config, "kv_transfer_config", None)
+        extra = getattr(transfer, "kv_connector_extra_config", {})
+        INTERFACE.check(untested=Settings.of_extra(extra)[0].untested)
+        super().__init__(vllm_config, role, kv_cache_config, *more)
+        around = INTERFACE.get("get_current_vllm_config_or_none")()
+        known = facts(vllm_config, kv_cache_config, version=INTERFACE.version, around=around)
+        settings, config = Settings.read(
+            extra,
+            layout=known.layout,
+            blocks=known.blocks,
+            namespace=known.namespace,
+            longest=known.longest,
+            unseen=known.unseen,
+        )
+        self._reporter = Reporter()
+        self._front: SchedulerHalf | None = None
+        self._back: WorkerHalf | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            recompute_on_failure(transfer)
+            self._front = SchedulerHalf(
+                settings, config, weights_change=known.weights_change, again=known.again
+            )
+            if settings.disk_path is not None and config.ranks == 1:
+                _FRONTS[self._front.cache.config.yard] = self._front
+            _log.info("%s", settings.said(config))
+            self._listen(vllm_config)
+        else:
+            self._back = WorkerHalf(
+                known, config, checksums=settings.checksums, disk_path=settings.disk_path
+            )
+
+    def _listen(self, vllm_config: Any) -> None:
+        """Has events told where vLLM publishes them."""
+        said = vllm_config.kv_events_config
+        if said is None or not said.enable_kv_cache_events:
+            return
+        if not INTERFACE.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"):
+            _log.warning(
+                "no events of the host and the disk: they are told by numbers, and "
+                "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 has vLLM tell its own by bytes"
+            )
+            return
+        # vLLM's own types: the bytes are those of its publisher.
+        self._decode = msgspec.msgpack.Decoder(INTERFACE.get("KVEventBatch")).decode
+        self.front.listen()
+
+    @property
+    def front(self) -> SchedulerHalf:
+        """The scheduler's half."""
+        assert self._front is not None, "this is a worker"  # noqa: S101 - vLLM keeps the roles apart
+        return self._front
+
+    @property
+    def back(self) -> WorkerHalf:
+        """The worker's half."""
+        assert self._back is not None, "this is the scheduler"  # noqa: S101 - as above
+        return self._back
+
+    @property
+    @override
+    def requires_kv_delivery(self) -> bool:
+        """No: what is not stowed is computed again."""
+        return False
+
+    @classmethod
+    @override
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Yes: nothing is copied while it sleeps, and its reset ends what is below."""
+        return True
+
+    @classmethod
+    @override
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any], *_: Any) -> bool:
+        """No; but here vLLM shows the operator's words before it loads the weights.
+
+        Raises:
+            Misuse: One of them is unknown, or vLLM's to say, or has a wrong value.
+            Unsupported: vLLM's interface is another one than was tested.
+        """
+        settings, _left = Settings.of_extra(extra_config)
+        INTERFACE.check(untested=settings.untested)
+        return False
+
+    # -- in the scheduler's process ------------------------------------------------------
+
+    @override
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Takes vLLM's block pool."""
+        self.front.resets.pool = gpu_block_pool
+
+    @override
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Ready]) -> None:
+        """Hears that all workers have their memory."""
+        self.front.ready(metadata.values())
+
+    @override
+    def on_new_request(self, request: Any) -> None:
+        """Makes the keys of a request, so that no lookup waits for them."""
+        self.front.added(request)
+
+    @override
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tells how many tokens can come up; None while they are in the air."""
+        return self.front.matched(request, num_computed_tokens)
+
+    @override
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Begins a request, or its load."""
+        (ids,) = blocks.get_block_ids()
+        self.front.allocated(request, ids, num_external_tokens)
+
+    @override
+    def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
+        """Gives the workers' orders for a step."""
+        return self.front.step(scheduler_output)
+
+    @override
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Takes what the workers have reported."""
+        said = connector_output.kv_connector_worker_meta
+        self.front.reported(said if isinstance(said, Reports) else None)
+
+    @override
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Stows what has ended; its blocks may be given to others at once."""
+        self.front.finished(request, block_ids)
+        return False, None
+
+    @override
+    def take_events(self) -> Iterable[Any]:
+        """Tells vLLM's publisher what came to the host and the disk, and what has gone there."""
+        for payload in self.front.take_events():
+            yield from self._decode(payload).events
+
+    @override
+    def reset_cache(self) -> bool:
+        """Ends the epoch: nothing of before is found again."""
+        return self.front.reset()
+
+    @override
+    def get_kv_connector_stats(self) -> Figures | None:
+        """Reports the cache's numbers every few steps; a worker has none of its own."""
+        if self._front is None:
+            return None
+        return self._reporter.report(self._front.cache.stats)
+
+    @classmethod
+    @override
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Figures:
+        """Makes a report of what came over a process boundary."""
+        return Figures(data or {})
+
+    @classmethod
+    @override
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Metrics:
+        """Registers the metrics."""
+        return Metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # -- beside the model ----------------------------------------------------------------
+
+    @override
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Takes vLLM's tensors."""
+        self.back.register(kv_caches)
+
+    @override
+    def unregister_kv_caches(self) -> None:
+        """Ends all copies, before vLLM takes the memory of its tensors away for a sleep."""
+        self.back.suspend()
+
+    @override
+    def restore_kv_caches(self) -> None:
+        """Copies again, as the memory is there."""
+        self.back.resume()
+
+    @override
+    def get_handshake_metadata(self) -> Ready:
+        """Says that this worker has its memory."""
+        return self.back.ready()
+
+    @override
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Begins a step's copies down, before anything is written in it."""
+        self.back.begin(kv_connector_metadata)
+
+    @override
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begins a step's loads."""
+        self.back.load(self._get_connector_metadata())
+
+    @override
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Does nothing: no layer is computed of what is loading."""
+
+    @override
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Does nothing: blocks are stowed whole."""
+
+    @override
+    def wait_for_save(self) -> None:
+        """Does nothing: the sources of a copy have a fence."""
+
+    @override
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Names the requests whose loads have ended."""
+        return None, self.back.arrived() or None
+
+    @override
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Names the blocks of those that have not come."""
+        return self.back.missing()
+
+    @override
+    def build_connector_worker_meta(self) -> Reports | None:
+        """Reports the copies of this rank that have ended."""
+        return self.back.reports()
+
+    @override
+    def shutdown(self) -> None:
+        """Ends all copies; the scheduler's half notes what should go first from the disk.
+
+        Where both halves are in one process, as with one GPU, the host's blocks that are not on the
+        disk are written first, unless an error has ended the engine.
+        """
+        if self._back is not None:
+            try:
+                front = _FRONTS.get(self._back.yard)
+                if front is not None and not isinstance(sys.exception(), Exception):
+                    front.flush(self._back.carry)
+            except Exception as error:
+                if is_foreign(error):
+                    raise
+                _log.warning("not all is written to the disk: %s", described(error))
+            finally:
+                self._back.close()
+        if self._front is not None:
+            self._front.close()
