@@ -15,6 +15,7 @@ from importlib import import_module, resources
 from typing import Any, Final
 
 from blockyard._core import Unsupported
+from blockyard.shared.extras import install
 from blockyard.shared.log import Limited
 
 __all__ = ["Interface", "parameters_of"]
@@ -28,7 +29,7 @@ class Interface:
     """What a connector touches of an engine.
 
     Args:
-        engine: The engine's name, for messages.
+        engine: The engine's name, for messages; in small letters its package, and its extra here.
         recorded: "tested", the versions that this was recorded from, the last one first; and
             "names", by the full name of each class, function or value what is touched of it:
             "fields", "methods" with their parameters, "parameters" of a function, "abstract"
@@ -52,8 +53,10 @@ class Interface:
     @property
     def version(self) -> str:
         """The version that the engine gives itself."""
-        module = next(iter(self.names)).partition(".")[0]
-        return str(getattr(import_module(module), "__version__", "unknown"))
+        try:
+            return str(getattr(import_module(self.engine.lower()), "__version__", "unknown"))
+        except ImportError:
+            return "(not installed)"
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - it is the engine's
         """Returns what the engine has under a recorded name.
@@ -94,8 +97,8 @@ class Interface:
         if found and not untested:
             raise Unsupported(
                 f"{self.engine} {version} has another interface than {tested}, which this "
-                f"connector was tested with: {_listed(found)}; install {tested}, or go on at your "
-                f"own risk with {self._option}"
+                f"connector was tested with: {_listed(found)}; install that, with "
+                f"{install(self.engine.lower())}, or go on at your own risk with {self._option}"
             )
         if self._said:
             return

@@ -17,6 +17,7 @@ import sglang_stub
 import vllm_front
 import vllm_stub
 from blockyard.connectors.interface import Interface
+from blockyard.shared.extras import install
 from engine_stub import TOUCHED, modules_of
 
 PACKAGE = Path(by.__file__).parent
@@ -108,7 +109,8 @@ def test_each_name_that_is_touched_is_compared(
             compared(engine).check()
         assert said in str(refused.value)
         assert f"{CALLED[engine]} 0.1.dev1 has another interface" in str(refused.value)
-        assert f"install {CALLED[engine]} {TOUCHED[engine]['tested'][0]}" in str(refused.value)
+        assert f"than {CALLED[engine]} {TOUCHED[engine]['tested'][0]}, which" in str(refused.value)
+        assert install(engine) in str(refused.value)
         tried += 1
     assert tried > 60
 

@@ -15,7 +15,7 @@ from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.worker_half import WorkerHalf
-from blockyard.shared.log import Limited, described
+from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
 
 __all__ = ["Blockyard"]
@@ -38,6 +38,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def __init__(
         self, vllm_config: Any, role: Any = None, kv_cache_config: Any = None, *more: Any
     ) -> None:
+        # Where a module path was given, `register` may have been left out.
+        join("vllm")
         transfer = getattr(vllm_config, "kv_transfer_config", None)
         extra = getattr(transfer, "kv_connector_extra_config", {})
         INTERFACE.check(untested=Settings.of_extra(extra)[0].untested)

@@ -8,7 +8,7 @@ which names differ.
 from typing import Any, Final
 
 from blockyard.connectors.interface import Interface
-from blockyard.shared.log import Limited, described
+from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
 
 __all__ = ["INTERFACE", "NAME", "register"]
@@ -29,8 +29,10 @@ def __getattr__(name: str) -> Any:
 def register() -> None:
     """Registers the connector's name; vLLM calls it at the start of each of its processes.
 
-    It never raises, as that would end a vLLM that has another connector, or none.
+    Lines of the log go where vLLM's go from here on. It never raises, as that would end a vLLM that
+    has another connector, or none.
     """
+    join("vllm")
     try:
         factory = INTERFACE.get("KVConnectorFactory")
         factory.register_connector(NAME, "blockyard.connectors.vllm", NAME)
