@@ -165,6 +165,11 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.front.reported(said if isinstance(said, Reports) else None)
 
     @override
+    def has_pending_push_work(self) -> bool:
+        """Keeps an idle engine stepping while copies are in the air, or due."""
+        return self.front.is_busy()
+
+    @override
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:

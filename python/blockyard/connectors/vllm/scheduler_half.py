@@ -14,7 +14,7 @@ from blockyard.connectors.vllm.identity import Root, Start, fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.notes import Notes
 from blockyard.connectors.vllm.resets import Resets
-from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.settings import DEADLINE, Settings
 from blockyard.connectors.vllm.told import Told
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
@@ -88,7 +88,10 @@ class SchedulerHalf:
         self.clock: Callable[[], float] = time.monotonic
         """Seconds, for deadlines."""
         self._begun: float | None = None
-        self._looked = 0
+        self._looked = self._active = 0
+        """When deadlines were looked at last; and when a request ran or ended, or a copy came."""
+        deadlines = (config.deadline_of("host"), config.deadline_of("disk"))
+        self._patience = max(one or DEADLINE for one in deadlines)
         self._seen = 0
         """Blocks of vLLM's free queue that were looked at, and not given out since."""
         self._ahead = config.ahead_of("device") if settings.stow != "none" else 0
@@ -201,6 +204,7 @@ class SchedulerHalf:
         row = self._rows.pop(request.request_id, None)
         if row is None:
             return
+        self._active = self._now()
         keys: Keys | None = None
         # A session may have got tokens since that were never scheduled.
         full = min(self._stowable(row), int(request.num_computed_tokens) // self._size)
@@ -313,6 +317,8 @@ class SchedulerHalf:
             if row is not None and row.request.num_preemptions > row.preemptions:
                 self._preempted(row)
         written = self._follow(output)
+        if output.total_num_scheduled_tokens:
+            self._active = self._looked
         self._steps += 1
         short, self._short = self._short, []
         arrived, self._arrived = self._arrived, set()
@@ -321,6 +327,15 @@ class SchedulerHalf:
         orders = self.connector.step(written + short, victims, _overwritten_blocks(output))
         now = self._run, self._cleared, self.cache.config.yard
         return StepOrders(self._steps, orders, arrived, missing, *now)
+
+    def is_busy(self) -> bool:
+        """As vLLM's `has_pending_push_work`: whether an idle engine goes on stepping.
+
+        It does while copies are in the air or due, so that the last answers before a quiet hour
+        reach the disk. Where nothing comes of them, as with a disk that hangs or fails, the engine
+        sleeps after the deadline.
+        """
+        return self.connector.is_busy and self._now() < self._active + self._patience
 
     def _preempted(self, row: _Row) -> None:
         row.preemptions = row.request.num_preemptions
@@ -404,7 +419,10 @@ class SchedulerHalf:
         now = self._now()
         if reports is not None or now >= self._looked + _PAUSE:
             self._looked = now
-            self.connector.commit([] if reports is None else reports.outcomes, now=now)
+            outcomes = [] if reports is None else reports.outcomes
+            self.connector.commit(outcomes, now=now)
+            if any(outcome.good for outcome in outcomes):
+                self._active = now
         if reports is not None:
             self._dead = withdraw_dead(self.cache, reports.dead, self._dead)
         for request, tokens in self.connector.arrived().items():

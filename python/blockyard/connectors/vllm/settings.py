@@ -13,7 +13,7 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.validate import one_of, seconds
 from blockyard.yard.config import Config
 
-__all__ = ["OWN", "Settings"]
+__all__ = ["DEADLINE", "OWN", "Settings"]
 
 OWN: Final = (
     *("layout", "block_size", "device", "engine", "groups"),
@@ -21,7 +21,7 @@ OWN: Final = (
 )
 """Fields of `Config` that are vLLM's to say."""
 _BOOLS: Final = (True, False)
-_DEADLINE: Final = 60_000
+DEADLINE: Final = 60_000
 """Milliseconds after which the end of a copy counts as unknown, where nothing else is said."""
 _GIB: Final = 1 << 30
 _HINTS: Final = Hints._fields
@@ -114,7 +114,7 @@ class Settings:
             raise Misuse(f"namespace = {more!r}: give a mapping of names to text")
         said = namespace_of(namespace, more)
         if given.get("deadline") is None:
-            given["deadline"] = _DEADLINE
+            given["deadline"] = DEADLINE
         if settings.disk_path is not None:
             settings.check_disk(given, namespace, more, unseen)
             given["keyed"] = ("disk",)
