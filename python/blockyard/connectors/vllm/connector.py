@@ -53,6 +53,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             namespace=known.namespace,
             longest=known.longest,
             unseen=known.unseen,
+            replica=known.replica,
         )
         self._reporter = Reporter()
         self._front: SchedulerHalf | None = None
@@ -60,11 +61,15 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         if role is KVConnectorRole.SCHEDULER:
             recompute_on_failure(transfer)
             self._front = SchedulerHalf(
-                settings, config, weights_change=known.weights_change, again=known.again
+                settings,
+                config,
+                weights_change=known.weights_change,
+                again=known.again,
+                replica=known.replica,
             )
             if settings.disk_path is not None and config.ranks == 1:
                 _FRONTS[self._front.cache.config.yard] = self._front
-            _log.info("%s", settings.said(config))
+            _log.info("%s%s", settings.said(config), known.replica.said())
             self._listen(vllm_config)
         else:
             self._back = WorkerHalf(

@@ -4,6 +4,7 @@ from typing import Any, Final, NamedTuple
 
 from blockyard._core import Unsupported
 from blockyard.connectors.vllm.configuration import depends
+from blockyard.connectors.vllm.replicas import Replica, replica_of
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 from blockyard.shared.log import Limited
 
@@ -32,6 +33,8 @@ class Facts(NamedTuple):
     """vLLM's name for this engine, which all its processes know."""
     unseen: str | None
     """Why nothing tells the weights from others, as a disk must know; None where something does."""
+    replica: Replica
+    """Which of the data parallel replicas it is."""
     again: int
     """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
 
@@ -80,6 +83,7 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         layers=tuple(group.layer_names),
         weights_change=_weights_change(vllm),
         engine=str(vllm.kv_transfer_config.engine_id),
+        replica=replica_of(ranks),
         again=int(_looks_ahead(vllm)),
     )
 

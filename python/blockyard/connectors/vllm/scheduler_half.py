@@ -13,6 +13,7 @@ from blockyard.connectors.connector import Connector
 from blockyard.connectors.vllm.identity import Root, Start, fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.notes import Notes
+from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.settings import DEADLINE, Settings
 from blockyard.connectors.vllm.told import Told
@@ -76,11 +77,19 @@ class SchedulerHalf:
         config: Sizes and policies of its cache; a tick of its deadlines is a millisecond.
         weights_change: Whether the engine may get other weights while it runs.
         again: As in `Connector`.
+        replica: Which of the data parallel replicas it is for.
     """
 
     def __init__(
-        self, settings: Settings, config: Config, *, weights_change: bool = False, again: int = 0
+        self,
+        settings: Settings,
+        config: Config,
+        *,
+        weights_change: bool = False,
+        again: int = 0,
+        replica: Replica = ALONE,
     ) -> None:
+        self._replica = replica
         self.cache = KVCache(config.named())
         self.connector = Connector(self.cache, again=again)
         self._settings = settings
@@ -159,6 +168,9 @@ class SchedulerHalf:
         self.cache.restore("disk", found.slots, found.keys, found.parents)
         self.restored = len(found)
         _log.info("Blockyard has found %d blocks on the disk again", len(found))
+        if not self._replica.number:
+            for said in others_on_disk(workers[0].folders):
+                _log.warning("%s", said)
 
     # -- a request -----------------------------------------------------------------------
 

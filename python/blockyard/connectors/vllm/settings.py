@@ -8,10 +8,13 @@ from typing import Any, Final, Literal, Self
 
 from blockyard._core import Misuse, TooLarge
 from blockyard.connectors.vllm.identity import namespace_of
+from blockyard.connectors.vllm.replicas import ALONE, Replica
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
+from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import one_of, seconds
 from blockyard.yard.config import Config
+from blockyard.yard.sizes import in_blocks
 
 __all__ = ["DEADLINE", "OWN", "Settings"]
 
@@ -91,6 +94,7 @@ class Settings:
         namespace: Mapping[str, Mapping[str, object]],
         longest: int,
         unseen: str | None = None,
+        replica: Replica = ALONE,
     ) -> tuple[Self, Config]:
         """Reads the operator's words, and completes them by what vLLM has.
 
@@ -102,6 +106,8 @@ class Settings:
             namespace: What its KV depends on; the operator's `namespace` adds to it.
             longest: Tokens of the longest request.
             unseen: Why nothing tells the weights from others; None where something does.
+            replica: Which of the data parallel replicas it is. Memory and disks of the machine are
+                divided among those there, and each has a file of its own to record in.
 
         Raises:
             Misuse: A key is unknown or vLLM's own, or a value is out of range.
@@ -120,6 +126,10 @@ class Settings:
             given["keyed"] = ("disk",)
             # What reaches the host is on the disk soon after: a kill loses little of it.
             given.setdefault("write", {"host": "through"})
+        for tier in ("host", "disk") if replica.here > 1 else ():
+            given[tier] = _share(tier, given.get(tier, 0), layout, replica.here)
+        if replica.name and given.get("record"):
+            given["record"] = f"{given['record']}.{replica.number}"
         config = Config.of({**given, "layout": layout, "engine": blocks, "namespace": said})
         settings.check_room(config, longest)
         return settings, config
@@ -257,6 +267,22 @@ class Settings:
                 f"below has {room} at most: give a larger host, a smaller --max-model-len, or "
                 '"preempt": "recompute"'
             )
+
+
+def _share(tier: str, size: Any, layout: KVLayout, replicas: int) -> Any:
+    """Returns what each of some replicas has of a machine's memory or disks, in blocks.
+
+    A number of blocks, and what is given for each rank, is for each replica.
+    """
+    if not isinstance(size, str) or parse_size(tier, size).per == "rank":
+        return size
+    blocks = int(in_blocks(tier, size, layout)) // replicas
+    if not blocks and parse_size(tier, size).nbytes:
+        raise Misuse(
+            f"{tier} = {size!r} is smaller than a block of {layout.block_bytes} bytes for each of "
+            f"{replicas} replicas on this machine"
+        )
+    return blocks
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:

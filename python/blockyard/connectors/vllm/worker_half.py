@@ -91,6 +91,7 @@ class WorkerHalf:
             # What tests give says itself what it checks.
             checksums=self._checksums and self.copier is None,
             disk_path=self._disk_path,
+            replica=self._known.replica.name,
         )
         if self._shared is not None:
             seen = Path(self._shared).stat()
