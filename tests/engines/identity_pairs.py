@@ -204,9 +204,7 @@ def identity(chosen: dict[str, Any], root: Path) -> tuple[Any, ...]:
 
     extra = {"host": 64, "disk": 64, "disk_path": str(root / "kv")}
     config = EngineArgs(**arguments(chosen, root)).create_engine_config()
-    config.kv_transfer_config = KVTransferConfig(
-        kv_connector="Blockyard", kv_role="kv_both", kv_load_failure_policy="recompute"
-    )
+    config.kv_transfer_config = KVTransferConfig(kv_connector="Blockyard", kv_role="kv_both")
     kv = layers(40)
     (group,) = kv.kv_cache_groups
     size = config.cache_config.block_size
@@ -234,9 +232,7 @@ def answer(chosen: dict[str, Any], root: Path, disk: str | None) -> dict[str, An
         extra = {"host": 64, "disk": 96, "disk_path": disk, "stow": "through"}
         given["kv_transfer_config"] = KVTransferConfig(
             kv_connector="Blockyard",
-            kv_connector_module_path="blockyard.engines.vllm",
             kv_role="kv_both",
-            kv_load_failure_policy="recompute",
             kv_connector_extra_config=extra,
         )
     engine = LLM(**given)

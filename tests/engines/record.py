@@ -1,13 +1,16 @@
-"""Writes what the connector touches of vLLM into `tests/python/connectors/vllm_0_33.json`.
+"""Records what the connectors touch of the engine that is installed, and every option that it has.
 
     python record.py [--check]
 
-It runs in an environment with vLLM. `make test` holds the connector against the file, without vLLM;
-`--check` ends with status 1 where the installed vLLM is another one than the file says.
+It runs in an environment with vLLM, or with SGLang. `interface.json` beside the connector lists
+what it touches, by hand; from the engine come the parameters of what is called, and its version.
+The options go to `tests/python/connectors`, where `make test` holds the connector against them.
+`--check` writes nothing, and ends with status 1 where the installed engine has others.
 """
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import json
 import pkgutil
@@ -15,63 +18,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import vllm
-import vllm.config
-import vllm.envs
-from vllm.config import (
-    CacheConfig,
-    KVEventsConfig,
-    KVTransferConfig,
-    ModelConfig,
-    ParallelConfig,
-    SpeculativeConfig,
-    VllmConfig,
-    get_current_vllm_config_or_none,
-)
-from vllm.distributed import kv_events
-from vllm.distributed.kv_transfer.kv_connector.v1 import base, metrics
-from vllm.engine.arg_utils import EngineArgs
-from vllm.lora.request import LoRARequest
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.sampling_params import SamplingParams
-from vllm.v1 import kv_cache_interface, outputs
-from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.metrics.stats import PrefillStats
-from vllm.v1.request import Request, RequestStatus
+from blockyard.connectors.interface import Interface, parameters_of
 
-FILE = Path(__file__).parents[1] / "python" / "connectors" / "vllm_0_33.json"
+ROOT = Path(__file__).parents[2]
+ENGINES = {"vllm": ("vLLM", "vllm_0_33.json"), "sglang": ("SGLang", "sglang_0_5_23.json")}
 
 
-def names(kind: Any) -> list[str]:
-    """The fields and properties of a class."""
-    found = {name for name, one in inspect.getmembers(kind) if isinstance(one, property)}
-    if dataclasses.is_dataclass(kind):
-        found |= {field.name for field in dataclasses.fields(kind)}
-    elif issubclass(kind, msgspec.Struct):
-        found |= {field.name for field in msgspec.structs.fields(kind)}
-    return sorted(name for name in found if not name.startswith("_"))
-
-
-def calls(kind: Any) -> dict[str, list[str]]:
-    """The methods of a class, with the names of their parameters."""
-    methods = inspect.getmembers(kind, inspect.isfunction)
-    return {
-        name: [one for one in inspect.signature(method).parameters if one != "self"]
-        for name, method in methods
-        if not name.startswith("_") or name == "__init__"
-    }
-
-
-def only(found: dict[str, list[str]], *wanted: str) -> dict[str, list[str]]:
-    """Some of a class's methods."""
-    return {name: found[name] for name in wanted}
-
-
-def options() -> dict[str, str]:
+def options_of_vllm() -> dict[str, str]:
     """Every option by the part of the configuration that has it, and every variable."""
+    import vllm.config
+    import vllm.envs
+    from vllm.engine.arg_utils import EngineArgs
+
     found: dict[str, list[str]] = {}
     for module in pkgutil.iter_modules(vllm.config.__path__):
         held = importlib.import_module(f"vllm.config.{module.name}")
@@ -89,64 +47,73 @@ def options() -> dict[str, str]:
     return {part: " ".join(names) for part, names in found.items()}
 
 
-def recorded() -> dict[str, Any]:
-    """What is there."""
-    request = Request("one", [1, 2], SamplingParams(max_tokens=1), None)
-    kinds = [
-        *(VllmConfig, ModelConfig, CacheConfig, ParallelConfig, KVTransferConfig, LoRARequest),
-        *(SchedulerOutput, NewRequestData, CachedRequestData),
-        *(outputs.KVConnectorOutput, base.KVConnectorTransferResults),
-        *(kv_cache_utils.KVCacheBlock, KVEventsConfig),
-        *(MultiModalFeatureSpec, PlaceholderRange),
-        *(kv_cache_interface.KVCacheConfig, kv_cache_interface.KVCacheGroupSpec),
-        *(kv_cache_interface.FullAttentionSpec, kv_cache_interface.MLAAttentionSpec),
-    ]
-    fields = {kind.__name__: names(kind) for kind in kinds}
-    fields["Request"] = sorted({*vars(request), *names(Request)} - {"_"})
-    queue = kv_cache_utils.FreeKVCacheBlockQueue([kv_cache_utils.KVCacheBlock(0)])
-    fields["FreeKVCacheBlockQueue"] = sorted(vars(queue))
-    fields["RequestStatus"] = sorted(one.name for one in RequestStatus)
-    fields["KVConnectorRole"] = [one.name for one in base.KVConnectorRole]
-    functions = {
-        "get_current_vllm_config_or_none": get_current_vllm_config_or_none,
-        "group_kernel_blocks": kv_cache_interface.group_kernel_blocks,
-    }
-    events = kv_events.BlockStored, kv_events.BlockRemoved, kv_events.AllBlocksCleared
-    wire = {kind.__name__: list(kind.__struct_fields__) for kind in events}
-    wire["KVEventBatch"] = list(kv_events.KVEventBatch.__struct_fields__)
-    return {
-        "version": vllm.__version__,
-        "fields": fields,
-        "options": options(),
-        "wire": wire,
-        "calls": {
-            "KVConnectorBase_V1": calls(base.KVConnectorBase_V1),
-            "KVConnectorWorkerMetadata": calls(base.KVConnectorWorkerMetadata),
-            "KVCacheBlocks": calls(KVCacheBlocks),
-            "ModelConfig": only(calls(ModelConfig), "get_total_num_hidden_layers"),
-            "PrefillStats": only(calls(PrefillStats), "set"),
-            "SpeculativeConfig": only(calls(SpeculativeConfig), "use_eagle_block_drop"),
-            "KVConnectorStats": calls(metrics.KVConnectorStats),
-            "KVConnectorPromMetrics": calls(metrics.KVConnectorPromMetrics),
-            "functions": {
-                name: list(inspect.signature(one).parameters) for name, one in functions.items()
-            },
-        },
-    }
+def wire_of_vllm() -> dict[str, list[str]]:
+    """The fields of its events, in their order."""
+    from vllm.distributed import kv_events
+
+    kinds = ("BlockStored", "BlockRemoved", "AllBlocksCleared", "KVEventBatch")
+    return {name: list(getattr(kv_events, name).__struct_fields__) for name in kinds}
+
+
+def options_of_sglang() -> dict[str, str]:
+    """Every option of the server."""
+    from sglang.srt.arg_groups.arg_utils import namespace_of
+    from sglang.srt.server_args import ServerArgs
+
+    return {"ServerArgs": " ".join(sorted(namespace_of(ServerArgs)))}
+
+
+def interface_of(recorded: dict[str, Any], version: str) -> dict[str, Any]:
+    """What is touched, as the installed engine has it."""
+    names: dict[str, Any] = {}
+    for full, touched in recorded["names"].items():
+        module, _, name = full.rpartition(".")
+        one = getattr(importlib.import_module(module), name)
+        names[full] = dict(touched)
+        if "fields" in touched:
+            names[full]["fields"] = " ".join(sorted(touched["fields"].split()))
+        if "parameters" in touched:
+            names[full]["parameters"] = parameters_of(one)
+        if "methods" in touched:
+            names[full]["methods"] = {
+                method: parameters_of(getattr(one, method)) for method in sorted(touched["methods"])
+            }
+        if "abstract" in touched:
+            names[full]["abstract"] = " ".join(sorted(getattr(one, "__abstractmethods__", ())))
+    return {"tested": [version], "names": names}
 
 
 def main() -> int:
-    """Writes the file, or compares it."""
-    text = json.dumps(recorded(), indent=1, sort_keys=True) + "\n"
-    if "--check" in sys.argv:
-        same = FILE.exists() and FILE.read_text() == text
-        if not same:
-            print(f"BROKEN  {FILE.name} is not what vLLM {vllm.__version__} has: run record.py")
-        else:
-            print(f"ok      {FILE.name} is what vLLM {vllm.__version__} has")
-        return int(not same)
-    FILE.write_text(text)
-    return 0
+    """Writes the files, or compares them."""
+    engine = next(name for name in ENGINES if importlib.util.find_spec(name) is not None)
+    called, options = ENGINES[engine]
+    version = importlib.import_module(engine).__version__
+    if engine == "vllm":
+        said = {"version": version, "options": options_of_vllm(), "wire": wire_of_vllm()}
+    else:
+        said = {"version": version, "options": options_of_sglang()}
+    touched = ROOT / "python/blockyard/connectors" / engine / "interface.json"
+    files = {
+        ROOT / "tests/python/connectors" / options: json.dumps(said, indent=1, sort_keys=True),
+        touched: json.dumps(interface_of(json.loads(touched.read_text()), version), indent=1),
+    }
+    if "--check" not in sys.argv:
+        for path, text in files.items():
+            path.write_text(text + "\n")
+        return 0
+    installed = Interface.beside(f"blockyard.connectors.{engine}", called, option="")
+    broken = 0
+    for path, text in files.items():
+        same = path.exists() and path.read_text() == text + "\n"
+        broken += not same
+        differs = (
+            "ok      {0} is what {1} {2} has" if same else "BROKEN  {0} is not that of {1} {2}"
+        )
+        print(differs.format(f"{engine}/{path.name}", called, version))
+    for difference in installed.differences:
+        broken += 1
+        print(f"BROKEN  {called} {version}: {difference}")
+    return int(broken > 0)
 
 
 if __name__ == "__main__":

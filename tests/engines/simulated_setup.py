@@ -86,7 +86,6 @@ def transfer(extra: dict[str, Any]) -> KVTransferConfig:
         kv_connector="Blockyard",
         kv_connector_module_path="blockyard.engines.vllm",
         kv_role="kv_both",
-        kv_load_failure_policy="recompute",
         kv_connector_extra_config=extra,
     )
 

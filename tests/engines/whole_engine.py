@@ -143,9 +143,7 @@ def answer(
     if host is not None:
         more["kv_transfer_config"] = KVTransferConfig(
             kv_connector="Blockyard",
-            kv_connector_module_path="blockyard.engines.vllm",
             kv_role="kv_both",
-            kv_load_failure_policy="recompute",
             kv_connector_extra_config={"host": host},
         )
     engine = LLM(

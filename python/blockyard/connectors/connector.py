@@ -141,6 +141,10 @@ class Connector(Single):
         self._waiting: dict[_Row, None] = {}  # what is kept and not loading, the oldest first
         self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
         self._stows: list[tuple[Keys, Ids, int]] = []
+        self._air: set[int] = set()
+        """Flights that were ordered, and have not ended and are not late."""
+        self._is_due = False
+        """Whether something has changed since the last step, so that the next may order copies."""
         self._learns = cache.config.eviction != "recency"
         # The paths of requests that have ended, by what they have said.
         self._ended: dict[Hints, list[Keys]] = {}
@@ -219,6 +223,7 @@ class Connector(Single):
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
             self._freed.forget(ids)
             self._waiting.pop(row, None)
+            self._is_due = True
         else:
             self._run(request, row)
         self._arrivals.run(request)
@@ -256,6 +261,7 @@ class Connector(Single):
         """
         self._check(request)
         self._flush()
+        self._is_due = True
         tokens = integer("tokens", tokens, least=0)
         kept: Parked | None = None
         try:
@@ -371,9 +377,20 @@ class Connector(Single):
         down: list[Plan] = []
         for plan in self.cache.dispatch():
             (up if plan.destination_tier == "device" else down).append(plan)
+        self._air.update(plan.flight for plan in (*up, *down))
+        self._is_due = False
         ids = NO_IDS if fence is None else np.array(written, np.int64)
         early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
         return Orders(tuple(down), tuple(up), fence, ids, early)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether copies are in the air, or a step may order more: an idle engine should go on.
+
+        What has come to one tier may be planned for the next one a step later. A flight counts
+        until its deadline.
+        """
+        return self._is_due or bool(self._stows) or bool(self._air)
 
     def commit(self, outcomes: Iterable[Outcome], *, now: int | None = None) -> None:
         """Takes what workers have reported: of all ranks the smallest count of good blocks holds.
@@ -446,6 +463,7 @@ class Connector(Single):
             self.cache.reset(rank, memory=memory)
         self._loads.reset()
         self._land()
+        self._air.clear()
         self._stows.clear()
         self._ended.clear()
         self._freed.clear()
@@ -468,6 +486,7 @@ class Connector(Single):
         """Stows what there is to stow, of all requests at once."""
         if self._stows:
             stows, self._stows = self._stows, []
+            self._is_due = True
             keys, ids, firsts = zip(*stows, strict=True)
             self.cache.stow(list(keys), list(ids), list(firsts))
 
@@ -482,6 +501,8 @@ class Connector(Single):
 
     def _land(self) -> None:
         landed = self.cache.ended()
+        self._is_due = self._is_due or bool(landed)
+        self._air.difference_update(landed)
         for flight in landed:
             row = self._keeping.pop(flight, None)
             if row is not None and row.keeping == flight:

@@ -88,6 +88,7 @@ class Worker(Single):
         shared: str | os.PathLike[str] | None = None,
         checksums: bool = False,
         disk_path: DiskPath | None = None,
+        replica: str | None = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
 
@@ -103,6 +104,8 @@ class Worker(Single):
             checksums: Whether blocks are checked before they leave a tier below the engine's: one
                 that is no longer what came there is not copied, and never offered again.
             disk_path: As in `by.local`: the configuration has `disk`, and "disk" in `keyed`, then.
+            replica: Which of several engines this is that are alike and share a disk, such as
+                "1 of 2": each has folders of its own.
 
         Raises:
             Misuse: The configuration has no layout, a disk without a path or a path without a disk
@@ -138,7 +141,7 @@ class Worker(Single):
                     layout,
                     disk_path,
                     blocks=config.disk_blocks,
-                    identity=config.identity,
+                    identity=config.identity | ({"replica": replica} if replica else {}),
                     rank=rank,
                 )
                 opened.callback(on_disk.close)

@@ -8,7 +8,7 @@ from threading import current_thread, main_thread
 
 from blockyard.shared.owner import is_foreign, is_signalled
 
-__all__ = ["Limited", "described", "unclosed"]
+__all__ = ["Limited", "described", "join", "unclosed"]
 
 
 def described(error: BaseException) -> str:
@@ -33,6 +33,22 @@ def unclosed(what: str, remedy: str, source: object) -> None:
     """
     said = f"{what} was dropped and not closed: {remedy}"
     warnings.warn(said, ResourceWarning, stacklevel=3, source=source)
+
+
+def join(name: str) -> None:
+    """Sends the lines of `blockyard` where those of another logger go, in its format.
+
+    An engine that configures its own logger alone, as vLLM does, would print no line of INFO of
+    ours. The level is the other's, too. A handler or a level that a program has given to the logger
+    `blockyard` itself stays.
+
+    Args:
+        name: The other logger's.
+    """
+    own = logging.getLogger("blockyard")
+    if not own.handlers:
+        own.parent = logging.getLogger(name)
+        own.setLevel(own.level)  # Loggers below it remember which levels were enabled.
 
 
 class Limited:
@@ -93,7 +109,8 @@ class Limited:
             if more:
                 message, values = message + " (and %d more like it)", (*values, more)
         try:
-            self._logger.log(level, message, *values, exc_info=exc_info)
+            # As the caller's line, which is two calls above.
+            self._logger.log(level, message, *values, exc_info=exc_info, stacklevel=3)
         except BaseException as fault:
             interrupt = isinstance(fault, KeyboardInterrupt)
             if is_signalled(fault) or (interrupt and current_thread() is main_thread()):

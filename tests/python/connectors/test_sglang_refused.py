@@ -70,23 +70,6 @@ def test_a_model_without_a_name_is_refused_unless_the_operator_gives_one(tmp_pat
     opened(tmp_path, model_name=None, extra=named).close()
 
 
-def test_keys_that_do_not_name_adapter_and_salt_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sglang.srt.mem_cache.utils as keys_of  # noqa: PLC0415
-
-    monkeypatch.delattr(keys_of, "storage_namespace_seed")
-    refused(tmp_path, by.Unsupported, "storage keys do not name adapter and salt (sglang#38577)")
-
-
-def test_another_version_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("sglang.__version__", "0.6.0")
-    Storage(config(tmp_path), {})
-    assert "SGLang 0.6.0 was not tested with this storage" in caplog.text
-
-
 @pytest.mark.parametrize("layout", ["layer_first", "page_head", "page_unified"])
 def test_other_layouts_of_the_host_are_refused_with_the_option(tmp_path: Path, layout: str) -> None:
     with pytest.raises(by.Misuse, match="start with --hicache-mem-layout page_first"):

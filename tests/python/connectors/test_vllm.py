@@ -13,6 +13,7 @@ from blockyard.connectors.vllm.engine_facts import facts
 from blockyard.connectors.vllm.metrics import Figures, Metrics
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay, deliver, fail, hang
+from engine_stub import touched
 from vllm_front import (
     SIZE,
     Blocks,
@@ -25,7 +26,6 @@ from vllm_front import (
     no_torch,
     vllm_config,
 )
-from vllm_stub import RECORD
 
 __all__ = ["front", "no_torch"]
 
@@ -40,14 +40,18 @@ __all__ = ["front", "no_torch"]
     ],
 )
 def test_every_call_of_vllm_has_the_recorded_name_and_parameters(own: type, theirs: str) -> None:
-    calls = RECORD["calls"][theirs]
+    calls = touched("vllm", theirs)["methods"]
     made = {
-        name: list(inspect.signature(call).parameters)[1:]
+        name: " ".join(
+            one.name
+            for one in inspect.signature(getattr(own, name)).parameters.values()
+            if one.name != "self" and one.kind is not one.VAR_POSITIONAL
+        )
         for name, call in vars(own).items()
-        if inspect.isfunction(call) and not name.startswith("_")
+        if inspect.isroutine(call) and not name.startswith("_")
     }
+    assert made
     assert {name: calls.get(name) for name in made} == made
-    assert RECORD["calls"]["KVCacheBlocks"]["get_block_ids"] is not None
 
 
 def test_what_ends_is_found_again_and_comes_up_to_other_blocks(front: Front) -> None:

@@ -1,6 +1,7 @@
 """What vLLM's connector is told, and what it refuses."""
 
 import logging
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ __all__ = ["no_torch"]
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"kv_load_failure_policy": "fail"}, by.Misuse, '"kv_load_failure_policy": "recompute"'),
         ({"kv_role": "kv_producer"}, by.Unsupported, '"kv_role": "kv_both"'),
         ({"prefix_caching_hash_algo": "xxhash"}, by.Unsupported, "algo sha256"),
         ({"decode_context_parallel_size": 2}, by.Unsupported, "decode_context_parallel_size = 2"),
@@ -89,12 +89,21 @@ def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
     assert config.deadline_of("host") == 9
 
 
-def test_a_version_that_was_not_tested_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(by.Unsupported, match=r"0\.32\.1"):
-        facts(vllm_config(), kv_config(), version="0.32.1")
-    with caplog.at_level(logging.WARNING):
-        facts(vllm_config(), kv_config(), version="0.34.0")
-    assert "0.34.0 was not tested" in caplog.text
+def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFixture) -> None:
+    roles = import_module("blockyard.connectors.vllm.engine").KVConnectorRole
+    config = vllm_config(kv_load_failure_policy="fail")
+    with caplog.at_level(logging.INFO):
+        Blockyard(config, roles.WORKER, kv_config())
+        assert config.kv_transfer_config.kv_load_failure_policy == "fail"
+        Blockyard(config, roles.SCHEDULER, kv_config())
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    said = [line for line in caplog.messages if "kv_load_failure_policy" in line]
+    assert len(said) == 1
+    assert "which was 'fail'" in said[0]
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        Blockyard(config, roles.SCHEDULER, kv_config())
+    assert "kv_load_failure_policy" not in caplog.text
 
 
 @pytest.mark.parametrize(

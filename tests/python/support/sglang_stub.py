@@ -5,16 +5,14 @@ imports find it, unless SGLang is installed.
 """
 
 import hashlib
-import importlib.util
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import numpy as np
 
-VERSION = "0.5.23"
+from engine_stub import TOUCHED, install
 
 
 @dataclass
@@ -148,30 +146,17 @@ def unpublished() -> SimpleNamespace:
     raise ValueError("config namespace not published")
 
 
-def install() -> None:
-    """Puts the stub where imports find it."""
-    if "sglang" in sys.modules or importlib.util.find_spec("sglang") is not None:
-        return
-    getters = dict.fromkeys(("get_model", "get_lora", "get_spec"), unpublished)
-    modules: dict[str, dict[str, Any]] = {
-        "sglang": {"__version__": VERSION},
-        "sglang.srt.mem_cache.hicache_storage": {
-            "HiCacheStorage": HiCacheStorage,
-            "HiCacheStorageConfig": HiCacheStorageConfig,
-            "HiCacheStorageExtraInfo": HiCacheStorageExtraInfo,
-        },
-        "sglang.srt.mem_cache.utils": {"storage_namespace_seed": storage_namespace_seed},
-        "sglang.srt.observability.metrics_collector": {"StorageMetrics": StorageMetrics},
-        "sglang.srt.runtime_context": getters,
-    }
-    for path, contents in modules.items():
-        parts = path.split(".")
-        for at in range(1, len(parts) + 1):
-            name = ".".join(parts[:at])
-            module = sys.modules.setdefault(name, ModuleType(name))
-            if at > 1:
-                setattr(sys.modules[".".join(parts[: at - 1])], parts[at - 1], module)
-        vars(sys.modules[path]).update(contents)
+GETTERS: Final = [
+    full.rpartition(".")[2] for full in TOUCHED["sglang"]["names"] if ".runtime_context." in full
+]
+PARTS: Final = {
+    "HiCacheStorage": HiCacheStorage,
+    "HiCacheStorageConfig": HiCacheStorageConfig,
+    "HiCacheStorageExtraInfo": HiCacheStorageExtraInfo,
+    "StorageMetrics": StorageMetrics,
+    "storage_namespace_seed": storage_namespace_seed,
+    **dict.fromkeys(GETTERS, unpublished),
+}
+"""What does something."""
 
-
-install()
+install("sglang", PARTS)

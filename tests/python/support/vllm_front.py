@@ -17,7 +17,7 @@ from blockyard.connectors.vllm.engine_facts import facts
 from blockyard.connectors.vllm.identity import Root
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers.threads import ThreadCopier
-from vllm_stub import RECORD, Recorded, spec
+from vllm_stub import Recorded, fields_of, spec
 
 SIZE, BLOCKS, LAYERS, PAGE = 4, 32, 2, 64
 
@@ -52,13 +52,16 @@ def vllm_config(**changes: Any) -> Any:
         "prefill_context_parallel_size": 1,
         "nnodes": 1,
         "rank": 0,
+        "data_parallel_index": 0,
+        "data_parallel_size": 1,
+        "data_parallel_size_local": 1,
         "engine_id": f"an engine {uuid4()}",
         "enable_sleep_mode": False,
         "worker_extension_cls": "",
     } | changes
 
     def part(kind: str) -> Any:
-        own = RECORD["fields"][kind]
+        own = fields_of(kind)
         return Recorded(kind, **{name: fields[name] for name in fields if name in own})
 
     class Load:
@@ -182,7 +185,6 @@ class Front:
             num_scheduled_tokens=counts,
             total_num_scheduled_tokens=sum(counts.values()),
             preempted_req_ids=set(preempted),
-            finished_req_ids=set(),
             new_block_ids_to_zero=zeroed,
             kv_cache_block_copies=None,
         )
@@ -209,12 +211,12 @@ class Front:
                 tensor[block] = value
         worker.start_load_kv(None)
         worker.wait_for_save()
-        said = Recorded(
-            "KVConnectorOutput",
-            finished_recving=worker.get_finished(set())[1] or set(),
-            invalid_block_ids=worker.get_block_ids_with_load_errors(),
-            kv_connector_worker_meta=worker.build_connector_worker_meta(),
-        )
+        recving = worker.get_finished(set())[1] or set()
+        missing = worker.get_block_ids_with_load_errors()
+        reports = worker.build_connector_worker_meta()
+        said = Recorded("KVConnectorOutput", kv_connector_worker_meta=reports)
+        # What vLLM acts on itself.
+        vars(said).update(finished_recving=recving, invalid_block_ids=missing)
         self.scheduler.update_connector_output(said)
         assert self.scheduler.front.cache.audit() is None
         return said

@@ -252,10 +252,11 @@ def test_what_the_model_refuses_is_told_from_its_configuration(
     [
         (LLAMA, "", 64 << 30, 64 << 30, 0),
         (LLAMA, "-tp 4", 64 << 30, 16 << 30, 0),
-        (LLAMA, "-tp 4 -dp 2", 128 << 30, 16 << 30, 0),
+        (LLAMA, "-tp 4 -dp 2", 64 << 30, 8 << 30, 0),
         (LLAMA | {"layer_types": ["sliding_attention", "full_attention"] * 16}, "", 64 << 30, 0, 0),
         (LATENT, "-tp 4", 64 << 30, 64 << 30, 64 << 30),
         (None, "-tp 4", 64 << 30, 16 << 30, 0),
+        (None, "-tp 4 -dp 2", 64 << 30, 8 << 30, 0),
     ],
 )
 def test_what_the_machine_must_have_follows_from_the_flags(
@@ -279,7 +280,7 @@ def test_what_the_machine_must_have_follows_from_the_flags(
     assert abs(asked.host - host) < close
     assert not pinned or abs(asked.pinned - pinned) < close
     assert abs(asked.shared - shared) < close
-    assert abs(asked.disk - (replicas << 40)) < close
+    assert abs(asked.disk - (1 << 40)) < close
     assert asked.paths == (Path("/a"), Path("/b"))
     assert asked.ranks == (4 if "-tp" in more else 1) * replicas
     assert failed(serve(command)) == []

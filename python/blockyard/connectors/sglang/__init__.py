@@ -11,15 +11,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from importlib import import_module
 from typing import Any, NoReturn
-
-import sglang
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 
 from blockyard._core import Misuse, Unsupported
 from blockyard._typing import override
 from blockyard.connectors.sglang.disk_pages import KEY_BYTES, DiskPages
+from blockyard.connectors.sglang.engine import INTERFACE, HiCacheStorage, HiCacheStorageConfig
 from blockyard.connectors.sglang.host_pool import HostPages, host_pages, page_ids
 from blockyard.connectors.sglang.identity import identity_of
 from blockyard.connectors.sglang.settings import START, Settings, check_config
@@ -27,10 +24,8 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.log import Limited
 from blockyard.yard.sizes import in_blocks
 
-__all__ = ["TESTED", "Storage"]
+__all__ = ["Storage"]
 
-TESTED = ("0.5.23",)
-"""Versions of SGLang that it was tested with."""
 _BAGS = (
     *("get_model", "get_exec", "get_schedule", "get_memory", "get_spec", "get_lora", "get_mm"),
     *("get_disagg", "get_device"),
@@ -52,7 +47,8 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
 
     Raises:
         Misuse: An option is unknown, or must be another one.
-        Unsupported: What SGLang shall do cannot be served.
+        Unsupported: SGLang's interface is another one than was tested, or what SGLang shall do
+            cannot be served.
     """
 
     def __init__(
@@ -60,12 +56,14 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
     ) -> None:
         if kwargs:
             raise Misuse(f"kwargs = {kwargs!r}: SGLang gives none so far")
-        _check_version()
-        self._settings = Settings.of_extra(storage_config.extra_config)
+        extra = getattr(storage_config, "extra_config", None)
+        self._settings = settings = Settings.of_extra(extra)
+        INTERFACE.check(untested=settings.untested)
         check_config(storage_config)
         self._config = storage_config
-        version = str(getattr(sglang, "__version__", "unknown"))
-        self._identity = identity_of(storage_config, _server(), self._settings.namespace, version)
+        self._identity = identity_of(
+            storage_config, _server(), settings.namespace, INTERFACE.version
+        )
         self._pool: Any = None
         self._host: HostPages | None = None
         self._disk: DiskPages | None = None
@@ -262,12 +260,11 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         """Returns SGLang's `StorageMetrics` of the calls since the last time; None without them."""
         if not self._config.enable_storage_metrics or self._host is None:
             return None
-        collector = import_module("sglang.srt.observability.metrics_collector")
         with self._lock:
             up, down = self._moved[True], self._moved[False]
             self._moved = {True: [], False: []}
         size = self._host.layout.block_bytes / _GB
-        return collector.StorageMetrics(
+        return INTERFACE.get("StorageMetrics")(
             prefetch_pgs=[pages for pages, _ in up],
             backup_pgs=[pages for pages, _ in down],
             prefetch_bandwidth=[pages * size / seconds for pages, seconds in up],
@@ -317,28 +314,13 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         )
 
 
-def _check_version() -> None:
-    """Checks that SGLang's keys say whose KV it is."""
-    version = getattr(sglang, "__version__", "unknown")
-    keys = import_module("sglang.srt.mem_cache.utils")
-    if not hasattr(keys, "storage_namespace_seed"):
-        raise Unsupported(
-            f"SGLang {version}: its storage keys do not name adapter and salt (sglang#38577), so "
-            "that one tenant would find another's KV; this storage needs 0.5.23 or later"
-        )
-    if version not in TESTED:
-        _log.warning("SGLang %s was not tested with this storage; tested: %s", version, TESTED)
-
-
 def _server() -> dict[str, Any]:
     """Returns what SGLang says of its options; nothing outside a server."""
-    context = import_module("sglang.srt.runtime_context")
     said: dict[str, Any] = {}
     for getter in _BAGS:
         # Nobody has published them.
         with suppress(ValueError):
-            if hasattr(context, getter):
-                said |= _leaves(getattr(context, getter)())
+            said |= _leaves(INTERFACE.get(getter)())
     return said
 
 

@@ -4,12 +4,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Final
 
 from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.connectors.effective import digest, names, of_file, plain
 from blockyard.connectors.sglang import options
+from blockyard.connectors.sglang.engine import INTERFACE
 from blockyard.shared.weights import content, folder_of, stated
 
 __all__ = ["identity_of"]
@@ -139,10 +139,7 @@ def _options(server: Mapping[str, Any]) -> dict[str, object]:
 
 def _variables() -> dict[str, str]:
     """Returns the variables that SGLang knows, that are set and that KV may depend on."""
-    try:
-        known = dir(import_module("sglang.srt.environ").envs)
-    except (ImportError, AttributeError):
-        return {}
+    known = dir(INTERFACE.get("envs"))
     return {
         name: os.environ[name]
         for name in sorted(known)

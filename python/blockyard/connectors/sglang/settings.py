@@ -48,11 +48,14 @@ class Settings:
     """Whether the system's page cache is passed by, where it can be."""
     flush: float = 20.0
     """Seconds for which `close` may wait for pages that are being written; 0 for none."""
+    untested: bool = False
+    """Whether an SGLang goes on whose interface is another one than was tested."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
         integer("threads", self.threads, most=64)
         one_of("direct", self.direct, (True, False))
+        one_of("untested", self.untested, (True, False))
         seconds("flush", self.flush)
         patience: object = self.patience
         number = isinstance(patience, int | float) and not isinstance(patience, bool)

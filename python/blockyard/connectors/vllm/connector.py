@@ -1,4 +1,4 @@
-"""vLLM's connector: its calls, each passed on to the scheduler's half or to a worker's."""
+"""The class that vLLM makes, once for its scheduler and once beside each model: two thin halves."""
 
 import sys
 from collections.abc import Iterable
@@ -6,21 +6,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
-import vllm
-import vllm.envs
-from vllm.config import get_current_vllm_config_or_none
-from vllm.distributed.kv_events import KVEventBatch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
 from blockyard._typing import override
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.engine import INTERFACE, KVConnectorBase_V1, KVConnectorRole
+from blockyard.connectors.vllm.engine_facts import facts, recompute_on_failure
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.connectors.vllm.worker_half import WorkerHalf
-from blockyard.shared.log import Limited, described
+from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
 
 __all__ = ["Blockyard"]
@@ -35,37 +31,48 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     Raises:
         Misuse: An option is unknown, or must be another one.
-        Unsupported: What vLLM shall do cannot be served.
+        Unsupported: vLLM's interface is another one than was tested, or what vLLM shall do cannot
+            be served.
         TooLarge: The memory below holds no request of full length.
     """
 
-    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        around = get_current_vllm_config_or_none()
-        known = facts(vllm_config, kv_cache_config, version=vllm.__version__, around=around)
+    def __init__(
+        self, vllm_config: Any, role: Any = None, kv_cache_config: Any = None, *more: Any
+    ) -> None:
+        # Where a module path was given, `register` may have been left out.
+        join("vllm")
+        transfer = getattr(vllm_config, "kv_transfer_config", None)
+        extra = getattr(transfer, "kv_connector_extra_config", {})
+        INTERFACE.check(untested=Settings.of_extra(extra)[0].untested)
+        super().__init__(vllm_config, role, kv_cache_config, *more)
+        around = INTERFACE.get("get_current_vllm_config_or_none")()
+        known = facts(vllm_config, kv_cache_config, version=INTERFACE.version, around=around)
         settings, config = Settings.read(
-            vllm_config.kv_transfer_config.kv_connector_extra_config,
+            extra,
             layout=known.layout,
             blocks=known.blocks,
             namespace=known.namespace,
             longest=known.longest,
             unseen=known.unseen,
+            replica=known.replica,
         )
         self._reporter = Reporter()
         self._front: SchedulerHalf | None = None
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
+            recompute_on_failure(transfer)
             lasts = settings.disk_path is not None and settings.flush > 0
             self._front = SchedulerHalf(
                 settings,
                 config,
                 weights_change=known.weights_change,
                 again=known.again,
+                replica=known.replica,
                 stopping=Stopping(vllm_config.shutdown_timeout) if lasts else None,
             )
             if settings.disk_path is not None and config.ranks == 1:
                 _FRONTS[self._front.cache.config.yard] = self._front
-            _log.info("%s", settings.said(config))
+            _log.info("%s%s", settings.said(config), known.replica.said())
             self._listen(vllm_config)
         else:
             self._back = WorkerHalf(
@@ -77,14 +84,14 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         said = vllm_config.kv_events_config
         if said is None or not said.enable_kv_cache_events:
             return
-        if not vllm.envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES:
+        if not INTERFACE.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"):
             _log.warning(
                 "no events of the host and the disk: they are told by numbers, and "
                 "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 has vLLM tell its own by bytes"
             )
             return
         # vLLM's own types: the bytes are those of its publisher.
-        self._decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+        self._decode = msgspec.msgpack.Decoder(INTERFACE.get("KVEventBatch")).decode
         self.front.listen()
 
     @property
@@ -113,13 +120,15 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @classmethod
     @override
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any], *_: Any) -> bool:
         """No; but here vLLM shows the operator's words before it loads the weights.
 
         Raises:
             Misuse: One of them is unknown, or vLLM's to say, or has a wrong value.
+            Unsupported: vLLM's interface is another one than was tested.
         """
-        Settings.of_extra(extra_config)
+        settings, _left = Settings.of_extra(extra_config)
+        INTERFACE.check(untested=settings.untested)
         return False
 
     # -- in the scheduler's process ------------------------------------------------------
@@ -164,17 +173,20 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.front.reported(said if isinstance(said, Reports) else None)
 
     @override
+    def has_pending_push_work(self) -> bool:
+        """Keeps an idle engine stepping while copies are in the air, or due.
+
+        One that is to end steps on until the disk has what was published.
+        """
+        return self.front.is_busy()
+
+    @override
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Stows what has ended; its blocks may be given to others at once."""
         self.front.finished(request, block_ids)
         return False, None
-
-    @override
-    def has_pending_push_work(self) -> bool:
-        """Has vLLM's loop step on, when it is to end, until the disk has what was published."""
-        return self._front is not None and self._front.writes_on()
 
     @override
     def take_events(self) -> Iterable[Any]:

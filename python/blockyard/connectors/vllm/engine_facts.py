@@ -4,16 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from blockyard._core import BlockyardError, Misuse, Unsupported
+from blockyard._core import BlockyardError, Unsupported
 from blockyard.connectors.vllm.configuration import depends
+from blockyard.connectors.vllm.replicas import Replica, replica_of
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 from blockyard.shared.log import Limited
 
-__all__ = ["TESTED", "Facts", "facts", "refusals"]
+__all__ = ["Facts", "facts", "recompute_on_failure", "refusals"]
 
-TESTED: Final = ("0.33",)
-"""Minor versions of vLLM that the connector was tested with."""
-_OLDEST: Final = (0, 33)
 _LATENT: Final = "MLAAttentionSpec"
 _SHA: Final = ("sha256", "sha256_cbor")
 _log = Limited(__name__, 0)
@@ -37,6 +35,8 @@ class Facts(NamedTuple):
     """vLLM's name for this engine, which all its processes know."""
     unseen: str | None
     """Why nothing tells the weights from others, as a disk must know; None where something does."""
+    replica: Replica
+    """Which of the data parallel replicas it is."""
     again: int
     """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
 
@@ -55,7 +55,7 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         Misuse: An option must be another one; the message has the line to write.
         Unsupported: What vLLM shall do cannot be served.
     """
-    for check in _checks(vllm, kv, version, around).values():
+    for check in _checks(vllm, kv, around).values():
         check()
     group, kind = _only_group(kv)
     spec, model, ranks = group.kv_cache_spec, vllm.model_config, vllm.parallel_config
@@ -83,23 +83,21 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         layers=tuple(group.layer_names),
         weights_change=_weights_change(vllm),
         engine=str(vllm.kv_transfer_config.engine_id),
+        replica=replica_of(ranks, str(vllm.kv_transfer_config.engine_id)),
         again=int(_looks_ahead(vllm)),
     )
 
 
-def refusals(
-    vllm: Any, kv: Any, *, version: str, around: Any = None
-) -> dict[str, BlockyardError | None]:
+def refusals(vllm: Any, kv: Any, *, around: Any = None) -> dict[str, BlockyardError | None]:
     """Returns what `facts` refuses of the options alone, by what is looked at; None for nothing.
 
     Args:
         vllm: As in `facts`, and so are the others.
         kv: Likewise.
-        version: Likewise.
         around: Likewise.
     """
     found: dict[str, BlockyardError | None] = {}
-    for name, check in _checks(vllm, kv, version, around).items():
+    for name, check in _checks(vllm, kv, around).items():
         try:
             check()
         except BlockyardError as error:
@@ -109,10 +107,9 @@ def refusals(
     return found
 
 
-def _checks(vllm: Any, kv: Any, version: str, around: Any) -> dict[str, Callable[[], None]]:
+def _checks(vllm: Any, kv: Any, around: Any) -> dict[str, Callable[[], None]]:
     """What is looked at before the KV itself, by name."""
     return {
-        "version": partial(_check_version, version),
         "transfer": partial(_check_transfer, vllm.kv_transfer_config),
         "alone": partial(_check_alone, vllm, around),
         "hashes": partial(_check_hashes, vllm.cache_config.prefix_caching_hash_algo),
@@ -120,21 +117,25 @@ def _checks(vllm: Any, kv: Any, version: str, around: Any) -> dict[str, Callable
     }
 
 
-def _check_version(version: str) -> None:
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if parts < _OLDEST:
-        raise Unsupported(f"vLLM {version}: this connector needs 0.33 or later")
-    if ".".join(map(str, parts)) not in TESTED:
-        _log.warning("vLLM %s was not tested with this connector; tested: %s", version, TESTED)
+def recompute_on_failure(transfer: Any) -> None:
+    """Has vLLM compute again what a load does not bring: its default ends the request.
+
+    vLLM reads it when the connector is made.
+
+    Args:
+        transfer: A `KVTransferConfig`.
+    """
+    before = transfer.kv_load_failure_policy
+    if before != "recompute":
+        transfer.kv_load_failure_policy = "recompute"
+        _log.info(
+            'Blockyard sets kv_load_failure_policy to "recompute", which was %r: what a load does '
+            "not bring is computed again, and ends no request",
+            before,
+        )
 
 
 def _check_transfer(transfer: Any) -> None:
-    if transfer.kv_load_failure_policy != "recompute":
-        raise Misuse(
-            f"kv_load_failure_policy = {transfer.kv_load_failure_policy!r}: a copy that fails "
-            'would end its request; write "kv_load_failure_policy": "recompute" in '
-            "--kv-transfer-config"
-        )
     if transfer.kv_role != "kv_both":
         raise Unsupported(
             f'kv_role = {transfer.kv_role!r}: a cache takes and gives; write "kv_role": "kv_both"'

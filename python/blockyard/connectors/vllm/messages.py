@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+from blockyard._typing import override
+from blockyard.connectors.orders import Orders
+from blockyard.connectors.vllm.engine import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
-
-from blockyard._typing import override
-from blockyard.connectors.orders import Orders
 from blockyard.shared.plan import Outcome
 from blockyard.shared.restored import Restored
 

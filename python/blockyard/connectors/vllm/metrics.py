@@ -4,12 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
-    KVConnectorPromMetrics,
-    KVConnectorStats,
-)
-
 from blockyard._typing import override
+from blockyard.connectors.vllm.engine import KVConnectorPromMetrics, KVConnectorStats
 from blockyard.shared.families import families
 from blockyard.shared.stats import Stat
 from blockyard.yard.cache import KVCache

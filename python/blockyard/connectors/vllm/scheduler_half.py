@@ -13,8 +13,9 @@ from blockyard.connectors.connector import Connector
 from blockyard.connectors.vllm.identity import Root, Start, fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.notes import Notes
+from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
 from blockyard.connectors.vllm.resets import Resets
-from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.settings import DEADLINE, Settings
 from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.connectors.vllm.told import Told
 from blockyard.shared.log import Limited
@@ -78,6 +79,7 @@ class SchedulerHalf:
         config: Sizes and policies of its cache; a tick of its deadlines is a millisecond.
         weights_change: Whether the engine may get other weights while it runs.
         again: As in `Connector`.
+        replica: Which of the data parallel replicas it is for.
         stopping: Tells when vLLM is to end; None where nothing does.
     """
 
@@ -88,8 +90,10 @@ class SchedulerHalf:
         *,
         weights_change: bool = False,
         again: int = 0,
+        replica: Replica = ALONE,
         stopping: Stopping | None = None,
     ) -> None:
+        self._replica = replica
         self.cache = KVCache(config.named())
         self.connector = Connector(self.cache, again=again)
         self._settings = settings
@@ -97,7 +101,10 @@ class SchedulerHalf:
         self.clock: Callable[[], float] = time.monotonic
         """Seconds, for deadlines."""
         self._begun: float | None = None
-        self._looked = 0
+        self._looked = self._active = 0
+        """When deadlines were looked at last; and when a request ran or ended, or a copy came."""
+        deadlines = (config.deadline_of("host"), config.deadline_of("disk"))
+        self._patience = max(one or DEADLINE for one in deadlines)
         self._seen = 0
         """Blocks of vLLM's free queue that were looked at, and not given out since."""
         self._ahead = config.ahead_of("device") if settings.stow != "none" else 0
@@ -168,6 +175,9 @@ class SchedulerHalf:
         self.cache.restore("disk", found.slots, found.keys, found.parents)
         self.restored = len(found)
         _log.info("Blockyard has found %d blocks on the disk again", len(found))
+        if not self._replica.number:
+            for said in others_on_disk(workers[0].folders):
+                _log.warning("%s", said)
 
     # -- a request -----------------------------------------------------------------------
 
@@ -213,6 +223,7 @@ class SchedulerHalf:
         row = self._rows.pop(request.request_id, None)
         if row is None:
             return
+        self._active = self._now()
         keys: Keys | None = None
         # A session may have got tokens since that were never scheduled.
         full = min(self._stowable(row), int(request.num_computed_tokens) // self._size)
@@ -325,6 +336,8 @@ class SchedulerHalf:
             if row is not None and row.request.num_preemptions > row.preemptions:
                 self._preempted(row)
         written = self._follow(output)
+        if output.total_num_scheduled_tokens:
+            self._active = self._looked
         self._steps += 1
         short, self._short = self._short, []
         arrived, self._arrived = self._arrived, set()
@@ -333,6 +346,17 @@ class SchedulerHalf:
         orders = self.connector.step(written + short, victims, _overwritten_blocks(output))
         now = self._run, self._cleared, self.cache.config.yard
         return StepOrders(self._steps, orders, arrived, missing, *now)
+
+    def is_busy(self) -> bool:
+        """As vLLM's `has_pending_push_work`: whether an idle engine goes on stepping.
+
+        It does while copies are in the air or due, so that the last answers before a quiet hour
+        reach the disk. Where nothing comes of them, as with a disk that hangs or fails, the engine
+        sleeps after the deadline. Once vLLM is to end, `writes_on` says it.
+        """
+        if self._stopping is not None and self._stopping.left() is not None:
+            return self.writes_on()
+        return self.connector.is_busy and self._now() < self._active + self._patience
 
     def _preempted(self, row: _Row) -> None:
         row.preemptions = row.request.num_preemptions
@@ -416,7 +440,10 @@ class SchedulerHalf:
         now = self._now()
         if reports is not None or now >= self._looked + _PAUSE:
             self._looked = now
-            self.connector.commit([] if reports is None else reports.outcomes, now=now)
+            outcomes = [] if reports is None else reports.outcomes
+            self.connector.commit(outcomes, now=now)
+            if any(outcome.good for outcome in outcomes):
+                self._active = now
         if reports is not None:
             self._dead = withdraw_dead(self.cache, reports.dead, self._dead)
         for request, tokens in self.connector.arrived().items():

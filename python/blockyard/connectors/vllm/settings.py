@@ -9,12 +9,15 @@ from typing import Any, Final, Literal, Self
 from blockyard._core import Misuse, TooLarge
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
+from blockyard.connectors.vllm.replicas import ALONE, Replica
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
+from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import one_of, seconds
 from blockyard.yard.config import Config
+from blockyard.yard.sizes import in_blocks
 
-__all__ = ["OWN", "Settings"]
+__all__ = ["DEADLINE", "OWN", "Settings"]
 
 OWN: Final = (
     *("layout", "block_size", "device", "engine", "groups"),
@@ -22,7 +25,7 @@ OWN: Final = (
 )
 """Fields of `Config` that are vLLM's to say."""
 _BOOLS: Final = (True, False)
-_DEADLINE: Final = 60_000
+DEADLINE: Final = 60_000
 """Milliseconds after which the end of a copy counts as unknown, where nothing else is said."""
 _GIB: Final = 1 << 30
 _HINTS: Final = Hints._fields
@@ -59,6 +62,8 @@ class Settings:
     flush: float = 20.0
     """Seconds for which the end of the engine may write what is not on the disk, and no longer than
     vLLM lets it live; 0 for none."""
+    untested: bool = False
+    """Whether a vLLM goes on whose interface is another one than was tested."""
     hints: Hints = NO_HINTS
     """What a request says of its own future; an operator says it of none."""
 
@@ -69,6 +74,7 @@ class Settings:
         one_of("decode", self.decode, _BOOLS)
         one_of("load", self.load, _BOOLS)
         one_of("checksums", self.checksums, _BOOLS)
+        one_of("untested", self.untested, _BOOLS)
         one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
         seconds("flush", self.flush)
         paths: object = [self.disk_path] if isinstance(self.disk_path, str) else self.disk_path
@@ -89,6 +95,7 @@ class Settings:
         namespace: Mapping[str, Mapping[str, object]],
         longest: int,
         unseen: str | None = None,
+        replica: Replica = ALONE,
     ) -> tuple[Self, Config]:
         """Reads the operator's words, and completes them by what vLLM has.
 
@@ -100,6 +107,8 @@ class Settings:
             namespace: What its KV depends on; the operator's `namespace` adds to it.
             longest: Tokens of the longest request.
             unseen: Why nothing tells the weights from others; None where something does.
+            replica: Which of the data parallel replicas it is. Memory and disks of the machine are
+                divided among those there, and each has a file of its own to record in.
 
         Raises:
             Misuse: A key is unknown or vLLM's own, or a value is out of range.
@@ -112,12 +121,16 @@ class Settings:
             raise Misuse(f"namespace = {more!r}: give a mapping of names to text")
         said = namespace_of(namespace, more)
         if given.get("deadline") is None:
-            given["deadline"] = _DEADLINE
+            given["deadline"] = DEADLINE
         if settings.disk_path is not None:
             settings.check_disk(given, namespace, more, unseen)
             given["keyed"] = ("disk",)
             # What reaches the host is on the disk soon after: a kill loses little of it.
             given.setdefault("write", {"host": "through"})
+        for tier in ("host", "disk") if replica.here > 1 else ():
+            given[tier] = _share(tier, given.get(tier, 0), layout, replica.here)
+        if replica.name and given.get("record"):
+            given["record"] = f"{given['record']}.{replica.number}"
         config = Config.of({**given, "layout": layout, "engine": blocks, "namespace": said})
         settings.check_room(config, longest)
         return settings, config
@@ -253,6 +266,22 @@ class Settings:
                 f"below has {room} at most: give a larger host, a smaller --max-model-len, or "
                 '"preempt": "recompute"'
             )
+
+
+def _share(tier: str, size: Any, layout: KVLayout, replicas: int) -> Any:
+    """Returns what each of some replicas has of a machine's memory or disks, in blocks.
+
+    A number of blocks, and what is given for each rank, is for each replica.
+    """
+    if not isinstance(size, str) or parse_size(tier, size).per == "rank":
+        return size
+    blocks = int(in_blocks(tier, size, layout)) // replicas
+    if not blocks and parse_size(tier, size).nbytes:
+        raise Misuse(
+            f"{tier} = {size!r} is smaller than a block of {layout.block_bytes} bytes for each of "
+            f"{replicas} replicas on this machine"
+        )
+    return blocks
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:

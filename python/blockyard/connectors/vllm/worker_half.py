@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse
+from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.engine_facts import Facts
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
@@ -67,8 +68,6 @@ class WorkerHalf:
         Raises:
             Misuse: A layer is missing, or a tensor is not what the scheduler's half was told.
         """
-        from vllm.v1.kv_cache_interface import group_kernel_blocks  # noqa: PLC0415 - with the model
-
         if self.worker is not None:
             raise Misuse("vLLM has registered its KV caches twice: what is below is of the first")
         names = self._known.layers
@@ -76,7 +75,8 @@ class WorkerHalf:
         if absent:
             raise Misuse(f"vLLM has registered no KV cache of layers {absent}")
         blocks = self._config.device_blocks
-        tensors = [_as_bytes(group_kernel_blocks(caches[name], blocks)) for name in names]
+        grouped = INTERFACE.get("group_kernel_blocks")
+        tensors = [_as_bytes(grouped(caches[name], blocks)) for name in names]
         on_gpu = bool(caches[names[0]].is_cuda)
         if on_gpu:
             self.stream = _current_stream
@@ -91,6 +91,7 @@ class WorkerHalf:
             # What tests give says itself what it checks.
             checksums=self._checksums and self.copier is None,
             disk_path=self._disk_path,
+            replica=self._known.replica.name,
         )
         if self._shared is not None:
             seen = Path(self._shared).stat()

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from blockyard._core import BlockyardError
-from blockyard.connectors.vllm.engine_facts import TESTED, Facts, facts, refusals
+from blockyard.connectors.vllm.engine import INTERFACE
+from blockyard.connectors.vllm.engine_facts import Facts, facts, refusals
 from blockyard.connectors.vllm.settings import Settings
+from blockyard.shared.extras import install
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
@@ -135,7 +137,7 @@ class Serve:
         if not isinstance(self.model, Model):
             return None
         try:
-            return facts(own, kv, version=self.version or f"{TESTED[-1]}.0", around=around)
+            return facts(own, kv, version=self.version or INTERFACE.tested[-1], around=around)
         except BlockyardError as error:
             return error
 
@@ -146,7 +148,12 @@ class Serve:
         known = self.known if isinstance(self.known, Facts) else None
         more: dict[str, Any] = {"namespace": {"weights": {"content": "unknown"}}, "longest": 1}
         if known is not None:
-            more = {"namespace": known.namespace, "longest": known.longest, "unseen": known.unseen}
+            more = {
+                "namespace": known.namespace,
+                "longest": known.longest,
+                "unseen": known.unseen,
+                "replica": known.replica,
+            }
         try:
             read = Settings.read(
                 self.extra, layout=layout if known is None else known.layout, blocks=2, **more
@@ -193,7 +200,8 @@ class Serve:
             asked = of_config.asked_of(self.read[1])
         else:
             # Without the model a number of blocks is no number of bytes.
-            host, disk = (_nbytes(self.extra.get(tier), self.workers) for tier in ("host", "disk"))
+            given = (self.extra.get(tier) for tier in ("host", "disk"))
+            host, disk = (_nbytes(one, self.workers, self.replicas) for one in given)
             asked = Asked(host=host, pinned=host // self.workers, disk=disk)
         many = self.replicas
         asked = replace(
@@ -207,11 +215,12 @@ class Serve:
         return asked.joined(whole)
 
 
-def _nbytes(given: object, ranks: int) -> int:
+def _nbytes(given: object, ranks: int, replicas: int) -> int:
+    """What one replica has of it."""
     if not isinstance(given, str):
         return 0
     amount = parse_size("host", given)
-    return amount.nbytes * (ranks if amount.per == "rank" else 1)
+    return amount.nbytes * ranks if amount.per == "rank" else amount.nbytes // replicas
 
 
 def _of(name: str, error: BlockyardError, means: str = _REFUSED) -> Finding:
@@ -225,18 +234,15 @@ def _of(name: str, error: BlockyardError, means: str = _REFUSED) -> Finding:
 
 def installed(serve: Serve, _: Site) -> Finding:
     """vLLM, and whether the connector was tested with it."""
+    tested = ", ".join(INTERFACE.tested)
     if serve.version is None:
-        return unknown("vllm", f"vLLM is not installed here: it is taken for {TESTED[-1]}")
-    own, kv, around = serve.engine
-    error = refusals(own, kv, version=serve.version, around=around)["version"]
-    if error is not None:
-        return _of("vllm", error)
-    if not serve.version.startswith(tuple(f"{one}." for one in TESTED)):
-        untried = f"it was not tested; tested: {', '.join(TESTED)}"
-        return Finding(
-            "vllm", "warn", serve.version, untried, f"pip install 'vllm=={TESTED[-1]}.*'"
-        )
-    return Finding("vllm", "ok", serve.version)
+        return unknown("vllm", f"vLLM is not installed here: it is taken for {tested}")
+    if serve.version in INTERFACE.tested:
+        return Finding("vllm", "ok", serve.version)
+    # To compare what it has would take its imports: the connector does it at the start.
+    fact = f"{serve.version}, and tested was {tested}"
+    late = "it starts if what the connector touches is the same, and names what differs"
+    return Finding("vllm", "warn", fact, late, install("vllm"))
 
 
 def flag(fault: Fault, _: Site) -> Finding:
@@ -290,7 +296,7 @@ def connector(serve: Serve, _: Site) -> Finding:
         return _found(serve)
     if serve.is_inside:
         own, kv, around = serve.engine
-        error = refusals(own, kv, version=f"{TESTED[-1]}.0", around=around)["alone"]
+        error = refusals(own, kv, around=around)["alone"]
         assert error is not None  # noqa: S101 - another is around it
         return _of("kv_connector", error)
     fact = "it is missing" if name is None else f"{shown(name)}"
@@ -319,7 +325,7 @@ def _found(serve: Serve) -> Finding:
 def refusal(which: str, name: str, serve: Serve, _: Site) -> Finding:
     """What the connector refuses of the options."""
     own, kv, around = serve.engine
-    error = refusals(own, kv, version=f"{TESTED[-1]}.0", around=around)[which]
+    error = refusals(own, kv, around=around)[which]
     return Finding(name, "ok", "as it must be") if error is None else _of(name, error)
 
 

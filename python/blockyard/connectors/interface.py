@@ -1,0 +1,185 @@
+"""The part of an engine's interface that a connector touches: looked up, and compared at the start.
+
+An engine's version number says little: nightly builds call themselves 0.1.dev, and a minor version
+may change a method. So the names, parameters and fields that a connector touches are recorded in
+`interface.json` beside it, from a version that it was tested with. What is equal may run, whatever
+its number; what differs is refused by name, before it fails somewhere in a step.
+"""
+
+import dis
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module, resources
+from typing import Any, Final
+
+from blockyard._core import Unsupported
+from blockyard.shared.extras import install
+from blockyard.shared.log import Limited
+
+__all__ = ["Interface", "parameters_of"]
+
+_SHOWN: Final = 12
+"""Differences that a message names."""
+_log = Limited(__name__, 0)
+
+
+class Interface:
+    """What a connector touches of an engine.
+
+    Args:
+        engine: The engine's name, for messages; in small letters its package, and its extra here.
+        recorded: "tested", the versions that this was recorded from, the last one first; and
+            "names", by the full name of each class, function or value what is touched of it:
+            "fields", "methods" with their parameters, "parameters" of a function, "abstract"
+            methods of a base class.
+        option: What goes on in spite of a difference, as an operator writes it.
+    """
+
+    def __init__(self, engine: str, recorded: Mapping[str, Any], *, option: str) -> None:
+        self.engine = engine
+        self.tested: tuple[str, ...] = tuple(recorded["tested"])
+        self.names: dict[str, dict[str, Any]] = dict(recorded["names"])
+        self._option = option
+        self._said = False
+
+    @classmethod
+    def beside(cls, package: str, engine: str, *, option: str) -> "Interface":
+        """Reads the `interface.json` of a package; the other arguments are as above."""
+        text = resources.files(package).joinpath("interface.json").read_text("utf-8")
+        return cls(engine, json.loads(text), option=option)
+
+    @property
+    def version(self) -> str:
+        """The version that the engine gives itself."""
+        try:
+            return str(getattr(import_module(self.engine.lower()), "__version__", "unknown"))
+        except ImportError:
+            return "(not installed)"
+
+    def get(self, name: str) -> Any:  # noqa: ANN401 - it is the engine's
+        """Returns what the engine has under a recorded name.
+
+        Args:
+            name: The last part of a full name. Where the engine has none, an empty class stands in
+                its place: `check` names it, so that importing a connector never fails on it.
+
+        Raises:
+            AttributeError: No such name is recorded.
+        """
+        full = next((one for one in self.names if one.rpartition(".")[2] == name), None)
+        if full is None:
+            raise AttributeError(f"{name!r} is not recorded of {self.engine}")
+        try:
+            return _found(full)
+        except (ImportError, AttributeError):
+            return type(name, (), {})
+
+    @cached_property
+    def differences(self) -> tuple[str, ...]:
+        """What the engine has not, or has otherwise, one text each."""
+        return tuple(
+            said for full, recorded in self.names.items() for said in _differences(full, recorded)
+        )
+
+    def check(self, *, untested: bool = False) -> None:
+        """Refuses an engine whose interface differs from the recorded one.
+
+        Args:
+            untested: Whether the operator goes on in spite of it.
+
+        Raises:
+            Unsupported: Names differ; the message has them, the engine's version and the tested.
+        """
+        found, version = self.differences, self.version
+        tested = f"{self.engine} {', '.join(self.tested)}"
+        if found and not untested:
+            raise Unsupported(
+                f"{self.engine} {version} has another interface than {tested}, which this "
+                f"connector was tested with: {_listed(found)}; install that, with "
+                f"{install(self.engine.lower())}, or go on at your own risk with {self._option}"
+            )
+        if self._said:
+            return
+        self._said = True
+        if found:
+            _log.warning(
+                "%s %s has another interface than %s, and goes on as %s says: %s",
+                *(self.engine, version, tested, self._option, _listed(found)),
+            )
+        elif version not in self.tested:
+            _log.info(
+                "%s %s was not tested with Blockyard; what it touches there is as in %s",
+                *(self.engine, version, tested),
+            )
+
+
+def _listed(found: tuple[str, ...]) -> str:
+    more = len(found) - _SHOWN
+    return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _found(full: str) -> Any:  # noqa: ANN401 - it is the engine's
+    module, _, name = full.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def _differences(full: str, recorded: Mapping[str, Any]) -> Iterator[str]:
+    """Says what differs of one recorded name."""
+    name = full.rpartition(".")[2]
+    try:
+        one = _found(full)
+    except (ImportError, AttributeError) as error:
+        # An import that fails within the engine says why.
+        yield f"{full} is missing" + (f" ({error})" if isinstance(error, ImportError) else "")
+        return
+    if "parameters" in recorded:
+        yield from _unlike(name, recorded["parameters"], one)
+    if "fields" in recorded:
+        for field in _absent_fields(one, recorded["fields"].split()):
+            yield f"{name}.{field} is missing"
+    for method, parameters in recorded.get("methods", {}).items():
+        if hasattr(one, method):
+            yield from _unlike(f"{name}.{method}", parameters, getattr(one, method))
+        else:
+            yield f"{name}.{method} is missing"
+    if "abstract" in recorded:
+        for method in sorted(_abstract(one) - set(recorded["abstract"].split())):
+            yield f"{name}.{method} is abstract, and new"
+
+
+def _unlike(name: str, recorded: str, function: Callable[..., object]) -> Iterator[str]:
+    found = parameters_of(function)
+    if found != recorded:
+        now, then = (", ".join(one.split()) for one in (found or "", recorded))
+        yield f"{name}({now}) instead of ({then})"
+
+
+def parameters_of(function: Callable[..., object]) -> str | None:
+    """Returns the names of a function's parameters but `self`; None for what is no function."""
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    return " ".join(name for name in names if name != "self")
+
+
+def _abstract(kind: type) -> frozenset[str]:
+    return frozenset(getattr(kind, "__abstractmethods__", ()))
+
+
+def _absent_fields(kind: type, wanted: Iterable[str]) -> list[str]:
+    """Returns which of these names the objects of a class do not have.
+
+    What a method gives to them, as `__init__` does, counts as a field, too.
+    """
+    mro = inspect.getmro(kind)
+    found = set(dir(kind)).union(*(vars(one).get("__annotations__", ()) for one in mro))
+    absent = [name for name in wanted if name not in found]
+    if absent:
+        functions = (one for held in mro for one in vars(held).values())
+        codes = (one.__code__ for one in functions if inspect.isfunction(one))
+        steps = (step for code in codes for step in dis.get_instructions(code))
+        found = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
+    return [name for name in absent if name not in found]

@@ -1,0 +1,215 @@
+"""What the connectors touch of vLLM and SGLang is compared at the start: differences are named."""
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blockyard as by
+import sglang_pages
+import sglang_stub
+import vllm_front
+import vllm_stub
+from blockyard.connectors.interface import Interface
+from blockyard.shared.extras import install
+from engine_stub import TOUCHED, modules_of
+
+PACKAGE = Path(by.__file__).parent
+PARTS = {"vllm": vllm_stub.PARTS, "sglang": sglang_stub.PARTS}
+CALLED = {"vllm": "vLLM", "sglang": "SGLang"}
+Names = dict[str, dict[str, Any]]
+
+
+def put(
+    monkeypatch: pytest.MonkeyPatch, engine: str, names: Names, version: str = "0.1.dev1"
+) -> Any:
+    """Puts another version of an engine where imports find it."""
+    for old in [one for one in sys.modules if one.split(".")[0] == engine]:
+        monkeypatch.delitem(sys.modules, old)
+    # What the stubs do themselves has the fields of before: one that goes must go.
+    made = (
+        "KVConnectorPromMetrics",
+        *(n for n, one in PARTS[engine].items() if isinstance(one, type)),
+    )
+    parts = {name: part for name, part in PARTS[engine].items() if name not in made}
+    modules = modules_of(engine, parts, names)
+    modules[engine].__version__ = version  # type: ignore[attr-defined]
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return modules
+
+
+def fresh(monkeypatch: pytest.MonkeyPatch, engine: str) -> Any:
+    """Imports a connector as a new process does."""
+    for module in [one for one in sys.modules if one.startswith(f"blockyard.connectors.{engine}")]:
+        monkeypatch.delitem(sys.modules, module)
+    package = import_module(f"blockyard.connectors.{engine}")
+    monkeypatch.setattr("blockyard.connectors." + engine, package)
+    return package
+
+
+def start(package: Any, folder: Path, **extra: Any) -> Any:
+    """Makes the connector as its engine does."""
+    if package.__name__.endswith("sglang"):
+        return package.Storage(sglang_pages.config(folder, extra=extra), {})
+    engine = import_module("blockyard.connectors.vllm.engine")
+    config = vllm_front.vllm_config(kv_connector_extra_config={"host": 64, **extra})
+    return package.Blockyard(
+        config, getattr(engine.KVConnectorRole, "SCHEDULER", None), vllm_front.kv_config()
+    )
+
+
+def recorded(engine: str) -> Names:
+    return dict(json.loads(json.dumps(TOUCHED[engine]["names"])))
+
+
+def without(engine: str) -> Iterator[tuple[str, Names]]:
+    """Each version in which one touched name is gone, or takes other parameters; and its name."""
+    for full, touched in TOUCHED[engine]["names"].items():
+        name = full.rpartition(".")[2]
+        names = recorded(engine)
+        del names[full]
+        yield f"{full} is missing", names
+        for field in touched.get("fields", "").split():
+            names = recorded(engine)
+            names[full]["fields"] = " ".join(set(touched["fields"].split()) - {field})
+            yield f"{name}.{field} is missing", names
+        for method, parameters in touched.get("methods", {}).items():
+            names = recorded(engine)
+            names[full]["methods"][method] = f"{parameters} another"
+            yield f"{name}.{method}({', '.join([*parameters.split(), 'another'])})", names
+            if method != "__init__":
+                names = recorded(engine)
+                del names[full]["methods"][method]
+                yield f"{name}.{method} is missing", names
+        if "parameters" in touched:
+            names = recorded(engine)
+            names[full]["parameters"] += " another"
+            yield f"{name}({', '.join([*touched['parameters'].split(), 'another'])})", names
+
+
+def compared(engine: str) -> Interface:
+    return Interface(CALLED[engine], TOUCHED[engine], option='"untested": true')
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_each_name_that_is_touched_is_compared(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    tried = 0
+    for said, names in without(engine):
+        put(monkeypatch, engine, names)
+        with pytest.raises(by.Unsupported) as refused:
+            compared(engine).check()
+        assert said in str(refused.value)
+        assert f"{CALLED[engine]} 0.1.dev1 has another interface" in str(refused.value)
+        assert f"than {CALLED[engine]} {TOUCHED[engine]['tested'][0]}, which" in str(refused.value)
+        assert install(engine) in str(refused.value)
+        tried += 1
+    assert tried > 60
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_connector_that_lacks_a_name_says_so_wherever_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, engine: str, tmp_path: Path
+) -> None:
+    for full in TOUCHED[engine]["names"]:
+        names = recorded(engine)
+        del names[full]
+        put(monkeypatch, engine, names)
+        package = fresh(monkeypatch, engine)
+        with pytest.raises(by.Unsupported, match=re.escape(f"{full} is missing")):
+            start(package, tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_equal_interface_goes_on_whatever_the_number_says(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    modules = put(monkeypatch, engine, recorded(engine))
+    package = fresh(monkeypatch, engine)
+    # More than is touched makes no difference.
+    for name, module in modules.items():
+        monkeypatch.setattr(module, "another", name, raising=False)
+    with caplog.at_level(logging.INFO):
+        start(package, tmp_path)
+    assert f"{CALLED[engine]} 0.1.dev1 was not tested with Blockyard" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_untested_goes_on_and_says_what_differs(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = recorded(engine)
+    full, field = {
+        "vllm": ("vllm.lora.request.LoRARequest", "load_inplace"),
+        "sglang": ("sglang.srt.server_args.ServerArgs", "uno_lora_path"),
+    }[engine]
+    names[full]["fields"] = names[full]["fields"].replace(field, "renamed")
+    put(monkeypatch, engine, names)
+    package = fresh(monkeypatch, engine)
+    with pytest.raises(by.Unsupported, match=f'{field} is missing.*"untested": true'):
+        start(package, tmp_path)
+    start(package, tmp_path, untested=True)
+    assert f"{field} is missing" in caplog.text
+    with pytest.raises(by.Misuse, match="untested = 'yes'"):
+        start(package, tmp_path, untested="yes")
+
+
+def test_a_constructor_of_another_form_is_named_and_is_no_bare_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = recorded("vllm")
+    base = next(full for full in names if full.endswith("KVConnectorBase_V1"))
+    names[base]["methods"]["__init__"] = "vllm_config role kv_cache_config hub"
+    put(monkeypatch, "vllm", names)
+    package = fresh(monkeypatch, "vllm")
+    with pytest.raises(
+        by.Unsupported, match=r"__init__\(vllm_config, role, kv_cache_config, hub\)"
+    ):
+        package.Blockyard(vllm_front.vllm_config(), None, None, object())
+    with pytest.raises(by.Unsupported, match="hub"):
+        package.Blockyard(vllm_front.vllm_config())
+    with pytest.raises(by.Unsupported, match="hub"):
+        package.Blockyard.requires_piecewise_for_cudagraph({"host": 64}, "more")
+
+
+def test_a_new_abstract_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = put(monkeypatch, "vllm", recorded("vllm"))
+    base = modules["vllm.distributed.kv_transfer.kv_connector.v1.base"].KVConnectorBase_V1
+    monkeypatch.setattr(base, "__abstractmethods__", frozenset({"get_finished", "forget"}))
+    said = compared("vllm").differences
+    assert said == (
+        "KVConnectorBase_V1.forget is abstract, and new",
+        "KVConnectorBase_V1.get_finished is abstract, and new",
+    )
+
+
+def test_many_differences_are_cut_short() -> None:
+    names: Mapping[str, Any] = {f"vllm.nothing.Name{at}": {} for at in range(30)}
+    every = Interface("vLLM", {"tested": ["0.33.0"], "names": names}, option="")
+    with pytest.raises(by.Unsupported, match=r"Name11 is missing.*and 18 more"):
+        every.check()
+
+
+def test_an_engine_is_imported_in_one_place() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if "connectors" in path.parts]
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in files
+        if re.search(r"^\s*(import|from) (vllm|sglang)\b", path.read_text("utf-8"), re.MULTILINE)
+        or re.search(r"import_module\(", path.read_text("utf-8"))
+    }
+    assert found == {"connectors/interface.py"}
