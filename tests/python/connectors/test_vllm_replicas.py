@@ -21,13 +21,12 @@ PROMPT = list(range(4 * SIZE))
 IDS = [3, 4, 5, 6]
 
 
-def told(number: int, total: int = 1, local: int = 1, rank: int | None = None) -> Any:
+def told(number: int, total: int = 1, local: int = 1) -> Any:
     """What vLLM's `ParallelConfig` says."""
     return SimpleNamespace(
         data_parallel_index=number,
         data_parallel_size=total,
         data_parallel_size_local=local,
-        data_parallel_rank_local=rank,
     )
 
 
@@ -37,21 +36,21 @@ def as_replica(number: int, total: int, local: int | None = None) -> dict[str, A
         "data_parallel_index": number,
         "data_parallel_size": total,
         "data_parallel_size_local": total if local is None else local,
-        "data_parallel_rank_local": number if total > 1 or number else None,
     }
 
 
 def test_one_engine_is_no_replica() -> None:
-    assert replica_of(told(0), ["serve", "MODEL"]) is ALONE
+    assert replica_of(told(0), "an engine", ["serve", "MODEL"]) is ALONE
+    assert replica_of(told(0), "an engine", ["serve", "MODEL", "-dp", "1"]) is ALONE
     assert ALONE.name is None
     assert ALONE.said() == ""
 
 
 def test_vllm_says_how_many_there_are_of_a_model_of_experts() -> None:
-    assert replica_of(told(3, 8, 4, 3), []) == Replica(3, 8, 4)
+    assert replica_of(told(3, 8, 4)) == Replica(3, 8, 4)
     # Each was started by itself, which vLLM counts as one on its machine.
-    assert replica_of(told(3, 8, 1, 0), []) == Replica(3, 8, 1)
-    assert replica_of(told(3, 8, 0, 0), []) == Replica(3, 8, 1)
+    assert replica_of(told(3, 8, 1)) == Replica(3, 8, 1)
+    assert replica_of(told(3, 8, 0)) == Replica(3, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -74,24 +73,25 @@ def test_vllm_says_how_many_there_are_of_a_model_of_experts() -> None:
     ],
 )
 def test_otherwise_the_command_line_does(arguments: str, wants: Replica) -> None:
-    assert replica_of(told(3, rank=3), arguments.split()) == wants
+    assert replica_of(told(3), "", arguments.split()) == wants
 
 
 def test_the_first_of_several_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["vllm", "serve", "M", "-dp", "2"])
-    assert replica_of(told(0, rank=0)) == Replica(0, 2, 2)
+    assert replica_of(told(0)) == Replica(0, 2, 2)
+    monkeypatch.setattr(sys, "argv", ["my_server.py"])
+    assert replica_of(told(0), "an engine_dp0") == Replica(0, None)
+    assert replica_of(told(0), "an engine") is ALONE
 
 
 def test_a_file_of_options_counts_and_the_command_line_goes_before(tmp_path: Path) -> None:
     path = tmp_path / "vllm.yaml"
     path.write_text("model: M\ndata-parallel-size: 4\ndata_parallel_size_local: 2\n")
-    assert replica_of(told(1, rank=1), ["serve", "--config", str(path)]) == Replica(1, 4, 2)
-    assert replica_of(told(1, rank=1), ["serve", f"--config={path}", "-dp", "6"]) == Replica(
-        1, 6, 2
-    )
+    assert replica_of(told(1), "", ["serve", "--config", str(path)]) == Replica(1, 4, 2)
+    assert replica_of(told(1), "", ["serve", f"--config={path}", "-dp", "6"]) == Replica(1, 6, 2)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for missing in ("/no/such/file", str(tmp_path), str(tmp_path / "bytes")):
-        assert replica_of(told(1, rank=1), ["--config", missing]) == Replica(1, None)
+        assert replica_of(told(1), "", ["--config", missing]) == Replica(1, None)
 
 
 def blocks(extra: dict[str, Any], changes: dict[str, Any]) -> int:

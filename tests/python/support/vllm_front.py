@@ -55,7 +55,6 @@ def vllm_config(**changes: Any) -> Any:
         "data_parallel_index": 0,
         "data_parallel_size": 1,
         "data_parallel_size_local": 1,
-        "data_parallel_rank_local": None,
         "engine_id": f"an engine {uuid4()}",
         "enable_sleep_mode": False,
         "worker_extension_cls": "",

@@ -83,7 +83,7 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         layers=tuple(group.layer_names),
         weights_change=_weights_change(vllm),
         engine=str(vllm.kv_transfer_config.engine_id),
-        replica=replica_of(ranks),
+        replica=replica_of(ranks, str(vllm.kv_transfer_config.engine_id)),
         again=int(_looks_ahead(vllm)),
     )
 

@@ -57,7 +57,7 @@ class Replica(NamedTuple):
 ALONE: Final = Replica()
 
 
-def replica_of(parallel: Any, arguments: Sequence[str] | None = None) -> Replica:
+def replica_of(parallel: Any, engine: str = "", arguments: Sequence[str] | None = None) -> Replica:
     """Returns which replica an engine is.
 
     vLLM tells the replicas of a model without experts nothing of each other. Their processes have
@@ -65,17 +65,16 @@ def replica_of(parallel: Any, arguments: Sequence[str] | None = None) -> Replica
 
     Args:
         parallel: A `ParallelConfig`.
+        engine: vLLM's name for the engine, which ends with the number of a replica.
         arguments: The command line; None for that of this process.
     """
     number, count = int(parallel.data_parallel_index), int(parallel.data_parallel_size)
     if count > 1:
         return Replica(number, count, max(int(parallel.data_parallel_size_local), 1))
-    if not number and parallel.data_parallel_rank_local is None:
-        return ALONE
     given = _given(sys.argv[1:] if arguments is None else arguments)
     count = given.get("", 0)
     if count <= max(number, 1):
-        return Replica(number, None)
+        return Replica(number, None) if number or engine.endswith("_dp0") else ALONE
     here = given.get("local", count)
     return Replica(number, count, here if 0 < here <= count else count)
 
