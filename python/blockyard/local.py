@@ -244,8 +244,9 @@ class LocalCache(KVCache):
 
         What a request finds above the disk goes there: the last to be evicted first, but each block
         behind those before it in its sequence, so that whatever is there is found after a restart.
-        It stays above, too; where the disk is full, what only the disk has goes. A disk that fails
-        is left alone after three copies in a row; one that hangs takes the time that is given.
+        It stays above, too; where the disk is full, what is older goes from it. What is promised
+        stays so: its backing, and what stands on it, is not written. A disk that fails is left
+        alone after three copies in a row; one that hangs takes the time that is given.
 
         Args:
             until: Seconds that it may take, from now on; 0 writes nothing.
@@ -268,12 +269,12 @@ class LocalCache(KVCache):
     def _lasting_tier(self) -> TierName | None:
         return self._crane.lasting.name
 
-    def _flush(self, bound: float, clock: Clock) -> int:
+    def _flush(self, bound: float, clock: Clock, *, final: bool = False) -> int:
         def carry() -> int:
             self._submit()
             return self._advance(None)
 
-        left = self._flushing(bound, clock).run(carry)
+        left = self._flushing(bound, clock, final=final).run(carry)
         if left:
             _log.warning(
                 "%d blocks are not on the disk: the next process does not find them%s",
@@ -286,9 +287,10 @@ class LocalCache(KVCache):
     def close(self, *, flush: float | None = None) -> int:
         """Writes what is not on the disk, as `flush`, ends the copies and frees the memory.
 
-        Copies that were not complete have failed. From then on every verb that would begin or
-        continue something raises `Misuse`. Questions are answered, and what is held can be ended:
-        `finish`, `abandon`, `release`. An interrupt ends the writing, and the cache is closed.
+        Promises end before, so that nothing is kept from the disk for them. Copies that were not
+        complete have failed. From then on every verb that would begin or continue something raises
+        `Misuse`. Questions are answered, and what is held can be ended: `finish`, `abandon`,
+        `release`. An interrupt ends the writing, and the cache is closed.
 
         Args:
             flush: Seconds that the writing may take; 0 for none, None for what `local` was told.
@@ -310,7 +312,7 @@ class LocalCache(KVCache):
             ends.callback(self._crane.traffic.close)
             ends.callback(self._keep_order)
             if bound and not self._crane.closed:
-                left = self._flush(bound, time.monotonic)
+                left = self._flush(bound, time.monotonic, final=True)
         return left
 
     def _drop_planned(self) -> None:

@@ -23,18 +23,24 @@ from mounts import ext4, frozen
 SIZE = 4
 
 
-def publish(cache: Any, talk: int, blocks: int = BLOCKS) -> None:
-    """Computes a prompt, or what is not found of it; nothing is copied but by the steps."""
+def publish(cache: Any, talk: int, blocks: int = BLOCKS) -> list[int]:
+    """Computes a prompt, or what is not found of it; nothing is copied but by the steps.
+
+    Returns:
+        The slots in which it was.
+    """
     tokens = SIZE * blocks
     lease = cache.begin(range(1000 * talk, 1000 * talk + tokens))
     while lease.state == "loading":
         cache.step()
     plane = cache.crane.device.planes[0]
-    for block, slot in enumerate(cache.block_tables(lease)[0][:blocks]):
+    table = [int(slot) for slot in cache.block_tables(lease)[0][:blocks]]
+    for block, slot in enumerate(table):
         plane[slot] = value(talk, block)
     cache.seal(lease, tokens)
     cache.finish(lease)
     cache.step()
+    return table
 
 
 def found(cache: Any, talk: int, blocks: int = BLOCKS) -> int:

@@ -380,16 +380,21 @@ class KVCache(Cache):
         """Ends an epoch as `clear`, because the weights have changed under one namespace."""
         self.clear()
 
-    def flushing(self, *, until: float, clock: Clock = time.monotonic) -> Flush:
+    def flushing(
+        self, *, until: float, final: bool = False, clock: Clock = time.monotonic
+    ) -> Flush:
         """Begins to write what is published and not on the disk, in the loop of the caller.
 
         It is for a clean stop, where the cranes are in other processes; a `LocalCache` has `flush`.
         What a request finds above the disk goes there: the last to be evicted first, but each block
         behind those before it in its sequence. What lies above stays there, and where the disk is
-        full what only the disk has goes.
+        full what is older goes from it.
 
         Args:
             until: Seconds, from now on; 0 for none.
+            final: Whether nothing begins behind it. Where anything may be written, what is promised
+                and kept is given up then, as its backing is not written otherwise: tickets have no
+                blocks, sequences no growth, and what is parked would be computed again.
             clock: Seconds. Nothing but the end is decided by it.
 
         Raises:
@@ -398,12 +403,14 @@ class KVCache(Cache):
         bound = seconds("until", until)
         if self.closed:
             raise Misuse("this cache is closed: make another one")
-        return self._flushing(bound, clock)
+        return self._flushing(bound, clock, final=final)
 
-    def _flushing(self, bound: float, clock: Clock) -> Flush:
+    def _flushing(self, bound: float, clock: Clock, *, final: bool = False) -> Flush:
         layout = self._config.layout
         size = None if layout is None else layout.block_bytes
         tier = self._lasting_tier()
+        if final and tier is not None and bound > 0:
+            self._end_promises()
         return Flush(self, self._offload, tier, bound, block_bytes=size, clock=clock)
 
     def _lasting_tier(self) -> TierName | None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Flush"]
 
 _FIRST: Final = 4
-"""Blocks in the air before any has landed: a disk that fails costs no more of what it had."""
+"""Blocks in the air before any has landed, into free slots; where none is free, one: a disk that
+fails costs no more of what it had."""
 _BYTES: Final = 1 << 28
 """Bytes in the air at most."""
 _BLOCKS: Final = 1024
@@ -39,8 +40,9 @@ class Flush:
             ...  # as in each step: dispatch, submit, poll, commit
         left = flush.left()
 
-    What fails is tried again as long as something lands. While it goes on nothing is copied down
-    ahead of need, as that could evict what is not written yet.
+    Where the disk is too small for all, what is newest is there at the end: what the disk has goes
+    for what is newer. What fails is tried again as long as something lands. While it goes on
+    nothing is copied down ahead of need, as that could evict what is not written yet.
 
     Args:
         cache: The bookkeeping.
@@ -66,13 +68,17 @@ class Flush:
         self._over = tier is None or seconds == 0
         self._rest: NDArray[np.uint8] = np.zeros((0, 32), np.uint8)
         """Keys that this pass has not planned yet."""
+        self._instead, self._newer = self._rest, 0
+        """Keys of what goes from a full disk, and for how many of the rest, from the first."""
         self._before: int | None = None
         """Blocks that were not written when this pass began, where nothing was in the air then."""
         self._passes = 0
         self._air: deque[tuple[frozenset[int], NDArray[np.uint8], int]] = deque()
         """What is in the air: flights, the keys of their blocks and others, and their number."""
         self._limit = _BLOCKS if block_bytes is None else max(_FIRST, _BYTES // block_bytes)
-        self._most, self._failures = _FIRST, 0
+        self._most: int | None = None
+        """Blocks in the air; None until some have landed, and where the last have not."""
+        self._failures = 0
 
     def plan(self) -> bool:
         """Plans the next copies, which `dispatch` hands out.
@@ -123,6 +129,7 @@ class Flush:
     def _begin(self, tier: TierName, *, still: bool) -> bool:
         """Begins a pass; returns whether there is one: not where the last has changed nothing."""
         self._rest = self._cache.unwritten(tier)
+        self._instead, self._newer = self._cache.outranked(tier)
         left, before = len(self._rest), self._before
         # What was in the air when a pass began may be written by the next one.
         self._before = left if still else None
@@ -132,12 +139,17 @@ class Flush:
     def _fill(self, tier: TierName) -> bool:
         """Plans as much as may be in the air; returns whether anything was planned."""
         flying = planned = sum(blocks for _, _, blocks in self._air)
-        if flying > self._most // 2:
+        most = self._most or max(1, min(_FIRST, self._cache.room(tier).free))
+        if flying > most // 2:
             return False
-        while len(self._rest) and planned < self._most and self._clock() < self._end:
-            count = self._most - planned
+        while len(self._rest) and planned < most and self._clock() < self._end:
+            count = min(most - planned, self._newer or self._limit)
             keys, self._rest = self._rest[:count], self._rest[count:]
-            plans = self._cache.write_down(keys, tier)
+            # More of these than of those: some may not go now.
+            instead = self._instead[: 2 * count if self._newer else 0]
+            self._newer = max(0, self._newer - count)
+            plans, looked = self._cache.write_down(keys, tier, instead)
+            self._instead = self._instead[looked:]
             if plans:
                 blocks = sum(map(len, plans))
                 self._air.append((frozenset(plan.flight for plan in plans), keys, blocks))
@@ -154,7 +166,7 @@ class Flush:
             self._air.popleft()
             if self._cache.written(keys, tier):
                 self._failures = 0
-                self._most = min(2 * self._most, self._limit)
+                self._most = min(2 * (self._most or _FIRST), self._limit)
             else:
                 self._failures += 1
-                self._most = _FIRST
+                self._most = None

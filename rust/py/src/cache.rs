@@ -310,17 +310,42 @@ impl Cache {
         key_array(py, &bytes)
     }
 
+    /// Returns the keys of idle blocks on a tier that may go for what is not written there.
+    ///
+    /// Of all blocks on the tier and above it, they are those that have no room behind the others
+    /// in the order of their tiers. What is above counts as newer than what the tier alone has,
+    /// except where a block of both tells. It takes time in proportion to the tiers.
+    ///
+    /// Args:
+    ///     tier: "host" or "disk".
+    ///
+    /// Returns:
+    ///     Keys, uint8, shape (blocks, 32), the first to go first; and for how many of the blocks
+    ///     that `unwritten` returns, from the first.
+    ///
+    /// Raises:
+    ///     Misuse: There is no such tier, or it has no slots.
+    fn outranked<'py>(&self, py: Python<'py>, tier: &str) -> PyResult<(Bound<'py, PyAny>, usize)> {
+        self.check_sound()?;
+        let tier = arguments::tier(tier)?;
+        let (keys, newer) = enter(py, &self.inner, LONG, |state| state.outranked(tier))?;
+        let bytes: Vec<u8> = keys.iter().flat_map(|key| key.0).collect();
+        Ok((key_array(py, &bytes)?, newer))
+    }
+
     /// Copies blocks down to a tier that has them not, from the nearest tier above that has them.
     ///
     /// Blocks that find no room stay where they are, and so does one whose sequence has a block
-    /// before it that is neither there nor on its way. None that a tier above has makes room.
+    /// before it that is neither there nor on its way. Nothing goes for them but what is named.
     ///
     /// Args:
     ///     keys: Their keys, as `unwritten` returns them, or some of these in their order.
     ///     tier: "host" or "disk".
+    ///     instead: Keys of blocks that may go where no slot is free, as `outranked` returns them.
     ///
     /// Returns:
-    ///     A plan for each run of blocks from one tier, which `dispatch` hands out too.
+    ///     A plan for each run of blocks from one tier, which `dispatch` hands out too; and how
+    ///     many of `instead`, from the first, have gone or may not.
     ///
     /// Raises:
     ///     Misuse: There is no such tier, or it has no slots; or the keys are something else.
@@ -329,13 +354,15 @@ impl Cache {
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         tier: &str,
-    ) -> PyResult<Vec<Plan>> {
+        instead: &Bound<'_, PyAny>,
+    ) -> PyResult<(Vec<Plan>, usize)> {
         self.check_open()?;
         let (tier, keys) = (arguments::tier(tier)?, key_rows("keys", keys)?);
-        let plans = enter(py, &self.inner, keys.len(), |state| {
-            state.write_down(tier, &keys)
+        let instead = key_rows("instead", instead)?;
+        let (plans, looked) = enter(py, &self.inner, keys.len(), |state| {
+            state.write_down(tier, &keys, &instead)
         })?;
-        Ok(plans.into_iter().map(Plan).collect())
+        Ok((plans.into_iter().map(Plan).collect(), looked))
     }
 
     /// Returns how many blocks of these keys are whole on a tier.
@@ -377,6 +404,16 @@ impl Cache {
     #[getter]
     fn closed(&self) -> bool {
         self.is_closed()
+    }
+
+    /// Gives up all promises, for an end behind which nothing begins: tickets have no blocks,
+    /// running sequences no growth, and what is parked is computed again.
+    fn _end_promises(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_sound()?;
+        Ok(enter(py, &self.inner, LONG, |state| {
+            state.end_promises();
+            Ok(())
+        })?)
     }
 
     /// Closes it: from now on, verbs that begin something or go on with it raise `Misuse`.

@@ -79,6 +79,7 @@ def vllm_config(**changes: Any) -> Any:
         speculative_config=changes.get("speculative_config"),
         weight_transfer_config=changes.get("weight_transfer_config"),
         kv_events_config=changes.get("kv_events_config"),
+        shutdown_timeout=changes.get("shutdown_timeout", 0),
     )
 
 

@@ -1,7 +1,7 @@
 //! Flush: what a clean stop copies to a tier that outlives the yard.
 
 use crate::yard::{KINDS, Yard, cat, config, text, three};
-use blockyard_core::{Config, Error, Key, Tier};
+use blockyard_core::{Config, Error, Key, Plan, Tier};
 
 const DEVICE: Tier = Tier::DEVICE;
 const HOST: Tier = Tier::HOST;
@@ -19,11 +19,21 @@ fn keys(yard: &Yard, texts: &[&[u32]]) -> Vec<Key> {
     chains.flat_map(|chain| chain.keys().to_vec()).collect()
 }
 
-/// Writes as much as there is room for, and lands it; returns from where.
+/// Plans as much as there is room for.
+fn write(yard: &Yard, to: Tier) -> Vec<Plan> {
+    let mut locked = yard.cache.lock();
+    let keys = locked.unwritten(to).expect("there is such a tier");
+    let (instead, newer) = locked.outranked(to).expect("likewise");
+    let (first, rest) = keys.split_at(newer);
+    let (mut plans, gone) = locked.write_down(to, first, &instead).expect("likewise");
+    assert!(gone <= instead.len());
+    plans.extend(locked.write_down(to, rest, &[]).expect("likewise").0);
+    plans
+}
+
+/// The same, and lands it; returns from where.
 fn flush(yard: &Yard, to: Tier) -> Vec<Tier> {
-    let keys = unwritten(yard, to);
-    let plans = yard.cache.lock().write_down(to, &keys);
-    let plans = plans.expect("there is such a tier");
+    let plans = write(yard, to);
     yard.sound();
     yard.land(&plans);
     plans.iter().map(|plan| plan.from).collect()
@@ -76,7 +86,7 @@ fn what_no_request_finds_is_left_out() {
     let root = keys(&yard, &[&path])[0];
     let slot = {
         let mut locked = yard.cache.lock();
-        let plan = locked.write_down(DISK, &[root]).unwrap().remove(0);
+        let plan = locked.write_down(DISK, &[root], &[]).unwrap().0.remove(0);
         plan.sources[0]
     };
     let plans = yard.cache.lock().dispatch();
@@ -88,7 +98,7 @@ fn what_no_request_finds_is_left_out() {
     yard.cache.lock().withdraw(DISK, &gone).unwrap();
     assert_eq!(unwritten(&yard, DISK), []);
     let ends = keys(&yard, &[&path])[1..].to_vec();
-    let plans = yard.cache.lock().write_down(DISK, &ends).unwrap();
+    let (plans, _) = yard.cache.lock().write_down(DISK, &ends, &[]).unwrap();
     assert!(
         plans.is_empty(),
         "INV-39: no copy whose beginning is nowhere"
@@ -115,13 +125,7 @@ fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
         keys(&yard, &[&older])[1..],
         "one of its blocks had room"
     );
-    assert!(
-        yard.cache
-            .lock()
-            .write_down(DISK, &left)
-            .unwrap()
-            .is_empty()
-    );
+    assert!(write(&yard, DISK).is_empty());
     yard.squeeze(yard.device().idle as u32);
     assert_eq!(
         (yard.hits(&newer), yard.hits(&older)),
@@ -136,9 +140,9 @@ fn what_fails_is_listed_again_and_what_is_in_the_air_is_not_planned_twice() {
     let path = text(1, 3);
     yard.publish(&path);
     let all = unwritten(&yard, DISK);
-    let plans = yard.cache.lock().write_down(DISK, &all).unwrap();
+    let plans = write(&yard, DISK);
     assert_eq!(unwritten(&yard, DISK), all, "it is not whole yet");
-    assert!(yard.cache.lock().write_down(DISK, &all).unwrap().is_empty());
+    assert!(write(&yard, DISK).is_empty());
     yard.fail(&plans[0], 1);
     assert_eq!(unwritten(&yard, DISK), all[1..]);
     flush(&yard, DISK);
@@ -184,7 +188,8 @@ fn there_must_be_such_a_tier() {
     for to in [DEVICE, HOST, DISK] {
         let told = [
             locked.unwritten(to).map(drop),
-            locked.write_down(to, &[]).map(drop),
+            locked.outranked(to).map(drop),
+            locked.write_down(to, &[], &[]).map(drop),
             locked.written(to, &[]).map(drop),
         ];
         for one in told {
@@ -192,4 +197,66 @@ fn there_must_be_such_a_tier() {
         }
     }
     assert!(locked.order_alone(DISK).is_err());
+}
+
+/// Law: INV-39
+#[test]
+fn what_was_copied_ahead_goes_for_what_is_newer_and_never_the_other_way() {
+    for policy in KINDS {
+        let yard = Yard::of(Config {
+            policy,
+            ..three(16, 0, 4)
+        });
+        let (older, newer) = (text(1, 4), text(2, 3));
+        yard.publish(&older);
+        flush(&yard, DISK);
+        assert_eq!(unwritten(&yard, DISK), []);
+        yard.publish(&newer);
+        flush(&yard, DISK);
+        assert_eq!(unwritten(&yard, DISK), keys(&yard, &[&older])[1..]);
+        assert!(write(&yard, DISK).is_empty(), "it is what is newest");
+        yard.squeeze(yard.device().idle as u32);
+        assert_eq!(
+            (yard.hits(&newer), yard.hits(&older)),
+            ([0, 0, 3], [0, 0, 1])
+        );
+        yard.at_rest();
+    }
+}
+
+/// Law: INV-22
+#[test]
+fn promises_that_end_hold_nothing_back() {
+    let yard = Yard::of(three(16, 8, 8));
+    yard.publish(&text(1, 3));
+    let running = yard.run(&text(2, 1));
+    let parked = yard.run(&text(3, 4));
+    let parked = yard.park(parked, 16);
+    let all = unwritten(&yard, DISK);
+    let tickets = [DEVICE, DISK].map(|tier| {
+        let mut locked = yard.cache.lock();
+        let room = locked.room(tier).expect("likewise").available;
+        locked
+            .promise(room.unsigned_abs(), tier)
+            .expect("there is room")
+    });
+    assert!(write(&yard, DISK).is_empty(), "they are kept");
+    yard.cache.lock().end_promises();
+    yard.sound();
+    flush(&yard, DISK);
+    assert_eq!(unwritten(&yard, DISK), []);
+    assert_eq!(
+        yard.cache.lock().written(DISK, &all),
+        Ok(all.len() as u32),
+        "what was parked, too"
+    );
+    for ticket in tickets {
+        yard.cache
+            .lock()
+            .release_ticket(ticket)
+            .expect("it is there");
+    }
+    yard.finish(running);
+    yard.abandon(parked);
+    yard.at_rest();
 }

@@ -14,6 +14,7 @@ from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.connectors.vllm.worker_half import WorkerHalf
 from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
@@ -60,12 +61,14 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
             recompute_on_failure(transfer)
+            lasts = settings.disk_path is not None and settings.flush > 0
             self._front = SchedulerHalf(
                 settings,
                 config,
                 weights_change=known.weights_change,
                 again=known.again,
                 replica=known.replica,
+                stopping=Stopping(vllm_config.shutdown_timeout) if lasts else None,
             )
             if settings.disk_path is not None and config.ranks == 1:
                 _FRONTS[self._front.cache.config.yard] = self._front
@@ -171,7 +174,10 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @override
     def has_pending_push_work(self) -> bool:
-        """Keeps an idle engine stepping while copies are in the air, or due."""
+        """Keeps an idle engine stepping while copies are in the air, or due.
+
+        One that is to end steps on until the disk has what was published.
+        """
         return self.front.is_busy()
 
     @override
@@ -283,8 +289,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Ends all copies; the scheduler's half notes what should go first from the disk.
 
-        Where both halves are in one process, as with one GPU, the host's blocks that are not on the
-        disk are written first, unless an error has ended the engine.
+        What `has_pending_push_work` has not had written is, where both halves are in one process,
+        as with one GPU, unless an error has ended the engine.
         """
         if self._back is not None:
             try:

@@ -16,12 +16,14 @@ from blockyard.connectors.vllm.notes import Notes
 from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.settings import DEADLINE, Settings
+from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.connectors.vllm.told import Told
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
+from blockyard.yard.flush import Flush
 
 __all__ = ["SchedulerHalf"]
 
@@ -78,6 +80,7 @@ class SchedulerHalf:
         weights_change: Whether the engine may get other weights while it runs.
         again: As in `Connector`.
         replica: Which of the data parallel replicas it is for.
+        stopping: Tells when vLLM is to end; None where nothing does.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class SchedulerHalf:
         weights_change: bool = False,
         again: int = 0,
         replica: Replica = ALONE,
+        stopping: Stopping | None = None,
     ) -> None:
         self._replica = replica
         self.cache = KVCache(config.named())
@@ -120,6 +124,9 @@ class SchedulerHalf:
         self._notes = Notes()
         self._is_durable = True
         self._dead: Stripes = frozenset()
+        self._stopping = stopping
+        self._last_flush: Flush | None = None
+        self._is_noted = False
         self._told: Told | None = None
         self.restored = 0
         """Blocks that all disks had from before."""
@@ -345,8 +352,10 @@ class SchedulerHalf:
 
         It does while copies are in the air or due, so that the last answers before a quiet hour
         reach the disk. Where nothing comes of them, as with a disk that hangs or fails, the engine
-        sleeps after the deadline.
+        sleeps after the deadline. Once vLLM is to end, `writes_on` says it.
         """
+        if self._stopping is not None and self._stopping.left() is not None:
+            return self.writes_on()
         return self.connector.is_busy and self._now() < self._active + self._patience
 
     def _preempted(self, row: _Row) -> None:
@@ -468,6 +477,22 @@ class SchedulerHalf:
             self._begun = clock
         return int((clock - self._begun) * 1000)
 
+    def writes_on(self) -> bool:
+        """Whether vLLM, which is to end and has nothing to compute, must step for the disk's sake.
+
+        Its workers, wherever they are, copy in its steps what the disk has not; in `step` each. The
+        order of the disk is noted behind it, as the process may be ended before `close`.
+        """
+        left = None if self._stopping is None else self._stopping.left()
+        if left is None or not self._run:
+            return False
+        if self._flush_until(left).plan():
+            return True
+        if not self._is_noted:
+            self._is_noted = True
+            self._keep_order()
+        return False
+
     def flush(self, carry: Callable[[StepOrders], Reports | None]) -> int:
         """Writes what the host has and the disk has not, before the one worker ends.
 
@@ -478,8 +503,14 @@ class SchedulerHalf:
             How many blocks are not on the disk.
         """
         self._carry(carry)  # What has ended is stowed first.
-        flush = self.cache.flushing(until=self._settings.flush, clock=self.clock)
-        return flush.run(lambda: self._carry(carry))
+        return self._flush_until(self._settings.flush).run(lambda: self._carry(carry))
+
+    def _flush_until(self, left: float) -> Flush:
+        """Returns the one flush of its end, which begins at the first call."""
+        if self._last_flush is None:
+            bound = min(left, self._settings.flush)
+            self._last_flush = self.cache.flushing(until=bound, final=True, clock=self.clock)
+        return self._last_flush
 
     def _carry(self, carry: Callable[[StepOrders], Reports | None]) -> bool:
         """Has copies carried out, without a step of vLLM; returns whether any has ended."""
@@ -498,8 +529,10 @@ class SchedulerHalf:
                 _log.warning(
                     "%d blocks are not on the disk: the next engine does not find them", left
                 )
-            order = self.cache.eviction_order("disk", alone=True)
-            self._notes.keep_order(self._run, order)
+            self._keep_order()
+
+    def _keep_order(self) -> None:
+        self._notes.keep_order(self._run, self.cache.eviction_order("disk", alone=True))
 
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""

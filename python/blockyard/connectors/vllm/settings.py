@@ -59,8 +59,8 @@ class Settings:
     """Where the blocks of `disk` outlive the engine, in slot files; several are several disks.
     `disk` needs it; None for no disk."""
     flush: float = 20.0
-    """Seconds for which the end of the engine may write what is not on the disk; 0 for none. Only
-    where its one worker is in the scheduler's process."""
+    """Seconds for which the end of the engine may write what is not on the disk, and no longer than
+    vLLM lets it live; 0 for none."""
     untested: bool = False
     """Whether a vLLM goes on whose interface is another one than was tested."""
     hints: Hints = NO_HINTS

@@ -36,7 +36,7 @@ impl State {
     }
 
     #[cold]
-    fn is_idle_leaf(&self, tier: Tier, slot: SlotIx) -> bool {
+    pub(super) fn is_idle_leaf(&self, tier: Tier, slot: SlotIx) -> bool {
         matches!(self.hold(tier, slot), Hold::Idle { .. })
             && self.evictability_of(tier, slot) == Evictability::Leaf
     }

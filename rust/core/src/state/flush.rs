@@ -1,18 +1,26 @@
-//! Flush: what a clean stop copies to a tier that outlives the yard, and the order that it leaves there.
+//! Flush: what a clean stop copies to a tier that outlives the yard, what goes there for it, and the
+//! order that it leaves there.
 
 use super::State;
-use crate::base::{Ix, Key, NodeIx, Result, SlotIx, Tier};
-use crate::copies::Plan;
+use super::record::Keep;
+use crate::base::{FlightIx, Ix, Key, LeaseIx, NodeIx, ParkedIx, Result, SlotIx, Tier};
+use crate::copies::{Move, Plan};
 use crate::tiers::Hold;
 
 /// What is known of a block while the tiers are searched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     Unknown,
-    /// It lies on the tier, or is listed.
+    /// It lies on the tier, or above it, and so do all before it.
     Good,
     /// It has no key, or a block before it is nowhere.
     Lost,
+}
+
+/// Blocks of some tiers, in an order in which each is behind those before it in its sequence.
+struct Listing {
+    found: Vec<Found>,
+    nodes: Vec<NodeIx>,
 }
 
 impl State {
@@ -24,25 +32,106 @@ impl State {
     /// `Argument` for the device, or a tier without slots.
     pub fn unwritten(&self, to: Tier) -> Result<Vec<Key>> {
         self.check_lower(to)?;
-        let mut found = vec![Found::Unknown; self.trie.places()];
-        let mut keys = Vec::new();
+        let mut all = self.listing();
+        for node in self.above_newest_first(to)? {
+            self.list_path(node, to, &mut all);
+        }
+        let bare = |&node: &NodeIx| self.ready(node, to).is_none();
+        let nodes = all.nodes.into_iter().filter(bare);
+        Ok(nodes.map(|node| self.trie[node].key).collect())
+    }
+
+    /// The keys of idle blocks on a tier that may go for what is [`Self::unwritten`], the first to go first,
+    /// and for how many of those, from the first: of all blocks there and above, what has no room behind the
+    /// others. What is above counts in its order there, and as newer than what the tier alone has, but
+    /// where a block of both tells. It takes time in proportion to the tiers.
+    ///
+    /// # Errors
+    /// `Argument` for the device, or a tier without slots.
+    pub fn outranked(&self, to: Tier) -> Result<(Vec<Key>, usize)> {
+        self.check_lower(to)?;
+        let own = self.order_alone(to)?;
+        let node_in = |slot| self.node_in(to, slot);
+        let own: Vec<NodeIx> = own
+            .into_iter()
+            .map(SlotIx::new)
+            .filter_map(node_in)
+            .collect();
+        let newest = self.newest(to, &own)?;
+        let bare = |&&node: &&NodeIx| self.ready(node, to).is_none();
+        let newer = newest.iter().filter(bare).count();
+        let mut kept = vec![false; self.trie.places()];
+        for node in newest {
+            kept[node.at()] = true;
+        }
+        let goes = own.into_iter().filter(|node| !kept[node.at()]);
+        Ok((goes.map(|node| self.trie[node].key).collect(), newer))
+    }
+
+    /// The newest blocks of the tier and those above it, as many as it has room for, where `own` are those
+    /// that are idle there, the oldest first.
+    fn newest(&self, to: Tier, own: &[NodeIx]) -> Result<Vec<NodeIx>> {
+        let mut on_tier = vec![false; self.trie.places()];
+        for node in own {
+            on_tier[node.at()] = true;
+        }
+        let mut all = self.listing();
+        let held = self.order_of_all(to)?;
+        let held = held.into_iter().filter_map(|slot| self.node_in(to, slot));
+        for node in held.filter(|node| !on_tier[node.at()]) {
+            self.list_path(node, to, &mut all);
+        }
+        let on_it = |&&node: &&NodeIx| self.trie.slot(node, to).is_some();
+        let held = all.nodes.iter().filter(on_it).count();
+        let room = self.tiers[to].ledger.free() as usize + own.len() + held;
+        let alone = |node: NodeIx| above(to).all(|tier| self.trie.slot(node, tier).is_none());
+        let mut own = own.iter().rev().copied().peekable();
+        for node in self.above_newest_first(to)? {
+            if on_tier[node.at()] {
+                // It tells where the others of the tier stand.
+                while let Some(other) = own.next_if(|&other| other != node && alone(other)) {
+                    self.list_path(other, to, &mut all);
+                }
+                own.next_if_eq(&node);
+            }
+            self.list_path(node, to, &mut all);
+        }
+        for node in own {
+            self.list_path(node, to, &mut all);
+        }
+        all.nodes.truncate(room);
+        Ok(all.nodes)
+    }
+
+    /// What the tiers above have, the last to be evicted first, the device's before the others'.
+    fn above_newest_first(&self, to: Tier) -> Result<Vec<NodeIx>> {
+        let (mut nodes, mut seen) = (Vec::new(), vec![false; self.trie.places()]);
         for tier in above(to) {
             for slot in self.order_of_all(tier)?.into_iter().rev() {
-                if let Some(node) = self.node_in(tier, slot) {
-                    self.list_path(node, to, &mut found, &mut keys);
+                if let Some(node) = self.node_in(tier, slot)
+                    && !std::mem::replace(&mut seen[node.at()], true)
+                {
+                    nodes.push(node);
                 }
             }
         }
-        Ok(keys)
+        Ok(nodes)
     }
 
-    /// Lists what of a block's path is not ready on the tier, the root first.
-    fn list_path(&self, node: NodeIx, to: Tier, found: &mut [Found], keys: &mut Vec<Key>) {
+    fn listing(&self) -> Listing {
+        Listing {
+            found: vec![Found::Unknown; self.trie.places()],
+            nodes: Vec::new(),
+        }
+    }
+
+    /// Lists what of a block's path is not listed and can be found, the root first.
+    fn list_path(&self, node: NodeIx, to: Tier, all: &mut Listing) {
         let (mut path, mut next) = (Vec::new(), Some(node));
         let mut last = Found::Good;
         while let Some(node) = next {
-            if found[node.at()] != Found::Unknown {
-                last = found[node.at()];
+            if all.found[node.at()] != Found::Unknown {
+                last = all.found[node.at()];
                 break;
             }
             path.push(node);
@@ -54,18 +143,15 @@ impl State {
         for node in path.into_iter().rev() {
             let block = &self.trie[node];
             let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
-            if last == Found::Good && published && self.ready(node, to).is_none() {
-                // What is on its way to the tier, or to one above it, is not written yet, either.
-                let mut there = above(to).chain([to]);
-                if there.any(|tier| self.trie.slot(node, tier).is_some()) {
-                    keys.push(block.key);
-                } else {
-                    last = Found::Lost;
-                }
-            } else if !published {
+            // What is on its way to the tier, or to one above it, is there, too.
+            let mut there = above(to).chain([to]);
+            let there = there.any(|tier| self.trie.slot(node, tier).is_some());
+            if last == Found::Good && published && there {
+                all.nodes.push(node);
+            } else {
                 last = Found::Lost;
             }
-            found[node.at()] = last;
+            all.found[node.at()] = last;
         }
     }
 
@@ -78,13 +164,20 @@ impl State {
 
     /// Copies those of these blocks to a tier that it has not, from the nearest tier above, as many as
     /// find room there: a plan for each run of blocks from one tier. A block whose parent neither lies
-    /// on the tier nor goes there is left out, and none that lies above too makes room for another.
+    /// on the tier nor goes there is left out. Where no slot is free the next of `instead` goes that may,
+    /// and no other block. Returns how many of `instead` were looked at, too.
     ///
     /// # Errors
     /// `Argument` for the device, or a tier without slots.
-    pub fn write_down(&mut self, to: Tier, keys: &[Key]) -> Result<Vec<Plan>> {
+    pub fn write_down(
+        &mut self,
+        to: Tier,
+        keys: &[Key],
+        instead: &[Key],
+    ) -> Result<(Vec<Plan>, usize)> {
         self.check_lower(to)?;
         let (mut plans, mut flight, mut moves) = (Vec::new(), None, Vec::new());
+        let mut goes = instead.iter();
         for key in keys {
             let Some(node) = self
                 .trie
@@ -97,14 +190,77 @@ impl State {
                 continue;
             };
             let flight = self.of_run((from, to), &mut flight, &mut moves, &mut plans);
-            let parent = self.trie.parent(node);
-            self.copy_one(node, flight, &mut moves, |state, victim| {
-                Some(victim) != parent
-                    && above(to).all(|tier| state.trie.slot(victim, tier).is_none())
-            });
+            self.write_one(node, flight, &mut moves, &mut goes);
         }
         plans.extend(flight.and_then(|flight| self.launch_named(flight, moves)));
-        Ok(plans)
+        Ok((plans, instead.len() - goes.len()))
+    }
+
+    /// Adds a block to a flight, and evicts the next of these for it that may go.
+    fn write_one<'keys>(
+        &mut self,
+        node: NodeIx,
+        flight: FlightIx,
+        moves: &mut Vec<Move>,
+        goes: &mut impl Iterator<Item = &'keys Key>,
+    ) {
+        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        if self.tiers[to].ledger.free() == 0 {
+            // Nothing goes for a copy that a promise forbids.
+            let owed = i64::from(self.is_owed(node, to));
+            let takes = 1 + i64::from(self.shaded_by(node, to));
+            if self.tiers[to].ledger.available() + owed < takes || !self.may_be_read(node, from) {
+                return;
+            }
+            let parent = self.trie.parent(node);
+            let victim = goes.find_map(|key| {
+                let other = self.trie.find(key).filter(|&other| Some(other) != parent)?;
+                let slot = self.trie.slot(other, to)?;
+                self.is_idle_leaf(to, slot).then_some(slot)
+            });
+            let Some(victim) = victim else {
+                return;
+            };
+            self.evict_with_parents(to, victim);
+        }
+        self.copy_one(node, flight, moves, |_, _| false);
+    }
+
+    /// Whether no promise needs a block that a copy from the tier would read.
+    fn may_be_read(&mut self, node: NodeIx, from: Tier) -> bool {
+        let Some(slot) = self.ready(node, from) else {
+            return false;
+        };
+        let may = self.mark_backed(from, slot);
+        if may {
+            self.unmark(from, slot);
+        }
+        may
+    }
+
+    /// Gives up what is promised and what is kept, for an end behind which nothing begins: tickets have
+    /// no blocks, sequences and the batch no growth, and what is parked is computed again. So nothing
+    /// stands in the way of [`Self::write_down`].
+    pub fn end_promises(&mut self) {
+        let tickets: Vec<_> = self.tickets.iter().map(|(ticket, _)| ticket).collect();
+        for ticket in tickets {
+            let ticket = &mut self.tickets[ticket];
+            let blocks = std::mem::take(&mut ticket.blocks);
+            self.tiers[ticket.tier].ledger.release(blocks);
+        }
+        self.set_headroom(0);
+        let running = self.leases.iter().filter(|(_, lease)| !lease.has_ended());
+        let running: Vec<LeaseIx> = running.map(|(lease, _)| lease).collect();
+        for lease in running {
+            self.promise_to(lease, self.leases[lease].promised(), 0);
+            self.leases[lease].reserve_limit = 0;
+        }
+        let whole = self.parked.iter();
+        let whole = whole.filter(|(_, parked)| parked.keep == Keep::Whole);
+        let whole: Vec<ParkedIx> = whole.map(|(parked, _)| parked).collect();
+        for parked in whole {
+            self.give_keep_up(parked);
+        }
     }
 
     /// Whether a published block is not on the tier, and the one before it is, or is on its way there.

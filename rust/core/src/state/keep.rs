@@ -146,10 +146,14 @@ impl State {
     /// Takes the keeps of a record away, all of them. Its sequence is computed again when it resumes.
     pub(super) fn break_keep(&mut self, parked: ParkedIx) {
         if self.parked[parked].keep == Keep::Whole {
-            self.parked[parked].keep = Keep::Broken;
             self.counters.broken += 1;
-            self.unkeep(parked);
+            self.give_keep_up(parked);
         }
+    }
+
+    pub(super) fn give_keep_up(&mut self, parked: ParkedIx) {
+        self.parked[parked].keep = Keep::Broken;
+        self.unkeep(parked);
     }
 
     /// Breaks keeps, youngest first, until a lower tier's promises are backed again. They are then,

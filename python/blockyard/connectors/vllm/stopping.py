@@ -1,0 +1,56 @@
+"""Hears that vLLM is to end, which it tells no connector before its workers have ended."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = ["Stopping"]
+
+_GRACE = 5.0
+"""Seconds that vLLM gives an engine whose `--shutdown-timeout` is 0, where it gives it any."""
+_TEARDOWN = 1.0
+"""Seconds of these that are left to it."""
+
+
+class Stopping:
+    """Hears the signals by which vLLM ends the process of its scheduler, behind vLLM's handlers.
+
+    Make it in that process, in the thread that gets signals. Where vLLM has no handlers, as in a
+    process of the user's, it hears nothing.
+
+    Args:
+        timeout: vLLM's `shutdown_timeout`, in seconds.
+        clock: Seconds.
+    """
+
+    def __init__(self, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout = timeout or _GRACE
+        self._clock = clock
+        self._since: float | None = None
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before = signal.getsignal(number)
+                if _is_engines(before):
+                    signal.signal(number, self._behind(before))
+
+    def _behind(self, before: Any) -> Callable[[int, FrameType | None], None]:
+        def hears(number: int, frame: FrameType | None) -> None:
+            if self._since is None:
+                self._since = self._clock()
+            before(number, frame)
+
+        return hears
+
+    def left(self) -> float | None:
+        """Returns the seconds that are left before vLLM ends its processes; None where it runs."""
+        if self._since is None:
+            return None
+        return max(0.0, self._since + self._timeout - _TEARDOWN - self._clock())
+
+
+def _is_engines(handler: object) -> bool:
+    module = getattr(handler, "__module__", None) or ""
+    return callable(handler) and module.partition(".")[0] in {"blockyard", "vllm"}
