@@ -98,7 +98,7 @@ def test_the_first_lines_are_printed_where_vllms_are() -> None:
 
 @pytest.mark.usefixtures("restored_loggers")
 def test_what_was_restored_is_printed_there(tmp_path: Any) -> None:
-    named = {"disk": 64, "disk_path": str(tmp_path), "namespace": {"weights": "v1"}}
+    named: dict[str, Any] = {"disk": 64, "disk_path": str(tmp_path), "namespace": {"weights": "v1"}}
     printed = configured()
     front = Front(**named)
     front.scheduler.set_xfer_handshake_metadata_pp_aware(

@@ -12,11 +12,8 @@ from types import ModuleType
 import pytest
 
 import blockyard as by
-import vllm_stub
+import vllm_stub  # noqa: F401 - a module may need a package that only its users have
 from blockyard import _core
-
-# A module may need a package that only its users have.
-vllm_stub.install()
 
 ARGUMENTS = re.compile(r"^Args:\n((?:    .*\n|\n)+)", re.MULTILINE)
 
