@@ -441,7 +441,7 @@ def test_a_slot_given_away_before_its_copy_has_landed_is_noticed(
     spec = spec_of(trace, roofline=slow, gate=False, host_blocks=900, verify=True)
     result = run(spec, trace, quiet)
     assert result.verified is not None
-    assert result.verified.wrong > 100
+    assert result.verified.wrong > 10
 
 
 def test_a_rank_whose_process_is_gone_is_named() -> None:

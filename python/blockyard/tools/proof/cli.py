@@ -108,6 +108,8 @@ def _play(plays: dict[str, Play], turns: int) -> dict[str, float]:
             if time.monotonic() - shown > 0.1:  # noqa: PLR2004 - seconds between two looks
                 shown = time.monotonic()
                 watch.show(_rows(plays, spent))
+    for play in plays.values():
+        play.settle()
     return spent
 
 

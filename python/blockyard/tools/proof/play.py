@@ -198,6 +198,11 @@ class Play:
         self.engine.reset()
         self.scheduler.reset()
 
+    def settle(self) -> None:
+        """Waits for the copies in flight: idle blocks are copied on when every turn is answered."""
+        while self.cache.crane.in_flight:
+            self.cache.step()
+
     def close(self) -> None:
         """Frees the memory."""
         self.cache.close()
