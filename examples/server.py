@@ -9,6 +9,7 @@
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -50,21 +51,22 @@ async def generate(request: web.Request) -> web.StreamResponse:
         except (by.Misuse, by.TooLarge) as error:  # refused by the scheduler
             raise web.HTTPBadRequest(text=f"{error}\n") from error
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        while tokens is not None:
-            # Waits for a slow client, once what it does not read has filled 64 KB here and the
-            # socket's buffers. Then its request is held when too much is unread.
-            await response.write(json.dumps({"tokens": tokens}).encode() + b"\n")
-            tokens = await anext(stream, None)
-        result = await stream.result()
-        usage = {
-            "prompt_tokens": len(ask["prompt"]),
-            "completion_tokens": len(result.tokens),
-            "total_tokens": len(ask["prompt"]) + len(result.tokens),
-            "prompt_tokens_details": {"cached_tokens": result.cached_tokens.total},
-        }
-        end = {"state": result.state, "reason": result.reason, "usage": usage}
-        await response.write(json.dumps(end).encode() + b"\n")
+        with suppress(ConnectionResetError):  # it has hung up
+            await response.prepare(request)
+            while tokens is not None:
+                # Waits for a slow client, once what it does not read has filled 64 KB here and the
+                # socket's buffers. Then its request is held when too much is unread.
+                await response.write(json.dumps({"tokens": tokens}).encode() + b"\n")
+                tokens = await anext(stream, None)
+            result = await stream.result()
+            usage = {
+                "prompt_tokens": len(ask["prompt"]),
+                "completion_tokens": len(result.tokens),
+                "total_tokens": len(ask["prompt"]) + len(result.tokens),
+                "prompt_tokens_details": {"cached_tokens": result.cached_tokens.total},
+            }
+            end = {"state": result.state, "reason": result.reason, "usage": usage}
+            await response.write(json.dumps(end).encode() + b"\n")
     return response
 
 
