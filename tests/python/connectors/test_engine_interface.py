@@ -186,6 +186,26 @@ def test_a_constructor_of_another_form_is_named_and_is_no_bare_error(
         package.Blockyard.requires_piecewise_for_cudagraph({"host": 64}, "more")
 
 
+@pytest.mark.parametrize(
+    "instead", [lambda: None, None, int | str, {}], ids=["function", "none", "union", "mapping"]
+)
+def test_what_is_no_class_any_more_is_named(monkeypatch: pytest.MonkeyPatch, instead: Any) -> None:
+    modules = put(monkeypatch, "vllm", recorded("vllm"))
+    monkeypatch.setattr(modules["vllm.config"], "CacheConfig", instead)
+    assert compared("vllm").differences == ("CacheConfig is no class any more",)
+
+
+def test_a_module_that_cannot_be_imported_is_named_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "breaks.py").write_text("raise RuntimeError('no driver')")
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = Interface("breaks", {"tested": ["1"], "names": {"breaks.Name": {}}}, option="")
+    with pytest.raises(by.Unsupported, match=r"breaks.Name is missing \(RuntimeError: no driver"):
+        engine.check()
+    assert isinstance(engine.get("Name"), type)
+
+
 def test_a_new_abstract_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = put(monkeypatch, "vllm", recorded("vllm"))
     base = modules["vllm.distributed.kv_transfer.kv_connector.v1.base"].KVConnectorBase_V1
