@@ -175,12 +175,20 @@ def _unlike(name: str, recorded: str, function: Callable[..., object]) -> Iterat
 
 
 def parameters_of(function: Callable[..., object]) -> str | None:
-    """Returns the names of a function's parameters but `self`; None for what is no function."""
+    """Returns a function's parameters but `self`, as Python writes them; None for no function.
+
+    Defaults and types are left out: "request *, block_ids", say, or "forward_context **kwargs".
+    """
     try:
-        names = inspect.signature(function).parameters
+        given = inspect.signature(function)
     except (TypeError, ValueError):
         return None
-    return " ".join(name for name in names if name != "self")
+    plain = [
+        one.replace(annotation=one.empty, default=one.empty)
+        for name, one in given.parameters.items()
+        if name != "self"
+    ]
+    return str(inspect.Signature(plain))[1:-1].replace(",", "")
 
 
 def _abstract(kind: type) -> frozenset[str]:

@@ -123,6 +123,8 @@ def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFix
         ({"host": 64, "disk": 9}, "disk = 9 was given, and no disk_path"),
         ({"disk": "9 GiB"}, "disk = '9 GiB' was given, and no disk_path"),
         ({"host": 64, "disk": 9, "disk_path": ""}, "disk_path = ''"),
+        ({"host": 64, "disk": 9, "disk_path": "a\0b"}, "give a path"),
+        ({"host": 64, "disk": 9, "disk_path": ["/a", "/a/"]}, "give each disk once"),
         ({"host": -1}, "host = -1"),
         ({"host": 64, "config": "/no/such/file"}, "is no configuration"),
         ({"host": 64, "config": "\0"}, "is no configuration"),

@@ -183,6 +183,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
         '"host": "16 GiB"',
     ),
     "two names of one disk": (host(disk="1 TiB", disk_path=[]), "disk_path = []", "give a path"),
+    "one disk twice": (host(disk="1 TiB", disk_path=["/kv", "/kv"]), "disk_path", "give each disk"),
     "a file that cannot be": (
         host(record="/no/such/folder/x"),
         "cannot be written",

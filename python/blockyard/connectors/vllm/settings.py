@@ -81,9 +81,11 @@ class Settings:
         if paths is not None and not (
             isinstance(paths, Sequence)
             and paths
-            and all(isinstance(one, str) and one for one in paths)
+            and all(isinstance(one, str) and one and "\0" not in one for one in paths)
         ):
             raise Misuse(f"disk_path = {self.disk_path!r}: give a path, or a list of paths")
+        if isinstance(paths, Sequence) and len({Path(one) for one in paths}) < len(paths):
+            raise Misuse(f"disk_path = {self.disk_path!r}: give each disk once")
 
     @classmethod
     def read(
