@@ -185,10 +185,14 @@ def test_a_restart_with_another_number_says_what_it_does_not_find(
     engine.close()
     assert "--data-parallel-size 1 to" in caplog.text
     assert "--data-parallel-size 3 to" in caplog.text
-    # One of them says it.
+    # One of them says it, on each machine.
     caplog.clear()
     start(tmp_path, 1, 2).close()
     assert "data parallel" not in caplog.text
+    for number, says in ((2, True), (3, False)):
+        caplog.clear()
+        Engine(tmp_path, changes=as_replica(number, 4, 2)).close()
+        assert ("data parallel" in caplog.text) is says
 
 
 def test_another_model_on_the_disk_is_none_of_it(

@@ -318,6 +318,12 @@ def test_what_a_file_of_keys_says_is_looked_at_too(tmp_path: Path) -> None:
     assert (asked.host, asked.disk, asked.paths) == (8 << 30, 1 << 40, (Path("/kv"),))
 
 
+@pytest.mark.parametrize("more", ["--enable-sleep-mode", "--enable-cumem-allocator"])
+def test_an_allocator_of_vllm_itself_goes_with_segments_that_expand(more: str) -> None:
+    found = serve(line(more=more), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert failed(found) == []
+
+
 def test_a_second_is_no_time_for_the_end() -> None:
     extra = {"host": "8 GiB", "disk": "1 TiB", "disk_path": "/kv"}
     levels = [serve(line(extra, f"--shutdown-timeout {at}"))["end"].level for at in (0, 1, 2)]

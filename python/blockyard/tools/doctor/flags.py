@@ -36,6 +36,7 @@ _SWITCHES: Final = frozenset(
         *("enable_prefix_caching", "enforce_eager", "enable_sleep_mode", "enable_lora"),
         *("disable_hybrid_kv_cache_manager", "trust_remote_code", "async_scheduling"),
         *("enable_chunked_prefill", "enable_expert_parallel", "disable_log_stats"),
+        "enable_cumem_allocator",
     )
 )
 _TEXTS: Final = frozenset(

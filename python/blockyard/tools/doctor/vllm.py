@@ -411,8 +411,8 @@ def allocator(serve: Serve, _: Site) -> Finding:
     name = "PYTORCH_CUDA_ALLOC_CONF"
     if "expandable_segments:True" not in serve.environ.get(name, ""):
         return Finding("allocator", "ok", "as it must be")
-    if serve.flags.values.get("enable_sleep_mode"):
-        return Finding("allocator", "ok", "sleep mode has one of its own")
+    if any(serve.flags.values.get(f"enable_{one}") for one in ("sleep_mode", "cumem_allocator")):
+        return Finding("allocator", "ok", "vLLM takes one of its own")
     fact = f"{name}={serve.environ[name]}"
     return Finding("allocator", "fail", fact, _NOT_STARTED, f"unset {name}")
 
