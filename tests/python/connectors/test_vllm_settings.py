@@ -217,7 +217,7 @@ def test_a_path_may_begin_at_home(path: Any, monkeypatch: pytest.MonkeyPatch) ->
     extra = {"host": 64, "disk": 64, "disk_path": path, "namespace": {"weights": "v1"}}
     found = read(extra)[0].disk_path
     assert found == ("/home/me/kv" if isinstance(path, str) else ["/mnt/a", "/home/me/kv"])
-    with pytest.raises(by.Misuse, match="give the whole path"):
+    with pytest.raises(by.Misuse, match="Give the whole path"):
         read(extra | {"disk_path": "~nobody-of-that-name/kv"})
 
 

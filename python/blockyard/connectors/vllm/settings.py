@@ -13,7 +13,7 @@ from blockyard.connectors.vllm.replicas import ALONE, Replica
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.sizes import parse_size
-from blockyard.shared.validate import one_of, seconds
+from blockyard.shared.validate import folder, one_of, seconds
 from blockyard.yard.config import Config
 from blockyard.yard.sizes import in_blocks
 
@@ -285,10 +285,7 @@ def _at_home(paths: Any) -> Any:
         return [_at_home(one) for one in paths]
     if not isinstance(paths, str) or not paths.startswith("~"):
         return paths
-    try:
-        return str(Path(paths).expanduser())
-    except RuntimeError as error:
-        raise Misuse(f"disk_path = {paths!r}: {error}; give the whole path") from error
+    return str(folder("disk_path", paths))
 
 
 def _share(tier: str, size: Any, layout: KVLayout, replicas: int) -> Any:
