@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from blockyard._core import Unsupported
 from blockyard.shared.extras import install
-from blockyard.shared.log import Limited
+from blockyard.shared.log import Limited, described
+from blockyard.shared.owner import is_foreign
 
 __all__ = ["Interface", "parameters_of"]
 
@@ -57,6 +58,10 @@ class Interface:
             return str(getattr(import_module(self.engine.lower()), "__version__", "unknown"))
         except ImportError:
             return "(not installed)"
+        except Exception as error:
+            if is_foreign(error):
+                raise
+            return "(not to be imported)"
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - it is the engine's
         """Returns what the engine has under a recorded name.
@@ -73,7 +78,9 @@ class Interface:
             raise AttributeError(f"{name!r} is not recorded of {self.engine}")
         try:
             return _found(full)
-        except (ImportError, AttributeError):
+        except Exception as error:
+            if is_foreign(error):
+                raise
             return type(name, (), {})
 
     @cached_property
@@ -130,9 +137,20 @@ def _differences(full: str, recorded: Mapping[str, Any]) -> Iterator[str]:
     name = full.rpartition(".")[2]
     try:
         one = _found(full)
-    except (ImportError, AttributeError) as error:
-        # An import that fails within the engine says why.
-        yield f"{full} is missing" + (f" ({error})" if isinstance(error, ImportError) else "")
+    except Exception as error:
+        if is_foreign(error):
+            raise
+        # An import that fails within the engine, with whatever error, says why.
+        why = "" if isinstance(error, AttributeError) else f" ({described(error)})"
+        yield f"{full} is missing{why}"
+        return
+    yield from _compared(name, recorded, one)
+
+
+def _compared(name: str, recorded: Mapping[str, Any], one: Any) -> Iterator[str]:  # noqa: ANN401 - as above
+    """Says what differs of what the engine has under a recorded name."""
+    if {"fields", "methods", "abstract"} & recorded.keys() and not isinstance(one, type):
+        yield f"{name} is no class any more"
         return
     if "parameters" in recorded:
         yield from _unlike(name, recorded["parameters"], one)
@@ -157,12 +175,20 @@ def _unlike(name: str, recorded: str, function: Callable[..., object]) -> Iterat
 
 
 def parameters_of(function: Callable[..., object]) -> str | None:
-    """Returns the names of a function's parameters but `self`; None for what is no function."""
+    """Returns a function's parameters but `self`, as Python writes them; None for no function.
+
+    Defaults and types are left out: "request *, block_ids", say, or "forward_context **kwargs".
+    """
     try:
-        names = inspect.signature(function).parameters
+        given = inspect.signature(function)
     except (TypeError, ValueError):
         return None
-    return " ".join(name for name in names if name != "self")
+    plain = [
+        one.replace(annotation=one.empty, default=one.empty)
+        for name, one in given.parameters.items()
+        if name != "self"
+    ]
+    return str(inspect.Signature(plain))[1:-1].replace(",", "")
 
 
 def _abstract(kind: type) -> frozenset[str]:

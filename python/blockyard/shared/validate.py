@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from blockyard._core import Misuse
 from blockyard.shared.owner import is_foreign
 
-__all__ = ["bounded", "file", "integer", "known", "one_of", "seconds", "shown"]
+__all__ = ["bounded", "file", "folder", "integer", "known", "one_of", "seconds", "shown"]
 
 _MANY: Final = 2**20
 """Values that one call takes of what is an object each: acks, seats, or flights."""
@@ -133,6 +134,20 @@ def shown(value: object) -> str:
         if isinstance(error, RecursionError):
             return "a value nested thousands deep"
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def folder(name: str, given: str) -> Path:
+    """The path of a folder, with a user's home in place of `~` at its beginning.
+
+    Raises:
+        Misuse: There is no such user, or it can be no path.
+    """
+    if "\0" in given:
+        raise Misuse(f"{name} = {given!r}: a path has no NUL in it")
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise Misuse(f"{name} = {given!r}: {error} Give the whole path") from error
 
 
 def file(name: str, given: object) -> str:

@@ -82,16 +82,16 @@ def without(engine: str) -> Iterator[tuple[str, Names]]:
             yield f"{name}.{field} is missing", names
         for method, parameters in touched.get("methods", {}).items():
             names = recorded(engine)
-            names[full]["methods"][method] = f"{parameters} another"
-            yield f"{name}.{method}({', '.join([*parameters.split(), 'another'])})", names
+            names[full]["methods"][method] = f"another {parameters}"
+            yield f"{name}.{method}({', '.join(['another', *parameters.split()])})", names
             if method != "__init__":
                 names = recorded(engine)
                 del names[full]["methods"][method]
                 yield f"{name}.{method} is missing", names
         if "parameters" in touched:
             names = recorded(engine)
-            names[full]["parameters"] += " another"
-            yield f"{name}({', '.join([*touched['parameters'].split(), 'another'])})", names
+            names[full]["parameters"] = f"another {touched['parameters']}"
+            yield f"{name}({', '.join(['another', *touched['parameters'].split()])})", names
 
 
 def compared(engine: str) -> Interface:
@@ -184,6 +184,40 @@ def test_a_constructor_of_another_form_is_named_and_is_no_bare_error(
         package.Blockyard(vllm_front.vllm_config())
     with pytest.raises(by.Unsupported, match="hub"):
         package.Blockyard.requires_piecewise_for_cudagraph({"host": 64}, "more")
+
+
+@pytest.mark.parametrize("now", ["* request block_ids", "request block_ids /", "*args **kwargs"])
+def test_parameters_that_are_given_in_another_way_are_named(
+    monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    names = recorded("vllm")
+    base = next(full for full in names if full.endswith("KVConnectorBase_V1"))
+    names[base]["methods"]["request_finished"] = now
+    put(monkeypatch, "vllm", names)
+    (said,) = compared("vllm").differences
+    # Where the rest is given by position only, so is `self`, which is left out.
+    given = ", ".join(now.split())
+    assert said == f"KVConnectorBase_V1.request_finished({given}) instead of (request, block_ids)"
+
+
+@pytest.mark.parametrize(
+    "instead", [lambda: None, None, int | str, {}], ids=["function", "none", "union", "mapping"]
+)
+def test_what_is_no_class_any_more_is_named(monkeypatch: pytest.MonkeyPatch, instead: Any) -> None:
+    modules = put(monkeypatch, "vllm", recorded("vllm"))
+    monkeypatch.setattr(modules["vllm.config"], "CacheConfig", instead)
+    assert compared("vllm").differences == ("CacheConfig is no class any more",)
+
+
+def test_a_module_that_cannot_be_imported_is_named_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "breaks.py").write_text("raise RuntimeError('no driver')")
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = Interface("breaks", {"tested": ["1"], "names": {"breaks.Name": {}}}, option="")
+    with pytest.raises(by.Unsupported, match=r"breaks.Name is missing \(RuntimeError: no driver"):
+        engine.check()
+    assert isinstance(engine.get("Name"), type)
 
 
 def test_a_new_abstract_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

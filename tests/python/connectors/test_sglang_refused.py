@@ -9,6 +9,7 @@ import pytest
 import blockyard as by
 from blockyard._typing import override
 from blockyard.connectors.sglang import Storage
+from blockyard.connectors.sglang.settings import Settings
 from sglang_pages import PAGES, config, keys, opened, put, refused, store, take, whole
 from sglang_stub import Pool
 
@@ -19,6 +20,10 @@ WORDS: list[tuple[dict[str, Any], str]] = [
     ({"disk": None}, 'disk is missing: give it, as "disk": "200 GiB"'),
     ({"disk_path": None}, 'disk_path is missing: give it, as "disk_path": "/data/kv"'),
     ({"disk_path": 3}, "disk_path = 3: must be the path of a folder"),
+    ({"disk_path": "~nobody-of-that-name/a"}, "Give the whole path"),
+    ({"disk_path": "a\0b"}, "a path has no NUL in it"),
+    ({"host": "64 GiB"}, "the memory of the host is SGLang's: give --hicache-size"),
+    ({"DISK": "1 GiB"}, "did you mean 'disk'?"),
     ({"interface_v1": None}, 'write "interface_v1": 1, as in --hicache-storage-backend-extra'),
     ({"interface_v1": 0}, "interface_v1 is missing"),
     ({"thread": 2}, "there is no 'thread' in --hicache-storage-backend-extra-config: did you mean"),
@@ -37,6 +42,12 @@ WORDS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("words", "text"), WORDS, ids=[str(one[0]) for one in WORDS])
 def test_a_word_that_is_wrong_is_named(tmp_path: Path, words: dict[str, Any], text: str) -> None:
     refused(tmp_path, by.Misuse, text, extra=words)
+
+
+@pytest.mark.parametrize("extra", ["text", 5, [1]])
+def test_what_is_no_mapping_is_named(extra: Any) -> None:
+    with pytest.raises(by.Misuse, match="is no mapping"):
+        Settings.of_extra(extra)
 
 
 def test_words_of_sglang_itself_are_no_concern_of_ours(tmp_path: Path) -> None:

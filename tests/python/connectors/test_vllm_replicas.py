@@ -89,6 +89,8 @@ def test_a_file_of_options_counts_and_the_command_line_goes_before(tmp_path: Pat
     path.write_text("model: M\ndata-parallel-size: 4\ndata_parallel_size_local: 2\n")
     assert replica_of(told(1), "", ["serve", "--config", str(path)]) == Replica(1, 4, 2)
     assert replica_of(told(1), "", ["serve", f"--config={path}", "-dp", "6"]) == Replica(1, 6, 2)
+    path.write_text("data-parallel-size: '4'  # all\n\"data-parallel-size-local\": 2 # here\n")
+    assert replica_of(told(1), "", ["serve", "--config", str(path)]) == Replica(1, 4, 2)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for missing in ("/no/such/file", str(tmp_path), str(tmp_path / "bytes")):
         assert replica_of(told(1), "", ["--config", missing]) == Replica(1, None)
@@ -183,10 +185,14 @@ def test_a_restart_with_another_number_says_what_it_does_not_find(
     engine.close()
     assert "--data-parallel-size 1 to" in caplog.text
     assert "--data-parallel-size 3 to" in caplog.text
-    # One of them says it.
+    # One of them says it, on each machine.
     caplog.clear()
     start(tmp_path, 1, 2).close()
     assert "data parallel" not in caplog.text
+    for number, says in ((2, True), (3, False)):
+        caplog.clear()
+        Engine(tmp_path, changes=as_replica(number, 4, 2)).close()
+        assert ("data parallel" in caplog.text) is says
 
 
 def test_another_model_on_the_disk_is_none_of_it(

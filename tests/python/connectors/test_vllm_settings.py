@@ -1,6 +1,8 @@
 """What vLLM's connector is told, and what it refuses."""
 
+import json
 import logging
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.connectors.vllm import Blockyard
+from blockyard.connectors.vllm import Blockyard, elsewhere
 from blockyard.connectors.vllm.engine_facts import facts
 from blockyard.connectors.vllm.identity import Root
 from blockyard.connectors.vllm.settings import OWN
@@ -121,6 +123,8 @@ def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFix
         ({"host": 64, "disk": 9}, "disk = 9 was given, and no disk_path"),
         ({"disk": "9 GiB"}, "disk = '9 GiB' was given, and no disk_path"),
         ({"host": 64, "disk": 9, "disk_path": ""}, "disk_path = ''"),
+        ({"host": 64, "disk": 9, "disk_path": "a\0b"}, "give a path"),
+        ({"host": 64, "disk": 9, "disk_path": ["/a", "/a/"]}, "give each disk once"),
         ({"host": -1}, "host = -1"),
         ({"host": 64, "config": "/no/such/file"}, "is no configuration"),
         ({"host": 64, "config": "\0"}, "is no configuration"),
@@ -155,6 +159,17 @@ def test_an_option_that_is_none_is_named(extra: dict[str, Any], says: str) -> No
         ("offload_prompt_only", True, 'write "decode": false'),
         ("cache_policy", "arc", 'write "eviction": "learned"'),
         ("kv_role", "kv_both", "leave it out: it stands beside kv_connector_extra_config"),
+        ("host_memory", "64G", 'write "host": "64 GiB"'),
+        ("ram", "512Mi", 'write "host": "512 MiB"'),
+        ("cpu", " 64 ", 'write "host": "64 GiB"'),
+        ("host_size", "half", 'write "host": "64 GiB"'),
+        ("hosts", True, 'write "host": "64 GiB"'),
+        ("hosts", {"a": 1}, 'write "host": "64 GiB"'),
+        ("hosts", 0, 'write "host": "64 GiB"'),
+        ("cpu_bytes_to_use", True, 'write "host": "64 GiB"'),
+        ("disk_size", "2T", 'write "disk": "2 TiB", with "disk_path": "/mnt/kv"'),
+        ("save_decode_cache", "false", 'write "decode": false'),
+        ("lazy_offload", "False", 'write "stow": "through"'),
     ],
 )
 def test_what_it_is_called_elsewhere_is_answered_with_what_it_is_here(
@@ -163,6 +178,52 @@ def test_what_it_is_called_elsewhere_is_answered_with_what_it_is_here(
     with pytest.raises(by.Misuse) as refused:
         read({"host": 64, name: value})
     assert f"there is no {name!r} in kv_connector_extra_config: {says}" in str(refused.value)
+
+
+NONSENSE: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        "",
+        "65536",
+        "64G",
+        "a",
+        "/a",
+        "50%",
+        0,
+        -1,
+        2000.5,
+        1 << 36,
+        1e309,
+        [],
+        {"a": 1},
+    ),
+)
+
+
+@pytest.mark.parametrize("name", sorted(elsewhere._WHERE))
+def test_the_line_that_is_advised_is_accepted(name: str) -> None:
+    for value in NONSENSE:
+        said = elsewhere.here(name, value)
+        assert said is not None
+        extra = {"host": 64, "preempt": "recompute"}
+        extra |= json.loads("{" + re.sub(", with ", ", ", said.removeprefix("write ")) + "}")
+        read({"namespace": {"weights": "v1"}, **extra})
+
+
+@pytest.mark.parametrize("path", ["~/kv", ["/mnt/a", "~/kv"]])
+def test_a_path_may_begin_at_home(path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    extra = {"host": 64, "disk": 64, "disk_path": path, "namespace": {"weights": "v1"}}
+    found = read(extra)[0].disk_path
+    assert found == ("/home/me/kv" if isinstance(path, str) else ["/mnt/a", "/home/me/kv"])
+    with pytest.raises(by.Misuse, match="Give the whole path"):
+        read(extra | {"disk_path": "~nobody-of-that-name/kv"})
+
+
+def test_a_name_in_capitals_is_answered_with_the_nearest() -> None:
+    with pytest.raises(by.Misuse, match="did you mean 'host'"):
+        read({"HOST": "64 GiB"})
 
 
 def test_a_host_that_holds_no_request_of_full_length_is_too_small() -> None:

@@ -131,6 +131,19 @@ def test_workers_in_processes_write_before_they_are_ended(tmp_path: Path, number
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("timeout", "flush", "says"), [(0, 20, True), (1, 20, True), (2, 20, False), (0, 0, False)]
+)
+def test_the_line_at_the_start_says_what_gives_the_end_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, flush: int, says: bool
+) -> None:
+    with caplog.at_level("INFO", "blockyard"):
+        Ranks(tmp_path, timeout=timeout, flush=flush).close()
+    (line,) = [one for one in caplog.messages if one.startswith("Blockyard keeps preempted")]
+    assert ("write --shutdown-timeout 60" in line) is says
+    assert (f"--shutdown-timeout {timeout} leaves" in line) is says
+
+
 @pytest.mark.parametrize("more", [{"flush": 0}, {"flush": 20, "timeout": 1}], ids=["0", "no time"])
 @pytest.mark.usefixtures("engine_process")
 def test_where_no_time_is_given_nothing_more_is_written(

@@ -82,6 +82,13 @@ ROWS: dict[str, Row] = {
         "60.0 GiB are free",
     ),
     "little memory": (host.memory, {"proc/meminfo": MEMINFO}, {"host": 55 * GIB}, "warn", "48 GiB"),
+    "less than a GiB": (
+        host.memory,
+        {"proc/meminfo": "MemAvailable: 524288 kB"},
+        {"host": GIB},
+        "fail",
+        '"host": "409 MiB"',
+    ),
     "too little memory": (
         host.memory,
         {"proc/meminfo": MEMINFO},

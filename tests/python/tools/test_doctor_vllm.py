@@ -25,7 +25,7 @@ LLAMA: dict[str, Any] = {
 LATENT = LLAMA | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 60}
 TRANSFER = {
     "kv_connector": "Blockyard",
-    "kv_connector_module_path": "blockyard.engines.vllm",
+    "kv_connector_module_path": "blockyard.connectors.vllm",
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
 }
@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "another module": (
         line(kv_connector_module_path="blockyard.vllm"),
         "'blockyard.vllm'",
-        '"kv_connector_module_path": "blockyard.engines.vllm"',
+        '"kv_connector_module_path": "blockyard.connectors.vllm"',
     ),
     "no role": (line(kv_role=...), "kv_role = None", '"kv_role": "kv_both"'),
     "producer": (line(kv_role="kv_producer"), "kv_role = 'kv_producer'", '"kv_role": "kv_both"'),
@@ -115,6 +115,14 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "--kv-offloading-size (native)",
         '"host": "32 GiB"',
     ),
+    "another's connector beside, of no size": (
+        line(more="--kv-offloading-size nan"),
+        "--kv-offloading-size (native)",
+        '"host": "64 GiB"',
+    ),
+    "swap space in text": (line(more="--swap-space 16GB"), "no such", '"host": "4 GiB/rank"'),
+    "ranks": (host(ranks=2), "ranks = 2", "leave it out"),
+    "yard": (host(yard=2), "yard = 2", "leave it out"),
     "swap space": (line(more="--swap-space 16"), "no such flag any more", '"host": "16 GiB/rank"'),
     "no host": (line({}), "host is missing", '"host": "64 GiB"'),
     "hosts": (line({"hosts": "9 GiB"}), "no 'hosts'", '"host": "9 GiB"'),
@@ -175,6 +183,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
         '"host": "16 GiB"',
     ),
     "two names of one disk": (host(disk="1 TiB", disk_path=[]), "disk_path = []", "give a path"),
+    "one disk twice": (host(disk="1 TiB", disk_path=["/kv", "/kv"]), "disk_path", "give each disk"),
     "a file that cannot be": (
         host(record="/no/such/folder/x"),
         "cannot be written",
@@ -298,6 +307,29 @@ def test_a_disk_for_weights_that_are_not_here_yet_is_a_warning(tmp_path: Path) -
     assert found["end"].level == "ok"
 
 
+def test_what_a_file_of_keys_says_is_looked_at_too(tmp_path: Path) -> None:
+    path = tmp_path / "kv.toml"
+    path.write_text('host = "8 GiB"\ndisk = "1 TiB"\ndisk_path = "/kv"\nrecord = "/no/such/x"\n')
+    command = line({"config": str(path)})
+    found = serve(command)
+    assert [one.name for one in failed(found)] == ["record"]
+    assert found["end"].level == "warn"
+    asked = Serve(parsed(split(command)), {}).asked()
+    assert (asked.host, asked.disk, asked.paths) == (8 << 30, 1 << 40, (Path("/kv"),))
+
+
+@pytest.mark.parametrize("more", ["--enable-sleep-mode", "--enable-cumem-allocator"])
+def test_an_allocator_of_vllm_itself_goes_with_segments_that_expand(more: str) -> None:
+    found = serve(line(more=more), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert failed(found) == []
+
+
+def test_a_second_is_no_time_for_the_end() -> None:
+    extra = {"host": "8 GiB", "disk": "1 TiB", "disk_path": "/kv"}
+    levels = [serve(line(extra, f"--shutdown-timeout {at}"))["end"].level for at in (0, 1, 2)]
+    assert levels == ["warn", "warn", "ok"]
+
+
 def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     found = serve(line(), {"LMCACHE_CONFIG_FILE": "x", "LMCACHE_LOCAL_CPU": "1"})
     assert found["variables"].level == "warn"
@@ -305,7 +337,7 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
     bare = line(kv_connector_module_path=...)
     monkeypatch.setattr(vllm, "_registered", lambda: False)
     (one,) = failed(serve(bare))
-    assert one.do == 'write "kv_connector_module_path": "blockyard.engines.vllm"'
+    assert one.do == 'write "kv_connector_module_path": "blockyard.connectors.vllm"'
     monkeypatch.setattr(vllm, "_registered", lambda: True)
     assert failed(serve(bare)) == []
     (one,) = failed(serve("VLLM_PLUGINS=other " + bare))
@@ -337,6 +369,8 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
             "m --kv-transfer-config.kv_connector_extra_config.host '9 GiB'",
             {"model": "m", "kv_transfer_config": {"kv_connector_extra_config": {"host": "9 GiB"}}},
         ),
+        ("--enable-auto-tool-choice m", {"model": "m"}),
+        ("m --enable-prefix-cach", {"model": "m", "enable_prefix_caching": True}),
         ("m --tensor-parallel 4", {"model": "m", "tensor_parallel_size": 4}),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.shared.validate import integer, one_of, seconds
+from blockyard.shared.validate import folder, integer, one_of, seconds
 
 __all__ = ["START", "Settings", "check_config"]
 
@@ -23,6 +23,8 @@ _SGLANG: Final = (
     *("hicache_storage_pass_prefix_keys", "tp_lcm_size"),
 )
 """Keys that SGLang itself reads."""
+_OF_HOST: Final = ("host", "hosts", "host_blocks", "cpu_bytes_to_use", "max_local_cpu_size")
+_HOST: Final = "the memory of the host is SGLang's: give --hicache-size, in GB"
 _DAY: Final = 86_400
 
 
@@ -76,14 +78,18 @@ class Settings:
         Raises:
             Misuse: A key is unknown, missing, or has a wrong value.
         """
-        given = {} if extra is None else dict(extra)
+        words: object = {} if extra is None else extra
+        if not isinstance(words, Mapping):
+            raise Misuse(f"{words!r:.80} is no mapping of names to values: write {START}")
+        given = dict(words)
         own = [field.name for field in fields(cls)]
         for name in given:
             if name not in _SGLANG and name not in own:
-                near = difflib.get_close_matches(str(name)[:80], own, n=1, cutoff=0.0)[0]
+                plain = str(name)[:80].casefold()
+                near = difflib.get_close_matches(plain, own, n=1, cutoff=0.0)[0]
+                meant = _HOST if plain in _OF_HOST else f"did you mean {near!r}?"
                 raise Misuse(
-                    f"there is no {name!r} in --hicache-storage-backend-extra-config: did you mean "
-                    f"{near!r}?"
+                    f"there is no {name!r} in --hicache-storage-backend-extra-config: {meant}"
                 )
         if not given.get("interface_v1"):
             raise Misuse(
@@ -97,7 +103,7 @@ class Settings:
         if not isinstance(path, str) or not path:
             raise Misuse(f"disk_path = {path!r}: must be the path of a folder")
         values = {name: given[name] for name in own if name in given}
-        values["disk_path"] = Path(path).expanduser()
+        values["disk_path"] = folder("disk_path", path)
         values["namespace"] = given.get("namespace", {})
         return cls(**values)
 

@@ -8,13 +8,13 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from blockyard._typing import override
+from blockyard.connectors.vllm import stopping
 from blockyard.connectors.vllm.engine import INTERFACE, KVConnectorBase_V1, KVConnectorRole
 from blockyard.connectors.vllm.engine_facts import facts, recompute_on_failure
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
-from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.connectors.vllm.worker_half import WorkerHalf
 from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
@@ -68,11 +68,12 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
                 weights_change=known.weights_change,
                 again=known.again,
                 replica=known.replica,
-                stopping=Stopping(vllm_config.shutdown_timeout) if lasts else None,
+                stopping=stopping.Stopping(vllm_config.shutdown_timeout) if lasts else None,
             )
             if settings.disk_path is not None and config.ranks == 1:
                 _FRONTS[self._front.cache.config.yard] = self._front
-            _log.info("%s%s", settings.said(config), known.replica.said())
+            ending = stopping.said(vllm_config.shutdown_timeout) if lasts else ""
+            _log.info("%s%s%s", settings.said(config), known.replica.said(), ending)
             self._listen(vllm_config)
         else:
             self._back = WorkerHalf(

@@ -5,14 +5,20 @@ often written in their place.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+
+from blockyard._core import Misuse
+from blockyard.shared.sizes import parse_size
 
 __all__ = ["here"]
 
 _GIB: Final = 1 << 30
 _LMCACHE: Final = "lmcache."
+_PLAIN: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])?i?\s*", re.ASCII | re.IGNORECASE)
+"""A number without a unit that is read here: "64", "64G" or "64Gi"."""
 
 
 class _Meant(NamedTuple):
@@ -27,18 +33,19 @@ class _Meant(NamedTuple):
     """What else is needed, or holds."""
 
 
-def _gib(nbytes: float, per: str = "") -> str:
-    if isinstance(nbytes, bool) or not 0 < nbytes < float("inf"):
+def _gib(given: Any, unit: int, per: str = "") -> str:
+    nbytes = 0.0 if isinstance(given, bool) else float(given) * unit
+    if not 0 < nbytes < float("inf"):
         raise ValueError
     return f"{nbytes / _GIB:.10g} GiB{per}"
 
 
 def _bytes(per: str = "") -> Callable[[Any], str]:
-    return lambda given: _gib(float(given), per)
+    return lambda given: _gib(given, 1, per)
 
 
 def _gibs(per: str = "") -> Callable[[Any], str]:
-    return lambda given: _gib(float(given) * _GIB, per)
+    return lambda given: _gib(given, _GIB, per)
 
 
 def _blocks(given: Any) -> int:
@@ -47,10 +54,21 @@ def _blocks(given: Any) -> int:
     return int(given)
 
 
-def _text(given: Any) -> str:
+def _amount(given: Any) -> int | str:
+    """Takes what is an amount here; text such as "64G" or "64" is of GiB."""
     if not isinstance(given, str):
-        raise TypeError
-    return given
+        if not isinstance(given, int):
+            raise TypeError
+        return _blocks(given)
+    plain = _PLAIN.fullmatch(given)
+    text = given if plain is None else f"{plain[1]} {(plain[2] or 'G').upper()}iB"
+    try:
+        amount = parse_size("host", text)
+    except Misuse as error:
+        raise ValueError from error
+    if not amount.nbytes:
+        raise ValueError
+    return text
 
 
 def _path(given: Any) -> str:
@@ -64,14 +82,20 @@ def _order(given: Any) -> str:
     return "recency" if str(given).casefold() in {"lru", "mru", "fifo"} else "learned"
 
 
-def _unlike(given: Any) -> bool:
-    if not isinstance(given, bool):
+def _bool(given: Any) -> bool:
+    said = {"true": True, "false": False}.get(str(given).casefold(), given)
+    if not isinstance(said, bool):
         raise TypeError
-    return not given
+    return said
+
+
+def _unlike(given: Any) -> bool:
+    return not _bool(given)
 
 
 _HOST: Final = _Meant("host", _bytes(), "64 GiB")
 _HOST_GIB: Final = _Meant("host", _gibs(), "64 GiB")
+_AMOUNT: Final = _Meant("host", _amount, "64 GiB")
 _HOST_BLOCKS: Final = _Meant("host", _blocks, "64 GiB")
 _DISK: Final = '"disk_path": "/mnt/kv"'
 _DISK_GIB: Final = _Meant("disk", _gibs(), "1 TiB", f"with {_DISK}")
@@ -84,11 +108,11 @@ _WHERE: Final[Mapping[str, _Meant]] = MappingProxyType(
         "host_bytes": _HOST,
         "host_gb": _HOST_GIB,
         "host_gib": _HOST_GIB,
-        "host_memory": _Meant("host", _text, "64 GiB"),
-        "host_size": _Meant("host", _text, "64 GiB"),
-        "hosts": _Meant("host"),
-        "cpu": _Meant("host", _text, "64 GiB"),
-        "ram": _Meant("host", _text, "64 GiB"),
+        "host_memory": _AMOUNT,
+        "host_size": _AMOUNT,
+        "hosts": _AMOUNT,
+        "cpu": _AMOUNT,
+        "ram": _AMOUNT,
         "kv_offloading_size": _HOST_GIB,
         "swap_space": _Meant("host", _gibs("/rank"), "4 GiB/rank"),
         "host_blocks": _HOST_BLOCKS,
@@ -102,16 +126,18 @@ _WHERE: Final[Mapping[str, _Meant]] = MappingProxyType(
         "storage_path": _PATH,
         "root_dir": _PATH,
         "disk_blocks": _Meant("disk", _blocks, "1 TiB", f"with {_DISK}"),
-        "disk_size": _Meant("disk", _text, "1 TiB", f"with {_DISK}"),
+        "disk_size": _Meant("disk", _amount, "1 TiB", f"with {_DISK}"),
         "disk_gib": _DISK_GIB,
         "max_local_disk_size": _DISK_GIB,
         "disk_capacity_bytes": _Meant("disk", _bytes(), "1 TiB", f"with {_DISK}"),
         "kv_offload_backend": _Meant("disk", lambda _: "1 TiB", "1 TiB", f"with {_DISK}"),
-        "save_decode_cache": _Meant("decode", bool),
+        "save_decode_cache": _Meant("decode", _bool, example=True),
         "offload_prompt_only": _Meant("decode", _unlike, example=True),
         "cache_policy": _Meant("eviction", _order),
         "eviction_policy": _Meant("eviction", _order),
-        "lazy_offload": _Meant("stow", lambda given: "finish" if given else "through"),
+        "lazy_offload": _Meant(
+            "stow", lambda given: "finish" if _bool(given) else "through", "finish"
+        ),
     }
 )
 _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(

@@ -15,7 +15,9 @@ __all__ = ["ALONE", "Replica", "others_on_disk", "replica_of"]
 _OPTION: Final = r"--?(?:data[-_]parallel[-_]size|dp)(?P<local>[-_]local|l)?"
 _GIVEN: Final = re.compile(rf"{_OPTION}(?:=(?P<value>\d+))?")
 _IN_FILE: Final = re.compile(
-    r"^\s*data[-_]parallel[-_]size(?P<local>[-_]local)?\s*:\s*(?P<value>\d+)\s*$", re.MULTILINE
+    r"^\s*[\"']?data[-_]parallel[-_]size(?P<local>[-_]local)?[\"']?\s*:"
+    r"\s*[\"']?(?P<value>\d+)[\"']?\s*(?:#.*)?$",
+    re.MULTILINE,
 )
 _IDENTITY: Final = re.compile(r"[0-9a-f]{16}")
 _LINE: Final = re.compile(r'^replica = "\d+(?: of (\d+))?"\n', re.MULTILINE)

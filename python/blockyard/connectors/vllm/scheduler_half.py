@@ -175,7 +175,8 @@ class SchedulerHalf:
         self.cache.restore("disk", found.slots, found.keys, found.parents)
         self.restored = len(found)
         _log.info("Blockyard has found %d blocks on the disk again", len(found))
-        if not self._replica.number:
+        if self._replica.number % self._replica.here == 0:
+            # The first on each machine, which has disks of its own.
             for said in others_on_disk(workers[0].folders):
                 _log.warning("%s", said)
 

@@ -13,15 +13,15 @@ from blockyard.connectors.vllm.replicas import ALONE, Replica
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.sizes import parse_size
-from blockyard.shared.validate import one_of, seconds
+from blockyard.shared.validate import folder, one_of, seconds
 from blockyard.yard.config import Config
 from blockyard.yard.sizes import in_blocks
 
-__all__ = ["DEADLINE", "OWN", "Settings"]
+__all__ = ["DEADLINE", "OWN", "Settings", "with_file"]
 
 OWN: Final = (
-    *("layout", "block_size", "device", "engine", "groups"),
-    *("recompute", "keyed", "key_hash"),
+    *("layout", "block_size", "device", "engine", "groups", "ranks", "null_slots"),
+    *("recompute", "keyed", "key_hash", "yard"),
 )
 """Fields of `Config` that are vLLM's to say."""
 _BOOLS: Final = (True, False)
@@ -81,9 +81,11 @@ class Settings:
         if paths is not None and not (
             isinstance(paths, Sequence)
             and paths
-            and all(isinstance(one, str) and one for one in paths)
+            and all(isinstance(one, str) and one and "\0" not in one for one in paths)
         ):
             raise Misuse(f"disk_path = {self.disk_path!r}: give a path, or a list of paths")
+        if isinstance(paths, Sequence) and len({Path(one) for one in paths}) < len(paths):
+            raise Misuse(f"disk_path = {self.disk_path!r}: give each disk once")
 
     @classmethod
     def read(
@@ -129,7 +131,7 @@ class Settings:
             given.setdefault("write", {"host": "through"})
         for tier in ("host", "disk") if replica.here > 1 else ():
             given[tier] = _share(tier, given.get(tier, 0), layout, replica.here)
-        if replica.name and given.get("record"):
+        if replica.name and isinstance(given.get("record"), str):
             given["record"] = f"{given['record']}.{replica.number}"
         config = Config.of({**given, "layout": layout, "engine": blocks, "namespace": said})
         settings.check_room(config, longest)
@@ -148,10 +150,7 @@ class Settings:
         Raises:
             Misuse: As in `read`.
         """
-        given = dict(extra)
-        path = given.pop("config", None)
-        if path is not None:
-            given = {**_table(path), **given}
+        given = with_file(extra)
         own = {field.name for field in fields(cls)} - {"hints"}
         known = sorted((own | {field.name for field in fields(Config)}) - set(OWN))
         for name in given:
@@ -170,7 +169,8 @@ class Settings:
                 'it outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give '
                 "a larger host"
             )
-        return cls(**{name: given.pop(name) for name in own & given.keys()}), given
+        said = {name: given.pop(name) for name in own & given.keys()}
+        return cls(**{**said, "disk_path": _at_home(said.get("disk_path"))}), given
 
     def of_request(self, params: object) -> Self:
         """Returns what holds for one request.
@@ -268,6 +268,26 @@ class Settings:
             )
 
 
+def with_file(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the operator's words, with those of the file that `config` names beside them.
+
+    Raises:
+        Misuse: The file cannot be read.
+    """
+    given = dict(extra)
+    path = given.pop("config", None)
+    return given if path is None else {**_table(path), **given}
+
+
+def _at_home(paths: Any) -> Any:
+    """Returns a path, or a list of them, with the home of a user in place of `~`."""
+    if isinstance(paths, list):
+        return [_at_home(one) for one in paths]
+    if not isinstance(paths, str) or not paths.startswith("~"):
+        return paths
+    return str(folder("disk_path", paths))
+
+
 def _share(tier: str, size: Any, layout: KVLayout, replicas: int) -> Any:
     """Returns what each of some replicas has of a machine's memory or disks, in blocks.
 
@@ -285,7 +305,7 @@ def _share(tier: str, size: Any, layout: KVLayout, replicas: int) -> Any:
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(str(name)[:_SHOWN], known, n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(str(name)[:_SHOWN].casefold(), known, n=1, cutoff=0.0)[0]
 
 
 def _table(path: object) -> dict[str, Any]:

@@ -7,12 +7,22 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["Stopping"]
+__all__ = ["LEAST", "Stopping", "said"]
 
 _GRACE = 5.0
 """Seconds that vLLM gives an engine whose `--shutdown-timeout` is 0, where it gives it any."""
-_TEARDOWN = 1.0
-"""Seconds of these that are left to it."""
+LEAST = 1.0
+"""Seconds that are left to it, of these or of `--shutdown-timeout`."""
+
+
+def said(timeout: float) -> str:
+    """Says, for the line at the start, that the end leaves no time; empty where it leaves some."""
+    if timeout > LEAST:
+        return ""
+    return (
+        f"; --shutdown-timeout {timeout:g} leaves the end no time to write what is not on the disk:"
+        " write --shutdown-timeout 60"
+    )
 
 
 class Stopping:
@@ -48,7 +58,7 @@ class Stopping:
         """Returns the seconds that are left before vLLM ends its processes; None where it runs."""
         if self._since is None:
             return None
-        return max(0.0, self._since + self._timeout - _TEARDOWN - self._clock())
+        return max(0.0, self._since + self._timeout - LEAST - self._clock())
 
 
 def _is_engines(handler: object) -> bool:

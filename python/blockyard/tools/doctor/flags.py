@@ -36,6 +36,7 @@ _SWITCHES: Final = frozenset(
         *("enable_prefix_caching", "enforce_eager", "enable_sleep_mode", "enable_lora"),
         *("disable_hybrid_kv_cache_manager", "trust_remote_code", "async_scheduling"),
         *("enable_chunked_prefill", "enable_expert_parallel", "disable_log_stats"),
+        "enable_cumem_allocator",
     )
 )
 _TEXTS: Final = frozenset(
@@ -183,7 +184,7 @@ def _read(words: Sequence[str]) -> Flags:
             _put(nested.setdefault(name, {}), inner, given)
         elif switch := _switch(name):
             found.values[switch[0]] = switch[1]
-        elif equals or not left or _is_flag(left[0]):
+        elif equals or not left or _is_flag(left[0]) or _is_switch(name):
             _take(found, flag, name, value if equals else None)
         else:
             _take(found, flag, name, left.pop(0))
@@ -216,6 +217,11 @@ def _switch(name: str) -> tuple[str, bool] | None:
     return None
 
 
+def _is_switch(name: str) -> bool:
+    """Whether a flag that is not read here takes no value: vLLM's switches begin so."""
+    return name not in _READ and name.startswith(("enable_", "disable_", "no_"))
+
+
 def _put(into: dict[str, Any], keys: str, text: str) -> None:
     *path, last = keys.rstrip("+").split(".")
     for key in path:
@@ -240,6 +246,9 @@ def _take(found: Flags, flag: str, name: str, value: str | None) -> None:
                 meant = "--" + near[0].replace("_", "-")
                 found.faults.append(Fault(flag, "vLLM has no such flag", f"write {meant}"))
             return
+    if name in _SWITCHES:
+        found.values[name] = True
+        return
     if value is None:
         found.faults.append(Fault(flag, "it has no value", f"give one, as {_example(name)}"))
         return

@@ -104,13 +104,18 @@ def memory(site: Site) -> Finding:
     fact += f", the host tier asks for {size(asked)}"
     if asked <= free * _PART:
         return Finding("memory", "ok", fact)
-    fits = f'give a smaller one, as "host": "{max(int(free * _PART) >> 30, 1)} GiB"'
+    fits = f'give a smaller one, as "host": "{_fitting(int(free * _PART))}"'
     more = "raise the container's limit (docker run --memory)" if limited else "stop what takes it"
     if asked <= free:
         left = "little is left for the engine's own processes and for files"
         return Finding("memory", "warn", fact, left, f"{fits}, or {more}")
     dies = "the start fails, or the system kills the engine while it fills"
     return Finding("memory", "fail", fact, dies, f"{fits}, or {more}")
+
+
+def _fitting(nbytes: int) -> str:
+    """A size that fits, as it is written: of whole GiB, or of MiB where there is none."""
+    return f"{nbytes >> 30} GiB" if nbytes >> 30 else f"{nbytes >> 20} MiB"
 
 
 def shared_memory(site: Site) -> Finding:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from blockyard._core import BlockyardError
+from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.engine_facts import Facts, facts, refusals
-from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.settings import Settings, with_file
+from blockyard.connectors.vllm.stopping import LEAST
 from blockyard.shared.extras import install
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.sizes import parse_size
@@ -40,7 +42,7 @@ _FIELDS: Final = (
     *("kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy"),
 )
 """Of vLLM's KVTransferConfig, which takes no others."""
-_MODULES: Final = ("blockyard.engines.vllm", "blockyard.connectors.vllm")
+_MODULES: Final = ("blockyard.connectors.vllm", "blockyard.engines.vllm")
 _POLICIES: Final = ("recompute", "fail")
 _FLAG: Final = "--kv-transfer-config"
 _EXTRA: Final = "kv_connector_extra_config"
@@ -102,6 +104,15 @@ class Serve:
         """What is said to the connector."""
         given = self._own.get(_EXTRA)
         return dict(given) if isinstance(given, Mapping) else {}
+
+    @cached_property
+    def told(self) -> dict[str, Any]:
+        """What is said to the connector, with what stands in the file that `config` names."""
+        try:
+            return with_file(self.extra)
+        except BlockyardError:
+            # It is found where the keys are looked at.
+            return self.extra
 
     @cached_property
     def _own(self) -> Mapping[str, Any]:
@@ -186,10 +197,10 @@ class Serve:
 
     def asked(self) -> Asked:
         """What the machine is to have."""
-        paths = self.extra.get("disk_path")
+        paths = self.told.get("disk_path")
         named = [paths] if isinstance(paths, str) else paths
         folders = (
-            tuple(Path(one) for one in named if isinstance(one, str))
+            tuple(_expanded(one) for one in named if isinstance(one, str))
             if isinstance(named, list)
             else ()
         )
@@ -200,7 +211,7 @@ class Serve:
             asked = of_config.asked_of(self.read[1])
         else:
             # Without the model a number of blocks is no number of bytes.
-            given = (self.extra.get(tier) for tier in ("host", "disk"))
+            given = (self.told.get(tier) for tier in ("host", "disk"))
             host, disk = (_nbytes(one, self.workers, self.replicas) for one in given)
             asked = Asked(host=host, pinned=host // self.workers, disk=disk)
         many = self.replicas
@@ -213,6 +224,13 @@ class Serve:
             ranks=0,
         )
         return asked.joined(whole)
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def _nbytes(given: object, ranks: int, replicas: int) -> int:
@@ -289,8 +307,8 @@ def connector(serve: Serve, _: Site) -> Finding:
     if "kv_offloading_size" in serve.flags.values:
         backend = serve.flags.text("kv_offloading_backend", "native")
         lost = "vLLM puts its own connector in the place of this one, and says nothing"
-        given = serve.flags.values["kv_offloading_size"]
-        do = f'leave --kv-offloading-size out; "host": "{given:g} GiB" is the same here'
+        own = here("kv_offloading_size", serve.flags.values["kv_offloading_size"])
+        do = f"leave --kv-offloading-size out; for the same {own}"
         return Finding("kv_connector", "fail", f"--kv-offloading-size ({backend})", lost, do)
     if name == "Blockyard":
         return _found(serve)
@@ -307,18 +325,18 @@ def connector(serve: Serve, _: Site) -> Finding:
 
 def _found(serve: Serve) -> Finding:
     path = serve.transfer.get("kv_connector_module_path")
-    here = f'write "kv_connector_module_path": "{_MODULES[0]}"'
+    named = f'write "kv_connector_module_path": "{_MODULES[0]}"'
     if path is None:
         plugins = serve.environ.get("VLLM_PLUGINS")
         if _registered() and plugins is not None and "blockyard" not in plugins.split(","):
             left = f"VLLM_PLUGINS={plugins} leaves Blockyard's name out"
-            return Finding("kv_connector", "fail", left, _NOT_STARTED, f"add blockyard, or {here}")
+            return Finding("kv_connector", "fail", left, _NOT_STARTED, f"add blockyard, or {named}")
         if not _registered():
             fact = "kv_connector_module_path is missing"
-            return Finding("kv_connector", "fail", fact, _NOT_STARTED, here)
+            return Finding("kv_connector", "fail", fact, _NOT_STARTED, named)
     elif path not in _MODULES:
         fact = f"kv_connector_module_path = {shown(path)}"
-        return Finding("kv_connector", "fail", fact, _NOT_STARTED, here)
+        return Finding("kv_connector", "fail", fact, _NOT_STARTED, named)
     return Finding("kv_connector", "ok", "Blockyard")
 
 
@@ -361,7 +379,7 @@ def settings(serve: Serve, _: Site) -> Finding:
 
 def record(serve: Serve, _: Site) -> Finding:
     """The file for what requests were."""
-    path = Path(str(serve.extra["record"]))
+    path = Path(str(serve.told["record"]))
     where = path if path.exists() else path.parent
     if path.is_dir() or not os.access(where, os.W_OK):
         return Finding("record", "fail", f"{path} cannot be written", _REFUSED, "give another path")
@@ -393,8 +411,8 @@ def allocator(serve: Serve, _: Site) -> Finding:
     name = "PYTORCH_CUDA_ALLOC_CONF"
     if "expandable_segments:True" not in serve.environ.get(name, ""):
         return Finding("allocator", "ok", "as it must be")
-    if serve.flags.values.get("enable_sleep_mode"):
-        return Finding("allocator", "ok", "sleep mode has one of its own")
+    if any(serve.flags.values.get(f"enable_{one}") for one in ("sleep_mode", "cumem_allocator")):
+        return Finding("allocator", "ok", "vLLM takes one of its own")
     fact = f"{name}={serve.environ[name]}"
     return Finding("allocator", "fail", fact, _NOT_STARTED, f"unset {name}")
 
@@ -413,19 +431,20 @@ def swap(serve: Serve, _: Site) -> Finding:
     given = serve.flags.values.get("swap_space")
     if given is None:
         return Finding("--swap-space", "ok", "it is not there")
-    do = f'leave it out: "host": "{given} GiB/rank" keeps preempted requests'
+    do = f"leave it out; to keep preempted requests {here('swap_space', given)}"
     return Finding("--swap-space", "fail", "vLLM has no such flag any more", _NOT_STARTED, do)
 
 
 def end(serve: Serve, _: Site) -> Finding:
     """Whether the end of vLLM leaves time to write what is not on the disk."""
-    if not serve.extra.get("disk_path"):
+    if not serve.told.get("disk_path"):
         return Finding("end", "ok", "nothing outlives it")
     given = serve.flags.number("shutdown_timeout", 0)
-    if given > 0:
-        return Finding("end", "ok", f"--shutdown-timeout {given}")
+    fact = f"--shutdown-timeout {given}"
+    if given > LEAST:
+        return Finding("end", "ok", fact)
     lost = "vLLM ends its engine at once: what is not on the disk yet is computed again"
-    return Finding("end", "warn", "--shutdown-timeout 0", lost, "add --shutdown-timeout 60")
+    return Finding("end", "warn", fact, lost, "add --shutdown-timeout 60")
 
 
 def replicas(serve: Serve, _: Site) -> Finding:
@@ -449,7 +468,7 @@ def checks(serve: Serve) -> tuple[Check, ...]:
             partial(refusal, "transfer", "transfer", serve),
             *(partial(setting, name, serve) for name in serve.extra),
             partial(settings, serve),
-            *([partial(record, serve)] if "record" in serve.extra else []),
+            *([partial(record, serve)] if "record" in serve.told else []),
         ]
     if not serve.is_inside:
         every += [partial(refusal, "alone", "attention", serve)]
