@@ -189,6 +189,19 @@ def test_what_is_kept_is_named_and_goes_by_force_alone() -> None:
     assert cache.audit() is None
 
 
+@pytest.mark.parametrize("tokens", [3, 4, 6])
+def test_a_parked_request_is_named_by_its_salt_also_where_no_block_of_it_is_full(
+    tokens: int,
+) -> None:
+    cache = by.KVCache(device=33, host=16, block_size=4)
+    salts = ("one", "two")
+    one, two = (cache.park(cache.begin(range(tokens), salt=salt), tokens) for salt in salts)
+    assert cache.forget(salt="one") == Forgotten(0, [one.id], [])
+    assert (one.state, cache.audit()) == ("kept", None)
+    assert cache.forget(salt="one", force=True).kept == [one.id]
+    assert (one.state, two.state, cache.audit()) == ("broken", "kept", None)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "neither keys nor a salt"),
     ({"force": True}, "neither keys nor a salt"),

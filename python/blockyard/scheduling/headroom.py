@@ -125,7 +125,11 @@ class Adaptive:
         self._short = integer("short", short, least=0)
         given: dict[str, object] = {"blocks": blocks, "decay": decay}
         for name, value in given.items():
-            if not isinstance(value, int | float) or not 0 <= value < _MOST:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 <= value < _MOST
+            ):
                 raise Misuse(f"{name} = {value!r:.60}: must be a number >= 0 and < {_MOST:,}")
         self._first = self._now = blocks
         self._decay = decay

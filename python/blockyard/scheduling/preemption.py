@@ -280,6 +280,9 @@ class Preemptor:
     def may_stop(self, seat: Seat) -> bool:
         """Where the engine cannot recompute, promises slots below first (T7)."""
         if self._parking.must_park:
+            if seat.lease.state == "detached":
+                # Nothing keeps what `clear` or `forget` has named: it would fail.
+                return False
             seat.ticket = self._parking.promise(seat.lease)
             return seat.ticket is not None
         return True

@@ -57,3 +57,21 @@ def test_where_nothing_is_computed_again_a_forced_one_fails_by_name() -> None:
     loop.finish()
     assert loop.results["old"].tokens.tolist() == continuation("old", 14, 12)
     assert str(loop.results["new"].reason).startswith("kv_lost")
+
+
+@pytest.mark.law("INV-41")
+@pytest.mark.parametrize("verb", ["forget", "clear"])
+def test_who_cannot_be_kept_any_more_gives_way_to_nobody(verb: str) -> None:
+    loop = Loop(device=200, host=200, max_num_seqs=1, recompute=False)
+    loop.add("low", text(1, 8), 30)
+    loop.turn(4)
+    if verb == "clear":
+        loop.cache.clear()
+    else:
+        loop.cache.forget(keys=loop.cache.keys(text(1, 8)))
+    loop.add("high", text(9, 10), 4, priority=5)
+    loop.turn(4)
+    assert loop.told("displaced") == 0
+    loop.finish()
+    assert loop.results["low"].tokens.tolist() == continuation("low", 8, 30)
+    assert loop.results["high"].tokens.tolist() == continuation("high", 10, 4)

@@ -1,5 +1,6 @@
 """Policies of headroom, in a running batch."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -189,3 +190,11 @@ def test_a_short_answer_is_promised_in_full_and_a_fixed_number_is_kept() -> None
 def test_the_length_that_is_promised_is_a_number_of_tokens(short: Any) -> None:
     with pytest.raises(by.Misuse, match="short"):
         Adaptive(short=short)
+
+
+@pytest.mark.parametrize("name", ["blocks", "decay"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, 1_000_000, "2", None, True])
+def test_what_is_kept_for_each_is_a_number(name: str, value: Any) -> None:
+    given = {name: value}
+    with pytest.raises(by.Misuse, match=name):
+        Adaptive(**given)

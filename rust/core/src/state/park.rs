@@ -63,6 +63,7 @@ impl State {
         self.counters.sealed += u64::from(self.seal_one(row));
         let mut path = self.sealed_path(lease);
         let homes = self.homes_for(lease, &mut path, blocks)?;
+        let root = self.root_of(row.lease).filter(|_| path.is_empty());
 
         for block in path.len() as u32..blocks {
             let slot = self.leases[lease].table[block as usize];
@@ -73,6 +74,10 @@ impl State {
                 node
             });
             path.push(node);
+        }
+        if let (Some(root), Some(&first)) = (root, path.first()) {
+            // A first block that is not full is found by it alone.
+            self.trie.set_root(first, root);
         }
         self.parkings += 1;
         let parked = self.parked.insert(Parked {
