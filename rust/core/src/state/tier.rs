@@ -287,7 +287,6 @@ impl TierState {
     /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.
     #[inline]
     pub(super) fn evict(&mut self, slot: SlotIx) -> Option<Link<NodeIx>> {
-        let stays = self.pool.stays(slot);
         let cell = self.pool.cell_mut(slot);
         debug_assert!(
             matches!(cell.hold, Hold::Idle { .. }) && cell.readers == 0,
@@ -295,14 +294,20 @@ impl TierState {
         );
         let node = cell.node.take();
         self.order.evict(slot);
-        if stays {
+        self.leave_idle(slot);
+        node
+    }
+
+    /// A slot that has left the order is free, or retires beyond the size.
+    #[inline]
+    fn leave_idle(&mut self, slot: SlotIx) {
+        if self.pool.stays(slot) {
             self.ledger.lose_takeable();
             self.ledger.shift(Some(Set::Idle), Some(Set::Free));
             self.pool.push_free(slot);
         } else {
             self.put(slot, Hold::Retired);
         }
-        node
     }
 
     /// Drops an idle block that nothing reads, wherever it stands in the order; its slot is free, or retires
@@ -313,16 +318,9 @@ impl TierState {
         if !idle || evictability(residency, cell) == Evictability::Blocked {
             return false;
         }
-        let stays = self.pool.stays(slot);
         self.order.remove(slot);
         self.pool.cell_mut(slot).node = None;
-        if stays {
-            self.ledger.lose_takeable();
-            self.ledger.shift(Some(Set::Idle), Some(Set::Free));
-            self.pool.push_free(slot);
-        } else {
-            self.put(slot, Hold::Retired);
-        }
+        self.leave_idle(slot);
         true
     }
 
