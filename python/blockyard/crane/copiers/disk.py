@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from operator import methodcaller
@@ -127,9 +127,7 @@ class DiskCopier(Single):
                 else:
                     asked = [keys[which]], [planes], [others[which]]
                     numbers = map(part.lane.submit_up, [local], *asked)
-                # It is submitted and its number noted by one call of C, which no interrupt divides.
-                named = zip(repeat(part.lane), numbers, strict=False)
-                self._flying.update(zip(named, [flying], strict=True))
+                self._note(flying, part.lane, numbers)
         except BaseException:
             # What was submitted of it must not touch memory that is another's by then.
             self._give_up(flying)
@@ -156,12 +154,19 @@ class DiskCopier(Single):
                 if part.owned:
                     flying.open[part.lane] = None
                     numbers = map(part.lane.void_records, [keys], [spared], [before])
-                    named = zip(repeat(part.lane), numbers, strict=False)
-                    self._flying.update(zip(named, [flying], strict=True))
+                    self._note(flying, part.lane, numbers)
         except BaseException:
             self._give_up(flying)
             raise
         return flying
+
+    def _note(self, flying: "_Flying", lane: DiskLane, numbers: Iterable[int]) -> None:
+        """Submits, as `numbers` does when it is asked, and notes the number.
+
+        One call of C does both, so that no interrupt divides them.
+        """
+        named = zip(repeat(lane), numbers, strict=False)
+        self._flying.update(zip(named, [flying], strict=True))
 
     @owned
     def collect(self) -> None:
