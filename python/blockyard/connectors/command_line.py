@@ -1,0 +1,458 @@
+"""An engine's command line, read as the engine's own parser reads it.
+
+`flags.json` beside a connector has every flag of its engine, recorded from that parser. Python's
+own parser is built of it here, so that beginnings of names, values behind `=` and values that are
+missing are read alike; what it would refuse is collected instead.
+"""
+
+import argparse
+import ast
+import difflib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from blockyard._core import Misuse
+from blockyard._typing import override
+from blockyard.shared.owner import is_foreign
+from blockyard.shared.validate import shown
+
+__all__ = ["Fault", "Flags", "read", "split"]
+
+_STARTS: Final = {
+    "vllm": ("vllm.entrypoints.openai.api_server", "vllm/vllm-openai"),
+    "sglang": ("sglang.launch_server", "sglang/launch_server.py"),
+}
+"""Words that a command line starts the engine with, beside `vllm serve` and `sglang serve`."""
+_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OPERATOR: Final = re.compile(r"[|&;]+|\d?[<>]+&?\S*")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_UNITS: Final = {unit: 10 ** (3 * at) for at, unit in enumerate("kmgt", 1)} | {
+    unit: 1 << (10 * at) for at, unit in enumerate("KMGT", 1)
+}
+_NONE: Final = object()
+"""Stands for a value that is missing."""
+_BARE: Final = re.compile(r'(?<=[{\[,:])\s*([^\s"{}\[\],:][^"{}\[\],:]*?)\s*(?=[,:}\]])')
+_JSON: Final = "single quotes stand around the JSON and double quotes in it"
+_QUOTES: Final = str.maketrans("“”„‘’", '"""\'\'')
+
+
+class Fault(Misuse):
+    """A flag that the engine refuses, or does not understand as it was meant.
+
+    Args:
+        flag: Which.
+        fact: What is wrong with it.
+        do: What to write.
+    """
+
+    def __init__(self, flag: str, fact: str, do: str) -> None:
+        super().__init__(f"{flag}: {fact}")
+        self.flag, self.fact, self.do = flag, fact, do
+
+
+@dataclass(slots=True)
+class Flags:
+    """What a command line says."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """By the names of the engine's options; only what was said."""
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables that are set before the command."""
+    faults: list[Fault] = field(default_factory=list)
+    unknown: dict[str, str | None] = field(default_factory=dict)
+    """Flags that the engine has not, and what follows each of them."""
+
+    def number(self, name: str, default: int = 1) -> int:
+        """Returns a whole number, or the default."""
+        value = self.values.get(name)
+        return int(value) if isinstance(value, int | float) else default
+
+    def text(self, name: str, default: str = "") -> str:
+        """Returns text, or the default."""
+        return str(self.values.get(name) or default)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Returns a mapping; an empty one where there is none."""
+        value = self.values.get(name)
+        return dict(value) if isinstance(value, Mapping) else {}
+
+
+def split(text: str) -> tuple[list[str], bool]:
+    """Splits a command line, or a script with one, into words, as a shell does.
+
+    Returns:
+        The words, and whether JSON stood there without quotes around it: so it comes out of the
+        quotes of an option, and a shell would take its own away.
+
+    Raises:
+        Fault: A quote is not closed.
+    """
+    text = re.sub(r"(?m)^\s*#.*$", "", text)
+    text = text.replace("\\\r\n", " ").replace("\\\n", " ")
+    words: list[str] = []
+    bare = False
+    while text := text.lstrip():
+        word, text, is_json = _first(text)
+        words += word
+        bare |= is_json
+    end = next((at for at, word in enumerate(words) if at and _OPERATOR.fullmatch(word)), None)
+    return words[:end], bare
+
+
+def _first(text: str) -> tuple[list[str], str, bool]:
+    """The words up to the next JSON, with it; what is left; and whether there was JSON."""
+    at = re.search(r"(?:^|(?<=[\s=]))\{", text)
+    while at is not None:
+        before = text[: at.start()]
+        try:
+            _, end = json.JSONDecoder().raw_decode(text, at.start())
+            words = _shell(before)
+        except (ValueError, RecursionError, Fault):
+            # It is in quotes, or it is no JSON.
+            at = re.compile(r"(?<=[\s=])\{").search(text, at.end())
+            continue
+        if before and not before[-1].isspace():
+            words[-1] += text[at.start() : end]
+        else:
+            words.append(text[at.start() : end])
+        return words, text[end:], True
+    return _shell(text), "", False
+
+
+def _shell(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise Fault(
+            "the command line",
+            f"{str(error).lower()} in {shown(text[-60:])}",
+            "close it; JSON stands in single quotes: '{…}'",
+        ) from error
+
+
+def read(engine: str, words: Sequence[str]) -> Flags:
+    """Reads a command line, with or without what starts the engine and variables before it.
+
+    Args:
+        engine: "vllm" or "sglang".
+        words: Of the command line.
+    """
+    found = Flags()
+    left = _after_command(engine, list(words), found)
+    parser = _parser(engine)
+    left = _with_file(engine, left, parser, found)
+    if engine == "vllm":
+        left = list(_flexible(left, found))
+    while True:
+        try:
+            parser.faults, parser.broken = [], {}
+            said, strays = parser.parse_known_args(left)
+            break
+        except _AmbiguousError as error:
+            # The only thing that the parser raises: a beginning of several names.
+            at = next(at for at, word in enumerate(left) if word.partition("=")[0] == error.flag)
+            found.faults.append(Fault(error.flag, shown(str(error)), "write the whole name"))
+            del left[at]
+    found.values |= {name: value for name, value in vars(said).items() if value is not None}
+    if model := found.values.pop("model_tag", None):
+        found.values["model"] = model
+    found.faults += parser.faults
+    words_left = _unknown(strays, found)
+    for name, (text, error) in parser.broken.items():
+        fact = f"{shown(text)} is no JSON: {error}"
+        found.faults.append(Fault(name, fact, _mended(name, [text, *words_left])))
+    if words_left and not parser.broken:
+        fact = f"nothing takes {shown(' '.join(words_left))}"
+        found.faults.append(Fault("the command line", fact, "put what has blanks into quotes"))
+    return found
+
+
+class _AmbiguousError(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.flag = text.split()[2].partition("=")[0]
+
+
+class _Parser(argparse.ArgumentParser):
+    faults: list[Fault]
+    broken: dict[str, tuple[str, ValueError]]
+    """What is no JSON, and why, by the flag."""
+
+    @override
+    def error(self, message: str) -> Any:
+        raise _AmbiguousError(message)
+
+
+def _recorded(engine: str) -> dict[str, Any]:
+    path = resources.files(f"blockyard.connectors.{engine}").joinpath("flags.json")
+    return dict(json.loads(path.read_text("utf-8")))
+
+
+@cache
+def _parser(engine: str) -> _Parser:
+    """Builds the parser of an engine: nothing in it raises but for a beginning of two names."""
+    record = _recorded(engine)
+    parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.faults = []
+    if engine == "vllm":
+        parser.add_argument("model_tag", nargs="?")
+    for kind in ("switch", "pair", "text", "texts", "int", "ints", "float", "floats", "size"):
+        _add(parser, engine, kind, record)
+    for kind in ("json", "jsons", "text?"):
+        _add(parser, engine, kind, record)
+    return parser
+
+
+def _add(parser: _Parser, engine: str, kind: str, record: Mapping[str, Any]) -> None:
+    for names in str(record.get(kind, "")).split():
+        flags = names.split("/")
+        name = flags[0]
+        more: dict[str, Any] = {"dest": name.lstrip("-").replace("-", "_")}
+        if kind == "switch":
+            parser.add_argument(*flags, action="store_true", **more)
+            continue
+        if kind == "pair":
+            swaps = {"--enable-": "--disable-", "--disable-": "--enable-"}
+            off = [f"--no-{name[2:]}"]
+            if engine == "vllm":
+                off += [to + name[len(of) :] for of, to in swaps.items() if name.startswith(of)]
+            parser.add_argument(*flags, action="store_true", **more)
+            parser.add_argument(*off, action="store_false", **more)
+            continue
+        choices = record["choices"].get(name, "").split()
+        least = record["least"].get(name)
+        take = partial(_value, parser, name, kind.rstrip("s?"), choices, least)
+        nargs = "*" if kind.endswith("s") else "?"
+        parser.add_argument(*flags, type=take, nargs=nargs, const=_NONE, action=_Store, **more)
+
+
+class _Store(argparse.Action):
+    """Keeps a value, and names one that is missing."""
+
+    @override
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        if values is _NONE or values == []:
+            name = self.option_strings[0]
+            if name != "--hf-token":
+                fault = Fault(name, "it has no value", f"give one, as {_example(name)}")
+                parser.faults.append(fault)
+            return
+        setattr(namespace, self.dest, values)
+
+
+def _value(
+    parser: _Parser, name: str, kind: str, choices: Sequence[str], least: int | None, text: str
+) -> object:
+    """Returns a value as the engine has it; one that it refuses is noted, and None."""
+    try:
+        value = _CONVERTERS[kind](text)
+    except (ValueError, RecursionError, OverflowError) as error:
+        if kind == "json":
+            parser.broken[name] = text, error
+        else:
+            fault = Fault(name, f"{shown(text)} is no number", f"write {_example(name)}")
+            parser.faults.append(fault)
+        return None
+    if choices and text not in choices and text.casefold().replace("-", "_") not in choices:
+        near = difflib.get_close_matches(text.casefold(), choices, n=1, cutoff=0.5)
+        one = f"{name} {near[0]}" if near else f"one of {', '.join(choices)}"
+        parser.faults.append(Fault(name, f"{shown(text)} is none of its values", f"write {one}"))
+    elif least is not None and not (kind == "size" and value == -1) and isinstance(value, int) and value < least:
+        fault = Fault(name, f"{value} is less than {least}", f"write {name} {max(least, 1)}")
+        parser.faults.append(fault)
+        return None
+    return value
+
+
+def _size(text: str) -> int:
+    """Reads a whole number, which may have a unit: of 1000 as k, of 1024 as K."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return -1 if text.strip().lower() == "auto" else int(text)
+    amount, unit = found[1], _UNITS[found[2]]
+    return int(amount) * unit if found[2].isupper() else int(float(amount) * unit)
+
+
+def _json(text: str) -> object:
+    """Reads JSON, in which numbers may have a suffix, as vLLM takes them."""
+    if text == "None":
+        return None
+    with suppress(ValueError):
+        return json.loads(text)
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    plain = [re.sub(rf"\b{_SIZE.pattern}\b", lambda one: str(_size(one[0])), part) for part in parts]
+    return json.loads("".join(b if at % 2 else a for at, (a, b) in enumerate(zip(plain, parts))))
+
+
+_CONVERTERS: Final[Mapping[str, Any]] = {
+    "text": str,
+    "int": int,
+    "float": float,
+    "size": _size,
+    "json": _json,
+}
+
+
+def _mended(name: str, pieces: Sequence[str]) -> str:
+    """Returns what to write where some words are no JSON: as it was meant, where that is clear."""
+    for text in (pieces[0], " ".join(pieces), ",".join(pieces)):
+        text = text.translate(_QUOTES)  # noqa: PLW2901
+        for one in (text, _BARE.sub(_word, text), _BARE.sub(_word, f"{{{text}}}")):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+                meant = ast.literal_eval(re.sub(r"\b(true|false|null)\b", _constant, one))
+                if isinstance(meant, dict) and meant:
+                    return f"{_JSON}: write {name} {shlex.quote(json.dumps(meant))}"
+    return f"{_JSON}: write {_example(name)}"
+
+
+def _word(found: "re.Match[str]") -> str:
+    text = found[1]
+    plain = re.fullmatch(r"-?\d+(\.\d+)?|true|false|null|True|False|None", text)
+    return text if plain else json.dumps(text)
+
+
+def _constant(found: "re.Match[str]") -> str:
+    return {"true": "True", "false": "False", "null": "None"}[found[1]]
+
+
+def _example(name: str) -> str:
+    if name == "--kv-transfer-config":
+        return f"""{name} '{{"kv_connector": "Blockyard", …}}'"""
+    return f"{name} …"
+
+
+def _after_command(engine: str, left: list[str], found: Flags) -> list[str]:
+    """Takes the words that start the engine from the beginning, and variables before them."""
+    end = 0
+    for at, word in enumerate(left):
+        called = word == "serve" and (not at or Path(left[at - 1]).name == engine)
+        if called or any(word.startswith(one) or word.endswith(one) for one in _STARTS[engine]):
+            end = at + 1
+            break
+    else:
+        while end < len(left) and _VARIABLE.fullmatch(left[end]):
+            end += 1
+    found.environ |= {one[1]: one[2] for word in left[:end] if (one := _VARIABLE.fullmatch(word))}
+    return left[end:]
+
+
+def _unknown(strays: Sequence[str], found: Flags) -> list[str]:
+    """Notes flags that the engine has not; returns the other words that it does not take."""
+    others: list[str] = []
+    flag = None
+    for word in strays:
+        if word.startswith("-") and len(word) > 1 and not word[1:2].isdigit():
+            flag, equals, value = word.partition("=")
+            found.unknown[flag] = value if equals else None
+        elif flag is not None and found.unknown[flag] is None:
+            found.unknown[flag] = word
+        else:
+            others.append(word)
+    return others
+
+
+def _with_file(engine: str, left: list[str], parser: _Parser, found: Flags) -> list[str]:
+    """Puts the flags of the file that `--config` names before the others, as the engine does."""
+    joined = next((word for word in left if re.fullmatch(r"--config=.*", word, re.DOTALL)), None)
+    if joined is not None:
+        fact = f"the engine reads no file that is given as {shown(joined)}"
+        found.faults.append(Fault("--config", fact, f"write --config {joined[9:]}"))
+    if left.count("--config") > 1:
+        found.faults.append(Fault("--config", "more than one file", "write them into one"))
+    if "--config" not in left[:-1]:
+        return left
+    at = left.index("--config")
+    inner = list(_of_file(engine, left[at + 1], parser, found))
+    model = at > 0 and engine == "vllm" and not left[0].startswith("-")
+    return left[:model] + inner + left[model:at] + left[at + 2 :]
+
+
+def _of_file(engine: str, path: str, parser: _Parser, found: Flags) -> Iterator[str]:
+    """Reads a file of flags."""
+    try:
+        import yaml  # noqa: PLC0415 - the engines bring it; nobody else needs it
+
+        table = yaml.safe_load(Path(path).read_text("utf-8")) or {}
+    except ImportError:
+        fact = f"{path} is not read, as PyYAML is not here"
+        found.faults.append(Fault("--config", fact, "pip install pyyaml, or give its flags here"))
+        return
+    except Exception as error:
+        if is_foreign(error):
+            raise
+        table = error
+    if not isinstance(table, Mapping) or not path.lower().endswith((".yaml", ".yml")):
+        fact = f"{path} is no mapping of flags to values: {shown(table)}"
+        if isinstance(table, Mapping):
+            fact = f"{path} has another ending than .yaml or .yml"
+        found.faults.append(Fault("--config", fact, "give the path of a YAML file"))
+        return
+    known = parser._option_string_actions  # noqa: SLF001 - as the engines do
+    for name, value in table.items():
+        if isinstance(value, bool):
+            off = f"--no-{name}".replace("_", "-")
+            if value:
+                yield f"--{name}"
+            elif engine == "vllm" and off in known:
+                yield off
+        elif isinstance(value, list):
+            if value:
+                yield from (f"--{name}", *map(str, value))
+        else:
+            text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+            yield from (f"--{name}", text)
+
+
+def _flexible(left: Sequence[str], found: Flags) -> Iterator[str]:
+    """Gives the words as vLLM's parser has them: dashes in names, and JSON that comes in parts."""
+    nested: dict[str, dict[str, Any]] = {}
+    words = iter(left)
+    for word in words:
+        head, equals, value = word.partition("=")
+        if not head.startswith("-"):
+            yield word
+            continue
+        if head.startswith("--"):
+            first, dot, rest = head.partition(".")
+            head = first.replace("_", "-") + dot + rest
+        elif level := re.fullmatch(r"-O=?(.+)", word, re.DOTALL):
+            yield f"--optimization-level={level[1]}"
+            continue
+        flag, dot, inner = head.partition(".")
+        if not dot or word[1:2].isdigit():
+            yield head + equals + value
+            continue
+        text = value if equals else next(words, None)
+        if text is None:
+            found.faults.append(Fault(head, "it has no value", f"give one, as {head} …"))
+        else:
+            _put(nested.setdefault(flag, {}), inner, text)
+    # What was given by parts stands for all of it.
+    for flag, parts in nested.items():
+        yield from (flag, json.dumps(parts))
+
+
+def _put(into: dict[str, Any], keys: str, text: str) -> None:
+    """Puts a value into a mapping of mappings, by names with dots between them."""
+    *path, last = keys.removesuffix("+").split(".")
+    value: Any = text.split(",") if keys.endswith("+") else text
+    if isinstance(value, str):
+        for convert in (json.loads, _size):
+            with suppress(ValueError, RecursionError):
+                value = convert(text)
+                break
+    for key in path:
+        if not isinstance(into.get(key), dict):
+            into[key] = {}
+        into = into[key]
+    if isinstance(value, list) and isinstance(into.get(last), list):
+        value = into[last] + value
+    into[last] = value
