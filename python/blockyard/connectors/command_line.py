@@ -24,7 +24,7 @@ from blockyard._typing import override
 from blockyard.shared.owner import is_foreign
 from blockyard.shared.validate import shown
 
-__all__ = ["Fault", "Flags", "read", "split"]
+__all__ = ["Fault", "Flags", "known", "mended", "read", "split"]
 
 _STARTS: Final = {
     "vllm": ("vllm.entrypoints.openai.api_server", "vllm/vllm-openai"),
@@ -168,7 +168,7 @@ def read(engine: str, words: Sequence[str]) -> Flags:
     words_left = _unknown(strays, found)
     for name, (text, error) in parser.broken.items():
         fact = f"{shown(text)} is no JSON: {error}"
-        found.faults.append(Fault(name, fact, _mended(name, [text, *words_left])))
+        found.faults.append(Fault(name, fact, mended(name, [text, *words_left])))
     if words_left and not parser.broken:
         fact = f"nothing takes {shown(' '.join(words_left))}"
         found.faults.append(Fault("the command line", fact, "put what has blanks into quotes"))
@@ -301,8 +301,14 @@ _CONVERTERS: Final[Mapping[str, Any]] = {
 }
 
 
-def _mended(name: str, pieces: Sequence[str]) -> str:
-    """Returns what to write where some words are no JSON: as it was meant, where that is clear."""
+def mended(name: str, pieces: Sequence[str], example: str | None = None) -> str:
+    """Returns what to write where some words are no JSON: as it was meant, where that is clear.
+
+    Args:
+        name: Of the flag.
+        pieces: The words, which a shell may have divided.
+        example: What is written where it is not clear.
+    """
     for text in (pieces[0], " ".join(pieces), ",".join(pieces)):
         text = text.translate(_QUOTES)  # noqa: PLW2901
         for one in (text, _BARE.sub(_word, text), _BARE.sub(_word, f"{{{text}}}")):
@@ -310,7 +316,7 @@ def _mended(name: str, pieces: Sequence[str]) -> str:
                 meant = ast.literal_eval(re.sub(r"\b(true|false|null)\b", _constant, one))
                 if isinstance(meant, dict) and meant:
                     return f"{_JSON}: write {name} {shlex.quote(json.dumps(meant))}"
-    return f"{_JSON}: write {_example(name)}"
+    return f"{_JSON}: write {example or _example(name)}"
 
 
 def _word(found: "re.Match[str]") -> str:
@@ -456,3 +462,8 @@ def _put(into: dict[str, Any], keys: str, text: str) -> None:
     if isinstance(value, list) and isinstance(into.get(last), list):
         value = into[last] + value
     into[last] = value
+
+
+def known(engine: str) -> list[str]:
+    """Returns every flag of an engine."""
+    return list(_parser(engine)._option_string_actions)  # noqa: SLF001 - there is no other way

@@ -207,7 +207,7 @@ def test_no_command_line_is_too_strange(tmp_path: Path) -> None:
         said = {chance.choice(fields): chance.choice(values) for _ in range(2)}
         strange.append(line(extra, chance.choice(strange[6:15]), str(tmp_path), **said))
     for text in [*strange, *(command for command, *_ in WRONG.values())]:
-        found = doctor_cli.examined(vllm_line=text, site=Site(root=tmp_path, environ={}))
+        found = doctor_cli.examined(lines={"vllm": text}, site=Site(root=tmp_path, environ={}))
         odd = [
             one for group in found.values() for one in group if "cannot be looked at:" in one.fact
         ]
@@ -217,7 +217,7 @@ def test_no_command_line_is_too_strange(tmp_path: Path) -> None:
 def test_nothing_is_left_and_no_connector_is_imported() -> None:
     code = (
         "import sys; from blockyard.tools.doctor.cli import examined;"
-        "examined(vllm_line='serve m');"
+        "examined(lines={'vllm': 'serve m', 'sglang': '--model-path m'});"
         "sys.exit(any(name.partition('.')[0] in ('vllm', 'torch', 'cupy', 'rich', 'msgspec') "
         "for name in sys.modules))"
     )

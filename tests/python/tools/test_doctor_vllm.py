@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.tools.doctor import vllm
 from blockyard.tools.doctor.finding import Finding, Site
-from blockyard.tools.doctor.flags import Fault, parsed, split
 from blockyard.tools.doctor.vllm import Serve, checks
 
 LLAMA: dict[str, Any] = {
@@ -31,10 +31,15 @@ TRANSFER = {
 }
 
 
+def parsed(line: str) -> tuple[Flags, bool]:
+    words, bare = split(line)
+    return read("vllm", words), bare
+
+
 def serve(line: str, environ: dict[str, str] | None = None) -> dict[str, Finding]:
-    flags = parsed(split(line))
+    flags, bare = parsed(line)
     site = Site(environ=environ or {})
-    made = [check(site) for check in checks(Serve(flags, {**site.environ, **flags.environ}))]
+    made = [check(site) for check in checks(Serve(flags, {**site.environ, **flags.environ}, bare))]
     return {one.name: one for one in made if one.level != "fail"} | {
         one.name: one for one in made if one.level == "fail"
     }
@@ -123,7 +128,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "swap space in text": (line(more="--swap-space 16GB"), "no such", '"host": "4 GiB/rank"'),
     "ranks": (host(ranks=2), "ranks = 2", "leave it out"),
     "yard": (host(yard=2), "yard = 2", "leave it out"),
-    "swap space": (line(more="--swap-space 16"), "no such flag any more", '"host": "16 GiB/rank"'),
+    "swap space": (line(more="--swap-space 16"), "no such flag", '"host": "16 GiB/rank"'),
     "no host": (line({}), "host is missing", '"host": "64 GiB"'),
     "hosts": (line({"hosts": "9 GiB"}), "no 'hosts'", '"host": "9 GiB"'),
     "host_blocks": (line({"host_blocks": 900}), "no 'host_blocks'", '"host": 900'),
@@ -283,7 +288,7 @@ def test_what_the_machine_must_have_follows_from_the_flags(
         more + " --max-model-len 32k",
         model=str(tmp_path),
     )
-    asked = Serve(parsed(split(command)), {}).asked()
+    asked = Serve(parsed(command)[0], {}).asked()
     replicas = 2 if "-dp" in more else 1
     close = 1 << 24
     assert abs(asked.host - host) < close
@@ -314,7 +319,7 @@ def test_what_a_file_of_keys_says_is_looked_at_too(tmp_path: Path) -> None:
     found = serve(command)
     assert [one.name for one in failed(found)] == ["record"]
     assert found["end"].level == "warn"
-    asked = Serve(parsed(split(command)), {}).asked()
+    asked = Serve(parsed(command)[0], {}).asked()
     assert (asked.host, asked.disk, asked.paths) == (8 << 30, 1 << 40, (Path("/kv"),))
 
 
@@ -353,14 +358,14 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
         ("python -m vllm.entrypoints.openai.api_server --model m", {"model": "m"}),
         ("A=1 vllm serve m \\\n  --max-model-len 1K", {"model": "m", "max_model_len": 1024}),
         ("m --max-model-len 25.6k", {"model": "m", "max_model_len": 25600}),
-        ("m --max-model-len -1", {"model": "m", "max_model_len": "auto"}),
+        ("m --max-model-len -1", {"model": "m", "max_model_len": -1}),
         ("m --no-enable-prefix-caching", {"model": "m", "enable_prefix_caching": False}),
-        ("m --enforce-eager --port 8000", {"model": "m", "enforce_eager": True}),
+        ("m --enforce-eager --port 8000", {"model": "m", "enforce_eager": True, "port": 8000}),
         (
             'm --hf-overrides {"a": {"b": 1}} -pp 2',
-            {"model": "m", "hf_overrides": {"a": {"b": 1}}, "pipeline_parallel_size": 2},
+            {"model": "m", "hf_overrides": '{"a": {"b": 1}}', "pipeline_parallel_size": 2},
         ),
-        ('m --hf-overrides={"a": 1}', {"model": "m", "hf_overrides": {"a": 1}}),
+        ('m --hf-overrides={"a": 1}', {"model": "m", "hf_overrides": '{"a": 1}'}),
         (
             "m --kv-transfer-config.kv_role kv_both --kv_transfer_config.kv_port=5",
             {"model": "m", "kv_transfer_config": {"kv_role": "kv_both", "kv_port": 5}},
@@ -369,13 +374,13 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
             "m --kv-transfer-config.kv_connector_extra_config.host '9 GiB'",
             {"model": "m", "kv_transfer_config": {"kv_connector_extra_config": {"host": "9 GiB"}}},
         ),
-        ("--enable-auto-tool-choice m", {"model": "m"}),
+        ("--enable-auto-tool-choice m", {"model": "m", "enable_auto_tool_choice": True}),
         ("m --enable-prefix-cach", {"model": "m", "enable_prefix_caching": True}),
         ("m --tensor-parallel 4", {"model": "m", "tensor_parallel_size": 4}),
     ],
 )
 def test_flags_are_read_as_vllm_reads_them(command: str, values: dict[str, Any]) -> None:
-    flags = parsed(split(command))
+    flags = parsed(command)[0]
     assert flags.values == values
     assert flags.faults == []
 
@@ -393,12 +398,12 @@ def test_a_file_of_flags_gives_what_the_command_line_does_not(tmp_path: Path) ->
             }
         )
     )
-    flags = parsed(split(f"vllm serve --config {path} -tp 4"))
+    flags = parsed(f"vllm serve --config {path} -tp 4")[0]
     assert flags.values["tensor_parallel_size"] == 4
     assert flags.values["enable_prefix_caching"] is False
     assert flags.values["kv_transfer_config"] == TRANSFER
     path.write_text("- [")
-    assert "is no mapping" in parsed(split(f"serve --config {path}")).faults[0].fact
+    assert "is no mapping" in parsed(f"serve --config {path}")[0].faults[0].fact
 
 
 def test_a_configuration_that_says_nothing_of_its_kv_is_no_failure(tmp_path: Path) -> None:

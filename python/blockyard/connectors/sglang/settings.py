@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from blockyard._core import Misuse, Unsupported
+from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds
 
 __all__ = ["START", "Settings", "check_config"]
@@ -55,6 +56,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Checks every value."""
+        if isinstance(self.disk, str):
+            parse_size("disk", self.disk)
+        else:
+            integer("disk", self.disk)
         integer("threads", self.threads, most=64)
         one_of("direct", self.direct, (True, False))
         one_of("untested", self.untested, (True, False))

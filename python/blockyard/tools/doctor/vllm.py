@@ -3,53 +3,54 @@
 import difflib
 import json
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
 
 from blockyard._core import BlockyardError
+from blockyard._typing import override
+from blockyard.connectors.command_line import Flags
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.engine_facts import Facts, facts, refusals
+from blockyard.connectors.vllm.replicas import here_of
 from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.stopping import LEAST
-from blockyard.shared.extras import install
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
+from blockyard.tools.doctor.engine import Engine, of_error, told
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
-from blockyard.tools.doctor.flags import Fault, Flags
-from blockyard.tools.doctor.model import Model, engine, look
+from blockyard.tools.doctor.model import Model, Wanted
 from blockyard.tools.units import size
 from blockyard.yard.config import Config
 
 __all__ = ["Serve", "checks"]
 
-_FIELDS: Final = (
-    *(
-        "kv_connector",
-        "engine_id",
-        "kv_buffer_device",
-        "kv_role",
-        "kv_port",
-        "kv_connector_extra_config",
-    ),
-    *("kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy"),
-)
-"""Of vLLM's KVTransferConfig, which takes no others."""
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "kv_connector": (str, type(None)),
+    "engine_id": (str, type(None)),
+    "kv_buffer_device": str,
+    "kv_role": (str, type(None)),
+    "kv_port": (int, str),
+    "kv_connector_extra_config": Mapping,
+    "kv_connector_module_path": (str, type(None)),
+    "enable_permute_local_kv": (bool, int, str),
+    "kv_load_failure_policy": str,
+}
+"""Of vLLM's KVTransferConfig, which takes no others, and what they may be."""
 _MODULES: Final = ("blockyard.connectors.vllm", "blockyard.engines.vllm")
 _POLICIES: Final = ("recompute", "fail")
 _FLAG: Final = "--kv-transfer-config"
 _EXTRA: Final = "kv_connector_extra_config"
-_DO: Final = re.compile(
-    r"(.*?)[;:,] ((?:write|give|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
-)
-"""A refusal: what is wrong, and what to do."""
+_BLOCK: Final = 16
+"""Tokens of vLLM's block; every attention backend takes multiples of it alone."""
 _NOT_STARTED: Final = "vLLM does not start"
 _REFUSED: Final = "the connector refuses it when it is made, after the weights"
 
@@ -73,31 +74,33 @@ def _line(**changes: object) -> str:
     return f"{_FLAG} '{json.dumps(said | {_EXTRA: {'host': '64 GiB'}} | changes)}'"
 
 
-@dataclass(frozen=True)
-class Serve:
+class Serve(Engine):
     """What `vllm serve` is to do, and what follows from it."""
 
-    flags: Flags
-    environ: Mapping[str, str]
+    package: ClassVar = "vllm"
+    interface: ClassVar = INTERFACE
 
-    @cached_property
-    def version(self) -> str | None:
-        """vLLM's, where it is installed."""
-        try:
-            return metadata.version("vllm")
-        except metadata.PackageNotFoundError:
-            return None
-
-    @cached_property
-    def model(self) -> Model | str:
-        """What the model's configuration says, or why it says nothing."""
-        return look(self.flags)
+    @property
+    @override
+    def wanted(self) -> Wanted:
+        flags = self.flags
+        name = flags.text("model")
+        return Wanted(
+            name=flags.text("hf_config_path", name) if name else "",
+            revision=flags.values.get("revision"),
+            folder=flags.values.get("download_dir"),
+            overrides=flags.values.get("hf_overrides"),
+            dtype=flags.text("dtype", "auto"),
+            kv_dtype=flags.text("kv_cache_dtype", "auto"),
+            tensor=flags.number("tensor_parallel_size"),
+            stages=flags.number("pipeline_parallel_size"),
+            longest=flags.values.get("max_model_len"),
+        )
 
     @cached_property
     def transfer(self) -> dict[str, Any]:
         """What `--kv-transfer-config` says."""
-        given = self.flags.values.get("kv_transfer_config")
-        return dict(given) if isinstance(given, Mapping) else {}
+        return self.flags.mapping("kv_transfer_config")
 
     @cached_property
     def extra(self) -> dict[str, Any]:
@@ -138,8 +141,8 @@ class Serve:
             # vLLM's default; what is no word of it is named elsewhere.
             named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
         values = {**self.flags.values, "kv_transfer_config": named}
-        own, kv = engine(replace(self.flags, values=values), model)
-        return own, kv, engine(self.flags, model)[0]
+        own = _configuration(replace(self.flags, values=values), model)
+        return own, _kv(self.flags, model), _configuration(self.flags, model)
 
     @cached_property
     def known(self) -> Facts | BlockyardError | None:
@@ -183,20 +186,28 @@ class Serve:
         return replace(self, flags=Flags({"kv_transfer_config": said})).read
 
     @property
+    @override
     def workers(self) -> int:
-        """Workers of one engine."""
         sizes = (self.flags.number(f"{one}_parallel_size") for one in ("tensor", "pipeline"))
         first, second = (max(one, 1) for one in sizes)
         return first * second
 
     @property
+    @override
     def replicas(self) -> int:
-        """Engines on this machine."""
-        every = self.flags.number("data_parallel_size")
-        return max(self.flags.number("data_parallel_size_local", every), 1)
+        return max(here_of(self.flags, self.flags.number("data_parallel_size")), 1)
 
+    @override
+    def own(self, flag: str, value: str | None) -> str | None:
+        name = flag.lstrip("-").replace("-", "_")
+        if name in {field.name for kind in (Settings, Config) for field in fields_of(kind)}:
+            return f'put it into {_EXTRA}, as "{name}": {json.dumps(value)}'
+        meant = here(name, value)
+        said = meant is None or meant.startswith("leave")
+        return meant if said else f"leave it out, and {meant} in {_EXTRA}"
+
+    @override
     def asked(self) -> Asked:
-        """What the machine is to have."""
         paths = self.told.get("disk_path")
         named = [paths] if isinstance(paths, str) else paths
         folders = (
@@ -241,31 +252,8 @@ def _nbytes(given: object, ranks: int, replicas: int) -> int:
     return amount.nbytes * ranks if amount.per == "rank" else amount.nbytes // replicas
 
 
-def _of(name: str, error: BlockyardError, means: str = _REFUSED) -> Finding:
-    """Returns a refusal as a finding: what to do comes last in its message."""
-    text = " ".join(str(error).split())
-    parts = _DO.fullmatch(text)
-    if parts is None:
-        return Finding(name, "fail", text, means, _line())
-    return Finding(name, "fail", parts[1], means, parts[2])
-
-
-def installed(serve: Serve, _: Site) -> Finding:
-    """vLLM, and whether the connector was tested with it."""
-    tested = ", ".join(INTERFACE.tested)
-    if serve.version is None:
-        return unknown("vllm", f"vLLM is not installed here: it is taken for {tested}")
-    if serve.version in INTERFACE.tested:
-        return Finding("vllm", "ok", serve.version)
-    # To compare what it has would take its imports: the connector does it at the start.
-    fact = f"{serve.version}, and tested was {tested}"
-    late = "it starts if what the connector touches is the same, and names what differs"
-    return Finding("vllm", "warn", fact, late, install("vllm"))
-
-
-def flag(fault: Fault, _: Site) -> Finding:
-    """A flag that vLLM does not understand."""
-    return Finding("flags", "fail", str(fault), _NOT_STARTED, fault.do)
+def _of(name: str, error: BlockyardError) -> Finding:
+    return of_error(name, error, _REFUSED, _line())
 
 
 def transfer(serve: Serve, _: Site) -> Finding:
@@ -275,30 +263,33 @@ def transfer(serve: Serve, _: Site) -> Finding:
         return Finding(_FLAG, "ok", "it is there")
     if given is not None:
         return Finding(_FLAG, "fail", f"{shown(given)} is no mapping", _NOT_STARTED, _line())
-    if any(_FLAG in f"{fault.flag} {fault.do}" for fault in serve.flags.faults):
+    if any(fault.flag in {_FLAG, "--config"} for fault in serve.flags.faults) or any(
+        difflib.get_close_matches(flag, [_FLAG]) for flag in serve.flags.unknown
+    ):
         return unknown(_FLAG, "it is not understood")
     return Finding(_FLAG, "fail", "it is missing", "vLLM keeps no KV", _line())
 
 
+def _wrong_fields(serve: Serve) -> Iterator[tuple[str, str]]:
+    for name, value in serve.transfer.items():
+        if name not in _FIELDS:
+            near = difflib.get_close_matches(str(name), _FIELDS, n=1, cutoff=0.7)
+            do = f'write "{near[0]}"' if near else f"leave it out, or put it into {_EXTRA}"
+            yield f"vLLM has no field {name!r} in it", do
+        elif not isinstance(value, _FIELDS[name]):
+            example = {_EXTRA: '{"host": "64 GiB"}', "kv_connector": '"Blockyard"'}.get(name)
+            what = "no mapping" if name == _EXTRA else "of another type"
+            do = f'write "{name}": {example}' if example else "leave it out"
+            yield f"{name} = {shown(value)} is {what}", do
+    policy = serve.transfer.get("kv_load_failure_policy", _POLICIES[0])
+    if policy not in _POLICIES:
+        do = f'write "kv_load_failure_policy": "{_POLICIES[0]}"'
+        yield f"kv_load_failure_policy = {shown(policy)}", do
+
+
 def fields(serve: Serve, _: Site) -> Finding:
     """The names in `--kv-transfer-config`, and the values that vLLM itself refuses."""
-    fact = do = ""
-    strange = [name for name in serve.transfer if name not in _FIELDS]
-    policy = serve.transfer.get("kv_load_failure_policy", _POLICIES[0])
-    extra = serve.transfer.get(_EXTRA, {})
-    if strange:
-        near = difflib.get_close_matches(str(strange[0]), _FIELDS, n=1, cutoff=0.7)
-        fact = f"vLLM has no field {strange[0]!r} in it"
-        do = f'write "{near[0]}"' if near else f"leave it out, or put it into {_EXTRA}"
-    elif policy not in _POLICIES:
-        fact = f"kv_load_failure_policy = {shown(policy)}"
-        do = f'write "kv_load_failure_policy": "{_POLICIES[0]}"'
-    elif not isinstance(extra, Mapping):
-        fact = f"{_EXTRA} = {shown(extra)} is no mapping"
-        do = f'write "{_EXTRA}": {{"host": "64 GiB"}}'
-    if not fact:
-        return Finding("fields", "ok", "they are vLLM's")
-    return Finding("fields", "fail", fact, _NOT_STARTED, do)
+    return told("fields", _wrong_fields(serve), _NOT_STARTED, "they are vLLM's")
 
 
 def connector(serve: Serve, _: Site) -> Finding:
@@ -426,15 +417,6 @@ def variables(serve: Serve, _: Site) -> Finding:
     return Finding("variables", "warn", ", ".join(names), "nobody reads them here", do)
 
 
-def swap(serve: Serve, _: Site) -> Finding:
-    """A flag of older versions of vLLM, which had a host tier for preempted requests."""
-    given = serve.flags.values.get("swap_space")
-    if given is None:
-        return Finding("--swap-space", "ok", "it is not there")
-    do = f"leave it out; to keep preempted requests {here('swap_space', given)}"
-    return Finding("--swap-space", "fail", "vLLM has no such flag any more", _NOT_STARTED, do)
-
-
 def end(serve: Serve, _: Site) -> Finding:
     """Whether the end of vLLM leaves time to write what is not on the disk."""
     if not serve.told.get("disk_path"):
@@ -447,20 +429,154 @@ def end(serve: Serve, _: Site) -> Finding:
     return Finding("end", "warn", fact, lost, "add --shutdown-timeout 60")
 
 
+def _wrong_replicas(serve: Serve) -> Iterator[tuple[str, str]]:
+    """What vLLM refuses of how replicas are spread."""
+    values, number = serve.flags.values, serve.flags.number
+    every, local = number("data_parallel_size"), values.get("data_parallel_size_local")
+    modes = {
+        "--data-parallel-multi-port-external-lb": "data_parallel_multi_port_external_lb",
+        "--data-parallel-rank": "data_parallel_rank",
+        "--data-parallel-external-lb": "data_parallel_external_lb",
+        "--data-parallel-hybrid-lb": "data_parallel_hybrid_lb",
+        "--data-parallel-start-rank": "data_parallel_start_rank",
+    }
+    given = [flag for flag, name in modes.items() if values.get(name) not in {None, False}]
+    external = {"--data-parallel-rank", "--data-parallel-external-lb"} & set(given)
+    if isinstance(local, int) and local > every:
+        fact = f"--data-parallel-size-local {local} is more than --data-parallel-size {every}"
+        yield fact, f"write --data-parallel-size {local}, or a smaller --data-parallel-size-local"
+    for name in ("data_parallel_rank", "data_parallel_start_rank"):
+        if not 0 <= number(name, 0) < every:
+            flag = f"--{name.replace('_', '-')}"
+            yield f"{flag} {number(name)} of {every} replicas", f"write --data-parallel-size, or leave {flag} out"
+    if given and every == 1:
+        yield f"{given[0]} with one replica", f"leave {given[0]} out"
+    if external and local not in {None, 1}:
+        fact = f"{min(external)} with --data-parallel-size-local {local}"
+        yield fact, "leave --data-parallel-size-local out: each is started by itself"
+    if external and len(set(given) - external):
+        yield f"{' and '.join(given)}: two ways to share requests", f"leave {given[-1]} out"
+    if "--data-parallel-hybrid-lb" in given and local is None:
+        yield "--data-parallel-hybrid-lb alone", "add --data-parallel-size-local"
+
+
 def replicas(serve: Serve, _: Site) -> Finding:
     """What data parallel engines take on one machine."""
-    many = serve.replicas
-    if many == 1:
-        return Finding("replicas", "ok", "one engine")
-    host = serve.asked().host
-    each = f"{many} engines, {size(host)} of host for all of them" if host else f"{many} engines"
-    return Finding("replicas", "ok", each)
+    many, host = serve.replicas, serve.asked().host
+    each = f"{many} engines" if many > 1 else "one engine"
+    each += f", {size(host)} of host for all of them" if many > 1 and host else ""
+    return told("replicas", _wrong_replicas(serve), _NOT_STARTED, each)
+
+
+def _wrong_sizes(serve: Serve) -> Iterator[tuple[str, str]]:
+    """What vLLM refuses of how a model is cut into ranks and blocks."""
+    if isinstance(serve.model, Model):
+        yield from serve.wanted.ranks(serve.model)
+        longest = serve.flags.values.get("max_model_len")
+        most = serve.model.config.get("max_position_embeddings")
+        scaled = any(serve.model.config.get(f"rope_{one}") for one in ("scaling", "parameters"))
+        allowed = serve.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") in {"1", "true", "True"}
+        known = isinstance(most, int) and isinstance(longest, int) and not scaled
+        if known and longest > most and not allowed:
+            yield f"--max-model-len {longest} is more than the {most} of the model", (
+                f"write --max-model-len {most}"
+            )
+    block = serve.flags.number("block_size", 16)
+    if block % _BLOCK:
+        yield f"--block-size {block}: no attention backend takes it", f"write --block-size {_BLOCK}"
+
+
+def sizes(serve: Serve, _: Site) -> Finding:
+    """Heads, layers, tokens and blocks, by what the model has and attention takes."""
+    return told("sizes", _wrong_sizes(serve), _NOT_STARTED, "they go together")
+
+
+def _configuration(flags: Flags, model: Model | None) -> Any:
+    """Returns what stands for vLLM's `VllmConfig`, as these flags make it.
+
+    It has the fields that the connector reads; what flags do not say has vLLM's defaults.
+
+    Args:
+        flags: vLLM's.
+        model: Of the model; without it that one takes the place that no check refuses.
+    """
+
+    def part(kind: str, **more: Any) -> Any:
+        names = INTERFACE.names[f"vllm.config.{kind}"]["fields"].split()
+        return SimpleNamespace(**{name: flags.values.get(name) for name in names} | more)
+
+    said = flags.mapping("kv_transfer_config")
+    counts = {
+        name: max(flags.number(name), 1)
+        for name in INTERFACE.names["vllm.config.ParallelConfig"]["fields"].split()
+        if name.endswith("_size") or name == "nnodes"
+    }
+    total = counts["pipeline_parallel_size"]
+    hidden = SimpleNamespace(architectures=None, _commit_hash=None)
+    if model is not None:
+        total = int(model.config["num_hidden_layers"])
+        hidden.architectures = model.config.get("architectures")
+    every = counts["data_parallel_size"]
+    counts |= {"data_parallel_size_local": here_of(flags, every), "data_parallel_index": 0}
+    return part(
+        "VllmConfig",
+        kv_transfer_config=SimpleNamespace(
+            kv_connector=said.get("kv_connector"),
+            kv_role=said.get("kv_role"),
+            kv_load_failure_policy=said.get("kv_load_failure_policy", "fail"),
+            kv_connector_extra_config=said.get(_EXTRA) or {},
+            engine_id="doctor",
+        ),
+        cache_config=part(
+            "CacheConfig",
+            prefix_caching_hash_algo=flags.text("prefix_caching_hash_algo", "sha256"),
+            cache_dtype=flags.text("kv_cache_dtype", "auto"),
+        ),
+        parallel_config=part("ParallelConfig", **counts, rank=0),
+        model_config=part(
+            "ModelConfig",
+            model=flags.text("model"),
+            model_weights="",
+            dtype=flags.text("dtype", "auto"),
+            max_model_len=max(model.longest, 1) if model is not None else 1,
+            get_total_num_hidden_layers=lambda: total,
+            hf_config=hidden,
+        ),
+        load_config=part("LoadConfig", load_format=flags.text("load_format", "auto")),
+        attention_config=part("AttentionConfig", **flags.mapping("attention_config")),
+        speculative_config=None,
+        kv_events_config=None,
+    )
+
+
+def _kv(flags: Flags, model: Model | None) -> Any:
+    """Returns what stands for vLLM's `KVCacheConfig`, likewise."""
+    kinds = ("FullAttentionSpec",) if model is None else model.kinds
+    latent = "MLAAttentionSpec" in kinds
+    block = flags.number("block_size", 64 if latent else _BLOCK)
+    groups = [
+        SimpleNamespace(
+            layer_names=[f"layer {at}" for at in range(1 if model is None else model.layers)],
+            kv_cache_spec=type(kind, (SimpleNamespace,), {})(
+                block_size=block,
+                page_size_bytes=block * (1 if model is None else model.token_bytes),
+                dtype=f"torch.{'bfloat16' if model is None else model.dtype}",
+            ),
+        )
+        for kind in kinds
+    ]
+    return SimpleNamespace(
+        # The GPU's blocks follow from its memory; what is checked of them is that there are some.
+        num_blocks=2,
+        kv_cache_groups=groups,
+        kv_tp_replicas=max(flags.number("tensor_parallel_size"), 1) if latent else 1,
+        hash_block_size=block,
+    )
 
 
 def checks(serve: Serve) -> tuple[Check, ...]:
     """Returns the checks of a command line."""
-    every: list[Check] = [partial(flag, fault) for fault in serve.flags.faults]
-    every += [partial(check, serve) for check in (installed, transfer)]
+    every = [*serve.checks(stops=_NOT_STARTED), partial(transfer, serve)]
     if isinstance(serve.flags.values.get("kv_transfer_config"), Mapping):
         every += [
             partial(fields, serve),
@@ -476,5 +592,5 @@ def checks(serve: Serve) -> tuple[Check, ...]:
         partial(refusal, "hashes", "hashes", serve),
         partial(refusal, "ranks", "parallel", serve),
     ]
-    others = (model, hybrid, allocator, variables, swap, end, replicas)
+    others = (sizes, model, hybrid, allocator, variables, end, replicas)
     return tuple(every + [partial(check, serve) for check in others])

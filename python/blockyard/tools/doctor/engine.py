@@ -1,0 +1,147 @@
+"""What the command lines of all engines have in common."""
+
+import difflib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import metadata
+from typing import ClassVar, Final
+
+from blockyard._core import BlockyardError
+from blockyard.connectors.command_line import Fault, Flags, known
+from blockyard.connectors.interface import Interface
+from blockyard.shared.extras import install
+from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
+from blockyard.tools.doctor.model import Model, Wanted
+
+__all__ = ["Engine", "of_error", "told"]
+
+_NEAR: Final = 0.85
+"""How alike a flag must be to one that the engine has, so that it was meant."""
+_DO: Final = re.compile(
+    r"(.*?)[;:,] ((?:write|give|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
+)
+"""A refusal: what is wrong, and what to do."""
+
+
+def of_error(name: str, error: BlockyardError, means: str, do: str) -> Finding:
+    """Returns a refusal as a finding: what to do comes last in its message.
+
+    Args:
+        name: Of the finding.
+        error: The refusal.
+        means: What follows.
+        do: What to write where the message has nothing of it.
+    """
+    text = " ".join(str(error).split())
+    parts = _DO.fullmatch(text)
+    return Finding(name, "fail", *((text, means, do) if parts is None else (parts[1], means, parts[2])))
+
+
+def told(name: str, wrong: Iterable[tuple[str, str]], means: str, fine: str) -> Finding:
+    """Returns the first that is wrong, with what to write, or that all is well."""
+    for fact, do in wrong:
+        return Finding(name, "fail", fact, means, do)
+    return Finding(name, "ok", fine)
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """What an engine is to do, and what follows from it.
+
+    Args:
+        flags: Its command line.
+        environ: The variables that it will have.
+        bare: Whether JSON stood without quotes in its text.
+    """
+
+    package: ClassVar[str]
+    interface: ClassVar[Interface]
+
+    flags: Flags
+    environ: Mapping[str, str]
+    bare: bool = False
+
+    @cached_property
+    def version(self) -> str | None:
+        """The engine's, where it is installed."""
+        try:
+            return metadata.version(self.package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    @property
+    @abstractmethod
+    def wanted(self) -> Wanted:
+        """What its flags say of the model."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> int:
+        """Processes of one replica that compute."""
+
+    @property
+    @abstractmethod
+    def replicas(self) -> int:
+        """Replicas on this machine."""
+
+    @abstractmethod
+    def asked(self) -> Asked:
+        """What the machine is to have."""
+
+    @abstractmethod
+    def own(self, flag: str, value: str | None) -> str | None:
+        """What to write in place of a flag that is none, and may be an option of ours."""
+
+    @cached_property
+    def model(self) -> Model | str:
+        """What the model's configuration says, or why it says nothing."""
+        return self.wanted.look()
+
+    def checks(self, *, stops: str) -> list[Check]:
+        """Returns the checks of its flags, and of what all engines need.
+
+        Args:
+            stops: What follows where the engine refuses something.
+        """
+        faults: list[Check] = [partial(_fault, fault, stops) for fault in self.flags.faults]
+        faults += [partial(_strange, self, flag, stops) for flag in self.flags.unknown]
+        return [*faults, *([_bare] if self.bare else []), partial(_installed, self)]
+
+
+def _fault(fault: Fault, stops: str, _: Site) -> Finding:
+    return Finding("flags", "fail", str(fault), stops, fault.do)
+
+
+def _strange(engine: Engine, flag: str, stops: str, _: Site) -> Finding:
+    """A flag that the engine has not; another version of it may have it."""
+    tested = engine.interface.tested[-1]
+    sure = engine.version in {None, tested}
+    fact = f"{flag}: {engine.interface.engine} {tested} has no such flag"
+    near = difflib.get_close_matches(
+        flag.replace("_", "-"), known(engine.package), n=1, cutoff=_NEAR
+    )
+    do = f"write {near[0]}" if near else engine.own(flag, engine.flags.unknown[flag])
+    return Finding("flags", "fail" if sure else "warn", fact, stops, do or "leave it out")
+
+
+def _bare(_: Site) -> Finding:
+    """JSON without quotes: it came out of the quotes of an option, or it is a script's."""
+    lost = "a shell takes the quotes of the JSON away, and the engine does not start"
+    do = "where this stands in a script, write single quotes around it: '{…}'"
+    return Finding("quotes", "warn", "JSON stands without quotes around it", lost, do)
+
+
+def _installed(engine: Engine, _: Site) -> Finding:
+    """The engine, and whether what is here was tested with it."""
+    name, tested = engine.package, ", ".join(engine.interface.tested)
+    if engine.version is None:
+        return unknown(name, f"{engine.interface.engine} is not here: it is taken for {tested}")
+    if engine.version in engine.interface.tested:
+        return Finding(name, "ok", engine.version)
+    # To compare what it has would take its imports: that is done at the start.
+    fact = f"{engine.version}, and tested was {tested}"
+    late = "it starts if what is touched of it is the same, and names what differs"
+    return Finding(name, "warn", fact, late, install(name))
