@@ -33,6 +33,7 @@ _STARTS: Final = {
 """Words that a command line starts the engine with, beside `vllm serve` and `sglang serve`."""
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OPERATOR: Final = re.compile(r"[|&;]+|\d?[<>]+&?\S*")
+_TRANSFER: Final = "--kv-transfer-config"
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _UNITS: Final = {unit: 10 ** (3 * at) for at, unit in enumerate("kmgt", 1)} | {
     unit: 1 << (10 * at) for at, unit in enumerate("KMGT", 1)
@@ -51,11 +52,12 @@ class Fault(Misuse):
         flag: Which.
         fact: What is wrong with it.
         do: What to write.
+        sure: Whether no plugin of the engine may bring it.
     """
 
-    def __init__(self, flag: str, fact: str, do: str) -> None:
+    def __init__(self, flag: str, fact: str, do: str, *, sure: bool = True) -> None:
         super().__init__(f"{flag}: {fact}")
-        self.flag, self.fact, self.do = flag, fact, do
+        self.flag, self.fact, self.do, self.sure = flag, fact, do, sure
 
 
 @dataclass(slots=True)
@@ -151,15 +153,16 @@ def read(engine: str, words: Sequence[str]) -> Flags:
     left = _with_file(engine, left, parser, found)
     if engine == "vllm":
         left = list(_flexible(left, found))
+    strays: list[str] = []
+    said = argparse.Namespace()
     while True:
         try:
             parser.faults, parser.broken = [], {}
             said, strays = parser.parse_known_args(left)
             break
-        except _AmbiguousError as error:
-            # The only thing that the parser raises: a beginning of several names.
-            at = next(at for at, word in enumerate(left) if word.partition("=")[0] == error.flag)
-            found.faults.append(Fault(error.flag, shown(str(error)), "write the whole name"))
+        except _RefusedError as error:
+            at = error.place(left)
+            found.faults.append(Fault(left[at].partition("=")[0], str(error), error.do))
             del left[at]
     found.values |= {name: value for name, value in vars(said).items() if value is not None}
     if model := found.values.pop("model_tag", None):
@@ -171,14 +174,33 @@ def read(engine: str, words: Sequence[str]) -> Flags:
         found.faults.append(Fault(name, fact, mended(name, [text, *words_left])))
     if words_left and not parser.broken:
         fact = f"nothing takes {shown(' '.join(words_left))}"
-        found.faults.append(Fault("the command line", fact, "put what has blanks into quotes"))
+        do = "put what has blanks into quotes"
+        if {"true", "false"} & {word.casefold() for word in words_left}:
+            do = "leave it out: a switch takes no value, and --no-… turns it off"
+        found.faults.append(Fault("the command line", fact, do))
     return found
 
 
-class _AmbiguousError(Exception):
+class _RefusedError(Exception):
+    """What Python's parser still refuses: the beginning of several names, and a switch's value."""
+
     def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.flag = text.split()[2].partition("=")[0]
+        self._names = re.findall(r"-[\w-]+", text)
+        if "explicit" in text:
+            super().__init__("it takes no value")
+            self.do = "leave out the `=` and what stands behind it"
+        else:
+            super().__init__(f"{len(self._names) - 1} flags begin so")
+            self.do = f"write the whole name, as {' or '.join(self._names[1:4])}"
+
+    def place(self, words: Sequence[str]) -> int:
+        """Returns where in a command line it stands."""
+        for at, word in enumerate(words):
+            name, equals, _ = word.partition("=")
+            begins = equals and name.startswith("-") and any(one.startswith(name) for one in self._names)
+            if name in self._names or begins:
+                return at
+        return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -188,7 +210,7 @@ class _Parser(argparse.ArgumentParser):
 
     @override
     def error(self, message: str) -> Any:
-        raise _AmbiguousError(message)
+        raise _RefusedError(message)
 
 
 def _recorded(engine: str) -> dict[str, Any]:
@@ -227,9 +249,7 @@ def _add(parser: _Parser, engine: str, kind: str, record: Mapping[str, Any]) -> 
             parser.add_argument(*flags, action="store_true", **more)
             parser.add_argument(*off, action="store_false", **more)
             continue
-        choices = record["choices"].get(name, "").split()
-        least = record["least"].get(name)
-        take = partial(_value, parser, name, kind.rstrip("s?"), choices, least)
+        take = partial(_value, parser, record, name, kind.rstrip("s?"))
         nargs = "*" if kind.endswith("s") else "?"
         parser.add_argument(*flags, type=take, nargs=nargs, const=_NONE, action=_Store, **more)
 
@@ -248,28 +268,48 @@ class _Store(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def _value(
-    parser: _Parser, name: str, kind: str, choices: Sequence[str], least: int | None, text: str
-) -> object:
+def _value(parser: _Parser, record: Mapping[str, Any], name: str, kind: str, text: str) -> object:
     """Returns a value as the engine has it; one that it refuses is noted, and None."""
+
+    def noted(fact: str, do: str, *, sure: bool = True) -> None:
+        parser.faults.append(Fault(name, f"{shown(text)} {fact}", f"write {name} {do}", sure=sure))
+
     try:
         value = _CONVERTERS[kind](text)
     except (ValueError, RecursionError, OverflowError) as error:
         if kind == "json":
             parser.broken[name] = text, error
         else:
-            fault = Fault(name, f"{shown(text)} is no number", f"write {_example(name)}")
-            parser.faults.append(fault)
+            noted("is no number", _number(record, name))
         return None
+    fields = record["fields"].get(name, "").split()
+    if fields and isinstance(value, dict):
+        strange = [one for one in value if one not in fields]
+        if strange and name != _TRANSFER:
+            near = difflib.get_close_matches(str(strange[0]), fields, n=1)
+            noted(f"has {strange[0]!r}", f'with "{near[0]}"' if near else f"without {strange[0]!r}")
+    elif fields and value is not None:
+        noted("is no mapping", _example(name).partition(" ")[2])
+        return None
+    choices = record["choices"].get(name, record["open"].get(name, "")).split()
     if choices and text not in choices and text.casefold().replace("-", "_") not in choices:
         near = difflib.get_close_matches(text.casefold(), choices, n=1, cutoff=0.5)
-        one = f"{name} {near[0]}" if near else f"one of {', '.join(choices)}"
-        parser.faults.append(Fault(name, f"{shown(text)} is none of its values", f"write {one}"))
-    elif least is not None and not (kind == "size" and value == -1) and isinstance(value, int) and value < least:
-        fault = Fault(name, f"{value} is less than {least}", f"write {name} {max(least, 1)}")
-        parser.faults.append(fault)
-        return None
+        one = near[0] if near else f"and one of {', '.join(choices)}"
+        # The name of a class of the operator's has a dot in it.
+        if name in record["choices"] or "." not in text:
+            noted("is none of its values", one, sure=name in record["choices"])
+    elif isinstance(value, int | float) and not (kind == "size" and value == -1):
+        low, high = (record[side].get(name, value) for side in ("least", "most"))
+        if value < low or value > high:
+            noted(f"is {'less' if value < low else 'more'} than it may be", _number(record, name))
+            return None
     return value
+
+
+def _number(record: Mapping[str, Any], name: str) -> str:
+    """Returns a number that a flag takes; of sizes that is for its user to say."""
+    least = record["least"].get(name)
+    return "…" if least is None or name in record["size"].split() else f"{max(least, 1):g}"
 
 
 def _size(text: str) -> int:
@@ -283,7 +323,7 @@ def _size(text: str) -> int:
 
 def _json(text: str) -> object:
     """Reads JSON, in which numbers may have a suffix, as vLLM takes them."""
-    if text == "None":
+    if text in {"", "None"}:
         return None
     with suppress(ValueError):
         return json.loads(text)
@@ -330,7 +370,7 @@ def _constant(found: "re.Match[str]") -> str:
 
 
 def _example(name: str) -> str:
-    if name == "--kv-transfer-config":
+    if name == _TRANSFER:
         return f"""{name} '{{"kv_connector": "Blockyard", …}}'"""
     return f"{name} …"
 
@@ -378,6 +418,9 @@ def _with_file(engine: str, left: list[str], parser: _Parser, found: Flags) -> l
     at = left.index("--config")
     inner = list(_of_file(engine, left[at + 1], parser, found))
     model = at > 0 and engine == "vllm" and not left[0].startswith("-")
+    if engine == "vllm" and not model and not {"--model"} & {*inner, *left}:
+        fact = "a file of flags, and no model before it or in it"
+        found.faults.append(Fault("--config", fact, "write vllm serve MODEL --config …"))
     return left[:model] + inner + left[model:at] + left[at + 2 :]
 
 
@@ -396,9 +439,9 @@ def _of_file(engine: str, path: str, parser: _Parser, found: Flags) -> Iterator[
             raise
         table = error
     if not isinstance(table, Mapping) or not path.lower().endswith((".yaml", ".yml")):
-        fact = f"{path} is no mapping of flags to values: {shown(table)}"
-        if isinstance(table, Mapping):
-            fact = f"{path} has another ending than .yaml or .yml"
+        fact = f"{path} has another ending than .yaml or .yml"
+        if not isinstance(table, Mapping):
+            fact = f"{path} is no mapping of flags to values: {shown(table)}"
         found.faults.append(Fault("--config", fact, "give the path of a YAML file"))
         return
     known = parser._option_string_actions  # noqa: SLF001 - as the engines do

@@ -363,9 +363,9 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
         ("m --enforce-eager --port 8000", {"model": "m", "enforce_eager": True, "port": 8000}),
         (
             'm --hf-overrides {"a": {"b": 1}} -pp 2',
-            {"model": "m", "hf_overrides": '{"a": {"b": 1}}', "pipeline_parallel_size": 2},
+            {"model": "m", "hf_overrides": {"a": {"b": 1}}, "pipeline_parallel_size": 2},
         ),
-        ('m --hf-overrides={"a": 1}', {"model": "m", "hf_overrides": '{"a": 1}'}),
+        ('m --hf-overrides={"a": 1}', {"model": "m", "hf_overrides": {"a": 1}}),
         (
             "m --kv-transfer-config.kv_role kv_both --kv_transfer_config.kv_port=5",
             {"model": "m", "kv_transfer_config": {"kv_role": "kv_both", "kv_port": 5}},

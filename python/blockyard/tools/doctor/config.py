@@ -13,12 +13,14 @@ from blockyard.tools.units import size
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, Speeds
 
-__all__ = ["asked_of", "checks", "tried"]
+__all__ = ["asked_of", "bookkeeping", "checks", "tried"]
 
 _SLOT: Final = 200
 """Bytes of bookkeeping for a slot, at most."""
 _SMALL: Final = 4096
 """Blocks of a tier with which policies are tried."""
+_MOST: Final = 2_147_483_631
+"""Blocks of a tier; more are given to the core as they are, which refuses them."""
 _OF_VLLM: Final = frozenset({"stow", "preempt", "decode", "load", "checksums", "keep_on_reset"})
 
 
@@ -48,7 +50,8 @@ def tried(config: Config) -> None:
         BlockyardError: They do not go together.
     """
     tiers = ("engine" if config.engine else "device", "host", "disk")
-    sizes: dict[str, Any] = {tier: min(int(getattr(config, tier)), _SMALL) for tier in tiers}
+    given: dict[str, Any] = {tier: int(getattr(config, tier)) for tier in tiers}
+    sizes = {tier: size if size > _MOST else min(size, _SMALL) for tier, size in given.items()}
     # Nothing is written, and no path is opened.
     KVCache(replace(config, **sizes, ghosts=None, record=None))
 

@@ -112,7 +112,7 @@ class Engine(ABC):
 
 
 def _fault(fault: Fault, stops: str, _: Site) -> Finding:
-    return Finding("flags", "fail", str(fault), stops, fault.do)
+    return Finding("flags", "fail" if fault.sure else "warn", str(fault), stops, fault.do)
 
 
 def _strange(engine: Engine, flag: str, stops: str, _: Site) -> Finding:
@@ -123,6 +123,9 @@ def _strange(engine: Engine, flag: str, stops: str, _: Site) -> Finding:
     near = difflib.get_close_matches(
         flag.replace("_", "-"), known(engine.package), n=1, cutoff=_NEAR
     )
+    joined = re.fullmatch(r"(-[a-z]+)(\d+)", flag)
+    if joined is not None and joined[1] in known(engine.package):
+        near = [f"{joined[1]} {joined[2]}"]
     do = f"write {near[0]}" if near else engine.own(flag, engine.flags.unknown[flag])
     return Finding("flags", "fail" if sure else "warn", fact, stops, do or "leave it out")
 

@@ -29,6 +29,7 @@ _STATES: Final = (
 """Types of models whose layers keep states beside KV, or in its place."""
 _UNTOLD: Final = ("index_topk", "compress_ratios", "block_configs", "per_layer_config")
 """Fields of models whose layers keep KV in ways that a configuration alone does not tell."""
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 class Model(NamedTuple):
@@ -45,6 +46,7 @@ class Model(NamedTuple):
     longest: int
     """Tokens of the longest request; 0 where it is not known."""
     dtype: str
+    experts: bool
     config: Mapping[str, Any]
 
 
@@ -109,6 +111,7 @@ class Wanted:
             token_bytes=values * _WIDTHS[kept],
             longest=longest if isinstance(longest, int) and longest > 0 else 0,
             dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+            experts=any(text.get(name) for name in _EXPERTS),
             config=text,
         )
 

@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -38,10 +39,10 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "engine_id": (str, type(None)),
     "kv_buffer_device": str,
     "kv_role": (str, type(None)),
-    "kv_port": (int, str),
+    "kv_port": int,
     "kv_connector_extra_config": Mapping,
     "kv_connector_module_path": (str, type(None)),
-    "enable_permute_local_kv": (bool, int, str),
+    "enable_permute_local_kv": bool,
     "kv_load_failure_policy": str,
 }
 """Of vLLM's KVTransferConfig, which takes no others, and what they may be."""
@@ -51,6 +52,10 @@ _FLAG: Final = "--kv-transfer-config"
 _EXTRA: Final = "kv_connector_extra_config"
 _BLOCK: Final = 16
 """Tokens of vLLM's block; every attention backend takes multiples of it alone."""
+_SOME: Final = 4096
+"""Bytes of a block, where the model is not known."""
+_MANY: Final = 1 << 31
+_IN_BYTES: Final = {"host": "cpu_bytes_to_use", "disk": "disk_capacity_bytes"}
 _NOT_STARTED: Final = "vLLM does not start"
 _REFUSED: Final = "the connector refuses it when it is made, after the weights"
 
@@ -136,19 +141,19 @@ class Serve(Engine):
     def engine(self) -> tuple[Any, Any, Any]:
         """What stands for vLLM's configurations: the connector's, the KV's, and the process's."""
         model = self.model if isinstance(self.model, Model) else None
-        named = dict(self._own)
+        named = dict(self._own) or {"kv_connector": "Blockyard", "kv_role": "kv_both"}
         if named.get("kv_load_failure_policy") not in _POLICIES:
             # vLLM's default; what is no word of it is named elsewhere.
             named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
-        values = {**self.flags.values, "kv_transfer_config": named}
-        own = _configuration(replace(self.flags, values=values), model)
-        return own, _kv(self.flags, model), _configuration(self.flags, model)
+        said = replace(self.flags, values={**self.flags.values, "kv_transfer_config": named})
+        own, around = (_configuration(one, model) for one in (said, self.flags))
+        return own, _kv(self.flags, model), around if self.transfer else own
 
     @cached_property
     def known(self) -> Facts | BlockyardError | None:
-        """What the connector will read; None where the model is not known."""
+        """What the connector will read; None where the model is not known, or an option refused."""
         own, kv, around = self.engine
-        if not isinstance(self.model, Model):
+        if not isinstance(self.model, Model) or any(refusals(own, kv, around=around).values()):
             return None
         try:
             return facts(own, kv, version=self.version or INTERFACE.tested[-1], around=around)
@@ -158,7 +163,7 @@ class Serve(Engine):
     @cached_property
     def read(self) -> tuple[Settings, Config] | BlockyardError:
         """What the connector will make of all that is said to it."""
-        layout = KVLayout((Plane("kv", 1, 1),), dtype="uint8", ranks=self.workers)
+        layout = KVLayout((Plane("kv", 1, _SOME),), dtype="uint8", ranks=self.workers)
         known = self.known if isinstance(self.known, Facts) else None
         more: dict[str, Any] = {"namespace": {"weights": {"content": "unknown"}}, "longest": 1}
         if known is not None:
@@ -258,11 +263,8 @@ def _of(name: str, error: BlockyardError) -> Finding:
 
 def transfer(serve: Serve, _: Site) -> Finding:
     """The flag that starts the connector."""
-    given = serve.flags.values.get("kv_transfer_config")
-    if isinstance(given, Mapping):
+    if "kv_transfer_config" in serve.flags.values:
         return Finding(_FLAG, "ok", "it is there")
-    if given is not None:
-        return Finding(_FLAG, "fail", f"{shown(given)} is no mapping", _NOT_STARTED, _line())
     if any(fault.flag in {_FLAG, "--config"} for fault in serve.flags.faults) or any(
         difflib.get_close_matches(flag, [_FLAG]) for flag in serve.flags.unknown
     ):
@@ -276,7 +278,7 @@ def _wrong_fields(serve: Serve) -> Iterator[tuple[str, str]]:
             near = difflib.get_close_matches(str(name), _FIELDS, n=1, cutoff=0.7)
             do = f'write "{near[0]}"' if near else f"leave it out, or put it into {_EXTRA}"
             yield f"vLLM has no field {name!r} in it", do
-        elif not isinstance(value, _FIELDS[name]):
+        elif not isinstance(value, _FIELDS[name]) and not _as_pydantic(name, value):
             example = {_EXTRA: '{"host": "64 GiB"}', "kv_connector": '"Blockyard"'}.get(name)
             what = "no mapping" if name == _EXTRA else "of another type"
             do = f'write "{name}": {example}' if example else "leave it out"
@@ -285,6 +287,14 @@ def _wrong_fields(serve: Serve) -> Iterator[tuple[str, str]]:
     if policy not in _POLICIES:
         do = f'write "kv_load_failure_policy": "{_POLICIES[0]}"'
         yield f"kv_load_failure_policy = {shown(policy)}", do
+
+
+def _as_pydantic(name: str, value: object) -> bool:
+    """Whether vLLM takes text, or a number, in place of a value of another type."""
+    if _FIELDS[name] is int:
+        return isinstance(value, str | float) and re.fullmatch(r"\d+(\.0+)?", str(value)) is not None
+    words = {"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "0", "1", "1.0", "0.0"}
+    return _FIELDS[name] is bool and str(value).casefold() in words
 
 
 def fields(serve: Serve, _: Site) -> Finding:
@@ -343,6 +353,11 @@ def setting(name: str, serve: Serve, _: Site) -> Finding:
     read = serve.alone(name)
     if not isinstance(read, BlockyardError):
         return Finding(f'"{name}"', "ok", shown(serve.extra[name]))
+    value = serve.extra[name]
+    if name in _IN_BYTES and isinstance(value, int) and value > _MANY:
+        # Such as 64G, which vLLM reads as a number.
+        do = here(_IN_BYTES[name], value) or ""
+        return Finding(f'"{name}"', "fail", f"{value:,} blocks", _REFUSED, do)
     return _of(f'"{name}"', read)
 
 
@@ -383,7 +398,8 @@ def model(serve: Serve, _: Site) -> Finding:
         return unknown("model", serve.model)
     if isinstance(serve.known, BlockyardError):
         return _of("model", serve.known)
-    assert serve.known is not None  # noqa: S101 - the model is known
+    if serve.known is None:
+        return unknown("model", "an option is refused before it is looked at")
     layout = serve.known.layout
     tokens = f"{size(layout.host_block_bytes)} for {layout.block_size} tokens of all ranks"
     return Finding("model", "ok", f"{layout.planes[0].pieces} layers a rank, {tokens}")
@@ -451,6 +467,9 @@ def _wrong_replicas(serve: Serve) -> Iterator[tuple[str, str]]:
             yield f"{flag} {number(name)} of {every} replicas", f"write --data-parallel-size, or leave {flag} out"
     if given and every == 1:
         yield f"{given[0]} with one replica", f"leave {given[0]} out"
+    if external and isinstance(serve.model, Model) and not serve.model.experts:
+        fact = f"{min(external)} for a model without experts"
+        yield fact, "leave the flags of data parallelism out, and start each by itself"
     if external and local not in {None, 1}:
         fact = f"{min(external)} with --data-parallel-size-local {local}"
         yield fact, "leave --data-parallel-size-local out: each is started by itself"
@@ -577,7 +596,7 @@ def _kv(flags: Flags, model: Model | None) -> Any:
 def checks(serve: Serve) -> tuple[Check, ...]:
     """Returns the checks of a command line."""
     every = [*serve.checks(stops=_NOT_STARTED), partial(transfer, serve)]
-    if isinstance(serve.flags.values.get("kv_transfer_config"), Mapping):
+    if "kv_transfer_config" in serve.flags.values:
         every += [
             partial(fields, serve),
             partial(connector, serve),
@@ -586,6 +605,8 @@ def checks(serve: Serve) -> tuple[Check, ...]:
             partial(settings, serve),
             *([partial(record, serve)] if "record" in serve.told else []),
         ]
+        if isinstance(serve.known, Facts) and isinstance(serve.read, tuple):
+            every.append(partial(of_config.bookkeeping, serve.read[1]))
     if not serve.is_inside:
         every += [partial(refusal, "alone", "attention", serve)]
     every += [
