@@ -163,7 +163,8 @@ def read(engine: str, words: Sequence[str]) -> Flags:
         except _RefusedError as error:
             at = error.place(left)
             found.faults.append(Fault(left[at].partition("=")[0], str(error), error.do))
-            del left[at]
+            alone = "=" in left[at] or at + 1 == len(left) or left[at + 1].startswith("-")
+            del left[at : at + 2 - alone]
     found.values |= {name: value for name, value in vars(said).items() if value is not None}
     if model := found.values.pop("model_tag", None):
         found.values["model"] = model
@@ -293,7 +294,8 @@ def _value(parser: _Parser, record: Mapping[str, Any], name: str, kind: str, tex
         return None
     choices = record["choices"].get(name, record["open"].get(name, "")).split()
     if choices and text not in choices and text.casefold().replace("-", "_") not in choices:
-        near = difflib.get_close_matches(text.casefold(), choices, n=1, cutoff=0.5)
+        near = [one for one in choices if text and one.startswith(text)]
+        near = near or difflib.get_close_matches(text.casefold(), choices, n=1, cutoff=0.5)
         one = near[0] if near else f"and one of {', '.join(choices)}"
         # The name of a class of the operator's has a dot in it.
         if name in record["choices"] or "." not in text:
@@ -349,7 +351,7 @@ def mended(name: str, pieces: Sequence[str], example: str | None = None) -> str:
         pieces: The words, which a shell may have divided.
         example: What is written where it is not clear.
     """
-    for text in (pieces[0], " ".join(pieces), ",".join(pieces)):
+    for text in (" ".join(pieces), ",".join(pieces), pieces[0]):
         text = text.translate(_QUOTES)  # noqa: PLW2901
         for one in (text, _BARE.sub(_word, text), _BARE.sub(_word, f"{{{text}}}")):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):

@@ -11,17 +11,8 @@ from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.tools.doctor import vllm
 from blockyard.tools.doctor.finding import Finding, Site
 from blockyard.tools.doctor.vllm import Serve, checks
+from wrong_flags import GOOD, LLAMA, TAKEN, WRONG_FLAGS, files
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
 LATENT = LLAMA | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 60}
 TRANSFER = {
     "kv_connector": "Blockyard",
@@ -225,6 +216,107 @@ def test_a_wrong_setting_is_named_with_what_to_write(name: str) -> None:
     assert [one for one in found if says in one.fact and do in one.do], found
     assert len(found) == 1, found
     assert all(one.do for one in found)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files are that those command lines name."""
+    for name, text in files().items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "M"
+
+
+def of(line: str) -> str:
+    return line if line.startswith("vllm") else f"{GOOD} {line}"
+
+
+@pytest.mark.parametrize("line", WRONG_FLAGS)
+@pytest.mark.usefixtures("model")
+def test_what_vllm_refuses_is_named_with_what_to_write(line: str) -> None:
+    says, do = WRONG_FLAGS[line]
+    found = failed(serve(of(line)))
+    assert [one for one in found if says in one.fact and do in one.do], found
+
+
+@pytest.mark.parametrize("line", ["", *TAKEN])
+@pytest.mark.usefixtures("model")
+def test_what_vllm_takes_is_passed(line: str) -> None:
+    assert failed(serve(of(line))) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        # What a shell leaves of JSON without quotes around it.
+        (["{kv_connector:", "Blockyard,", "kv_role:", "kv_both}"], {}),
+        (["{kv_connector: Blockyard, kv_role: kv_both}"], {}),
+        (["kv_connector:Blockyard", "kv_role:kv_both"], {}),
+        (["{“kv_connector”: “Blockyard”, “kv_role”: “kv_both”}"], {}),
+        (
+            ["{kv_connector: Blockyard, kv_role: kv_both, kv_connector_extra_config: {host: 9 GiB}}"],
+            {"kv_connector_extra_config": {"host": "9 GiB"}},
+        ),
+    ],
+)
+def test_json_that_a_shell_has_broken_is_written_as_it_was_meant(
+    words: list[str], meant: dict[str, Any]
+) -> None:
+    flags = read("vllm", ["serve", "m", "--kv-transfer-config", *words, "-tp", "2"])
+    said = {"kv_connector": "Blockyard", "kv_role": "kv_both", **meant}
+    assert [one.flag for one in flags.faults] == ["--kv-transfer-config"]
+    assert f"--kv-transfer-config '{json.dumps(said)}'" in flags.faults[0].do
+    assert flags.values["tensor_parallel_size"] == 2
+
+
+def test_a_number_with_a_suffix_is_no_memory() -> None:
+    for given in (
+        "--kv-transfer-config.kv_connector_extra_config.host 64G",
+        """--kv-transfer-config '{"kv_connector_extra_config": {"host": 64G}}'""",
+    ):
+        flags = read("vllm", split(f"serve m {given}")[0])
+        assert flags.values["kv_transfer_config"]["kv_connector_extra_config"]["host"] == 64 << 30
+    (one,) = failed(serve(line({"host": 64 << 30})))
+    assert one.do == 'write "host": "64 GiB"'
+
+
+def test_a_script_is_read_as_its_shell_reads_it() -> None:
+    text = """#!/bin/sh
+# It's the server's.
+export CUDA_VISIBLE_DEVICES=0,1
+exec vllm serve m \\
+  -tp 2 2>&1 | tee log
+"""
+    flags = read("vllm", split(text)[0])
+    assert flags.values == {"model": "m", "tensor_parallel_size": 2}
+    assert flags.environ == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert flags.faults == []
+    docker = "docker run --gpus all -e A=1 vllm/vllm-openai:v0.33.0 --model m -tp 2"
+    flags = read("vllm", split(docker)[0])
+    assert (flags.values["model"], flags.environ) == ("m", {"A": "1"})
+
+
+def test_json_without_quotes_is_a_warning() -> None:
+    bare = line().replace("'", "")
+    assert serve(bare)["quotes"].level == "warn"
+    assert "quotes" not in serve(line())
+
+
+def test_another_version_of_vllm_may_have_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Serve, "version", "0.34.0")
+    found = serve(line(more="--new-flag 5"))
+    assert failed(found) == []
+    assert found["flags"].level == "warn"
+
+
+def test_variables_that_change_what_is_found_and_told() -> None:
+    events = """--kv-events-config '{"enable_kv_cache_events": true}'"""
+    told = serve(line(more=events), {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"})["variables"]
+    assert told.do == "unset VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
+    disk = host(disk="1 TiB", disk_path="/kv")
+    assert "PYTHONHASHSEED=7" in serve(disk, {"PYTHONHASHSEED": "7"})["variables"].fact
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,9 @@ class Settings:
         for name in given:
             if name not in _SGLANG and name not in own:
                 plain = str(name)[:80].casefold()
-                near = difflib.get_close_matches(plain, own, n=1, cutoff=0.0)[0]
-                meant = _HOST if plain in _OF_HOST else f"did you mean {near!r}?"
+                near = difflib.get_close_matches(plain, own, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(own)}"
+                meant = _HOST if plain in _OF_HOST else meant
                 raise Misuse(
                     f"there is no {name!r} in --hicache-storage-backend-extra-config: {meant}"
                 )
@@ -128,6 +129,9 @@ def check_config(config: Any) -> None:
     for name in ("attn_cp_size", "dcp_size"):
         size = getattr(config, name, 1)
         if size > 1:
-            raise Unsupported(f"{name} = {size}: a page's tokens must lie on one rank")
+            raise Unsupported(
+                f"{name} = {size}: a page's tokens must lie on one rank; leave "
+                f"--{name.replace('_', '-')} out"
+            )
     if config.should_split_heads:
         raise Unsupported("tp_lcm_size: a page is kept as one rank has it; leave tp_lcm_size out")

@@ -21,7 +21,7 @@ __all__ = ["Engine", "of_error", "told"]
 _NEAR: Final = 0.85
 """How alike a flag must be to one that the engine has, so that it was meant."""
 _DO: Final = re.compile(
-    r"(.*?)[;:,] ((?:write|give|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
+    r"(.*?)[;:,.] ((?:write|[gG]ive|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
 )
 """A refusal: what is wrong, and what to do."""
 
@@ -100,6 +100,10 @@ class Engine(ABC):
         """What the model's configuration says, or why it says nothing."""
         return self.wanted.look()
 
+    def is_refused(self, *flags: str) -> bool:
+        """Whether one of some flags has a value that the engine does not take."""
+        return any(fault.flag in flags for fault in self.flags.faults)
+
     def checks(self, *, stops: str) -> list[Check]:
         """Returns the checks of its flags, and of what all engines need.
 
@@ -123,6 +127,8 @@ def _strange(engine: Engine, flag: str, stops: str, _: Site) -> Finding:
     near = difflib.get_close_matches(
         flag.replace("_", "-"), known(engine.package), n=1, cutoff=_NEAR
     )
+    start = f"--{flag.lstrip('-')}-"
+    near = near or [one for one in known(engine.package) if one.startswith(start)]
     joined = re.fullmatch(r"(-[a-z]+)(\d+)", flag)
     if joined is not None and joined[1] in known(engine.package):
         near = [f"{joined[1]} {joined[2]}"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from blockyard.crane.gpu.driver import install
 from blockyard.shared.extras import missing
-from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Check, Finding, Level, Site, unknown
 from blockyard.tools.units import size
 
 __all__ = ["CHECKS", "judged_copies", "judged_cupy"]
@@ -55,6 +55,24 @@ def driver(site: Site) -> Finding:
         into = "start the container with --gpus all, or with NVIDIA_DRIVER_CAPABILITIES=compute"
         return Finding("driver", "fail", lacks, "this process reaches no GPU", into)
     return Finding("driver", "ok", fact)
+
+
+def enough(site: Site) -> Finding:
+    """Whether there is a GPU for each process that computes."""
+    ranks, visible = site.asked.ranks, site.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = len(_devices(site))
+    fact = f"{devices} on the bus"
+    if visible is not None:
+        named = [one for one in visible.split(",") if one.strip() not in {"", "-1"}]
+        devices, fact = len(named), f"CUDA_VISIBLE_DEVICES={visible} shows {len(named)}"
+    if devices >= ranks:
+        return Finding("GPUs", "ok", fact)
+    if visible is None and not devices:
+        return unknown("GPUs", "no GPU of NVIDIA")
+    level: Level = "warn" if visible is not None and not devices else "fail"
+    do = f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(ranks)))}, or fewer ranks"
+    # None at all is what one writes for an engine on the CPU.
+    return Finding("GPUs", level, f"{fact}, and {ranks} processes compute", "none starts", do)
 
 
 def _cuda() -> int | None:
@@ -171,4 +189,4 @@ def judged_copies(found: dict[str, Any], most: float | None, asked: int) -> Find
     return Finding("copies", "ok", fact)
 
 
-CHECKS: Final[tuple[Check, ...]] = (driver, cupy, link, copies)
+CHECKS: Final[tuple[Check, ...]] = (driver, enough, cupy, link, copies)

@@ -67,6 +67,8 @@ class Wanted:
     stages: int = 1
     longest: object = None
     """Tokens of the longest request, where the flags say it."""
+    stretched: bool = False
+    """Whether that may be more than the model was made for."""
 
     def look(self) -> Model | str:
         """Reads its configuration; returns why that cannot be, as text."""
@@ -115,15 +117,26 @@ class Wanted:
             config=text,
         )
 
-    def ranks(self, model: Model) -> Iterator[tuple[str, str]]:
-        """Gives what is wrong with how ranks divide a model, and what to write."""
+    def wrong(self, model: Model, length: str) -> Iterator[tuple[str, str]]:
+        """Gives what engines refuse for a model, and what to write.
+
+        Args:
+            model: The model.
+            length: The flag of the longest request.
+        """
         if model.heads % max(self.tensor, 1):
             fits = [one for one in range(1, self.tensor) if not model.heads % one]
             fact = f"{model.heads} heads are not divided by {self.tensor} tensor parallel ranks"
             yield fact, f"write --tensor-parallel-size {fits[-1]}"
         layers = int(model.config["num_hidden_layers"])
         if layers < self.stages:
-            yield f"{layers} layers in {self.stages} stages", "write a smaller pipeline"
+            yield f"{layers} layers in {self.stages} stages", f"write {layers} stages or fewer"
+        most, given = model.config.get("max_position_embeddings"), self.longest
+        scaled = any(model.config.get(f"rope_{one}") for one in ("scaling", "parameters"))
+        if scaled or self.stretched or not (isinstance(most, int) and isinstance(given, int)):
+            return
+        if given > most:
+            yield f"{length} {given} is more than the {most} of the model", f"write {length} {most}"
 
 
 def _kinds(text: Mapping[str, Any], *, latent: bool) -> tuple[str, ...]:

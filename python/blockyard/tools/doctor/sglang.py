@@ -40,7 +40,13 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "hicache_storage_pass_prefix_keys": (bool,),
 }
 """Keys that SGLang reads itself, and what they must be."""
+_ALONE: Final = (
+    *("--disable-radix-cache", "--enable-kv-cache-sharding", "--enable-lmcache"),
+    "--enable-unified-cache-external-linker",
+)
+"""What SGLang refuses beside a hierarchical cache with a storage."""
 _SOUND: Final = {"interface_v1": 1, "disk": 1, "disk_path": "/"}
+_STRETCHED: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _GB: Final = 10**9
 
 
@@ -64,6 +70,7 @@ class Launch(Engine):
             tensor=self.tensor,
             stages=flags.number("pp_size"),
             longest=flags.values.get("context_length"),
+            stretched=self.environ.get(_STRETCHED, "").lower() in {"1", "true", "yes"},
         )
 
     @property
@@ -152,7 +159,7 @@ def _wrong_cache(launch: Launch) -> Iterator[tuple[str, str]]:
     if not values.get("enable_hierarchical_cache"):
         yield "--enable-hierarchical-cache is missing", "add --enable-hierarchical-cache"
     backend = values.get("hicache_storage_backend")
-    if backend != "dynamic":
+    if backend != "dynamic" and not launch.is_refused("--hicache-storage-backend"):
         fact = "it is missing" if backend is None else f"it is {shown(backend)}"
         yield f"--hicache-storage-backend: {fact}", "write --hicache-storage-backend dynamic"
 
@@ -165,20 +172,15 @@ def cache(launch: Launch, _: Site) -> Finding:
 
 def _conflicts(launch: Launch) -> Iterator[tuple[str, str]]:
     values = launch.flags.values
-    for name in ("disable_radix_cache", "enable_kv_cache_sharding", "enable_lmcache"):
-        if values.get(name):
-            flag = f"--{name.replace('_', '-')}"
+    for flag in _ALONE:
+        if values.get(flag[2:].replace("-", "_")):
             yield f"{flag} with a hierarchical cache and a storage", f"leave {flag} out"
-    for name in ("enable_unified_cache_external_linker",):
-        if values.get(name):
-            flag = f"--{name.replace('_', '-')}"
-            yield f"{flag} takes the place of the hierarchical cache", f"leave {flag} out"
     ranks, groups = launch.flags.number("tp_size"), launch.flags.number("attn_dp_size")
     if values.get("enable_dp_attention"):
         groups = launch.flags.number("dp_size")
     elif groups > 1 and launch.flags.number("dp_size") > 1:
         yield "--dp-size with --attn-dp-size", "leave --dp-size out"
-    for name in ("tp_size", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size"):
+    for name in ("tp_size", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "page_size"):
         if launch.flags.number(name) < 1:
             flag = f"--{name.replace('_', '-')}"
             yield f"{flag} {launch.flags.number(name)}", f"write {flag} 1"
@@ -191,7 +193,7 @@ def _conflicts(launch: Launch) -> Iterator[tuple[str, str]]:
     if isinstance(fraction, float) and not 0 < fraction <= 1:
         yield f"--hicache-host-memory-fraction {fraction:g}", "write a fraction of 1, as 0.8"
     if isinstance(launch.model, Model):
-        yield from launch.wanted.ranks(launch.model)
+        yield from launch.wanted.wrong(launch.model, "--context-length")
 
 
 def conflicts(launch: Launch, _: Site) -> Finding:
@@ -204,6 +206,8 @@ def extra(launch: Launch, _: Site) -> Finding:
     said = launch.extra
     if isinstance(said, dict):
         return Finding(_FLAG, "ok", "it is there")
+    if launch.is_refused(_FLAG, "--config"):
+        return unknown(_FLAG, "it is not understood")
     given = launch.flags.text("hicache_storage_backend_extra_config")
     do = f"write {START}"
     if given and not given.startswith("@"):
@@ -268,6 +272,8 @@ def layout(launch: Launch, _: Site) -> Finding:
     if said == "page_first" and launch.flags.values.get("hicache_io_backend") == "direct":
         # As SGLang has it.
         said = "page_first_direct"
+    if launch.is_refused("--hicache-mem-layout"):
+        return unknown("layout", "it is not understood")
     try:
         check_layout(said, moves=bool(launch.flags.values.get("enable_unified_memory")))
     except BlockyardError as error:

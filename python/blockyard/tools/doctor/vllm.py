@@ -54,6 +54,7 @@ _BLOCK: Final = 16
 """Tokens of vLLM's block; every attention backend takes multiples of it alone."""
 _SOME: Final = 4096
 """Bytes of a block, where the model is not known."""
+_INTEGERS: Final = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 _MANY: Final = 1 << 31
 _IN_BYTES: Final = {"host": "cpu_bytes_to_use", "disk": "disk_capacity_bytes"}
 _NOT_STARTED: Final = "vLLM does not start"
@@ -79,6 +80,11 @@ def _line(**changes: object) -> str:
     return f"{_FLAG} '{json.dumps(said | {_EXTRA: {'host': '64 GiB'}} | changes)}'"
 
 
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is on, as vLLM reads it."""
+    return environ.get(name, "").strip().lower() in {"1", "true"}
+
+
 class Serve(Engine):
     """What `vllm serve` is to do, and what follows from it."""
 
@@ -100,6 +106,7 @@ class Serve(Engine):
             tensor=flags.number("tensor_parallel_size"),
             stages=flags.number("pipeline_parallel_size"),
             longest=flags.values.get("max_model_len"),
+            stretched=_is_set(self.environ, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
         )
 
     @cached_property
@@ -265,7 +272,7 @@ def transfer(serve: Serve, _: Site) -> Finding:
     """The flag that starts the connector."""
     if "kv_transfer_config" in serve.flags.values:
         return Finding(_FLAG, "ok", "it is there")
-    if any(fault.flag in {_FLAG, "--config"} for fault in serve.flags.faults) or any(
+    if serve.is_refused(_FLAG, "--config") or any(
         difflib.get_close_matches(flag, [_FLAG]) for flag in serve.flags.unknown
     ):
         return unknown(_FLAG, "it is not understood")
@@ -425,8 +432,16 @@ def allocator(serve: Serve, _: Site) -> Finding:
 
 
 def variables(serve: Serve, _: Site) -> Finding:
-    """Variables that are for another connector."""
+    """Variables that are for another connector, or that change what is found and told."""
     names = sorted(name for name in serve.environ if name.startswith("LMCACHE_"))
+    events = serve.flags.mapping("kv_events_config").get("enable_kv_cache_events")
+    if events and serve.environ.get(_INTEGERS) == "0":
+        late = "events of the host and the disk are told by numbers, and not at all beside it"
+        return Finding("variables", "warn", f"{_INTEGERS}=0", late, f"unset {_INTEGERS}")
+    seed = serve.environ.get("PYTHONHASHSEED")
+    if not names and seed is not None and serve.told.get("disk_path"):
+        fact = f"PYTHONHASHSEED={seed}: with another value nothing is found on the disk"
+        return Finding("variables", "ok", fact)
     if not names:
         return Finding("variables", "ok", "none of another connector")
     do = f'unset {" ".join(names)}; sizes stand in {_EXTRA}, as "host": "64 GiB"'
@@ -490,16 +505,7 @@ def replicas(serve: Serve, _: Site) -> Finding:
 def _wrong_sizes(serve: Serve) -> Iterator[tuple[str, str]]:
     """What vLLM refuses of how a model is cut into ranks and blocks."""
     if isinstance(serve.model, Model):
-        yield from serve.wanted.ranks(serve.model)
-        longest = serve.flags.values.get("max_model_len")
-        most = serve.model.config.get("max_position_embeddings")
-        scaled = any(serve.model.config.get(f"rope_{one}") for one in ("scaling", "parameters"))
-        allowed = serve.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") in {"1", "true", "True"}
-        known = isinstance(most, int) and isinstance(longest, int) and not scaled
-        if known and longest > most and not allowed:
-            yield f"--max-model-len {longest} is more than the {most} of the model", (
-                f"write --max-model-len {most}"
-            )
+        yield from serve.wanted.wrong(serve.model, "--max-model-len")
     block = serve.flags.number("block_size", 16)
     if block % _BLOCK:
         yield f"--block-size {block}: no attention backend takes it", f"write --block-size {_BLOCK}"

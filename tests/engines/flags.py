@@ -1,0 +1,67 @@
+"""Asks vLLM's own parser and configuration what `blockyard doctor` says of command lines.
+
+It runs in an environment with vLLM: what doctor names as refused by vLLM is refused there, and what
+it passes is taken.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import vllm.platforms
+from vllm.platforms.cpu import CpuPlatform
+
+vllm.platforms._current_platform = CpuPlatform()
+sys.path.insert(0, str(Path(__file__).parents[1] / "python/support"))
+
+from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402 - behind the platform
+from vllm.entrypoints.common.cli_args import (  # noqa: E402
+    make_arg_parser,
+    validate_parsed_serve_args,
+)
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
+
+from wrong_flags import GOOD, TAKEN, WRONG_FLAGS, files  # noqa: E402
+
+
+def refused(line: str) -> str | None:
+    """Why vLLM refuses a command line; None where it takes it."""
+    parser = FlexibleArgumentParser(prog="vllm")
+    make_arg_parser(parser.add_subparsers(dest="subparser").add_parser("serve"))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            given: argparse.Namespace = parser.parse_args(shlex.split(line)[1:])
+            given.model = given.model_tag or given.model
+            validate_parsed_serve_args(given)
+            AsyncEngineArgs.from_cli_args(given).create_engine_config()
+    except (Exception, SystemExit) as error:
+        return str(error) if not isinstance(error, SystemExit) else said.getvalue()
+    return None
+
+
+def main() -> int:
+    """Ends with status 1 where vLLM has another opinion."""
+    broken = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for name, text in files().items():
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_text(text)
+        lines = {line: True for line in WRONG_FLAGS} | {line: False for line in ("", *TAKEN)}
+        for line, wrong in lines.items():
+            why = refused(line if line.startswith("vllm") else f"{GOOD} {line}")
+            if (why is not None) != wrong:
+                broken += 1
+                print(f"BROKEN  {line or 'the sound line'}: {why or 'vLLM takes it'}")
+        print(f"{'BROKEN' if broken else 'ok    '}  {len(lines)} command lines, as doctor has them")
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
