@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import whole
 
-__all__ = ["LEVELS", "Asked", "Check", "Finding", "Level", "Site", "unknown"]
+__all__ = ["LEVELS", "Asked", "Check", "Finding", "Level", "Problem", "Site", "judged", "unknown"]
 
 Level: TypeAlias = Literal["ok", "unknown", "warn", "fail"]
 LEVELS: Final[tuple[Level, ...]] = ("ok", "unknown", "warn", "fail")
@@ -29,6 +29,18 @@ class Finding(NamedTuple):
     """What follows from it; empty where all is well."""
     do: str = ""
     """What to type or to write."""
+
+
+Problem: TypeAlias = tuple[object, Level, str, str]
+"""Whether it is there, and the level, what follows and what to do where it is."""
+
+
+def judged(name: str, fact: str, *problems: Problem) -> Finding:
+    """Returns the first problem that is there as a finding, or that all is well."""
+    for there, level, means, do in problems:
+        if there:
+            return Finding(name, level, fact, means, do)
+    return Finding(name, "ok", fact)
 
 
 def unknown(name: str, fact: str) -> Finding:
