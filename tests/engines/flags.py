@@ -4,7 +4,6 @@ It runs in an environment with vLLM: what doctor names as refused by vLLM is ref
 it passes is taken.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -36,11 +35,11 @@ def refused(line: str) -> str | None:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            given: argparse.Namespace = parser.parse_args(shlex.split(line)[1:])
+            given = parser.parse_args(shlex.split(line)[1:])
             given.model = given.model_tag or given.model
             validate_parsed_serve_args(given)
             AsyncEngineArgs.from_cli_args(given).create_engine_config()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, vLLM does not start
         return str(error) if not isinstance(error, SystemExit) else said.getvalue()
     return None
 
@@ -53,7 +52,7 @@ def main() -> int:
         for name, text in files().items():
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_text(text)
-        lines = {line: True for line in WRONG_FLAGS} | {line: False for line in ("", *TAKEN)}
+        lines = dict.fromkeys(WRONG_FLAGS, True) | dict.fromkeys(("", *TAKEN), False)
         for line, wrong in lines.items():
             why = refused(line if line.startswith("vllm") else f"{GOOD} {line}")
             if (why is not None) != wrong:

@@ -201,7 +201,7 @@ def taken(kind: Any, text: str) -> bool:
     """Whether a type takes a text."""
     try:
         (kind or str)(text)
-    except Exception:
+    except Exception:  # noqa: BLE001 - each type has its own
         return False
     return True
 

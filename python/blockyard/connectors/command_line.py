@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from blockyard._core import Misuse
 from blockyard._typing import override
@@ -35,6 +35,8 @@ _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OPERATOR: Final = re.compile(r"[|&;]+|\d?[<>]+&?\S*")
 _TRANSFER: Final = "--kv-transfer-config"
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_NUMBER: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\b\d+(?:\.\d+)?[kKmMgGtT]\b')
+"""A number with a unit, or the text in which it is none."""
 _UNITS: Final = {unit: 10 ** (3 * at) for at, unit in enumerate("kmgt", 1)} | {
     unit: 1 << (10 * at) for at, unit in enumerate("KMGT", 1)
 }
@@ -42,7 +44,7 @@ _NONE: Final = object()
 """Stands for a value that is missing."""
 _BARE: Final = re.compile(r'(?<=[{\[,:])\s*([^\s"{}\[\],:][^"{}\[\],:]*?)\s*(?=[,:}\]])')
 _JSON: Final = "single quotes stand around the JSON and double quotes in it"
-_QUOTES: Final = str.maketrans("“”„‘’", '"""\'\'')
+_QUOTES: Final = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
 
 
 class Fault(Misuse):
@@ -170,8 +172,8 @@ def read(engine: str, words: Sequence[str]) -> Flags:
         found.values["model"] = model
     found.faults += parser.faults
     words_left = _unknown(strays, found)
-    for name, (text, error) in parser.broken.items():
-        fact = f"{shown(text)} is no JSON: {error}"
+    for name, (text, why) in parser.broken.items():
+        fact = f"{shown(text)} is no JSON: {why}"
         found.faults.append(Fault(name, fact, mended(name, [text, *words_left])))
     if words_left and not parser.broken:
         fact = f"nothing takes {shown(' '.join(words_left))}"
@@ -198,7 +200,9 @@ class _RefusedError(Exception):
         """Returns where in a command line it stands."""
         for at, word in enumerate(words):
             name, equals, _ = word.partition("=")
-            begins = equals and name.startswith("-") and any(one.startswith(name) for one in self._names)
+            begins = (
+                equals and name.startswith("-") and any(one.startswith(name) for one in self._names)
+            )
             if name in self._names or begins:
                 return at
         return 0
@@ -206,11 +210,11 @@ class _RefusedError(Exception):
 
 class _Parser(argparse.ArgumentParser):
     faults: list[Fault]
-    broken: dict[str, tuple[str, ValueError]]
+    broken: dict[str, tuple[str, Exception]]
     """What is no JSON, and why, by the flag."""
 
     @override
-    def error(self, message: str) -> Any:
+    def error(self, message: str) -> NoReturn:
         raise _RefusedError(message)
 
 
@@ -259,14 +263,19 @@ class _Store(argparse.Action):
     """Keeps a value, and names one that is missing."""
 
     @override
-    def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
-        if values is _NONE or values == []:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,  # noqa: ARG002 - as Python's parser calls it
+    ) -> None:
+        if values is not _NONE and values != []:
+            setattr(namespace, self.dest, values)
+        elif isinstance(parser, _Parser) and self.option_strings != ["--hf-token"]:
             name = self.option_strings[0]
-            if name != "--hf-token":
-                fault = Fault(name, "it has no value", f"give one, as {_example(name)}")
-                parser.faults.append(fault)
-            return
-        setattr(namespace, self.dest, values)
+            fault = Fault(name, "it has no value", f"give one, as {_example(name)}")
+            parser.faults.append(fault)
 
 
 def _value(parser: _Parser, record: Mapping[str, Any], name: str, kind: str, text: str) -> object:
@@ -285,27 +294,34 @@ def _value(parser: _Parser, record: Mapping[str, Any], name: str, kind: str, tex
         return None
     fields = record["fields"].get(name, "").split()
     if fields and isinstance(value, dict):
-        strange = [one for one in value if one not in fields]
+        strange = [key for key in value if key not in fields]
         if strange and name != _TRANSFER:
             near = difflib.get_close_matches(str(strange[0]), fields, n=1)
             noted(f"has {strange[0]!r}", f'with "{near[0]}"' if near else f"without {strange[0]!r}")
     elif fields and value is not None:
         noted("is no mapping", _example(name).partition(" ")[2])
         return None
-    choices = record["choices"].get(name, record["open"].get(name, "")).split()
-    if choices and text not in choices and text.casefold().replace("-", "_") not in choices:
-        near = [one for one in choices if text and one.startswith(text)]
-        near = near or difflib.get_close_matches(text.casefold(), choices, n=1, cutoff=0.5)
-        one = near[0] if near else f"and one of {', '.join(choices)}"
-        # The name of a class of the operator's has a dot in it.
-        if name in record["choices"] or "." not in text:
-            noted("is none of its values", one, sure=name in record["choices"])
     elif isinstance(value, int | float) and not (kind == "size" and value == -1):
         low, high = (record[side].get(name, value) for side in ("least", "most"))
         if value < low or value > high:
             noted(f"is {'less' if value < low else 'more'} than it may be", _number(record, name))
             return None
+    elif isinstance(value, str) and (one := _nearest(record, name, value)):
+        noted("is none of its values", one, sure=name in record["choices"])
     return value
+
+
+def _nearest(record: Mapping[str, Any], name: str, text: str) -> str | None:
+    """Returns which of a flag's values to write in place of text that is none; None where it is."""
+    choices = record["choices"].get(name, record["open"].get(name, "")).split()
+    if not choices or text in choices or text.casefold().replace("-", "_") in choices:
+        return None
+    if name in record["open"] and "." in text:
+        # The name of a class of the operator's.
+        return None
+    near = [one for one in choices if text and one.startswith(text)]
+    near = near or difflib.get_close_matches(text.casefold(), choices, n=1, cutoff=0.5)
+    return near[0] if near else f"and one of {', '.join(choices)}"
 
 
 def _number(record: Mapping[str, Any], name: str) -> str:
@@ -329,9 +345,7 @@ def _json(text: str) -> object:
         return None
     with suppress(ValueError):
         return json.loads(text)
-    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
-    plain = [re.sub(rf"\b{_SIZE.pattern}\b", lambda one: str(_size(one[0])), part) for part in parts]
-    return json.loads("".join(b if at % 2 else a for at, (a, b) in enumerate(zip(plain, parts))))
+    return json.loads(_NUMBER.sub(lambda one: one[1] or str(_size(one[0])), text))
 
 
 _CONVERTERS: Final[Mapping[str, Any]] = {
@@ -446,20 +460,19 @@ def _of_file(engine: str, path: str, parser: _Parser, found: Flags) -> Iterator[
             fact = f"{path} is no mapping of flags to values: {shown(table)}"
         found.faults.append(Fault("--config", fact, "give the path of a YAML file"))
         return
-    known = parser._option_string_actions  # noqa: SLF001 - as the engines do
     for name, value in table.items():
-        if isinstance(value, bool):
-            off = f"--no-{name}".replace("_", "-")
-            if value:
-                yield f"--{name}"
-            elif engine == "vllm" and off in known:
-                yield off
-        elif isinstance(value, list):
-            if value:
-                yield from (f"--{name}", *map(str, value))
-        else:
-            text = json.dumps(value) if isinstance(value, Mapping) else str(value)
-            yield from (f"--{name}", text)
+        yield from _as_words(engine, f"--{name}", value, parser)
+
+
+def _as_words(engine: str, flag: str, value: object, parser: _Parser) -> Sequence[str]:
+    """Returns a line of such a file as words."""
+    if isinstance(value, bool):
+        off = f"--no-{flag[2:]}".replace("_", "-")
+        known = parser._option_string_actions  # noqa: SLF001 - as the engines do
+        return [flag] if value else [off] if engine == "vllm" and off in known else []
+    if isinstance(value, list):
+        return [flag, *map(str, value)] if value else []
+    return [flag, json.dumps(value) if isinstance(value, Mapping) else str(value)]
 
 
 def _flexible(left: Sequence[str], found: Flags) -> Iterator[str]:

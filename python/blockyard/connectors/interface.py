@@ -216,10 +216,10 @@ def _absent_fields(kind: type, wanted: Iterable[str]) -> list[str]:
 
 
 def _annotated(kind: type) -> Iterable[str]:
-    """Names that a class annotates; from Python 3.14 on they are evaluated when they are asked for."""
-    if _LAZY is not None:
-        return _LAZY.get_annotations(kind, format=_LAZY.Format.FORWARDREF)
-    return vars(kind).get("__annotations__", {})
+    """Names that a class annotates; Python evaluates them when it is asked for, from 3.14 on."""
+    if _LAZY is None:
+        return tuple(vars(kind).get("__annotations__", ()))
+    return tuple(_LAZY.get_annotations(kind, format=_LAZY.Format.FORWARDREF))
 
 
 def _codes(held: Iterable[Any]) -> Iterator[CodeType]:
@@ -259,4 +259,5 @@ def _given(code: CodeType) -> Iterator[str]:
     if {"setattr", "__setattr__", "__dict__"} & {*code.co_names}:
         for one in code.co_consts:
             # Of several at once they stand in a tuple.
-            yield from (name for name in (one if isinstance(one, tuple) else (one,)) if isinstance(name, str))
+            texts = one if isinstance(one, tuple) else (one,)
+            yield from (text for text in texts if isinstance(text, str))

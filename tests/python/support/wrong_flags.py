@@ -109,7 +109,13 @@ WRONG_FLAGS: Final[dict[str, tuple[str, str]]] = {
     GOOD.replace('"kv_both"', '"kv_both", "kv_parallel_size": 1'): ("kv_parallel_size", "leave it"),
 }
 TAKEN: Final = (
-    *("-tp 2", "-tp=2", "--tensor-parallel 2", "-pp 4 -tp 2", "-dp 4 -dpl 2 --data-parallel-hybrid-lb"),
+    *(
+        "-tp 2",
+        "-tp=2",
+        "--tensor-parallel 2",
+        "-pp 4 -tp 2",
+        "-dp 4 -dpl 2 --data-parallel-hybrid-lb",
+    ),
     *("--block-size 32", "--max-model-len 32k", "--max-model-len=auto", "--kv-cache-dtype fp8"),
     *("-O3", "--no-enable-prefix-caching", "--disable-sliding-window", "--config good.yaml"),
     *("--prefix-caching-hash-algo sha256_cbor", "--enforce-eager", "--shutdown-timeout 60"),

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from test_doctor_vllm import LLAMA, WRONG, host, line
+from test_doctor_vllm import WRONG, host, line
 
 from blockyard.tools.cli import cli
 from blockyard.tools.doctor import cli as doctor_cli
 from blockyard.tools.doctor import disk, gpu
 from blockyard.tools.doctor.finding import Finding, Site
+from wrong_flags import LLAMA
 
 GOOD = line({"host": 64, "namespace": {"weights": "v1"}})
 TOML = """[blockyard]

@@ -27,6 +27,7 @@ SAID: dict[str, Any] = {
 CACHE = "--enable-hierarchical-cache --hicache-mem-layout page_first"
 DYNAMIC = f"{CACHE} --hicache-storage-backend dynamic"
 FLAG = "--hicache-storage-backend-extra-config"
+PREFIXES = "hicache_storage_pass_prefix_keys"
 START = "python -m sglang.launch_server --model-path M"
 
 
@@ -100,7 +101,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "2 tensor parallel ranks are not divided into 3",
         "write --tp-size 3",
     ),
-    "two ways of groups": (given("--dp 2 --attn-dp-size 2"), "with --attn-dp-size", "--dp-size out"),
+    "two ways of groups": (
+        given("--dp 2 --attn-dp-size 2"),
+        "with --attn-dp-size",
+        "--dp-size out",
+    ),
     "context ranks": (given("--tp 2 --attn-cp-size 2"), "attn_cp_size = 2", "leave --attn-cp-size"),
     "decode ranks": (given("--dcp-size 2"), "dcp_size = 2", "leave --dcp-size out"),
     "hicache in part": (given("--hicache-size 1.5"), "'1.5' is no number", "write --hicache-size"),
@@ -127,7 +132,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "is no JSON",
         f"""write {FLAG} '{{"disk": "1 GiB"}}'""",
     ),
-    "quotes lost": (words("'{disk: 1 GiB}'"), "is no JSON", f"""write {FLAG} '{{"disk": "1 GiB"}}'"""),
+    "quotes lost": (
+        words("'{disk: 1 GiB}'"),
+        "is no JSON",
+        f"""write {FLAG} '{{"disk": "1 GiB"}}'""",
+    ),
     "no file": (words("@/no/such.json"), "No such file", f"write {FLAG}"),
     "no file of settings": (words("@/etc/hostname"), "SGLang reads .json", f"write {FLAG}"),
     "a list": (words("'[1]'"), "is no mapping", f"write {FLAG}"),
@@ -139,7 +148,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "no interface": (given(interface_v1=...), "interface_v1 is missing", '"interface_v1": 1'),
     "interface 0": (given(interface_v1=0), "interface_v1 is missing", '"interface_v1": 1'),
     "prefixes in text": (
-        given(hicache_storage_pass_prefix_keys="yes"),
+        given(**{PREFIXES: "yes"}),
         "'yes' is not true or false",
         "true or false",
     ),
@@ -230,9 +239,10 @@ def test_weights_must_be_told_from_others(tmp_path: Path) -> None:
 
 
 def test_pages_that_follow_nobody_are_a_warning() -> None:
-    found = {one.name: one for one in found_of(given(hicache_storage_pass_prefix_keys=...))}
+    without: dict[str, Any] = {PREFIXES: ...}
+    found = {one.name: one for one in found_of(given(**without))}
     (one,) = (one for one in found.values() if one.level == "warn")
-    assert one.do == 'write "hicache_storage_pass_prefix_keys": true'
+    assert one.do == f'write "{PREFIXES}": true'
 
 
 def test_words_may_stand_in_a_file(tmp_path: Path) -> None:

@@ -256,8 +256,10 @@ def test_what_vllm_takes_is_passed(line: str) -> None:
         (["kv_connector:Blockyard", "kv_role:kv_both"], {}),
         (["{“kv_connector”: “Blockyard”, “kv_role”: “kv_both”}"], {}),
         (
-            ["{kv_connector: Blockyard, kv_role: kv_both, kv_connector_extra_config: {host: 9 GiB}}"],
-            {"kv_connector_extra_config": {"host": "9 GiB"}},
+            [
+                "{kv_connector: Blockyard, kv_role: kv_both, kv_connector_extra_config: {host: 9GiB}}"
+            ],
+            {"x": {"host": "9GiB"}},
         ),
     ],
 )

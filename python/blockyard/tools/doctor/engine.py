@@ -3,20 +3,21 @@
 import difflib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import metadata
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from blockyard._core import BlockyardError
 from blockyard.connectors.command_line import Fault, Flags, known
 from blockyard.connectors.interface import Interface
 from blockyard.shared.extras import install
+from blockyard.shared.validate import shown
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 
-__all__ = ["Engine", "of_error", "told"]
+__all__ = ["Engine", "told"]
 
 _NEAR: Final = 0.85
 """How alike a flag must be to one that the engine has, so that it was meant."""
@@ -24,20 +25,6 @@ _DO: Final = re.compile(
     r"(.*?)[;:,.] ((?:write|[gG]ive|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
 )
 """A refusal: what is wrong, and what to do."""
-
-
-def of_error(name: str, error: BlockyardError, means: str, do: str) -> Finding:
-    """Returns a refusal as a finding: what to do comes last in its message.
-
-    Args:
-        name: Of the finding.
-        error: The refusal.
-        means: What follows.
-        do: What to write where the message has nothing of it.
-    """
-    text = " ".join(str(error).split())
-    parts = _DO.fullmatch(text)
-    return Finding(name, "fail", *((text, means, do) if parts is None else (parts[1], means, parts[2])))
 
 
 def told(name: str, wrong: Iterable[tuple[str, str]], means: str, fine: str) -> Finding:
@@ -59,6 +46,8 @@ class Engine(ABC):
 
     package: ClassVar[str]
     interface: ClassVar[Interface]
+    means: ClassVar[str]
+    """What follows where what is here refuses something."""
 
     flags: Flags
     environ: Mapping[str, str]
@@ -87,6 +76,30 @@ class Engine(ABC):
     def replicas(self) -> int:
         """Replicas on this machine."""
 
+    @property
+    @abstractmethod
+    def extra(self) -> Mapping[str, Any]:
+        """What is said to what is here, by its keys."""
+
+    @property
+    @abstractmethod
+    def read(self) -> object:
+        """What is made of all that is said, or why it is refused."""
+
+    @abstractmethod
+    def alone(self, name: str) -> BlockyardError | None:
+        """Why one key is refused, where the others are sound."""
+
+    @property
+    @abstractmethod
+    def line(self) -> str:
+        """What to write where a refusal does not say it."""
+
+    @property
+    def sound(self) -> str:
+        """What to say of settings that are accepted."""
+        return "they go together"
+
     @abstractmethod
     def asked(self) -> Asked:
         """What the machine is to have."""
@@ -99,6 +112,31 @@ class Engine(ABC):
     def model(self) -> Model | str:
         """What the model's configuration says, or why it says nothing."""
         return self.wanted.look()
+
+    def refusal(self, name: str, error: BlockyardError) -> Finding:
+        """Returns a refusal as a finding: what to do comes last in its message."""
+        text = " ".join(str(error).split())
+        parts = _DO.fullmatch(text)
+        fact, do = (text, self.line) if parts is None else parts.groups()
+        return Finding(name, "fail", fact, self.means, do)
+
+    def keys(self) -> Iterator[Check]:
+        """Gives the checks of what is said, one by one."""
+        return (partial(self._key, name) for name in self.extra)
+
+    def _key(self, name: str, _: Site) -> Finding:
+        error = self.alone(name)
+        if error is None:
+            return Finding(f'"{name}"', "ok", shown(self.extra[name]))
+        return self.refusal(f'"{name}"', error)
+
+    def settings(self, _: Site) -> Finding:
+        """All keys together."""
+        if not isinstance(self.read, BlockyardError):
+            return Finding("settings", "ok", self.sound)
+        if any(self.alone(name) for name in self.extra):
+            return unknown("settings", "one of the keys above is wrong")
+        return self.refusal("settings", self.read)
 
     def is_refused(self, *flags: str) -> bool:
         """Whether one of some flags has a value that the engine does not take."""

@@ -17,7 +17,7 @@ from blockyard.connectors.sglang.identity import weights_of
 from blockyard.connectors.sglang.settings import START, Settings, check_config
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
-from blockyard.tools.doctor.engine import Engine, of_error, told
+from blockyard.tools.doctor.engine import Engine, told
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 
@@ -25,7 +25,6 @@ __all__ = ["Launch", "checks"]
 
 _FLAG: Final = "--hicache-storage-backend-extra-config"
 _NOT_STARTED: Final = "SGLang does not start"
-_REFUSED: Final = "the storage refuses it when it is made, after the weights"
 _KEEPS_NOTHING: Final = "SGLang starts, and keeps nothing on the disk"
 _LOADED: Final = {
     "backend_name": ("blockyard",),
@@ -55,10 +54,13 @@ class Launch(Engine):
 
     package: ClassVar = "sglang"
     interface: ClassVar = INTERFACE
+    means: ClassVar = "the storage refuses it when it is made, after the weights"
+    line: ClassVar = f"write {START}"
 
     @property
     @override
     def wanted(self) -> Wanted:
+        """What its flags say of the model."""
         flags = self.flags
         return Wanted(
             name=flags.text("model_path"),
@@ -84,16 +86,24 @@ class Launch(Engine):
     @property
     @override
     def workers(self) -> int:
+        """Processes of one replica that compute."""
         return max(self.flags.number("tp_size"), 1) * max(self.flags.number("pp_size"), 1)
 
     @property
     @override
     def replicas(self) -> int:
+        """Replicas on this machine."""
         inside = self.flags.values.get("enable_dp_attention")
         return 1 if inside else max(self.flags.number("dp_size"), 1)
 
     @cached_property
-    def extra(self) -> dict[str, Any] | str:
+    @override
+    def extra(self) -> dict[str, Any]:
+        """What is said to the storage, by its keys."""
+        return self.given if isinstance(self.given, dict) else {}
+
+    @cached_property
+    def given(self) -> dict[str, Any] | str:
         """What is said to the storage, or what is wrong with how it is said."""
         given = self.flags.values.get("hicache_storage_backend_extra_config")
         if given is None:
@@ -104,16 +114,27 @@ class Launch(Engine):
             return f"{shown(given)} is no JSON, and no file of settings: {error}"
         return dict(said) if isinstance(said, Mapping) else f"{shown(given)} is no mapping"
 
+    @override
+    def alone(self, name: str) -> BlockyardError | None:
+        """Returns why one key is refused, where the others are sound."""
+        try:
+            Settings.of_extra(_SOUND | {name: self.extra[name]})
+        except BlockyardError as error:
+            return error
+        return None
+
     @cached_property
+    @override
     def read(self) -> Settings | BlockyardError:
         """What the storage makes of what is said to it."""
         try:
-            return Settings.of_extra(self.extra if isinstance(self.extra, dict) else {})
+            return Settings.of_extra(self.extra)
         except BlockyardError as error:
             return error
 
     @override
     def own(self, flag: str, value: str | None) -> str | None:
+        """Returns what to write in place of a flag that is none."""
         name = flag.lstrip("-").replace("-", "_")
         if name in {*Settings.__dataclass_fields__, *_LOADED}:
             return f'put it into {_FLAG}, as "{name}": {json.dumps(value)}'
@@ -121,6 +142,7 @@ class Launch(Engine):
 
     @override
     def asked(self) -> Asked:
+        """Returns what the machine is to have."""
         pinned = max(self.flags.number("hicache_size", 0), 0) * _GB
         ranks = self.workers * self.replicas
         asked = Asked(host=pinned * ranks, pinned=pinned, ranks=ranks)
@@ -135,7 +157,7 @@ class Launch(Engine):
         return asked.joined(Asked(disk=nbytes * folders, paths=(self.read.disk_path,)))
 
 
-def _table(path: str) -> Any:
+def _table(path: str) -> object:
     """Reads a file as SGLang does, by its ending."""
     text = Path(path).read_text("utf-8")
     if path.endswith(".toml"):
@@ -147,10 +169,6 @@ def _table(path: str) -> Any:
     if path.endswith(".json"):
         return json.loads(text)
     raise ValueError("SGLang reads .json, .toml and .yaml")
-
-
-def _of(name: str, error: BlockyardError) -> Finding:
-    return of_error(name, error, _REFUSED, f"write {START}")
 
 
 def _wrong_cache(launch: Launch) -> Iterator[tuple[str, str]]:
@@ -180,7 +198,15 @@ def _conflicts(launch: Launch) -> Iterator[tuple[str, str]]:
         groups = launch.flags.number("dp_size")
     elif groups > 1 and launch.flags.number("dp_size") > 1:
         yield "--dp-size with --attn-dp-size", "leave --dp-size out"
-    for name in ("tp_size", "pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "page_size"):
+    for name in (
+        "tp_size",
+        "pp_size",
+        "dp_size",
+        "attn_dp_size",
+        "attn_cp_size",
+        "dcp_size",
+        "page_size",
+    ):
         if launch.flags.number(name) < 1:
             flag = f"--{name.replace('_', '-')}"
             yield f"{flag} {launch.flags.number(name)}", f"write {flag} 1"
@@ -203,20 +229,20 @@ def conflicts(launch: Launch, _: Site) -> Finding:
 
 def extra(launch: Launch, _: Site) -> Finding:
     """The flag that says which storage, and how large it is."""
-    said = launch.extra
+    said = launch.given
     if isinstance(said, dict):
         return Finding(_FLAG, "ok", "it is there")
     if launch.is_refused(_FLAG, "--config"):
         return unknown(_FLAG, "it is not understood")
     given = launch.flags.text("hicache_storage_backend_extra_config")
-    do = f"write {START}"
+    do = launch.line
     if given and not given.startswith("@"):
         do = mended(_FLAG, [given], START)
     return Finding(_FLAG, "fail", said, _NOT_STARTED, do)
 
 
 def _wrong_keys(launch: Launch) -> Iterator[tuple[str, str]]:
-    said = launch.extra if isinstance(launch.extra, dict) else {}
+    said = launch.extra
     for name, fine in _LOADED.items():
         if name not in said:
             yield f"{name} is missing", f'write "{name}": "{fine[0]}"'
@@ -240,30 +266,10 @@ def keys(launch: Launch, _: Site) -> Finding:
 def prefixes(launch: Launch, _: Site) -> Finding:
     """Whether SGLang says which pages follow which."""
     name = "hicache_storage_pass_prefix_keys"
-    if isinstance(launch.extra, dict) and launch.extra.get(name):
+    if launch.extra.get(name):
         return Finding(name, "ok", "true")
     lost = "the last pages of a sequence may outlive its first, and are of no use then"
     return Finding(name, "warn", "it is not true", lost, f'write "{name}": true')
-
-
-def setting(name: str, launch: Launch, _: Site) -> Finding:
-    """One key of what is said to the storage, by itself."""
-    said = launch.extra if isinstance(launch.extra, dict) else {}
-    try:
-        Settings.of_extra(_SOUND | {name: said[name]})
-    except BlockyardError as error:
-        return _of(f'"{name}"', error)
-    return Finding(f'"{name}"', "ok", shown(said[name]))
-
-
-def settings(launch: Launch, site: Site) -> Finding:
-    """All keys together."""
-    if not isinstance(launch.read, BlockyardError):
-        return Finding("settings", "ok", "they go together")
-    said = launch.extra if isinstance(launch.extra, dict) else {}
-    if any(setting(name, launch, site).level == "fail" for name in said):
-        return unknown("settings", "one of the keys above is wrong")
-    return _of("settings", launch.read)
 
 
 def layout(launch: Launch, _: Site) -> Finding:
@@ -277,13 +283,13 @@ def layout(launch: Launch, _: Site) -> Finding:
     try:
         check_layout(said, moves=bool(launch.flags.values.get("enable_unified_memory")))
     except BlockyardError as error:
-        return _of("layout", error)
+        return launch.refusal("layout", error)
     return Finding("layout", "ok", said)
 
 
 def ranks(launch: Launch, _: Site) -> Finding:
     """How ranks share a page."""
-    said = launch.extra if isinstance(launch.extra, dict) else {}
+    said = launch.extra
     latent = isinstance(launch.model, Model) and "MLAAttentionSpec" in launch.model.kinds
     lcm = said.get("tp_lcm_size")
     heads = launch.flags.values.get("hicache_mem_layout") == "page_head"
@@ -297,7 +303,7 @@ def ranks(launch: Launch, _: Site) -> Finding:
     try:
         check_config(config)
     except BlockyardError as error:
-        return _of("ranks", error)
+        return launch.refusal("ranks", error)
     return Finding("ranks", "ok", f"{launch.tensor} for each prompt")
 
 
@@ -308,7 +314,7 @@ def model(launch: Launch, _: Site) -> Finding:
     kinds = launch.model.kinds
     others = [kind for kind in kinds if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}]
     if others:
-        return _of("model", one_pool_alone(others[0].removesuffix("Spec").upper()))
+        return launch.refusal("model", one_pool_alone(others[0].removesuffix("Spec").upper()))
     return Finding("model", "ok", f"{launch.model.layers} layers a rank, of one kind")
 
 
@@ -324,19 +330,23 @@ def weights(launch: Launch, _: Site) -> Finding:
             late = "SGLang downloads them, and the disk is refused if they are not to be seen then"
             do = 'run it again then, or give "namespace": {"weights": "v1"}'
             return Finding("weights", "warn", "they are not here", late, do)
-        return _of("weights", error)
+        return launch.refusal("weights", error)
     return Finding("weights", "ok", "they are told from others")
 
 
 def checks(launch: Launch) -> tuple[Check, ...]:
     """Returns the checks of a command line."""
-    every = [*launch.checks(stops=_NOT_STARTED), partial(cache, launch), partial(extra, launch)]
-    if isinstance(launch.extra, dict):
+    every: list[Check] = [
+        *launch.checks(stops=_NOT_STARTED),
+        partial(cache, launch),
+        partial(extra, launch),
+    ]
+    if isinstance(launch.given, dict):
         every += [
             partial(keys, launch),
             partial(prefixes, launch),
-            *(partial(setting, name, launch) for name in launch.extra),
-            partial(settings, launch),
+            *launch.keys(),
+            launch.settings,
             partial(weights, launch),
         ]
     others = (conflicts, layout, ranks, model)

@@ -10,12 +10,10 @@ from dataclasses import replace
 from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
-from blockyard._core import BlockyardError
+from blockyard._core import BlockyardError, Misuse
 from blockyard._typing import override
-from blockyard.connectors.command_line import Flags
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.engine_facts import Facts, facts, refusals
@@ -26,9 +24,10 @@ from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
-from blockyard.tools.doctor.engine import Engine, of_error, told
+from blockyard.tools.doctor.engine import Engine, told
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
 from blockyard.tools.doctor.model import Model, Wanted
+from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv
 from blockyard.tools.units import size
 from blockyard.yard.config import Config
 
@@ -49,16 +48,14 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 _MODULES: Final = ("blockyard.connectors.vllm", "blockyard.engines.vllm")
 _POLICIES: Final = ("recompute", "fail")
 _FLAG: Final = "--kv-transfer-config"
+_TRANSFER: Final = "kv_transfer_config"
 _EXTRA: Final = "kv_connector_extra_config"
-_BLOCK: Final = 16
-"""Tokens of vLLM's block; every attention backend takes multiples of it alone."""
 _SOME: Final = 4096
 """Bytes of a block, where the model is not known."""
 _INTEGERS: Final = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 _MANY: Final = 1 << 31
 _IN_BYTES: Final = {"host": "cpu_bytes_to_use", "disk": "disk_capacity_bytes"}
 _NOT_STARTED: Final = "vLLM does not start"
-_REFUSED: Final = "the connector refuses it when it is made, after the weights"
 
 
 def _registered() -> bool:
@@ -90,10 +87,27 @@ class Serve(Engine):
 
     package: ClassVar = "vllm"
     interface: ClassVar = INTERFACE
+    means: ClassVar = "the connector refuses it when it is made, after the weights"
+
+    @property
+    @override
+    def line(self) -> str:
+        """What to write where a refusal does not say it."""
+        return _line()
+
+    @property
+    @override
+    def sound(self) -> str:
+        """What to say of settings that are accepted."""
+        if isinstance(self.known, Facts) and isinstance(self.read, tuple):
+            own, config = self.read
+            return own.said(config).partition(", below")[0]
+        return "they go together; the model's sizes are not known here"
 
     @property
     @override
     def wanted(self) -> Wanted:
+        """What its flags say of the model."""
         flags = self.flags
         name = flags.text("model")
         return Wanted(
@@ -112,9 +126,10 @@ class Serve(Engine):
     @cached_property
     def transfer(self) -> dict[str, Any]:
         """What `--kv-transfer-config` says."""
-        return self.flags.mapping("kv_transfer_config")
+        return self.flags.mapping(_TRANSFER)
 
     @cached_property
+    @override
     def extra(self) -> dict[str, Any]:
         """What is said to the connector."""
         given = self._own.get(_EXTRA)
@@ -152,22 +167,23 @@ class Serve(Engine):
         if named.get("kv_load_failure_policy") not in _POLICIES:
             # vLLM's default; what is no word of it is named elsewhere.
             named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
-        said = replace(self.flags, values={**self.flags.values, "kv_transfer_config": named})
-        own, around = (_configuration(one, model) for one in (said, self.flags))
-        return own, _kv(self.flags, model), around if self.transfer else own
+        said = replace(self.flags, values={**self.flags.values, _TRANSFER: named})
+        own, around = (configuration(one, model) for one in (said, self.flags))
+        return own, kv(self.flags, model), around if self.transfer else own
 
     @cached_property
     def known(self) -> Facts | BlockyardError | None:
         """What the connector will read; None where the model is not known, or an option refused."""
-        own, kv, around = self.engine
-        if not isinstance(self.model, Model) or any(refusals(own, kv, around=around).values()):
+        own, cache, around = self.engine
+        if not isinstance(self.model, Model) or any(refusals(own, cache, around=around).values()):
             return None
         try:
-            return facts(own, kv, version=self.version or INTERFACE.tested[-1], around=around)
+            return facts(own, cache, version=self.version or INTERFACE.tested[-1], around=around)
         except BlockyardError as error:
             return error
 
     @cached_property
+    @override
     def read(self) -> tuple[Settings, Config] | BlockyardError:
         """What the connector will make of all that is said to it."""
         layout = KVLayout((Plane("kv", 1, _SOME),), dtype="uint8", ranks=self.workers)
@@ -189,17 +205,26 @@ class Serve(Engine):
             return error
         return read
 
-    def alone(self, name: str) -> tuple[Settings, Config] | BlockyardError:
-        """Returns what the connector would make of one key, where the others are sound."""
+    @override
+    def alone(self, name: str) -> BlockyardError | None:
+        """Returns why one key is refused, where the others are sound."""
         beside: dict[str, Any] = {"host": 1, "preempt": "recompute"}
         if name in {"disk", "disk_path"}:
             beside |= {"disk": 1, "disk_path": "/"}
         said = {_EXTRA: beside | {name: self.extra[name]}}
-        return replace(self, flags=Flags({"kv_transfer_config": said})).read
+        read = replace(self, flags=replace(self.flags, values={_TRANSFER: said})).read
+        value = self.extra[name]
+        if not isinstance(read, BlockyardError):
+            return None
+        if name in _IN_BYTES and isinstance(value, int) and value > _MANY:
+            # Such as 64G, which vLLM reads as a number.
+            return Misuse(f"{value:,} blocks; {here(_IN_BYTES[name], value)}")
+        return read
 
     @property
     @override
     def workers(self) -> int:
+        """Processes of one replica that compute."""
         sizes = (self.flags.number(f"{one}_parallel_size") for one in ("tensor", "pipeline"))
         first, second = (max(one, 1) for one in sizes)
         return first * second
@@ -207,10 +232,12 @@ class Serve(Engine):
     @property
     @override
     def replicas(self) -> int:
+        """Replicas on this machine."""
         return max(here_of(self.flags, self.flags.number("data_parallel_size")), 1)
 
     @override
     def own(self, flag: str, value: str | None) -> str | None:
+        """Returns what to write in place of a flag that is none."""
         name = flag.lstrip("-").replace("-", "_")
         if name in {field.name for kind in (Settings, Config) for field in fields_of(kind)}:
             return f'put it into {_EXTRA}, as "{name}": {json.dumps(value)}'
@@ -220,6 +247,7 @@ class Serve(Engine):
 
     @override
     def asked(self) -> Asked:
+        """Returns what the machine is to have."""
         paths = self.told.get("disk_path")
         named = [paths] if isinstance(paths, str) else paths
         folders = (
@@ -264,13 +292,9 @@ def _nbytes(given: object, ranks: int, replicas: int) -> int:
     return amount.nbytes * ranks if amount.per == "rank" else amount.nbytes // replicas
 
 
-def _of(name: str, error: BlockyardError) -> Finding:
-    return of_error(name, error, _REFUSED, _line())
-
-
 def transfer(serve: Serve, _: Site) -> Finding:
     """The flag that starts the connector."""
-    if "kv_transfer_config" in serve.flags.values:
+    if _TRANSFER in serve.flags.values:
         return Finding(_FLAG, "ok", "it is there")
     if serve.is_refused(_FLAG, "--config") or any(
         difflib.get_close_matches(flag, [_FLAG]) for flag in serve.flags.unknown
@@ -299,7 +323,9 @@ def _wrong_fields(serve: Serve) -> Iterator[tuple[str, str]]:
 def _as_pydantic(name: str, value: object) -> bool:
     """Whether vLLM takes text, or a number, in place of a value of another type."""
     if _FIELDS[name] is int:
-        return isinstance(value, str | float) and re.fullmatch(r"\d+(\.0+)?", str(value)) is not None
+        return (
+            isinstance(value, str | float) and re.fullmatch(r"\d+(\.0+)?", str(value)) is not None
+        )
     words = {"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "0", "1", "1.0", "0.0"}
     return _FIELDS[name] is bool and str(value).casefold() in words
 
@@ -321,10 +347,10 @@ def connector(serve: Serve, _: Site) -> Finding:
     if name == "Blockyard":
         return _found(serve)
     if serve.is_inside:
-        own, kv, around = serve.engine
-        error = refusals(own, kv, around=around)["alone"]
+        own, cache, around = serve.engine
+        error = refusals(own, cache, around=around)["alone"]
         assert error is not None  # noqa: S101 - another is around it
-        return _of("kv_connector", error)
+        return serve.refusal("kv_connector", error)
     fact = "it is missing" if name is None else f"{shown(name)}"
     near = "blockyard" in str(name).casefold()
     means = _NOT_STARTED if near or name is None else "another connector is started"
@@ -350,44 +376,23 @@ def _found(serve: Serve) -> Finding:
 
 def refusal(which: str, name: str, serve: Serve, _: Site) -> Finding:
     """What the connector refuses of the options."""
-    own, kv, around = serve.engine
-    error = refusals(own, kv, around=around)[which]
-    return Finding(name, "ok", "as it must be") if error is None else _of(name, error)
+    own, cache, around = serve.engine
+    error = refusals(own, cache, around=around)[which]
+    return Finding(name, "ok", "as it must be") if error is None else serve.refusal(name, error)
 
 
-def setting(name: str, serve: Serve, _: Site) -> Finding:
-    """One key of what is said to the connector, by itself."""
-    read = serve.alone(name)
-    if not isinstance(read, BlockyardError):
-        return Finding(f'"{name}"', "ok", shown(serve.extra[name]))
-    value = serve.extra[name]
-    if name in _IN_BYTES and isinstance(value, int) and value > _MANY:
-        # Such as 64G, which vLLM reads as a number.
-        do = here(_IN_BYTES[name], value) or ""
-        return Finding(f'"{name}"', "fail", f"{value:,} blocks", _REFUSED, do)
-    return _of(f'"{name}"', read)
-
-
-def settings(serve: Serve, _: Site) -> Finding:
+def settings(serve: Serve, site: Site) -> Finding:
     """All keys together, with what the model is."""
-    read = serve.read
-    if not isinstance(read, BlockyardError):
-        if isinstance(serve.known, Facts):
-            return Finding("settings", "ok", read[0].said(read[1]).partition(", below")[0])
-        return Finding("settings", "ok", "they go together; the model's sizes are not known here")
-    known = serve.known
     if not isinstance(serve.transfer.get(_EXTRA, {}), Mapping):
         return unknown("settings", "they are not understood")
-    if any(isinstance(serve.alone(name), BlockyardError) for name in serve.extra):
-        return unknown("settings", "one of the keys above is wrong")
-    if isinstance(known, Facts) and known.unseen and "which weights the model has" in str(read):
+    found, known = serve.settings(site), serve.known
+    if isinstance(known, Facts) and known.unseen and "which weights the model has" in found.fact:
         # vLLM may bring them: their files tell it then.
         named = '"namespace": {"weights": "v1"}'
         late = "vLLM downloads them, and the disk is refused if they are not to be seen then"
-        return Finding(
-            "settings", "warn", known.unseen, late, f"run it again then, or give {named}"
-        )
-    return _of("settings", read)
+        do = f"run it again then, or give {named}"
+        return Finding("settings", "warn", known.unseen, late, do)
+    return found
 
 
 def record(serve: Serve, _: Site) -> Finding:
@@ -395,7 +400,9 @@ def record(serve: Serve, _: Site) -> Finding:
     path = Path(str(serve.told["record"]))
     where = path if path.exists() else path.parent
     if path.is_dir() or not os.access(where, os.W_OK):
-        return Finding("record", "fail", f"{path} cannot be written", _REFUSED, "give another path")
+        return Finding(
+            "record", "fail", f"{path} cannot be written", serve.means, "give another path"
+        )
     return Finding("record", "ok", str(path))
 
 
@@ -404,7 +411,7 @@ def model(serve: Serve, _: Site) -> Finding:
     if isinstance(serve.model, str):
         return unknown("model", serve.model)
     if isinstance(serve.known, BlockyardError):
-        return _of("model", serve.known)
+        return serve.refusal("model", serve.known)
     if serve.known is None:
         return unknown("model", "an option is refused before it is looked at")
     layout = serve.known.layout
@@ -479,7 +486,10 @@ def _wrong_replicas(serve: Serve) -> Iterator[tuple[str, str]]:
     for name in ("data_parallel_rank", "data_parallel_start_rank"):
         if not 0 <= number(name, 0) < every:
             flag = f"--{name.replace('_', '-')}"
-            yield f"{flag} {number(name)} of {every} replicas", f"write --data-parallel-size, or leave {flag} out"
+            yield (
+                f"{flag} {number(name)} of {every} replicas",
+                f"write --data-parallel-size, or leave {flag} out",
+            )
     if given and every == 1:
         yield f"{given[0]} with one replica", f"leave {given[0]} out"
     if external and isinstance(serve.model, Model) and not serve.model.experts:
@@ -507,8 +517,8 @@ def _wrong_sizes(serve: Serve) -> Iterator[tuple[str, str]]:
     if isinstance(serve.model, Model):
         yield from serve.wanted.wrong(serve.model, "--max-model-len")
     block = serve.flags.number("block_size", 16)
-    if block % _BLOCK:
-        yield f"--block-size {block}: no attention backend takes it", f"write --block-size {_BLOCK}"
+    if block % BLOCK:
+        yield f"--block-size {block}: no attention backend takes it", f"write --block-size {BLOCK}"
 
 
 def sizes(serve: Serve, _: Site) -> Finding:
@@ -516,98 +526,15 @@ def sizes(serve: Serve, _: Site) -> Finding:
     return told("sizes", _wrong_sizes(serve), _NOT_STARTED, "they go together")
 
 
-def _configuration(flags: Flags, model: Model | None) -> Any:
-    """Returns what stands for vLLM's `VllmConfig`, as these flags make it.
-
-    It has the fields that the connector reads; what flags do not say has vLLM's defaults.
-
-    Args:
-        flags: vLLM's.
-        model: Of the model; without it that one takes the place that no check refuses.
-    """
-
-    def part(kind: str, **more: Any) -> Any:
-        names = INTERFACE.names[f"vllm.config.{kind}"]["fields"].split()
-        return SimpleNamespace(**{name: flags.values.get(name) for name in names} | more)
-
-    said = flags.mapping("kv_transfer_config")
-    counts = {
-        name: max(flags.number(name), 1)
-        for name in INTERFACE.names["vllm.config.ParallelConfig"]["fields"].split()
-        if name.endswith("_size") or name == "nnodes"
-    }
-    total = counts["pipeline_parallel_size"]
-    hidden = SimpleNamespace(architectures=None, _commit_hash=None)
-    if model is not None:
-        total = int(model.config["num_hidden_layers"])
-        hidden.architectures = model.config.get("architectures")
-    every = counts["data_parallel_size"]
-    counts |= {"data_parallel_size_local": here_of(flags, every), "data_parallel_index": 0}
-    return part(
-        "VllmConfig",
-        kv_transfer_config=SimpleNamespace(
-            kv_connector=said.get("kv_connector"),
-            kv_role=said.get("kv_role"),
-            kv_load_failure_policy=said.get("kv_load_failure_policy", "fail"),
-            kv_connector_extra_config=said.get(_EXTRA) or {},
-            engine_id="doctor",
-        ),
-        cache_config=part(
-            "CacheConfig",
-            prefix_caching_hash_algo=flags.text("prefix_caching_hash_algo", "sha256"),
-            cache_dtype=flags.text("kv_cache_dtype", "auto"),
-        ),
-        parallel_config=part("ParallelConfig", **counts, rank=0),
-        model_config=part(
-            "ModelConfig",
-            model=flags.text("model"),
-            model_weights="",
-            dtype=flags.text("dtype", "auto"),
-            max_model_len=max(model.longest, 1) if model is not None else 1,
-            get_total_num_hidden_layers=lambda: total,
-            hf_config=hidden,
-        ),
-        load_config=part("LoadConfig", load_format=flags.text("load_format", "auto")),
-        attention_config=part("AttentionConfig", **flags.mapping("attention_config")),
-        speculative_config=None,
-        kv_events_config=None,
-    )
-
-
-def _kv(flags: Flags, model: Model | None) -> Any:
-    """Returns what stands for vLLM's `KVCacheConfig`, likewise."""
-    kinds = ("FullAttentionSpec",) if model is None else model.kinds
-    latent = "MLAAttentionSpec" in kinds
-    block = flags.number("block_size", 64 if latent else _BLOCK)
-    groups = [
-        SimpleNamespace(
-            layer_names=[f"layer {at}" for at in range(1 if model is None else model.layers)],
-            kv_cache_spec=type(kind, (SimpleNamespace,), {})(
-                block_size=block,
-                page_size_bytes=block * (1 if model is None else model.token_bytes),
-                dtype=f"torch.{'bfloat16' if model is None else model.dtype}",
-            ),
-        )
-        for kind in kinds
-    ]
-    return SimpleNamespace(
-        # The GPU's blocks follow from its memory; what is checked of them is that there are some.
-        num_blocks=2,
-        kv_cache_groups=groups,
-        kv_tp_replicas=max(flags.number("tensor_parallel_size"), 1) if latent else 1,
-        hash_block_size=block,
-    )
-
-
 def checks(serve: Serve) -> tuple[Check, ...]:
     """Returns the checks of a command line."""
-    every = [*serve.checks(stops=_NOT_STARTED), partial(transfer, serve)]
-    if "kv_transfer_config" in serve.flags.values:
+    every: list[Check] = [*serve.checks(stops=_NOT_STARTED), partial(transfer, serve)]
+    if _TRANSFER in serve.flags.values:
         every += [
             partial(fields, serve),
             partial(connector, serve),
             partial(refusal, "transfer", "transfer", serve),
-            *(partial(setting, name, serve) for name in serve.extra),
+            *serve.keys(),
             partial(settings, serve),
             *([partial(record, serve)] if "record" in serve.told else []),
         ]
