@@ -18,6 +18,7 @@ from blockyard.tools.doctor import disk, gpu
 from blockyard.tools.doctor.finding import Finding, Site
 from wrong_flags import LLAMA
 
+SAID = "hicache-storage-backend-extra-config"
 GOOD = line({"host": 64, "namespace": {"weights": "v1"}})
 TOML = """[blockyard]
 device = "8 GiB"
@@ -56,6 +57,35 @@ def test_the_flags_may_be_one_word_or_a_command(words: list[str]) -> None:
     assert done.exit_code == (words[0] == "--")
 
 
+@pytest.mark.parametrize(
+    ("words", "engine"),
+    [
+        (["--", "vllm", "serve", "lmsys/sglang-model"], "vLLM"),
+        (["--", "m", "-tp", "2"], "vLLM"),
+        (["--", "A=1", "python", "-m", "sglang.launch_server", "--model-path", "m"], "SGLang"),
+        (["--", "/opt/venv/bin/sglang", "serve", "--model-path", "vllm/m"], "SGLang"),
+        (
+            ["--", "docker", "run", "--gpus=all", "lmsysorg/sglang:v1", "python3", "-m", "x"],
+            "SGLang",
+        ),
+        (["--sglang", "--model-path m"], "SGLang"),
+        (["--vllm", "m"], "vLLM"),
+    ],
+)
+def test_a_command_names_its_engine(words: list[str], engine: str) -> None:
+    done = typed(*words)
+    assert done.stdout.splitlines()[0] == engine
+    assert done.exit_code == 1
+
+
+def test_ranks_are_compared_with_the_gpus_that_the_command_shows() -> None:
+    done = typed("--vllm", f"CUDA_VISIBLE_DEVICES=0,1 {GOOD} -tp 4")
+    assert "GPUs: CUDA_VISIBLE_DEVICES=0,1 shows 2, and 4 processes compute" in done.stdout
+    assert "-> CUDA_VISIBLE_DEVICES=0,1,2,3, or fewer ranks" in done.stdout
+    assert done.exit_code == 1
+    assert typed("--vllm", f"CUDA_VISIBLE_DEVICES=0,1 {GOOD} -tp 2").exit_code == 0
+
+
 def test_a_failure_ends_with_1_and_strictness_with_1_for_a_warning() -> None:
     assert typed("--vllm", line({"hosts": 1})).exit_code == 1
     warned = "LMCACHE_CONFIG_FILE=x " + GOOD
@@ -83,6 +113,8 @@ def test_json_goes_to_stdout_or_to_a_file() -> None:
     ("words", "says"),
     [
         (["--vllm", "x", "--", "vllm", "serve"], "give one of them"),
+        (["--vllm", "x", "--sglang", "y"], "give one of them"),
+        (["--sglang", "x", "--", "sglang", "serve"], "give one of them"),
         (["--config", "no.toml"], "there is no such file"),
         (["--json", "no/such/file"], "there is no directory"),
         (["--frobnicate"], "No such option"),
@@ -207,8 +239,10 @@ def test_no_command_line_is_too_strange(tmp_path: Path) -> None:
         extra = {chance.choice(names): chance.choice(values) for _ in range(3)}
         said = {chance.choice(fields): chance.choice(values) for _ in range(2)}
         strange.append(line(extra, chance.choice(strange[6:15]), str(tmp_path), **said))
-    for text in [*strange, *(command for command, *_ in WRONG.values())]:
-        found = doctor_cli.examined(lines={"vllm": text}, site=Site(root=tmp_path, environ={}))
+    lines = [("vllm", text) for text in [*strange, *(command for command, *_ in WRONG.values())]]
+    lines += [("sglang", text.replace("kv-transfer-config", SAID)) for text in strange]
+    for engine, text in lines:
+        found = doctor_cli.examined(lines={engine: text}, site=Site(root=tmp_path, environ={}))
         odd = [
             one for group in found.values() for one in group if "cannot be looked at:" in one.fact
         ]

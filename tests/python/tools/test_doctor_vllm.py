@@ -121,6 +121,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "yard": (host(yard=2), "yard = 2", "leave it out"),
     "swap space": (line(more="--swap-space 16"), "no such flag", '"host": "16 GiB/rank"'),
     "no host": (line({}), "host is missing", '"host": "64 GiB"'),
+    "a host of nothing": (line({"host": "0 GiB"}), "nothing would be kept", '"host": "64 GiB"'),
+    "a host of no blocks": (host(host=0, preempt="recompute"), "nothing", '"host": "64 GiB"'),
     "hosts": (line({"hosts": "9 GiB"}), "no 'hosts'", '"host": "9 GiB"'),
     "host_blocks": (line({"host_blocks": 900}), "no 'host_blocks'", '"host": 900'),
     "cpu_bytes_to_use": (
@@ -256,10 +258,8 @@ def test_what_vllm_takes_is_passed(line: str) -> None:
         (["kv_connector:Blockyard", "kv_role:kv_both"], {}),
         (["{“kv_connector”: “Blockyard”, “kv_role”: “kv_both”}"], {}),
         (
-            [
-                "{kv_connector: Blockyard, kv_role: kv_both, kv_connector_extra_config: {host: 9GiB}}"
-            ],
-            {"x": {"host": "9GiB"}},
+            ["{kv_connector: Blockyard, kv_role: kv_both, x: {host: 9 GiB}}"],
+            {"x": {"host": "9 GiB"}},
         ),
     ],
 )

@@ -257,9 +257,11 @@ class Settings:
             )
 
     def check_room(self, config: Config, longest: int) -> None:
-        """Checks that one request of full length can be kept."""
+        """Checks that something can be kept, and one request of full length."""
         wants = -(-longest // config.block_size)
         room = max(config.host_blocks, config.disk_blocks)
+        if not room:
+            raise Misuse('host = 0, and no disk: nothing would be kept; give "host": "64 GiB"')
         if self.preempt == "park" and room < wants:
             raise TooLarge(
                 f"a request of max_model_len = {longest} tokens has {wants} blocks, and a tier "

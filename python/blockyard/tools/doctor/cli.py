@@ -1,9 +1,9 @@
 """`blockyard doctor`: looks at the machine and at settings, and says what will fail."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ __all__ = ["doctor", "examined"]
 
 _FORMAT: Final = 1
 """Of the JSON."""
+_NAMES: Final = re.compile(r"(vllm|sglang)(?=$|[.:-])")
 _MARKS: Final = {"ok": "ok", "unknown": "-", "warn": "WARN", "fail": "FAIL"}
 Groups = dict[str, list[Finding]]
 _ENGINES: Final[Mapping[str, tuple[type[Engine], Any]]] = {
@@ -98,7 +99,7 @@ def examined(
     """
     site = site or Site()
     groups: dict[str, tuple[Check, ...]] = {}
-    asked = Asked(paths=tuple(paths))
+    asked = Asked(paths=tuple(path.absolute() for path in paths))
     environ = dict(site.environ)
     for engine, line in (lines or {}).items():
         flags, bare = _flags(engine, line)
@@ -122,9 +123,12 @@ def examined(
 
 
 def _engine_of(command: tuple[str, ...]) -> str:
-    """Which engine a command line starts: SGLang where a word before its flags names it."""
-    words = list(takewhile(lambda word: not word.startswith("--"), command))
-    return "sglang" if any("sglang" in word for word in words) else "vllm"
+    """Which engine a command line starts: the first word that names one says it."""
+    for word in command:
+        found = _NAMES.match(Path(word).name)
+        if found is not None:
+            return found[0]
+    return "vllm"
 
 
 def _flags(engine: str, given: str | list[str]) -> tuple[Flags, bool]:
