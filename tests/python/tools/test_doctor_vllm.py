@@ -440,7 +440,13 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
     monkeypatch.setattr(vllm, "_registered", lambda: True)
     assert failed(serve(bare)) == []
     (one,) = failed(serve("VLLM_PLUGINS=other " + bare))
-    assert "add blockyard" in one.do
+    assert one.do.startswith("write VLLM_PLUGINS=other,blockyard, or ")
+    assert one.means.endswith("Unsupported connector type: Blockyard")
+    # vLLM takes no blanks away.
+    (one,) = failed(serve("VLLM_PLUGINS='other, blockyard' " + bare))
+    assert one.do.startswith("write VLLM_PLUGINS=other,blockyard, or ")
+    (two,) = failed(serve("VLLM_PLUGINS= " + bare))
+    assert two.do.startswith("write VLLM_PLUGINS=blockyard, or ")
     assert failed(serve("VLLM_PLUGINS=other,blockyard " + bare)) == []
 
 

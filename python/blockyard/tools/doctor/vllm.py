@@ -364,7 +364,11 @@ def _found(serve: Serve) -> Finding:
         plugins = serve.environ.get("VLLM_PLUGINS")
         if _registered() and plugins is not None and "blockyard" not in plugins.split(","):
             left = f"VLLM_PLUGINS={plugins} leaves Blockyard's name out"
-            return Finding("kv_connector", "fail", left, _NOT_STARTED, f"add blockyard, or {named}")
+            ends = f"{_NOT_STARTED}: Unsupported connector type: Blockyard"
+            names = dict.fromkeys([*map(str.strip, plugins.split(",")), "blockyard"])
+            listed = ",".join(filter(None, names))
+            do = f"write VLLM_PLUGINS={listed}, or {named.removeprefix('write ')}"
+            return Finding("kv_connector", "fail", left, ends, do)
         if not _registered():
             fact = "kv_connector_module_path is missing"
             return Finding("kv_connector", "fail", fact, _NOT_STARTED, named)
