@@ -28,10 +28,12 @@ _DO: Final = re.compile(
 
 
 def told(name: str, wrong: Iterable[tuple[str, str]], means: str, fine: str) -> Finding:
-    """Returns the first that is wrong, with what to write, or that all is well."""
-    for fact, do in wrong:
-        return Finding(name, "fail", fact, means, do)
-    return Finding(name, "ok", fine)
+    """Returns all that is wrong, with what to write for each, or that all is well."""
+    found = list(wrong)
+    if not found:
+        return Finding(name, "ok", fine)
+    facts, lines = ("; ".join(texts) for texts in zip(*found, strict=True))
+    return Finding(name, "fail", facts, means, lines)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
 from blockyard.tools.doctor.engine import Engine, told
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv
 from blockyard.tools.units import size
@@ -249,12 +249,8 @@ class Serve(Engine):
     def asked(self) -> Asked:
         """Returns what the machine is to have."""
         paths = self.told.get("disk_path")
-        named = [paths] if isinstance(paths, str) else paths
-        folders = (
-            tuple(_expanded(one) for one in named if isinstance(one, str))
-            if isinstance(named, list)
-            else ()
-        )
+        named = paths if isinstance(paths, list) else [paths]
+        folders = tuple(_expanded(one) for one in named if isinstance(one, str))
         whole = Asked(paths=folders, ranks=self.workers * self.replicas)
         if isinstance(self.read, BlockyardError):
             return whole
@@ -403,11 +399,9 @@ def record(serve: Serve, _: Site) -> Finding:
     """The file for what requests were."""
     path = Path(str(serve.told["record"]))
     where = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(where, os.W_OK):
-        return Finding(
-            "record", "fail", f"{path} cannot be written", serve.means, "give another path"
-        )
-    return Finding("record", "ok", str(path))
+    is_none = path.is_dir() or not os.access(where, os.W_OK)
+    fact = f"{path} cannot be written" if is_none else str(path)
+    return judged("record", fact, (is_none, "fail", serve.means, "give another path"))
 
 
 def model(serve: Serve, _: Site) -> Finding:
@@ -425,38 +419,40 @@ def model(serve: Serve, _: Site) -> Finding:
 
 def hybrid(serve: Serve, _: Site) -> Finding:
     """The manager of several KV cache groups, which vLLM switches off beside the connector."""
-    if serve.flags.values.get("disable_hybrid_kv_cache_manager") is not False:
-        return Finding("hybrid manager", "ok", "off, as it must be")
+    asked = serve.flags.values.get("disable_hybrid_kv_cache_manager") is False
     do = "leave --no-disable-hybrid-kv-cache-manager out"
-    return Finding("hybrid manager", "fail", "it was asked for", _NOT_STARTED, do)
+    fact = "it was asked for" if asked else "off, as it must be"
+    return judged("hybrid manager", fact, (asked, "fail", _NOT_STARTED, do))
 
 
 def allocator(serve: Serve, _: Site) -> Finding:
     """PyTorch's allocator: vLLM refuses one of its modes beside any connector."""
     name = "PYTORCH_CUDA_ALLOC_CONF"
-    if "expandable_segments:True" not in serve.environ.get(name, ""):
-        return Finding("allocator", "ok", "as it must be")
-    if any(serve.flags.values.get(f"enable_{one}") for one in ("sleep_mode", "cumem_allocator")):
-        return Finding("allocator", "ok", "vLLM takes one of its own")
-    fact = f"{name}={serve.environ[name]}"
-    return Finding("allocator", "fail", fact, _NOT_STARTED, f"unset {name}")
+    given = serve.environ.get(name, "")
+    # vLLM takes one of its own then.
+    own = any(serve.flags.values.get(f"enable_{one}") for one in ("sleep_mode", "cumem_allocator"))
+    wrong = "expandable_segments:True" in given and not own
+    fact = f"{name}={given}" if wrong else "as it must be"
+    return judged("allocator", fact, (wrong, "fail", _NOT_STARTED, f"unset {name}"))
 
 
 def variables(serve: Serve, _: Site) -> Finding:
     """Variables that are for another connector, or that change what is found and told."""
-    names = sorted(name for name in serve.environ if name.startswith("LMCACHE_"))
+    others = sorted(name for name in serve.environ if name.startswith("LMCACHE_"))
     events = serve.flags.mapping("kv_events_config").get("enable_kv_cache_events")
-    if events and serve.environ.get(_INTEGERS) == "0":
-        late = "events of the host and the disk are told by numbers, and not at all beside it"
-        return Finding("variables", "warn", f"{_INTEGERS}=0", late, f"unset {_INTEGERS}")
-    seed = serve.environ.get("PYTHONHASHSEED")
-    if not names and seed is not None and serve.told.get("disk_path"):
-        fact = f"PYTHONHASHSEED={seed}: with another value nothing is found on the disk"
-        return Finding("variables", "ok", fact)
-    if not names:
-        return Finding("variables", "ok", "none of another connector")
-    do = f'unset {" ".join(names)}; sizes stand in {_EXTRA}, as "host": "64 GiB"'
-    return Finding("variables", "warn", ", ".join(names), "nobody reads them here", do)
+    by_bytes = events and serve.environ.get(_INTEGERS) == "0"
+    seed = serve.environ.get("PYTHONHASHSEED") if serve.told.get("disk_path") else None
+    facts = [*others, *([f"{_INTEGERS}=0"] if by_bytes else [])]
+    if seed is not None:
+        facts.append(f"PYTHONHASHSEED={seed}: with another value nothing is found on the disk")
+    told_by = "events of the host and the disk are told by numbers, and not at all beside it"
+    sizes = f'unset {" ".join(others)}; sizes stand in {_EXTRA}, as "host": "64 GiB"'
+    return judged(
+        "variables",
+        "; ".join(facts) or "none of another connector",
+        (others, "warn", "nobody reads them here", sizes),
+        (by_bytes, "warn", told_by, f"unset {_INTEGERS}"),
+    )
 
 
 def end(serve: Serve, _: Site) -> Finding:
@@ -464,11 +460,9 @@ def end(serve: Serve, _: Site) -> Finding:
     if not serve.told.get("disk_path"):
         return Finding("end", "ok", "nothing outlives it")
     given = serve.flags.number("shutdown_timeout", 0)
-    fact = f"--shutdown-timeout {given}"
-    if given > LEAST:
-        return Finding("end", "ok", fact)
     lost = "vLLM ends its engine at once: what is not on the disk yet is computed again"
-    return Finding("end", "warn", fact, lost, "add --shutdown-timeout 60")
+    short: Problem = (given <= LEAST, "warn", lost, "add --shutdown-timeout 60")
+    return judged("end", f"--shutdown-timeout {given}", short)
 
 
 def _wrong_replicas(serve: Serve) -> Iterator[tuple[str, str]]:
@@ -489,11 +483,9 @@ def _wrong_replicas(serve: Serve) -> Iterator[tuple[str, str]]:
         yield fact, f"write --data-parallel-size {local}, or a smaller --data-parallel-size-local"
     for name in ("data_parallel_rank", "data_parallel_start_rank"):
         if not 0 <= number(name, 0) < every:
-            flag = f"--{name.replace('_', '-')}"
-            yield (
-                f"{flag} {number(name)} of {every} replicas",
-                f"write --data-parallel-size, or leave {flag} out",
-            )
+            flag, more = f"--{name.replace('_', '-')}", number(name) + 1
+            fact = f"{flag} {number(name)} of {every} replicas"
+            yield fact, f"write --data-parallel-size {more} or more, or leave {flag} out"
     if given and every == 1:
         yield f"{given[0]} with one replica", f"leave {given[0]} out"
     if external and isinstance(serve.model, Model) and not serve.model.experts:
