@@ -235,12 +235,12 @@ def test_no_command_line_is_too_strange(tmp_path: Path) -> None:
         "--attention-config [] --hf-overrides 5 --config /",
         "--kv-transfer-config " + "[" * 5000,
     ]
-    for _ in range(150):
+    for _ in range(100):
         extra = {chance.choice(names): chance.choice(values) for _ in range(3)}
         said = {chance.choice(fields): chance.choice(values) for _ in range(2)}
         strange.append(line(extra, chance.choice(strange[6:15]), str(tmp_path), **said))
     lines = [("vllm", text) for text in [*strange, *(command for command, *_ in WRONG.values())]]
-    lines += [("sglang", text.replace("kv-transfer-config", SAID)) for text in strange]
+    lines += [("sglang", text.replace("kv-transfer-config", SAID)) for text in strange[::3]]
     for engine, text in lines:
         found = doctor_cli.examined(lines={engine: text}, site=Site(root=tmp_path, environ={}))
         odd = [
