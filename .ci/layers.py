@@ -82,12 +82,8 @@ def complaints(root: Path) -> Iterator[str]:
 
 def disordered(root: Path, face: Path, name: str) -> Iterator[str]:
     """Every use that the order stated in `face`, the module `name`, forbids."""
-    lines = LAYER.findall(face.read_text())
-    layer = {
-        module: height
-        for height, line in enumerate(lines)
-        for module in line.replace("`", "").split()
-    }
+    lines = LAYER.findall(face.read_text().replace("`", ""))
+    layer = {module: height for height, line in enumerate(lines) for module in line.split()}
     for file in sorted(face.parent.rglob("*.rs")):
         if file == face:
             continue
@@ -119,7 +115,8 @@ GOOD = {
     f"{CORE}tiers/pool.rs": "use crate::{evict::Evict, id::Id};\n",
     f"{CORE}tiers/keeps.rs": "use crate::id::Id;\n",
     f"{CORE}tiers/trie.rs": "use super::pool::Pool;\nuse crate::tiers::keeps::Keeps;\n",
-    f"{BINDING}lib.rs": "//! layer: cache_class\n//! layer: lease ticket\nuse crate::lease::Lease;\n",
+    f"{BINDING}lib.rs": "//! layer: cache_class\n//! layer: lease ticket\n"
+    "use crate::lease::Lease;\n",
     f"{BINDING}cache_class.rs": "use blockyard_core::Cache;\n",
     f"{BINDING}lease.rs": "use crate::cache_class::Cache;\n",
     f"{BINDING}ticket.rs": "use crate::cache_class::Cache;\n",

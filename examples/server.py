@@ -79,7 +79,7 @@ async def stats(request: web.Request) -> web.Response:
 def make_app(
     *, device: int = 256, host: int = 1024, disk_path: str | None = None, max_num_seqs: int = 64
 ) -> web.Application:
-    """A server of a small model, with so many blocks of memory, and 4,096 on a disk if it has one."""
+    """A server of a small model, with so many blocks of memory, and 4,096 on a disk if any."""
     app = web.Application()
     app[NUMBERS] = itertools.count()
     app.router.add_post("/generate", generate)

@@ -238,7 +238,7 @@ class ReferenceEngine(Single):
             self._acks += [(self._polls + self._late, Ack(*stop)) for stop in stops]
 
 
-def alone(
+def alone(  # noqa: PLR0913 - keywords
     model: Model,
     config: Config,
     *,
