@@ -12,7 +12,7 @@ import click
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.shared.owner import is_foreign
-from blockyard.tools.choices import FILE
+from blockyard.tools.click_types import FILE
 from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, sglang, vllm
 from blockyard.tools.doctor.engine import Engine
 from blockyard.tools.doctor.finding import LEVELS, Asked, Check, Finding, Site, unknown
