@@ -172,7 +172,7 @@ def kind_of(action: argparse.Action) -> str:
     if action.nargs == 0:
         return "switch"
     if action.choices:
-        return "texts" if action.nargs == "+" else "text"
+        return "texts" if action.nargs in {"+", "*"} else "text"
     if getattr(action.type, "__name__", "") == "union_dict_and_str" and action.default == {}:
         return "json"
     takes = functools.partial(taken, action.type)
@@ -181,7 +181,7 @@ def kind_of(action: argparse.Action) -> str:
         kind = "text" if kind == "text" else "size"
     if takes("{}") and kind != "text":
         kind = "json"
-    return kind + {"+": "s", "?": "?"}.get(str(action.nargs), "")
+    return kind + {"+": "s", "*": "s", "?": "?"}.get(str(action.nargs), "")
 
 
 def fields_of(kind: Any) -> list[str]:

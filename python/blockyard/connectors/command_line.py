@@ -31,8 +31,9 @@ _STARTS: Final = {
     "sglang": ("sglang.launch_server", "sglang/launch_server.py"),
 }
 """Words that a command line starts the engine with, beside `vllm serve` and `sglang serve`."""
-_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_OPERATOR: Final = re.compile(r"[|&;]+|\d?[<>]+&?\S*")
+_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
+_OPERATOR: Final = re.compile(r"[\n|&;]+|\d?[<>]+\S*")
+_START: Final = re.compile(r"^serve$|launch_server|api_server|vllm-openai|^lmsysorg/sglang")
 _TRANSFER: Final = "--kv-transfer-config"
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _NUMBER: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\b\d+(?:\.\d+)?[kKmMgGtT]\b')
@@ -107,8 +108,27 @@ def split(text: str) -> tuple[list[str], bool]:
         word, text, is_json = _first(text)
         words += word
         bare |= is_json
-    end = next((at for at, word in enumerate(words) if at and _OPERATOR.fullmatch(word)), None)
-    return words[:end], bare
+    return _command(words), bare
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    """Returns the words of the command that starts an engine, behind variables that are set."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if not _OPERATOR.fullmatch(word):
+            parts[-1].append(word)
+        elif word.isspace() and not any(map(_START.search, parts[-1])):
+            # Lines of flags alone are one.
+            parts += [[]] if any(map(_START.search, words)) else []
+        else:
+            parts.append([])
+    found = next((at for at, part in enumerate(parts) if any(map(_START.search, part))), 0)
+    before = [word for part in parts[:found] for word in part if _VARIABLE.fullmatch(word)]
+    end = found + 1
+    while end < len(parts) and parts[end] and parts[end][0].startswith("--"):
+        # A line of flags behind it, as in a file of containers.
+        end += 1
+    return before + [word for part in parts[found:end] for word in part]
 
 
 def _first(text: str) -> tuple[list[str], str, bool]:
@@ -132,8 +152,11 @@ def _first(text: str) -> tuple[list[str], str, bool]:
 
 
 def _shell(text: str) -> list[str]:
+    """Splits text as a shell does; what divides commands, as a line's end does, is a word."""
+    reader = shlex.shlex(text, posix=True, punctuation_chars="\n;|&")
+    reader.whitespace, reader.whitespace_split, reader.commenters = " \t\r", True, ""
     try:
-        return shlex.split(text)
+        return list(reader)
     except ValueError as error:
         raise Fault(
             "the command line",

@@ -238,10 +238,31 @@ def test_weights_must_be_told_from_others(tmp_path: Path) -> None:
     assert found["weights"].level == "warn"
 
 
+def test_adapters_must_be_told_from_others(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    for said in (
+        str(tmp_path),
+        f"a={tmp_path}",
+        json.dumps({"lora_name": "a", "lora_path": str(tmp_path)}),
+    ):
+        assert failed(given(f"--lora-paths {shlex.quote(said)}")) == []
+        (one,) = failed(given(f"--lora-paths {shlex.quote(said)} b=some/adapter"))
+        assert "adapter 'b' at 'some/adapter'" in one.fact
+        assert one.do == "give --lora-paths a folder"
+
+
+def test_a_drafter_may_have_a_pool_of_its_own() -> None:
+    levels = {
+        more: {one.name: one for one in found_of(given(more))}["drafter"].level
+        for more in ("", "--speculative-algorithm EAGLE", "--speculative-algorithm NGRAM")
+    }
+    assert list(levels.values()) == ["ok", "warn", "ok"]
+
+
 def test_pages_that_follow_nobody_are_a_warning() -> None:
     without: dict[str, Any] = {PREFIXES: ...}
     found = {one.name: one for one in found_of(given(**without))}
-    (one,) = (one for one in found.values() if one.level == "warn")
+    (one,) = (one for one in found.values() if one.level == "warn" and one.name == PREFIXES)
     assert one.do == f'write "{PREFIXES}": true'
 
 

@@ -284,20 +284,30 @@ def test_a_number_with_a_suffix_is_no_memory() -> None:
     assert one.do == 'write "host": "64 GiB"'
 
 
-def test_a_script_is_read_as_its_shell_reads_it() -> None:
-    text = """#!/bin/sh
+@pytest.mark.parametrize(
+    "text",
+    [
+        """#!/bin/sh
 # It's the server's.
+set -e
 export CUDA_VISIBLE_DEVICES=0,1
+pip install vllm==0.33.0 && echo installed
 exec vllm serve m \\
   -tp 2 2>&1 | tee log
-"""
+echo "It has ended"
+""",
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve m -tp 2 >log 2>&1 &",
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve m\n  --tensor-parallel-size 2\n",
+        "CUDA_VISIBLE_DEVICES=0,1 m\n-tp 2\n",
+        "docker run -e CUDA_VISIBLE_DEVICES=0,1 vllm/vllm-openai:v0.33.0 --model m -tp 2",
+        "env CUDA_VISIBLE_DEVICES=0,1 python3 -u -m vllm.entrypoints.openai.api_server m -tp 2",
+    ],
+)
+def test_a_script_is_read_as_its_shell_reads_it(text: str) -> None:
     flags = read("vllm", split(text)[0])
     assert flags.values == {"model": "m", "tensor_parallel_size": 2}
     assert flags.environ == {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert flags.faults == []
-    docker = "docker run --gpus all -e A=1 vllm/vllm-openai:v0.33.0 --model m -tp 2"
-    flags = read("vllm", split(docker)[0])
-    assert (flags.values["model"], flags.environ) == ("m", {"A": "1"})
 
 
 def test_json_without_quotes_is_a_warning() -> None:

@@ -12,7 +12,7 @@ from blockyard.connectors.sglang import options
 from blockyard.connectors.sglang.engine import INTERFACE
 from blockyard.shared.weights import content, folder_of, stated
 
-__all__ = ["identity_of", "weights_of"]
+__all__ = ["adapters_of", "identity_of", "weights_of"]
 
 _OUT: Final = names(*options.OUT)["ServerArgs"]
 _BY_CONTENT: Final = frozenset(
@@ -67,7 +67,7 @@ def identity_of(
             "commit": None if found else commit,
             "quantization": server.get("quantization"),
             "load": server.get("load_format"),
-            "adapters": _adapters(server),
+            "adapters": adapters_of(server),
             # Where it is not seen, the operator has said which it is.
             "drafter": drafter or _drafts(server),
         },
@@ -165,10 +165,16 @@ def _variables() -> dict[str, str]:
     }
 
 
-def _adapters(server: Mapping[str, Any]) -> list[list[str]] | None:
+def adapters_of(server: Mapping[str, Any]) -> list[list[str]] | None:
     """Returns the adapters of the start by content: SGLang's keys have their names and paths.
 
     One that is loaded later has a key of its own each time.
+
+    Args:
+        server: As in `identity_of`.
+
+    Raises:
+        Unsupported: The files of one are not to be seen.
     """
     if not server.get("enable_lora"):
         return None

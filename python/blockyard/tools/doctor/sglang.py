@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,12 @@ from blockyard._typing import override
 from blockyard.connectors.command_line import mended
 from blockyard.connectors.sglang.engine import INTERFACE
 from blockyard.connectors.sglang.host_pool import check_layout, one_pool_alone
-from blockyard.connectors.sglang.identity import weights_of
+from blockyard.connectors.sglang.identity import adapters_of, weights_of
 from blockyard.connectors.sglang.settings import START, Settings, check_config
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor.engine import Engine, told
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, judged, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 
 __all__ = ["Launch", "checks"]
@@ -334,6 +335,34 @@ def weights(launch: Launch, _: Site) -> Finding:
     return Finding("weights", "ok", "they are told from others")
 
 
+def adapters(launch: Launch, _: Site) -> Finding:
+    """Whether the files of the adapters of the start are to be seen: a disk must know them."""
+    given = launch.flags.values.get("lora_paths") or ()
+    try:
+        adapters_of({"enable_lora": True, "lora_paths": [_adapter(one) for one in given]})
+    except BlockyardError as error:
+        return launch.refusal("adapters", error)
+    return Finding("adapters", "ok", f"{len(given)} of the start" if given else "none")
+
+
+def _adapter(said: str) -> SimpleNamespace:
+    """Reads an adapter as SGLang does: a path, NAME=PATH, or JSON."""
+    with suppress(ValueError, KeyError, TypeError):
+        named = json.loads(said)
+        return SimpleNamespace(lora_name=named["lora_name"], lora_path=named["lora_path"])
+    name, equals, path = said.partition("=")
+    return SimpleNamespace(lora_name=name, lora_path=path if equals else said)
+
+
+def drafter(launch: Launch, _: Site) -> Finding:
+    """A drafter: it may keep KV in a pool of its own, which is seen when it is loaded."""
+    named = launch.flags.text("speculative_algorithm")
+    own = bool(named) and named.upper() not in {"NGRAM", "NONE"}
+    means = "where it keeps a pool of its own the storage is refused, after the weights"
+    do = "start without --speculative-algorithm if it is"
+    return judged("drafter", named or "none", (own, "warn", means, do))
+
+
 def checks(launch: Launch) -> tuple[Check, ...]:
     """Returns the checks of a command line."""
     every: list[Check] = [
@@ -349,5 +378,5 @@ def checks(launch: Launch) -> tuple[Check, ...]:
             launch.settings,
             partial(weights, launch),
         ]
-    others = (conflicts, layout, ranks, model)
+    others = (conflicts, layout, ranks, model, adapters, drafter)
     return tuple(every + [partial(check, launch) for check in others])
