@@ -296,6 +296,7 @@ def test_words_may_stand_in_a_file(tmp_path: Path) -> None:
         ("--tp 8 --dp 2", {}, 400 * GIB, 16),
         ("--tp 8 --dp 8 --enable-dp-attention", {"disk": "25 GiB"}, 200 * GIB, 8),
         ("--tp 8 --attn-dp-size 4", {"disk": "25 GiB/rank"}, 200 * GIB, 8),
+        ("--tp 16 --nnodes 2", {}, 100 * GIB, 8),
     ],
 )
 def test_what_the_machine_must_have_follows_from_the_flags(

@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -72,14 +72,11 @@ class Asked:
 
     def joined(self, other: "Asked") -> "Asked":
         """Returns what both ask for, of which the larger counts."""
-        return Asked(
-            host=max(self.host, other.host),
-            pinned=max(self.pinned, other.pinned),
-            shared=max(self.shared, other.shared),
-            disk=max(self.disk, other.disk),
-            device=max(self.device, other.device),
+        sizes = ("host", "pinned", "shared", "disk", "device", "ranks")
+        return replace(
+            self,
+            **{name: max(getattr(self, name), getattr(other, name)) for name in sizes},
             paths=tuple(dict.fromkeys(self.paths + other.paths)),
-            ranks=max(self.ranks, other.ranks),
             layout=self.layout or other.layout,
             load=other.load if self.load is None else self.load,
         )

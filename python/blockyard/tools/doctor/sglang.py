@@ -145,17 +145,17 @@ class Launch(Engine):
     def asked(self) -> Asked:
         """Returns what the machine is to have."""
         pinned = max(self.flags.number("hicache_size", 0), 0) * _GB
-        ranks = self.workers * self.replicas
+        machines = max(self.flags.number("nnodes"), 1)
+        ranks = max(self.workers * self.replicas // machines, 1)
         asked = Asked(host=pinned * ranks, pinned=pinned, ranks=ranks)
         if not isinstance(self.read, Settings):
             return asked
-        disk = self.read.disk
-        amount = parse_size("disk", disk) if isinstance(disk, str) else None
-        nbytes = 0 if amount is None else amount.nbytes
-        nbytes *= self.tensor if amount is not None and amount.per == "rank" else 1
-        # Each stage, each replica and each attention group has a folder of its own.
-        folders = max(ranks // self.tensor, 1)
-        return asked.joined(Asked(disk=nbytes * folders, paths=(self.read.disk_path,)))
+        nbytes = 0
+        if isinstance(self.read.disk, str):
+            # Each stage, each replica and each attention group has as much, in a folder of its own.
+            amount = parse_size("disk", self.read.disk)
+            nbytes = amount.nbytes if amount.per == "rank" else amount.nbytes // self.tensor
+        return asked.joined(Asked(disk=nbytes * ranks, paths=(self.read.disk_path,)))
 
 
 def _table(path: str) -> object:

@@ -251,7 +251,9 @@ class Serve(Engine):
         paths = self.told.get("disk_path")
         named = paths if isinstance(paths, list) else [paths]
         folders = tuple(_expanded(one) for one in named if isinstance(one, str))
-        whole = Asked(paths=folders, ranks=self.workers * self.replicas)
+        # Ray's may be anywhere.
+        far = self.flags.values.get("distributed_executor_backend") == "ray"
+        whole = Asked(paths=folders, ranks=0 if far else self.workers * self.replicas)
         if isinstance(self.read, BlockyardError):
             return whole
         if isinstance(self.known, Facts):
