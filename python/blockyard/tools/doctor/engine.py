@@ -107,7 +107,7 @@ class Engine(ABC):
         """What the machine is to have."""
 
     @abstractmethod
-    def own(self, flag: str, value: str | None) -> str | None:
+    def instead(self, flag: str, value: str | None) -> str | None:
         """What to write in place of a flag that is none, and may be an option of ours."""
 
     @cached_property
@@ -172,7 +172,7 @@ def _strange(engine: Engine, flag: str, stops: str, _: Site) -> Finding:
     joined = re.fullmatch(r"(-[a-z]+)(\d+)", flag)
     if joined is not None and joined[1] in known(engine.package):
         near = [f"{joined[1]} {joined[2]}"]
-    do = f"write {near[0]}" if near else engine.own(flag, engine.flags.unknown[flag])
+    do = f"write {near[0]}" if near else engine.instead(flag, engine.flags.unknown[flag])
     return Finding("flags", "fail" if sure else "warn", fact, stops, do or "leave it out")
 
 

@@ -134,7 +134,7 @@ class Launch(Engine):
             return error
 
     @override
-    def own(self, flag: str, value: str | None) -> str | None:
+    def instead(self, flag: str, value: str | None) -> str | None:
         """Returns what to write in place of a flag that is none."""
         name = flag.lstrip("-").replace("-", "_")
         if name in {*Settings.__dataclass_fields__, *_LOADED}:

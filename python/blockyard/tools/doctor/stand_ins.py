@@ -8,7 +8,7 @@ from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.replicas import here_of
 from blockyard.tools.doctor.model import Model
 
-__all__ = ["BLOCK", "configuration", "kv"]
+__all__ = ["BLOCK", "configuration", "kv_cache"]
 
 BLOCK: Final = 16
 """Tokens of vLLM's block; every attention backend takes multiples of it alone."""
@@ -72,7 +72,7 @@ def configuration(flags: Flags, model: Model | None) -> Any:
     )
 
 
-def kv(flags: Flags, model: Model | None) -> Any:
+def kv_cache(flags: Flags, model: Model | None) -> Any:
     """Returns what stands for vLLM's `KVCacheConfig`, likewise."""
     kinds = ("FullAttentionSpec",) if model is None else model.kinds
     latent = "MLAAttentionSpec" in kinds

@@ -27,7 +27,7 @@ from blockyard.tools.doctor import config as of_config
 from blockyard.tools.doctor.engine import Engine, told
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged, unknown
 from blockyard.tools.doctor.model import Model, Wanted
-from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv
+from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv_cache
 from blockyard.tools.units import size
 from blockyard.yard.config import Config
 
@@ -132,7 +132,7 @@ class Serve(Engine):
     @override
     def extra(self) -> dict[str, Any]:
         """What is said to the connector."""
-        given = self._own.get(_EXTRA)
+        given = self.own.get(_EXTRA)
         return dict(given) if isinstance(given, Mapping) else {}
 
     @cached_property
@@ -145,7 +145,7 @@ class Serve(Engine):
             return self.extra
 
     @cached_property
-    def _own(self) -> Mapping[str, Any]:
+    def own(self) -> Mapping[str, Any]:
         """The part of Blockyard, where another connector has it in it."""
         extra = self.transfer.get(_EXTRA)
         inside = extra.get("connectors") if isinstance(extra, Mapping) else None
@@ -157,28 +157,28 @@ class Serve(Engine):
     @property
     def is_inside(self) -> bool:
         """Whether another connector has Blockyard in it."""
-        return self._own is not self.transfer
+        return self.own is not self.transfer
 
     @cached_property
     def engine(self) -> tuple[Any, Any, Any]:
         """What stands for vLLM's configurations: the connector's, the KV's, and the process's."""
         model = self.model if isinstance(self.model, Model) else None
-        named = dict(self._own) or {"kv_connector": "Blockyard", "kv_role": "kv_both"}
+        named = dict(self.own) or {"kv_connector": "Blockyard", "kv_role": "kv_both"}
         if named.get("kv_load_failure_policy") not in _POLICIES:
             # vLLM's default; what is no word of it is named elsewhere.
             named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
         said = replace(self.flags, values={**self.flags.values, _TRANSFER: named})
         own, around = (configuration(one, model) for one in (said, self.flags))
-        return own, kv(self.flags, model), around if self.transfer else own
+        return own, kv_cache(self.flags, model), around if self.transfer else own
 
     @cached_property
     def known(self) -> Facts | BlockyardError | None:
         """What the connector will read; None where the model is not known, or an option refused."""
-        own, cache, around = self.engine
-        if not isinstance(self.model, Model) or any(refusals(own, cache, around=around).values()):
+        own, kv, around = self.engine
+        if not isinstance(self.model, Model) or any(refusals(own, kv, around=around).values()):
             return None
         try:
-            return facts(own, cache, version=self.version or INTERFACE.tested[-1], around=around)
+            return facts(own, kv, version=self.version or INTERFACE.tested[-1], around=around)
         except BlockyardError as error:
             return error
 
@@ -236,7 +236,7 @@ class Serve(Engine):
         return max(here_of(self.flags, self.flags.number("data_parallel_size")), 1)
 
     @override
-    def own(self, flag: str, value: str | None) -> str | None:
+    def instead(self, flag: str, value: str | None) -> str | None:
         """Returns what to write in place of a flag that is none."""
         name = flag.lstrip("-").replace("-", "_")
         if name in {field.name for kind in (Settings, Config) for field in fields_of(kind)}:
@@ -345,8 +345,8 @@ def connector(serve: Serve, _: Site) -> Finding:
     if name == "Blockyard":
         return _found(serve)
     if serve.is_inside:
-        own, cache, around = serve.engine
-        error = refusals(own, cache, around=around)["alone"]
+        own, kv, around = serve.engine
+        error = refusals(own, kv, around=around)["alone"]
         assert error is not None  # noqa: S101 - another is around it
         return serve.refusal("kv_connector", error)
     fact = "it is missing" if name is None else f"{shown(name)}"
@@ -356,7 +356,7 @@ def connector(serve: Serve, _: Site) -> Finding:
 
 
 def _found(serve: Serve) -> Finding:
-    path = serve.transfer.get("kv_connector_module_path")
+    path = serve.own.get("kv_connector_module_path")
     named = f'write "kv_connector_module_path": "{_MODULES[0]}"'
     if path is None:
         plugins = serve.environ.get("VLLM_PLUGINS")
@@ -378,8 +378,8 @@ def _found(serve: Serve) -> Finding:
 
 def refusal(which: str, name: str, serve: Serve, _: Site) -> Finding:
     """What the connector refuses of the options."""
-    own, cache, around = serve.engine
-    error = refusals(own, cache, around=around)[which]
+    own, kv, around = serve.engine
+    error = refusals(own, kv, around=around)[which]
     return Finding(name, "ok", "as it must be") if error is None else serve.refusal(name, error)
 
 
