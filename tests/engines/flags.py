@@ -1,12 +1,13 @@
 """Asks vLLM's own parser and configuration what `blockyard doctor` says of command lines.
 
 It runs in an environment with vLLM: what doctor names as refused by vLLM is refused there, and what
-it passes is taken.
+it passes is taken. What vLLM leaves of the number of replicas is looked at, too.
 """
 
 import contextlib
 import io
 import os
+import pickle
 import shlex
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from vllm.platforms.cpu import CpuPlatform
 vllm.platforms._current_platform = CpuPlatform()
 sys.path.insert(0, str(Path(__file__).parents[1] / "python/support"))
 
+from vllm.config import ParallelConfig  # noqa: E402
 from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402 - behind the platform
 from vllm.entrypoints.common.cli_args import (  # noqa: E402
     make_arg_parser,
@@ -25,6 +27,7 @@ from vllm.entrypoints.common.cli_args import (  # noqa: E402
 )
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
+from blockyard.connectors.vllm.replicas import Replica, replica_of  # noqa: E402
 from wrong_flags import GOOD, TAKEN, WRONG_FLAGS, files  # noqa: E402
 
 
@@ -44,6 +47,15 @@ def refused(line: str) -> str | None:
     return None
 
 
+def replica() -> Replica:
+    """What the fourth of four replicas of a model without experts knows, without a command line."""
+    parallel = ParallelConfig(data_parallel_size=4, data_parallel_rank=0)
+    parallel = pickle.loads(pickle.dumps(parallel))
+    parallel.data_parallel_index = 3
+    parallel.reconfigure_for_independent_dp_rank()
+    return replica_of(parallel, "an engine_dp3", [])
+
+
 def main() -> int:
     """Ends with status 1 where vLLM has another opinion."""
     broken = 0
@@ -58,6 +70,9 @@ def main() -> int:
             if (why is not None) != wrong:
                 broken += 1
                 print(f"BROKEN  {line or 'the sound line'}: {why or 'vLLM takes it'}")
+        if replica() != Replica(3, 4, 4):
+            broken += 1
+            print(f"BROKEN  vLLM leaves no number of replicas: {replica()}")
         print(f"{'BROKEN' if broken else 'ok    '}  {len(lines)} command lines, as doctor has them")
     return int(broken > 0)
 
