@@ -186,7 +186,7 @@ def test_ctrl_c_later_leaves_what_was_done(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_page_shows_the_figures_of_the_json_to_every_reader(place: Path) -> None:
-    words = (*SMALL, "--split", "20%+80%", "--model-requests", "20")
+    words = (*SMALL[:-2], "--split", "20%+80%", "--model-requests", "20")
     assert typed(*words, "--quiet", "--json", "result.json", "--report", "page.html").exit_code == 0
     page = Path("page.html").read_bytes()
     assert len(page) < 150_000
