@@ -131,10 +131,10 @@ run: $(BLOCKYARD)  ## show that no token is lost; then replay generated traffic 
 	@$(BIN)/blockyard proof
 	@printf '%s\n' '' 'The same talks from a disk, whose first run was killed:'
 	@$(BIN)/python examples/restart.py
-	@$(BIN)/blockyard replay --verify --report target/report.html
+	@$(BIN)/blockyard replay --verify memory --report target/report.html
 	@printf '%s\n' 'The report: target/report.html' '' 'Next:' \
 		'  $(BIN)/blockyard replay --write-policy on-evict --write-policy second-touch --report target/report.html' \
-		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host-gib 512' \
+		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host 512GiB' \
 		'  $(BIN)/blockyard replay --help'
 
 # It shows the installed wheel, whose stub has the docstrings of the core.

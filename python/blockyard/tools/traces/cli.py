@@ -13,6 +13,7 @@ from blockyard._core import Misuse
 from blockyard.tools.click_types import FILE, Word
 from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.outputs import claim, write_all
+from blockyard.tools.screen import show
 from blockyard.tools.traces.convert import Converted, convert
 from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.formats.format import Format, How, Splitter, TimeUnit
@@ -181,7 +182,7 @@ def tell(
     # With `--json -`, stdout is for the JSON alone.
     console = Console(stderr=json == "-")
     for shown in tables(found):
-        console.print(shown)
+        show(console, shown)
     if json == "-":
         click.echo(encoded)
     if faults:
