@@ -19,7 +19,6 @@ _HEAD: Final = """\
 # Rules that hold inside vLLM, made of ../prometheus/rules.yml by `make deploy-vllm`: change that.
 # `severity: page` cannot wait for the morning. docs/monitoring.md says what each alert means.
 """
-_RULE: Final = re.compile(r"^(?=      (?:- (?:alert|record)|#))", re.MULTILINE)
 _METRIC: Final = re.compile(rf"{PREFIX}\w+")
 _RECORDED: Final = re.compile(r"blockyard:\w+:\w+")
 
@@ -27,41 +26,26 @@ _RECORDED: Final = re.compile(r"blockyard:\w+:\w+")
 def names() -> set[str]:
     """The names of all series that the connector tells."""
     stats = (*scheduler_stats(disk=True, events=True), *rank_stats(0))
-    told = {
-        f"{PREFIX}{stat.family}{'_total' if stat.kind == 'counter' else ''}" for stat in stats
-    }
+    told = {f"{PREFIX}{stat.family}{'_total' if stat.kind == 'counter' else ''}" for stat in stats}
     return told | {f"{PREFIX}engine_info"}
 
 
 def rules(text: str) -> str:
     """Returns the rules that hold, each with what to do inside vLLM."""
-    told, made = names(), [_HEAD, "groups:\n"]
+    told, made = names(), [f"{_HEAD}groups:\n"]
     for group in re.split(r"^(?=  - name: )", text, flags=re.MULTILINE)[1:]:
-        head, *parts = _RULE.split(group.rstrip() + "\n")
-        kept = "".join(_kept(parts, told, made))
-        if kept:
-            made.append(f"{head}{kept}".rstrip() + "\n\n")
-    return "".join(made).rstrip() + "\n"
+        head, body = group.split("    rules:\n")
+        kept = [held for rule in body.rstrip().split("\n\n") if (held := _held(rule, told))]
+        made.append(f"{head}    rules:\n" + "\n\n".join(kept))
+    return made[0] + "\n\n".join(made[1:]) + "\n"
 
 
-def _kept(parts: list[str], told: set[str], made: list[str]) -> list[str]:
-    kept, comment = [], ""
-    for part in parts:
-        if part.startswith("      #"):
-            comment += part
-            continue
-        name = re.match(r"      - (alert|record): (\S+)", part)
-        assert name is not None, part
-        if name[1] == "record":
-            holds = set(_METRIC.findall(part.partition("expr:")[2])) <= told
-        else:
-            # What it asks for, and is recorded.
-            holds = "\n          vllm: " in part
-            part = re.sub(r"\n          do: .*\n          vllm: ", "\n          do: ", part)
-        if holds:
-            kept.append(comment + part)
-        comment = ""
-    return kept
+def _held(rule: str, told: set[str]) -> str:
+    """Returns a rule, with the comment above it, as it is inside vLLM; "" if it does not hold."""
+    if "- record:" in rule:
+        return rule if set(_METRIC.findall(rule.partition("expr:")[2])) <= told else ""
+    own = re.sub(r"\n          do: .*\n          vllm: ", "\n          do: ", rule)
+    return "" if own == rule else own
 
 
 def board(text: str) -> str:
@@ -85,7 +69,9 @@ def made() -> dict[Path, str]:
     """Returns the text of each file."""
     return {
         DEPLOY / "vllm" / "rules.yml": rules((DEPLOY / "prometheus" / "rules.yml").read_text()),
-        DEPLOY / "vllm" / "blockyard.json": board((DEPLOY / "grafana" / "blockyard.json").read_text()),
+        DEPLOY / "vllm" / "blockyard.json": board(
+            (DEPLOY / "grafana" / "blockyard.json").read_text()
+        ),
     }
 
 

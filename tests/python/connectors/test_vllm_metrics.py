@@ -72,8 +72,7 @@ def test_an_idle_engine_has_told_its_last_numbers(front: Front) -> None:
         prom.take(front.told)
         assert truth(front, prom) == []
         assert prom.value("blockyard_slots", tier="host", set="idle") == 2 * (at + 1)
-    copied = {"from": "device", "to": "host"}
-    assert prom.value("blockyard_copied_blocks_total", **copied) == 6
+    assert prom.copied_down() == 6
     # It sleeps, and what changes nothing keeps it asleep.
     assert idle(front) == 0
 
@@ -89,7 +88,9 @@ def test_a_reset_of_an_engine_that_sleeps_is_told(front: Front) -> None:
     assert truth(front, prom) == []
 
 
-def test_an_engine_that_works_reports_once_a_second_and_not_at_each_step(front: Front) -> None:
+def test_an_engine_that_works_reports_once_a_second_and_not_at_each_step(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reporter = front.scheduler._reporter
     now, reads = 0.0, 0
     read = reporter.read
@@ -99,7 +100,8 @@ def test_an_engine_that_works_reports_once_a_second_and_not_at_each_step(front: 
         reads += 1
         return read()
 
-    reporter.clock, reporter.read = lambda: now, counting
+    monkeypatch.setattr(reporter, "clock", lambda: now)
+    monkeypatch.setattr(reporter, "read", counting)
     one = front.request("one", list(range(10)))
     front.begin(one, [1, 2, 3])
     front.step({one: ([1, 2, 3], 10)})
@@ -141,8 +143,7 @@ def test_an_engine_that_is_made_anew_counts_on_where_its_front_end_lives() -> No
         ended(engine, "one", list(range(11)), [1, 2, 3])
         idle(engine)
         prom.take(engine.told)
-        copied = prom.value("blockyard_copied_blocks_total", **{"from": "device", "to": "host"})
-        assert copied == 2 * (at + 1)
+        assert prom.copied_down() == 2 * (at + 1)
         assert prom.value("blockyard_slots", tier="host", set="idle") == 2
         engine.worker.shutdown()
 
@@ -252,9 +253,7 @@ def test_replicas_are_apart_by_vllms_own_label() -> None:
     ended(engine, "one", list(range(11)), [1, 2, 3])
     idle(engine)
     prom.take(engine.told, 1)
-    copied = {"from": "device", "to": "host"}
-    assert prom.value("blockyard_copied_blocks_total", 1, **copied) == 2
-    assert prom.value("blockyard_copied_blocks_total", 0, **copied) == 0
+    assert [prom.copied_down(replica) for replica in (0, 1)] == [0, 2]
     engine.worker.shutdown()
 
 

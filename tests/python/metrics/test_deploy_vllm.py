@@ -160,7 +160,9 @@ def inside_vllm(text: str, told: Prom) -> str:
 
     text = re.sub(r" +- labels: '{alertname=\"(\w+)\".*\n +value: 1\n", expected, text)
     # What is recorded of numbers that vLLM has not.
-    recorded = r" +- expr: blockyard:hit_blocks.*\n +eval_time.*\n +exp_samples:\n +- labels.*\n.*\n"
+    recorded = (
+        r" +- expr: blockyard:hit_blocks.*\n +eval_time.*\n +exp_samples:\n +- labels.*\n.*\n"
+    )
     return re.sub(recorded, "", text)
 
 
@@ -180,5 +182,7 @@ def test_each_alert_fires_inside_vllm_for_its_trouble_alone(told: Prom, tmp_path
     assert [name for name in alerts if f'"{name}"' not in tested] == []
     # Each of these expectations can fail: an alert of another name is noticed.
     for alert in alerts:
-        (tmp_path / "rules.yml").write_text(rules.replace(f"- alert: {alert}\n", "- alert: Other\n"))
+        (tmp_path / "rules.yml").write_text(
+            rules.replace(f"- alert: {alert}\n", "- alert: Other\n")
+        )
         assert promtool("test", "rules", *files).returncode != 0, alert

@@ -38,6 +38,11 @@ class Prom:
         assert value is not None, (name, labels, generate_latest(self.registry).decode())
         return value
 
+    def copied_down(self, replica: int = 0) -> float:
+        """Returns how many blocks went from vLLM's blocks to the host."""
+        labels = {"from": "device", "to": "host"}
+        return self.value("blockyard_copied_blocks_total", replica, **labels)
+
     def counters(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """Returns all counters."""
         return {
