@@ -131,6 +131,13 @@ def test_each_alert_whose_numbers_are_told_holds_inside_vllm_and_the_page_names_
     assert [name for name in (*there, *left_out) if f"`{name}`" not in page] == []
 
 
+def test_the_page_of_vllm_has_each_metric_and_no_other(told: Prom) -> None:
+    page = (ROOT / "docs" / "vllm.md").read_text().partition("## Does it work?")[2]
+    named = set(re.findall(r"^\| (`blockyard_.*?) \|", page, re.MULTILINE))
+    names = set(re.findall(r"`(blockyard_\w+)`", " ".join(named)))
+    assert names == {name for name in told.labels() if not name.endswith("_created")}
+
+
 def promtool(*what: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - the tool that is tested with
         [need("promtool"), *what], capture_output=True, text=True, timeout=60, check=False
