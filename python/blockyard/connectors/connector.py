@@ -17,13 +17,13 @@ from typing import Final, Literal
 import numpy as np
 
 from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked, Recorder
+from blockyard.connectors.connector_stats import CONNECTOR_STATS
 from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import NO_IDS, Ids, Orders
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.single import Single
-from blockyard.shared.stats import Stat
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -135,59 +135,7 @@ class Connector(Single):
         Misuse: A value is out of range.
     """
 
-    SCHEMA: Final = (
-        Stat(
-            "prompt_tokens",
-            "tokens",
-            "counter",
-            "prompt_tokens",
-            "tokens of the full blocks of requests, when they first run or load",
-        ),
-        Stat(
-            "cached_device",
-            "tokens",
-            "counter",
-            "cached_tokens{tier=device}",
-            "of these, tokens that the engine had itself",
-        ),
-        Stat(
-            "cached_host",
-            "tokens",
-            "counter",
-            "cached_tokens{tier=host}",
-            "of these, tokens that were loaded from the host",
-        ),
-        Stat(
-            "cached_disk",
-            "tokens",
-            "counter",
-            "cached_tokens{tier=disk}",
-            "of these, tokens that were loaded from the disk",
-        ),
-        Stat(
-            "admitted",
-            "requests",
-            "counter",
-            "admitted_requests",
-            "requests admitted, once more after each preemption",
-        ),
-        Stat("preempted", "requests", "counter", "preempted_requests", "requests preempted"),
-        Stat("kept", "requests", "counter", "victims{fate=parked}", "of these, requests kept"),
-        Stat(
-            "no_host",
-            "requests",
-            "counter",
-            "victims{fate=no_host}",
-            "of these, requests that are recomputed, as no tier below had room",
-        ),
-        Stat(
-            "kv_lost",
-            "requests",
-            "counter",
-            "parked_lost{why=kv_lost}",
-            "requests that were kept and whose KV was lost: they are recomputed",
-        ),
-    )
+    SCHEMA: Final = CONNECTOR_STATS
     """What each number in `stats` is."""
 
     def __init__(self, cache: KVCache, *, retries: int = 2, again: int = 0) -> None:

@@ -97,7 +97,9 @@ class WorkerHalf:
             replica=self._known.replica.name,
         )
         if self._disk_path is not None:
-            self._teller = Teller((rank_stats(self._known.rank), self.worker.crane.persistent.stats))
+            self._teller = Teller(
+                (rank_stats(self._known.rank), self.worker.crane.persistent.stats)
+            )
         if self._shared is not None:
             seen = Path(self._shared).stat()
             self._file = seen.st_dev, seen.st_ino
