@@ -8,7 +8,7 @@ import click
 
 from blockyard._typing import override
 
-__all__ = ["Once", "Remembered", "Section", "Sectioned"]
+__all__ = ["Group", "Once", "Remembered", "Section", "Sectioned"]
 
 
 class Section(NamedTuple):
@@ -34,6 +34,12 @@ class Once(click.Command):
                 option = max(param.opts, key=len)
                 ctx.fail(f"{option} is given {order.count(param)} times: give it once")
         return super().parse_args(ctx, args)
+
+
+class Group(click.Group):
+    """Commands of that kind."""
+
+    command_class = Once
 
 
 class Sectioned(Once):

@@ -16,6 +16,7 @@ from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.tools.disk.folders import Identity, Rank, Wiped, chosen, identities
 from blockyard.tools.disk.folders import wipe as unlink
 from blockyard.tools.endings import FAILED
+from blockyard.tools.help import Group
 from blockyard.tools.outputs import claim, write_all
 
 __all__ = ["disk"]
@@ -57,7 +58,7 @@ def _nbytes(most: int) -> Callable[[click.Context, click.Parameter, str], int]:
     return read
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(cls=Group, context_settings={"show_default": True})
 def disk() -> None:
     """Look at the folder of a disk tier, check it, empty it, or measure its disk.
 

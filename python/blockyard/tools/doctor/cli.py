@@ -17,6 +17,7 @@ from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, sglan
 from blockyard.tools.doctor.engine import Engine
 from blockyard.tools.doctor.finding import LEVELS, Asked, Check, Finding, Site, unknown
 from blockyard.tools.endings import FAILED
+from blockyard.tools.help import Once
 from blockyard.tools.outputs import claim, write_all
 from blockyard.yard.config import Config
 
@@ -33,7 +34,9 @@ _ENGINES: Final[Mapping[str, tuple[type[Engine], Any]]] = {
 }
 
 
-@click.command(epilog="Example: blockyard doctor -- vllm serve MODEL --kv-transfer-config '{…}'")
+@click.command(
+    cls=Once, epilog="Example: blockyard doctor -- vllm serve MODEL --kv-transfer-config '{…}'"
+)
 @click.option("--config", "file", type=FILE, help="A TOML file for blockyard.Config.")
 @click.option("--disk", "paths", type=FILE, multiple=True, help="A folder for a disk tier.")
 @click.option("--vllm", metavar="FLAGS", help="Flags of vLLM, in one word; as COMMAND.")

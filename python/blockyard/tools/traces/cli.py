@@ -12,6 +12,7 @@ from rich.console import Console
 from blockyard._core import Misuse
 from blockyard.tools.click_types import FILE, Word
 from blockyard.tools.endings import INTERRUPTED
+from blockyard.tools.help import Group
 from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.screen import show
 from blockyard.tools.traces.convert import Converted, convert
@@ -53,7 +54,7 @@ class _Options(TypedDict):
 _UNITS: Final[tuple[TimeUnit, ...]] = ("s", "ms", "us", "ns")
 
 
-@click.group()
+@click.group(cls=Group)
 def trace() -> None:
     """Make a trace of your own traffic, and say what is in one."""
 
