@@ -228,7 +228,7 @@ class Own:
         assert self.cache.audit() is None
         ask = self.ask
         stows = [(keys, list(ids), first) for keys, ids, first in ask._stows]
-        marks = bytes(ask._freed._known)
+        marks = ask._freed.known()
         held = stows, marks, list(ask._rows), list(ask._running), len(ask._ended)
         return held, unchanged(self.cache.stats()), self.cache.digest()
 

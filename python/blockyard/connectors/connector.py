@@ -166,7 +166,7 @@ class Connector(Single):
         self._until_turn = 0
         """Steps until some of them are, and plans are asked for that nothing here has made."""
         self._now = 0
-        self._freed = FreedBlocks(cache.config.device_blocks)
+        self._freed = FreedBlocks(cache.config.device_blocks, self._size)
         self._arrivals = _Arrivals(cache.recorder)
 
     def stats(self) -> dict[str, int]:
@@ -389,14 +389,15 @@ class Connector(Single):
             Misuse: An id is out of range; no order is given.
         """
         # As most steps have one of these at most, each is looked for here, without a call.
-        self._freed.check(written, victims, spoiled)
+        if len(victims) or len(spoiled):
+            self._freed.check(victims, spoiled)
+        if len(written):
+            self._freed.forget(written)
         if self._stows:
             self._flush()
         if self._loads.is_waiting:
             self._is_due = True
             self._loads.ask_again()
-        if len(written):
-            self._freed.forget(written)
         if len(victims):
             self._copy_ahead(victims)
         if self._ended:
@@ -409,9 +410,8 @@ class Connector(Single):
             self._touch()
         if self._waiting:
             self._lower()
-        plans: list[Plan] = []
-        if self._is_due or self._has_disk:
-            plans, self._is_due = self.cache.dispatch(), False
+        plans = self.cache.dispatch() if self._is_due or self._has_disk else []
+        self._is_due = False
         if plans or len(spoiled) or self.cache.is_flying:
             return self._orders(plans, written, spoiled)
         return NO_ORDERS
@@ -490,7 +490,7 @@ class Connector(Single):
         named = bytes(keys)
         rows = {named[at : at + _KEY] for at in range(0, len(named), _KEY)}
         self._stows = [stow for stow in self._stows if not _has_any(stow[0], rows)]
-        self._freed.forget_keys(named)
+        self._freed.forget_keys(keys)
         return forgotten
 
     def reset(self, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> None:
@@ -537,11 +537,11 @@ class Connector(Single):
 
     def _copy_ahead(self, victims: Ids) -> None:
         """Stows what is evicted next, as far as it is not below."""
-        size, rows = self._size, list(self._freed.take(victims))
+        rows = self._freed.take(victims)
         if rows:
             self._is_due = True
-            keys = [self.cache.ready_keys(key, len(key) // _KEY * size) for key, _, _ in rows]
-            self.cache.stow(keys, [ids for _, ids, _ in rows], [first for _, _, first in rows])
+            keys, ids, firsts = zip(*rows, strict=True)
+            self.cache.stow(list(keys), list(ids), list(firsts))
 
     def _land(self) -> None:
         landed = self.cache.ended()

@@ -531,7 +531,7 @@ def state(front: Front) -> tuple[int, int]:
         (lambda ask, keys: ask.preempted("rests", keys, [1, 2, 3], 12), "ids = 3|keys"),
         (lambda ask, keys: ask.preempted("rests", keys, [1, 2], -1), "tokens = -1"),
         (lambda ask, _: ask.step([64]), "ids = 64"),
-        (lambda ask, _: ask.step([-1]), "ids = -1"),
+        (lambda ask, _: ask.step([-1]), r"ids\[0\] = -1"),
         (lambda ask, _: ask.step([], [64]), "ids = 64"),
         (lambda ask, keys: ask.finished("ends", keys, [1, 64]), "ids = 64"),
         (lambda ask, _: ask.commit([], now=0), "now = 0"),

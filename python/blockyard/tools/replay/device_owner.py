@@ -151,7 +151,7 @@ class EngineOwned(_Served):
         self.free = list(range(setup.device))[::-1]
         self.held: OrderedDict[int, int] = OrderedDict()
         """The engine's id of each block, the next victim first: a child before its parent."""
-        self.freed = FreedBlocks(setup.device + 1)
+        self.freed = FreedBlocks(setup.device + 1, self.block)
 
     def serve(self, request: int, first: int, end: int) -> tuple[int, int, int]:
         """Serves a request, and returns its hits by tier."""
@@ -187,9 +187,8 @@ class EngineOwned(_Served):
         """Returns ids for so many blocks; what was in them is copied ahead of that."""
         short = max(blocks - len(self.free), 0)
         victims = [self.held.popitem(last=False)[1] for _ in range(short)]
-        for row, ids, start in self.freed.take(victims):
-            tokens = len(row) // 32 * self.block
-            self._stow(self.cache.ready_keys(row, tokens), ids, start)
+        for keys, ids, start in self.freed.take(victims):
+            self._stow(keys, ids, start)
         return [self.free.pop() for _ in range(blocks - short)] + victims
 
     def _stow(self, keys: Keys, ids: list[int], start: int) -> None:
