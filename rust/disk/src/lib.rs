@@ -13,6 +13,7 @@
 //! layer: identity
 //! layer: paper files
 //! layer: blocks order ring breaker witness
+//! layer: formats
 //! layer: folder
 //! layer: flight floor survey
 //! layer: queue
@@ -33,6 +34,7 @@ mod files;
 mod flight;
 mod floor;
 mod folder;
+mod formats;
 mod identity;
 mod lane;
 mod order;

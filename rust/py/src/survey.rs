@@ -57,6 +57,12 @@ impl DiskSurvey {
         self.survey.text()
     }
 
+    /// The version of Blockyard that was its last owner, or None where it has not said so.
+    #[getter]
+    fn writer(&self) -> Option<&str> {
+        self.survey.writer()
+    }
+
     /// Its rank.
     #[getter]
     fn rank(&self) -> u16 {

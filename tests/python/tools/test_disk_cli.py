@@ -16,7 +16,7 @@ import blockyard as by
 from blockyard._core import DiskLane, DiskSurvey
 from blockyard.tools.cli import cli
 from blockyard.tools.disk import bench as measuring
-from blockyard.tools.disk.folders import identities, wipe
+from blockyard.crane.tiers.disk_folders import identities, wipe
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
 OURS = {"model": 'a "model"\nof two lines', "weights": "v1"}

@@ -10,7 +10,7 @@ from typing import Final
 
 from blockyard._core import BlockyardError
 from blockyard.tools.disk.bench import measure
-from blockyard.tools.disk.folders import Identity, identities
+from blockyard.crane.tiers.disk_folders import Identity, identities
 from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
 from blockyard.tools.units import duration, size
 
