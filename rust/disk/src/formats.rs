@@ -11,13 +11,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Files with a format of their own, from a rank's folder: the order of a clean close; what was cleared, and the
-/// order, as vLLM's scheduler notes them.
-const FILES: [(&str, [u8; 4]); 3] = [
-    (order::NAME, order::MAGIC),
-    ("../cleared", *b"BYC1"),
-    ("../order", *b"BYE1"),
-];
+/// What vLLM's scheduler notes in the folder of an identity: what was cleared, and the order of a clean end.
+const NOTES: [(&str, [u8; 4]); 2] = [("cleared", *b"BYC1"), ("order", *b"BYE1")];
 
 /// Refuses a rank's folder that another version has written. What is not there, or cannot be read, is for later.
 pub(crate) fn check(folder: &Path) -> Result<()> {
@@ -27,16 +22,13 @@ pub(crate) fn check(folder: &Path) -> Result<()> {
     if let Some(found) = &read {
         found.check_format(&identity)?;
     }
-    for (name, magic) in FILES {
+    let notes = NOTES.map(|(name, magic)| (folder.with_file_name(name), magic));
+    let order = [(folder.join(order::NAME), order::MAGIC)];
+    for (path, magic) in order.into_iter().chain(notes) {
         let mut head = [0; 4];
-        let whole = folder.join(name);
-        let read = look(&whole).and_then(|file| file.read_exact_at(&mut head, 0).ok());
+        let read = look(&path).and_then(|file| file.read_exact_at(&mut head, 0).ok());
         let (found, known) = (version_in(&head, &magic), version_in(&magic, &magic));
         if read.is_some() && found > known {
-            let path = match name.strip_prefix("../") {
-                Some(name) => folder.with_file_name(name),
-                None => whole,
-            };
             return Err(other_format(&path, found, known, writer));
         }
     }

@@ -105,7 +105,7 @@ def test_what_a_process_owns_is_never_taken(small: Path) -> None:
             pytest.raises(by.Unavailable, match=f"is owned, as .* by process {os.getpid()}"),
         ):
             kept(small, "v4", disk_reclaim=True)
-        assert talks(living, range(3)) == dict.fromkeys(range(3), 4 * BLOCKS)
+        assert talks(living, range(3)) == dict.fromkeys(range(3), 4 * BLOCKS - 1)
     assert one in blocks(small)
 
 
@@ -185,9 +185,13 @@ def test_a_kill_in_between_leaves_what_the_next_start_can_have(small: Path) -> N
         elif left.get(one, 0):
             raise AssertionError("nobody knows any more that its blocks were cleared")
         kept(small, "v3", disk_reclaim=True)
-        for each in identities(small):
-            disk_folders.wipe(each)
+        emptied(small)
     assert at >= 4
+
+
+def emptied(small: Path) -> None:
+    for one in identities(small):
+        disk_folders.wipe(one)
 
 
 def one_of(small: Path) -> str:

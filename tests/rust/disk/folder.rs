@@ -181,7 +181,7 @@ fn a_folder_that_is_not_as_it_should_be_is_refused() {
         (
             "format 1",
             "format 2",
-            "its format is 2, and this version knows 1",
+            "its format is 2, and Blockyard ",
         ),
         ("a model", "b model", "of another identity"),
         ("Blockyard", "Somebody", "no folder of blocks"),

@@ -71,6 +71,12 @@ class Identity(NamedTuple):
         return int(number) if number.isdecimal() else None
 
     @property
+    def writer(self) -> str | None:
+        """The version of Blockyard that has opened it last, where one says so."""
+        said = (rank.survey.writer for rank in self.ranks if rank.survey is not None)
+        return next((one for one in said if one is not None), None)
+
+    @property
     def fields(self) -> dict[str, str]:
         """What it depends on, by name."""
         found = map(_FIELD.fullmatch, self.text.splitlines()[1:])

@@ -285,11 +285,19 @@ def _described(one: Identity, count: Callable[[Rank], dict[str, Any]]) -> dict[s
             "disk_bytes": survey.disk_bytes,
         }
         ranks.append(about | count(rank))
-    return {"identity": one.name, "format": one.format, "fields": one.fields, "ranks": ranks}
+    return {
+        "identity": one.name,
+        "format": one.format,
+        "writer": one.writer,
+        "fields": one.fields,
+        "ranks": ranks,
+    }
 
 
 def _headed(one: Identity) -> str:
     said = "of no known format" if one.format is None else f"format {one.format}"
+    if one.writer is not None:
+        said += f", last written by Blockyard {one.writer}"
     return "\n".join([f"{one.name}  {said}", *(f"  {line}" for line in one.text.splitlines()[1:])])
 
 
