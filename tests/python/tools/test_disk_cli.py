@@ -131,7 +131,7 @@ def everything(root: Path) -> dict[str, tuple[int, bytes]]:
 def test_show_says_whose_blocks_there_are(root: Path) -> None:
     before = everything(root)
     said = told("show", root)
-    assert f"{name_of(root)}  format 1\n" in said
+    assert f"{name_of(root)}  format 1, last written by Blockyard {by.__version__}\n" in said
     assert '  model = "a \\"model\\"\\nof two lines"\n' in said
     assert "rank 0: 64 slots of 4.00 KiB" in said
     assert "no process owns it" in said
