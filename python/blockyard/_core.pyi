@@ -13,9 +13,9 @@ __all__ = [
     "DEBUG",
     "BlockyardError",
     "Cache",
-    "DiskFloor",
+    "DiskBaseline",
+    "DiskInspector",
     "DiskLane",
-    "DiskSurvey",
     "ForeignLease",
     "Forgotten",
     "InUse",
@@ -767,7 +767,7 @@ class DiskLane:
     def abandon(self) -> None: ...
 
 @final
-class DiskSurvey:
+class DiskInspector:
     def __new__(cls, path: Path) -> Self: ...
     @property
     def text(self) -> str: ...
@@ -789,7 +789,7 @@ class DiskSurvey:
     ) -> tuple[list[tuple[str, int]], list[int], int]: ...
 
 @final
-class DiskFloor:
+class DiskBaseline:
     def __new__(cls, path: Path, *, slots: int, block_bytes: int, threads: int = 4) -> Self: ...
     @property
     def direct(self) -> bool: ...

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import blockyard as by
-from blockyard._core import DiskSurvey, checksums
+from blockyard._core import DiskInspector, checksums
 from blockyard.connectors.vllm.notes import Notes
 from blockyard.tools.cli import cli
 from blockyard.tools.traces.lines import TraceError
@@ -127,7 +127,7 @@ def test_a_look_says_the_same(rank: Path, which: str) -> None:
     written_by(rank, None)
     says = rf"its format is 2, and Blockyard {re.escape(OWN)} knows 1: start the version"
     with pytest.raises(by.Misuse, match=says):
-        DiskSurvey(rank)
+        DiskInspector(rank)
     with pytest.raises(by.Misuse, match=says):
         opened(rank.parents[1])
     for command in ("show", "verify"):
@@ -169,11 +169,11 @@ def test_a_version_before_is_read_and_says_who_it_is_then(rank: Path) -> None:
     del whole[8192:]
     (rank / "identity").write_bytes(whole)
     (rank / "floor").unlink()
-    assert DiskSurvey(rank).writer is None
+    assert DiskInspector(rank).writer is None
     with opened(root) as cache:
         assert cache.restored == TALKS * BLOCKS
         talks(cache)
-    assert DiskSurvey(rank).writer == OWN
+    assert DiskInspector(rank).writer == OWN
     done = CliRunner().invoke(cli, ["disk", "show", str(root)])
     assert f"format 1, last written by Blockyard {OWN}" in done.output
 
