@@ -48,5 +48,7 @@ pub(crate) fn check_table(folder: &Path, found: Table) -> Result<()> {
 
 fn look(path: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
+    rustix::fs::open(path, flags, Mode::empty())
+        .ok()
+        .map(File::from)
 }

@@ -104,7 +104,9 @@ impl SlotFiles {
             ("table", geometry.table_bytes()),
         ];
         let has = |name| fs::symlink_metadata(path.join(name)).map_or(0, |meta| meta.len());
-        let lacks = wanted.into_iter().filter(|&(name, bytes)| has(name) != bytes);
+        let lacks = wanted
+            .into_iter()
+            .filter(|&(name, bytes)| has(name) != bytes);
         lacks.map(|(_, bytes)| bytes).sum()
     }
 

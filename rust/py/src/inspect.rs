@@ -60,7 +60,7 @@ impl DiskInspector {
     /// The version of Blockyard that was its last owner, or None where it has not said so.
     #[getter]
     fn writer(&self) -> Option<&str> {
-        self.survey.writer()
+        self.inspector.writer()
     }
 
     /// Its rank.

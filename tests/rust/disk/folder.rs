@@ -178,11 +178,7 @@ fn a_folder_that_is_not_as_it_should_be_is_refused() {
     let says = || Folder::open(&place.0, &FIELDS, 0).unwrap_err().to_string();
     let text = fs::read(&whole).unwrap();
     for (from, to, wanted) in [
-        (
-            "format 1",
-            "format 2",
-            "its format is 2, and Blockyard ",
-        ),
+        ("format 1", "format 2", "its format is 2, and Blockyard "),
         ("a model", "b model", "of another identity"),
         ("Blockyard", "Somebody", "no folder of blocks"),
     ] {
