@@ -184,7 +184,7 @@ def test_a_newer_format_a_link_and_wrong_modes_are_refused(tmp_path: Path) -> No
     whole = identity.read_bytes()
     # In both copies of its text: in one alone it is a bit that has flipped.
     identity.write_bytes(whole.replace(b"format 1", b"format 9"))
-    with pytest.raises(by.Misuse, match="its format is 9 .*, and Blockyard .* knows 1"):
+    with pytest.raises(by.Misuse, match=r"its format is 9 .*, and Blockyard .* knows 1"):
         opened(tmp_path / "kv")
     identity.write_bytes(whole)
     (tmp_path / "link").symlink_to(tmp_path / "kv")

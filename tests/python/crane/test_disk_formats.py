@@ -137,7 +137,7 @@ def test_a_look_says_the_same(rank: Path, which: str) -> None:
 
 def test_an_older_format_is_refused_as_well(rank: Path) -> None:
     of_format(0)(rank)
-    with pytest.raises(by.Misuse, match="its format is 0 .*, and Blockyard .* knows 1: start"):
+    with pytest.raises(by.Misuse, match=r"its format is 0 .*, and Blockyard .* knows 1: start"):
         opened(rank.parents[1])
 
 

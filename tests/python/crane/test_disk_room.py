@@ -111,7 +111,7 @@ def test_what_a_process_owns_is_never_taken(small: Path) -> None:
 
 def test_where_all_would_not_be_enough_nothing_is_removed(small: Path) -> None:
     one, two = kept(small, "v1"), kept(small, "v2")
-    with pytest.raises(by.Unavailable, match="all of them are not enough. To remove them: ") as why:
+    with pytest.raises(by.Unavailable, match="all of them are not enough") as why:
         kept(small, "v3", slots=80, disk_reclaim=True)
     assert f"blockyard disk wipe {small} {one} {two}" in str(why.value)
     found = blocks(small)
@@ -217,7 +217,7 @@ def test_room_is_wanted_for_all_ranks_and_they_take_it_one_after_the_other(tmp_p
             )
         assert sum(len(one.ranks) for one in identities(small) if one.nbytes > 100_000) == 2
         made = [tier(rank, "v2", reclaim=True) for rank in range(2)]
-        with pytest.raises(by.Unavailable, match="process .* owns it"):
+        with pytest.raises(by.Unavailable, match=r"process .* owns it"):
             tier(0, "v2", reclaim=True)
         for one in made:
             one.close()

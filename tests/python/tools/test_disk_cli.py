@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 
 import blockyard as by
 from blockyard._core import DiskInspector, DiskLane
+from blockyard.crane.tiers.disk_folders import identities, wipe
 from blockyard.tools.cli import cli
 from blockyard.tools.disk import bench as measuring
-from blockyard.crane.tiers.disk_folders import identities, wipe
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
 OURS = {"model": 'a "model"\nof two lines', "weights": "v1"}

@@ -160,7 +160,7 @@ class DiskTier(Single):
     SCHEMA = DISK_STATS
     """Name, unit, kind, metric and meaning of each number in `stats`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         layout: KVLayout,
         path: DiskPath,
@@ -220,7 +220,7 @@ class DiskTier(Single):
             raise
 
     def _files(self, paths: Sequence[Path]) -> Iterable["_Files"]:
-        """Yields the slot files of each path: this rank's own planes, and those that ranks share."""
+        """Yields the slot files of each path: of this rank's planes, and of those all share."""
         layout, disks = self.layout, len(paths)
         fields = {**self.identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
         for place in _places_of(layout, disks):

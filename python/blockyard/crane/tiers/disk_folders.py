@@ -86,7 +86,9 @@ class Identity(NamedTuple):
     def about(self) -> str:
         """Its model and weights, as far as they are known, in a few words."""
         fields = self.fields
-        said = [f"{name}: {_short(fields[name])}" for name in ("model", "weights") if name in fields]
+        said = [
+            f"{name}: {_short(fields[name])}" for name in ("model", "weights") if name in fields
+        ]
         return "; ".join(said) or "of an unknown model"
 
     @property
@@ -228,7 +230,9 @@ def _short(value: str) -> str:
             for name, part in parts.items()
             if part is not None and not _DIGEST.fullmatch(str(part))
         ]
-        contents = [f"{name} {part:.8}" for name, part in parts.items() if name == "content" and part]
+        contents = [
+            f"{name} {part:.8}" for name, part in parts.items() if name == "content" and part
+        ]
         value = ", ".join([*said, *contents])
     value = " ".join(value.split())
     return value if len(value) <= _LONG else f"{value[: _LONG - 1]}…"

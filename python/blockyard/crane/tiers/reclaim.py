@@ -111,9 +111,7 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
                 taken.append(about)
             del one
         if taken:
-            _log.warning(
-                "%s: removed for its room (disk_reclaim): %s", disk.root, "; ".join(taken)
-            )
+            _log.warning("%s: removed for its room (disk_reclaim): %s", disk.root, "; ".join(taken))
         until = time.monotonic() + _FREED
         while taken and _free(disk.root) < disk.wanted and time.monotonic() < until:
             time.sleep(0.01)

@@ -11,10 +11,10 @@ from typing import Any, Final
 import click
 
 from blockyard._core import BlockyardError, Misuse, Unavailable, __version__
-from blockyard.shared.sizes import parse_size
-from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.crane.tiers.disk_folders import Identity, Rank, Wiped, chosen, identities
 from blockyard.crane.tiers.disk_folders import wipe as unlink
+from blockyard.shared.sizes import parse_size
+from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.tools.endings import FAILED
 from blockyard.tools.outputs import claim, write_all
 
