@@ -27,7 +27,7 @@ pub(crate) fn check(folder: &Path) -> Result<()> {
     for (path, magic) in order.into_iter().chain(notes) {
         let mut head = [0; 4];
         let read = look(&path).and_then(|file| file.read_exact_at(&mut head, 0).ok());
-        let (found, known) = (version_in(&head, &magic), version_in(&magic, &magic));
+        let (found, known) = (version_in(&head, magic), version_in(&magic, magic));
         if read.is_some() && found > known {
             return Err(other_format(&path, found, known, writer));
         }

@@ -178,7 +178,7 @@ impl Record {
 /// The version of a whole record that a later version has written; 0 where it is none.
 pub(crate) fn later_record(bytes: &[u8; RECORD]) -> u32 {
     let is_whole = bytes[CHECKED..] == xxh3_64(&bytes[..CHECKED]).to_le_bytes();
-    let version = version_in(bytes, &MAGIC);
+    let version = version_in(bytes, MAGIC);
     if is_whole && version > VERSION {
         version
     } else {
@@ -187,7 +187,7 @@ pub(crate) fn later_record(bytes: &[u8; RECORD]) -> u32 {
 }
 
 /// The version in a file's first bytes, which begin like these but for their last one, a digit; 0 for none.
-pub(crate) fn version_in(bytes: &[u8], like: &[u8; 4]) -> u32 {
+pub(crate) fn version_in(bytes: &[u8], like: [u8; 4]) -> u32 {
     match bytes.get(..4) {
         Some([name @ .., digit]) if name == &like[..3] && digit.is_ascii_digit() => {
             u32::from(digit - b'0')
