@@ -1,6 +1,6 @@
-"""Connectors in vLLM's scheduler: Blockyard's, or vLLM's own OffloadingConnector.
+"""Connectors in vLLM's scheduler: Blockyard's, or one of vLLM's own two.
 
-    python side_connector.py WORK sha256 blockyard|offloading
+    python side_connector.py WORK sha256 blockyard|offloading|simple
 
 Every call of the connector's scheduler half is timed where vLLM makes it; the model computes
 nothing, and every copy ends in the step after the one that has ordered it.
@@ -39,6 +39,7 @@ CALLS = (
     "build_connector_meta",
     "update_connector_output",
     "request_finished",
+    "request_finished_all_groups",
 )
 TRANSFERS: dict[str, dict[str, Any]] = {
     "blockyard": {
@@ -50,6 +51,10 @@ TRANSFERS: dict[str, dict[str, Any]] = {
         "kv_connector": "OffloadingConnector",
         # As many blocks: each begins at a page there.
         "kv_connector_extra_config": {"cpu_bytes_to_use": FULL << 12},
+    },
+    "simple": {
+        "kv_connector": "SimpleCPUOffloadConnector",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 40, "num_cpu_blocks": 30_000},
     },
 }
 
@@ -64,6 +69,9 @@ class Reported:
         if NAME == "blockyard":
             self.outcome: Any = import_module("blockyard").Outcome
             self.reports: Any = import_module("blockyard.connectors.vllm.messages").Reports
+        elif NAME == "simple":
+            path = "vllm.v1.simple_kv_offload.metadata"
+            self.reports = import_module(path).SimpleCPUOffloadWorkerMetadata
         else:
             path = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
             self.reports = import_module(path).OffloadingWorkerMetadata
@@ -77,6 +85,11 @@ class Reported:
             ended = [self.outcome(plan.flight, 0, len(plan)) for plan in plans]
             said.kv_connector_worker_meta = self.reports(ended) if ended else None
             said.finished_recving, said.invalid_block_ids = meta.arrived, meta.missing
+        elif NAME == "simple":
+            if meta.store_event >= 0:
+                said.kv_connector_worker_meta = self.reports({meta.store_event: 1})
+            said.finished_recving = set(meta.load_event_to_reqs.get(meta.load_event, ()))
+            self.loads += len(said.finished_recving)
         else:
             jobs = {**meta.load_jobs, **meta.store_jobs}
             if jobs:
@@ -102,7 +115,8 @@ class Connected(Row):
         self.reported = Reported()
         self.spent: dict[str, list[int]] = {name: [] for name in CALLS}
         for name in CALLS:
-            self.time(name)
+            if hasattr(self.scheduler.connector, name):
+                self.time(name)
 
     def time(self, name: str) -> None:
         """Times a call."""

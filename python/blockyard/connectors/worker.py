@@ -143,6 +143,7 @@ class Worker(Single):
                     blocks=config.disk_blocks,
                     identity=config.identity | ({"replica": replica} if replica else {}),
                     rank=rank,
+                    reclaim=config.disk_reclaim,
                 )
                 opened.callback(on_disk.close)
             if config.host_blocks:

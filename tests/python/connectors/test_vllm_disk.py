@@ -18,7 +18,7 @@ import blockyard as by
 from blockyard._core import DiskLane
 from blockyard.connectors.vllm import Blockyard, notes
 from blockyard.crane.tiers import disk as disk_tier
-from blockyard.tools.disk.folders import identities, wipe
+from blockyard.crane.tiers.disk_folders import identities, wipe
 from disks import dies
 from vllm_disk import WEIGHTS, Engine
 from vllm_front import (

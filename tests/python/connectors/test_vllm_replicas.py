@@ -10,7 +10,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.vllm.replicas import ALONE, Replica, replica_of
-from blockyard.tools.disk.folders import identities
+from blockyard.crane.tiers.disk_folders import identities
 from vllm_disk import Engine
 from vllm_front import LAYERS, PAGE, SIZE, Front, no_torch
 

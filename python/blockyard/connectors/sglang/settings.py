@@ -49,6 +49,8 @@ class Settings:
     """Seconds after which a copy that hangs is given up."""
     direct: bool = True
     """Whether the system's page cache is passed by, where it can be."""
+    disk_reclaim: bool = False
+    """Whether other identities under `disk_path` are removed where there is no room."""
     flush: float = 20.0
     """Seconds for which `close` may wait for pages that are being written; 0 for none."""
     untested: bool = False
@@ -62,6 +64,7 @@ class Settings:
             integer("disk", self.disk)
         integer("threads", self.threads, most=64)
         one_of("direct", self.direct, (True, False))
+        one_of("disk_reclaim", self.disk_reclaim, (True, False))
         one_of("untested", self.untested, (True, False))
         seconds("flush", self.flush)
         patience: object = self.patience

@@ -89,6 +89,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
             rank=config.tp_rank,
             direct=settings.direct,
             threads=settings.threads,
+            reclaim=settings.disk_reclaim,
         )
         try:
             self._disk = DiskPages(

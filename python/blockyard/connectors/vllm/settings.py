@@ -169,6 +169,11 @@ class Settings:
                 'it outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give '
                 "a larger host"
             )
+        if given.get("disk_reclaim") and given.get("disk_path") is None:
+            raise Misuse(
+                "disk_reclaim was given, and no disk_path: give the folder whose room it may take, "
+                'as "disk_path": "/mnt/kv"; or leave it out'
+            )
         said = {name: given.pop(name) for name in own & given.keys()}
         return cls(**{**said, "disk_path": _at_home(said.get("disk_path"))}), given
 

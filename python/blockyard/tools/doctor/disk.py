@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from blockyard._core import BlockyardError
+from blockyard.crane.tiers.disk_folders import Identity, identities
 from blockyard.tools.disk.bench import measure
-from blockyard.tools.disk.folders import Identity, identities
 from blockyard.tools.doctor.finding import Check, Finding, Site, judged, unknown
 from blockyard.tools.units import duration, size
 
