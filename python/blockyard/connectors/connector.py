@@ -348,7 +348,9 @@ class Connector(Single):
         self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
         return self._freed.row(keys, ids, first)
 
-    def step(self, written: Ids = (), victims: Ids = (), spoiled: Ids = ()) -> Orders:
+    def step(
+        self, written: Ids = (), victims: Ids = (), spoiled: Ids = (), lent: Ids = ()
+    ) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
 
         Args:
@@ -358,11 +360,13 @@ class Connector(Single):
                 ended requests have left there, and is no longer below, is copied ahead of that.
             spoiled: Those of `written` that a worker writes before it has these orders. What is
                 being copied from them ends before the first such block.
+            lent: Those of `written` that somebody else's transfer fills from this step on, which
+                waits for no stream of the engine: the workers' threads wait for what reads them.
 
         Raises:
             Misuse: An id is out of range; no order is given.
         """
-        self._freed.check(written, victims, spoiled)
+        self._freed.check(written, victims, spoiled, lent)
         self._flush()
         self._loads.ask_again()
         self._freed.forget(written)
@@ -381,7 +385,8 @@ class Connector(Single):
         self._is_due = False
         ids = NO_IDS if fence is None else np.array(written, np.int64)
         early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
-        return Orders(tuple(down), tuple(up), fence, ids, early)
+        others = NO_IDS if fence is None or not len(lent) else np.array(lent, np.int64)
+        return Orders(tuple(down), tuple(up), fence, ids, early, others)
 
     @property
     def is_busy(self) -> bool:

@@ -139,6 +139,7 @@ class Front:
             "resumable": False,
             # As far as it was scheduled: most of these tests stop at its end.
             "num_computed_tokens": 1 << 20,
+            "num_in_flight_tokens": 0,
         }
         return Recorded("Request", **(fields | more))
 
@@ -147,7 +148,10 @@ class Front:
         tokens, asynchronous = self.scheduler.get_num_new_matched_tokens(request, local)
         assert asynchronous == bool(tokens)
         if tokens is not None:
+            # It has none before.
+            after, request.num_computed_tokens = request.num_computed_tokens, 0
             self.scheduler.update_state_after_alloc(request, Blocks(ids), tokens)
+            request.num_computed_tokens = after
         return tokens
 
     @staticmethod
@@ -196,12 +200,14 @@ class Front:
         zeroed: list[int] | None = None,
         write: dict[int, int] | None = None,
         more: dict[Any, tuple[list[int] | None, int, int]] | None = None,
+        computed: int = 0,
     ) -> Any:
         """A step: rows that begin with blocks and a number of tokens, and what is written.
 
         Rows that go on come as `more`: new blocks, tokens that are computed, and how many are next.
+        Those that begin have `computed` tokens.
         """
-        output = self.output(new or {}, 0, preempted, zeroed, more or {})
+        output = self.output(new or {}, computed, preempted, zeroed, more or {})
         meta = self.scheduler.build_connector_meta(output)
         worker = self.worker
         worker.handle_preemptions(meta)

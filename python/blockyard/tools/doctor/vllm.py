@@ -102,7 +102,7 @@ class Serve:
     @cached_property
     def extra(self) -> dict[str, Any]:
         """What is said to the connector."""
-        given = self._own.get(_EXTRA)
+        given = self.own.get(_EXTRA)
         return dict(given) if isinstance(given, Mapping) else {}
 
     @cached_property
@@ -115,7 +115,7 @@ class Serve:
             return self.extra
 
     @cached_property
-    def _own(self) -> Mapping[str, Any]:
+    def own(self) -> Mapping[str, Any]:
         """The part of Blockyard, where another connector has it in it."""
         extra = self.transfer.get(_EXTRA)
         inside = extra.get("connectors") if isinstance(extra, Mapping) else None
@@ -127,13 +127,13 @@ class Serve:
     @property
     def is_inside(self) -> bool:
         """Whether another connector has Blockyard in it."""
-        return self._own is not self.transfer
+        return self.own is not self.transfer
 
     @cached_property
     def engine(self) -> tuple[Any, Any, Any]:
         """What stands for vLLM's configurations: the connector's, the KV's, and the process's."""
         model = self.model if isinstance(self.model, Model) else None
-        named = dict(self._own)
+        named = dict(self.own)
         if named.get("kv_load_failure_policy") not in _POLICIES:
             # vLLM's default; what is no word of it is named elsewhere.
             named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
@@ -314,9 +314,8 @@ def connector(serve: Serve, _: Site) -> Finding:
         return _found(serve)
     if serve.is_inside:
         own, kv, around = serve.engine
-        error = refusals(own, kv, around=around)["alone"]
-        assert error is not None  # noqa: S101 - another is around it
-        return _of("kv_connector", error)
+        error = refusals(own, kv, around=around)["beside"]
+        return _found(serve) if error is None else _of("kv_connector", error)
     fact = "it is missing" if name is None else f"{shown(name)}"
     near = "blockyard" in str(name).casefold()
     means = _NOT_STARTED if near or name is None else "another connector is started"
@@ -324,7 +323,7 @@ def connector(serve: Serve, _: Site) -> Finding:
 
 
 def _found(serve: Serve) -> Finding:
-    path = serve.transfer.get("kv_connector_module_path")
+    path = serve.own.get("kv_connector_module_path")
     named = f'write "kv_connector_module_path": "{_MODULES[0]}"'
     if path is None:
         plugins = serve.environ.get("VLLM_PLUGINS")
@@ -470,9 +469,8 @@ def checks(serve: Serve) -> tuple[Check, ...]:
             partial(settings, serve),
             *([partial(record, serve)] if "record" in serve.told else []),
         ]
-    if not serve.is_inside:
-        every += [partial(refusal, "alone", "attention", serve)]
     every += [
+        partial(refusal, "attention", "attention", serve),
         partial(refusal, "hashes", "hashes", serve),
         partial(refusal, "ranks", "parallel", serve),
     ]
