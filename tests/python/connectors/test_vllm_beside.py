@@ -13,6 +13,7 @@ import pytest
 import blockyard as by
 from blockyard.connectors.vllm import connector
 from blockyard.connectors.vllm.beside import beside
+from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.engine_facts import facts
 from blockyard.connectors.vllm.messages import Reports
 from blockyard.crane.copiers.threads import ThreadCopier
@@ -38,10 +39,10 @@ def inside(*names: str, **changes: Any) -> Any:
 @contextmanager
 def behind_nixl() -> Iterator[None]:
     """A scheduler's half is made, which sees nothing around it, and a worker's, which does."""
-    get, seen = connector.INTERFACE.get, iter([None, inside(NIXL, "Blockyard")])
+    get, seen = INTERFACE.get, iter([None, inside(NIXL, "Blockyard")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            connector.INTERFACE,
+            INTERFACE,
             "get",
             lambda name: seen.__next__ if name == "get_current_vllm_config_or_none" else get(name),
         )

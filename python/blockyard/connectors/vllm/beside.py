@@ -27,7 +27,7 @@ _SENDS: Final = frozenset(
 )
 """Those of vLLM that store no KV."""
 _STORES: Final = re.compile(
-    r"offload|store|storage|cache|flexkv|3fs|hisparse|^ExampleConnector$|^DynamoConnector$", re.I
+    r"offload|store|storage|cache|flexkv|3fs|hisparse|^(Example|Dynamo)Connector$", re.IGNORECASE
 )
 """Names of those that do: all of vLLM's, and others as far as their names say it."""
 _log = Limited(__name__, 0)
@@ -100,8 +100,8 @@ def _other(names: list[str]) -> str:
     (other,) = others
     if names[-1] != _OWN:
         raise Misuse(
-            f"{said}: {other} would be asked for nothing that Blockyard has, and its peer waits for "
-            f"it; write {other} first, and Blockyard behind it"
+            f"{said}: {other} would be asked for nothing that Blockyard has, and its peer waits; "
+            f"write {other} first, and Blockyard behind it"
         )
     if other not in _SENDS:
         _log.info("Blockyard does not know %s beside it: let it store no KV itself", other)

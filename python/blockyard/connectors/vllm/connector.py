@@ -140,7 +140,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.front.resets.pool = gpu_block_pool
 
     @override
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Ready]) -> None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Hears that all workers have their memory; what another connector's say is its own."""
         own = [one for one in metadata.values() if isinstance(one, Ready)]
         if own:
@@ -245,7 +245,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.back.resume()
 
     @override
-    def get_handshake_metadata(self) -> Ready | None:
+    def get_handshake_metadata(self) -> Any:
         """Says that this worker has its memory; inside another connector its first report does."""
         return None if self.back.is_inside else self.back.ready()
 

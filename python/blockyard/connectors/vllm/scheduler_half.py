@@ -127,7 +127,7 @@ class SchedulerHalf:
         """Loads that have brought less than was matched."""
         self._others = OthersLoads(config.block_size)
         self._is_heard = self._is_beside = False
-        """Whether the workers have said that they are ready; and that another connector is there."""
+        """Whether the workers have said that they are ready; and that it stands beside another."""
         self._resets_seen = 0
         self._steps = 0
         self._run = self._cleared = 0
