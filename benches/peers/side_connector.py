@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 NAME = sys.argv[3]
 LONG, HITS = 128, 64
 """Blocks of a prompt that the host has, and such prompts."""
+FULL = 30_000
+"""Blocks of the host."""
 CALLS = (
     "on_new_request",
     "get_num_new_matched_tokens",
@@ -42,12 +44,12 @@ TRANSFERS: dict[str, dict[str, Any]] = {
     "blockyard": {
         "kv_connector": "Blockyard",
         "kv_connector_module_path": "blockyard.engines.vllm",
-        "kv_connector_extra_config": {"host": 30_000},
+        "kv_connector_extra_config": {"host": FULL},
     },
     "offloading": {
         "kv_connector": "OffloadingConnector",
         # As many blocks: each begins at a page there.
-        "kv_connector_extra_config": {"cpu_bytes_to_use": 30_000 << 12},
+        "kv_connector_extra_config": {"cpu_bytes_to_use": FULL << 12},
     },
 }
 
@@ -124,14 +126,39 @@ class Connected(Row):
         self.scheduler.update_from_output(step, said)
         return said
 
+    def run(self, prompts: Sequence[list[int]]) -> None:
+        """Runs prompts to their end, and until all that was ordered has ended."""
+        short = params.clone()
+        short.max_tokens = 2
+        for prompt in prompts:
+            one = request(prompt, hasher)
+            one.sampling_params, one.max_tokens = short, 2
+            self.scheduler.add_request(one)
+        while self.scheduler.has_requests():
+            self.step()
+        for _ in range(8):
+            self.step()
+
 
 class Decode(Connected):
-    """Steps in which all rows decode."""
+    """Steps in which all rows decode, over a device and a host that are full of what has ended."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(8_192)
-        for row in range(sizes.SEATS):
-            self.scheduler.add_request(request(work.fresh(18, 12 + row % BLOCK)))
+        self.work = work
+        self.run([work.fresh(LONG, 5).tolist() for _ in range(FULL // LONG + 1)])
+        self.rows: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins all rows again, and runs them until all decode."""
+        if self.rows:
+            aborted: Any = import_module("vllm.v1.request").RequestStatus.FINISHED_ABORTED
+            self.scheduler.finish_requests(self.rows, aborted)
+        rows = [request(self.work.fresh(18, 12 + row % BLOCK)) for row in range(sizes.SEATS)]
+        for row in rows:
+            self.scheduler.add_request(row)
+        self.rows, self.left = [row.request_id for row in rows], sizes.MOST
         while sum(map(len, self.step().sampled_token_ids)) != sizes.SEATS:
             pass
 
@@ -144,6 +171,9 @@ class Decode(Connected):
 
     @override
     def prepare(self) -> Sequence[Operation]:
+        self.left -= sizes.STEPS
+        if self.left < 0:
+            self.begin()
         return [self.told] * sizes.STEPS
 
 
@@ -154,27 +184,14 @@ class Hits(Connected):
         super().__init__(65_536)
         self.what = what
         self.prompts = [work.fresh(LONG, 5).tolist() for _ in range(HITS)]
-        self.play()
-
-    def play(self) -> None:
-        """Runs all of them to their end, and until all that was ordered has ended."""
-        short = params.clone()
-        short.max_tokens = 2
-        for prompt in self.prompts:
-            one = request(prompt, hasher)
-            one.sampling_params, one.max_tokens = short, 2
-            self.scheduler.add_request(one)
-        while self.scheduler.has_requests():
-            self.step()
-        for _ in range(8):
-            self.step()
+        self.run(self.prompts)
 
     def told(self) -> int:
         """Returns the nanoseconds of a lookup, or of the longest call of all."""
         for spent in self.spent.values():
             spent.clear()
         self.reported.loads = 0
-        self.play()
+        self.run(self.prompts)
         if self.reported.loads != HITS:
             raise RuntimeError(f"{self.reported.loads} of {HITS} prompts came from the host")
         if self.what == "worst":

@@ -19,7 +19,7 @@ import numpy as np
 from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked, Recorder
 from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.connectors.loads import Loads
-from blockyard.connectors.orders import NO_IDS, Ids, Orders
+from blockyard.connectors.orders import NO_IDS, NO_ORDERS, Ids, Orders
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.single import Single
@@ -32,10 +32,12 @@ __all__ = ["Connector"]
 
 _KEY: Final = 32
 """Bytes of a key."""
+_EVERY: Final = 4
+"""Steps after which what can wait has its turn, so that most steps enter no core."""
 _PATHS: Final = 4
-"""Running requests whose paths are touched in a step."""
+"""Running requests whose paths are touched in a turn."""
 _BLOCKS: Final = 256
-"""Blocks after which no further path is touched in a step."""
+"""Blocks after which no further path is touched in a turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,10 +148,14 @@ class Connector(Single):
         self._is_due = False
         """Whether something has changed since the last step, so that the next may order copies."""
         self._learns = cache.config.eviction != "recency"
+        self._has_disk = cache.config.disk_blocks > 0
+        """Whether `dispatch` begins copies by itself."""
         # The paths of requests that have ended, by what they have said.
         self._ended: dict[Hints, list[Keys]] = {}
         # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
+        self._until_turn = 0
+        """Steps until some of them are, and until plans are asked for that nothing here has made."""
         self._now = 0
         self._freed = FreedBlocks(cache.config.device_blocks)
         self._arrivals = _Arrivals(cache.recorder)
@@ -366,23 +372,38 @@ class Connector(Single):
         Raises:
             Misuse: An id is out of range; no order is given.
         """
+        # As most steps have one of these at most, each is looked for here, without a call.
         self._freed.check(written, victims, spoiled, lent)
-        self._flush()
-        self._loads.ask_again()
-        self._freed.forget(written)
-        self._copy_ahead(victims)
+        if self._stows:
+            self._flush()
+        if self._loads.is_waiting:
+            self._is_due = True
+            self._loads.ask_again()
+        if len(written):
+            self._freed.forget(written)
+        if len(victims):
+            self._copy_ahead(victims)
         if self._ended:
             self._tell()
-        self._touch()
+        if self._until_turn:
+            self._until_turn -= 1
+        else:
+            self._until_turn = _EVERY - 1
+            self._is_due = True
+            self._touch()
         if self._waiting:
             self._lower()
+        plans: list[Plan] = []
+        if self._is_due or self._has_disk:
+            plans, self._is_due = self.cache.dispatch(), False
+        if not (plans or len(spoiled) or self.cache.is_flying):
+            return NO_ORDERS
         fence = self.cache.must_finish(written) if len(written) else None
         up: list[Plan] = []
         down: list[Plan] = []
-        for plan in self.cache.dispatch():
+        for plan in plans:
             (up if plan.destination_tier == "device" else down).append(plan)
-        self._air.update(plan.flight for plan in (*up, *down))
-        self._is_due = False
+            self._air.add(plan.flight)
         ids = NO_IDS if fence is None else np.array(written, np.int64)
         early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
         others = NO_IDS if fence is None or not len(lent) else np.array(lent, np.int64)
@@ -497,10 +518,9 @@ class Connector(Single):
 
     def _copy_ahead(self, victims: Ids) -> None:
         """Stows what is evicted next, as far as it is not below."""
-        if not len(victims):
-            return
         size, rows = self._size, list(self._freed.take(victims))
         if rows:
+            self._is_due = True
             keys = [self.cache.ready_keys(key, len(key) // _KEY * size) for key, _, _ in rows]
             self.cache.stow(keys, [ids for _, ids, _ in rows], [first for _, _, first in rows])
 

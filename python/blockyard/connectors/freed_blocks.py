@@ -1,10 +1,10 @@
 """What of the blocks that an engine has free still holds the KV of requests that have ended."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Keys, Misuse
 from blockyard.connectors.orders import Ids
@@ -13,8 +13,9 @@ from blockyard.shared.validate import integer, shown
 __all__ = ["FreedBlocks"]
 
 _KEY: Final = 32
-_FEW: Final = 32
-"""Ids up to which NumPy's calls would cost more than a look at each."""
+_INT: Final = {int}
+_NONE: Final = bytes(_KEY)
+"""In place of the key before the first block."""
 
 
 class FreedBlocks:
@@ -38,12 +39,14 @@ class FreedBlocks:
         """Takes the full blocks of a request that has ended, from its first on.
 
         Raises:
-            Misuse: An id is out of range, here as in all calls.
+            Misuse: An id is out of range.
         """
         count = min(len(keys), len(ids))
         if not count:
             return
-        self._mark(ids[:count], known=True)
+        self.check(ids[:count])
+        for one in ids[:count]:
+            self._known[one] = True
         at = np.array(ids[:count], np.int64)
         own = np.frombuffer(bytes(keys), np.uint8).reshape(-1, _KEY)[:count]
         self._keys[at] = own
@@ -51,8 +54,10 @@ class FreedBlocks:
         self._above[at[1:]] = own[:-1]
 
     def forget(self, ids: Ids) -> None:
-        """Takes note that these are given to others."""
-        self._mark(ids, known=False)
+        """Takes note that these, which were checked, are given to others."""
+        known = self._known
+        for one in ids:
+            known[one] = False
 
     def forget_keys(self, keys: bytes) -> None:
         """Forgets blocks of these keys, 32 bytes each, and all that stands on any of them."""
@@ -71,29 +76,31 @@ class FreedBlocks:
         """Forgets all."""
         self._known = bytearray(len(self._known))
 
-    def take(self, ids: Ids) -> Iterator[tuple[bytes, NDArray[np.integer[Any]], int]]:
+    def take(self, ids: Ids) -> Iterator[tuple[bytes, list[int], int]]:
         """Returns what is known of blocks that are evicted next, and forgets it.
 
         Args:
-            ids: Free blocks of the engine, the next victim first.
+            ids: Free blocks of the engine, which were checked, the next victim first.
 
         Yields:
             The keys of a row of blocks, 32 bytes each, with that of the block before them; the ids;
             and the place of the first id among the keys, 1, or 0 where the first key is its own.
         """
-        self.check(ids)
         known = self._known
         # The end of a sequence is evicted before its start.
         found = [one for one in ids if known[one]][::-1]
         if not found:
             return
-        self._mark(found, known=False)
+        self.forget(found)
         at = np.array(found, np.int64)
-        follows = (self._above[at[1:]] == self._keys[at[:-1]]).all(axis=1)
-        for row in np.split(at, np.flatnonzero(~follows) + 1):
-            above = self._above[row[0]]
-            first = int(above.any())
-            yield above.tobytes() * first + self._keys[row].tobytes(), row, first
+        own, above = self._keys.take(at, 0).tobytes(), self._above.take(at, 0).tobytes()
+        # A row ends where the next block does not follow: mostly nowhere.
+        cuts = range(_KEY, len(own), _KEY) if above[_KEY:] != own[:-_KEY] else ()
+        ends = [cut for cut in cuts if above[cut : cut + _KEY] != own[cut - _KEY : cut]]
+        for begin, end in pairwise((0, *ends, len(own))):
+            before = above[begin : begin + _KEY]
+            first = int(before != _NONE)
+            yield before * first + own[begin:end], found[begin // _KEY : end // _KEY], first
 
     def check(self, *each: Ids) -> None:
         """Refuses what are no ids of the engine.
@@ -103,10 +110,14 @@ class FreedBlocks:
         """
         blocks = len(self._known)
         for ids in each:
-            if len(ids) > _FEW:
-                given = np.asarray(ids)
-                if given.dtype.kind in "iu" and given.min() >= 0 and given.max() < blocks:
+            if not len(ids):
+                continue
+            # Calls of C for all at once: each step of a decode comes by.
+            if isinstance(ids, np.ndarray):
+                if ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < blocks:
                     continue
+            elif {*map(type, ids)} == _INT and min(ids) >= 0 and max(ids) < blocks:
+                continue
             for one in ids:
                 integer("ids", one, least=0, most=blocks - 1)
 
@@ -128,8 +139,3 @@ class FreedBlocks:
             raise Misuse(f"ids = {shown(ids)}: one comes twice, and an id has one block")
         return (keys, np.array(own), first) if len(own) else None
 
-    def _mark(self, ids: Ids, *, known: bool) -> None:
-        self.check(ids)
-        marks = self._known
-        for one in ids:
-            marks[one] = known

@@ -64,6 +64,11 @@ class Loads:
     def __contains__(self, request: Hashable) -> bool:
         return request in self._loads
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `ask_again` has something to ask for."""
+        return bool(self._waiting)
+
     def begin(self, request: Hashable, what: Keys | Parked, ids: Ids, first: int) -> None:
         """Asks for the blocks of a request from `first` on.
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockyard.shared.plan import Plan
 
-__all__ = ["NO_IDS", "Ids", "Orders"]
+__all__ = ["NO_IDS", "NO_ORDERS", "Ids", "Orders"]
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 """Block ids of the engine, shape (blocks,)."""
@@ -34,3 +34,6 @@ class Orders(NamedTuple):
     def loads(self) -> "Orders":
         """Returns the copies up alone."""
         return Orders((), self.up, None, NO_IDS, NO_IDS)
+
+
+NO_ORDERS: Final = Orders((), (), None, NO_IDS, NO_IDS)

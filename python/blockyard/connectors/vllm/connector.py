@@ -173,7 +173,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def update_connector_output(self, connector_output: Any) -> None:
         """Takes what the workers have reported."""
         said = connector_output.kv_connector_worker_meta
-        self.front.reported(said if isinstance(said, Reports) else None)
+        if isinstance(said, Reports):
+            self.front.reported(said)
 
     @override
     def has_pending_push_work(self) -> bool:

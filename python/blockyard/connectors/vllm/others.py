@@ -30,8 +30,10 @@ class OthersLoads:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self._admitted: list[Row] = []
-        self._doubtful: list[Row] = []
+        self.admitted: list[Row] = []
+        """Rows that were given blocks since the last step."""
+        self.doubtful: list[Row] = []
+        """Rows that another connector brings something while they run, until it is there."""
 
     def admit(self, row: Row) -> None:
         """Takes a row that was given its blocks for the next step, and not by a load of ours.
@@ -41,9 +43,9 @@ class OthersLoads:
         """
         # At the second call for a load it is what has come, and 0 at the first.
         row.has = int(row.request.num_computed_tokens) or row.local
-        if self._doubtful:
+        if self.doubtful:
             row.has = min(row.has, self._certain_tokens(row.ids))
-        self._admitted.append(row)
+        self.admitted.append(row)
 
     def lent_blocks(self, counts: Mapping[str, int]) -> list[int]:
         """Returns the blocks that another connector fills from this step on.
@@ -52,30 +54,27 @@ class OthersLoads:
             counts: Tokens of each request in this step, which the rows were told of.
         """
         lent: list[int] = []
-        admitted, self._admitted = self._admitted, []
+        admitted, self.admitted = self.admitted, []
         for row in admitted:
             first, count = row.has // self._size, counts.get(row.request.request_id)
             if count is None:
                 lent += row.ids[first:]
             elif row.scheduled - count > row.has:
                 row.given = row.scheduled - count
-                self._doubtful.append(row)
+                self.doubtful.append(row)
                 lent += row.ids[first : -(-row.given // self._size)]
         return lent
 
     def settle(self, rows: Iterable[Row]) -> None:
         """Forgets what is doubtful no more: its step has ended, or it is not among these rows."""
-        if self._doubtful:
-            live = set(map(id, rows))
-            self._doubtful = [
-                row for row in self._doubtful if not is_certain(row) and id(row) in live
-            ]
+        live = set(map(id, rows))
+        self.doubtful = [row for row in self.doubtful if not is_certain(row) and id(row) in live]
 
     def _certain_tokens(self, ids: list[int]) -> int:
         """Returns the tokens before the first of these blocks that is doubtful."""
         size = self._size
         doubted: set[int] = set()
-        for row in self._doubtful:
+        for row in self.doubtful:
             if not is_certain(row):
                 doubted.update(row.ids[row.has // size : -(-row.given // size)])
         return next((at for at, block in enumerate(ids) if block in doubted), len(ids)) * size

@@ -1,11 +1,12 @@
 """What a reset of vLLM's prefix cache means for what lies below it."""
 
-from typing import Any
+from typing import Any, Final
 
 from blockyard.shared.log import Limited
 
 __all__ = ["Resets"]
 
+_TABLE: Final = "cached_block_hash_to_block"
 _log = Limited(__name__, 0)
 
 
@@ -33,7 +34,8 @@ class Resets:
 
     def unheard(self) -> bool:
         """Returns whether there was one that nobody told of, and that ends what is below."""
-        before, now = self._table, self._now()
+        # Each step asks. A pool without the table is not vLLM's, as in a test.
+        before, now = self._table, getattr(self.pool, _TABLE, None)
         if now is before:
             return False
         self._table = now
@@ -55,4 +57,4 @@ class Resets:
         return before is not None and before is not self._published
 
     def _now(self) -> object:
-        return getattr(self.pool, "cached_block_hash_to_block", None)
+        return getattr(self.pool, _TABLE, None)

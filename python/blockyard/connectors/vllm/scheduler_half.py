@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,6 +118,7 @@ class SchedulerHalf:
         keeps = settings.keep_on_reset
         self.resets = Resets(ends=weights_change if keeps is None else not keeps)
         self._warned: set[str] = set()
+        self._yard = self.cache.config.yard
         self._root = Root(dict(config.namespace or ()).items())
         self._rows: dict[str, _Row] = {}
         self._arrived: set[str] = set()
@@ -346,7 +348,10 @@ class SchedulerHalf:
 
     def step(self, output: Any) -> StepOrders:
         """As vLLM's `build_connector_meta`."""
-        self._look_for_reset()
+        # What seldom happens is asked for here: each call that finds nothing to do costs as much
+        # as following a row, since vLLM's own work has taken the CPU's caches meanwhile.
+        if self.resets.unheard():
+            self._end_epoch()
         # Where nothing is computed and nobody reports, vLLM brings no report at all.
         self.reported(None)
         for name in output.preempted_req_ids or ():
@@ -354,19 +359,28 @@ class SchedulerHalf:
             if row is not None and row.request.num_preemptions > row.preemptions:
                 self._preempted(row)
         written = self._follow(output)
-        lent = self._others.lent_blocks(output.num_scheduled_tokens)
-        written += lent
+        lent: list[int] = []
+        if self._others.admitted:
+            lent = self._others.lent_blocks(output.num_scheduled_tokens)
+            written += lent
         if output.total_num_scheduled_tokens:
             self._active = self._looked
         self._steps += 1
         short, self._short = self._short, []
         arrived, self._arrived = self._arrived, set()
         missing, self._missing = self._missing, set()
-        victims = self._victims(len(written)) if written and self._ahead else ()
-        orders = self.connector.step(written + short, victims, _overwritten_blocks(output), lent)
+        victims: list[int] = []
+        if written and self._ahead:
+            self._seen -= len(written)
+            if self._seen <= len(written):
+                victims = self._victims(len(written))
+        spoiled: list[int] = []
+        if output.new_block_ids_to_zero or output.kv_cache_block_copies:
+            spoiled = _overwritten_blocks(output)
+        orders = self.connector.step(written + short, victims, spoiled, lent)
         self._resets_seen = self.resets.seen
-        now = self._run, self._cleared, self.cache.config.yard
-        return StepOrders(self._steps, orders, arrived, missing, *now)
+        whose = self._run, self._cleared, self._yard
+        return StepOrders(self._steps, orders, arrived, missing, *whose)
 
     def is_busy(self) -> bool:
         """As vLLM's `has_pending_push_work`: whether an idle engine goes on stepping.
@@ -400,60 +414,66 @@ class SchedulerHalf:
         return bool(request.drop_stale_output) and was_reset
 
     def _victims(self, given: int) -> list[int]:
-        """Returns the free blocks with KV that vLLM gives out next, where it is time to look.
+        """Returns the free blocks with KV that vLLM gives out next, those of some steps.
 
-        Those that it has given out were looked at before: it looks again when half of them are
-        left, as the first in its queue stay the first.
+        It is time to look when those of one more step are left that were looked at before: the
+        first in vLLM's queue stay the first.
+
+        Args:
+            given: Blocks that vLLM gives out in a step.
         """
         victims: list[int] = []
-        self._seen -= given
-        if self.resets.pool is None or self._seen > given:
+        if self.resets.pool is None:
             return victims
         self._seen = count = min(self._ahead, 4 * given + _LOOK)
         block = self.resets.pool.free_block_queue.fake_free_list_head.next_free_block
-        for _ in range(count):
-            if block is None or block.next_free_block is None:
-                break
+        # The last one of the queue is no block, and nothing is behind it.
+        while count and (following := block.next_free_block) is not None:
             if block.block_hash is not None:
                 victims.append(block.block_id)
-            block = block.next_free_block
+            block, count = following, count - 1
         return victims
 
     def _follow(self, output: Any) -> list[int]:
         """Follows the block tables of what is scheduled; returns what is new in them."""
         written: list[int] = []
-        rows, counts = self._rows, output.num_scheduled_tokens
+        rows, counts, size = self._rows, output.num_scheduled_tokens, self._size
+        rest = output.total_num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             (ids,) = new.block_ids
-            row, computed = rows.get(new.req_id), new.num_computed_tokens
+            row, computed, count = rows.get(new.req_id), new.num_computed_tokens, counts[new.req_id]
+            rest -= count
             if row is not None:
                 row.ids = list(ids)
-                row.scheduled = computed + counts[new.req_id]
+                row.scheduled = computed + count
             # What vLLM has found itself, or a load has brought, is read and not written.
-            written += ids[computed // self._size :]
+            written += ids[computed // size :]
         cached = output.scheduled_cached_reqs
-        tables = cached.new_block_ids
-        if output.total_num_scheduled_tokens == len(counts):
-            # All rows decode a token: only those with a new block have changed.
-            changed = [at for at, more in enumerate(tables) if more is not None]
-        else:
-            changed = list(range(len(tables)))
-        for at in changed:
-            name, more = cached.req_ids[at], tables[at]
-            count, row = counts[name], rows.get(name)
-            if row is None or (more is None and count == 1):
+        tables, resumed = cached.new_block_ids, cached.resumed_req_ids
+        places: Iterable[int] = range(len(tables))
+        if rest == len(tables):
+            # All that go on decode a token each: C passes over those without a new block, which
+            # are as they were, and touches nothing of them.
+            places = compress(places, tables)
+        for at in places:
+            name, more, computed = cached.req_ids[at], tables[at], cached.num_computed_tokens[at]
+            count = counts[name]
+            if more is None and count == 1:
+                continue
+            row = rows.get(name)
+            if row is None:
                 continue
             if more is not None:
                 (ids,) = more
-                if name in cached.resumed_req_ids:
+                if name in resumed:
                     row.ids = list(ids)
-                    written += ids[cached.num_computed_tokens[at] // self._size :]
+                    written += ids[computed // size :]
                 else:
                     row.ids += ids
                     written += ids
             if row.settings.stow == "through":
-                self._stow_full(row, cached.num_computed_tokens[at])
-            row.scheduled = cached.num_computed_tokens[at] + count
+                self._stow_full(row, computed)
+            row.scheduled = computed + count
         return written
 
     def _stow_full(self, row: _Row, computed: int) -> None:
@@ -464,7 +484,11 @@ class SchedulerHalf:
             row.stowed = full
 
     def reported(self, reports: Reports | None) -> None:
-        """Takes what the workers say of their copies; as vLLM's `update_connector_output`."""
+        """Takes what the workers say of their copies; as vLLM's `update_connector_output`.
+
+        Args:
+            reports: What they say; None for nothing, as at each step.
+        """
         now = self._now()
         if reports is not None or now >= self._looked + _PAUSE:
             self._looked = now
@@ -472,7 +496,8 @@ class SchedulerHalf:
             self.connector.commit(outcomes, now=now)
             if any(outcome.good for outcome in outcomes):
                 self._active = now
-        self._others.settle(self._rows.values())
+        if self._others.doubtful:
+            self._others.settle(self._rows.values())
         if reports is not None and reports.ready:
             self._is_beside = True
             self.ready(reports.ready)
@@ -548,8 +573,8 @@ class SchedulerHalf:
     def _carry(self, carry: Callable[[StepOrders], Reports | None]) -> bool:
         """Has copies carried out, without a step of vLLM; returns whether any has ended."""
         self._steps += 1
-        now = self._run, self._cleared, self.cache.config.yard
-        reports = carry(StepOrders(self._steps, self.connector.step(), set(), set(), *now))
+        whose = self._run, self._cleared, self._yard
+        reports = carry(StepOrders(self._steps, self.connector.step(), set(), set(), *whose))
         self.reported(reports)
         return reports is not None
 
