@@ -165,7 +165,7 @@ def a_copy_that_hangs_is_waited_for_until_its_deadline_also_where_nothing_runs()
     answered(engine, [prompt], 8, first=1)
     same(engine.computed["r1"], len(prompt) + 7, "computed of it")
     for rank in engine.ranks:
-        rank.connector.back.worker.reset()
+        rank.own.back.worker.reset()
     engine.close()
 
 
@@ -233,7 +233,7 @@ def a_hundred_lookups_and_an_abort_hold_nothing() -> None:
 @case
 def orders_are_carried_out_once_however_often_they_are_given() -> None:
     engine = Engine(blocks=39, host=200, copier=scripted(*[delay(2)] * 40))
-    back = engine.ranks[0].connector.back
+    back = engine.ranks[0].own.back
     begin = back.begin
     back.begin = lambda step: [begin(step), begin(step)]
     answered(engine, prompts(6), 60)
