@@ -73,7 +73,7 @@ class Post:
         return Reports(arrived, ready=ready) if arrived or ready else None
 
 
-def engine_of(seed: int, chance: random.Random, *, faults: bool) -> Engine:
+def engine_of(seed: int, chance: random.Random, *, faults: bool, beside: bool = False) -> Engine:
     """Returns the engine of a seed."""
     failing = 0.25 if faults else 0
     deadline = chance.choice([None, _DEADLINE]) if faults else None
@@ -109,18 +109,22 @@ def engine_of(seed: int, chance: random.Random, *, faults: bool) -> Engine:
         keep_on_reset=chance.choice([None, False]),
         zeroes=chance.choice([None, None, 1, 2]),
         drafts=random.Random(seed) if drafted else None,
+        beside=beside,
     )
 
 
 class Game:
     """A seed, from its first request to its end."""
 
+    beside = False
+    """Whether another connector stands before Blockyard."""
+
     def __init__(self, seed: int) -> None:
         self.chance = chance = random.Random(seed)
         self.seen: Counter[str] = Counter()
         self.faults = chance.random() < 0.75
         self.resets = chance.random() < 0.4
-        self.engine = engine_of(seed, chance, faults=self.faults)
+        self.engine = engine_of(seed, chance, faults=self.faults, beside=self.beside)
         self.asked = {f"r{number}": self.ask() for number in range(chance.randint(9, 28))}
         self.waiting = list(self.asked)
         self.live: list[str] = []

@@ -5,6 +5,7 @@ it, sends what has ended, fails, and is late: all as a request asks for it, and 
 Its transfers wait for no stream: what is on its way writes other bytes first.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +79,11 @@ class StandIn(KVConnectorBase_V1):
             asks["unsure"] -= 1
             return None, False
         self.asked[request.request_id] = num_computed_tokens
-        count = min(asks["tokens"], request.num_prompt_tokens) - num_computed_tokens
+        most = min(asks["tokens"], request.num_prompt_tokens)
+        if not asks["late"]:
+            # vLLM computes a token of each request that runs.
+            most = min(most, request.num_tokens - 1)
+        count = most - num_computed_tokens
         return (count, asks["late"] > 0) if count > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -121,7 +126,8 @@ class StandIn(KVConnectorBase_V1):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins what the step says, and goes on with what is on its way."""
-        said = self._get_connector_metadata()
+        # Each rank has its own, as where they are processes.
+        said = deepcopy(self._get_connector_metadata())
         for load in said.loads:
             self.count("others' loads beside the computation" if not load.late else "others' loads")
             self.count("others' loads that fail", int(bool(load.bad)))
