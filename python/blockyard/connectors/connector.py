@@ -155,7 +155,7 @@ class Connector(Single):
         # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
         self._until_turn = 0
-        """Steps until some of them are, and until plans are asked for that nothing here has made."""
+        """Steps until some of them are, and plans are asked for that nothing here has made."""
         self._now = 0
         self._freed = FreedBlocks(cache.config.device_blocks)
         self._arrivals = _Arrivals(cache.recorder)
@@ -396,8 +396,12 @@ class Connector(Single):
         plans: list[Plan] = []
         if self._is_due or self._has_disk:
             plans, self._is_due = self.cache.dispatch(), False
-        if not (plans or len(spoiled) or self.cache.is_flying):
-            return NO_ORDERS
+        if plans or len(spoiled) or self.cache.is_flying:
+            return self._orders(plans, written, spoiled, lent)
+        return NO_ORDERS
+
+    def _orders(self, plans: list[Plan], written: Ids, spoiled: Ids, lent: Ids) -> Orders:
+        """Returns the orders of a step that has plans, or in which copies are in flight."""
         fence = self.cache.must_finish(written) if len(written) else None
         up: list[Plan] = []
         down: list[Plan] = []
@@ -539,6 +543,7 @@ class Connector(Single):
         self._release(row)
         row.failed = False
         self._running[request] = row.keys
+        self._until_turn = 0
 
     def _release(self, row: _Row) -> None:
         kept, row.kept, row.keeping = row.kept, None, None

@@ -13,6 +13,7 @@ from blockyard.shared.validate import integer, shown
 __all__ = ["FreedBlocks"]
 
 _KEY: Final = 32
+_WORDS: Final = _KEY // 8
 _INT: Final = {int}
 _NONE: Final = bytes(_KEY)
 """In place of the key before the first block."""
@@ -31,9 +32,11 @@ class FreedBlocks:
     def __init__(self, blocks: int) -> None:
         # One by one, in Python: a step has few ids, and NumPy's calls would cost more.
         self._known = bytearray(blocks)
-        self._keys = np.zeros((blocks, _KEY), np.uint8)
-        self._above = np.zeros((blocks, _KEY), np.uint8)
-        """The key of the block before each in its sequence; zeros for the first."""
+        # Both keys of a block are beside each other, as they are read together.
+        pairs = np.zeros((blocks, 2, _KEY), np.uint8)
+        self._words = pairs.reshape(blocks, -1).view(np.uint64)
+        self._above, self._keys = pairs[:, 0], pairs[:, 1]
+        """The key of the block before each in its sequence, zeros for the first; and its own."""
 
     def add(self, keys: Keys, ids: Ids) -> None:
         """Takes the full blocks of a request that has ended, from its first on.
@@ -93,14 +96,14 @@ class FreedBlocks:
             return
         self.forget(found)
         at = np.array(found, np.int64)
-        own, above = self._keys.take(at, 0).tobytes(), self._above.take(at, 0).tobytes()
-        # A row ends where the next block does not follow: mostly nowhere.
-        cuts = range(_KEY, len(own), _KEY) if above[_KEY:] != own[:-_KEY] else ()
-        ends = [cut for cut in cuts if above[cut : cut + _KEY] != own[cut - _KEY : cut]]
-        for begin, end in pairwise((0, *ends, len(own))):
-            before = above[begin : begin + _KEY]
+        words = self._words.take(at, 0)
+        above, own = words[:, :_WORDS], words[:, _WORDS:]
+        follows = (above[1:] == own[:-1]).all(axis=1)
+        starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(found)]
+        for start, end in pairwise(starts):
+            before, keys = above[start].tobytes(), own[start:end].tobytes()
             first = int(before != _NONE)
-            yield before * first + own[begin:end], found[begin // _KEY : end // _KEY], first
+            yield before * first + keys, found[start:end], first
 
     def check(self, *each: Ids) -> None:
         """Refuses what are no ids of the engine.
@@ -138,4 +141,3 @@ class FreedBlocks:
         if len(own) > 1 and len(set(own)) < len(own):
             raise Misuse(f"ids = {shown(ids)}: one comes twice, and an id has one block")
         return (keys, np.array(own), first) if len(own) else None
-

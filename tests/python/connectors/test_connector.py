@@ -409,7 +409,7 @@ class Seen(by.KVCache):
         super().used(rows, **hints)
 
 
-def test_a_few_running_requests_are_touched_in_every_step_and_all_in_turn() -> None:
+def test_a_few_running_requests_are_touched_every_four_steps_and_all_in_turn() -> None:
     cache = Seen(engine=64, host=64, block_size=SIZE)
     cache.touched = []
     front = Front(cache)
@@ -419,7 +419,7 @@ def test_a_few_running_requests_are_touched_in_every_step_and_all_in_turn() -> N
         front.ask.allocated(at)
     front.ask.finished(5)
     assert front.ask.preempted(6, paths[6], [1, 2], 8)
-    for _ in range(9):
+    for _ in range(1 + 8 * 4):
         front.step()
     assert [len(rows) for rows in cache.touched] == [4] * 9
     running = [keys for at, keys in enumerate(paths) if at not in {5, 6}]

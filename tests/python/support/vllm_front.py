@@ -207,8 +207,11 @@ class Front:
         Rows that go on come as `more`: new blocks, tokens that are computed, and how many are next.
         Those that begin have `computed` tokens.
         """
-        output = self.output(new or {}, computed, preempted, zeroed, more or {})
-        meta = self.scheduler.build_connector_meta(output)
+        return self.run(self.output(new or {}, computed, preempted, zeroed, more or {}), write)
+
+    def run(self, output: Any, write: dict[int, int] | None = None) -> Any:
+        """Runs what the scheduler has decided, as vLLM and its model runner do."""
+        self.meta = meta = self.scheduler.build_connector_meta(output)
         worker = self.worker
         worker.handle_preemptions(meta)
         worker.bind_connector_metadata(meta)

@@ -414,7 +414,7 @@ class SchedulerHalf:
         return bool(request.drop_stale_output) and was_reset
 
     def _victims(self, given: int) -> list[int]:
-        """Returns the free blocks with KV that vLLM gives out next, those of some steps.
+        """Returns the free blocks that vLLM gives out next, those of some steps.
 
         It is time to look when those of one more step are left that were looked at before: the
         first in vLLM's queue stay the first.
@@ -429,8 +429,7 @@ class SchedulerHalf:
         block = self.resets.pool.free_block_queue.fake_free_list_head.next_free_block
         # The last one of the queue is no block, and nothing is behind it.
         while count and (following := block.next_free_block) is not None:
-            if block.block_hash is not None:
-                victims.append(block.block_id)
+            victims.append(block.block_id)
             block, count = following, count - 1
         return victims
 

@@ -189,7 +189,7 @@ class EngineOwned(_Served):
         victims = [self.held.popitem(last=False)[1] for _ in range(short)]
         for row, ids, start in self.freed.take(victims):
             tokens = len(row) // 32 * self.block
-            self._stow(self.cache.ready_keys(row, tokens), ids.tolist(), start)
+            self._stow(self.cache.ready_keys(row, tokens), ids, start)
         return [self.free.pop() for _ in range(blocks - short)] + victims
 
     def _stow(self, keys: Keys, ids: list[int], start: int) -> None:
