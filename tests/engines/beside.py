@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
@@ -45,6 +46,14 @@ class Beside(Game):
 
     beside = True
 
+    @cached_property
+    def loads_beside(self) -> bool:
+        """Whether the other connector loads while a request runs, and not before.
+
+        Such a load that fails has vLLM zero blocks that another request reads, where it zeroes any.
+        """
+        return self.engine.zeroes is None and self.chance.random() < 0.5
+
     @override
     def ask(self) -> Ask:
         ask, chance = super().ask(), self.chance
@@ -52,12 +61,12 @@ class Beside(Game):
         kind = chance.choice(["alone", "afar", "afar", "store", "send"])
         if kind in {"afar", "store"}:
             whole = kind == "afar"
+            fails = self.faults and chance.random() < 0.3
             # Where steps overlap, vLLM delivers tokens of a load beside them that has failed.
-            beside = not whole and chance.random() < 0.4
-            fails = self.faults and chance.random() < 0.3 and not (beside and self.engine.asynchronous)
+            fails = fails and not (self.loads_beside and self.engine.asynchronous)
             asks["afar"] = {
                 "tokens": len(ask.prompt) if whole else chance.randint(1, len(ask.prompt)),
-                "late": 0 if beside else chance.randint(1, 12),
+                "late": 0 if self.loads_beside else chance.randint(1, 12),
                 "bad": [chance.randrange(4) for _ in range(chance.randint(1, 3))] if fails else [],
                 "unsure": chance.choice([0, 0, 2]),
                 "again": not whole and chance.random() < 0.5,
@@ -66,23 +75,6 @@ class Beside(Game):
         if kind == "send" or chance.random() < 0.2:
             asks["send"] = chance.randint(1, 15)
         return ask._replace(own=asks)
-
-    @override
-    def abort(self) -> None:
-        # A load beside a computation that fails after its request was aborted is vLLM's own wrong:
-        # it finds those blocks.
-        requests = self.engine.requests
-        live = [name for name in self.live if not self.fails_beside(requests[name])]
-        if live:
-            every, self.live = self.live, live
-            super().abort()
-            self.live = every
-
-    @staticmethod
-    def fails_beside(request: Any) -> bool:
-        """Whether a load of a request runs beside its computation, and may fail."""
-        asks = (request.kv_transfer_params or {}).get("afar")
-        return asks is not None and not asks["late"]
 
     @override
     def count(self) -> None:

@@ -263,6 +263,8 @@ class Engine:
         self.starts: dict[str, int] = {}
         """What comes before the tokens of each."""
         self.parallel, self.zeroes, self.drafts = parallel, zeroes, drafts
+        self.void: set[int] = set()
+        """Blocks that did not come beside a computation, and those that were computed from them."""
         self.unsound: set[str] = set()
         """Rows that have read a block in this step that did not come."""
         self.weights = 0
@@ -325,6 +327,10 @@ class Engine:
             for one in told.outputs:
                 if one.prefill_stats is not None:
                     self.hear(one.request_id, one.prefill_stats)
+        if self.void:
+            # vLLM would find them itself, of a request that leaves before it has computed them.
+            self.scheduler.kv_cache_manager.evict_blocks(self.void)
+            self.void = set()
         if self.drafts is not None:
             names = [name for name in output.num_scheduled_tokens if name in self.known]
             drafts = [self.draft(name, self.drafts) for name in names]
@@ -427,6 +433,7 @@ class Engine:
         for name, start, count, words in work:
             if not rank.compute(name, words, start, count):
                 self.unsound.add(name)
+        self.void |= rank.excused
         rank.excused.clear()
         said = None
         if rank.connector is not None:
