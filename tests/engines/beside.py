@@ -26,7 +26,8 @@ from blockyard.connectors.vllm import scheduler_half
 from blockyard.connectors.vllm.others import OthersLoads
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.testing import delay
-from cases import answered, prompts, same, scripted
+from cases import answered, left_to_compute, numbers_are_on_metrics, prompts, same, scripted
+from disk_cases import folder, over, settle
 from seeds import Ask, Game
 from simulated_model import SIZE, Engine, Wrong, parts, undisturbed
 
@@ -240,17 +241,24 @@ def what_another_has_brought_and_the_host_has_is_not_copied_again() -> None:
 
 
 @case
-def the_numbers_of_both_come_through() -> None:
-    (prompt,) = prompts(1, 3)
-    made = engine()
-    made.add("r0", prompt, 40, asks=afar(prompt))
-    made.drain()
-    stats = made.scheduler.connector.get_kv_connector_stats()
-    told = type(made.scheduler.connector).build_kv_connector_stats(
-        {} if stats is None else stats.to_dict()
-    )
-    same(set(told.data) <= {"Blockyard"}, True, "whose they are")
-    made.close()
+def the_caches_numbers_are_on_vllms_metrics_there_too() -> None:
+    numbers_are_on_metrics(engine(blocks=39, host=200))
+
+
+@case
+def after_a_restart_a_prefix_is_found_there_too() -> None:
+    """vLLM carries the handshake of the first connector alone."""
+    (prompt,) = prompts(1)
+    with folder() as path:
+        for ranks in (1, 2):
+            for again in (False, True):
+                made = over(path, ranks=ranks, beside=True)
+                answered(made, [prompt], 8)
+                settle(made)
+                wants = left_to_compute(prompt, 8) if again else len(prompt) + 7
+                same(made.computed["r0"], wants, f"computed by {ranks} ranks")
+                made.close()
+                made.scheduler.connector.shutdown()
 
 
 def seeds_break(wrong: Callable[[], Callable[[], None]]) -> None:

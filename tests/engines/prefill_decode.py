@@ -1,7 +1,7 @@
 """Two whole vLLM engines on a CPU, one that prefills and one that decodes, Blockyard in both.
 
     python prefill_decode.py             all runs
-    python prefill_decode.py ROLE HOST BLOCKS    an engine, which is told what to do on stdin
+    python prefill_decode.py ROLE BLOCKS WORKERS    an engine, which is told what to do on stdin
 
 NIXL carries the KV from the first to the second, on the loopback interface or through shared
 memory, inside vLLM's MultiConnector with Blockyard behind it. A router passes what the prefiller
@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ FROM_PREFILLER = {
 """What a proxy asks of a prefiller."""
 
 
-def transfer(role: str, host: int) -> dict[str, Any]:
+def transfer(role: str) -> dict[str, Any]:
     """What an operator writes in `--kv-transfer-config`, as docs/vllm.md has it."""
     return {
         "kv_connector": "MultiConnector",
@@ -48,7 +49,7 @@ def transfer(role: str, host: int) -> dict[str, Any]:
                 {
                     "kv_connector": "Blockyard",
                     "kv_role": "kv_both",
-                    "kv_connector_extra_config": {"host": host},
+                    "kv_connector_extra_config": {"host": HOST},
                 },
             ]
         },
@@ -63,10 +64,23 @@ def prompts() -> list[list[int]]:
     return [draw.integers(3, VOCABULARY, size=length).tolist() for length in LENGTHS]
 
 
+def sampling(most: int, params: dict[str, Any] | None) -> Any:
+    """How a request is answered, with its `kv_transfer_params`."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        max_tokens=most,
+        temperature=0,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args=None if params is None else {"kv_transfer_params": params},
+    )
+
+
 class Serving:
     """An engine, and what the router asks of it."""
 
-    def __init__(self, role: str, host: int, blocks: int) -> None:
+    def __init__(self, role: str, blocks: int, workers: int) -> None:
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
@@ -83,7 +97,8 @@ class Serving:
             enforce_eager=True,
             disable_hybrid_kv_cache_manager=True,
             seed=0,
-            kv_transfer_config=KVTransferConfig(**transfer(role, host)),
+            tensor_parallel_size=workers,
+            kv_transfer_config=KVTransferConfig(**transfer(role)),
         )
         self.scheduler: Any = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.seen = {"computed": 0, "preempted": 0}
@@ -99,21 +114,11 @@ class Serving:
 
     def generate(self, asked: list[list[int]], most: int, params: list[Any]) -> dict[str, Any]:
         """Answers requests beside each other."""
-        from vllm import SamplingParams
-
         self.seen.update(computed=0, preempted=0)
-        sampling = [
-            SamplingParams(
-                max_tokens=most,
-                temperature=0,
-                ignore_eos=True,
-                detokenize=False,
-                extra_args=None if one is None else {"kv_transfer_params": one},
-            )
-            for one in params
-        ]
         said = self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in asked], sampling, use_tqdm=False
+            [{"prompt_token_ids": prompt} for prompt in asked],
+            [sampling(most, one) for one in params],
+            use_tqdm=False,
         )
         for _ in range(20):
             self.llm.llm_engine.step()
@@ -122,6 +127,20 @@ class Serving:
             "tokens": [list(one.outputs[0].token_ids) for one in said],
             "params": [one.kv_transfer_params for one in said],
         }
+
+    def abort(self, asked: list[list[int]], params: list[Any], steps: int) -> dict[str, Any]:
+        """Aborts requests after some steps, whatever they do then."""
+        engine = self.llm.llm_engine
+        names = [f"aborted {steps} {at}" for at in range(len(asked))]
+        for name, prompt, one in zip(names, asked, params, strict=True):
+            engine.add_request(name, {"prompt_token_ids": prompt}, sampling(MOST, one))
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request(names)
+        for _ in range(200):
+            engine.step()
+            time.sleep(5e-3)
+        return self.rest()
 
     def reset(self) -> dict[str, Any]:
         """Resets vLLM's own cache, so that what is not computed comes from elsewhere."""
@@ -161,7 +180,7 @@ class Serving:
 class Peer:
     """An engine in a process of its own."""
 
-    def __init__(self, role: str, host: int, blocks: int) -> None:
+    def __init__(self, role: str, blocks: int, workers: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -180,7 +199,7 @@ class Peer:
         reads, writes = os.pipe()
         self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, role, str(host), str(blocks)],
+            [sys.executable, "-W", "ignore", __file__, role, str(blocks), str(workers)],
             env=os.environ | given | {"ANSWERS": str(writes)},
             stdin=subprocess.PIPE,
             stdout=self.said,
@@ -225,11 +244,11 @@ def turn(prefill: Peer, decode: Peer) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, decode.ask("generate", asked, MOST, first["params"])
 
 
-def check(name: str, blocks: int, wanted: list[list[int]]) -> list[str]:
+def check(name: str, blocks: int, workers: int, wanted: list[list[int]]) -> list[str]:
     """Runs two engines; returns what is wrong."""
     wrong: list[str] = []
     prompted = sum(LENGTHS)
-    prefill, decode = Peer("kv_producer", HOST, AMPLE), Peer("kv_consumer", HOST, blocks)
+    prefill, decode = Peer("kv_producer", AMPLE, workers), Peer("kv_consumer", blocks, workers)
     try:
         prefill.hear()
         decode.hear()
@@ -255,6 +274,10 @@ def check(name: str, blocks: int, wanted: list[list[int]]) -> list[str]:
             wrong.append("other tokens in round 3")
         if third["computed"] >= prompted + len(LENGTHS) * (MOST - 1):
             wrong.append("nothing came from the decoder's host")
+        for steps in (0, 1, 2, 5):
+            decode.ask("reset")
+            first_ = prefill.ask("generate", prompts(), 1, [dict(FROM_PREFILLER) for _ in LENGTHS])
+            decode.ask("abort", prompts(), first_["params"], steps)
         for peer, called in ((prefill, "prefiller"), (decode, "decoder")):
             rest = peer.ask("rest")
             if rest["left"] or rest["held"] or any(rest["below"].values()):
@@ -282,8 +305,12 @@ def main() -> int:
     if ample is None:
         return 1
     wanted = ample["rounds"][0]["tokens"]
-    runs = {"ample memory": AMPLE, "in a squeeze": SQUEEZED}
-    return int(any([check(name, blocks, wanted) for name, blocks in runs.items()]))
+    runs = {
+        "ample memory": (AMPLE, 1),
+        "in a squeeze": (SQUEEZED, 1),
+        "two workers each": (SQUEEZED, 2),
+    }
+    return int(any([check(name, *run, wanted) for name, run in runs.items()]))
 
 
 if __name__ == "__main__":

@@ -193,6 +193,7 @@ def test_a_rank_with_another_configuration_is_refused_there_too(front: Beside) -
 # -- what another connector brings -------------------------------------------------------
 
 
+@pytest.mark.law("E1")
 def test_what_is_copied_down_ends_before_another_connector_fills_its_block() -> None:
     """vllm#46951: a transfer into blocks of a store that is in the air, and garbage is found."""
     copier = ScriptedCopier(ThreadCopier(workers=0), Script([delay(5)]))
@@ -229,6 +230,7 @@ def test_what_a_block_held_before_another_connector_filled_it_is_not_copied_ahea
     front.worker.shutdown()
 
 
+@pytest.mark.law("E2")
 def test_nothing_is_stowed_of_a_load_of_another_that_has_not_ended(front: Beside) -> None:
     """vllm#34526, vllm#35092: aborted while it waits for its load, and garbage is found."""
     one = front.request("one", list(range(11)))
@@ -336,6 +338,7 @@ def test_what_a_prefiller_has_is_neither_found_nor_waited_for_here(front: Beside
     assert front.scheduler.get_num_new_matched_tokens(two, 0) == (0, False)
 
 
+@pytest.mark.law("E4")
 def test_one_that_is_preempted_beside_one_that_sends_comes_back_with_its_tail(
     front: Beside,
 ) -> None:
