@@ -11,7 +11,6 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from blockyard.connectors.vllm import Blockyard
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import ScriptedCopier, corrupt, delay, deliver, fail
 from simulated_model import HASHER, SIZE, Engine, Wrong, adapter_path, start_of, undisturbed

@@ -435,27 +435,31 @@ class Engine:
                 self.unsound.add(name)
         self.void |= rank.excused
         rank.excused.clear()
-        said = None
-        if rank.connector is not None:
-            said = KVConnectorOutput()
-            if not output.has_sync_kv_loads:
-                rank.connector.start_load_kv(None)
-            rank.connector.wait_for_save()
-            results = rank.connector.get_transfer_results(output.finished_req_ids)
-            said.finished_sending = results.finished_sending
-            said.finished_recving = results.finished_recving
-            said.failed_recving = results.failed_recving
-            said.invalid_block_ids = rank.connector.get_block_ids_with_load_errors()
-            reports = rank.connector.build_connector_worker_meta()
-            if rank.mail is not None:
-                reports = mailed(rank.mail, meta, reports)
-            said.kv_connector_worker_meta = reports
-            rank.connector.clear_connector_metadata()
-            if not work and said.is_empty() and len(self.ranks) == 1:
-                # As vLLM's runners where nothing is computed and there is one worker alone.
-                said = None
+        said = None if rank.connector is None else self.report(rank, output)
+        if said is not None and not work and said.is_empty() and len(self.ranks) == 1:
+            # As vLLM's runners where nothing is computed and there is one worker alone.
+            said = None
         index = {one[0]: at for at, one in enumerate(work)}
         return ModelRunnerOutput(list(index), index, list(tokens), kv_connector_output=said)
+
+    @staticmethod
+    def report(rank: Rank, output: Any) -> KVConnectorOutput:
+        """Does what a model runner does behind its step, and returns what it reports."""
+        meta, said = output.kv_connector_metadata, KVConnectorOutput()
+        if not output.has_sync_kv_loads:
+            rank.connector.start_load_kv(None)
+        rank.connector.wait_for_save()
+        results = rank.connector.get_transfer_results(output.finished_req_ids)
+        said.finished_sending = results.finished_sending
+        said.finished_recving = results.finished_recving
+        said.failed_recving = results.failed_recving
+        said.invalid_block_ids = rank.connector.get_block_ids_with_load_errors()
+        reports = rank.connector.build_connector_worker_meta()
+        if rank.mail is not None:
+            reports = mailed(rank.mail, meta, reports)
+        said.kv_connector_worker_meta = reports
+        rank.connector.clear_connector_metadata()
+        return said
 
     def drain(self, most: int = 2_000) -> None:
         """Runs until all requests have ended, and what is in the air, too."""

@@ -1,7 +1,7 @@
 """A connector that stands before Blockyard in a MultiConnector.
 
 It receives prompts that a prefiller has, loads as a store does, beside the computation or before
-it, sends what has ended, fails, and is late: all as a request asks for it, and what it says is true.
+it, sends what has ended, fails, and is late: all as a request asks for it. What it says is true.
 Its transfers wait for no stream: what is on its way writes other bytes first.
 """
 
@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
