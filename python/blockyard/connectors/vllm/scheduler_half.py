@@ -15,6 +15,7 @@ from blockyard.connectors.vllm.identity import Root, Start, fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.notes import Notes
 from blockyard.connectors.vllm.others import OthersLoads, comes_from_afar, is_certain
+from blockyard.connectors.vllm.outputs import count_cached, overwritten_blocks
 from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.settings import DEADLINE, Settings
@@ -376,7 +377,7 @@ class SchedulerHalf:
                 victims = self._victims(len(written))
         spoiled: list[int] = []
         if output.new_block_ids_to_zero or output.kv_cache_block_copies:
-            spoiled = _overwritten_blocks(output)
+            spoiled = overwritten_blocks(output)
         orders = self.connector.step(written + short, victims, spoiled, lent)
         self._resets_seen = self.resets.seen
         whose = self._run, self._cleared, self._yard
@@ -510,7 +511,7 @@ class SchedulerHalf:
                 continue
             table, row.loading = row.loading, []
             self._start(row, table)
-            _count_cached(row, tokens)
+            count_cached(row.request, row.local, tokens)
             if tokens < row.wanted:
                 self.cut += 1
                 rest = table[tokens // self._size : -(-row.wanted // self._size)]
@@ -594,30 +595,3 @@ class SchedulerHalf:
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""
         return self.cache.stats()
-
-
-def _count_cached(row: _Row, tokens: int) -> None:
-    """Has vLLM report of a request what a load has brought, and not what was matched.
-
-    vLLM counts what it was told before the load. Of a prompt that is there whole it computes the
-    last token again.
-
-    Args:
-        row: The request, which has not run since it came.
-        tokens: What it has, from its start.
-    """
-    request = row.request
-    stats, prompt = request.prefill_stats, int(request.num_prompt_tokens)
-    if stats is None or request.num_preemptions:
-        return
-    stats.set(
-        num_prompt_tokens=prompt,
-        num_local_cached_tokens=row.local,
-        num_external_cached_tokens=max(min(tokens, prompt - 1) - row.local, 0),
-    )
-
-
-def _overwritten_blocks(output: Any) -> list[int]:
-    """Returns the blocks that vLLM's V2 runner writes before it calls the connector."""
-    zeroed, copies = output.new_block_ids_to_zero, output.kv_cache_block_copies
-    return [*(zeroed or ()), *(int(copy[1]) for copy in copies or ())]
