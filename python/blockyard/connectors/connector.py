@@ -374,7 +374,9 @@ class Connector(Single):
         self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
         return self._freed.row(keys, ids, first)
 
-    def step(self, written: Ids = (), victims: Ids = (), spoiled: Ids = ()) -> Orders:
+    def step(
+        self, written: Ids = (), victims: Ids = (), spoiled: Ids = (), lent: Ids = ()
+    ) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
 
         Args:
@@ -384,13 +386,15 @@ class Connector(Single):
                 ended requests have left there, and is no longer below, is copied ahead of that.
             spoiled: Those of `written` that a worker writes before it has these orders. What is
                 being copied from them ends before the first such block.
+            lent: Those of `written` that somebody else's transfer fills from this step on, which
+                waits for no stream of the engine: the workers' threads wait for what reads them.
 
         Raises:
             Misuse: An id is out of range; no order is given.
         """
         # As most steps have one of these at most, each is looked for here, without a call.
-        if len(victims) or len(spoiled):
-            self._freed.check(victims, spoiled)
+        if len(victims) or len(spoiled) or len(lent):
+            self._freed.check(victims, spoiled, lent)
         if len(written):
             self._freed.forget(written)
         if self._stows:
@@ -413,10 +417,10 @@ class Connector(Single):
         plans = self.cache.dispatch() if self._is_due or self._has_disk else []
         self._is_due = False
         if plans or len(spoiled) or self.cache.is_flying:
-            return self._orders(plans, written, spoiled)
+            return self._orders(plans, written, spoiled, lent)
         return NO_ORDERS
 
-    def _orders(self, plans: list[Plan], written: Ids, spoiled: Ids) -> Orders:
+    def _orders(self, plans: list[Plan], written: Ids, spoiled: Ids, lent: Ids) -> Orders:
         """Returns the orders of a step that has plans, or in which copies are in flight."""
         fence = self.cache.must_finish(written) if len(written) else None
         up: list[Plan] = []
@@ -426,7 +430,8 @@ class Connector(Single):
             self._air.add(plan.flight)
         ids = NO_IDS if fence is None else np.array(written, np.int64)
         early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
-        return Orders(tuple(down), tuple(up), fence, ids, early)
+        others = NO_IDS if fence is None or not len(lent) else np.array(lent, np.int64)
+        return Orders(tuple(down), tuple(up), fence, ids, early, others)
 
     @property
     def is_busy(self) -> bool:

@@ -28,6 +28,8 @@ class Orders(NamedTuple):
     """Ids that the engine writes from this step on, where there is a fence; else none."""
     spoiled: NDArray[np.integer[Any]]
     """Ids that the engine has written in this step already, before any fence."""
+    lent: NDArray[np.integer[Any]] = NO_IDS
+    """Ids among `written` that no stream of the engine writes, but somebody else's transfer."""
 
     def loads(self) -> "Orders":
         """Returns the copies up alone."""

@@ -147,6 +147,7 @@ class Front:
             "resumable": False,
             # As far as it was scheduled: most of these tests stop at its end.
             "num_computed_tokens": 1 << 20,
+            "num_in_flight_tokens": 0,
         }
         return Recorded("Request", **(fields | more))
 
@@ -155,7 +156,10 @@ class Front:
         tokens, asynchronous = self.scheduler.get_num_new_matched_tokens(request, local)
         assert asynchronous == bool(tokens)
         if tokens is not None:
+            # It has none before.
+            after, request.num_computed_tokens = request.num_computed_tokens, 0
             self.scheduler.update_state_after_alloc(request, Blocks(ids), tokens)
+            request.num_computed_tokens = after
         return tokens
 
     @staticmethod
@@ -204,12 +208,14 @@ class Front:
         zeroed: list[int] | None = None,
         write: dict[int, int] | None = None,
         more: dict[Any, tuple[list[int] | None, int, int]] | None = None,
+        computed: int = 0,
     ) -> Any:
         """A step: rows that begin with blocks and a number of tokens, and what is written.
 
         Rows that go on come as `more`: new blocks, tokens that are computed, and how many are next.
+        Those that begin have `computed` tokens.
         """
-        return self.run(self.output(new or {}, 0, preempted, zeroed, more or {}), write)
+        return self.run(self.output(new or {}, computed, preempted, zeroed, more or {}), write)
 
     def run(self, output: Any, write: dict[int, int] | None = None) -> Any:
         """Runs what the scheduler has decided, as vLLM and its model runner do."""

@@ -58,6 +58,25 @@ def host(**more: Any) -> str:
     return line({"host": "64 GiB"} | more)
 
 
+OWN = TRANSFER | {"kv_connector_extra_config": {"host": 9}}
+
+
+def multi(*others: dict[str, Any], own: bool = True, **changes: Any) -> str:
+    """A command line of MultiConnector, with Blockyard behind the others."""
+    keys = {"host": 9} | {name: changes.pop(name) for name in ("host", "hosts") if name in changes}
+    keys = {name: value for name, value in keys.items() if value is not ...}
+    last = [OWN | {"kv_connector_extra_config": keys}] if own else []
+    inside = {"connectors": [*others, *last]}
+    said: dict[str, Any] = {"kv_connector_module_path": ...} | changes
+    return line(kv_connector="MultiConnector", kv_connector_extra_config=inside, **said)
+
+
+def test_behind_one_that_sends_nothing_is_wrong() -> None:
+    found = serve(multi({"kv_connector": "NixlConnector", "kv_role": "kv_producer"}))
+    assert not failed(found)
+    assert found["kv_connector"].fact == "Blockyard"
+
+
 WRONG: dict[str, tuple[str, str, str]] = {
     # What is wrong: the command line, what is named, and what to write.
     "no flag": ("vllm serve m", "missing", '"kv_connector": "Blockyard"'),
@@ -83,15 +102,26 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "small letters": (line(kv_connector="blockyard"), "blockyard", '"kv_connector": "Blockyard"'),
     "LMCache": (line(kv_connector="LMCacheConnectorV1"), "LMCache", '"kv_connector": "Blockyard"'),
     "OffloadingConnector": (line(kv_connector="OffloadingConnector"), "Offloading", "Blockyard"),
-    "MultiConnector": (
-        line(
-            kv_connector="MultiConnector",
-            kv_connector_extra_config={
-                "connectors": [TRANSFER | {"kv_connector_extra_config": {"host": 9}}]
-            },
-        ),
-        "'MultiConnector' with Blockyard in it",
-        '"kv_connector": "Blockyard" alone',
+    "inside, and alone": (multi(), "nobody is beside it", '"kv_connector": "Blockyard" alone'),
+    "inside, and first": (
+        multi(OWN, {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}, own=False),
+        "its peer waits",
+        "write NixlConnector first",
+    ),
+    "beside another store": (
+        multi({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}),
+        "OffloadingConnector stores KV",
+        "leave one of them out",
+    ),
+    "inside, with vLLM's policy": (
+        multi({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, kv_load_failure_policy=...),
+        "kv_load_failure_policy = 'fail' around",
+        '"kv_load_failure_policy": "recompute" beside "kv_connector": "MultiConnector"',
+    ),
+    "inside, with a wrong key": (
+        multi({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, host=..., hosts="9 GiB"),
+        "no 'hosts'",
+        '"host": "9 GiB"',
     ),
     "another module": (
         line(kv_connector_module_path="blockyard.vllm"),

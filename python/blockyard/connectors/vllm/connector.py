@@ -142,9 +142,11 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.front.resets.pool = gpu_block_pool
 
     @override
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Ready]) -> None:
-        """Hears that all workers have their memory."""
-        self.front.ready(metadata.values())
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Hears that all workers have their memory; what another connector's say is its own."""
+        own = [one for one in metadata.values() if isinstance(one, Ready)]
+        if own:
+            self.front.ready(own)
 
     @override
     def on_new_request(self, request: Any) -> None:
@@ -247,9 +249,9 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.back.resume()
 
     @override
-    def get_handshake_metadata(self) -> Ready:
-        """Says that this worker has its memory."""
-        return self.back.ready()
+    def get_handshake_metadata(self) -> Any:
+        """Says that this worker has its memory; inside another connector its first report does."""
+        return None if self.back.is_inside else self.back.ready()
 
     @override
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:

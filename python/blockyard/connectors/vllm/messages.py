@@ -60,9 +60,14 @@ class Reports(KVConnectorWorkerMetadata):  # type: ignore[misc]
     outcomes: list[Outcome]
     dead: frozenset[tuple[int, int]] = frozenset()
     """Slots of disks that have died, where a copy has failed: the first, and the step."""
+    ready: tuple[Ready, ...] = ()
+    """What workers say that have their memory, where vLLM does not carry it: in their first step
+    inside another connector."""
 
     @override
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
         """Joins the reports of two ranks; the cache believes the smallest of each flight."""
         assert isinstance(other, Reports)  # noqa: S101 - vLLM joins what the same class has made
-        return Reports([*self.outcomes, *other.outcomes], self.dead | other.dead)
+        return Reports(
+            [*self.outcomes, *other.outcomes], self.dead | other.dead, self.ready + other.ready
+        )

@@ -24,10 +24,13 @@ class Resets:
         self._table: object = None
         self._published: object = None
         self._told = False
+        self.seen = 0
+        """Resets that were seen, whatever they end."""
 
     def heard(self) -> None:
         """Takes note that the connector was told of the reset."""
         self._table = self._now()
+        self.seen += 1
 
     def unheard(self) -> bool:
         """Returns whether there was one that nobody told of, and that ends what is below."""
@@ -36,6 +39,7 @@ class Resets:
         if now is before:
             return False
         self._table = now
+        self.seen += 1
         if before is None or self._ends:
             return before is not None
         if not self._told:

@@ -14,6 +14,8 @@ from blockyard.connectors.connector import Connector
 from blockyard.connectors.vllm.identity import Root, Start, fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.notes import Notes
+from blockyard.connectors.vllm.others import OthersLoads, comes_from_afar, is_certain
+from blockyard.connectors.vllm.outputs import count_cached, overwritten_blocks
 from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.settings import DEADLINE, Settings
@@ -53,6 +55,10 @@ class _Row:
     """Tokens that were given to the model since, at the last step that took more than one."""
     local: int = 0
     """Tokens that vLLM had itself when it asked last."""
+    has: int = 0
+    """Tokens that its blocks held when it began: what vLLM found, and what a load has brought."""
+    given: int = 0
+    """Tokens to which another connector brings it as it runs; 0 when they are there."""
     wanted: int = 0
     """Tokens that a load shall bring it to, from its start."""
     stowed: int = 0
@@ -66,10 +72,11 @@ class _Row:
         """Tokens whose KV is in its blocks, whatever step is in flight.
 
         The last token was sampled and is computed by no step that has ended. A prompt is computed
-        as far as it was scheduled.
+        as far as it was scheduled. Of what another connector brings it counts when it is there.
         """
         known = int(self.request.num_tokens)
-        return known - 1 if known > self.started else min(self.scheduled, known - 1)
+        tokens = known - 1 if known > self.started else min(self.scheduled, known - 1)
+        return tokens if is_certain(self) else min(tokens, self.has)
 
 
 class SchedulerHalf:
@@ -121,6 +128,10 @@ class SchedulerHalf:
         """Blocks that a load did not fill: their request writes them."""
         self.cut = 0
         """Loads that have brought less than was matched."""
+        self._others = OthersLoads(config.block_size)
+        self._is_heard = self._is_beside = False
+        """Whether the workers have said that they are ready; and that it stands beside another."""
+        self._resets_seen = 0
         self._steps = 0
         self._run = self._cleared = 0
         self._notes = Notes()
@@ -144,6 +155,7 @@ class SchedulerHalf:
         """
         own = fingerprint_of(self.cache.config)
         workers = list(workers)
+        self._is_heard = True
         files = {worker.file for worker in workers}
         if len(files) > 1:
             raise Unsupported(
@@ -191,6 +203,9 @@ class SchedulerHalf:
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """As vLLM's `get_num_new_matched_tokens`."""
+        if self._settings.disk_path is not None and not self._is_heard:
+            # The workers say with their first step what is on the disk.
+            return None, False
         self._look_for_reset()
         row = self._row(request)
         if request.num_preemptions > row.preemptions:
@@ -198,7 +213,9 @@ class SchedulerHalf:
             self._preempted(row)
         keys = self._keys(row)
         local = min(computed // self._size, len(keys))
-        tokens = self.connector.matched(request.request_id, keys, local, prefix=row.settings.load)
+        # What another connector brings whole is not waited for here, nor found.
+        prefix = row.settings.load and not (self._is_beside and comes_from_afar(request))
+        tokens = self.connector.matched(request.request_id, keys, local, prefix=prefix)
         if tokens is None:
             return None, False
         # What is kept may be more than vLLM asks for; never more than it has.
@@ -212,6 +229,7 @@ class SchedulerHalf:
         if not external:
             if not row.loading:
                 self._start(row, ids)
+                self._others.admit(row)
                 self.connector.allocated(request.request_id)
             return
         row.loading, row.wanted = list(ids), row.local + external
@@ -303,7 +321,7 @@ class SchedulerHalf:
 
     def _start(self, row: _Row, ids: Iterable[int]) -> None:
         row.ids, row.started, row.scheduled = list(ids), int(row.request.num_tokens), 0
-        row.stowed = 0
+        row.stowed = row.given = 0
 
     def _keys(self, row: _Row) -> Keys:
         full = self._hash(row)
@@ -342,6 +360,10 @@ class SchedulerHalf:
             if row is not None and row.request.num_preemptions > row.preemptions:
                 self._preempted(row)
         written = self._follow(output)
+        lent: list[int] = []
+        if self._others.admitted:
+            lent = self._others.lent_blocks(output.num_scheduled_tokens)
+            written += lent
         if output.total_num_scheduled_tokens:
             self._active = self._looked
         self._steps += 1
@@ -355,8 +377,9 @@ class SchedulerHalf:
                 victims = self._victims(len(written))
         spoiled: list[int] = []
         if output.new_block_ids_to_zero or output.kv_cache_block_copies:
-            spoiled = _overwritten_blocks(output)
-        orders = self.connector.step(written + short, victims, spoiled)
+            spoiled = overwritten_blocks(output)
+        orders = self.connector.step(written + short, victims, spoiled, lent)
+        self._resets_seen = self.resets.seen
         whose = self._run, self._cleared, self._yard
         return StepOrders(self._steps, orders, arrived, missing, *whose)
 
@@ -375,14 +398,21 @@ class SchedulerHalf:
         row.preemptions = row.request.num_preemptions
         ids = row.ids
         tokens = min(row.computed(), len(ids) * self._size)
-        # Output that is dropped was made from KV that is void, too.
-        if row.settings.preempt == "recompute" or row.request.drop_stale_output:
+        if row.settings.preempt == "recompute" or self._is_void(row.request):
             tokens = 0
         keys = self._keys(row)
         # A full block whose hash needs the tokens behind it may have no key yet.
         tokens = min(tokens, (len(keys) + 1) * self._size - 1)
         self.connector.preempted(row.request.request_id, keys, ids, tokens)
         row.ids, row.started, row.scheduled = [], 0, 0
+
+    def _is_void(self, request: Any) -> bool:
+        """Whether the KV of a preempted request is void, as output is that was made from it.
+
+        Beside a connector that sends, vLLM drops the output of each one that it preempts.
+        """
+        was_reset = not self._is_beside or self.resets.seen > self._resets_seen
+        return bool(request.drop_stale_output) and was_reset
 
     def _victims(self, given: int) -> list[int]:
         """Returns the free blocks that vLLM gives out next, those of some steps.
@@ -466,6 +496,11 @@ class SchedulerHalf:
             self.connector.commit(outcomes, now=now)
             if any(outcome.good for outcome in outcomes):
                 self._active = now
+        if self._others.doubtful:
+            self._others.settle(self._rows.values())
+        if reports is not None and reports.ready:
+            self._is_beside = True
+            self.ready(reports.ready)
         if reports is not None:
             self._dead = withdraw_dead(self.cache, reports.dead, self._dead)
         for request, tokens in self.connector.arrived().items():
@@ -476,7 +511,7 @@ class SchedulerHalf:
                 continue
             table, row.loading = row.loading, []
             self._start(row, table)
-            _count_cached(row, tokens)
+            count_cached(row.request, row.local, tokens)
             if tokens < row.wanted:
                 self.cut += 1
                 rest = table[tokens // self._size : -(-row.wanted // self._size)]
@@ -560,30 +595,3 @@ class SchedulerHalf:
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""
         return self.cache.stats()
-
-
-def _count_cached(row: _Row, tokens: int) -> None:
-    """Has vLLM report of a request what a load has brought, and not what was matched.
-
-    vLLM counts what it was told before the load. Of a prompt that is there whole it computes the
-    last token again.
-
-    Args:
-        row: The request, which has not run since it came.
-        tokens: What it has, from its start.
-    """
-    request = row.request
-    stats, prompt = request.prefill_stats, int(request.num_prompt_tokens)
-    if stats is None or request.num_preemptions:
-        return
-    stats.set(
-        num_prompt_tokens=prompt,
-        num_local_cached_tokens=row.local,
-        num_external_cached_tokens=max(min(tokens, prompt - 1) - row.local, 0),
-    )
-
-
-def _overwritten_blocks(output: Any) -> list[int]:
-    """Returns the blocks that vLLM's V2 runner writes before it calls the connector."""
-    zeroed, copies = output.new_block_ids_to_zero, output.kv_cache_block_copies
-    return [*(zeroed or ()), *(int(copy[1]) for copy in copies or ())]

@@ -57,6 +57,7 @@ class WorkerHalf:
         self._file: tuple[int, int] | None = None
         self._restored: Restored | None = None
         self._yard: int | None = None
+        self._greets = False
         self._run = self._cleared = 0
         self._begun = self._loaded = 0
         """The last steps whose copies down, and up, have begun."""
@@ -104,6 +105,11 @@ class WorkerHalf:
             seen = Path(self._shared).stat()
             self._file = seen.st_dev, seen.st_ino
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether another connector has this one in it: vLLM carries what only one of them says."""
+        return self._known.beside is not None
+
     def ready(self) -> Ready:
         """Says that its memory is there."""
         known, shared = self._known, self._shared
@@ -121,6 +127,7 @@ class WorkerHalf:
             # Another scheduler: what the one before has said of its requests is over.
             self._yard, self._cleared, self._begun, self._loaded = step.yard, 0, 0, 0
             self._arrived, self._missing = set(), set()
+            self._greets = self.is_inside
         if step.number == self._begun:
             return
         self._begun = step.number
@@ -184,6 +191,9 @@ class WorkerHalf:
     def reports(self) -> Reports | None:
         """What has ended since the last call."""
         outcomes = [] if self.worker is None else self.worker.outcomes()
+        if self._greets:
+            self._greets = False
+            return Reports(outcomes, ready=(self.ready(),))
         if not outcomes:
             return None
         if any(outcome.cause is Cause.FAILED for outcome in outcomes):

@@ -346,9 +346,8 @@ def connector(serve: Serve, _: Site) -> Finding:
         return _found(serve)
     if serve.is_inside:
         own, kv, around = serve.engine
-        error = refusals(own, kv, around=around)["alone"]
-        assert error is not None  # noqa: S101 - another is around it
-        return serve.refusal("kv_connector", error)
+        error = refusals(own, kv, around=around)["beside"]
+        return _found(serve) if error is None else serve.refusal("kv_connector", error)
     fact = "it is missing" if name is None else f"{shown(name)}"
     near = "blockyard" in str(name).casefold()
     means = _NOT_STARTED if near or name is None else "another connector is started"
@@ -538,9 +537,8 @@ def checks(serve: Serve) -> tuple[Check, ...]:
         ]
         if isinstance(serve.known, Facts) and isinstance(serve.read, tuple):
             every.append(partial(of_config.bookkeeping, serve.read[1]))
-    if not serve.is_inside:
-        every += [partial(refusal, "alone", "attention", serve)]
     every += [
+        partial(refusal, "attention", "attention", serve),
         partial(refusal, "hashes", "hashes", serve),
         partial(refusal, "ranks", "parallel", serve),
     ]
