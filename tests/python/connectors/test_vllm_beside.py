@@ -222,11 +222,11 @@ def test_what_a_block_held_before_another_connector_filled_it_is_not_copied_ahea
     finish = {"blockyard.stow": "finish"}
     ended(front, "one", list(range(13)), [1, 3, 5], kv_transfer_params=finish)
     front.step()
-    assert [known._known[block] for block in (1, 3, 5)] == [1, 1, 1]
+    assert {1, 3, 5} <= {*known.known()}
     two = front.request("two", list(range(100, 113)), kv_transfer_params={"blockyard.stow": "none"})
     front.given(two, [1, 3, 5])
     front.step(write={1: 99, 3: 99, 5: 99})
-    assert [known._known[block] for block in (1, 3, 5)] == [0, 0, 0]
+    assert not {1, 3, 5} & {*known.known()}
     front.worker.shutdown()
 
 

@@ -1,6 +1,6 @@
 """vLLM's real scheduler over Blockyard inside its real MultiConnector, behind one that moves KV.
 
-    python beside.py [--seeds 200] [--first 0]
+    python multi_connector.py [--seeds 200] [--first 0]
 
 What stands before it receives, loads, sends, fails and is late (`stand_in.py`). Every position of
 every running table is checked in every step, and what a peer reads when it has read it.
