@@ -32,6 +32,7 @@ WORDS: list[tuple[dict[str, Any], str]] = [
     ({"patience": True}, "patience = True: must be seconds"),
     ({"patience": "long"}, "patience = 'long': must be seconds"),
     ({"direct": 1}, "direct = 1: must be one of True, False"),
+    ({"disk_reclaim": 1}, "disk_reclaim = 1: must be one of True, False"),
     ({"namespace": "v1"}, "namespace = 'v1': give a mapping of names to text"),
     ({"namespace": {"weights": 1}}, "namespace = {'weights': 1}: give a mapping of names to text"),
     ({"namespace": {}}, 'give "namespace": {"weights": "v1"}'),

@@ -21,7 +21,7 @@ _PATIENCE: Final = 120.0
 """Seconds for which another start may take room from the same paths."""
 _FREED: Final = 10.0
 """Seconds for which a file system may take to free what was unlinked."""
-_log = Limited("blockyard")
+_log = Limited("blockyard", 0)
 
 
 class Wanted(NamedTuple):
