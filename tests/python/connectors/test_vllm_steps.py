@@ -178,11 +178,11 @@ class Engine:
             half = front.scheduler.front
             for name in {**new, **more}:
                 row = self.rows[name]
-                assert half._rows[name].ids == row.table
-                assert half._rows[name].computed() == row.sound
+                assert half._rows.by_name[name].ids == row.table
+                assert half._rows.by_name[name].computed() == row.sound
             rows = {
                 name: (row.ids, row.loading, row.stowed, row.preemptions)
-                for name, row in half._rows.items()
+                for name, row in half._rows.by_name.items()
             }
             meta = front.meta
             fence = meta.orders.fence, meta.orders.written.tolist()
