@@ -157,7 +157,7 @@ def parking(times: int) -> dict[str, float]:
         step = scheduler.schedule()
         plain.append(time.thread_time_ns() - begun)
         answer(scheduler, step)
-        (long,) = (seat for seat in scheduler._seats.bound() if seat.request.id == "long")
+        (long,) = (seat for seat in scheduler._shared.seats.bound() if seat.request.id == "long")
         scheduler._lifecycle.stop(long)
         step = scheduler.schedule()
         answer(scheduler, step)

@@ -6,13 +6,10 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
-from blockyard.scheduling.batch import Seat, Seats
-from blockyard.scheduling.headroom import Asked
-from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.shared import Shared
 from blockyard.yard.cache import KVCache
-from blockyard.yard.parking import Parking
 
 __all__ = ["Admission", "Admitted", "claims_below"]
 
@@ -64,31 +61,18 @@ class Admission:
     """The way from the queue into the seats.
 
     Args:
-        cache: The cache in which they begin.
-        seats: The seats that they get.
-        queue: The queue in which they wait.
-        headroom: How much growth each is promised.
-        parking: How parked requests come back.
-        options: The limits of overtaking and of prefetching.
+        shared: What it shares with the other parts.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        queue: WaitingQueue,
-        headroom: Asked,
-        parking: Parking,
-        options: SchedulerOptions,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._queue = queue
-        self._headroom = headroom
-        self._parking = parking
-        self._max_overtakes = options.max_overtakes
-        self._max_stood_first = options.max_stalled_steps
-        self._prefetch_depth = options.prefetch_depth
+    def __init__(self, shared: Shared) -> None:
+        self._cache = shared.cache
+        self._seats = shared.seats
+        self._queue = shared.queue
+        self._headroom = shared.headroom
+        self._parking = shared.parking
+        self._max_overtakes = shared.options.max_overtakes
+        self._max_stood_first = shared.options.max_stalled_steps
+        self._prefetch_depth = shared.options.prefetch_depth
         self._prefetched = 0
         self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
@@ -380,7 +364,7 @@ class Admission:
             entry.recompute()
             self._gave_up = True
         growth = entry.max_tokens - len(entry.outputs) - 1
-        reserve = self.reserve(growth)
+        reserve = self._headroom.reserve(growth)
         if entry.parked is not None:
             lease = self._parking.resume(entry.parked, reserve=reserve)
             return None if isinstance(lease, Soon) else lease
@@ -399,14 +383,6 @@ class Admission:
             read_prefix=entry.reads_prefix,
         )
         return None if isinstance(lease, Soon) else lease
-
-    def reserve(self, growth: int) -> int:
-        """Tokens of growth that the policy promises to a request.
-
-        Raises:
-            Misuse: The policy does wrong: the request fails by it, and no other one does.
-        """
-        return min(self._headroom.reserve(growth), growth)
 
     def _keys(self, entry: Request) -> Keys:
         self._hashed += entry.unmade()

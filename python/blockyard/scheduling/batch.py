@@ -149,9 +149,7 @@ class Seats:
         self._seats = [None] * len(self._seats)
         self._free = list(range(len(self._seats)))
         self.priorities.clear()
-        self.grows[:] = False
-        self.growing = 0
-        self.flips += 1
+        self.end_growth()
         self.stopping = 0
         self.departures += 1
 
@@ -172,6 +170,12 @@ class Seats:
             self.grows[number] = grows
             self.growing += 1 if grows else -1
             self.flips += 1
+
+    def end_growth(self) -> None:
+        """Notes that nothing runs or loads in any seat."""
+        self.grows[:] = False
+        self.growing = 0
+        self.flips += 1
 
     def growth(self, block_size: int, without: Sequence[Seat] = ()) -> int:
         """Blocks that the running requests may still need and were not promised.
@@ -243,7 +247,7 @@ class Batch:
 
     def __init__(self, cache: KVCache, seats: Seats, options: SchedulerOptions) -> None:
         self._cache = cache
-        self._seats = seats
+        self.seats = seats
         self._budget = options.max_num_batched_tokens
         self._drafts = options.num_speculative_tokens
         self._rows: tuple[list[Lease], NDArray[np.int64]] | None = None
@@ -254,6 +258,8 @@ class Batch:
         self._held: dict[Seat, None] = {}
         self._in_flight: deque[InFlightStep] = deque()
         self._held_back: list[tuple[int, int]] = []
+        self.dead: str | None = None
+        """Why the engine failed; None while it lives."""
         self.number = cache.done
         """The newest step, counted on from the last step that the cache knows is done."""
 
@@ -310,14 +316,14 @@ class Batch:
     def start(self, seat: Seat) -> Start:
         """Adds a seat that can compute; only now does the engine hear of it."""
         cached = seat.lease.cached
-        self._seats.scheduled[seat.number] = self._seats.computed[seat.number] = cached
+        self.seats.scheduled[seat.number] = self.seats.computed[seat.number] = cached
         self._prefill[seat] = None
         entry = seat.request
         return Start(entry.id, seat.number, seat.epoch, entry.tokens(), cached)
 
     def begin_decode(self, seat: Seat) -> None:
         """Moves a seat to decode: its prompt is computed and its first token is known (T6)."""
-        self._seats.let_grow(seat.number, grows=not seat.request.held)
+        self.seats.let_grow(seat.number, grows=not seat.request.held)
         if seat.request.held:
             self._held[seat] = None
             return
@@ -328,7 +334,7 @@ class Batch:
         """Leaves a seat that decodes out of the next steps."""
         if seat in self._decode:
             self.drop(seat)
-            self._seats.let_grow(seat.number, grows=False)
+            self.seats.let_grow(seat.number, grows=False)
             self._held[seat] = None
 
     def unhold(self, seat: Seat) -> None:
@@ -382,13 +388,13 @@ class Batch:
             numbers = np.fromiter((seat.number for seat in seats), np.int64, len(seats))
             self._rows = [seat.lease for seat in seats], numbers
         leases, numbers = self._rows
-        scheduled = self._seats.scheduled[numbers]
-        left = self._seats.max_length[numbers] - 1 - scheduled
+        scheduled = self.seats.scheduled[numbers]
+        left = self.seats.max_length[numbers] - 1 - scheduled
         # Rows sit out whose last token is in flight, or whose drafts are not judged yet.
         more = left > 0
         if self._drafts:
-            more &= scheduled == self._seats.computed[numbers]
-        if self._prefill and len(self._seats.priorities) > 1:
+            more &= scheduled == self.seats.computed[numbers]
+        if self._prefill and len(self.seats.priorities) > 1:
             self._leave_budget(seats, more)
         if not more.all():
             seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
@@ -427,7 +433,7 @@ class Batch:
         """
         highest = max(seat.request.priority for seat in self._prefill)
         wanted = sum(
-            int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])
+            int(self.seats.known[seat.number] - self.seats.scheduled[seat.number])
             for seat in self._prefill
             if seat.request.priority == highest
         )
@@ -446,8 +452,8 @@ class Batch:
         if self._rows is None:
             return 0
         numbers = self._rows[1]
-        last = self._seats.max_length[numbers] - 1
-        now = np.minimum(self._seats.scheduled[numbers] + 1, last)
+        last = self.seats.max_length[numbers] - 1
+        now = np.minimum(self.seats.scheduled[numbers] + 1, last)
         then = np.minimum(now + steps, last)
         size = self._cache.block_size
         return int((-(-then // size) - -(-now // size)).sum())
@@ -471,17 +477,17 @@ class Batch:
             counts[len(decode) :] = [count for _, count in chunks]
         # The engine gets this array, and the scheduler needs it again: it is read-only.
         counts.flags.writeable = False
-        firsts = self._seats.scheduled[numbers]
-        self._seats.scheduled[numbers] += counts
+        firsts = self.seats.scheduled[numbers]
+        self.seats.scheduled[numbers] += counts
         for seat in seats:
             seat.last_step = number
-        self._seats.steps_run[numbers] += 1
+        self.seats.steps_run[numbers] += 1
         lasts = [
             seat
             for seat, _ in chunks
-            if self._seats.scheduled[seat.number] == self._seats.known[seat.number]
+            if self.seats.scheduled[seat.number] == self.seats.known[seat.number]
         ]
-        samples = self._seats.scheduled[numbers] == self._seats.known[numbers]
+        samples = self.seats.scheduled[numbers] == self.seats.known[numbers]
         samples[: len(decode)] = True
         for seat in lasts:
             del self._prefill[seat]
@@ -494,7 +500,7 @@ class Batch:
                 leases,
                 len(decode),
                 frozenset([seat.number for seat in lasts]),
-                self._seats.departures,
+                self.seats.departures,
             )
         )
         parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True) if chunks else ()
@@ -530,20 +536,26 @@ class Batch:
         if not self._prefill:
             return []
         chunks, prompts = [], list(self._prefill)
-        if len(self._seats.priorities) > 1:
+        if len(self.seats.priorities) > 1:
             prompts.sort(key=lambda seat: -seat.request.priority)
         for seat in prompts:
             if left <= 0:
                 break
-            missing = int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])
+            missing = int(self.seats.known[seat.number] - self.seats.scheduled[seat.number])
             count = min(missing, left)
             if count > 0:
                 chunks.append((seat, count))
                 left -= count
         return chunks
 
+    def die(self, reason: str) -> None:
+        """Notes why the engine failed: from now on it runs nothing."""
+        self.dead = reason
+        self.seats.end_growth()
+
     def clear(self) -> None:
-        """Drops all seats, and all steps in flight."""
+        """Drops all seats, and all steps in flight, as the engine was reset."""
+        self.dead = None
         self._in_flight.clear()
         self._loading.clear()
         self._prefill.clear()

@@ -2,13 +2,11 @@
 
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch, Seat, Seats
-from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.unread import named
-from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 
 __all__ = ["Explainer"]
@@ -18,31 +16,17 @@ class Explainer:
     """Answers questions, and changes nothing.
 
     Args:
-        cache: The cache that holds the blocks.
-        queue: What waits.
-        seats: What runs or stops.
-        batch: The steps in flight.
+        shared: What it shares with the other parts.
         admission: Which request waits for which.
-        lifecycle: Whether the engine lives.
         stalls: Whether the loop stands still.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        queue: WaitingQueue,
-        seats: Seats,
-        batch: Batch,
-        admission: Admission,
-        lifecycle: Lifecycle,
-        stalls: Stalls,
-    ) -> None:
-        self._cache = cache
-        self._queue = queue
-        self._seats = seats
-        self._batch = batch
+    def __init__(self, shared: Shared, admission: Admission, stalls: Stalls) -> None:
+        self._cache = shared.cache
+        self._queue = shared.queue
+        self._seats = shared.seats
+        self._batch = shared.batch
         self._admission = admission
-        self._lifecycle = lifecycle
         self._stalls = stalls
 
     def explain(self, entry: Request) -> Explanation:
@@ -78,8 +62,8 @@ class Explainer:
             ]
         before = self._queue.count_before(entry)
         lines = [f"{before} requests stand before it; it was overtaken {entry.overtaken} times."]
-        if self._lifecycle.dead is not None:
-            lines.append(f"The engine failed: {self._lifecycle.dead}.")
+        if self._batch.dead is not None:
+            lines.append(f"The engine failed: {self._batch.dead}.")
         if self._seats.full:
             lines.append(f"All {len(self._seats)} seats are taken.")
         if entry.parked is not None:

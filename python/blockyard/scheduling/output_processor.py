@@ -4,16 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Lease, Misuse
-from blockyard.scheduling.batch import Batch, InFlightStep, Seat, Seats
-from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.batch import InFlightStep, Seat
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.forks import Forks
-from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_checks import accepted, check, plain, sampled
 from blockyard.scheduling.request import RequestState
-from blockyard.yard.cache import KVCache
+from blockyard.scheduling.shared import Shared
 
 __all__ = ["OutputProcessor"]
 
@@ -22,42 +19,27 @@ class OutputProcessor:
     """Applies the output of each step, the oldest in flight first.
 
     Args:
-        cache: The cache that holds the rows' blocks.
-        seats: How far each row is.
-        batch: The steps in flight.
+        shared: What it shares with the other parts.
         lifecycle: How requests end.
         forks: How samples of a prompt begin when it is computed.
-        headroom: The policy, which hears of each step that went well.
-        options: Whether there are drafts, and whether an output acks stops.
-        counters: Where ignored rows and acks are counted.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        batch: Batch,
-        lifecycle: Lifecycle,
-        forks: Forks,
-        headroom: Asked,
-        options: SchedulerOptions,
-        counters: Counters,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._batch = batch
+    def __init__(self, shared: Shared, lifecycle: Lifecycle, forks: Forks) -> None:
+        self._cache = shared.cache
+        self._seats = shared.seats
+        self._batch = shared.batch
         self._lifecycle = lifecycle
         self._forks = forks
-        self._headroom = headroom
-        self._drafts = options.num_speculative_tokens
-        self._in_order = options.in_order
-        self._counters = counters
+        self._headroom = shared.headroom
+        self._drafts = shared.options.num_speculative_tokens
+        self._in_order = shared.options.in_order
+        self._counters = shared.counters
         self._behind = False
 
     def apply(self, output: Output) -> None:
         """Takes an output, or refuses it and takes nothing of it."""
         acks = check(output)
-        if self._lifecycle.dead is not None:
+        if self._batch.dead is not None:
             self._counters.outputs_ignored += len(output.seats)
             self._counters.acks_ignored += len(acks)
             return
@@ -176,7 +158,7 @@ class OutputProcessor:
                 seat.request.key_bytes = b""
                 self._batch.begin_decode(seat)
                 if seat.request.held:
-                    self._lifecycle.lower_headroom()
+                    self._headroom.lower()
 
     def _end(self, output: Output, rows: list[Seat | None]) -> None:
         """Ends rows at an end token of the engine, or at `max_tokens` (T28, T35)."""

@@ -6,20 +6,17 @@ from typing import Final
 
 from blockyard._core import Keys, Lease, Misuse, Ticket
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.cached_tokens import CachedTokens
-from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
-from blockyard.scheduling.headroom import Asked
-from blockyard.scheduling.lifecycle import Lifecycle, Starts
+from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor, Pressure
-from blockyard.scheduling.queue import WaitingQueue, Waits
+from blockyard.scheduling.queue import Waits
 from blockyard.scheduling.request import (
     Lost,
     Media,
@@ -30,7 +27,9 @@ from blockyard.scheduling.request import (
     hints_of,
     sample_ids,
 )
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
+from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import Monitor, SchedulerStats
 from blockyard.shared.hints import Retention
 from blockyard.shared.owner import Owner, owned
@@ -85,46 +84,26 @@ class Scheduler(Single):
         options = SchedulerOptions.given(options)
         Driver.check_free(cache)
         self._cache = cache
-        self._options = options
-        headroom = Asked(options.headroom_policy())
-        self._counters = counters = Counters()
-        self._queue = queue = WaitingQueue(Waits(clock) if metrics else None)
-        self._seats = seats = Seats(options.max_num_seqs)
-        self._batch = batch = Batch(cache, seats, options)
-        self._parking = parking = Parking(
-            cache,
-            cache.config,
-            mode=options.preempt_mode,
-            max_stalled_steps=options.max_stalled_steps,
-        )
-        self._admission = Admission(cache, seats, queue, headroom, parking, options)
-        preemptor = Preemptor(cache, seats, batch, queue, parking, options)
-        self._lifecycle = lifecycle = Lifecycle(
-            cache, seats, queue, batch, parking, headroom, counters
-        )
-        forks = Forks(cache, seats, batch, queue, self._admission, parking, counters)
-        self._outputs = OutputProcessor(
-            cache, seats, batch, lifecycle, forks, headroom, options, counters
-        )
-        self._pressure = Pressure(
-            cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
-        )
-        self._displacement = Displacement(
-            seats, batch, queue, self._admission, preemptor, lifecycle, counters, options
-        )
-        self._starts = Starts(cache, seats, batch, self._admission, lifecycle, counters)
-        self._stalls = stalls = Stalls(
-            cache, queue, seats, batch, self._admission, preemptor.unread, lifecycle, clock
-        )
-        self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
-        self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, stalls, counters)
+        self._shared = shared = Shared.of(cache, options, clock, Waits(clock) if metrics else None)
+        self._queue, self._batch = shared.queue, shared.batch
+        self._counters, self._headroom = shared.counters, shared.headroom
+        self._admission = admission = Admission(shared)
+        self._lifecycle = lifecycle = Lifecycle(shared)
+        self._outputs = OutputProcessor(shared, lifecycle, Forks(shared))
+        preemptor = Preemptor(shared, lifecycle)
+        self._pressure = Pressure(shared, admission, preemptor)
+        self._displacement = Displacement(shared, admission, preemptor)
+        self._starts = Starts(shared, admission, lifecycle)
+        self._stalls = stalls = Stalls(shared, admission, preemptor.unread)
+        self._explainer = Explainer(shared, admission, stalls)
+        self._stats = SchedulerStats(shared, lifecycle, admission)
         self._times = times = StepTimes(clock, "schedule", "output") if metrics else None
         if metrics:
             cache.measure(clock)
-        self.monitor = Monitor(cache, queue, lifecycle, stalls, times)
+        self.monitor = Monitor(shared, stalls, times)
         """What an exporter asks, from any thread."""
         self._added, self._owner = 0, Owner()
-        self._driver = Driver(cache, lifecycle, seats, batch)
+        self._driver = Driver(shared, lifecycle)
 
     @owned
     def hand_over(self) -> None:
@@ -300,7 +279,7 @@ class Scheduler(Single):
             grown = self._pressure.make_room(grown)
         # Only now: a request that starts in this step is no victim in it.
         starts = self._starts.landed()
-        self._cache.set_headroom(self._lifecycle.wanted_headroom())
+        self._cache.set_headroom(self._headroom.wanted())
         if not grown.skipped:
             starts += self._starts.begun(self._admission.admit())
             if self._queue.parked or self._queue.apart or self._batch.held:
@@ -340,7 +319,7 @@ class Scheduler(Single):
         Raises:
             Misuse: Its `stops` are others, or none.
         """
-        self._options.check(engine)
+        self._shared.options.check(engine)
 
     @driven
     def reconcile(self, active: Iterable[int], step: int) -> None:
@@ -450,12 +429,12 @@ class Scheduler(Single):
     @property
     def running(self) -> int:
         """Sequences that run or load and are not held: `headroom` is kept for them."""
-        return self._lifecycle.running
+        return self._shared.seats.growing
 
     @property
     def growth(self) -> int:
         """Blocks that those may still need, by their `max_tokens`, and were not promised."""
-        return self._lifecycle.growth
+        return self._headroom.growth
 
     @property
     def headroom(self) -> int:
@@ -469,4 +448,4 @@ class Scheduler(Single):
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings. Any thread may ask."""
-        return self._stats.read() | self._parking.stats()
+        return self._stats.read() | self._shared.parking.stats()

@@ -170,7 +170,7 @@ def test_loads_that_were_late_before_a_request_ran_are_tried_again_when_it_has_r
     assert loop.state("one") is RequestState.PREFILL
     while loop.air:
         loop.output()
-    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._shared.seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()

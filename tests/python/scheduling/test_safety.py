@@ -20,7 +20,7 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
         assert loop.cache.dedup(pair) == 5
         leases += pair
     kept = loop.cache.promise(5)
-    seats = loop.scheduler._seats
+    seats = loop.scheduler._shared.seats
     for name, lease in enumerate(leases):
         loop.add(name, texts(1 + name // 2, 5), 5)
         entry = loop.scheduler._queue.pop()

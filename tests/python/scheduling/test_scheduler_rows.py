@@ -282,7 +282,7 @@ def test_when_all_are_stopped_at_once_one_step_without_rows_is_enough(stops: Any
 def test_absence_counts_from_the_step_of_the_stop_on_and_for_a_stopping_request_alone() -> None:
     """R4-7."""
     loop = stopping()
-    step = loop.scheduler._seats.bound()[1].stopped_at
+    step = loop.scheduler._shared.seats.bound()[1].stopped_at
     loop.scheduler.reconcile([], step - 1)
     assert (loop.state("old"), loop.state("new")) == (RequestState.DECODE, RequestState.STOPPING)
     loop.scheduler.reconcile([], step)
@@ -475,7 +475,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.loop.look()
         scheduler = self.loop.scheduler
-        seats = scheduler._seats.bound()
+        seats = scheduler._shared.seats.bound()
         assert len({seat.number for seat in seats}) == len(seats) == scheduler.stats()["seats"]
         there = [seat.request for seat in seats if not seat.ended]
         assert all(scheduler._lifecycle._requests[one.id] is one for one in there)

@@ -120,7 +120,9 @@ class Loop:
             step.number,
             np.array(seats, np.int32),
             np.array(tokens, np.uint32),
-            np.array(counts, np.int64) if self.scheduler._options.num_speculative_tokens else None,
+            np.array(counts, np.int64)
+            if self.scheduler._shared.options.num_speculative_tokens
+            else None,
             np.array(ended, np.bool_) if ends else None,
         )
 
@@ -173,7 +175,7 @@ class Loop:
     def empty(self) -> None:
         """Checks that no request is registered anywhere (INV-12)."""
         scheduler = self.scheduler
-        seats = scheduler._seats.bound()
+        seats = scheduler._shared.seats.bound()
         assert (scheduler._lifecycle._requests, scheduler._queue._heap, seats) == ({}, [], [])
         batch = scheduler._batch
         lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
@@ -220,7 +222,7 @@ def sharing(**keywords: Any) -> Loop:
     whole = text(1, 7) + continuation("shared", 7, 1)
     loop.add("shares", [*whole, 5], 3, priority=1)
     loop.turn()
-    seats = loop.scheduler._seats.bound()
+    seats = loop.scheduler._shared.seats.bound()
     assert [loop.cache.exclusive_blocks(seat.lease) for seat in seats] == [0, 2]
     assert loop.cache.room().free == 0
     return loop

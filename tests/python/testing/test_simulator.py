@@ -180,7 +180,7 @@ def test_a_token_that_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     """The tokens of stopping requests are dropped."""
 
     def wrong(self: Scheduler, right: Any, output: Output) -> Any:
-        seats = [self._seats.at(int(number)) for number in output.seats]
+        seats = [self._shared.seats.at(int(number)) for number in output.seats]
         if output.counts is not None:
             return right(self, output)
         keep = np.array([seat is None or seat.stop is None for seat in seats], np.bool_)
@@ -506,7 +506,7 @@ def frees(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
 def lives(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
     """It is taken for alive."""
     right(self, reason, **more)
-    self.dead = None
+    self._batch.dead = None
 
 
 def loads(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
@@ -537,9 +537,9 @@ def test_what_a_dead_engine_says_is_noticed_where_it_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def wrong(self: Scheduler, right: Any, output: Output) -> None:
-        dead, self._lifecycle.dead = self._lifecycle.dead, None
+        dead, self._batch.dead = self._batch.dead, None
         right(self, output)
-        self._lifecycle.dead = dead
+        self._batch.dead = dead
 
     assert broken(monkeypatch, "on_output", wrong, likely=92) != "nothing"
 
