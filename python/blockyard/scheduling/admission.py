@@ -199,7 +199,7 @@ class Admission:
         if not refused or not refused[0].displaced or refused[0] in self._below:
             return False
         first = refused[0]
-        return first.priority > priority and first.stood_first <= self._max_stood_first
+        return first.new.priority > priority and first.stood_first <= self._max_stood_first
 
     def admit_promised(self) -> Admitted:
         """Begins only requests with a ticket: rows that grow cannot use the room of a ticket."""
@@ -293,7 +293,7 @@ class Admission:
             if self._seats.full or len(tried.refused) > most:
                 return
             if not entry.apart and (
-                entry.ticket or not self._stands_first(tried.refused, entry.priority)
+                entry.ticket or not self._stands_first(tried.refused, entry.new.priority)
             ):
                 yield entry, False
 
@@ -363,7 +363,7 @@ class Admission:
             self._cache.abandon(entry.parked)
             entry.recompute()
             self._gave_up = True
-        growth = entry.max_tokens - len(entry.outputs) - 1
+        growth = entry.new.max_tokens - len(entry.outputs) - 1
         reserve = self._headroom.reserve(growth)
         if entry.parked is not None:
             lease = self._parking.resume(entry.parked, reserve=reserve)

@@ -118,11 +118,11 @@ class Seats:
         seat = Seat(number, request, lease, request.epoch)
         request.seat, request.lease = number, lease
         self._seats[number] = seat
-        self.priorities[request.priority] = self.priorities.get(request.priority, 0) + 1
+        self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
         self.arrivals += 1
         self.scheduled[number] = self.computed[number] = lease.cached
         self.known[number] = lease.appended
-        self.max_length[number] = len(request.prompt) + request.max_tokens
+        self.max_length[number] = len(request.new.prompt) + request.new.max_tokens
         self.steps_run[number] = 0
         self.begun_with[number] = lease.blocks + lease.promised
         self.let_grow(number, grows=True)
@@ -160,7 +160,7 @@ class Seats:
         self._epochs[seat.number] = seat.epoch
         self._seats[seat.number] = None
         self.let_grow(seat.number, grows=False)
-        self._drop_priority(seat.request.priority)
+        self._drop_priority(seat.request.new.priority)
         seat.request.seat = seat.request.lease = None
         heapq.heappush(self._free, seat.number)
 
@@ -431,16 +431,16 @@ class Batch:
             seats: The rows that decode.
             more: Which of them grow; those that sit out are cleared.
         """
-        highest = max(seat.request.priority for seat in self._prefill)
+        highest = max(seat.request.new.priority for seat in self._prefill)
         wanted = sum(
             int(self.seats.known[seat.number] - self.seats.scheduled[seat.number])
             for seat in self._prefill
-            if seat.request.priority == highest
+            if seat.request.new.priority == highest
         )
         each, growing = 1 + self._drafts, np.flatnonzero(more).tolist()
         left = self._budget - each * len(growing)
         lacks = -(-(min(wanted, (self._budget + 1) // 2) - left) // each)
-        lower = [at for at in growing if seats[at].request.priority < highest]
+        lower = [at for at in growing if seats[at].request.new.priority < highest]
         lower.sort(key=lambda at: seats[at].request.rank, reverse=True)
         more[lower[: max(lacks, 0)]] = False
 
@@ -537,7 +537,7 @@ class Batch:
             return []
         chunks, prompts = [], list(self._prefill)
         if len(self.seats.priorities) > 1:
-            prompts.sort(key=lambda seat: -seat.request.priority)
+            prompts.sort(key=lambda seat: -seat.request.new.priority)
         for seat in prompts:
             if left <= 0:
                 break

@@ -55,7 +55,7 @@ class Displacement:
             if seen == version and self._batch.number < again:
                 return
         before = self._counters.displaced
-        entries = [it for it in self._admission.in_line(self._count) if it.priority > lowest]
+        entries = [it for it in self._admission.in_line(self._count) if it.new.priority > lowest]
         rows = self._rows(highest) if entries else []
         if rows:
             self._give_seats(rows, entries)
@@ -66,7 +66,7 @@ class Displacement:
     def _rows(self, highest: int) -> list[Seat]:
         """The rows below a priority that may be stopped, the first to go first."""
         preemptor = self._preemptor
-        rows = [row for row in self._batch.running() if row.request.priority < highest]
+        rows = [row for row in self._batch.running() if row.request.new.priority < highest]
         return sorted(filter(preemptor.is_rested, rows), key=preemptor.rank)
 
     def _give_seats(self, rows: list[Seat], entries: list[Request]) -> None:
@@ -82,7 +82,7 @@ class Displacement:
         need = 0
         for entry, blocks in needs:
             need += blocks
-            if entry.priority <= lowest:
+            if entry.new.priority <= lowest:
                 return
             lower = self._below(entry, rows)
             lacks = need - self._coming(entry)
@@ -111,7 +111,7 @@ class Displacement:
         return [
             row
             for row in rows
-            if row.request.priority < entry.priority
+            if row.request.new.priority < entry.new.priority
             and row.stop is None
             and row.request not in entry.displaced
         ]

@@ -55,13 +55,13 @@ class Forks:
         if any(other.rank < entry.rank for other in self._queue.next(1)):
             return None
         size = self._cache.block_size
-        computed = (len(entry.prompt) - 1) // size * size
+        computed = (len(entry.new.prompt) - 1) // size * size
         # Its last block is a copy of a published one, which is found there; or what it has computed
         # is of no use any more, as the weights have changed.
         if parent.cached > computed or parent.state != "ready":
             return None
         try:
-            reserve = self._headroom.reserve(entry.max_tokens - 1)
+            reserve = self._headroom.reserve(entry.new.max_tokens - 1)
             return self._cache.fork(parent, computed, reserve=reserve)
         except (NoRoom, Misuse):
             # The headroom policy may raise, too: the begin of this request will say so.

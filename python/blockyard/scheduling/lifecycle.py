@@ -8,6 +8,7 @@ from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
 from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Ack, Stop
+from blockyard.scheduling.new_request import NewRequest, checked
 from blockyard.scheduling.output_checks import check_acks
 from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result, lead_again
 from blockyard.scheduling.shared import Shared
@@ -58,15 +59,18 @@ class Lifecycle:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def check_new(self, ids: Iterable[Hashable]) -> None:
-        """Refuses the ids of requests that are there.
+    def check_new(self, new: NewRequest) -> None:
+        """Refuses ids and tickets of requests that are there.
 
         Raises:
-            Misuse: One is taken, or cannot be hashed.
+            Misuse: One is another request's, or it is no `NewRequest`.
         """
-        for request in ids:
-            if self.find(request) is not None:
-                raise Misuse(f"request {request!r} is there already: give each an id of its own")
+        for sample in checked(new).samples:
+            if sample in self._requests:
+                raise Misuse(f"request {sample!r} is there already: give each an id of its own")
+        ticket = new.ticket
+        if ticket is not None and any(one.ticket is ticket for one in self._queue.promised):
+            raise Misuse(f"ticket {ticket.id} of request {new.id!r} is another request's")
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -129,7 +133,7 @@ class Lifecycle:
         if recorder is None or entry.arrived is None:
             return
         if entry.epoch:
-            prompt, answer = len(entry.prompt), len(entry.outputs)
+            prompt, answer = len(entry.new.prompt), len(entry.outputs)
             recorder.ended(entry.arrived, entry.prompt_keys, prompt, answer)
         elif heir is not None:
             heir.arrived = entry.arrived

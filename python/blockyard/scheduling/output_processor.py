@@ -168,10 +168,10 @@ class OutputProcessor:
                 continue
             entry = seat.request
             by_engine = ended is not None and bool(ended[at])
-            if not by_engine and len(entry.outputs) < entry.max_tokens:
+            if not by_engine and len(entry.outputs) < entry.new.max_tokens:
                 continue
             self._batch.drop(seat)
-            reason = "stop" if len(entry.outputs) < entry.max_tokens else "length"
+            reason = "stop" if len(entry.outputs) < entry.new.max_tokens else "length"
             self._lifecycle.end(entry, RequestState.FINISHED, reason)
             if by_engine and seat.stop is None:
                 self._lifecycle.release(seat)

@@ -296,7 +296,7 @@ class Preemptor:
         entry = seat.request
         computed = int(self._seats.computed[seat.number])
         blocks = seat.lease.blocks
-        one = Candidate(entry.priority, entry.arrival_step, entry.order, blocks, computed)
+        one = Candidate(entry.new.priority, entry.arrival_step, entry.order, blocks, computed)
         rank = rank_of("victim_policy", self._policy, one)
         # It computes nothing that would be put off.
         return (not entry.held, *rank)

@@ -1,46 +1,34 @@
-"""A request: what a caller gives of it, the states it goes through, and how it ends."""
+"""A request: the states it goes through, and how it ends."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Keys, Lease, Misuse, Parked, Ticket, TooLarge
+from blockyard._core import Keys, Lease, Parked, Ticket, TooLarge
 from blockyard.scheduling.cached_tokens import CachedTokens
-from blockyard.scheduling.validate import prompt_of, ticket_of, whole
-from blockyard.shared.hints import NO_HINTS, Hints, Retention
-from blockyard.shared.validate import integer, one_of
+from blockyard.scheduling.new_request import NewRequest
+from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.yard.cache import KVCache
 
 __all__ = [
     "TERMINAL",
     "Lost",
-    "Media",
     "Ran",
     "Request",
-    "RequestKeywords",
     "RequestState",
     "Result",
-    "Retention",
     "arrived",
-    "check_id",
-    "hints_of",
     "lead_again",
-    "max_blocks",
-    "sample_ids",
 ]
 
 Ran: TypeAlias = Literal["recompute", "abort"]
 """What becomes of requests that ran, where their engine was reset."""
 Lost: TypeAlias = Literal["lost", "disk kept"]
 """What became of the tiers' contents, as in `KVCache.clear`."""
-Media: TypeAlias = tuple[int, int, str | bytes]
-"""An item at token positions [start, end) of a prompt, and its id."""
-_MOST_SAMPLES: Final = 16_384
-"""Samples of one prompt: as many as vLLM takes."""
 
 
 class RequestState(StrEnum):
@@ -75,37 +63,20 @@ class Result(NamedTuple):
     """The prompt tokens that were found when it first began: a preemption changes nothing of it."""
 
 
-def max_blocks(prompt: int, max_tokens: int, block_size: int) -> int:
-    """The most blocks that a request may ever need; its last token is sampled, never computed.
-
-    Args:
-        prompt: Tokens of its prompt.
-        max_tokens: Most tokens that it samples.
-        block_size: Tokens per block.
-    """
-    return -(-(prompt + max_tokens - 1) // block_size)
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """One request; the scheduler alone changes it."""
 
     id: Hashable
-    prompt: NDArray[np.uint32]
-    """A copy of the caller's array: later changes to that array have no effect here."""
-    max_tokens: int
-    """Most tokens to sample."""
-    priority: int
+    """That of the sample, where it is one of several."""
+    new: NewRequest
+    """What its caller has said."""
     order: int
     """Its number among all requests, from 0."""
     arrival_step: int
     """The newest step when it was added."""
-    salt: str | bytes | None = None
-    lora: str | bytes | None = None
     prompt_keys: Keys | None = None
     """The keys of its prompt; None until they are made of salt, lora and tokens."""
-    read_prefix: bool = True
-    """Whether its prompt may be found in the cache, rather than computed."""
     hints: Hints = NO_HINTS
     """What is known of its future, for when it has ended."""
     ticket: Ticket | None = None
@@ -176,7 +147,7 @@ class Request:
     @property
     def rank(self) -> tuple[int, int]:
         """Its place among waiting requests: the smallest is first."""
-        return (-self.priority, self.order)
+        return (-self.new.priority, self.order)
 
     @property
     def apart(self) -> bool:
@@ -190,17 +161,18 @@ class Request:
 
     def max_blocks(self, block_size: int) -> int:
         """The most blocks that it may ever need."""
-        return max_blocks(len(self.prompt), self.max_tokens, block_size)
+        return self.new.max_blocks(block_size)
 
     def tokens(self) -> NDArray[np.uint32]:
         """The prompt, and what was sampled so far."""
-        return np.concatenate((self.prompt, np.array(self.outputs, np.uint32)))
+        return np.concatenate((self.new.prompt, np.array(self.outputs, np.uint32)))
 
     def keyed(self, cache: KVCache) -> Keys:
         """The keys of its tokens, which are made once each time that it waits."""
         if self.keys is None:
             if self.prompt_keys is None:
-                self.prompt_keys = cache.keys(self.prompt, salt=self.salt, lora=self.lora)
+                new = self.new
+                self.prompt_keys = cache.keys(new.prompt, salt=new.salt, lora=new.lora)
             self.keys = self.prompt_keys
             if self.outputs:
                 made = len(self.prompt_keys) * cache.block_size
@@ -212,12 +184,12 @@ class Request:
         """Tokens of which `keyed` has to make keys."""
         if self.keys is not None:
             return 0
-        return len(self.outputs) + (len(self.prompt) if self.prompt_keys is None else 0)
+        return len(self.outputs) + (len(self.new.prompt) if self.prompt_keys is None else 0)
 
     @property
     def reads_prefix(self) -> bool:
         """Whether a begin may find its blocks: always, once all of its prompt was computed."""
-        return self.read_prefix or bool(self.outputs)
+        return self.new.read_prefix or bool(self.outputs)
 
     def lead(self, siblings: "list[Request]") -> None:
         """Makes other samples of its prompt wait until it has computed the prompt."""
@@ -228,7 +200,7 @@ class Request:
     @property
     def over(self) -> tuple[RequestState, str] | None:
         """How it ends with the tokens that it has; None where it needs more."""
-        if len(self.outputs) >= self.max_tokens:
+        if len(self.outputs) >= self.new.max_tokens:
             return RequestState.FINISHED, "length"
         return (RequestState.FINISHED, "stop") if len(self.outputs) == self.ends_at else None
 
@@ -281,7 +253,7 @@ class Request:
         It decodes on where only its newest token is not computed (T16, T18).
         """
         self.resumes = self.failed_loads = 0
-        newest_alone = bool(self.outputs) and cached == len(self.prompt) + len(self.outputs) - 1
+        newest_alone = bool(self.outputs) and cached == len(self.new.prompt) + len(self.outputs) - 1
         self.state = RequestState.DECODE if newest_alone else RequestState.PREFILL
 
     def give_back(self, cache: KVCache) -> None:
@@ -304,145 +276,34 @@ def lead_again(entries: list[Request]) -> None:
         entry.leader = leaders.get(entry)
 
 
-class RequestKeywords(TypedDict, total=False):
-    """What `Scheduler.add` may be told of a request, and an `AsyncEngine` passes on."""
-
-    priority: int
-    salt: str | bytes | None
-    lora: str | bytes | None
-    media: Iterable[Media] | None
-    keys: Keys | None
-    read_prefix: bool
-    retention: Retention
-    next_use: float | None
-    retention_priority: int | None
-    retention_ttl: int | None
-    ticket: Ticket | None
-
-
-def check_id(request: object) -> None:
-    """Refuses what is no id.
-
-    Raises:
-        Misuse: It cannot be hashed.
-    """
-    try:
-        hash(request)
-    except TypeError as error:
-        raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
-
-
-def sample_ids(request: Hashable, n: object) -> tuple[Hashable, ...]:
-    """The ids of a request's samples: its own where there is one, else (id, 0), (id, 1), ...
-
-    Raises:
-        Misuse: The id cannot be hashed, or it is no number of samples.
-    """
-    check_id(request)
-    n = integer("n", n, most=_MOST_SAMPLES)
-    return (request,) if n == 1 else tuple((request, at) for at in range(n))
-
-
-def hints_of(
-    retention: object, next_use: object, retention_priority: object, retention_ttl: object
-) -> Hints:
-    """Hints by the names that they have here, where a priority is the queue's.
-
-    Raises:
-        Misuse: A value is none of those that are allowed.
-    """
-    return Hints.checked(
-        retention, next_use, retention_priority, retention_ttl, prefix="retention_"
-    )
-
-
-def arrived(  # noqa: PLR0913 - keywords
-    cache: KVCache,
-    request: Hashable,
-    samples: tuple[Hashable, ...],
-    prompt: object,
-    *,
-    max_tokens: int,
-    priority: int,
-    order: int,
-    arrival_step: int,
-    salt: str | bytes | None,
-    lora: str | bytes | None,
-    media: Iterable[Media] | None,
-    keys: Keys | None,
-    read_prefix: bool,
-    hints: Hints,
-    ticket: Ticket | None,
-) -> list[Request]:
+def arrived(cache: KVCache, new: NewRequest, order: int, arrival_step: int) -> list[Request]:
     """The samples of a request; the first computes the prompt, and leads the others.
 
+    Args:
+        cache: The cache in which they will begin.
+        new: The request as its caller says it.
+        order: The number of the first among all requests.
+        arrival_step: The newest step.
+
     Raises:
-        Misuse: A value is out of range, or does not fit the others.
+        Misuse: A value does not fit the cache.
         TooLarge: The device can never hold one.
     """
-    max_tokens, priority = whole("max_tokens", max_tokens), whole("priority", priority, None)
-    one_of("read_prefix", read_prefix, (True, False))
-    if ticket is not None:
-        ticket = ticket_of(request, ticket, cache)
-    tokens = prompt_of(prompt)
-    prompt_keys = _prompt_keys(cache, tokens, salt, lora, media, keys)
+    ticket, keys = new.checked_ticket(cache), new.prompt_keys(cache)
     entries = [
-        Request(
-            sample,
-            tokens,
-            max_tokens,
-            priority,
-            order + at,
-            arrival_step,
-            salt,
-            lora,
-            prompt_keys,
-            read_prefix=read_prefix,
-            hints=hints,
-        )
-        for at, sample in enumerate(samples)
+        Request(sample, new, order + at, arrival_step, prompt_keys=keys, hints=new.hints)
+        for at, sample in enumerate(new.samples)
     ]
     leader = entries[0]
     leader.ticket = ticket
     leader.lead(entries[1:])
-    blocks, capacity = leader.max_blocks(cache.block_size), cache.limit()
+    blocks, capacity = new.max_blocks(cache.block_size), cache.limit()
     if blocks > capacity:
         raise TooLarge(
-            f"request {request!r} may need {blocks} blocks and the device has {capacity}: "
+            f"request {new.id!r} may need {blocks} blocks and the device has {capacity}: "
             "shorten it, or sample fewer tokens"
         )
     if cache.recorder is not None:
         # Samples of one prompt are one request, and a trace has one answer for each.
         leader.arrived = cache.recorder.arrived()
     return entries
-
-
-def _prompt_keys(
-    cache: KVCache,
-    tokens: NDArray[np.uint32],
-    salt: str | bytes | None,
-    lora: str | bytes | None,
-    media: Iterable[Media] | None,
-    keys: Keys | None,
-) -> Keys | None:
-    """The keys of a prompt; None where they are made later, in a step that can afford it."""
-    if keys is not None:
-        if not isinstance(keys, Keys):
-            raise Misuse(f"keys = {keys!r:.60}: must be what `KVCache.keys` or `ready_keys` made")
-        if salt is not None or lora is not None or media is not None:
-            raise Misuse("salt, lora and media are in the keys already: pass them to `keys`")
-        if keys.tokens != len(tokens):
-            raise Misuse(
-                f"keys of {keys.tokens} tokens, and the prompt has {len(tokens)}: pass those of "
-                "this prompt"
-            )
-        # Keys that the engine has made go on with the tokens that are sampled, too.
-        return cache.keys(tokens[len(keys) * cache.block_size :], after=keys)
-    # What cannot be encoded is refused here, and not in a step.
-    try:
-        if media is not None:
-            return cache.keys(tokens, salt=salt, lora=lora, media=media)
-        cache.keys(tokens[:1], salt=salt, lora=lora)
-    except UnicodeError as error:
-        raise Misuse(f"salt = {salt!r:.60}, lora = {lora!r:.60}: {error}") from error
-    return None

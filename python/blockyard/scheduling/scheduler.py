@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable
 from time import monotonic
 from typing import Final
 
-from blockyard._core import Keys, Lease, Misuse, Ticket
+from blockyard._core import Lease
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.displacement import Displacement
@@ -13,25 +13,17 @@ from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor, Pressure
 from blockyard.scheduling.queue import Waits
-from blockyard.scheduling.request import (
-    Lost,
-    Media,
-    Ran,
-    RequestState,
-    Result,
-    arrived,
-    hints_of,
-    sample_ids,
-)
+from blockyard.scheduling.request import Lost, Ran, RequestState, Result, arrived
 from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import Monitor, SchedulerStats
-from blockyard.shared.hints import Retention
+from blockyard.shared.hints import Hints
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
 from blockyard.shared.timings import Clock, StepTimes, timed
@@ -62,10 +54,12 @@ class Scheduler(Single):
             the options ask.
 
     Example:
+        >>> from blockyard.scheduling.new_request import NewRequest
         >>> from blockyard.scheduling.options import SchedulerOptions
         >>> cache = KVCache(device=64)
         >>> scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=8))
-        >>> scheduler.add("one", range(40), max_tokens=2)
+        >>> scheduler.add(NewRequest("one", range(40), max_tokens=2))
+        ('one',)
         >>> len(scheduler.schedule())
         1
     """
@@ -117,81 +111,25 @@ class Scheduler(Single):
     # -- requests ------------------------------------------------------------------------------
 
     @driven
-    def add(  # noqa: PLR0913 - keywords
-        self,
-        request: Hashable,
-        prompt: object,
-        *,
-        max_tokens: int,
-        priority: int = 0,
-        n: int = 1,
-        salt: str | bytes | None = None,
-        lora: str | bytes | None = None,
-        media: Iterable[Media] | None = None,
-        keys: Keys | None = None,
-        read_prefix: bool = True,
-        retention: Retention = "ordinary",
-        next_use: float | None = None,
-        retention_priority: int | None = None,
-        retention_ttl: int | None = None,
-        ticket: Ticket | None = None,
-    ) -> tuple[Hashable, ...]:
+    def add(self, request: NewRequest) -> tuple[Hashable, ...]:
         """Adds a request to the waiting queue.
 
         Args:
-            request: Its id, unlike that of any other request that has not ended.
-            prompt: Token ids, shape (tokens,); a copy is taken.
-            max_tokens: Most tokens to sample, 1 or more.
-            priority: The larger comes first, and is the last to be preempted.
-            n: Samples of the prompt, each a request with a result of its own. The prompt is
-                computed once, and forked.
-            salt: As in `KVCache.keys`.
-            lora: As in `KVCache.keys`.
-            media: As in `KVCache.keys`.
-            keys: The prompt's keys, where they are made already: by `KVCache.keys` in another
-                thread, or by the engine (`ready_keys`). Salt, lora and media are in them.
-            read_prefix: False to find nothing of the prompt in the cache, so that every token of
-                it is computed, as log probabilities of a prompt need it.
-            retention: As in `KVCache.finish`, for when it has ended; `hint` may say another later.
-            next_use: Likewise.
-            retention_priority: Likewise, as `priority` there. Here that is of the queue.
-            retention_ttl: Likewise, as `ttl` there.
-            ticket: Room promised to it by `KVCache.promise`; it is given back if the request never
-                begins.
+            request: The request.
 
         Returns:
             The ids of its samples: its own, or with n above 1 (id, 0), (id, 1), and so on.
 
         Raises:
-            Misuse: The id is taken, the prompt is empty, a value is out of range, the ticket is
-                spent, of the host or of another cache, or another scheduler drives the cache now.
+            Misuse: The id is taken, the ticket is spent, of the host, another request's or of
+                another cache, or another scheduler drives the cache now.
             TooLarge: The device can never hold it.
         """
-        samples = sample_ids(request, n)
-        self._lifecycle.check_new(samples)
-        if ticket is not None and any(other.ticket is ticket for other in self._queue.promised):
-            raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
-        hints = hints_of(retention, next_use, retention_priority, retention_ttl)
-        entries = arrived(
-            self._cache,
-            request,
-            samples,
-            prompt,
-            max_tokens=max_tokens,
-            priority=priority,
-            order=self._added,
-            arrival_step=self._batch.number,
-            salt=salt,
-            lora=lora,
-            media=media,
-            keys=keys,
-            read_prefix=read_prefix,
-            hints=hints,
-            ticket=ticket,
-        )
+        self._lifecycle.check_new(request)
+        entries = arrived(self._cache, request, self._added, self._batch.number)
         self._added += len(entries)
         self._lifecycle.add(entries)
-        return samples
+        return request.samples
 
     @driven
     def abort(self, request: Hashable) -> None:
@@ -203,15 +141,7 @@ class Scheduler(Single):
         self._lifecycle.abort(self._lifecycle.get(request))
 
     @driven
-    def hint(
-        self,
-        request: Hashable,
-        *,
-        retention: Retention = "ordinary",
-        next_use: float | None = None,
-        retention_priority: int | None = None,
-        retention_ttl: int | None = None,
-    ) -> None:
+    def hint(self, request: Hashable, hints: Hints) -> None:
         """Says what is known of a request's future now, in place of all that was said before.
 
         It is for what its answer tells: a tool is called, so that the session goes on in a few
@@ -219,15 +149,12 @@ class Scheduler(Single):
 
         Args:
             request: Its id.
-            retention: As in `add`.
-            next_use: As in `add`.
-            retention_priority: As in `add`.
-            retention_ttl: As in `add`.
+            hints: As in `NewRequest`.
 
         Raises:
             Misuse: There is no such request, or a value is out of range.
         """
-        hints = hints_of(retention, next_use, retention_priority, retention_ttl)
+        hints = Hints.given(hints)
         self._lifecycle.get(request).hints = hints
 
     @driven

@@ -183,7 +183,7 @@ def test_t17_a_request_that_has_aged_is_computed_again() -> None:
 def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_epoch() -> None:
     loop = resuming()
     entry = loop.scheduler._lifecycle._requests["new"]
-    known = len(entry.prompt) + len(entry.outputs)
+    known = len(entry.new.prompt) + len(entry.outputs)
     epoch = entry.epoch
     loop.land()
     step = loop.schedule()
@@ -414,7 +414,7 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
     before = pickle.dumps(prompt)
     loop = Loop(device=9, host=32)
     loop.add("old", text(1, 14), 16)
-    loop.scheduler.add("new", prompt, max_tokens=12)
+    loop.scheduler.add(by.NewRequest("new", prompt, max_tokens=12))
     stays = 0
     while loop.scheduler.state("new") is not None:
         loop.turn()

@@ -123,7 +123,7 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_none_runs() -> Non
         loop.add(name, texts((name + 1) // 2, 6), 2)
     for entry in [loop.scheduler._queue.pop() for _ in names]:
         assert entry is not None
-        lease = loop.cache.begin(entry.prompt)
+        lease = loop.cache.begin(entry.new.prompt)
         loop.cache.seal(lease, 5)
         loop.scheduler._lifecycle.park(entry, loop.cache.park(lease, 5))
     kept = loop.cache.promise(1)

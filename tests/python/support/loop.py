@@ -72,7 +72,7 @@ class Loop:
         self, request: Hashable, prompt: int | list[int], max_tokens: int, **keywords: Any
     ) -> None:
         tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
-        self.scheduler.add(request, tokens, max_tokens=max_tokens, **keywords)
+        self.scheduler.add(by.NewRequest(request, tokens, max_tokens=max_tokens, **keywords))
 
     def state(self, request: Hashable) -> RequestState | None:
         return self.scheduler.state(request)

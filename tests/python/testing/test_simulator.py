@@ -696,7 +696,7 @@ def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
     cache = by.KVCache(block_size=2, device=3)
     elsewhere = cache.promise(2)
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=1))
-    scheduler.add("one", [7], max_tokens=1)
+    scheduler.add(by.NewRequest("one", [7], max_tokens=1))
     assert len(scheduler.schedule()) == 0
     cache.release(elsewhere)
     assert len(scheduler.schedule()) == 1
