@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Seat:
     """Whether the request has ended: the seat only waits for its ack."""
     last_step: int = 0
     """The last step that computes in it."""
+    limit: int = 0
+    """The blocks that the device might hold when it was bound."""
 
 
 class Seats:
@@ -110,12 +112,12 @@ class Seats:
             found[seat.ticket is not None].append(seat.request)
         return found
 
-    def bind(self, request: Request, lease: Lease) -> Seat:
-        """Gives a request the lowest free seat."""
+    def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
+        """Gives a request the lowest free seat, where the device may hold `limit` blocks."""
         number = heapq.heappop(self._free)
         # An epoch above all earlier ones of the request and of the seat: no ack is good twice.
         request.epoch = max(request.epoch, self._epochs[number]) + 1
-        seat = Seat(number, request, lease, request.epoch)
+        seat = Seat(number, request, lease, request.epoch, limit=limit)
         request.seat, request.lease = number, lease
         self._seats[number] = seat
         self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
@@ -161,8 +163,25 @@ class Seats:
         self._seats[seat.number] = None
         self.let_grow(seat.number, grows=False)
         self._drop_priority(seat.request.new.priority)
-        seat.request.seat = seat.request.lease = None
+        self.unbind(seat.request)
         heapq.heappush(self._free, seat.number)
+
+    @staticmethod
+    def unbind(request: Request) -> None:
+        """Takes a request's seat and lease away, also where an interrupt has left it half bound."""
+        request.seat = request.lease = None
+
+    def add_computed(self, numbers: NDArray[np.int64], tokens: NDArray[np.int64] | int) -> None:
+        """Notes tokens whose KV the engine has acknowledged."""
+        self.computed[numbers] += tokens
+
+    def add_known(self, numbers: NDArray[Any] | int, tokens: int) -> None:
+        """Notes tokens that were sampled."""
+        self.known[numbers] += tokens
+
+    def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
+        """Notes that what was scheduled and not acknowledged is not computed."""
+        self.scheduled[numbers] = self.computed[numbers]
 
     def let_grow(self, number: int, *, grows: bool) -> None:
         """Notes whether the request of a seat runs or loads, and is neither held nor stopping."""

@@ -113,7 +113,7 @@ class Displacement:
             for row in rows
             if row.request.new.priority < entry.new.priority
             and row.stop is None
-            and row.request not in entry.displaced
+            and row.request not in entry.waiting.displaced
         ]
 
     def _stop(self, row: Seat, entry: Request) -> bool:
@@ -121,8 +121,6 @@ class Displacement:
         if not self._preemptor.is_safe(row, instead=entry) or not self._preemptor.may_stop(row):
             return False
         self._counters.displaced += 1
-        row.request.displaced_by = entry
-        entry.displaced.add(row.request)
-        entry.stood_first = 0
+        self._admission.give_way(row.request, to=entry)
         self._preemptor.preempt(row, instead=entry)
         return True

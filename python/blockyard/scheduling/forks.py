@@ -2,7 +2,7 @@
 
 from blockyard._core import Lease, Misuse, NoRoom
 from blockyard.scheduling.batch import Seat
-from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.request import Request
 from blockyard.scheduling.shared import Shared
 
 __all__ = ["Forks"]
@@ -35,17 +35,16 @@ class Forks:
         Call it before the first token of the seat is appended, and before a block of its last
         chunk is sealed.
         """
-        siblings, seat.request.siblings = seat.request.siblings, []
-        for entry in siblings:
-            entry.leader = None
+        group = seat.request.group
+        while group is not None and group.leader is seat.request and group.waiting:
+            entry = group.take()
             lease = self._lease(seat.lease, entry)
             if lease is None:
                 self._queue.push(entry)
                 continue
-            self._counters.admitted += 1
-            self._counters.forked += 1
-            entry.state = RequestState.LOADING
-            self._batch.add_loading(self._seats.bind(entry, lease))
+            self._counters.fork()
+            entry.load()
+            self._batch.add_loading(self._seats.bind(entry, lease, self._cache.limit()))
 
     def _lease(self, parent: Lease, entry: Request) -> Lease | None:
         """The lease of a fork; None where it waits in the queue."""

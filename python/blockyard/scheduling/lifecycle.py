@@ -4,13 +4,13 @@ from collections.abc import Hashable, Iterable
 
 import numpy as np
 
-from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
+from blockyard._core import Lease, Misuse, Ticket, Unavailable
 from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.new_request import NewRequest, checked
 from blockyard.scheduling.output_checks import check_acks
-from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result, lead_again
+from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result
 from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.validate import whole
 from blockyard.shared.hints import NO_HINTS
@@ -69,7 +69,7 @@ class Lifecycle:
             if sample in self._requests:
                 raise Misuse(f"request {sample!r} is there already: give each an id of its own")
         ticket = new.ticket
-        if ticket is not None and any(one.ticket is ticket for one in self._queue.promised):
+        if ticket is not None and any(one.waiting.ticket is ticket for one in self._queue.promised):
             raise Misuse(f"ticket {ticket.id} of request {new.id!r} is another request's")
 
     def __len__(self) -> int:
@@ -118,25 +118,27 @@ class Lifecycle:
         entry.leave()
         if (heir := entry.hand_over()) is not None:
             self._queue_up(heir)
-        if entry.arrived is not None:
+        if entry.recorded is not None:
             self._record(entry, heir)
 
     def _forget(self, entry: Request) -> None:
         """Drops a request that has a result."""
-        entry.state = self._results[entry].state
+        entry.end(self._results[entry].state)
         if self._requests.get(entry.id) is entry:
             del self._requests[entry.id]
+        if self._queue.waits is not None:
+            self._queue.waits.ended(entry)
 
     def _record(self, entry: Request, heir: Request | None) -> None:
         """Records a request that has begun; where it has not, the next sample stands for it."""
         recorder = self._cache.recorder
-        if recorder is None or entry.arrived is None:
+        if recorder is None or entry.recorded is None:
             return
         if entry.epoch:
             prompt, answer = len(entry.new.prompt), len(entry.outputs)
-            recorder.ended(entry.arrived, entry.prompt_keys, prompt, answer)
+            recorder.ended(entry.recorded, entry.keys.prompt, prompt, answer)
         elif heir is not None:
-            heir.arrived = entry.arrived
+            heir.stand_for(entry)
 
     def take_results(self, owner: Owner) -> list[Result]:
         """Returns the results since the last call, and those of that one if it was interrupted."""
@@ -185,7 +187,7 @@ class Lifecycle:
         """Computes no more tokens of a request for now, or goes on with it."""
         if entry.held is held:
             return
-        entry.held, entry.kept_steps = held, 0
+        entry.hold(held=held)
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is not None:
             (self._batch.hold if held else self._batch.unhold)(seat)
@@ -204,8 +206,7 @@ class Lifecycle:
     def stop(self, seat: Seat) -> None:
         """Computes nothing new in a seat; its blocks stay until the ack (T7, T24, T35)."""
         self._stops.append(self._seats.stop(seat))
-        if not seat.request.terminal:
-            seat.request.state = RequestState.STOPPING
+        seat.request.stop()
         self._batch.drop(seat)
         self._headroom.lower()
 
@@ -285,22 +286,18 @@ class Lifecycle:
         else:
             self._counters.lost += computed - parked.computed
             self._vacate(seat)
-            seat.request.last_write = after or 0
-            self.park(seat.request, parked)
+            seat.request.park(parked, last_write=after or 0)
+            self._queue_up(seat.request)
 
     def came_short(self, seat: Seat) -> None:
         """Parks a resume whose loads failed again, or recomputes it (T19, T20)."""
-        parked = self._parking.came_short(seat.lease, seat.request.resumes)
+        parked = self._parking.came_short(seat.lease, seat.request.waiting.resumes)
         if parked is None:
             self.recompute(seat)
         else:
             self._vacate(seat)
-            self.park(seat.request, parked)
-
-    def park(self, entry: Request, parked: Parked) -> None:
-        """Puts a request back in the queue, with its work kept."""
-        entry.park(parked)
-        self._queue_up(entry)
+            seat.request.park(parked)
+            self._queue_up(seat.request)
 
     def recompute(self, seat: Seat) -> None:
         """Puts the request of a seat back in the queue, with the tokens that it has now."""
@@ -380,7 +377,9 @@ class Lifecycle:
         self._stops.clear()
         for entry in self._results:
             self._forget(entry)
-        lead_again(list(self._requests.values()))
+        there = set(self._requests.values())
+        for group in {entry.group for entry in there if entry.group is not None}:
+            group.settle(there)
         ended: dict[Request, tuple[RequestState, str] | None] = {}
         for seat in self._seats.bound():
             self._give_back(seat.lease, seat.ticket)
@@ -390,7 +389,7 @@ class Lifecycle:
             if end is None and entry in ended and requests == "abort":
                 end = RequestState.ABORTED, "aborted"
             self._give_back(entry.lease)
-            entry.lease = entry.seat = None
+            self._seats.unbind(entry)
             if end is None and entry.settle() and self._parking.must_park and entry.outputs:
                 end = RequestState.FAILED, "kv_lost: this engine cannot recompute it"
             if end is not None:

@@ -71,19 +71,15 @@ class NewRequest:
         """Checks every value, and copies those that the caller could change."""
         check_id(self.id)
         one_of("read_prefix", self.read_prefix, (True, False))
-        checked = {
-            "n": integer("n", self.n, most=_MOST_SAMPLES),
-            "prompt": prompt_of(self.prompt),
-            "max_tokens": whole("max_tokens", self.max_tokens),
-            "priority": whole("priority", self.priority, None),
-            "media": bounded("media", self.media)
-            if isinstance(self.media, Iterable)
-            else self.media,
-            "hints": Hints.given(self.hints),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        self.prompt.flags.writeable = False
+        put = object.__setattr__
+        put(self, "n", integer("n", self.n, most=_MOST_SAMPLES))
+        put(self, "prompt", prompt_of(self.prompt))
+        put(self, "max_tokens", whole("max_tokens", self.max_tokens))
+        put(self, "priority", whole("priority", self.priority, None))
+        if isinstance(self.media, Iterable):
+            put(self, "media", bounded("media", self.media))
+        if self.hints is not NO_HINTS:
+            put(self, "hints", Hints.given(self.hints))
         if self.keys is not None:
             self._check_keys(self.keys)
 

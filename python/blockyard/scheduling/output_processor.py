@@ -41,7 +41,7 @@ class OutputProcessor:
         acks = check(output)
         if self._batch.dead is not None:
             self._counters.outputs_ignored += len(output.seats)
-            self._counters.acks_ignored += len(acks)
+            self._lifecycle.on_acks(acks)
             return
         oldest = self._batch.oldest
         if oldest is None or output.step != oldest.number:
@@ -57,9 +57,9 @@ class OutputProcessor:
         computed = accepted(output, in_flight)
         if not all(alive):
             self._counters.outputs_ignored += alive.count(False)
-        self._seats.computed[in_flight.numbers[alive]] += computed[alive]
+        self._seats.add_computed(in_flight.numbers[alive], computed[alive])
         for seat in rows:
-            if seat is not None and seat.request.siblings:
+            if seat is not None and seat.request.group is not None:
                 self._forks.fork(seat)
         self._foretell(output, rows)
         self._append(output, rows, in_flight.lasts)
@@ -80,8 +80,8 @@ class OutputProcessor:
     def _plain(self, output: Output, in_flight: InFlightStep) -> None:
         """Applies a plain step: every row decoded one token, and none left or ended."""
         seats = self._seats
-        seats.computed[in_flight.numbers] += 1
-        seats.known[in_flight.numbers] += 1
+        seats.add_computed(in_flight.numbers, 1)
+        seats.add_known(in_flight.numbers, 1)
         self._cache.append(in_flight.leases, output.tokens)
         for seat, token in zip(in_flight.seats, output.tokens.tolist(), strict=True):
             seat.request.outputs.append(token)
@@ -114,7 +114,7 @@ class OutputProcessor:
             drafted = set(in_flight.numbers[: in_flight.decodes].tolist())
             drafts = [seat for seat in rows if seat.number in drafted]
             numbers = np.fromiter((seat.number for seat in drafts), np.int64, len(drafts))
-            seats.scheduled[numbers] = seats.computed[numbers]
+            seats.reject_drafts(numbers)
             self._cache.trim([seat.lease for seat in drafts], seats.computed[numbers])
         numbers = np.fromiter((seat.number for seat in rows), np.int64, len(rows))
         self._cache.seal([seat.lease for seat in rows], seats.computed[numbers])
@@ -128,7 +128,7 @@ class OutputProcessor:
         each = [1] * len(rows) if output.counts is None else output.counts.tolist()
         for seat, more, ends in zip(rows, each, output.ended.tolist(), strict=True):
             if seat is not None and ends:
-                seat.request.ends_at = len(seat.request.outputs) + more
+                seat.request.foretell(more)
 
     def _append(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
         """Appends the sampled tokens; those of a stopping row count until its ack (T8)."""
@@ -137,7 +137,7 @@ class OutputProcessor:
             leases = [seat.lease for seat in rows if seat is not None]
             if leases:
                 self._cache.append(leases, tokens)
-            self._seats.known[output.seats] += 1
+            self._seats.add_known(output.seats, 1)
             for seat, token in zip(rows, tokens.tolist(), strict=True):
                 if seat is not None:
                     seat.request.outputs.append(token)
@@ -150,12 +150,11 @@ class OutputProcessor:
                     continue
                 own = tokens[start:end]
                 self._cache.append(seat.lease, own)
-                self._seats.known[seat.number] += len(own)
+                self._seats.add_known(seat.number, len(own))
                 seat.request.outputs.extend(own.tolist())
         for seat in rows:
             if seat is not None and seat.number in lasts and seat.stop is None:
-                seat.request.state = RequestState.DECODE
-                seat.request.key_bytes = b""
+                seat.request.decode()
                 self._batch.begin_decode(seat)
                 if seat.request.held:
                     self._headroom.lower()

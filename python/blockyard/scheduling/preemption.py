@@ -68,15 +68,29 @@ class Preemptor:
             return
         self._parking.relieve(need, self._handles(movable))
         # A request that has left the device has nothing more to give.
-        first = next((entry for entry in movable if entry.parked and entry.parked.on_device), None)
-        if first is None or first.parked is None:
+        works = ((entry, entry.parked) for entry in movable if entry.parked is not None)
+        first, work = next(
+            ((it, work) for it, work in works if work.handle.on_device), (None, None)
+        )
+        if first is None or work is None:
             return
-        before, first.on_device = first.on_device, first.parked.on_device
-        first.stalled_steps = first.stalled_steps + 1 if first.on_device == before else 0
-        if self._parking.gives_up(first.parked, first.stalled_steps):
-            self._cache.abandon(first.parked)
+        before, work.on_device = work.on_device, work.handle.on_device
+        work.stalled_steps = work.stalled_steps + 1 if work.on_device == before else 0
+        if self._parking.gives_up(work.handle, work.stalled_steps):
+            self._cache.abandon(work.handle)
             first.recompute()
             self._queue.drop_parked(first)
+
+    def waits_still(self, entry: Request) -> bool:
+        """Counts a step in which a request found no room; returns whether that is too often (T17).
+
+        One that is parked is recomputed then.
+        """
+        work = entry.parked
+        if work is None:
+            return False
+        work.stalled_steps += 1
+        return self._parking.is_stalled(work.stalled_steps)
 
     def relieve_all(self, behind: Request | None = None) -> bool:
         """Copies all blocks of parked requests down, those that others hold too included.
@@ -120,7 +134,7 @@ class Preemptor:
                 for entry in self._queue.parked
                 if (behind is None or entry.apart or entry.rank > behind.rank)
                 and entry.parked is not None
-                and entry.parked.state == "kept"
+                and entry.parked.handle.state == "kept"
             ),
             key=lambda entry: entry.rank,
             reverse=True,
@@ -128,7 +142,7 @@ class Preemptor:
 
     @staticmethod
     def _handles(entries: list[Request]) -> list[Parked]:
-        return [entry.parked for entry in entries if entry.parked is not None]
+        return [entry.parked.handle for entry in entries if entry.parked is not None]
 
     def victims(self, grown: Grown, spare: int) -> list[Seat]:
         """Chooses the rows that are stopped for those that found no room.
@@ -230,7 +244,7 @@ class Preemptor:
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
-        smaller = any(self._cache.limit() < seat.request.limit for seat in running)
+        smaller = any(self._cache.limit() < seat.limit for seat in running)
         if not self._parking.must_park or promised or smaller:
             return
         lost = min(
@@ -326,6 +340,8 @@ class Pressure:
         """
         self._unread.relent()
         refused = self._admission.first_refused()
+        if refused is not None and self._preemptor.waits_still(refused[0]):
+            self._admission.ask_again()
         if self._batch.held and self._seats.full:
             entry = self._admission.first_in_line()
             if entry is not None:
@@ -338,7 +354,7 @@ class Pressure:
                 self._give_way(first, lacks)
             self._preemptor.relieve(lacks, behind=first)
             idle = len(self._seats) == len(self._batch.held)
-            if idle or (first.displaced and lacks > self._preemptor.coming(first)):
+            if idle or (first.waiting.displaced and lacks > self._preemptor.coming(first)):
                 self._preemptor.relieve_all(behind=first)
         self._preemptor.lower()
         # What moves now has landed when the rows need the room.

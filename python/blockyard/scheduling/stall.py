@@ -334,12 +334,12 @@ class Stalls:
         waiting = sorted(self._queue.too_large, key=lambda entry: entry.rank)
         if not waiting and limit < self._admission.largest:
             # Rows that find no room to grow, and can neither be parked nor computed again.
-            rows = [seat.request for seat in self._seats.bound() if not seat.request.held]
-            waiting = [entry for entry in rows if entry.limit > limit]
+            rows = [seat for seat in self._seats.bound() if not seat.request.held]
+            waiting = [seat.request for seat in rows if seat.limit > limit]
             ran = int(self._seats.steps_run.sum())
         if not waiting:
             return None
-        most = max(entry.max_blocks(self._cache.block_size) for entry in waiting)
+        most = max(entry.new.max_blocks(self._cache.block_size) for entry in waiting)
         return Fact(
             Rule.NO_ROOM,
             (limit, ran, *(entry.order for entry in waiting)),
@@ -355,9 +355,9 @@ class Stalls:
         mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
         for entry in (*self._queue.parked, *self._queue.promised):
             # Another thread may ask, and it begins just now.
-            parked, ticket = entry.parked, entry.ticket
+            parked, ticket = entry.parked, entry.waiting.ticket
             if parked is not None:
-                mine["parked", parked.id] = entry.id
+                mine["parked", parked.handle.id] = entry.id
             if ticket is not None:
                 mine["ticket", ticket.id] = entry.id
 

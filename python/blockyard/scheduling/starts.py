@@ -37,7 +37,7 @@ class Starts:
                 continue
             # Slots of a copy with unknown outcome are quarantined: take others, or recompute.
             if len(self._cache.grow([seat.lease], 0)):
-                seat.request.failed_loads += 1
+                self._admission.load_failed(seat.request)
                 self._lifecycle.recompute(seat)
             else:
                 starts.append(self._start(seat))
@@ -54,10 +54,10 @@ class Starts:
             self._admission.take_back(but=admitted.refused[0])
         starts = []
         for seat in admitted.seats:
-            if not seat.request.resumes:
+            if not seat.request.waiting.resumes:
                 self._counters.found(found_by(seat.lease, self._cache.block_size))
             if seat.lease.state == "loading":
-                seat.request.state = RequestState.LOADING
+                seat.request.load()
                 self._batch.add_loading(seat)
             else:
                 starts.append(self._start(seat))

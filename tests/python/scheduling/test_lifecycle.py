@@ -438,5 +438,14 @@ def test_a_seat_that_stops_is_never_bound() -> None:
         loop.output()
     assert loop.told("seats") == 2
     with pytest.raises(IndexError):
-        loop.scheduler._shared.seats.bind(loop.scheduler._lifecycle._requests[2], None)  # type: ignore[arg-type]
+        loop.scheduler._shared.seats.bind(loop.scheduler._lifecycle._requests[2], None, 0)  # type: ignore[arg-type]
+    loop.finish()
+
+
+def test_a_request_that_ends_while_it_waits_leaves_no_time_behind() -> None:
+    loop = Loop(max_num_seqs=1, metrics=True)
+    for name in ("runs", "waits"):
+        loop.add(name, 6, 3)
+    loop.turn()
+    loop.scheduler.abort("waits")
     loop.finish()

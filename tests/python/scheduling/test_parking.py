@@ -160,10 +160,10 @@ def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
 def test_t17_a_request_that_finds_no_room_stays_parked_and_ages() -> None:
     loop = parked()
     loop.turn()
-    before = loop.scheduler._lifecycle._requests["new"].stalled_steps
+    before = loop.work().stalled_steps
     loop.turn(2)
     assert loop.state("new") is RequestState.PARKED
-    assert loop.scheduler._lifecycle._requests["new"].stalled_steps > before
+    assert loop.work().stalled_steps > before
     loop.finish()
 
 

@@ -296,8 +296,7 @@ def test_no_request_fails_for_want_of_a_host_while_another_goes_on_and_ends() ->
 def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
     loop = parked()
     loop.turn(3)
-    entry = loop.scheduler._lifecycle._requests["new"]
-    assert entry.stalled_steps > 0
+    assert loop.work().stalled_steps > 0
     loop.scheduler.abort("old")
     while loop.state("new") is not RequestState.DECODE:
         loop.turn()
@@ -305,7 +304,7 @@ def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
     loop.schedule()
     loop.output()
     loop.ack()
-    assert (loop.state("new"), entry.stalled_steps) == (RequestState.PARKED, 0)
+    assert (loop.state("new"), loop.work().stalled_steps) == (RequestState.PARKED, 0)
     loop.finish()
 
 
@@ -313,10 +312,10 @@ def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
 def test_t19_a_request_that_has_come_back_has_all_its_tries_again() -> None:
     loop = resuming()
     entry = loop.scheduler._lifecycle._requests["new"]
-    assert entry.resumes == 1
+    assert entry.waiting.resumes == 1
     loop.land()
     loop.schedule()
-    assert (loop.state("new"), entry.resumes) == (RequestState.DECODE, 0)
+    assert (loop.state("new"), entry.waiting.resumes) == (RequestState.DECODE, 0)
     loop.finish()
 
 

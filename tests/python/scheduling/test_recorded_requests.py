@@ -83,5 +83,5 @@ def test_what_never_began_is_not_recorded_and_what_was_aborted_is_as_far_as_it_c
 def test_without_a_recording_no_request_has_a_time() -> None:
     loop = Loop()
     loop.add("one", text(1, 14), 6)
-    assert loop.scheduler._lifecycle.get("one").arrived is None
+    assert loop.scheduler._lifecycle.get("one").recorded is None
     loop.finish()

@@ -11,7 +11,7 @@ import blockyard as by
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.scheduling.headroom import NoHeadroom
 from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.request import RequestState, Result
+from blockyard.scheduling.request import ParkedWork, RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from yard import free_for_all, publish, publish_below, text
 
@@ -181,14 +181,20 @@ class Loop:
         lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
         assert lists == ([], {}, {}, [])
         assert batch.held == []
+        waits = scheduler._queue.waits
+        assert waits is None or waits._since == {}
         sizes = scheduler.stats()
         assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
 
-    def handle(self, request: Hashable = "new") -> by.Parked:
-        """The handle of a parked request."""
+    def work(self, request: Hashable = "new") -> ParkedWork:
+        """The work that is kept of a parked request."""
         parked = self.scheduler._lifecycle._requests[request].parked
         assert parked is not None
         return parked
+
+    def handle(self, request: Hashable = "new") -> by.Parked:
+        """The handle of a parked request."""
+        return self.work(request).handle
 
     def told(self, name: str) -> int:
         return self.scheduler.stats()[name]

@@ -904,7 +904,7 @@ def test_one_that_gives_way_to_its_equal_is_noticed(monkeypatch: pytest.MonkeyPa
         return [row for row in self._batch.running() if self._preemptor.is_rested(row)]
 
     monkeypatch.setattr(Displacement, "_rows", rows)
-    said = _displacing(monkeypatch, lambda row, entry: row.request not in entry.displaced)
+    said = _displacing(monkeypatch, lambda row, entry: row.request not in entry.waiting.displaced)
     assert "INV-41" in said
     assert "gave way to" in said
 
