@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from blockyard._core import Keys, Misuse, Ticket
-from blockyard.scheduling.validate import prompt_of, ticket_of, whole
+from blockyard.scheduling.validate import prompt_of, whole
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.validate import bounded, integer, one_of
 from blockyard.yard.cache import KVCache
@@ -133,17 +133,6 @@ class NewRequest:
         except UnicodeError as error:
             raise Misuse(f"salt = {self.salt!r:.60}, lora = {self.lora!r:.60}: {error}") from error
         return None
-
-    def checked_ticket(self, cache: KVCache) -> Ticket | None:
-        """Returns its ticket.
-
-        Args:
-            cache: The cache in which it begins.
-
-        Raises:
-            Misuse: It is none, is spent, or is of the host or of another cache.
-        """
-        return None if self.ticket is None else ticket_of(self.id, self.ticket, cache)
 
 
 def checked(request: object) -> NewRequest:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from blockyard._core import Keys, Lease, Parked, Ticket, TooLarge
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.new_request import NewRequest
+from blockyard.scheduling.validate import ticket_of
 from blockyard.shared.hints import Hints
 from blockyard.yard.cache import KVCache
 
@@ -385,7 +386,8 @@ def arrived(cache: KVCache, new: NewRequest, order: int, arrival_step: int) -> l
         Misuse: A value does not fit the cache.
         TooLarge: The device can never hold one.
     """
-    ticket, keys = new.checked_ticket(cache), new.prompt_keys(cache)
+    ticket = None if new.ticket is None else ticket_of(new.id, new.ticket, cache)
+    keys = new.prompt_keys(cache)
     entries = [
         Request(sample, new, order + at, arrival_step, new.hints, RequestKeys(new, keys))
         for at, sample in enumerate(new.samples)
