@@ -2,7 +2,6 @@
 
 use super::State;
 use crate::base::ParkedIx;
-use crate::evict::Evict;
 use crate::tiers::FORGOTTEN;
 
 impl State {

@@ -5,7 +5,7 @@ use super::tier::opened_by;
 use super::{State, TierState};
 use crate::base::{Class, FlightIx, Id, LeaseId, NodeIx, Result, SlotIx, Tier};
 use crate::copies::{Move, Plan, Purpose};
-use crate::evict::{Evict, Passed};
+use crate::evict::Passed;
 use crate::tiers::{Hold, Uses};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;

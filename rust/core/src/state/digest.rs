@@ -130,7 +130,7 @@ mod tests {
         Tier,
     };
     use crate::copies::Flight;
-    use crate::evict::{Evict, EvictionPolicy, Hints, Place, Retention};
+    use crate::evict::{EvictionPolicy, Hints, Place, Retention};
     use crate::state::TierState;
     use crate::state::record::{Keep, Parked, Phase, Running, Ticket};
     use crate::tiers::{Hold, Node, Uses};

@@ -5,7 +5,7 @@ use super::State;
 use super::record::{Held, Phase, Running};
 use crate::base::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
 use crate::collections::mix;
-use crate::evict::{Evict, Hint, Hints, Life, Retention};
+use crate::evict::{Hint, Hints, Life, Retention};
 use crate::tiers::Hold;
 
 impl State {

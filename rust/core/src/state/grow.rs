@@ -2,7 +2,6 @@
 
 use super::State;
 use crate::base::{Error, LeaseId, LeaseIx, Result, SlotIx, Tier};
-use crate::evict::EvictionPolicy;
 use crate::tiers::Hold;
 
 impl State {
@@ -16,9 +15,8 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
-        if self.config.policy == EvictionPolicy::Recency {
-            // Each row that is full evicts a block or more: their cache misses overlap only here. A
-            // heap does not know what comes behind a leaf.
+        if self.tiers[Tier::DEVICE].order.warms() {
+            // Each row that is full evicts a block or more: their cache misses overlap only here.
             let full = leases.iter().filter(|id| {
                 let record = &self.leases[id.at()];
                 record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::base::{Class, NodeIx, SlotIx, Tier};
-use crate::evict::{Evict, Place};
+use crate::evict::{Children, Place};
 use crate::tiers::Hold;
 
 /// When copies on the host of what the device has too are evicted.
@@ -24,7 +24,7 @@ impl State {
         };
         let class = self.class_on(node, tier);
         let residency = *self.trie.residency(node, tier);
-        let above = if tier > Tier::DEVICE && self.tiers[tier].sorted {
+        let above = if tier > Tier::DEVICE && self.in_order(tier) {
             self.idle_above(node, tier, class)
         } else {
             None
@@ -41,6 +41,11 @@ impl State {
             // It closes a gap in a path: its ancestors follow it.
             self.move_to_back(parent, tier);
         }
+    }
+
+    /// Whether the tier's order needs an idle block to stand behind its children.
+    fn in_order(&self, tier: Tier) -> bool {
+        self.tiers[tier].children == Children::InOrder
     }
 
     /// The parent that stands idle on the tier, with its slot and class, where a child of this class
@@ -126,7 +131,7 @@ impl State {
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
     pub(super) fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
-        let mut at = Some(node).filter(|_| self.tiers[tier].sorted);
+        let mut at = Some(node).filter(|_| self.in_order(tier));
         while let Some(node) = at {
             self.climb();
             let Some(slot) = self.trie.slot(node, tier) else {

@@ -74,7 +74,7 @@ use crate::base::{
 use crate::collections::{Arena, Found, Tag};
 use crate::copies::{Flight, Plan};
 use crate::events::Events;
-use crate::evict::{Evict, Ghosts, Lives, Policy};
+use crate::evict::{Ghosts, Lives, Policy};
 use crate::tiers::{Ledger, Pool, Trie};
 use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
@@ -181,11 +181,11 @@ impl State {
                     config.policy,
                     slots as usize,
                     Config::room_of(Tier(tier), &config.sizes()),
-                    !config.copies_first() || Tier(tier) != Tier::HOST,
+                    config.children_on(Tier(tier)),
                 )?;
                 Ok(TierState {
                     pool: Pool::new(slots, null)?,
-                    sorted: order.sorted(),
+                    children: order.children(),
                     order,
                     ledger,
                     descent,
@@ -194,7 +194,7 @@ impl State {
             .collect::<Result<Vec<_>>>()?;
         let blocks = config.resting(&config.sizes()).iter().sum();
         Ok(Self {
-            lives: Lives::new(blocks, config.policy.learns(), config.policy.weighs())?,
+            lives: Lives::new(blocks, config.policy.asks())?,
             copies_first: config.copies_first(),
             trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),

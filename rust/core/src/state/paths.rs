@@ -6,7 +6,6 @@ use super::demote::Ahead;
 use super::{State, WritePolicy};
 use crate::base::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
 use crate::copies::{Move, Plan, Purpose};
-use crate::evict::Evict;
 use crate::tiers::{Hold, Uses};
 
 /// How much of a path that was used once may take the place of what others would lose by it: this part

@@ -3,7 +3,6 @@
 
 use super::{Config, State, TierState};
 use crate::base::{Error, Ix, ParkedIx, Result, SlotIx, Tier, memory};
-use crate::evict::Evict;
 use crate::tiers::Hold;
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@
 use super::State;
 use super::tier::opened_by;
 use crate::base::{Class, Error, Ix, Key, Link, NodeIx, Result, SlotIx, Tier};
-use crate::evict::{Evict, Evictability, Place};
+use crate::evict::{Evictability, Place};
 use crate::tiers::Hold;
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 //! is known here by number; blocks and their parents are the trie's.
 
 use crate::base::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
-use crate::evict::{Evict, Evictability, Lives, Opens, Past, Place, Policy};
+use crate::evict::{Children, Evictability, Lives, Opens, Past, Place, Policy};
 use crate::tiers::{Cell, Hold, Ledger, Pool, Residency, Trie};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
@@ -11,8 +11,8 @@ use std::ops::{Index, IndexMut};
 pub(crate) struct TierState {
     pub(crate) pool: Pool,
     pub(crate) order: Policy,
-    /// Whether the order tells what goes first by its place alone.
-    pub(crate) sorted: bool,
+    /// What the order says of that.
+    pub(crate) children: Children,
     pub(crate) ledger: Ledger,
     /// What its blocks need to go down.
     pub(crate) descent: Box<Descent>,

@@ -9,7 +9,7 @@
 use super::State;
 use super::tier::{evictability, is_busy};
 use crate::base::{FlightIx, Link, NodeIx, SlotIx, Tier};
-use crate::evict::{Evict, Evictability};
+use crate::evict::Evictability;
 use crate::tiers::{Hold, Uses};
 
 impl State {

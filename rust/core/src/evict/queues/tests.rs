@@ -14,7 +14,7 @@ fn slot(number: u32) -> SlotIx {
 }
 
 fn recency() -> Queues<Recency> {
-    Queues::new(8, 8, true).unwrap()
+    Queues::new(8, 8, Children::InOrder).unwrap()
 }
 
 fn drain(policy: &mut Queues<Recency>) -> Vec<SlotIx> {
@@ -240,7 +240,7 @@ fn cleared_goes_before_everything_new() {
 
 #[test]
 fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
-    let mut policy: Queues<Newest> = Queues::new(8, 8, true).unwrap();
+    let mut policy: Queues<Newest> = Queues::new(8, 8, Children::InOrder).unwrap();
     let class = Class::Ordinary;
     for (number, may) in [(0, Evictability::Branch), (1, Evictability::Leaf)] {
         policy.insert(slot(number), class, Past::none(), Place::Back, may);
@@ -259,8 +259,8 @@ fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
 /// Law: INV-20l
 #[test]
 fn what_a_resize_makes_the_next_victim_is_looked_at() {
-    let mut policy: Queues<Bonus> = Queues::new(8, 8, true).unwrap();
-    let mut lives = Lives::new(8, true, false).unwrap();
+    let mut policy: Queues<Bonus> = Queues::new(8, 8, Children::InOrder).unwrap();
+    let mut lives = Lives::new(8, Asks::Uses).unwrap();
     // The first was used again, and the other five ticks later.
     for (number, before) in [(0, 3), (1, 0)] {
         lives.born(NodeIx::new(number), before);

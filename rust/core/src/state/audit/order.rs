@@ -2,7 +2,6 @@
 
 use super::{Check, Violation};
 use crate::base::{Class, Ix, MAX_TIERS, NodeIx, SlotIx, Tier};
-use crate::evict::Evict;
 use crate::state::State;
 use crate::tiers::{Hold, Node};
 
