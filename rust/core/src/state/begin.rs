@@ -72,13 +72,13 @@ impl State {
         if let Some(flight) = self.waits(request, prefix.stop) {
             return Ok(Answer::Soon(flight));
         }
-        let path = std::mem::take(&mut self.path);
+        let path = std::mem::take(&mut self.scratch.path);
         let answer = self.admit(&path, &mut prefix, total, limit, request.tokens);
         if let Ok(begun) = &answer {
             let used = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
             self.count_misses(request, &path, &prefix, used);
         }
-        self.path = path;
+        self.scratch.path = path;
         answer.map(Answer::Begun)
     }
 
@@ -114,26 +114,26 @@ impl State {
         }
     }
 
-    /// Walks the request's keys, leaves the path in `self.path`, and says what of it a begin would use.
+    /// Walks the request's keys, leaves the path in `self.scratch.path`, and says what of it a begin would use.
     pub(super) fn prefix(&mut self, request: &Request<'_>) -> Prefix {
         let block_size = u64::from(self.config.block_size);
         let shared = ((request.tokens - 1) / block_size) as usize;
         let asked = request.keys.len().min(shared + 1);
         let probe = self.walk(&request.keys[..asked]);
         let device = (probe.hits[0] as usize).min(shared);
-        let lower = self.path.len().min(shared) - device;
+        let lower = self.scratch.path.len().min(shared) - device;
         let mut prefix = Prefix {
             device,
             lower,
-            runs: self.runs,
-            last: self.path.get(shared).copied(),
+            runs: self.scratch.runs,
+            last: self.scratch.path.get(shared).copied(),
             asked,
             ends: probe.stop,
             stop: probe.stop,
             slow: 0,
         };
         // The last block of a full hit is loaded too, where it is below.
-        let loads = self.path.len() - probe.hits[0] as usize;
+        let loads = self.scratch.path.len() - probe.hits[0] as usize;
         if loads > 0 {
             let most = self.pays(prefix.runs, request.load, device as u32) as usize;
             if loads > most {

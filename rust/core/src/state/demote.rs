@@ -58,7 +58,7 @@ impl State {
         self.spare_copies(from, &victims);
         let waits = self.copy_fresh(size, flight, &mut moves);
         self.copy_victims(&victims, size, flight, &mut moves);
-        self.ahead = victims;
+        self.scratch.victims = victims;
         if let Some(id) = waits {
             self.tiers[from].descent.fresh.push_front(id);
         }
@@ -117,7 +117,7 @@ impl State {
 
     /// Those of the next victims that were not looked at.
     fn unseen_victims(&mut self, tier: Tier, blocks: u32) -> Vec<SlotIx> {
-        let mut ahead = std::mem::take(&mut self.ahead);
+        let mut ahead = std::mem::take(&mut self.scratch.victims);
         ahead.clear();
         let mut gone = BTreeMap::new();
         let tier_state = &self.tiers[tier];

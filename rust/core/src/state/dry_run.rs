@@ -53,10 +53,10 @@ impl State {
         let ever = self.fits(Tier::DEVICE, limit).is_ok();
         let mut prefix = self.prefix(request);
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
-        let path = std::mem::take(&mut self.path);
+        let path = std::mem::take(&mut self.scratch.path);
         let need = limit - prefix.device as u64;
         let decision = self.settle(&path, &mut prefix, need);
-        self.path = path;
+        self.scratch.path = path;
         let last = prefix
             .last
             .map(|node| self.ready(node, Tier::DEVICE).is_some());

@@ -140,7 +140,7 @@ impl State {
     /// Evicts the next victims together, of a tier where nothing retires by that: what they need is
     /// read ahead, and no parent that goes next is told of its child.
     fn evict_batch(&mut self, tier: Tier, count: usize) {
-        let mut slots = std::mem::take(&mut self.ahead);
+        let mut slots = std::mem::take(&mut self.scratch.victims);
         slots.clear();
         let (trie, lives) = (&self.trie, &self.lives);
         self.tiers[tier].take(count, trie, lives, tier, &mut slots);
@@ -165,7 +165,7 @@ impl State {
                 self.count_unwritten(node, tier);
             }
             let lost = self.trie[node].epoch == now;
-            if self.remove_tagged(node, self.tags[at]) {
+            if self.remove_tagged(node, self.scratch.tags[at]) {
                 dropped += u64::from(lost);
                 continue;
             }
@@ -177,25 +177,25 @@ impl State {
         if has_below {
             self.counters.dropped[tier.at()] += dropped;
         }
-        (self.ahead, self.nodes) = (slots, nodes);
+        (self.scratch.victims, self.scratch.nodes) = (slots, nodes);
     }
 
     /// Reads ahead what making this room will read, in the calls that follow.
     pub(super) fn warm_room(&mut self, tier: Tier, need: u32) {
         let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
         if deficit > FEW {
-            let mut slots = std::mem::take(&mut self.ahead);
+            let mut slots = std::mem::take(&mut self.scratch.victims);
             slots.clear();
             let tier_state = &self.tiers[tier];
             tier_state.ahead(deficit as usize, &self.lives, &mut |_| None, &mut slots);
-            self.nodes = self.warm_blocks(tier, &slots);
-            self.ahead = slots;
+            self.scratch.nodes = self.warm_blocks(tier, &slots);
+            self.scratch.victims = slots;
         }
     }
 
     /// The blocks in these idle slots, whose tags are left, and whose places in the index are read.
     fn warm_blocks(&mut self, tier: Tier, slots: &[SlotIx]) -> Vec<NodeIx> {
-        let mut nodes = std::mem::take(&mut self.nodes);
+        let mut nodes = std::mem::take(&mut self.scratch.nodes);
         nodes.clear();
         let pool = &self.tiers[tier].pool;
         nodes.extend(
@@ -205,7 +205,7 @@ impl State {
                 .map(Link::at),
         );
         let keys = nodes.iter().map(|&node| &self.trie[node].key);
-        self.trie.warm(keys, &mut self.tags);
+        self.trie.warm(keys, &mut self.scratch.tags);
         nodes
     }
 }

@@ -139,17 +139,7 @@ pub struct State {
     /// Blocks whose copies are in the air, by the tiers that they go from and to, but for flights
     /// that are overdue.
     in_flight: [[u32; MAX_TIERS]; MAX_TIERS],
-    /// The path that the last match found, reused so that a match allocates nothing, and its runs
-    /// below the device.
-    path: Vec<NodeIx>,
-    runs: Runs,
-    /// Whether it has orphans: a verb that uses it links them again first.
-    loose: bool,
-    /// The next victims and their blocks, reused likewise.
-    ahead: Vec<SlotIx>,
-    nodes: Vec<NodeIx>,
-    /// The tags of the keys that are looked up next, likewise.
-    tags: Vec<Tag>,
+    scratch: Scratch,
     parkings: u64,
     /// Device blocks promised for the growth of the running batch, and for no lease in particular.
     headroom: u32,
@@ -164,6 +154,22 @@ pub struct State {
     climbed: u64,
     /// What a listener will be told, while there is one.
     events: Option<Box<Events>>,
+}
+
+/// What a verb fills anew before it reads it: kept, so that no verb allocates for it.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// The path that the last match found, and its runs below the device.
+    path: Vec<NodeIx>,
+    runs: Runs,
+    /// Whether that path has orphans: a verb that uses it links them again first.
+    loose: bool,
+    /// The next victims.
+    victims: Vec<SlotIx>,
+    /// Their blocks, or those of a path on its way down.
+    nodes: Vec<NodeIx>,
+    /// The tags of the keys that are looked up next.
+    tags: Vec<Tag>,
 }
 
 impl State {
@@ -210,12 +216,7 @@ impl State {
                 .map(|keys| Ghosts::new(keys, config.counts_uses()))
                 .transpose()?,
             in_flight: [[0; MAX_TIERS]; MAX_TIERS],
-            path: Vec::new(),
-            runs: Runs::default(),
-            loose: false,
-            ahead: Vec::new(),
-            nodes: Vec::new(),
-            tags: Vec::new(),
+            scratch: Scratch::default(),
             parkings: 0,
             headroom: 0,
             largest: 0,

@@ -207,7 +207,7 @@ impl State {
         if moves.len() >= most || !self.finds_room(to, &may_go) {
             return Descent::Waits;
         }
-        let mut path = std::mem::take(&mut self.nodes);
+        let mut path = std::mem::take(&mut self.scratch.nodes);
         let mut descent = self.bare_path(node, from, &mut path);
         let mut standing = None;
         while descent == Descent::Whole
@@ -235,7 +235,7 @@ impl State {
                 };
             }
         }
-        self.nodes = path;
+        self.scratch.nodes = path;
         descent
     }
 

@@ -22,14 +22,14 @@ impl State {
             self.of_its_own("promoting to the device")?;
         }
         let probe = self.walk(keys);
-        let path = std::mem::take(&mut self.path);
+        let path = std::mem::take(&mut self.scratch.path);
         let device = probe.hits[0] as usize;
         let plans = if to == Tier::DEVICE {
             self.promote_to_device(&path, device, blocks)
         } else {
             Ok(self.promote_to(&path, device, blocks, to))
         };
-        self.path = path;
+        self.scratch.path = path;
         plans
     }
 
@@ -39,7 +39,7 @@ impl State {
         device: usize,
         blocks: u32,
     ) -> Result<Vec<Plan>> {
-        let mut runs = self.runs;
+        let mut runs = self.scratch.runs;
         runs.cut(blocks);
         let end = device + runs.blocks() as usize;
         if end == device {

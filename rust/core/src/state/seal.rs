@@ -27,7 +27,7 @@ impl State {
         }
         // In a step of decodes each row has a block or none: their cache misses overlap only here.
         let firsts = rows.iter().filter_map(|row| row.keys.first());
-        self.trie.warm(firsts, &mut self.tags);
+        self.trie.warm(firsts, &mut self.scratch.tags);
         let mut sealed = 0;
         for row in rows {
             sealed += u64::from(self.seal_one(row));
@@ -82,7 +82,7 @@ impl State {
         };
         let above = before.checked_sub(1);
         let mut parent = above.and_then(|above| self.published(record, above));
-        let mut tags = std::mem::take(&mut self.tags);
+        let mut tags = std::mem::take(&mut self.scratch.tags);
         self.trie.warm(keys.iter(), &mut tags);
         let mut sealed = before;
         for (key, &tag) in keys.iter().zip(&tags) {
@@ -93,7 +93,7 @@ impl State {
             parent = Some(node);
             sealed += 1;
         }
-        self.tags = tags;
+        self.scratch.tags = tags;
         self.leases[lease].sealed = sealed;
         if before == 0 && sealed > 0 {
             self.note_root(lease);

@@ -115,7 +115,7 @@ impl State {
     /// what is known, and none of the ids of the others is being filled.
     fn known(&mut self, keys: &[Key], ids: &[u32], mut above: Above) -> Vec<Known> {
         let mut path = Vec::with_capacity(keys.len());
-        let mut tags = std::mem::take(&mut self.tags);
+        let mut tags = std::mem::take(&mut self.scratch.tags);
         self.trie.warm(keys.iter(), &mut tags);
         for ((key, &tag), &id) in keys.iter().zip(&tags).zip(ids) {
             let node = self.trie.seek(key, tag).map_err(|_| tag);
@@ -134,7 +134,7 @@ impl State {
             path.push(node);
             above = Above::of(node.ok());
         }
-        self.tags = tags;
+        self.scratch.tags = tags;
         path
     }
 

@@ -324,7 +324,7 @@ impl State {
     /// Links the orphans of a path, as far as it is used, that the last walk found.
     #[inline]
     pub(super) fn link_path(&mut self, path: &[NodeIx]) {
-        if std::mem::take(&mut self.loose) {
+        if std::mem::take(&mut self.scratch.loose) {
             self.link_loose(path);
         }
     }
