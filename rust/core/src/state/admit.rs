@@ -62,7 +62,7 @@ impl State {
     /// So many blocks, or `TooLarge` if the tier can never hold them.
     pub(super) fn fits(&self, tier: Tier, need: u64) -> Result<u32> {
         let null = self.config.null_slots_of(tier);
-        let capacity = u64::from(self.tiers[tier].pool.room() - null);
+        let capacity = u64::from(self.tiers[tier].pool().room() - null);
         if need > capacity {
             return Err(Error::TooLarge {
                 tier,
@@ -83,7 +83,7 @@ impl State {
 
     /// Whether a tier has room for `need` slots, for a verb that pins `idle_hits` idle blocks itself.
     pub(super) fn decide(&self, tier: Tier, need: u64, idle_hits: u64) -> Decision {
-        let ledger = &self.tiers[tier].ledger;
+        let ledger = self.tiers[tier].ledger();
         Decision {
             tier,
             need,

@@ -189,7 +189,7 @@ impl State {
         let new = total - prefix.device as u32;
         let need = u64::from(new) + u64::from(limit - total);
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
-        if !self.tiers[Tier::DEVICE].ledger.affords(most + need) {
+        if !self.tiers[Tier::DEVICE].ledger().affords(most + need) {
             let decision = self.settle(path, prefix, need);
             self.afford(decision)?;
         }
@@ -207,7 +207,7 @@ impl State {
             prefix.stop = Stop::Promised;
         }
         self.make_room(Tier::DEVICE, new);
-        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
+        self.tiers[Tier::DEVICE].promise(limit - total);
 
         let found = (prefix.device + prefix.lower) as u32;
         let cached = match last {
@@ -278,7 +278,7 @@ impl State {
     /// Marks a slot as read unless a promise would lose its backing.
     pub(super) fn mark_backed(&mut self, tier: Tier, slot: SlotIx) -> bool {
         self.mark(tier, slot);
-        if self.tiers[tier].ledger.available() < 0 {
+        if self.tiers[tier].ledger().available() < 0 {
             self.unmark(tier, slot);
             return false;
         }

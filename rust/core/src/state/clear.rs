@@ -21,14 +21,7 @@ impl State {
         self.trie.end_epoch();
         self.tell_cleared();
         for tier in self.tiers.all() {
-            self.tiers[tier].order.clear();
-            // The class is in the hold too; it is what the audit and `move_to_back` read.
-            for slot in self.tiers[tier].pool.slots() {
-                let cell = self.tiers[tier].pool.cell_mut(slot);
-                if let crate::tiers::Hold::Idle { class } = &mut cell.hold {
-                    *class = crate::base::Class::Cleared;
-                }
-            }
+            self.tiers[tier].clear();
         }
     }
 

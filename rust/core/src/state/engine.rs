@@ -99,7 +99,7 @@ impl State {
     fn fetched_by(&self, node: NodeIx) -> Option<FlightId> {
         let read = |tier| {
             let slot = self.trie.slot(node, tier);
-            slot.is_some_and(|slot| self.tiers[tier].pool.cell(slot).readers > 0)
+            slot.is_some_and(|slot| self.tiers[tier].pool().cell(slot).readers > 0)
         };
         if !self.tiers.below(Tier::DEVICE).any(read) {
             return None;
@@ -228,7 +228,7 @@ impl State {
     }
 
     fn touching(&self, ids: &[u32]) -> Option<FlightId> {
-        let pool = &self.tiers[Tier::DEVICE].pool;
+        let pool = self.tiers[Tier::DEVICE].pool();
         let busy = |&id: &SlotIx| {
             let cell = pool.cell(id);
             cell.readers > 0 || cell.hold != Hold::Null
@@ -344,7 +344,7 @@ impl State {
     }
 
     fn check_range_of_ids(&self, ids: &[u32]) -> Result<()> {
-        let blocks = self.tiers[Tier::DEVICE].pool.len();
+        let blocks = self.tiers[Tier::DEVICE].pool().len();
         match ids.iter().find(|&&id| id >= blocks) {
             Some(&id) => Err(Error::argument("ids", id, "the engine has no such block")),
             None => Ok(()),

@@ -232,7 +232,7 @@ impl State {
     pub(super) fn lose_arrival(&mut self, from: Tier, node: NodeIx, to: Tier) {
         self.detach(node, to);
         if self.keeps_at(node, to) > 0 {
-            self.tiers[to].ledger.promise(1);
+            self.tiers[to].promise(1);
         }
         self.note_copy(from, to, node, false);
         self.remove_if_gone(node);

@@ -520,7 +520,7 @@ impl State {
             }
         }
         for tier in self.tiers.all() {
-            self.tiers[tier].pool.set_leaving(true);
+            self.tiers[tier].set_leaving(true);
         }
         let (tiers, mut left) = (self.used_tiers(), false);
         for &node in order.iter().rev() {
@@ -540,7 +540,7 @@ impl State {
     /// The tiers that have a slot.
     fn used_tiers(&self) -> Vec<Tier> {
         let all = self.tiers.all();
-        all.filter(|&tier| self.tiers[tier].pool.len() > 0)
+        all.filter(|&tier| self.tiers[tier].pool().len() > 0)
             .collect()
     }
 
@@ -584,7 +584,7 @@ impl State {
     pub(super) fn trim_forgotten(&mut self) {
         if self.trie.trim_forgotten() {
             for tier in self.tiers.all() {
-                self.tiers[tier].pool.set_leaving(false);
+                self.tiers[tier].set_leaving(false);
             }
         }
     }

@@ -46,7 +46,7 @@ impl State {
         let decision = self.decide(Tier::DEVICE, need, 0);
         self.afford(decision)?;
         self.make_room(Tier::DEVICE, total - shared);
-        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
+        self.tiers[Tier::DEVICE].promise(limit - total);
 
         let parent = &self.leases[parent];
         let mut table = parent.table[..shared as usize].to_vec();

@@ -15,7 +15,7 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
-        if self.tiers[Tier::DEVICE].order.warms() {
+        if self.tiers[Tier::DEVICE].order().warms() {
             // Each row that is full evicts a block or more: their cache misses overlap only here.
             let full = leases.iter().filter(|id| {
                 let record = &self.leases[id.at()];
@@ -63,7 +63,7 @@ impl State {
             return false;
         }
         self.accept_short(lease);
-        self.tiers[Tier::DEVICE].ledger.release(promised as u32);
+        self.tiers[Tier::DEVICE].release(promised as u32);
         self.make_room(Tier::DEVICE, need as u32);
         for _ in 0..need {
             let Some(slot) = self.take_free(Tier::DEVICE, Hold::Claimed { leases: 1 }) else {
@@ -130,23 +130,13 @@ impl State {
     /// Takes a lease off a slot of a table. A duplicate is freed before the block that it stands
     /// beside is unpinned.
     pub(super) fn release_slot(&mut self, slot: SlotIx) {
-        match &mut self.tiers[Tier::DEVICE].pool.cell_mut(slot).hold {
-            Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => {
-                self.free(Tier::DEVICE, slot);
-            }
-            Hold::Duplicate { leases: 1 } => {
-                let node = self.tiers[Tier::DEVICE].pool.cell_mut(slot).node.take();
-                self.free(Tier::DEVICE, slot);
-                let published = node.and_then(|node| self.trie.slot(node.at(), Tier::DEVICE));
-                if let Some(slot) = published {
-                    self.unpin(Tier::DEVICE, slot);
-                }
-            }
-            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Duplicate { leases } => {
-                *leases -= 1;
-            }
-            Hold::Pinned { .. } => self.unpin(Tier::DEVICE, slot),
-            hold => debug_assert!(false, "slot {slot} of a table is {hold:?}"),
+        if let Hold::Pinned { .. } = self.hold(Tier::DEVICE, slot) {
+            return self.unpin(Tier::DEVICE, slot);
+        }
+        let beside = self.tiers[Tier::DEVICE].unshare(slot);
+        let published = beside.and_then(|node| self.trie.slot(node.at(), Tier::DEVICE));
+        if let Some(slot) = published {
+            self.unpin(Tier::DEVICE, slot);
         }
     }
 
@@ -155,12 +145,8 @@ impl State {
     pub(super) fn promise_to(&mut self, lease: LeaseIx, promised: u32, limit: u32) {
         let blocks = self.leases[lease].blocks();
         let want = limit.saturating_sub(blocks);
-        let ledger = &mut self.tiers[Tier::DEVICE].ledger;
-        ledger.release(promised);
-        let backed = u32::try_from(ledger.available().max(0))
-            .unwrap_or(u32::MAX)
-            .min(want);
-        ledger.promise(backed);
-        self.leases[lease].limit = blocks + backed;
+        let device = &mut self.tiers[Tier::DEVICE];
+        device.release(promised);
+        self.leases[lease].limit = blocks + device.promise_up_to(want.into());
     }
 }

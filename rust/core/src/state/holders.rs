@@ -73,10 +73,10 @@ impl State {
             return Err(Error::argument("tier", tier.name(), help));
         };
         Ok(Room {
-            free: tier_state.ledger.free(),
-            evictable: tier_state.ledger.takeable(),
-            promised: tier_state.ledger.promised(),
-            available: tier_state.ledger.available(),
+            free: tier_state.ledger().free(),
+            evictable: tier_state.ledger().takeable(),
+            promised: tier_state.ledger().promised(),
+            available: tier_state.ledger().available(),
             headroom: if tier == Tier::DEVICE {
                 self.headroom
             } else {
@@ -95,7 +95,7 @@ impl State {
             let help = "this cache was made without that tier";
             return Err(Error::argument("tier", tier.name(), help));
         };
-        Ok(tier_state.pool.room() - self.config.null_slots_of(tier))
+        Ok(tier_state.pool().room() - self.config.null_slots_of(tier))
     }
 
     /// The last step that the engine has done, if it has done one.
@@ -145,7 +145,7 @@ impl State {
     /// `Spent` or `Foreign` for one that is not there.
     pub fn pending(&self, id: ParkedId) -> Result<Pending> {
         let record = &self.parked[self.parked(id)?];
-        let pool = &self.tiers[Tier::DEVICE].pool;
+        let pool = self.tiers[Tier::DEVICE].pool();
         let mut pending = Pending::default();
         // Deepest first: whether the block below is read by a copy of this path alone.
         let mut below_lands = false;
@@ -178,7 +178,7 @@ impl State {
 
     /// Slots that come back with the last holder of this one.
     fn given_back(&self, slot: SlotIx) -> u32 {
-        let pool = &self.tiers[Tier::DEVICE].pool;
+        let pool = self.tiers[Tier::DEVICE].pool();
         let cell = pool.cell(slot);
         let private = u32::from(cell.readers == 0 && pool.stays(slot));
         match cell.hold {
@@ -309,7 +309,7 @@ impl State {
     }
 
     fn idle_in_flight_on(&self, tier: Tier) -> (Tier, u32, Vec<FlightId>) {
-        let mut seen = vec![false; self.tiers[tier].pool.len() as usize];
+        let mut seen = vec![false; self.tiers[tier].pool().len() as usize];
         let (mut blocks, mut holders) = (0, Vec::new());
         for (flight, record) in self.flights.iter() {
             let reads = record.reads && record.from == tier;

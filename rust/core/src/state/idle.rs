@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::base::{Class, NodeIx, SlotIx, Tier};
-use crate::evict::{Children, Place};
+use crate::evict::Place;
 use crate::tiers::Hold;
 
 /// When copies on the host of what the device has too are evicted.
@@ -24,7 +24,7 @@ impl State {
         };
         let class = self.class_on(node, tier);
         let residency = *self.trie.residency(node, tier);
-        let above = if tier > Tier::DEVICE && self.in_order(tier) {
+        let above = if tier > Tier::DEVICE && self.tiers[tier].keeps_order() {
             self.idle_above(node, tier, class)
         } else {
             None
@@ -41,11 +41,6 @@ impl State {
             // It closes a gap in a path: its ancestors follow it.
             self.move_to_back(parent, tier);
         }
-    }
-
-    /// Whether the tier's order needs an idle block to stand behind its children.
-    fn in_order(&self, tier: Tier) -> bool {
-        self.tiers[tier].children == Children::InOrder
     }
 
     /// The parent that stands idle on the tier, with its slot and class, where a child of this class
@@ -131,7 +126,7 @@ impl State {
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
     pub(super) fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
-        let mut at = Some(node).filter(|_| self.in_order(tier));
+        let mut at = Some(node).filter(|_| self.tiers[tier].keeps_order());
         while let Some(node) = at {
             self.climb();
             let Some(slot) = self.trie.slot(node, tier) else {
@@ -157,12 +152,7 @@ impl State {
     pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
         let evictability = self.evictability_of(tier, slot);
         let past = self.lives.of(node);
-        let tier_state = &mut self.tiers[tier];
-        tier_state.order.remove(slot);
-        tier_state.pool.cell_mut(slot).hold = Hold::Idle { class };
-        tier_state
-            .order
-            .insert(slot, class, past, Place::Back, evictability);
+        self.tiers[tier].reclass(slot, class, past, evictability);
     }
 
     /// A block has a ready copy on the device now, or none any more. Its copies below become shadows
@@ -178,11 +168,7 @@ impl State {
                 && class != self.class_on(node, below)
             {
                 let takeable = self.takeable(below, slot);
-                let tier_state = &mut self.tiers[below];
-                if takeable {
-                    tier_state.ledger.lose_takeable();
-                }
-                tier_state.order.remove(slot);
+                self.tiers[below].leave_order(slot, takeable);
                 self.make_idle(below, slot);
             }
         }

@@ -102,7 +102,7 @@ impl State {
                 let own = self.home_among(node, homes);
                 self.trie[node].keeps = Keeps::default().at(own);
                 let lacks = self.trie.slot(node, own).is_none();
-                self.tiers[own].ledger.promise(u32::from(lacks));
+                self.tiers[own].promise(u32::from(lacks));
             }
             let own = self.trie[node].keeps.home();
             match self.ready(node, own) {
@@ -111,7 +111,7 @@ impl State {
             }
             self.trie[node].keeps.gain();
         }
-        self.tiers[homes.tier].ledger.promise(owed);
+        self.tiers[homes.tier].promise(owed);
         for &node in &path[..on_device as usize] {
             if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
                 self.pin(Tier::DEVICE, slot);
@@ -129,7 +129,7 @@ impl State {
         let owed = self.is_owed(node, from);
         self.trie[node].keeps = keeps.at(to);
         if owed {
-            self.tiers[from].ledger.release(1);
+            self.tiers[from].release(1);
         } else if let Some(slot) = self.ready(node, from) {
             for _ in 0..keeps.count() {
                 self.unpin(from, slot);
@@ -160,16 +160,16 @@ impl State {
     /// tickets' too: only a verb that has checked takes a slot there, and the one promise made
     /// without a check is that of a kept block whose copy to its home has failed.
     pub(super) fn break_unbacked(&mut self, tier: Tier) {
-        if self.tiers[tier].ledger.available() >= 0 {
+        if self.tiers[tier].ledger().available() >= 0 {
             return;
         }
         for parked in self.keepers_on(tier) {
-            if self.tiers[tier].ledger.available() >= 0 {
+            if self.tiers[tier].ledger().available() >= 0 {
                 break;
             }
             self.break_keep(parked);
         }
-        debug_assert!(self.tiers[tier].ledger.available() >= 0);
+        debug_assert!(self.tiers[tier].ledger().available() >= 0);
     }
 
     /// The whole records that keep something on the tier, the youngest first. They stay so until they
@@ -204,7 +204,7 @@ impl State {
             let dissolves = last && block.is_anonymous();
             let below = self.trie.slot(node, home);
             if below.is_none() && last {
-                self.tiers[home].ledger.release(1);
+                self.tiers[home].release(1);
             }
             if dissolves {
                 self.dissolve(node, u32::from(at < on_device));

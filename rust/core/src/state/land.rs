@@ -263,7 +263,7 @@ impl State {
         self.detach(node, tier);
         self.free(tier, step.to);
         if keeps > 0 {
-            self.tiers[tier].ledger.promise(1);
+            self.tiers[tier].promise(1);
             kept.failed.push(node);
         }
         self.note_copy(flight.from, tier, node, false);

@@ -50,7 +50,7 @@ impl State {
             .all()
             .partition(|tier| *tier == Tier::DEVICE || !kept.contains(tier));
         for tier in kept {
-            for slot in self.tiers[tier].pool.slots() {
+            for slot in self.tiers[tier].pool().slots() {
                 if let Hold::Filling { flight } = self.hold(tier, slot)
                     && let Some(node) = self.node_in(tier, slot)
                     && lost.contains(&self.flights[flight].from)
@@ -61,14 +61,14 @@ impl State {
             }
         }
         let leases = self.holders_of_slots();
-        for slot in self.tiers[Tier::DEVICE].pool.slots() {
+        for slot in self.tiers[Tier::DEVICE].pool().slots() {
             if let Hold::Duplicate { leases } = self.hold(Tier::DEVICE, slot) {
                 self.put(Tier::DEVICE, slot, Hold::Owned { leases });
-                self.tiers[Tier::DEVICE].pool.cell_mut(slot).node = None;
+                self.tiers[Tier::DEVICE].unlink(slot);
             }
         }
         for &tier in &lost {
-            for slot in self.tiers[tier].pool.slots() {
+            for slot in self.tiers[tier].pool().slots() {
                 self.strip(tier, slot, &leases);
             }
         }
@@ -102,7 +102,7 @@ impl State {
 
     /// How many tables have each slot of the device.
     fn holders_of_slots(&self) -> Vec<u32> {
-        let mut leases = vec![0; self.tiers[Tier::DEVICE].pool.len() as usize];
+        let mut leases = vec![0; self.tiers[Tier::DEVICE].pool().len() as usize];
         let running = self.leases.iter().map(|(_, lease)| &lease.table);
         for slot in running
             .chain(self.held.iter().map(|held| &held.table))

@@ -65,33 +65,19 @@ pub use stats::{Counters, Field, Kind, Stats, TierStats};
 pub use view::{ParkedView, View};
 
 pub(crate) use forget::{Lineage, Roots};
-pub(crate) use tier::{Descent, TierState, Tiers};
+pub(crate) use tier::{TierState, Tiers};
 
 use crate::base::{
-    Error, FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx,
-    Tier, memory,
+    Error, FlightId, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
 };
 use crate::collections::{Arena, Found, Tag};
 use crate::copies::{Flight, Plan};
 use crate::events::Events;
-use crate::evict::{Ghosts, Lives, Policy};
-use crate::tiers::{Ledger, Pool, Trie};
+use crate::evict::{Ghosts, Lives};
+use crate::tiers::Trie;
 use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
 use stray::Strays;
-
-impl Descent {
-    /// Makes room for all that may have come to a tier of that many slots, where it is told in that
-    /// order.
-    pub(crate) fn reserve(&mut self, config: &Config, tier: Tier, slots: usize) -> Result<()> {
-        if config.write_of(tier) != WritePolicy::Through {
-            return Ok(());
-        }
-        let more = slots.saturating_sub(self.fresh.len());
-        let had = self.fresh.try_reserve_exact(more);
-        had.map_err(|_| memory::lacking::<Id<NodeIx>>("what was published last", slots))
-    }
-}
 
 /// What a begin, a fork or a resume gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -176,27 +162,7 @@ impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
         config.fits(None)?;
         let tiers = (0..config.slots.len())
-            .map(|tier| {
-                let slots = config.slots[tier];
-                let null = config.null_slots_of(Tier(tier));
-                let mut ledger = Ledger::default();
-                ledger.enter(slots - null);
-                let mut descent = Box::<Descent>::default();
-                descent.reserve(&config, Tier(tier), slots as usize)?;
-                let order = Policy::new(
-                    config.policy,
-                    slots as usize,
-                    Config::room_of(Tier(tier), &config.sizes()),
-                    config.children_on(Tier(tier)),
-                )?;
-                Ok(TierState {
-                    pool: Pool::new(slots, null)?,
-                    children: order.children(),
-                    order,
-                    ledger,
-                    descent,
-                })
-            })
+            .map(|tier| TierState::new(&config, Tier(tier)))
             .collect::<Result<Vec<_>>>()?;
         let blocks = config.resting(&config.sizes()).iter().sum();
         Ok(Self {
@@ -280,7 +246,7 @@ impl State {
             tiers: self
                 .tiers
                 .iter()
-                .map(|tier_state| TierStats::of(&tier_state.ledger))
+                .map(|tier_state| TierStats::of(tier_state.ledger()))
                 .collect(),
             leases: self.leases.len() as u64,
             parked: self.parked.len() as u64,

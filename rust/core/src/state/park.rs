@@ -51,7 +51,7 @@ impl State {
         let limits = self
             .tiers
             .below(Tier::DEVICE)
-            .map(|tier| self.tiers[tier].pool.room());
+            .map(|tier| self.tiers[tier].pool().room());
         let capacity = limits.max().unwrap_or(0);
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
@@ -88,9 +88,7 @@ impl State {
         });
         self.keep(parked, homes);
         self.counters.parked += 1;
-        self.tiers[Tier::DEVICE]
-            .ledger
-            .release(self.leases[lease].promised());
+        self.tiers[Tier::DEVICE].release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         self.release_or_hold(record, Hints::default(), after);
         self.ease_headroom();
@@ -126,7 +124,7 @@ impl State {
         let mut refused = None;
         for only in [false, true] {
             for tier in self.tiers.below(Tier::DEVICE) {
-                if self.tiers[tier].pool.room() == 0 {
+                if self.tiers[tier].pool().room() == 0 {
                     continue;
                 }
                 let homes = Homes { tier, only };
@@ -151,9 +149,7 @@ impl State {
 
     /// A resume came back short, and its keep is whole: the sequence is parked as it was.
     fn park_again(&mut self, lease: LeaseIx) -> ParkedId {
-        self.tiers[Tier::DEVICE]
-            .ledger
-            .release(self.leases[lease].promised());
+        self.tiers[Tier::DEVICE].release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         let again = match record.resumes() {
             Some(parked) => Parked {

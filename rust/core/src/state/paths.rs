@@ -77,11 +77,11 @@ impl State {
     /// The next victims, or what came to the tier where all of it is to go down; at most so many in the air.
     fn copy_next(&mut self, from: Tier, ahead: u32, most: u32, flying: u32) -> Option<Plan> {
         let through = self.config.write_of(from) == WritePolicy::Through;
-        if !through && self.tiers[from].ledger.free() >= ahead {
+        if !through && self.tiers[from].ledger().free() >= ahead {
             return None;
         }
         // Where a place says which goes first, what is being copied counts among the next victims.
-        let passed = through || self.tiers[from].order.looked().is_none();
+        let passed = through || self.tiers[from].order().looked().is_none();
         let look = ahead.saturating_sub(if passed { flying } else { 0 });
         self.look_down(from, most.saturating_sub(flying), look)
     }
@@ -90,11 +90,11 @@ impl State {
     /// takes the place of another: then they are of half of this tier at most, for several begins at once.
     fn copy_behind(&mut self, from: Tier, ahead: u32, most: u32) -> Option<Plan> {
         let to = self.tiers.next_below(from)?;
-        let looked = self.tiers[from].order.looked();
+        let looked = self.tiers[from].order().looked();
         let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * most));
-        let full = self.tiers[to].ledger.free() == 0;
+        let full = self.tiers[to].ledger().free() == 0;
         let bound = if full {
-            self.tiers[from].pool.room() / 2
+            self.tiers[from].pool().room() / 2
         } else {
             u32::MAX
         };
@@ -116,7 +116,7 @@ impl State {
 
     /// Blocks of the device that the largest begin leaves; all of another tier.
     fn spare_of(&self, tier: Tier) -> u32 {
-        let room = self.tiers[tier].pool.room();
+        let room = self.tiers[tier].pool().room();
         if tier > Tier::DEVICE {
             return room;
         }
@@ -164,7 +164,7 @@ impl State {
             let Some(node) = node.filter(|&node| self.wants_copy(node, Tier::DEVICE)) else {
                 return;
             };
-            let full = self.tiers[self.flights[flight].to].ledger.free() == 0;
+            let full = self.tiers[self.flights[flight].to].ledger().free() == 0;
             if full && self.standing(node) > 0 {
                 return;
             }
@@ -178,7 +178,7 @@ impl State {
     /// down at once: those cannot be taken until they have landed. The largest begin must find room
     /// beside them, and one that is larger than any before waits for what lands within [`LOOKS`].
     fn pace(&self, tier: Tier, least: u32) -> (u32, u32) {
-        let room = self.tiers[tier].pool.room();
+        let room = self.tiers[tier].pool().room();
         let largest = self.largest.min(room);
         let soon = LOOKS * self.tiers[tier].descent.speed.blocks;
         let (ahead, most) = if tier == Tier::DEVICE {
@@ -213,9 +213,9 @@ impl State {
         while descent == Descent::Whole
             && let Some(next) = path.pop()
         {
-            let earns = self.tiers[to].ledger.free() > 0 || {
+            let earns = self.tiers[to].ledger().free() > 0 || {
                 let standing = standing.get_or_insert_with(|| self.standing(next));
-                *standing <= i64::from(FEWEST.max(self.tiers[to].pool.room() / SHARE))
+                *standing <= i64::from(FEWEST.max(self.tiers[to].pool().room() / SHARE))
             };
             standing = standing.map(|standing| standing + 1);
             // Its parent is the one block of its path that may be a leaf there.
@@ -285,7 +285,7 @@ impl State {
     }
 
     fn finds_room(&mut self, to: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> bool {
-        self.tiers[to].ledger.free() > 0 || self.victim(to, may_go).is_some()
+        self.tiers[to].ledger().free() > 0 || self.victim(to, may_go).is_some()
     }
 
     /// Whether nothing is lost with a block's copy on the tier: it has another, or goes first in any case.

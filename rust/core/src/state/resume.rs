@@ -75,7 +75,7 @@ impl State {
         let lower = &path[device..];
         let sources: Vec<Tier> = lower.iter().map(|&node| self.mark_kept(node)).collect();
         self.make_room(Tier::DEVICE, total - device as u32);
-        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
+        self.tiers[Tier::DEVICE].promise(limit - total);
         let named = path
             .iter()
             .take_while(|&&node| !self.trie[node].is_anonymous())

@@ -4,7 +4,7 @@ use super::State;
 use super::record::Running;
 use crate::base::{Error, Key, LeaseId, LeaseIx, Link, NodeIx, Result, SlotIx, Tier};
 use crate::collections::Tag;
-use crate::tiers::{Hold, Uses};
+use crate::tiers::Uses;
 
 /// One row of a seal.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +114,11 @@ impl State {
 
     /// The block whose copy a slot of a table is, or beside whose copy it stands.
     pub(super) fn node_of(&self, slot: SlotIx) -> Option<NodeIx> {
-        self.tiers[Tier::DEVICE].pool.cell(slot).node.map(Link::at)
+        self.tiers[Tier::DEVICE]
+            .pool()
+            .cell(slot)
+            .node
+            .map(Link::at)
     }
 
     /// The published block that a sealed block of the table is or stands beside.
@@ -171,17 +175,15 @@ impl State {
             return None;
         }
         // A duplicate: the slot stays private, and the published block is pinned beside it.
-        if self.takeable(Tier::DEVICE, published) && self.tiers[Tier::DEVICE].ledger.available() < 1
+        if self.takeable(Tier::DEVICE, published)
+            && self.tiers[Tier::DEVICE].ledger().available() < 1
         {
             return None;
         }
         self.pin(Tier::DEVICE, published);
         self.note_use(node);
         self.lives.find(node);
-        if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(Tier::DEVICE, slot) {
-            self.put(Tier::DEVICE, slot, Hold::Duplicate { leases });
-            self.tiers[Tier::DEVICE].pool.cell_mut(slot).node = Some(Link::to(node));
-        }
+        self.tiers[Tier::DEVICE].stand_beside(slot, Link::to(node));
         self.counters.duplicates += 1;
         Some(node)
     }

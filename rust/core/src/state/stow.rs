@@ -98,7 +98,7 @@ impl State {
         for &slot in &own {
             self.mark(to, slot);
         }
-        let room = self.tiers[to].ledger.available().max(0);
+        let room = self.tiers[to].ledger().available().max(0);
         let most = usize::try_from(room).map_or(new, |room| room.min(new));
         self.make_room(to, most as u32);
         let plan = self.fill_path(keys, ids, (above, &path), to, most);
@@ -224,7 +224,7 @@ impl State {
     ) {
         let to = self.flights[flight].to;
         // It is in no order and backs nothing, so that a mark is all there is to it.
-        self.tiers[Tier::DEVICE].pool.cell_mut(id).readers += 1;
+        self.tiers[Tier::DEVICE].read(id);
         if let Some(slot) = self.attach(node, to, flight) {
             moves.push(Move {
                 node: Some(self.trie.id(node)),

@@ -24,7 +24,7 @@ impl State {
         let need = self.fits(tier, blocks)?;
         let decision = self.decide(tier, blocks, 0);
         self.afford(decision)?;
-        self.tiers[tier].ledger.promise(need);
+        self.tiers[tier].promise(need);
         let ticket = self.tickets.insert(Ticket::of(tier, need));
         Ok(TicketId(self.tickets.id(ticket)))
     }
@@ -33,7 +33,7 @@ impl State {
     pub fn release_ticket(&mut self, id: TicketId) -> Result<()> {
         let ticket = self.ticket(id)?;
         let Ticket { tier, blocks, .. } = self.tickets.remove(ticket);
-        self.tiers[tier].ledger.release(blocks);
+        self.tiers[tier].release(blocks);
         Ok(())
     }
 
@@ -84,14 +84,14 @@ impl State {
             };
             return Err(Error::state(what, help));
         }
-        self.tiers[tier].ledger.release(blocks);
+        self.tiers[tier].release(blocks);
         let answer = act(self);
         if answer.as_ref().is_ok_and(spends) {
             self.tickets.remove(ticket);
         } else {
             // Nothing of its tier was taken meanwhile: it is backed as it was.
-            self.tiers[tier].ledger.promise(blocks);
-            debug_assert!(self.tiers[tier].ledger.available() >= 0);
+            self.tiers[tier].promise(blocks);
+            debug_assert!(self.tiers[tier].ledger().available() >= 0);
         }
         answer
     }

@@ -9,16 +9,16 @@ impl State {
     /// The order holds all idle blocks, child before parent; pins are closed to the root (INV-20).
     pub(super) fn ordered(&self, tier: Tier) -> Check {
         let tier_state = &self.tiers[tier];
-        let ranks = tier_state.order.ranks(tier_state.pool.len() as usize);
-        for (slot, cell) in tier_state.pool.cells() {
+        let ranks = tier_state.order().ranks(tier_state.pool().len() as usize);
+        for (slot, cell) in tier_state.pool().cells() {
             let idle = matches!(cell.hold, Hold::Idle { .. });
-            if tier_state.order.holds(slot) != idle {
+            if tier_state.order().holds(slot) != idle {
                 let detail = format!("it is {:?}; in the order: {}", cell.hold, !idle);
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
             if idle
                 && !tier_state
-                    .order
+                    .order()
                     .agrees(slot, self.evictability_of(tier, slot))
             {
                 let detail = format!(
@@ -34,7 +34,7 @@ impl State {
             // What a higher tier has needs none until it is dropped there, and is looked at again then.
             let class = Class::Copied;
             let spare = cell.hold == Hold::Idle { class };
-            if tier_state.order.seen(slot) && !spare && self.should_be_below(node, tier) {
+            if tier_state.order().seen(slot) && !spare && self.should_be_below(node, tier) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
@@ -138,7 +138,7 @@ impl State {
         let Some(slot) = self.trie.slot(node, tier) else {
             return false;
         };
-        let cell = self.tiers[tier].pool.cell(slot);
+        let cell = self.tiers[tier].pool().cell(slot);
         let held = matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. });
         cell.readers > 0
             || (tier > Tier::DEVICE && held)

@@ -1,62 +1,26 @@
 //! One tier: its slots, which goes next, and the accounts of both, moved together. What a slot holds
-//! is known here by number; blocks and their parents are the trie's.
+//! is known here by number; blocks and their parents are the trie's. Others read these parts, and change
+//! them by the verbs below alone.
 
-use crate::base::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
-use crate::evict::{Children, Evictability, Lives, Opens, Past, Place, Policy};
+mod descent;
+mod size;
+
+use super::Config;
+use crate::base::{Class, FlightIx, Id, Link, NodeIx, Result, Set, SlotIx, Tier};
+use crate::evict::{Children, Evictability, Life, Lives, Past, Place, Policy};
 use crate::tiers::{Cell, Hold, Ledger, Pool, Residency, Trie};
-use std::collections::{BTreeMap, VecDeque};
+use descent::Descent;
+use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
 #[derive(Hash, Debug)]
 pub(crate) struct TierState {
-    pub(crate) pool: Pool,
-    pub(crate) order: Policy,
-    /// What the order says of that.
-    pub(crate) children: Children,
-    pub(crate) ledger: Ledger,
+    pool: Pool,
+    order: Policy,
+    children: Children,
+    ledger: Ledger,
     /// What its blocks need to go down.
-    pub(crate) descent: Box<Descent>,
-}
-
-/// What is remembered of the blocks of one tier that are to be copied down.
-#[derive(Hash, Debug, Default)]
-pub(crate) struct Descent {
-    /// Blocks that came and were not copied down yet, under [`super::WritePolicy::Through`].
-    pub(crate) fresh: VecDeque<Id<NodeIx>>,
-    /// How often the copy down of a block has failed since one was good.
-    pub(crate) failures: BTreeMap<Id<NodeIx>, u32>,
-    /// Whether the end of a path was passed over because what is before it could not be copied.
-    pub(crate) cut: bool,
-    pub(crate) speed: Speed,
-}
-
-/// How fast blocks go down, in looks ahead.
-#[derive(Hash, Debug, Default)]
-pub(crate) struct Speed {
-    /// Blocks that land from one look to the next.
-    pub(crate) blocks: u32,
-    /// How many were on their way after the last look, and looks since some have landed.
-    pub(crate) flying: u32,
-    looks: u32,
-    /// Whether none were at the last look, before it.
-    idle: bool,
-}
-
-impl Speed {
-    /// So many are on their way now. Whether none are, and none were at the last look.
-    pub(crate) fn look(&mut self, flying: u32) -> bool {
-        let rested = std::mem::replace(&mut self.idle, flying == 0) && flying == 0;
-        self.looks += u32::from(self.flying > 0);
-        let landed = self.flying.saturating_sub(flying);
-        if landed > 0 {
-            let seen = landed.div_ceil(self.looks);
-            // Few that land at once do not say that more would not.
-            let more = self.looks == 1 && flying == 0;
-            self.blocks = if more { self.blocks.max(seen) } else { seen };
-            self.looks = 0;
-        }
-        rested
-    }
+    pub(super) descent: Box<Descent>,
 }
 
 /// The tiers of a yard, the device first.
@@ -140,7 +104,7 @@ fn last_use(pool: &Pool, lives: &Lives, slot: SlotIx) -> u32 {
 }
 
 /// The idle parent on the tier that is a leaf once this slot, and those before it, are gone.
-pub(super) fn opened_by(
+fn opened_by(
     pool: &Pool,
     trie: &Trie,
     tier: Tier,
@@ -170,6 +134,72 @@ pub(super) fn is_busy(tier: Tier, cell: &Cell) -> bool {
 }
 
 impl TierState {
+    pub(super) fn new(config: &Config, tier: Tier) -> Result<Self> {
+        let (slots, null) = (config.slots[tier.at()], config.null_slots_of(tier));
+        let room = Config::room_of(tier, &config.sizes());
+        let children = config.children_on(tier);
+        let order = Policy::new(config.policy, slots as usize, room, children)?;
+        let mut ledger = Ledger::default();
+        ledger.enter(slots - null);
+        Ok(Self {
+            pool: Pool::new(slots, null)?,
+            children: order.children(),
+            order,
+            ledger,
+            descent: Box::new(Descent::new(config, tier)?),
+        })
+    }
+
+    #[inline]
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    #[inline]
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    #[inline]
+    pub(super) fn order(&self) -> &Policy {
+        &self.order
+    }
+
+    /// Whether an idle block must stand behind its children.
+    #[inline]
+    pub(super) fn keeps_order(&self) -> bool {
+        self.children == Children::InOrder
+    }
+
+    /// Keeps so many slots obtainable for later; the caller knows that they can be had, or that others will
+    /// give theirs up.
+    #[inline]
+    pub(super) fn promise(&mut self, slots: u32) {
+        self.ledger.promise(slots);
+    }
+
+    /// Promises as many of these slots as can be had. Returns how many those are.
+    pub(super) fn promise_up_to(&mut self, slots: u64) -> u32 {
+        let room = self.ledger.available().max(0).cast_unsigned();
+        // No more than the room, which is a number of slots.
+        let promised = slots.min(room) as u32;
+        self.ledger.promise(promised);
+        promised
+    }
+
+    /// So many slots are promised no more.
+    #[inline]
+    pub(super) fn release(&mut self, slots: u32) {
+        self.ledger.release(slots);
+    }
+
+    /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be given out
+    /// again.
+    #[inline]
+    pub(super) fn backs(&self, slot: SlotIx, evictability: Evictability) -> bool {
+        evictability != Evictability::Blocked && self.pool.stays(slot)
+    }
+
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
     #[inline]
     pub(super) fn put(&mut self, slot: SlotIx, hold: Hold) {
@@ -215,6 +245,161 @@ impl TierState {
         }
     }
 
+    /// Takes a holder off a pinned slot, but for the last one. Whether it is the last.
+    #[inline]
+    pub(super) fn unpin(&mut self, slot: SlotIx) -> bool {
+        match &mut self.pool.cell_mut(slot).hold {
+            Hold::Pinned { pins } if *pins > 1 => *pins -= 1,
+            Hold::Pinned { .. } => return true,
+            hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
+        }
+        false
+    }
+
+    /// Takes a lease off a private slot, which is free after the last one. Returns the block that it stood
+    /// beside.
+    pub(super) fn unshare(&mut self, slot: SlotIx) -> Option<Link<NodeIx>> {
+        let cell = self.pool.cell_mut(slot);
+        match &mut cell.hold {
+            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Duplicate { leases }
+                if *leases > 1 =>
+            {
+                *leases -= 1;
+                None
+            }
+            Hold::Claimed { .. } | Hold::Owned { .. } | Hold::Duplicate { .. } => {
+                let beside = cell.node.take();
+                self.free(slot);
+                beside
+            }
+            hold => {
+                debug_assert!(false, "slot {slot} of a table is {hold:?}");
+                None
+            }
+        }
+    }
+
+    /// A private slot turns out to be a duplicate of this block.
+    pub(super) fn stand_beside(&mut self, slot: SlotIx, node: Link<NodeIx>) {
+        let cell = self.pool.cell(slot);
+        if let Hold::Claimed { leases } | Hold::Owned { leases } = cell.hold {
+            self.put(slot, Hold::Duplicate { leases });
+            self.pool.cell_mut(slot).node = Some(node);
+        }
+    }
+
+    /// A slot has its block no more.
+    #[inline]
+    pub(super) fn unlink(&mut self, slot: SlotIx) {
+        self.pool.cell_mut(slot).node = None;
+    }
+
+    /// A flight reads the slot.
+    #[inline]
+    pub(super) fn read(&mut self, slot: SlotIx) {
+        self.pool.cell_mut(slot).readers += 1;
+    }
+
+    /// A flight reads it no more. Whether none does.
+    #[inline]
+    pub(super) fn end_read(&mut self, slot: SlotIx) -> bool {
+        let cell = self.pool.cell_mut(slot);
+        cell.readers -= 1;
+        cell.readers == 0
+    }
+
+    /// Tells ledger and order what an idle slot is now; `before`: whether it was takeable.
+    #[inline]
+    pub(super) fn reassess(&mut self, slot: SlotIx, before: bool, evictability: Evictability) {
+        match (before, self.backs(slot, evictability)) {
+            (false, true) => self.ledger.gain_takeable(),
+            (true, false) => self.ledger.lose_takeable(),
+            _ => {}
+        }
+        self.order.refresh(slot, evictability);
+    }
+
+    /// Moves an idle slot to the back of this class.
+    #[inline]
+    pub(super) fn reclass(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past<'_>,
+        evictability: Evictability,
+    ) {
+        self.order.remove(slot);
+        self.pool.cell_mut(slot).hold = Hold::Idle { class };
+        let place = Place::Back;
+        self.order.insert(slot, class, past, place, evictability);
+    }
+
+    /// Takes an idle slot out of the order; `takeable`: it was. [`Self::make_idle`] puts it back.
+    #[inline]
+    pub(super) fn leave_order(&mut self, slot: SlotIx, takeable: bool) {
+        if takeable {
+            self.ledger.lose_takeable();
+        }
+        self.order.remove(slot);
+    }
+
+    /// All that is idle goes before all that will be.
+    pub(super) fn clear(&mut self) {
+        self.order.clear();
+        // The class is in the hold too; it is what the audit and `move_to_back` read.
+        for slot in self.pool.slots() {
+            if let Hold::Idle { class } = &mut self.pool.cell_mut(slot).hold {
+                *class = Class::Cleared;
+            }
+        }
+    }
+
+    /// A request that ends has used the block of this key.
+    pub(super) fn used(&mut self, key: u64, life: Life, now: u64) {
+        self.order.used(key, life, now);
+    }
+
+    /// A copy ahead has looked at a slot, the first that was not seen; `false`: it is another.
+    #[inline]
+    pub(super) fn see(&mut self, slot: SlotIx) -> bool {
+        self.order.see(slot)
+    }
+
+    /// Copies ahead find nothing among so many of the next victims.
+    pub(super) fn settle(&mut self, limit: usize) {
+        self.order.settle(limit);
+    }
+
+    /// Copies ahead must look at a slot again.
+    #[inline]
+    pub(super) fn unsee(&mut self, slot: SlotIx) {
+        self.order.unsee(slot);
+    }
+
+    /// What was cut off, if anything was, may go down now.
+    #[inline]
+    pub(super) fn look_at_ends(&mut self) {
+        if self.descent.take_cut() {
+            self.order.unsee_all();
+        }
+    }
+
+    /// A copy of a block down, or to another tier, has ended, and is good or not. A good one says that others
+    /// may succeed: all is looked at again.
+    pub(super) fn note_copy(&mut self, id: Id<NodeIx>, good: bool, trie: &Trie) {
+        if !good {
+            self.descent.fail(id, self.pool.len() as usize, trie);
+        } else if self.descent.succeed(id) {
+            self.order.unsee_all();
+        }
+    }
+
+    /// A block came that is to go down.
+    #[inline]
+    pub(super) fn note_fresh(&mut self, id: Id<NodeIx>) {
+        self.descent.note_fresh(id, self.pool.len() as usize);
+    }
+
     /// Puts a ready slot without a holder into the order; its block has this residency.
     #[inline]
     pub(super) fn make_idle(
@@ -225,13 +410,11 @@ impl TierState {
         place: Place,
         residency: Residency,
     ) {
-        let stays = self.pool.stays(slot);
         let cell = self.pool.cell_mut(slot);
         self.ledger.shift(cell.hold.set(), Some(Set::Idle));
         cell.hold = Hold::Idle { class };
         let evictability = evictability(residency, cell);
-        let backs = evictability != Evictability::Blocked && stays;
-        if backs {
+        if self.backs(slot, evictability) {
             self.ledger.gain_takeable();
         }
         self.order.insert(slot, class, past, place, evictability);
@@ -260,28 +443,33 @@ impl TierState {
         self.order.take(count, &stamps, &mut opens, out);
     }
 
-    /// The blocks that go next, in order.
-    pub(super) fn ahead(
-        &self,
-        limit: usize,
-        lives: &Lives,
-        opens: Opens<'_>,
-        out: &mut Vec<SlotIx>,
-    ) {
+    /// Adds the blocks that go next, in order, as far as none becomes a leaf on the way.
+    pub(super) fn front(&self, limit: usize, lives: &Lives, out: &mut Vec<SlotIx>) {
         let stamps = |slot| last_use(&self.pool, lives, slot);
-        self.order.ahead(limit, &stamps, opens, out);
+        self.order.ahead(limit, &stamps, &mut |_| None, out);
     }
 
-    /// Of those the ones that no copy ahead has looked at.
+    /// Adds all blocks in the order in which they go.
+    pub(super) fn all(&self, trie: &Trie, lives: &Lives, tier: Tier, out: &mut Vec<SlotIx>) {
+        let mut gone = BTreeMap::new();
+        let mut opens = |slot| opened_by(&self.pool, trie, tier, slot, &mut gone);
+        let stamps = |slot| last_use(&self.pool, lives, slot);
+        self.order.ahead(usize::MAX, &stamps, &mut opens, out);
+    }
+
+    /// Adds those of the blocks that go next that no copy ahead has looked at.
     pub(super) fn unseen(
         &self,
         limit: usize,
+        trie: &Trie,
         lives: &Lives,
-        opens: Opens<'_>,
+        tier: Tier,
         out: &mut Vec<SlotIx>,
     ) {
+        let mut gone = BTreeMap::new();
+        let mut opens = |slot| opened_by(&self.pool, trie, tier, slot, &mut gone);
         let stamps = |slot| last_use(&self.pool, lives, slot);
-        self.order.unseen(limit, &stamps, opens, out);
+        self.order.unseen(limit, &stamps, &mut opens, out);
     }
 
     /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.
@@ -407,5 +595,13 @@ impl TierState {
             self.ledger.shift(cell.hold.set(), Some(Set::Free));
             self.pool.push_free(slot);
         }
+    }
+}
+
+#[cfg(test)]
+impl TierState {
+    /// What no verb changes alone.
+    pub(super) fn parts(&mut self) -> (&mut Pool, &mut Policy, &mut Ledger) {
+        (&mut self.pool, &mut self.order, &mut self.ledger)
     }
 }

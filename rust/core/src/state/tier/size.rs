@@ -1,0 +1,86 @@
+//! How many slots a tier has.
+
+use super::{Evictability, TierState};
+use crate::base::{Class, Link, NodeIx, Result, SlotIx, Tier};
+use crate::evict::{Lives, Place};
+use crate::state::Config;
+use crate::tiers::Hold;
+
+impl TierState {
+    /// Makes room to grow to that many slots.
+    pub(in crate::state) fn reserve(
+        &mut self,
+        config: &Config,
+        tier: Tier,
+        slots: usize,
+    ) -> Result<()> {
+        self.pool.reserve(slots as u32)?;
+        self.order.reserve(slots)?;
+        self.descent.reserve(config, tier, slots)
+    }
+
+    /// More slots, for which there is room.
+    pub(in crate::state) fn grow(&mut self, slots: u32) {
+        self.ledger.enter(slots - self.pool.len());
+        self.pool.grow(slots, 0);
+        self.order.grow(slots as usize);
+    }
+
+    /// Moves the limit: free slots beyond it retire, and retired ones below it are free again. The takeable
+    /// ones must be counted after it.
+    pub(in crate::state) fn set_limit(&mut self, slots: u32) {
+        self.ledger.retire(self.pool.set_limit(slots));
+        self.ledger.enter(self.pool.revive());
+    }
+
+    /// Takes these slots out of the tier, likewise.
+    pub(in crate::state) fn withdraw(&mut self, slots: &[SlotIx]) {
+        self.ledger.retire(self.pool.withdraw(slots));
+    }
+
+    /// How many slots are takeable, counted again.
+    pub(in crate::state) fn set_takeable(&mut self, takeable: u32) {
+        self.ledger.set_takeable(takeable);
+    }
+
+    /// Puts the free slots into an order that the pool gave before.
+    pub(in crate::state) fn restore_free(&mut self, free: &[SlotIx]) {
+        self.pool.restore_free(free);
+    }
+
+    /// The tier holds so many blocks from now on, together with those above it.
+    pub(in crate::state) fn resize_order(&mut self, room: usize) {
+        self.order.resize(room);
+    }
+
+    /// Whether blocks leave from now on as soon as nothing uses them.
+    pub(in crate::state) fn set_leaving(&mut self, leaving: bool) {
+        self.pool.set_leaving(leaving);
+    }
+
+    /// Free slots have blocks from before, each with so many children here: the first to be evicted first.
+    pub(in crate::state) fn restore(
+        &mut self,
+        blocks: impl Iterator<Item = (SlotIx, NodeIx, u32)>,
+        lives: &Lives,
+    ) {
+        let mut free: Vec<SlotIx> = self.pool.free_slots().collect();
+        let mut restored = 0;
+        for (slot, node, children) in blocks {
+            let class = Class::Ordinary;
+            let cell = self.pool.cell_mut(slot);
+            (cell.node, cell.hold) = (Some(Link::to(node)), Hold::Idle { class });
+            let evictability = match children {
+                0 => Evictability::Leaf,
+                _ => Evictability::Branch,
+            };
+            let past = lives.of(node);
+            self.order
+                .insert(slot, class, past, Place::Back, evictability);
+            restored += 1;
+        }
+        free.retain(|&slot| matches!(self.pool.cell(slot).hold, Hold::Free { .. }));
+        self.pool.restore_free(&free);
+        self.ledger.restore(restored);
+    }
+}
