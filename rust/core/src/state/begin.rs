@@ -34,6 +34,7 @@ pub struct Request<'a> {
 }
 
 /// A prefix as far as a begin will use it.
+#[derive(Clone, Copy)]
 pub(super) struct Prefix {
     /// Blocks of the path on the device; they are shared.
     pub(super) device: usize,
@@ -52,6 +53,28 @@ pub(super) struct Prefix {
     pub(super) slow: u32,
 }
 
+impl Prefix {
+    /// The same, whose last block is computed again since its copy has no room.
+    fn without_last(self) -> Self {
+        Self {
+            last: None,
+            stop: Stop::Promised,
+            ..self
+        }
+    }
+
+    /// The same with so few blocks behind the device's, and why.
+    fn cut(mut self, lower: usize, stop: Stop) -> Self {
+        self.runs.cut(lower as u32);
+        Self {
+            lower,
+            last: None,
+            stop,
+            ..self
+        }
+    }
+}
+
 pub(super) fn check(request: &Request<'_>) -> Result<()> {
     if request.tokens > 0 {
         return Ok(());
@@ -68,12 +91,12 @@ impl State {
     pub fn begin(&mut self, request: &Request<'_>) -> Result<Answer> {
         check(request)?;
         let (total, limit) = self.size(request.tokens, request.reserve)?;
-        let mut prefix = self.prefix(request);
+        let prefix = self.prefix(request);
         if let Some(flight) = self.waits(request, prefix.stop) {
             return Ok(Answer::Soon(flight));
         }
         let path = std::mem::take(&mut self.scratch.path);
-        let answer = self.admit(&path, &mut prefix, total, limit, request.tokens);
+        let answer = self.admit(&path, prefix, total, limit, request.tokens);
         if let Ok(begun) = &answer {
             let used = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
             self.count_misses(request, &path, &prefix, used);
@@ -122,7 +145,7 @@ impl State {
         let probe = self.walk(&request.keys[..asked]);
         let device = (probe.hits[0] as usize).min(shared);
         let lower = self.scratch.path.len().min(shared) - device;
-        let mut prefix = Prefix {
+        let prefix = Prefix {
             device,
             lower,
             runs: self.scratch.runs,
@@ -134,16 +157,18 @@ impl State {
         };
         // The last block of a full hit is loaded too, where it is below.
         let loads = self.scratch.path.len() - probe.hits[0] as usize;
-        if loads > 0 {
-            let most = self.pays(prefix.runs, request.load, device as u32) as usize;
-            if loads > most {
-                prefix.lower = lower.min(most);
-                (prefix.last, prefix.stop) = (None, Stop::Slow);
-                prefix.slow = (loads - prefix.lower) as u32;
-            }
-            prefix.runs.cut(prefix.lower as u32);
+        if loads == 0 {
+            return prefix;
         }
-        prefix
+        let most = self.pays(prefix.runs, request.load, device as u32) as usize;
+        if loads > most {
+            let kept = prefix.cut(lower.min(most), Stop::Slow);
+            let slow = (loads - kept.lower) as u32;
+            return Prefix { slow, ..kept };
+        }
+        let mut runs = prefix.runs;
+        runs.cut(lower as u32);
+        Prefix { runs, ..prefix }
     }
 
     /// How many of these loads behind `device` blocks to take, `most` at most: all of them, but for
@@ -156,11 +181,11 @@ impl State {
         }
     }
 
-    /// Whether there is room for what a begin of this prefix needs. Where there is none for the private
-    /// copy of a full hit beside its source, the last block is computed again in place of one. An
-    /// engine that cannot recompute waits for that room, unless the device never has both: it would
+    /// Whether there is room for what a begin needs, and what of the prefix it uses then. Where there is none
+    /// for the private copy of a full hit beside its source, the last block is computed again in place of
+    /// one. An engine that cannot recompute waits for that room, unless the device never has both: it would
     /// wait without end (INV-25).
-    pub(super) fn settle(&self, path: &[NodeIx], prefix: &mut Prefix, need: u64) -> Decision {
+    pub(super) fn settle(&self, path: &[NodeIx], prefix: Prefix, need: u64) -> (Prefix, Decision) {
         let found = path[..prefix.device].iter().copied();
         let idle_hits = self.idle_hits(found.clone().chain(prefix.last));
         let decision = self.decide(Tier::DEVICE, need, idle_hits);
@@ -171,41 +196,30 @@ impl State {
         let yields = self.config.recompute || self.fits(Tier::DEVICE, both).is_err();
         let copies = yields && prefix.last.is_some_and(here);
         if !copies || decision.fits() {
-            return decision;
+            return (prefix, decision);
         }
-        (prefix.last, prefix.stop) = (None, Stop::Promised);
-        self.decide(Tier::DEVICE, need, self.idle_hits(found))
+        let decision = self.decide(Tier::DEVICE, need, self.idle_hits(found));
+        (prefix.without_last(), decision)
     }
 
     fn admit(
         &mut self,
         path: &[NodeIx],
-        prefix: &mut Prefix,
+        mut prefix: Prefix,
         total: u32,
         limit: u32,
         tokens: u64,
     ) -> Result<Begun> {
-        let device = &path[..prefix.device];
         let new = total - prefix.device as u32;
         let need = u64::from(new) + u64::from(limit - total);
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
         if !self.tiers[Tier::DEVICE].ledger().affords(most + need) {
-            let decision = self.settle(path, prefix, need);
+            let decision;
+            (prefix, decision) = self.settle(path, prefix, need);
             self.afford(decision)?;
         }
-
         let mut table = Vec::with_capacity(limit as usize);
-        self.link_path(&path[..prefix.device + prefix.lower]);
-        self.pin_path(device, &mut table);
-        for &node in path {
-            self.note_use(node);
-            self.lives.find(node);
-        }
-        self.mark_sources(path, prefix);
-        let last = prefix.last.and_then(|node| self.mark_last(node, path));
-        if prefix.last.is_some() && last.is_none() {
-            prefix.stop = Stop::Promised;
-        }
+        let (prefix, last) = self.hold_prefix(path, prefix, &mut table);
         self.make_room(Tier::DEVICE, new);
         self.tiers[Tier::DEVICE].promise(limit - total);
 
@@ -222,26 +236,19 @@ impl State {
             epoch: self.trie.epoch(),
         }));
         let id = self.lease_id(lease);
-        let mut plans = Vec::new();
-        for (tier, blocks) in prefix.runs.iter() {
-            let first = table.len();
-            let loaded = &path[first..first + blocks as usize];
-            plans.push(self.load(id, first as u32, tier, loaded, &mut table));
-        }
+        let mut plans = self.load_runs(id, path, prefix.runs.iter(), &mut table);
+        let mut hits = if prefix.lower > 0 {
+            prefix.runs.by_tier()
+        } else {
+            [0; MAX_TIERS]
+        };
+        hits[0] = prefix.device as u32;
         if let Some((tier, slot, node)) = last {
             plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
-        }
-        self.tiers[Tier::DEVICE].claim(total, &mut table);
-
-        self.leases[lease].start(table, plans.len(), None);
-        let mut hits = [0; MAX_TIERS];
-        if prefix.lower > 0 {
-            hits = prefix.runs.by_tier();
-        }
-        hits[0] = prefix.device as u32;
-        if let Some((tier, ..)) = last {
             hits[tier.at()] += 1;
         }
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
+        self.leases[lease].start(table, plans.len(), None);
         self.largest = self.largest.max(total);
         self.counters.begun += 1;
         self.counters.slow += u64::from(prefix.slow);
@@ -259,20 +266,45 @@ impl State {
         })
     }
 
-    /// Marks the blocks to load, root first, as far as the tier's promises stay backed: a block
-    /// that is read cannot be taken, nor can what is above it.
-    fn mark_sources(&mut self, path: &[NodeIx], prefix: &mut Prefix) {
+    /// Pins what of a prefix is on the device, which the table gets, and marks what is to be loaded, as far
+    /// as promises stay backed. Returns that much of it, and where the last block of a full hit is copied
+    /// from.
+    fn hold_prefix(
+        &mut self,
+        path: &[NodeIx],
+        prefix: Prefix,
+        table: &mut Vec<SlotIx>,
+    ) -> (Prefix, Option<(Tier, SlotIx, NodeIx)>) {
+        self.link_path(&path[..prefix.device + prefix.lower]);
+        self.pin_path(&path[..prefix.device], table);
+        for &node in path {
+            self.note_use(node);
+            self.lives.find(node);
+        }
+        let lower = self.mark_sources(&path[prefix.device..], prefix.runs);
+        if lower < prefix.lower {
+            return (prefix.cut(lower, Stop::Promised), None);
+        }
+        match prefix.last.map(|node| self.mark_last(node, path)) {
+            Some(None) => (prefix.without_last(), None),
+            last => (prefix, last.flatten()),
+        }
+    }
+
+    /// Marks the blocks of these runs, root first, as far as their tiers' promises stay backed: a block
+    /// that is read cannot be taken, nor can what is above it. Returns how many it has marked.
+    pub(super) fn mark_sources(&mut self, path: &[NodeIx], runs: Runs) -> usize {
         let mut at = 0;
-        for (tier, blocks) in prefix.runs.iter() {
+        for (tier, blocks) in runs.iter() {
             for _ in 0..blocks {
-                let slot = self.ready(path[prefix.device + at], tier);
+                let slot = self.ready(path[at], tier);
                 if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
-                    (prefix.lower, prefix.last, prefix.stop) = (at, None, Stop::Promised);
-                    return prefix.runs.cut(at as u32);
+                    return at;
                 }
                 at += 1;
             }
         }
+        at
     }
 
     /// Marks a slot as read unless a promise would lose its backing.

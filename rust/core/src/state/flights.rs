@@ -71,15 +71,30 @@ impl State {
         }
     }
 
-    /// Puts the loads of marked blocks in flight, and their destinations in the table.
-    pub(super) fn load(
+    /// Loads what of a path is behind the blocks of a table: each run of so many marked blocks by a flight
+    /// from its tier. Their destinations are added to the table.
+    pub(super) fn load_runs(
         &mut self,
         lease: LeaseId,
-        base: u32,
+        path: &[NodeIx],
+        runs: impl Iterator<Item = (Tier, u32)>,
+        table: &mut Vec<SlotIx>,
+    ) -> Vec<Plan> {
+        runs.map(|(tier, blocks)| {
+            let behind = &path[table.len()..];
+            self.load(lease, tier, &behind[..blocks as usize], table)
+        })
+        .collect()
+    }
+
+    fn load(
+        &mut self,
+        lease: LeaseId,
         tier: Tier,
         nodes: &[NodeIx],
         table: &mut Vec<SlotIx>,
     ) -> Plan {
+        let base = table.len() as u32;
         let flight = self.open_flight(tier, Tier::DEVICE, Purpose::Up { lease, base });
         let mut moves = Vec::with_capacity(nodes.len());
         for &node in nodes {

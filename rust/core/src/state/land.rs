@@ -70,7 +70,7 @@ impl State {
         }
     }
 
-    /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
+    /// Drops a source that failed its checksum, commits or releases the destinations, and wakes the lease that was waiting for them.
     fn land_all(&mut self, flight: &Flight, good: usize, end: End) {
         let (from, to) = (flight.from, flight.to);
         if flight.purpose == Purpose::Void {
@@ -83,78 +83,71 @@ impl State {
             return;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
+        if let Some(&bad) = flight.moves.get(good)
+            && end == End::Corrupt
+            && from > Tier::DEVICE
+        {
+            self.drop_corrupt(from, bad);
+        }
         match flight.purpose {
             Purpose::Nothing | Purpose::Void => {}
-            Purpose::Below { parked } => {
-                self.cut_kept(flight.blocks_from(good), to);
-                let kept = self.land_below(flight, good);
-                if let Some(id) = parked {
-                    self.count_failures(id, &kept.failed);
-                }
-                if end == End::Corrupt
-                    && from > Tier::DEVICE
-                    && let Some(bad) = flight.moves.get(good)
-                {
-                    self.drop_corrupt(from, *bad);
-                }
-                // A destination that a resize left beyond the limit retires: it backs nothing.
-                self.break_unbacked(to);
-                let keeper = parked.filter(|id| {
-                    let lives = !kept.shared && self.parked.lives(id.0);
-                    lives && self.parked[id.at()].keep == Keep::Whole
-                });
-                match keeper {
-                    Some(id) => self.shrink_keep(id.at()),
-                    None if kept.landed => self.shrink_keeps(),
-                    None => {}
-                }
-            }
+            Purpose::Below { parked } => self.land_down(flight, good, parked),
             Purpose::Stow => {
                 self.cut_kept(flight.blocks_from(good), to);
                 self.land_below(flight, good);
                 self.break_unbacked(to);
             }
-            Purpose::Fetch => {
+            Purpose::Fetch | Purpose::Private { lease: None, .. } => {
                 for step in &flight.moves {
                     self.give_back(to, step.to);
-                }
-                if end == End::Corrupt
-                    && let Some(bad) = flight.moves.get(good)
-                {
-                    self.drop_corrupt(from, *bad);
                 }
             }
             Purpose::Up { lease, base } => {
                 self.land_on_device(lease, base, &flight.moves, good);
-                if end == End::Corrupt
-                    && let Some(bad) = flight.moves.get(good)
-                {
-                    self.drop_corrupt(from, *bad);
-                }
                 self.landed(lease);
             }
-            Purpose::Private { lease, block } => {
-                for step in &flight.moves {
-                    match lease {
-                        None => self.free(to, step.to),
-                        Some(_) if good > 0 => self.put(to, step.to, Hold::Owned { leases: 1 }),
-                        Some(_) => self.put(to, step.to, Hold::Claimed { leases: 1 }),
-                    }
-                }
-                if let Some(lease) = lease {
-                    if good == 0 {
-                        self.shorten(lease, block);
-                        let corrupt = end == End::Corrupt && from > Tier::DEVICE;
-                        if let Some(&bad) = flight.moves.first().filter(|_| corrupt) {
-                            self.drop_corrupt(from, bad);
-                        }
-                    }
-                    self.landed(lease);
-                    if good == 0 {
-                        self.undo_fork(lease, &flight.moves);
-                    }
-                }
-            }
+            Purpose::Private {
+                lease: Some(lease),
+                block,
+            } => self.land_private(lease, block, &flight.moves, good),
+        }
+    }
+
+    /// Copies down have ended, of a parked sequence or of none.
+    fn land_down(&mut self, flight: &Flight, good: usize, parked: Option<ParkedId>) {
+        self.cut_kept(flight.blocks_from(good), flight.to);
+        let kept = self.land_below(flight, good);
+        if let Some(id) = parked {
+            self.count_failures(id, &kept.failed);
+        }
+        // A destination that a resize left beyond the limit retires: it backs nothing.
+        self.break_unbacked(flight.to);
+        let keeper = parked.filter(|id| {
+            let lives = !kept.shared && self.parked.lives(id.0);
+            lives && self.parked[id.at()].keep == Keep::Whole
+        });
+        match keeper {
+            Some(id) => self.shrink_keep(id.at()),
+            None if kept.landed => self.shrink_keeps(),
+            None => {}
+        }
+    }
+
+    /// The copy of a lease's private block has ended.
+    fn land_private(&mut self, lease: LeaseId, block: u32, moves: &[Move], good: usize) {
+        let leases = 1;
+        let hold = if good > 0 {
+            Hold::Owned { leases }
+        } else {
+            self.shorten(lease, block);
+            Hold::Claimed { leases }
+        };
+        for step in moves {
+            self.put(Tier::DEVICE, step.to, hold);
+        }
+        self.landed(lease);
+        if good == 0 {
+            self.undo_fork(lease, moves);
         }
     }
 

@@ -88,15 +88,14 @@ impl State {
             epoch: self.trie.epoch(),
         }));
         let id = self.lease_id(lease);
-        let mut plans = Vec::new();
         let mut hits = [0; MAX_TIERS];
         hits[0] = device as u32;
-        for run in sources.chunk_by(|one, next| one == next) {
-            let (tier, first) = (run[0], table.len());
-            let nodes = &path[first..first + run.len()];
-            plans.push(self.load(id, first as u32, tier, nodes, &mut table));
-            hits[tier.at()] += run.len() as u32;
+        for tier in &sources {
+            hits[tier.at()] += 1;
         }
+        let runs = sources.chunk_by(|one, next| one == next);
+        let runs = runs.map(|run| (run[0], run.len() as u32));
+        let plans = self.load_runs(id, path, runs, &mut table);
         self.tiers[Tier::DEVICE].claim(total, &mut table);
         self.leases[lease].start(table, plans.len(), Some(parked));
         self.parked[parked].lease = Some(id);
