@@ -301,6 +301,7 @@ impl EvictAudit for Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::evict::put;
 
     fn slot(number: u32) -> SlotIx {
         SlotIx::new(number)
@@ -309,46 +310,16 @@ mod tests {
     #[test]
     fn leaves_go_by_class_then_last_use() {
         let mut heap = Heap::new(8, 8, Children::InOrder).unwrap();
-        heap.insert(
-            slot(0),
-            Class::Retained,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
-        heap.insert(
-            slot(1),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
-        heap.insert(
-            slot(2),
-            Class::Ended,
-            Past::none(),
-            Place::Back,
-            Evictability::Branch,
-        );
-        heap.insert(
-            slot(3),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut heap, 0, Class::Retained, Evictability::Leaf);
+        put(&mut heap, 1, Class::Ordinary, Evictability::Leaf);
+        put(&mut heap, 2, Class::Ended, Evictability::Branch);
+        put(&mut heap, 3, Class::Ordinary, Evictability::Leaf);
         assert_eq!(heap.victim(&|_| 0), Some(slot(1)));
         heap.refresh(slot(2), Evictability::Leaf);
         let mut ahead = Vec::new();
         heap.ahead(3, &|_| 0, &mut |_| None, &mut ahead);
         assert_eq!(ahead, [2, 1, 3]);
-        heap.insert(
-            slot(5),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Branch,
-        );
+        put(&mut heap, 5, Class::Ordinary, Evictability::Branch);
         ahead.clear();
         heap.ahead(
             9,
@@ -359,13 +330,7 @@ mod tests {
         assert_eq!(ahead, [2, 1, 3, 5, 0], "what it opens has its own score");
         heap.remove(slot(5));
         heap.clear();
-        heap.insert(
-            slot(4),
-            Class::Ended,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut heap, 4, Class::Ended, Evictability::Leaf);
         let order: Vec<SlotIx> = std::iter::from_fn(|| {
             let slot = heap.victim(&|_| 0)?;
             heap.remove(slot);
@@ -379,13 +344,7 @@ mod tests {
     fn any_slot_can_leave_from_the_middle() {
         let mut heap = Heap::new(100, 100, Children::InOrder).unwrap();
         for n in 0..100_u32 {
-            heap.insert(
-                slot(n * 37 % 100),
-                Class::Ordinary,
-                Past::none(),
-                Place::Back,
-                Evictability::Leaf,
-            );
+            put(&mut heap, n * 37 % 100, Class::Ordinary, Evictability::Leaf);
         }
         for number in (0..100).filter(|number| number % 3 == 0) {
             heap.remove(slot(number));

@@ -147,3 +147,10 @@ pub(crate) trait EvictAudit {
         None
     }
 }
+
+/// Enters a slot whose block has no past.
+#[cfg(test)]
+fn put(policy: &mut dyn Evict, slot: u32, class: Class, evictability: Evictability) {
+    let (slot, past) = (<SlotIx as crate::base::Ix>::new(slot), Past::none());
+    policy.insert(slot, class, past, Place::Back, evictability);
+}

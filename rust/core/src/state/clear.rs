@@ -1,22 +1,14 @@
 //! Clear: the weights have changed, and no block published so far may be used again. It never waits.
 
 use super::State;
-use crate::base::ParkedIx;
 use crate::tiers::FORGOTTEN;
 
 impl State {
     /// Breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
     /// detaches the running leases: their blocks stay theirs and are never published.
     pub fn clear(&mut self) {
-        let mut parked: Vec<(u64, ParkedIx)> = self
-            .parked
-            .iter()
-            .map(|(index, parked)| (parked.order, index))
-            .collect();
-        // In an order that is the same on every rank.
-        parked.sort_unstable_by_key(|&(order, _)| std::cmp::Reverse(order));
-        for (_, index) in parked {
-            self.break_keep(index);
+        for parked in self.youngest_first() {
+            self.break_keep(parked);
         }
         self.trie.end_epoch();
         self.tell_cleared();

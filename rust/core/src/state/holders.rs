@@ -4,8 +4,7 @@
 use super::State;
 use super::record::{Parked, Running};
 use crate::base::{
-    Error, FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId,
-    Tier,
+    FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId, Tier,
 };
 use crate::copies::Speeds;
 use crate::tiers::Hold;
@@ -68,20 +67,13 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn room(&self, tier: Tier) -> Result<Room> {
-        let Some(tier_state) = self.tiers.get(tier) else {
-            let help = "this cache was made without that tier";
-            return Err(Error::argument("tier", tier.name(), help));
-        };
+        let tier_state = self.tiers.named(tier)?;
         Ok(Room {
             free: tier_state.ledger().free(),
             evictable: tier_state.ledger().takeable(),
             promised: tier_state.ledger().promised(),
             available: tier_state.ledger().available(),
-            headroom: if tier == Tier::DEVICE {
-                self.headroom
-            } else {
-                0
-            },
+            headroom: self.headroom_on(tier),
             evicted: self.counters.evicted[tier.at()],
         })
     }
@@ -91,10 +83,7 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn limit(&self, tier: Tier) -> Result<u32> {
-        let Some(tier_state) = self.tiers.get(tier) else {
-            let help = "this cache was made without that tier";
-            return Err(Error::argument("tier", tier.name(), help));
-        };
+        let tier_state = self.tiers.named(tier)?;
         Ok(tier_state.pool().room() - self.config.null_slots_of(tier))
     }
 

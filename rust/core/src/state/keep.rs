@@ -9,7 +9,6 @@ use super::State;
 use super::record::Keep;
 use crate::base::{MAX_TIERS, NodeIx, ParkedIx, Tier};
 use crate::tiers::{Hold, Keeps};
-use std::cmp::Reverse;
 
 /// Where the blocks of a sequence are kept that no other one keeps yet.
 #[derive(Clone, Copy)]
@@ -176,16 +175,12 @@ impl State {
     /// are broken, whatever others are.
     pub(super) fn keepers_on(&self, tier: Tier) -> Vec<ParkedIx> {
         let holds = |path: &[NodeIx]| path.iter().any(|&node| self.keeps_at(node, tier) > 0);
-        let whole = self
-            .parked
-            .iter()
-            .filter(|(_, parked)| parked.keep == Keep::Whole);
-        let keepers = whole.filter(|(_, parked)| tier == Tier::DEVICE || holds(&parked.path));
-        let mut keepers: Vec<_> = keepers
-            .map(|(index, parked)| (Reverse(parked.order), index))
-            .collect();
-        keepers.sort_unstable_by_key(|&(order, _)| order);
-        keepers.into_iter().map(|(_, index)| index).collect()
+        let mut keepers = self.youngest_first();
+        keepers.retain(|&parked| {
+            let record = &self.parked[parked];
+            record.keep == Keep::Whole && (tier == Tier::DEVICE || holds(&record.path))
+        });
+        keepers
     }
 
     fn unkeep(&mut self, parked: ParkedIx) {

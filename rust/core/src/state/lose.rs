@@ -3,7 +3,7 @@
 
 use super::State;
 use super::record::Keep;
-use crate::base::{Error, FlightId, FlightIx, Ix as _, NodeIx, ParkedIx, Result, SlotIx, Tier};
+use crate::base::{Error, FlightId, FlightIx, Ix as _, NodeIx, Result, SlotIx, Tier};
 use crate::copies::Outcome;
 use crate::tiers::Hold;
 
@@ -81,13 +81,7 @@ impl State {
     /// Breaks the keeps of parked sequences that lack a block on a kept tier; those of others hold nothing
     /// above any more.
     fn break_lost(&mut self, kept: &[Tier]) {
-        let mut parked: Vec<(u64, ParkedIx)> = self
-            .parked
-            .iter()
-            .map(|(index, parked)| (parked.order, index))
-            .collect();
-        parked.sort_unstable_by_key(|&(order, _)| std::cmp::Reverse(order));
-        for (_, index) in parked {
+        for index in self.youngest_first() {
             let record = &self.parked[index];
             let stays =
                 |&node: &NodeIx| kept.contains(&self.trie[node].keeps.home()) && self.is_home(node);

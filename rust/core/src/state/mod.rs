@@ -68,9 +68,9 @@ pub(crate) use forget::{Lineage, Roots};
 pub(crate) use tier::{TierState, Tiers};
 
 use crate::base::{
-    Error, FlightId, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
+    FlightId, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
 };
-use crate::collections::{Arena, Found, Tag};
+use crate::collections::{Arena, Tag};
 use crate::copies::{Flight, Plan};
 use crate::events::Events;
 use crate::evict::{Ghosts, Lives};
@@ -204,31 +204,30 @@ impl State {
 
     /// The lease's record, or why its handle is no good.
     pub(crate) fn lease(&self, id: LeaseId) -> Result<LeaseIx> {
-        match self.leases.find(id.0) {
-            Found::Live if !self.leases[id.at()].has_ended() => Ok(id.at()),
-            Found::Never => Err(Error::Foreign {
-                what: "lease",
-                number: id.number(),
-            }),
-            _ => Err(Error::Spent {
-                what: "lease",
-                number: id.number(),
-            }),
-        }
+        let open = |lease: &Running| !lease.has_ended();
+        self.leases.place_of(id.0, "lease", open)
     }
 
     pub(crate) fn parked(&self, id: ParkedId) -> Result<ParkedIx> {
-        match self.parked.find(id.0) {
-            Found::Live if self.parked[id.at()].lease.is_none() => Ok(id.at()),
-            Found::Never => Err(Error::Foreign {
-                what: "parked sequence",
-                number: id.number(),
-            }),
-            _ => Err(Error::Spent {
-                what: "parked sequence",
-                number: id.number(),
-            }),
+        let open = |parked: &Parked| parked.lease.is_none();
+        self.parked.place_of(id.0, "parked sequence", open)
+    }
+
+    /// Blocks of a tier that are the headroom.
+    fn headroom_on(&self, tier: Tier) -> u32 {
+        if tier == Tier::DEVICE {
+            self.headroom
+        } else {
+            0
         }
+    }
+
+    /// All parked sequences, the youngest first: an order that is the same on every rank.
+    fn youngest_first(&self) -> Vec<ParkedIx> {
+        let parked = self.parked.iter();
+        let mut parked: Vec<_> = parked.map(|(index, one)| (one.order, index)).collect();
+        parked.sort_unstable_by_key(|&(order, _)| std::cmp::Reverse(order));
+        parked.into_iter().map(|(_, index)| index).collect()
     }
 
     pub(crate) fn lease_id(&self, lease: LeaseIx) -> LeaseId {

@@ -21,10 +21,7 @@ impl State {
     /// # Errors
     /// `Memory` too, before anything is changed.
     pub fn resize_where(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {
-        if !self.tiers.has(tier) {
-            let help = "this cache was made without that tier";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
+        self.tiers.named(tier)?;
         if tier == Tier::DEVICE {
             self.of_its_own("resizing the device")?;
         }
@@ -42,11 +39,8 @@ impl State {
         }
         if slots < self.tiers[tier].pool().limit() {
             // Headroom yields to the new size, and is restored where that is refused.
-            let headroom = if tier == Tier::DEVICE {
-                std::mem::take(&mut self.headroom)
-            } else {
-                0
-            };
+            let headroom = self.headroom_on(tier);
+            self.headroom -= headroom;
             self.tiers[tier].release(headroom);
             let answer = self.shrink(tier, slots, null);
             if headroom > 0 {

@@ -59,12 +59,8 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn eviction_order(&self, tier: Tier) -> Result<Vec<u32>> {
-        if !self.tiers.has(tier) {
-            let help = "name a tier that this cache was made with";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
         let mut slots = Vec::new();
-        let tier_state = &self.tiers[tier];
+        let tier_state = self.tiers.named(tier)?;
         tier_state.all(&self.trie, &self.lives, tier, &mut slots);
         // What may not go now comes last.
         let mut listed = vec![false; tier_state.pool().len() as usize];

@@ -4,7 +4,6 @@
 use super::record::Ticket;
 use super::{Answer, Sealing, State};
 use crate::base::{Error, ParkedId, Result, TicketId, TicketIx, Tier};
-use crate::collections::Found;
 
 impl State {
     /// Promises a number of blocks of a tier to the holder of the ticket.
@@ -31,8 +30,8 @@ impl State {
 
     /// Gives a ticket back: what it kept is promised no more.
     pub fn release_ticket(&mut self, id: TicketId) -> Result<()> {
-        let ticket = self.ticket(id)?;
-        let Ticket { tier, blocks, .. } = self.tickets.remove(ticket);
+        self.ticket(id)?;
+        let Ticket { tier, blocks, .. } = self.tickets.remove(id.at());
         self.tiers[tier].release(blocks);
         Ok(())
     }
@@ -106,17 +105,7 @@ impl State {
     }
 
     fn ticket(&self, id: TicketId) -> Result<TicketIx> {
-        match self.tickets.find(id.0) {
-            Found::Live => Ok(id.at()),
-            Found::Never => Err(Error::Foreign {
-                what: "ticket",
-                number: id.number(),
-            }),
-            Found::Ended => Err(Error::Spent {
-                what: "ticket",
-                number: id.number(),
-            }),
-        }
+        self.tickets.place_of(id.0, "ticket", |_| true)
     }
 
     /// Takes a ticket back whose handle was dropped; counted.

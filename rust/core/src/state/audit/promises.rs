@@ -30,12 +30,7 @@ impl State {
                 let owed = |&(node, _): &(NodeIx, &Node)| self.is_owed(node, tier);
                 self.trie.iter().filter(owed).count() as u32
             };
-            let headroom = if tier == Tier::DEVICE {
-                self.headroom
-            } else {
-                0
-            };
-            let promised = own + self.kept_by_tickets(tier) + headroom;
+            let promised = own + self.kept_by_tickets(tier) + self.headroom_on(tier);
             if promised != ledger.promised() {
                 let detail = format!(
                     "{} are counted as promised, {promised} are",

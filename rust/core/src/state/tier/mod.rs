@@ -6,7 +6,7 @@ mod descent;
 mod size;
 
 use super::Config;
-use crate::base::{Class, FlightIx, Id, Link, NodeIx, Result, Set, SlotIx, Tier};
+use crate::base::{Class, Error, FlightIx, Id, Link, NodeIx, Result, Set, SlotIx, Tier};
 use crate::evict::{Children, Evictability, Life, Lives, Past, Place, Policy};
 use crate::tiers::{Cell, Hold, Ledger, Pool, Residency, Trie};
 use descent::Descent;
@@ -39,6 +39,16 @@ impl Tiers {
 
     pub(crate) fn get(&self, tier: Tier) -> Option<&TierState> {
         self.0.get(tier.at())
+    }
+
+    /// The tier that a caller has named.
+    ///
+    /// # Errors
+    /// `Argument` for one that is not there.
+    pub(crate) fn named(&self, tier: Tier) -> Result<&TierState> {
+        let help = "this cache was made without that tier";
+        let lacks = || Error::argument("tier", tier.name(), help);
+        self.get(tier).ok_or_else(lacks)
     }
 
     /// Their names, from the device down.
