@@ -118,7 +118,7 @@ impl State {
         let mut ahead = std::mem::take(&mut self.scratch.victims);
         ahead.clear();
         let (trie, lives) = (&self.trie, &self.lives);
-        self.tiers[tier].unseen(blocks as usize, trie, lives, tier, &mut ahead);
+        self.tiers[tier].unseen(blocks as usize, trie, lives, &mut ahead);
         ahead
     }
 

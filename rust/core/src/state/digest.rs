@@ -311,7 +311,7 @@ mod tests {
         }),
         ("what is promised", |s| device(s).promise(1)),
         ("what is promised below", |s| host(s).promise(1)),
-        ("what is takeable", |s| device(s).set_takeable(1)),
+        ("what is takeable", |s| device(s).parts().2.set_takeable(1)),
         ("a lease's table", |s| lease(s).table.swap(0, 1)),
         ("a lease's tokens", |s| lease(s).tokens += 1),
         ("a lease's promise", |s| lease(s).limit += 1),

@@ -209,7 +209,7 @@ impl State {
     fn fetch_from(&mut self, from: Tier, moves: Vec<Move>) -> Plan {
         let flight = self.open_flight(from, Tier::DEVICE, Purpose::Fetch);
         for step in &moves {
-            self.put(Tier::DEVICE, step.to, Hold::Filling { flight });
+            self.tiers[Tier::DEVICE].put(step.to, Hold::Filling { flight });
         }
         self.counters.hits[from.at()] += moves.len() as u64;
         self.launch(flight, moves)
@@ -315,9 +315,9 @@ impl State {
     /// Gives a destination back whose copy did not come: to the engine, where it is its own.
     pub(super) fn give_back(&mut self, tier: Tier, slot: SlotIx) {
         if tier == Tier::DEVICE && self.config.engine {
-            self.put(tier, slot, Hold::Null);
+            self.tiers[tier].put(slot, Hold::Null);
         } else {
-            self.free(tier, slot);
+            self.tiers[tier].free(slot);
         }
     }
 

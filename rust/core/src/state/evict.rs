@@ -143,7 +143,7 @@ impl State {
         let mut slots = std::mem::take(&mut self.scratch.victims);
         slots.clear();
         let (trie, lives) = (&self.trie, &self.lives);
-        self.tiers[tier].take(count, trie, lives, tier, &mut slots);
+        self.tiers[tier].take(count, trie, lives, &mut slots);
         let nodes = self.warm_blocks(tier, &slots);
         self.tiers[tier].evict_all(&slots);
         self.counters.evicted[tier.at()] += slots.len() as u64;

@@ -130,7 +130,7 @@ impl State {
             },
         );
         let mut moves = Vec::with_capacity(1);
-        if let Some(to) = self.take_free(Tier::DEVICE, Hold::Filling { flight }) {
+        if let Some(to) = self.tiers[Tier::DEVICE].take_free(Hold::Filling { flight }) {
             moves.push(Move {
                 node: node.map(|node| self.trie.id(node)),
                 from,
@@ -223,7 +223,7 @@ impl State {
             if let Some(node) = self.arrival(to, step) {
                 self.lose_arrival(from, node, to);
             }
-            self.put(to, step.to, Hold::Quarantined);
+            self.tiers[to].put(step.to, Hold::Quarantined);
         }
         self.break_unbacked(to);
     }
@@ -274,7 +274,7 @@ impl State {
                     let given_up = Purpose::Private { lease: None, block };
                     let record = &mut self.flights[flight];
                     if flight == overdue {
-                        self.put(Tier::DEVICE, slot, Hold::Quarantined);
+                        self.tiers[Tier::DEVICE].put(slot, Hold::Quarantined);
                     } else if std::mem::replace(&mut record.purpose, given_up) != given_up {
                         ended.extend(record.ended.map(|ended| (flight, ended)));
                         self.leases[lease].flight_ends();

@@ -429,7 +429,7 @@ impl State {
 
     /// Whether a sequence has a forgotten block: then the last that it has sealed is one, or a fork has
     /// published one behind it.
-    pub(super) fn uses_forgotten(&self, record: &Running) -> bool {
+    fn uses_forgotten(&self, record: &Running) -> bool {
         let last = record.sealed.saturating_sub(1) as usize;
         let rest = record.table.get(last..).unwrap_or_default();
         let mut nodes = rest.iter().filter_map(|&slot| self.node_of(slot));

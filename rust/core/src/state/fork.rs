@@ -10,35 +10,10 @@ impl State {
     /// the partial one is copied on the device, and the rest gets slots of its own. Where the engine cannot
     /// recompute, a fork whose copy fails is undone: its handle is spent.
     pub fn fork(&mut self, id: LeaseId, computed: u64, reserve: u64) -> Result<Begun> {
-        self.check_rows(&[id])?;
-        let parent = id.at();
-        let record = &self.leases[parent];
-        if record.loading() > 0 {
-            let what = format!("forking lease {}, whose blocks are loading", id.number());
-            return Err(Error::state(what, "commit the outcomes of its plans first"));
-        }
-        if record.is_short() {
-            let what = format!(
-                "forking lease {}, whose resume came back short",
-                id.number()
-            );
-            return Err(Error::state(
-                what,
-                "seal it once it is recomputed, or park it again",
-            ));
-        }
+        self.check_fork(id, computed)?;
         let block_size = u64::from(self.config.block_size);
-        let room = record.tokens.min(u64::from(record.blocks()) * block_size);
-        let found = record
-            .cached
-            .max(u64::from(record.sealed) * block_size)
-            .min(record.tokens);
-        if computed > room || computed < found {
-            let help = "give the tokens whose KV the parent has: no less than sealed or cached, \
-                        and no more than it has slots for";
-            return Err(Error::argument("computed", computed, help));
-        }
-        let tokens = record.tokens;
+        let parent = id.at();
+        let tokens = self.leases[parent].tokens;
         let shared = (computed / block_size) as u32;
         let (total, limit) = self.size(tokens, reserve)?;
         let partial = !computed.is_multiple_of(block_size);
@@ -90,14 +65,39 @@ impl State {
         })
     }
 
+    fn check_fork(&self, id: LeaseId, computed: u64) -> Result<()> {
+        self.check_rows(&[id])?;
+        self.check_loaded(id, "forking")?;
+        let record = &self.leases[id.at()];
+        if record.is_short() {
+            let number = id.number();
+            return Err(Error::state(
+                format!("forking lease {number}, whose resume came back short"),
+                "seal it once it is recomputed, or park it again",
+            ));
+        }
+        let block_size = u64::from(self.config.block_size);
+        let room = record.tokens.min(u64::from(record.blocks()) * block_size);
+        let found = record
+            .cached
+            .max(u64::from(record.sealed) * block_size)
+            .min(record.tokens);
+        if computed > room || computed < found {
+            let help = "give the tokens whose KV the parent has: no less than sealed or cached, \
+                        and no more than it has slots for";
+            return Err(Error::argument("computed", computed, help));
+        }
+        Ok(())
+    }
+
     /// One more lease on a slot of a table.
     fn share(&mut self, slot: SlotIx) {
         match self.hold(Tier::DEVICE, slot) {
             Hold::Claimed { leases } | Hold::Owned { leases } => {
-                self.put(Tier::DEVICE, slot, Hold::Owned { leases: leases + 1 });
+                self.tiers[Tier::DEVICE].put(slot, Hold::Owned { leases: leases + 1 });
             }
             Hold::Duplicate { leases } => {
-                self.put(Tier::DEVICE, slot, Hold::Duplicate { leases: leases + 1 });
+                self.tiers[Tier::DEVICE].put(slot, Hold::Duplicate { leases: leases + 1 });
             }
             _ => self.pin(Tier::DEVICE, slot),
         }

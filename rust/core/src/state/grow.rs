@@ -47,6 +47,18 @@ impl State {
         Ok(())
     }
 
+    /// Whether nothing is on its way to a lease, for what a verb is doing to it.
+    pub(super) fn check_loaded(&self, id: LeaseId, doing: &str) -> Result<()> {
+        if self.leases[id.at()].loading() == 0 {
+            return Ok(());
+        }
+        let number = id.number();
+        Err(Error::state(
+            format!("{doing} lease {number}, whose blocks are loading"),
+            "commit the outcomes of its plans first, or finish it",
+        ))
+    }
+
     fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
         let block_size = u64::from(self.config.block_size);
         let record = &self.leases[lease];
@@ -66,7 +78,7 @@ impl State {
         self.tiers[Tier::DEVICE].release(promised as u32);
         self.make_room(Tier::DEVICE, need as u32);
         for _ in 0..need {
-            let Some(slot) = self.take_free(Tier::DEVICE, Hold::Claimed { leases: 1 }) else {
+            let Some(slot) = self.tiers[Tier::DEVICE].take_free(Hold::Claimed { leases: 1 }) else {
                 break;
             };
             self.leases[lease].table.push(slot);
@@ -93,13 +105,7 @@ impl State {
                 let help = "trim only cuts: use grow to add token positions";
                 return Err(Error::argument("tokens", tokens, help));
             }
-            if record.loading() > 0 {
-                let help = "wait until its plans have landed";
-                return Err(Error::state(
-                    format!("trimming loading lease {}", id.number()),
-                    help,
-                ));
-            }
+            self.check_loaded(id, "trimming")?;
         }
         for (&id, &tokens) in leases.iter().zip(to) {
             let lease = id.at();

@@ -20,7 +20,7 @@ impl State {
     /// its parent. Below the device it can meet a parent that stands there already.
     pub(super) fn make_idle(&mut self, tier: Tier, slot: SlotIx) {
         let Some(node) = self.node_in(tier, slot) else {
-            return self.free(tier, slot);
+            return self.tiers[tier].free(slot);
         };
         let class = self.class_on(node, tier);
         let residency = *self.trie.residency(node, tier);
@@ -61,7 +61,7 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
+    fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
         if self.trie[node].epoch != self.trie.epoch() {
             Class::Cleared
         } else if tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {

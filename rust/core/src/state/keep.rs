@@ -227,21 +227,20 @@ impl State {
             if let Hold::Idle { .. } = self.hold(tier, slot) {
                 self.pin(tier, slot);
                 self.detach(node, tier);
-                self.free(tier, slot);
+                self.tiers[tier].free(slot);
                 continue;
             }
             self.detach(node, tier);
             match self.hold(tier, slot) {
                 Hold::Pinned { pins } if tier == Tier::DEVICE && pins > kept => {
-                    self.put(
-                        tier,
+                    self.tiers[tier].put(
                         slot,
                         Hold::Owned {
                             leases: pins - kept,
                         },
                     );
                 }
-                Hold::Pinned { .. } => self.free(tier, slot),
+                Hold::Pinned { .. } => self.tiers[tier].free(slot),
                 // In flight: its flight frees it, or lands it as a lease's private block.
                 _ => {}
             }

@@ -143,7 +143,7 @@ impl State {
             Hold::Claimed { leases }
         };
         for step in moves {
-            self.put(Tier::DEVICE, step.to, hold);
+            self.tiers[Tier::DEVICE].put(step.to, hold);
         }
         self.landed(lease);
         if good == 0 {
@@ -225,19 +225,19 @@ impl State {
     fn land_one_below(&mut self, flight: &Flight, step: Move, good: bool, kept: &mut Kept) {
         let tier = flight.to;
         let Some(node) = self.arrival(tier, &step) else {
-            return self.free(tier, step.to);
+            return self.tiers[tier].free(step.to);
         };
         if good && self.trie[node].epoch == self.trie.epoch() {
             let moves = matches!(flight.purpose, Purpose::Below { parked: Some(_) });
             let all = u32::from(self.trie[node].keeps.count());
             let keeps = if all > 0 && moves && self.trie[node].keeps.home() < tier {
-                self.put(tier, step.to, Hold::Pinned { pins: all });
+                self.tiers[tier].put(step.to, Hold::Pinned { pins: all });
                 self.move_home(node, tier);
                 all
             } else {
                 let keeps = self.keeps_at(node, tier);
                 let pins = keeps.max(1);
-                self.put(tier, step.to, Hold::Pinned { pins });
+                self.tiers[tier].put(step.to, Hold::Pinned { pins });
                 keeps
             };
             self.note_copy(flight.from, tier, node, true);
@@ -254,7 +254,7 @@ impl State {
         }
         let keeps = self.keeps_at(node, tier);
         self.detach(node, tier);
-        self.free(tier, step.to);
+        self.tiers[tier].free(step.to);
         if keeps > 0 {
             self.tiers[tier].promise(1);
             kept.failed.push(node);
@@ -290,7 +290,7 @@ impl State {
             let node = self.arrival(Tier::DEVICE, step);
             match node {
                 Some(node) if at < good && !detached => {
-                    self.put(Tier::DEVICE, step.to, Hold::Pinned { pins: 1 });
+                    self.tiers[Tier::DEVICE].put(step.to, Hold::Pinned { pins: 1 });
                     self.reclass_below(node);
                     continue;
                 }
@@ -307,7 +307,7 @@ impl State {
             } else {
                 Hold::Claimed { leases }
             };
-            self.put(Tier::DEVICE, step.to, hold);
+            self.tiers[Tier::DEVICE].put(step.to, hold);
         }
         if !detached {
             self.tell_landed(Tier::DEVICE, &moves[..good.min(moves.len())]);
@@ -390,7 +390,7 @@ impl State {
         let lives = self.trie.live(id).is_some() && self.ready(node, tier) == Some(slot);
         if lives {
             self.detach(node, tier);
-            self.free(tier, slot);
+            self.tiers[tier].free(slot);
             self.remove_if_gone(node);
         }
         lives

@@ -63,7 +63,7 @@ impl State {
         let leases = self.holders_of_slots();
         for slot in self.tiers[Tier::DEVICE].pool().slots() {
             if let Hold::Duplicate { leases } = self.hold(Tier::DEVICE, slot) {
-                self.put(Tier::DEVICE, slot, Hold::Owned { leases });
+                self.tiers[Tier::DEVICE].put(slot, Hold::Owned { leases });
                 self.tiers[Tier::DEVICE].unlink(slot);
             }
         }
@@ -123,9 +123,9 @@ impl State {
             if !matches!(self.hold(tier, slot), Hold::Filling { .. }) {
                 match leases.get(slot.at()).filter(|_| tier == Tier::DEVICE) {
                     Some(&leases) if leases > 0 => {
-                        self.put(tier, slot, Hold::Owned { leases });
+                        self.tiers[tier].put(slot, Hold::Owned { leases });
                     }
-                    _ => self.free(tier, slot),
+                    _ => self.tiers[tier].free(slot),
                 }
             }
             if !self.remove_if_gone(node) && tier == Tier::DEVICE {

@@ -148,7 +148,7 @@ impl State {
     }
 
     /// The same of this block, and those above it.
-    pub(super) fn shaded_at(&self, node: NodeIx, tier: Tier) -> u32 {
+    fn shaded_at(&self, node: NodeIx, tier: Tier) -> u32 {
         let (mut shaded, mut next) = (0, Some(node));
         while let Some(node) = next
             && let Some(slot) = self.trie.slot(node, tier)

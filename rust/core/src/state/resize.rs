@@ -84,14 +84,13 @@ impl State {
         if slots > old {
             self.reserve(tier, slots as usize, there)?;
         }
-        self.tiers[tier].set_limit(slots.min(old));
+        self.tiers[tier].set_limit(slots.min(old), &self.trie);
         if slots > old {
             self.tiers[tier].grow(slots);
             let own = |tier_state: &TierState| tier_state.pool().len() as usize;
             let tiers: Vec<usize> = self.tiers.iter().map(own).collect();
             self.lives.grow(self.config.resting(&tiers).iter().sum());
         }
-        self.recount(tier);
         Ok(())
     }
 
@@ -222,8 +221,7 @@ impl State {
 
     /// Moves the limit; `false` if promises would lose their backing by it.
     fn set_limit(&mut self, tier: Tier, slots: u32) -> bool {
-        self.tiers[tier].set_limit(slots);
-        self.recount(tier);
+        self.tiers[tier].set_limit(slots, &self.trie);
         self.tiers[tier].ledger().available() >= 0
             && (self.config.recompute || !self.keeps_would_break(tier))
     }
@@ -238,12 +236,5 @@ impl State {
                 && matches!(pool.cell(slot).hold, Hold::Filling { .. })
                 && node.is_some_and(|node| self.keeps_at(node, tier) > 0)
         })
-    }
-
-    /// Counts the takeable slots again: those beyond the limit back no promise.
-    pub(super) fn recount(&mut self, tier: Tier) {
-        let slots = self.tiers[tier].pool().slots();
-        let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
-        self.tiers[tier].set_takeable(takeable);
     }
 }

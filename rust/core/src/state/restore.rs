@@ -61,7 +61,7 @@ impl State {
     pub fn eviction_order(&self, tier: Tier) -> Result<Vec<u32>> {
         let mut slots = Vec::new();
         let tier_state = self.tiers.named(tier)?;
-        tier_state.all(&self.trie, &self.lives, tier, &mut slots);
+        tier_state.all(&self.trie, &self.lives, &mut slots);
         // What may not go now comes last.
         let mut listed = vec![false; tier_state.pool().len() as usize];
         for &slot in &slots {

@@ -44,13 +44,7 @@ impl State {
     pub(super) fn check_sealing(&self, row: &Sealing<'_>) -> Result<()> {
         self.check_rows(&[row.lease])?;
         let record = &self.leases[row.lease.at()];
-        if record.loading() > 0 {
-            let what = format!(
-                "sealing lease {}, whose blocks are loading",
-                row.lease.number()
-            );
-            return Err(Error::state(what, "commit the outcomes of its plans first"));
-        }
+        self.check_loaded(row.lease, "sealing")?;
         let room = u64::from(record.blocks()) * u64::from(self.config.block_size);
         if row.computed > record.tokens.min(room) {
             let help = "no more can be computed than the lease has slots for: grow it first";

@@ -27,12 +27,6 @@ impl State {
         own.map(Link::at)
     }
 
-    /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
-    #[inline]
-    pub(super) fn put(&mut self, tier: Tier, slot: SlotIx, hold: Hold) {
-        self.tiers[tier].put(slot, hold);
-    }
-
     /// The slot of the parent of the block in this one.
     pub(super) fn parent_slot(&self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         let parent = self.trie.parent(self.node_in(tier, slot)?)?;
@@ -93,7 +87,7 @@ impl State {
     }
 
     /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
-    pub(super) fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
+    fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
         if let Some(parent) = self.trie.parent(node) {
             self.block_from(parent, tier);
         }
@@ -110,7 +104,7 @@ impl State {
             let Some(slot) = residency.slot.map(Link::at) else {
                 return;
             };
-            if was || self.tiers[tier].block(tier, slot) {
+            if was || self.tiers[tier].block(slot) {
                 return;
             }
             next = self.trie.parent(node);
@@ -160,7 +154,7 @@ impl State {
             return;
         }
         if self.hold(tier, slot) == Hold::Quarantined {
-            return self.free(tier, slot);
+            return self.tiers[tier].free(slot);
         }
         self.refresh(tier, slot, false);
         if let Some(node) = self.node_in(tier, slot)
@@ -182,16 +176,6 @@ impl State {
                 table.push(slot);
             }
         }
-    }
-
-    /// Takes a free slot; the caller has made room, and says what holds it now.
-    pub(super) fn take_free(&mut self, tier: Tier, hold: Hold) -> Option<SlotIx> {
-        self.tiers[tier].take_free(hold)
-    }
-
-    /// Gives a slot back that holds no block.
-    pub(super) fn free(&mut self, tier: Tier, slot: SlotIx) {
-        self.tiers[tier].free(slot);
     }
 
     /// The block gets a free slot on the tier, which a copy will fill; the caller has made room.

@@ -56,8 +56,7 @@ impl State {
                 dropped += 1;
             }
         }
-        self.tiers[tier].withdraw(&fresh);
-        self.recount(tier);
+        self.tiers[tier].withdraw(&fresh, &self.trie);
         self.break_unbacked(tier);
         Ok(dropped)
     }

@@ -17,8 +17,7 @@ impl State {
         for tier in self.tiers.all() {
             let tier_state = &self.tiers[tier];
             let ledger = tier_state.ledger();
-            let slots = tier_state.pool().slots();
-            let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
+            let takeable = tier_state.count_takeable(&self.trie);
             if takeable != ledger.takeable() {
                 let detail = format!("{} takeable are counted, {takeable} are", ledger.takeable());
                 return Err(self.violation("INV-22", tier, SlotIx::default(), detail));

@@ -15,6 +15,7 @@ use std::ops::{Index, IndexMut};
 
 #[derive(Hash, Debug)]
 pub(crate) struct TierState {
+    tier: Tier,
     pool: Pool,
     order: Policy,
     children: Children,
@@ -152,6 +153,7 @@ impl TierState {
         let mut ledger = Ledger::default();
         ledger.enter(slots - null);
         Ok(Self {
+            tier,
             pool: Pool::new(slots, null)?,
             children: order.children(),
             order,
@@ -438,15 +440,8 @@ impl TierState {
     }
 
     /// Takes as many victims out of the order, or fewer.
-    pub(super) fn take(
-        &mut self,
-        count: usize,
-        trie: &Trie,
-        lives: &Lives,
-        tier: Tier,
-        out: &mut Vec<SlotIx>,
-    ) {
-        let pool = &self.pool;
+    pub(super) fn take(&mut self, count: usize, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
+        let (pool, tier) = (&self.pool, self.tier);
         let mut gone = BTreeMap::new();
         let mut opens = |slot| opened_by(pool, trie, tier, slot, &mut gone);
         let stamps = |slot| last_use(pool, lives, slot);
@@ -460,24 +455,17 @@ impl TierState {
     }
 
     /// Adds all blocks in the order in which they go.
-    pub(super) fn all(&self, trie: &Trie, lives: &Lives, tier: Tier, out: &mut Vec<SlotIx>) {
+    pub(super) fn all(&self, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
         let mut gone = BTreeMap::new();
-        let mut opens = |slot| opened_by(&self.pool, trie, tier, slot, &mut gone);
+        let mut opens = |slot| opened_by(&self.pool, trie, self.tier, slot, &mut gone);
         let stamps = |slot| last_use(&self.pool, lives, slot);
         self.order.ahead(usize::MAX, &stamps, &mut opens, out);
     }
 
     /// Adds those of the blocks that go next that no copy ahead has looked at.
-    pub(super) fn unseen(
-        &self,
-        limit: usize,
-        trie: &Trie,
-        lives: &Lives,
-        tier: Tier,
-        out: &mut Vec<SlotIx>,
-    ) {
+    pub(super) fn unseen(&self, limit: usize, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
         let mut gone = BTreeMap::new();
-        let mut opens = |slot| opened_by(&self.pool, trie, tier, slot, &mut gone);
+        let mut opens = |slot| opened_by(&self.pool, trie, self.tier, slot, &mut gone);
         let stamps = |slot| last_use(&self.pool, lives, slot);
         self.order.unseen(limit, &stamps, &mut opens, out);
     }
@@ -535,9 +523,9 @@ impl TierState {
 
     /// The first child of a block has become busy. Whether the block in this slot was busy before; if
     /// not, and it is idle, it may not be taken from now on.
-    pub(super) fn block(&mut self, tier: Tier, slot: SlotIx) -> bool {
+    pub(super) fn block(&mut self, slot: SlotIx) -> bool {
         let cell = self.pool.cell(slot);
-        if is_busy(tier, cell) {
+        if is_busy(self.tier, cell) {
             return true;
         }
         if matches!(cell.hold, Hold::Idle { .. }) {

@@ -1,10 +1,10 @@
 //! How many slots a tier has.
 
-use super::{Evictability, TierState};
+use super::{Evictability, TierState, evictability};
 use crate::base::{Class, Link, NodeIx, Result, SlotIx, Tier};
 use crate::evict::{Lives, Place};
 use crate::state::Config;
-use crate::tiers::Hold;
+use crate::tiers::{Hold, Trie};
 
 impl TierState {
     /// Makes room to grow to that many slots.
@@ -26,21 +26,34 @@ impl TierState {
         self.order.grow(slots as usize);
     }
 
-    /// Moves the limit: free slots beyond it retire, and retired ones below it are free again. The takeable
-    /// ones must be counted after it.
-    pub(in crate::state) fn set_limit(&mut self, slots: u32) {
+    /// Moves the limit: free slots beyond it retire, and retired ones below it are free again.
+    pub(in crate::state) fn set_limit(&mut self, slots: u32, trie: &Trie) {
         self.ledger.retire(self.pool.set_limit(slots));
         self.ledger.enter(self.pool.revive());
+        self.recount(trie);
     }
 
-    /// Takes these slots out of the tier, likewise.
-    pub(in crate::state) fn withdraw(&mut self, slots: &[SlotIx]) {
+    /// Takes these slots out of the tier, as they come free.
+    pub(in crate::state) fn withdraw(&mut self, slots: &[SlotIx], trie: &Trie) {
         self.ledger.retire(self.pool.withdraw(slots));
+        self.recount(trie);
     }
 
-    /// How many slots are takeable, counted again.
-    pub(in crate::state) fn set_takeable(&mut self, takeable: u32) {
+    fn recount(&mut self, trie: &Trie) {
+        let takeable = self.count_takeable(trie);
         self.ledger.set_takeable(takeable);
+    }
+
+    /// The takeable slots, counted: idle blocks that may be evicted, in slots that may be given out again.
+    pub(in crate::state) fn count_takeable(&self, trie: &Trie) -> u32 {
+        let takeable = self.pool.cells().filter(|&(slot, cell)| {
+            let node = cell.node.filter(|_| matches!(cell.hold, Hold::Idle { .. }));
+            node.is_some_and(|node| {
+                let residency = *trie.residency(node.at(), self.tier);
+                self.backs(slot, evictability(residency, cell))
+            })
+        });
+        takeable.count() as u32
     }
 
     /// Puts the free slots into an order that the pool gave before.
