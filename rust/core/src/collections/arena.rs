@@ -15,12 +15,12 @@ pub(crate) trait Record: Default {
 /// A [`Record`] lends its field `link`.
 macro_rules! lends_link {
     ($($record:ty: $ix:ty),+) => {
-        $(impl $crate::collections::Record for $record {
+        $(impl Record for $record {
             type Ix = $ix;
-            fn link(&self) -> Option<$crate::base::Link<$ix>> {
+            fn link(&self) -> Option<Link<$ix>> {
                 self.link
             }
-            fn set_link(&mut self, link: Option<$crate::base::Link<$ix>>) {
+            fn set_link(&mut self, link: Option<Link<$ix>>) {
                 self.link = link;
             }
         })+

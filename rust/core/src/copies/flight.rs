@@ -2,7 +2,7 @@
 
 use super::plan::End;
 use crate::base::{FlightIx, Id, Ix as _, Key, LeaseId, Link, NodeIx, ParkedId, SlotIx, Tier};
-use crate::collections::lends_link;
+use crate::collections::{Record, lends_link};
 
 /// What a flight is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -2,7 +2,7 @@
 //! `api/lease.rs`.
 
 use crate::base::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
-use crate::collections::lends_link;
+use crate::collections::{Record, lends_link};
 use crate::evict::Hints;
 
 /// A running sequence.

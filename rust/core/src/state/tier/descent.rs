@@ -13,7 +13,7 @@ pub(crate) struct Descent {
     failures: BTreeMap<Id<NodeIx>, u32>,
     /// Whether the end of a path was passed over because what is before it could not be copied.
     cut: bool,
-    pub(in crate::state) speed: Speed,
+    pub(crate) speed: Speed,
 }
 
 impl Descent {
@@ -44,16 +44,16 @@ impl Descent {
     }
 
     /// The block that came first.
-    pub(in crate::state) fn first_fresh(&self) -> Option<Id<NodeIx>> {
+    pub(crate) fn first_fresh(&self) -> Option<Id<NodeIx>> {
         self.fresh.front().copied()
     }
 
-    pub(in crate::state) fn take_fresh(&mut self) -> Option<Id<NodeIx>> {
+    pub(crate) fn take_fresh(&mut self) -> Option<Id<NodeIx>> {
         self.fresh.pop_front()
     }
 
     /// It stays the first.
-    pub(in crate::state) fn put_back(&mut self, id: Id<NodeIx>) {
+    pub(crate) fn put_back(&mut self, id: Id<NodeIx>) {
         self.fresh.push_front(id);
     }
 
@@ -73,21 +73,21 @@ impl Descent {
 
     /// Whether no copy has failed since one was good.
     #[inline]
-    pub(in crate::state) fn has_no_failures(&self) -> bool {
+    pub(crate) fn has_no_failures(&self) -> bool {
         self.failures.is_empty()
     }
 
     /// How often copies of the block have failed.
-    pub(in crate::state) fn failures(&self, id: Id<NodeIx>) -> u32 {
+    pub(crate) fn failures(&self, id: Id<NodeIx>) -> u32 {
         self.failures.get(&id).copied().unwrap_or(0)
     }
 
     /// The end of a path was passed over.
-    pub(in crate::state) fn cut(&mut self) {
+    pub(crate) fn cut(&mut self) {
         self.cut = true;
     }
 
-    pub(in crate::state) fn is_cut(&self) -> bool {
+    pub(crate) fn is_cut(&self) -> bool {
         self.cut
     }
 
@@ -100,9 +100,9 @@ impl Descent {
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Speed {
     /// Blocks that land from one look to the next.
-    pub(in crate::state) blocks: u32,
+    pub(crate) blocks: u32,
     /// How many were on their way after the last look, and looks since some have landed.
-    pub(in crate::state) flying: u32,
+    pub(crate) flying: u32,
     looks: u32,
     /// Whether none were at the last look, before it.
     idle: bool,
@@ -110,7 +110,7 @@ pub(crate) struct Speed {
 
 impl Speed {
     /// So many are on their way now. Whether none are, and none were at the last look.
-    pub(in crate::state) fn look(&mut self, flying: u32) -> bool {
+    pub(crate) fn look(&mut self, flying: u32) -> bool {
         let rested = std::mem::replace(&mut self.idle, flying == 0) && flying == 0;
         self.looks += u32::from(self.flying > 0);
         let landed = self.flying.saturating_sub(flying);

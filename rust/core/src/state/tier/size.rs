@@ -8,33 +8,28 @@ use crate::tiers::{Hold, Trie};
 
 impl TierState {
     /// Makes room to grow to that many slots.
-    pub(in crate::state) fn reserve(
-        &mut self,
-        config: &Config,
-        tier: Tier,
-        slots: usize,
-    ) -> Result<()> {
+    pub(crate) fn reserve(&mut self, config: &Config, tier: Tier, slots: usize) -> Result<()> {
         self.pool.reserve(slots as u32)?;
         self.order.reserve(slots)?;
         self.descent.reserve(config, tier, slots)
     }
 
     /// More slots, for which there is room.
-    pub(in crate::state) fn grow(&mut self, slots: u32) {
+    pub(crate) fn grow(&mut self, slots: u32) {
         self.ledger.enter(slots - self.pool.len());
         self.pool.grow(slots, 0);
         self.order.grow(slots as usize);
     }
 
     /// Moves the limit: free slots beyond it retire, and retired ones below it are free again.
-    pub(in crate::state) fn set_limit(&mut self, slots: u32, trie: &Trie) {
+    pub(crate) fn set_limit(&mut self, slots: u32, trie: &Trie) {
         self.ledger.retire(self.pool.set_limit(slots));
         self.ledger.enter(self.pool.revive());
         self.recount(trie);
     }
 
     /// Takes these slots out of the tier, as they come free.
-    pub(in crate::state) fn withdraw(&mut self, slots: &[SlotIx], trie: &Trie) {
+    pub(crate) fn withdraw(&mut self, slots: &[SlotIx], trie: &Trie) {
         self.ledger.retire(self.pool.withdraw(slots));
         self.recount(trie);
     }
@@ -45,7 +40,7 @@ impl TierState {
     }
 
     /// The takeable slots, counted: idle blocks that may be evicted, in slots that may be given out again.
-    pub(in crate::state) fn count_takeable(&self, trie: &Trie) -> u32 {
+    pub(crate) fn count_takeable(&self, trie: &Trie) -> u32 {
         let takeable = self.pool.cells().filter(|&(slot, cell)| {
             let node = cell.node.filter(|_| matches!(cell.hold, Hold::Idle { .. }));
             node.is_some_and(|node| {
@@ -57,22 +52,22 @@ impl TierState {
     }
 
     /// Puts the free slots into an order that the pool gave before.
-    pub(in crate::state) fn restore_free(&mut self, free: &[SlotIx]) {
+    pub(crate) fn restore_free(&mut self, free: &[SlotIx]) {
         self.pool.restore_free(free);
     }
 
     /// The tier holds so many blocks from now on, together with those above it.
-    pub(in crate::state) fn resize_order(&mut self, room: usize) {
+    pub(crate) fn resize_order(&mut self, room: usize) {
         self.order.resize(room);
     }
 
     /// Whether blocks leave from now on as soon as nothing uses them.
-    pub(in crate::state) fn set_leaving(&mut self, leaving: bool) {
+    pub(crate) fn set_leaving(&mut self, leaving: bool) {
         self.pool.set_leaving(leaving);
     }
 
     /// Free slots have blocks from before, each with so many children here: the first to be evicted first.
-    pub(in crate::state) fn restore(
+    pub(crate) fn restore(
         &mut self,
         blocks: impl Iterator<Item = (SlotIx, NodeIx, u32)>,
         lives: &Lives,
