@@ -243,26 +243,37 @@ impl State {
         }
     }
 
-    /// A copy of this block from the tier to another has ended, and is good or not. A failed one down
-    /// is tried again up to `copy_retries` times: under [`WritePolicy::Through`] it goes to the back
-    /// of the queue. A copy up says nothing of those down.
-    pub(super) fn note_copy(&mut self, tier: Tier, to: Tier, node: NodeIx, good: bool) {
+    /// A copy of this block from the tier to another is good.
+    pub(super) fn note_copied(&mut self, tier: Tier, to: Tier, node: NodeIx) {
+        if self.tells_of_descent(tier, to, node) {
+            self.tiers[tier].note_copied(self.trie.id(node));
+        }
+    }
+
+    /// A copy of this block from the tier to another has failed. One down is tried again up to `copy_retries`
+    /// times: under [`WritePolicy::Through`] it goes to the back of the queue.
+    pub(super) fn note_failed(&mut self, tier: Tier, to: Tier, node: NodeIx) {
+        if self.tells_of_descent(tier, to, node) {
+            self.tiers[tier].note_failed(self.trie.id(node), &self.trie);
+            if !self.is_hopeless(tier, node) {
+                self.note_fresh(tier, node);
+            }
+        }
+    }
+
+    /// Whether a copy says something of the block's way down: one up does not.
+    fn tells_of_descent(&self, tier: Tier, to: Tier, node: NodeIx) -> bool {
         let block = &self.trie[node];
         let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
-        if tier > to || !published || self.trie.slot(node, tier).is_none() {
-            return;
-        }
-        self.tiers[tier].note_copy(self.trie.id(node), good, &self.trie);
-        if !good && !self.is_hopeless(tier, node) {
-            self.note_fresh(tier, node);
-        }
+        tier < to && published && self.trie.slot(node, tier).is_some()
     }
 
     /// Whether its copy down from the tier has failed too often to be made ahead of need.
     pub(super) fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
-        let descent = &self.tiers[tier].descent;
-        !descent.has_no_failures()
-            && descent.failures(self.trie.id(node)) > self.config.copy_retries
+        let id = || self.trie.id(node);
+        self.tiers[tier]
+            .descent
+            .exceeds(self.config.copy_retries, id)
     }
 
     /// Copies up to `blocks` sealed blocks of a running sequence down that have no copy below, the

@@ -249,7 +249,7 @@ impl State {
         if self.keeps_at(node, to) > 0 {
             self.tiers[to].promise(1);
         }
-        self.note_copy(from, to, node, false);
+        self.note_failed(from, to, node);
         self.remove_if_gone(node);
     }
 

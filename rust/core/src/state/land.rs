@@ -203,14 +203,14 @@ impl State {
                 && !self.has_flights_below(tier, last)
             {
                 waiting.pop();
-                self.land_one_below(flight, last, true, &mut kept);
+                self.land_one_below(flight, last, &mut kept);
             }
         }
         for step in waiting.into_iter().rev() {
-            self.land_one_below(flight, step, true, &mut kept);
+            self.land_one_below(flight, step, &mut kept);
         }
         for &step in bad {
-            self.land_one_below(flight, step, false, &mut kept);
+            self.fail_one_below(flight, step, &mut kept);
         }
         self.tell_landed(tier, good);
         kept
@@ -222,45 +222,45 @@ impl State {
         node.is_some_and(|node| self.trie.residency(node, tier).busy > 0)
     }
 
-    fn land_one_below(&mut self, flight: &Flight, step: Move, good: bool, kept: &mut Kept) {
+    fn land_one_below(&mut self, flight: &Flight, step: Move, kept: &mut Kept) {
         let tier = flight.to;
-        let Some(node) = self.arrival(tier, &step) else {
-            return self.tiers[tier].free(step.to);
+        let node = self.arrival(tier, &step);
+        let alive = |&node: &NodeIx| self.trie[node].epoch == self.trie.epoch();
+        let Some(node) = node.filter(alive) else {
+            return self.fail_one_below(flight, step, kept);
         };
-        if good && self.trie[node].epoch == self.trie.epoch() {
-            let moves = matches!(flight.purpose, Purpose::Below { parked: Some(_) });
-            let all = u32::from(self.trie[node].keeps.count());
-            let keeps = if all > 0 && moves && self.trie[node].keeps.home() < tier {
-                self.tiers[tier].put(step.to, Hold::Pinned { pins: all });
-                self.move_home(node, tier);
-                all
-            } else {
-                let keeps = self.keeps_at(node, tier);
-                let pins = keeps.max(1);
-                self.tiers[tier].put(step.to, Hold::Pinned { pins });
-                keeps
-            };
-            self.note_copy(flight.from, tier, node, true);
-            self.note_fresh(tier, node);
-            if tier > Tier::DEVICE {
-                self.note_stray(node);
-            }
-            if keeps == 0 {
-                self.unpin(tier, step.to);
-            }
-            kept.landed |= keeps > 0;
-            kept.shared |= keeps > 1;
-            return;
+        let moves = matches!(flight.purpose, Purpose::Below { parked: Some(_) });
+        let all = u32::from(self.trie[node].keeps.count());
+        let keeps = if all > 0 && moves && self.trie[node].keeps.home() < tier {
+            self.tiers[tier].put(step.to, Hold::Pinned { pins: all });
+            self.move_home(node, tier);
+            all
+        } else {
+            let keeps = self.keeps_at(node, tier);
+            let pins = keeps.max(1);
+            self.tiers[tier].put(step.to, Hold::Pinned { pins });
+            keeps
+        };
+        self.note_copied(flight.from, tier, node);
+        self.note_fresh(tier, node);
+        if tier > Tier::DEVICE {
+            self.note_stray(node);
         }
-        let keeps = self.keeps_at(node, tier);
-        self.detach(node, tier);
-        self.tiers[tier].free(step.to);
-        if keeps > 0 {
-            self.tiers[tier].promise(1);
-            kept.failed.push(node);
+        if keeps == 0 {
+            self.unpin(tier, step.to);
         }
-        self.note_copy(flight.from, tier, node, false);
-        self.remove_if_gone(node);
+        kept.landed |= keeps > 0;
+        kept.shared |= keeps > 1;
+    }
+
+    fn fail_one_below(&mut self, flight: &Flight, step: Move, kept: &mut Kept) {
+        if let Some(node) = self.arrival(flight.to, &step) {
+            if self.keeps_at(node, flight.to) > 0 {
+                kept.failed.push(node);
+            }
+            self.lose_arrival(flight.from, node, flight.to);
+        }
+        self.tiers[flight.to].free(step.to);
     }
 
     /// A failed copy of a kept block is tried again up to `copy_retries` times; then its keep is

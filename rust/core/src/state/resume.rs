@@ -34,12 +34,12 @@ impl State {
         }
         let path = std::mem::take(&mut self.parked[parked].path);
         let answer = self.readmit(parked, &path, tokens, reserve);
-        if matches!(answer, Ok(Answer::Begun(_))) {
-            // The lease stands in for the handle until its loads have landed.
-            self.parked[parked].path = path;
-            self.settle_resume(parked);
-        } else {
-            self.parked[parked].path = path;
+        self.parked[parked].path = path;
+        // The lease stands in for the handle until its loads have landed.
+        if let Ok(Answer::Begun(begun)) = &answer
+            && begun.plans.is_empty()
+        {
+            self.end_keep(parked);
         }
         answer
     }
@@ -124,15 +124,6 @@ impl State {
             "a kept block is neither on the device nor ready at home"
         );
         home
-    }
-
-    /// Ends the keeps at once where there is nothing to load.
-    fn settle_resume(&mut self, parked: ParkedIx) {
-        if let Some(id) = self.parked[parked].lease
-            && self.leases[id.at()].loading() == 0
-        {
-            self.end_keep(parked);
-        }
     }
 
     /// Ends the keeps of a resume that came back short, as the engine goes on with it: it recomputes

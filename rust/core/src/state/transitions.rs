@@ -212,11 +212,6 @@ impl State {
         if self.is_busy(node, tier) {
             self.unblock_ancestors(node, tier);
         }
-        self.detach_slot(node, tier, slot)
-    }
-
-    /// The block's copy goes; returns the slot that its parent has.
-    fn detach_slot(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         self.tiers[tier].unlink(slot);
         self.end_residency(node, tier)
     }

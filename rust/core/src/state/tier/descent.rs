@@ -71,15 +71,11 @@ impl Descent {
         *failures = failures.saturating_add(1);
     }
 
-    /// Whether no copy has failed since one was good.
+    /// Whether copies of a block have failed more often than this since one was good.
     #[inline]
-    pub(crate) fn has_no_failures(&self) -> bool {
-        self.failures.is_empty()
-    }
-
-    /// How often copies of the block have failed.
-    pub(crate) fn failures(&self, id: Id<NodeIx>) -> u32 {
-        self.failures.get(&id).copied().unwrap_or(0)
+    pub(crate) fn exceeds(&self, retries: u32, id: impl FnOnce() -> Id<NodeIx>) -> bool {
+        let failures = || self.failures.get(&id()).copied();
+        !self.failures.is_empty() && failures().is_some_and(|failures| failures > retries)
     }
 
     /// The end of a path was passed over.

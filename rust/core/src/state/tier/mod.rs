@@ -39,10 +39,6 @@ impl Tiers {
         tier.at() < self.0.len()
     }
 
-    pub(crate) fn get(&self, tier: Tier) -> Option<&TierState> {
-        self.0.get(tier.at())
-    }
-
     /// The tier that a caller has named.
     ///
     /// # Errors
@@ -50,7 +46,7 @@ impl Tiers {
     pub(crate) fn named(&self, tier: Tier) -> Result<&TierState> {
         let help = "this cache was made without that tier";
         let lacks = || Error::argument("tier", tier.name(), help);
-        self.get(tier).ok_or_else(lacks)
+        self.0.get(tier.at()).ok_or_else(lacks)
     }
 
     /// Their names, from the device down.
@@ -289,14 +285,16 @@ impl TierState {
         }
     }
 
-    /// A copy of a block down, or to another tier, has ended, and is good or not. A good one says that others
-    /// may succeed: all is looked at again.
-    pub(super) fn note_copy(&mut self, id: Id<NodeIx>, good: bool, trie: &Trie) {
-        if !good {
-            self.descent.fail(id, self.pool.len() as usize, trie);
-        } else if self.descent.succeed(id) {
+    /// A copy of a block down is good. After one that has failed all is looked at again.
+    pub(super) fn note_copied(&mut self, id: Id<NodeIx>) {
+        if self.descent.succeed(id) {
             self.order.unsee_all();
         }
+    }
+
+    /// A copy of a block down has failed.
+    pub(super) fn note_failed(&mut self, id: Id<NodeIx>, trie: &Trie) {
+        self.descent.fail(id, self.pool.len() as usize, trie);
     }
 
     /// A block came that is to go down.
