@@ -195,7 +195,11 @@ impl<O: Order> Queues<O> {
 }
 
 impl<O: Order> Evict for Queues<O> {
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a call for each block that becomes idle is 2 % of a finish"
+    )]
+    #[inline(always)]
     fn insert(
         &mut self,
         slot: SlotIx,

@@ -236,12 +236,11 @@ impl State {
             epoch: self.trie.epoch(),
         }));
         let id = self.lease_id(lease);
-        let mut plans = self.load_runs(id, path, prefix.runs.iter(), &mut table);
-        let mut hits = if prefix.lower > 0 {
-            prefix.runs.by_tier()
-        } else {
-            [0; MAX_TIERS]
-        };
+        let (mut plans, mut hits) = (Vec::new(), [0; MAX_TIERS]);
+        if prefix.lower > 0 {
+            plans = self.load_runs(id, path, prefix.runs.iter(), &mut table);
+            hits = prefix.runs.by_tier();
+        }
         hits[0] = prefix.device as u32;
         if let Some((tier, slot, node)) = last {
             plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
@@ -281,9 +280,11 @@ impl State {
             self.note_use(node);
             self.lives.find(node);
         }
-        let lower = self.mark_sources(&path[prefix.device..], prefix.runs);
-        if lower < prefix.lower {
-            return (prefix.cut(lower, Stop::Promised), None);
+        if prefix.lower > 0 {
+            let lower = self.mark_sources(&path[prefix.device..], prefix.runs);
+            if lower < prefix.lower {
+                return (prefix.cut(lower, Stop::Promised), None);
+            }
         }
         match prefix.last.map(|node| self.mark_last(node, path)) {
             Some(None) => (prefix.without_last(), None),

@@ -61,14 +61,16 @@ impl State {
 
     fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
         let block_size = u64::from(self.config.block_size);
-        let record = &self.leases[lease];
+        let record = &mut self.leases[lease];
         let tokens = record.tokens.saturating_add(more);
         if tokens <= u64::from(record.blocks()) * block_size {
-            self.leases[lease].tokens = tokens;
-            self.accept_short(lease);
+            record.tokens = tokens;
+            if record.is_short() {
+                self.accept_short(lease);
+            }
             return true;
         }
-        let need = self.blocks_of(tokens) - u64::from(record.blocks());
+        let need = tokens.div_ceil(block_size) - u64::from(record.blocks());
         let promised = u64::from(record.promised()).min(need);
         let beyond = need - promised;
         if beyond > 0 && !self.afford_growth(beyond) {

@@ -193,6 +193,10 @@ impl State {
         let path = record.path.split_off(first);
         let on_device = std::mem::take(&mut record.on_device) as usize;
         for (at, &node) in path.iter().enumerate().rev() {
+            let held = self
+                .trie
+                .slot(node, Tier::DEVICE)
+                .filter(|_| at < on_device);
             let block = &mut self.trie[node];
             let (home, last) = (block.keeps.home(), block.keeps.count() == 1);
             block.keeps.lose();
@@ -206,9 +210,7 @@ impl State {
                 continue;
             }
             let below = below.filter(|&slot| self.hold(home, slot).is_ready());
-            if at < on_device
-                && let Some(slot) = self.trie.slot(node, Tier::DEVICE)
-            {
+            if let Some(slot) = held {
                 self.unpin(Tier::DEVICE, slot);
             }
             if let Some(slot) = below {

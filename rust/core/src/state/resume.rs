@@ -3,7 +3,8 @@
 
 use super::record::{Keep, Phase, Running, Start};
 use super::{Answer, Begun, Filling, Request, State, Stop};
-use crate::base::{Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, Tier};
+use crate::base::{FlightId, Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, Tier};
+use crate::tiers::Hold;
 
 impl State {
     /// Brings a parked sequence of `tokens` tokens back, at exactly the count of computed tokens
@@ -51,13 +52,17 @@ impl State {
         tokens: u64,
         reserve: u64,
     ) -> Result<Answer> {
-        // What is on the device is there from the root.
-        let here = |node: &&NodeIx| self.trie.slot(**node, Tier::DEVICE).is_some();
-        let device = path.iter().take_while(here).count();
-        let mut device_path = path[..device].iter();
-        if let Some(flight) = device_path.find_map(|&node| self.flight_to_await(node, Tier::DEVICE))
-        {
-            return Ok(Answer::Soon(flight));
+        // Its leading blocks that are on the device; what is there is there from the root.
+        let mut device = 0;
+        for &node in path {
+            let slot = self.trie.slot(node, Tier::DEVICE);
+            match slot.map(|slot| self.hold(Tier::DEVICE, slot)) {
+                None => break,
+                Some(Hold::Filling { flight }) => {
+                    return Ok(Answer::Soon(FlightId(self.flights.id(flight))));
+                }
+                Some(_) => device += 1,
+            }
         }
         let computed = self.parked[parked].computed;
         let tokens = tokens.max(computed);

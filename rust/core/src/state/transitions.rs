@@ -149,6 +149,7 @@ impl State {
     }
 
     /// A flight has stopped reading the slot. It kept its place all along.
+    #[inline]
     pub(super) fn unmark(&mut self, tier: Tier, slot: SlotIx) {
         if !self.tiers[tier].end_read(slot) {
             return;
