@@ -48,6 +48,16 @@ struct Front {
     slot: SlotIx,
 }
 
+/// Where the order has several lists: what is known of their fronts at this tick.
+#[derive(Hash, Debug)]
+struct Fronts {
+    known: Vec<Option<Front>>,
+    /// Which of them there are, and which are to be looked at again: a bit each.
+    filled: u64,
+    stale: u64,
+    now: u32,
+}
+
 #[derive(Hash, Debug)]
 pub(crate) struct Queues<O> {
     /// Elsewhere, so that all queues are of one size.
@@ -63,12 +73,7 @@ pub(crate) struct Queues<O> {
     children: Children,
     /// Where children are tracked, the list of each slot.
     heads: Vec<u8>,
-    /// Where the order has several lists: what is known of their fronts at this tick.
-    fronts: Vec<Option<Front>>,
-    /// Which of them there are, and which are to be looked at again: a bit each.
-    filled: u64,
-    stale: u64,
-    now: u32,
+    fronts: Fronts,
 }
 
 impl<O: Order> Queues<O> {
@@ -98,10 +103,12 @@ impl<O: Order> Queues<O> {
                 children
             },
             heads: Vec::new(),
-            fronts: vec![None; O::CLASSES],
-            filled: 0,
-            stale: 0,
-            now: 0,
+            fronts: Fronts {
+                known: vec![None; O::CLASSES],
+                filled: 0,
+                stale: 0,
+                now: 0,
+            },
         };
         queues.reserve(slots)?;
         queues.grow(slots);
@@ -272,9 +279,9 @@ impl<O: Order> Evict for Queues<O> {
 
     fn used(&mut self, key: u64, life: Life, now: u64) {
         if Self::VALUED {
-            self.now = now as u32;
+            self.fronts.now = now as u32;
             self.settled = 0;
-            self.order.used(key, life, self.now);
+            self.order.used(key, life, self.fronts.now);
             self.look_again();
         }
     }
@@ -333,8 +340,8 @@ impl<O: Order> Evict for Queues<O> {
                 own => own,
             };
         }
-        self.fronts.fill(None);
-        self.filled = 0;
+        self.fronts.known.fill(None);
+        self.fronts.filled = 0;
     }
 
     fn reserve(&mut self, slots: usize) -> Result<()> {

@@ -79,13 +79,9 @@ impl State {
         self.accept_short(lease);
         self.tiers[Tier::DEVICE].release(promised as u32);
         self.make_room(Tier::DEVICE, need as u32);
-        for _ in 0..need {
-            let Some(slot) = self.tiers[Tier::DEVICE].take_free(Hold::Claimed { leases: 1 }) else {
-                break;
-            };
-            self.leases[lease].table.push(slot);
-        }
         let record = &mut self.leases[lease];
+        let total = record.blocks() + need as u32;
+        self.tiers[Tier::DEVICE].claim(total, &mut record.table);
         record.tokens = tokens;
         record.limit = record.limit.max(record.blocks());
         true
