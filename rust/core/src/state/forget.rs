@@ -270,14 +270,14 @@ impl State {
         let mut keepers = self.keepers_of_marked();
         let kept = keepers
             .iter()
-            .map(|&(_, index)| ParkedId(self.parked.id(index)));
+            .map(|&parked| ParkedId(self.parked.id(parked)));
         let kept = kept.collect();
         let mut nodes = nodes;
         if force && !keepers.is_empty() {
             // As if they had never kept it: what a break takes away is told as ever.
             self.unmark_family(&nodes, now);
-            for (_, index) in keepers.drain(..).rev() {
-                self.break_keep(index);
+            for parked in keepers.drain(..).rev() {
+                self.break_keep(parked);
             }
             nodes = self.mark_all(what, behind, now);
         }
@@ -357,28 +357,23 @@ impl State {
 
     /// Parked sequences that keep something that is marked, in the order in which they were parked. What
     /// stands on a marked block is marked, so that the last block of each tells.
-    fn keepers_of_marked(&self) -> Vec<(u64, ParkedIx)> {
-        let whole = self
-            .parked
-            .iter()
-            .filter(|(_, record)| record.keep == Keep::Whole);
-        let keepers = whole.filter(|(_, record)| {
-            let last = record.path.last();
+    fn keepers_of_marked(&self) -> Vec<ParkedIx> {
+        let mut keepers = self.youngest_first();
+        keepers.retain(|&parked| {
+            let record = &self.parked[parked];
+            let last = record.path.last().filter(|_| record.keep == Keep::Whole);
             last.is_some_and(|&last| self.is_marked(last))
         });
-        let mut keepers: Vec<_> = keepers
-            .map(|(index, record)| (record.order, index))
-            .collect();
-        keepers.sort_unstable();
+        keepers.reverse();
         keepers
     }
 
     /// What these keep is marked no more. Returns it.
-    fn spare_kept(&mut self, keepers: &[(u64, ParkedIx)], now: u32) -> Vec<NodeIx> {
+    fn spare_kept(&mut self, keepers: &[ParkedIx], now: u32) -> Vec<NodeIx> {
         let mut spared = Vec::new();
-        for &(_, index) in keepers {
-            for at in 0..self.parked[index].path.len() {
-                let node = self.parked[index].path[at];
+        for &parked in keepers {
+            for at in 0..self.parked[parked].path.len() {
+                let node = self.parked[parked].path[at];
                 if self.is_marked(node) {
                     self.trie[node].epoch = now;
                     spared.push(node);
