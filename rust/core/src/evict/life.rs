@@ -158,10 +158,6 @@ impl Asks {
     pub(crate) fn learns(self) -> bool {
         self == Self::Uses
     }
-
-    fn weighs(self) -> bool {
-        self == Self::Worth
-    }
 }
 
 /// What an order may ask of a block: nothing is read before it asks.
@@ -241,7 +237,7 @@ impl Lives {
         memory::reserve(&mut self.stamps, lives, what)?;
         memory::reserve(
             &mut self.worths,
-            usize::from(self.asks.weighs()) * blocks,
+            usize::from(self.asks == Asks::Worth) * blocks,
             what,
         )
     }
@@ -251,7 +247,7 @@ impl Lives {
         let lives = usize::from(self.learns()) * blocks;
         self.uses.resize(lives, Life::default());
         self.stamps.resize(lives, 0);
-        let worths = usize::from(self.asks.weighs()) * blocks;
+        let worths = usize::from(self.asks == Asks::Worth) * blocks;
         self.worths.resize(worths, Worth::default());
     }
 

@@ -142,10 +142,6 @@ pub(crate) trait EvictAudit {
     fn seen(&self, _slot: SlotIx) -> bool {
         false
     }
-    /// A rank that rises along the order; `None` if it does not say that a child goes before its parent.
-    fn ranks(&self, _slots: usize) -> Option<Vec<u32>> {
-        None
-    }
 }
 
 /// Enters a slot whose block has no past.

@@ -458,16 +458,6 @@ impl<O: Order> EvictAudit for Queues<O> {
     fn seen(&self, slot: SlotIx) -> bool {
         self.in_order() && self.seen.holds(slot)
     }
-
-    fn ranks(&self, slots: usize) -> Option<Vec<u32>> {
-        let mut order = Vec::new();
-        self.ahead(usize::MAX, &|_| 0, &mut |_| None, &mut order);
-        let mut ranks = vec![u32::MAX; slots];
-        for (rank, slot) in order.into_iter().enumerate() {
-            ranks[slot.at()] = rank as u32;
-        }
-        Some(ranks).filter(|_| self.in_order())
-    }
 }
 
 #[cfg(test)]

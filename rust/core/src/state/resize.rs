@@ -63,7 +63,7 @@ impl State {
         // A second index is made beside the old one, so that it is asked for whole.
         let more = self.config.bytes(&tiers) - before;
         memory::ask(more, there, "the bookkeeping of so many more slots")?;
-        self.tiers[tier].reserve(&self.config, tier, slots)?;
+        self.tiers[tier].reserve(&self.config, slots)?;
         let blocks = self.config.resting(&tiers).iter().sum();
         self.lives.reserve(blocks)?;
         self.trie.reserve(&self.config.resting(&tiers))

@@ -80,10 +80,7 @@ impl State {
         keys: &[Key],
         parents: &[Key],
     ) -> Result<()> {
-        if tier == Tier::DEVICE || !self.tiers.has(tier) {
-            let help = "name a tier below the device that this cache was made with";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
+        self.tiers.below_device(tier)?;
         // Rows are numbered as their nodes are, so that none was there before, not even one dropped.
         if self.counters.begun > 0 || !self.trie.is_new() {
             let help = "restore once, before the first begin";

@@ -19,10 +19,7 @@ impl State {
     /// where tickets would lose what they were promised though all parked sequences of the tier were
     /// given up. Nothing is changed then.
     pub fn withdraw(&mut self, tier: Tier, slots: &[u32]) -> Result<u64> {
-        if tier == Tier::DEVICE || !self.tiers.has(tier) {
-            let help = "name a tier below the device that this cache was made with";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
+        self.tiers.below_device(tier)?;
         let pool = self.tiers[tier].pool();
         if let Some(&slot) = slots.iter().find(|&&slot| slot >= pool.len()) {
             return Err(Error::argument("slots", slot, "the tier has no such slot"));

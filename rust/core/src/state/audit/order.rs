@@ -9,7 +9,7 @@ impl State {
     /// The order holds all idle blocks, child before parent; pins are closed to the root (INV-20).
     pub(super) fn ordered(&self, tier: Tier) -> Check {
         let tier_state = &self.tiers[tier];
-        let ranks = tier_state.order().ranks(tier_state.pool().len() as usize);
+        let places = self.places(tier);
         for (slot, cell) in tier_state.pool().cells() {
             let idle = matches!(cell.hold, Hold::Idle { .. });
             if tier_state.order().holds(slot) != idle {
@@ -38,43 +38,67 @@ impl State {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
-            let above = self
-                .trie
-                .parent(node)
-                .and_then(|parent| self.trie.slot(parent, tier));
-            let Some(above) = above else { continue };
-            match self.hold(tier, above) {
-                Hold::Idle { class } => {
-                    let blocks = tier > Tier::DEVICE
-                        && matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. });
-                    if !idle && !blocks {
-                        let detail = format!("it is {:?}, and its parent is idle", cell.hold);
-                        return Err(self.violation("INV-20", tier, slot, detail));
-                    }
-                    let behind = ranks
-                        .as_ref()
-                        .is_some_and(|ranks| idle && ranks[slot.at()] >= ranks[above.at()]);
-                    let own = match cell.hold {
-                        Hold::Idle { class } => class,
-                        _ => Class::Cleared,
-                    };
-                    // A copy of what the device has may wait for what the host alone has; and a stray for one
-                    // that is not known as such before the next dispatch.
-                    let torn = self.strays.torn && !self.config.engine;
-                    let waits = class == Class::Copied || (class == Class::Cleared && torn);
-                    if behind || (own > class && !waits) {
-                        let detail = format!("it stands behind its parent in slot {above}");
-                        return Err(self.violation("INV-20", tier, slot, detail));
-                    }
-                }
-                Hold::Filling { .. } if idle && tier == Tier::DEVICE => {
-                    let detail = "it is idle, and its parent is still filling".to_owned();
-                    return Err(self.violation("INV-20", tier, slot, detail));
-                }
-                _ => {}
+            if let Some(above) = self.parent_slot(tier, slot) {
+                self.stands_before(tier, slot, above, places.as_deref())?;
             }
         }
         Ok(())
+    }
+
+    /// A block and its parent may both be as they are, and a child stands before it.
+    fn stands_before(
+        &self,
+        tier: Tier,
+        slot: SlotIx,
+        above: SlotIx,
+        places: Option<&[u32]>,
+    ) -> Check {
+        let hold = self.hold(tier, slot);
+        let idle = matches!(hold, Hold::Idle { .. });
+        match self.hold(tier, above) {
+            Hold::Idle { class } => {
+                let blocks = tier > Tier::DEVICE
+                    && matches!(hold, Hold::Filling { .. } | Hold::Pinned { .. });
+                if !idle && !blocks {
+                    let detail = format!("it is {hold:?}, and its parent is idle");
+                    return Err(self.violation("INV-20", tier, slot, detail));
+                }
+                let after = |places: &[u32]| places[slot.at()] >= places[above.at()];
+                let behind = idle && places.is_some_and(after);
+                let own = match hold {
+                    Hold::Idle { class } => class,
+                    _ => Class::Cleared,
+                };
+                // A copy of what the device has may wait for what the host alone has; and a stray for one
+                // that is not known as such before the next dispatch.
+                let torn = self.strays.torn && !self.config.engine;
+                let waits = class == Class::Copied || (class == Class::Cleared && torn);
+                if behind || (own > class && !waits) {
+                    let detail = format!("it stands behind its parent in slot {above}");
+                    return Err(self.violation("INV-20", tier, slot, detail));
+                }
+            }
+            Hold::Filling { .. } if idle && tier == Tier::DEVICE => {
+                let detail = "it is idle, and its parent is still filling".to_owned();
+                return Err(self.violation("INV-20", tier, slot, detail));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The place of each idle slot in the order, where that says which goes first.
+    fn places(&self, tier: Tier) -> Option<Vec<u32>> {
+        let tier_state = &self.tiers[tier];
+        tier_state.order().warms().then(|| {
+            let mut slots = Vec::new();
+            tier_state.front(usize::MAX, &self.lives, &mut slots);
+            let mut places = vec![0; tier_state.pool().len() as usize];
+            for (place, slot) in (0..).zip(slots) {
+                places[slot.at()] = place;
+            }
+            places
+        })
     }
 
     /// An idle copy stands with the copies while the device has its block, and only then (INV-20d).

@@ -49,6 +49,13 @@ impl Tiers {
         self.0.get(tier.at()).ok_or_else(lacks)
     }
 
+    /// The same of one below the device.
+    pub(crate) fn below_device(&self, tier: Tier) -> Result<&TierState> {
+        let help = "name a tier below the device that this cache was made with";
+        let below = self.0.get(tier.at()).filter(|_| tier > Tier::DEVICE);
+        below.ok_or_else(|| Error::argument("tier", tier.name(), help))
+    }
+
     /// Their names, from the device down.
     #[inline]
     pub(crate) fn all(&self) -> impl DoubleEndedIterator<Item = Tier> + use<> {

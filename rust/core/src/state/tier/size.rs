@@ -1,17 +1,17 @@
 //! How many slots a tier has.
 
 use super::{Evictability, TierState, evictability};
-use crate::base::{Class, Link, NodeIx, Result, SlotIx, Tier};
+use crate::base::{Class, Link, NodeIx, Result, SlotIx};
 use crate::evict::{Lives, Place};
 use crate::state::Config;
 use crate::tiers::{Hold, Trie};
 
 impl TierState {
     /// Makes room to grow to that many slots.
-    pub(crate) fn reserve(&mut self, config: &Config, tier: Tier, slots: usize) -> Result<()> {
+    pub(crate) fn reserve(&mut self, config: &Config, slots: usize) -> Result<()> {
         self.pool.reserve(slots as u32)?;
         self.order.reserve(slots)?;
-        self.descent.reserve(config, tier, slots)
+        self.descent.reserve(config, self.tier, slots)
     }
 
     /// More slots, for which there is room.
