@@ -83,9 +83,12 @@ impl State {
             return;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
+        // What a lease has given up is not believed, a checksum neither.
+        let given_up = matches!(flight.purpose, Purpose::Private { lease: None, .. });
         if let Some(&bad) = flight.moves.get(good)
             && end == End::Corrupt
             && from > Tier::DEVICE
+            && !given_up
         {
             self.drop_corrupt(from, bad);
         }
