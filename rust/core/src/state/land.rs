@@ -70,7 +70,8 @@ impl State {
         }
     }
 
-    /// Drops a source that failed its checksum, commits or releases the destinations, and wakes the lease that was waiting for them.
+    /// Commits or releases the destination slots, drops a source that failed its checksum, and wakes what was
+    /// waiting for them.
     fn land_all(&mut self, flight: &Flight, good: usize, end: End) {
         let (from, to) = (flight.from, flight.to);
         if flight.purpose == Purpose::Void {
@@ -83,6 +84,7 @@ impl State {
             return;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
+        let kept = self.land_blocks(flight, good);
         // What a lease has given up is not believed, a checksum neither.
         let given_up = matches!(flight.purpose, Purpose::Private { lease: None, .. });
         if let Some(&bad) = flight.moves.get(good)
@@ -93,38 +95,58 @@ impl State {
             self.drop_corrupt(from, bad);
         }
         match flight.purpose {
-            Purpose::Nothing | Purpose::Void => {}
-            Purpose::Below { parked } => self.land_down(flight, good, parked),
-            Purpose::Stow => {
-                self.cut_kept(flight.blocks_from(good), to);
-                self.land_below(flight, good);
-                self.break_unbacked(to);
-            }
-            Purpose::Fetch | Purpose::Private { lease: None, .. } => {
-                for step in &flight.moves {
-                    self.give_back(to, step.to);
+            Purpose::Nothing | Purpose::Void | Purpose::Fetch => {}
+            Purpose::Stow => self.break_unbacked(to),
+            Purpose::Below { parked } => self.settle_keeps(to, parked, &kept),
+            Purpose::Up { lease, .. } => self.landed(lease),
+            Purpose::Private { lease, .. } => {
+                let Some(lease) = lease else { return };
+                self.landed(lease);
+                if good == 0 {
+                    self.undo_fork(lease, &flight.moves);
                 }
             }
-            Purpose::Up { lease, base } => {
-                self.land_on_device(lease, base, &flight.moves, good);
-                self.landed(lease);
-            }
-            Purpose::Private {
-                lease: Some(lease),
-                block,
-            } => self.land_private(lease, block, &flight.moves, good),
         }
     }
 
-    /// Copies down have ended, of a parked sequence or of none.
-    fn land_down(&mut self, flight: &Flight, good: usize, parked: Option<ParkedId>) {
-        self.cut_kept(flight.blocks_from(good), flight.to);
-        let kept = self.land_below(flight, good);
-        if let Some(id) = parked {
-            self.count_failures(id, &kept.failed);
+    /// The destinations hold what has come, or nothing.
+    fn land_blocks(&mut self, flight: &Flight, good: usize) -> Kept {
+        let (to, moves) = (flight.to, &flight.moves);
+        match flight.purpose {
+            Purpose::Nothing | Purpose::Void => {}
+            Purpose::Below { .. } | Purpose::Stow => {
+                self.cut_kept(flight.blocks_from(good), to);
+                return self.land_below(flight, good);
+            }
+            Purpose::Fetch | Purpose::Private { lease: None, .. } => {
+                for step in moves {
+                    self.give_back(to, step.to);
+                }
+            }
+            Purpose::Up { lease, base } => self.land_on_device(lease, base, moves, good),
+            Purpose::Private {
+                lease: Some(lease),
+                block,
+            } => {
+                let leases = 1;
+                let hold = if good > 0 {
+                    Hold::Owned { leases }
+                } else {
+                    self.shorten(lease, block);
+                    Hold::Claimed { leases }
+                };
+                for step in moves {
+                    self.tiers[to].put(step.to, hold);
+                }
+            }
         }
+        Kept::default()
+    }
+
+    /// Copies down have landed, of a parked sequence or of none: keeps hold no more than they must.
+    fn settle_keeps(&mut self, to: Tier, parked: Option<ParkedId>, kept: &Kept) {
         // A destination that a resize left beyond the limit retires: it backs nothing.
-        self.break_unbacked(flight.to);
+        self.break_unbacked(to);
         let keeper = parked.filter(|id| {
             let lives = !kept.shared && self.parked.lives(id.0);
             lives && self.parked[id.at()].keep == Keep::Whole
@@ -133,24 +155,6 @@ impl State {
             Some(id) => self.shrink_keep(id.at()),
             None if kept.landed => self.shrink_keeps(),
             None => {}
-        }
-    }
-
-    /// The copy of a lease's private block has ended.
-    fn land_private(&mut self, lease: LeaseId, block: u32, moves: &[Move], good: usize) {
-        let leases = 1;
-        let hold = if good > 0 {
-            Hold::Owned { leases }
-        } else {
-            self.shorten(lease, block);
-            Hold::Claimed { leases }
-        };
-        for step in moves {
-            self.tiers[Tier::DEVICE].put(step.to, hold);
-        }
-        self.landed(lease);
-        if good == 0 {
-            self.undo_fork(lease, moves);
         }
     }
 
@@ -216,6 +220,9 @@ impl State {
             self.fail_one_below(flight, step, &mut kept);
         }
         self.tell_landed(tier, good);
+        if let Purpose::Below { parked: Some(id) } = flight.purpose {
+            self.count_failures(id, &kept.failed);
+        }
         kept
     }
 
