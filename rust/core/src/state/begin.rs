@@ -2,7 +2,7 @@
 //! promises the growth, and evicts exactly the deficit. It does all of this or nothing.
 
 use super::admit::Decision;
-use super::record::{Running, Start};
+use super::record::Start;
 use super::runs::Runs;
 use super::{Answer, Begun, State, Stop};
 use crate::base::{Error, FlightId, Key, MAX_TIERS, NodeIx, Result, SlotIx, Tier};
@@ -96,7 +96,7 @@ impl State {
             return Ok(Answer::Soon(flight));
         }
         let path = std::mem::take(&mut self.scratch.path);
-        let answer = self.admit(&path, prefix, total, limit, request.tokens);
+        let answer = self.admit(&path, &prefix, total, limit, request.tokens);
         if let Ok(begun) = &answer {
             let used = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
             self.count_misses(request, &path, &prefix, used);
@@ -185,7 +185,7 @@ impl State {
     /// for the private copy of a full hit beside its source, the last block is computed again in place of
     /// one. An engine that cannot recompute waits for that room, unless the device never has both: it would
     /// wait without end (INV-25).
-    pub(super) fn settle(&self, path: &[NodeIx], prefix: Prefix, need: u64) -> (Prefix, Decision) {
+    pub(super) fn settle(&self, path: &[NodeIx], prefix: &Prefix, need: u64) -> (Prefix, Decision) {
         let found = path[..prefix.device].iter().copied();
         let idle_hits = self.idle_hits(found.clone().chain(prefix.last));
         let decision = self.decide(Tier::DEVICE, need, idle_hits);
@@ -196,7 +196,7 @@ impl State {
         let yields = self.config.recompute || self.fits(Tier::DEVICE, both).is_err();
         let copies = yields && prefix.last.is_some_and(here);
         if !copies || decision.fits() {
-            return (prefix, decision);
+            return (*prefix, decision);
         }
         let decision = self.decide(Tier::DEVICE, need, self.idle_hits(found));
         (prefix.without_last(), decision)
@@ -205,41 +205,42 @@ impl State {
     fn admit(
         &mut self,
         path: &[NodeIx],
-        mut prefix: Prefix,
+        found: &Prefix,
         total: u32,
         limit: u32,
         tokens: u64,
     ) -> Result<Begun> {
-        let new = total - prefix.device as u32;
-        let need = u64::from(new) + u64::from(limit - total);
+        let settled;
+        let mut prefix = found;
+        let need = u64::from(limit) - prefix.device as u64;
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
         if !self.tiers[Tier::DEVICE].ledger().affords(most + need) {
             let decision;
-            (prefix, decision) = self.settle(path, prefix, need);
+            (settled, decision) = self.settle(path, prefix, need);
             self.afford(decision)?;
+            prefix = &settled;
         }
         let mut table = Vec::with_capacity(limit as usize);
-        let (prefix, last) = self.hold_prefix(path, prefix, &mut table);
-        self.make_room(Tier::DEVICE, new);
-        self.tiers[Tier::DEVICE].promise(limit - total);
-
-        let found = (prefix.device + prefix.lower) as u32;
+        let (lower, last, stop) = self.hold_prefix(path, prefix, &mut table);
+        let found = (prefix.device + lower) as u32;
         let cached = match last {
             Some(_) => tokens - 1,
             None => u64::from(found) * u64::from(self.config.block_size),
         };
-        let lease = self.leases.insert(Running::new(Start {
+        let start = Start {
             tokens,
             limit,
             sealed: found,
             cached,
             epoch: self.trie.epoch(),
-        }));
-        let id = self.lease_id(lease);
+        };
+        let id = self.open_lease(start, total, prefix.device as u32);
         let (mut plans, mut hits) = (Vec::new(), [0; MAX_TIERS]);
-        if prefix.lower > 0 {
-            plans = self.load_runs(id, path, prefix.runs.iter(), &mut table);
-            hits = prefix.runs.by_tier();
+        if lower > 0 {
+            let mut runs = prefix.runs;
+            runs.cut(lower as u32);
+            plans = self.load_runs(id, path, runs.iter(), &mut table);
+            hits = runs.by_tier();
         }
         hits[0] = prefix.device as u32;
         if let Some((tier, slot, node)) = last {
@@ -247,7 +248,7 @@ impl State {
             hits[tier.at()] += 1;
         }
         self.tiers[Tier::DEVICE].claim(total, &mut table);
-        self.leases[lease].start(table, plans.len(), None);
+        self.leases[id.at()].start(table, plans.len(), None);
         self.largest = self.largest.max(total);
         self.counters.begun += 1;
         self.counters.slow += u64::from(prefix.slow);
@@ -260,20 +261,20 @@ impl State {
             lease: id,
             cached,
             hits,
-            stop: prefix.stop,
+            stop,
             plans,
         })
     }
 
     /// Pins what of a prefix is on the device, which the table gets, and marks what is to be loaded, as far
-    /// as promises stay backed. Returns that much of it, and where the last block of a full hit is copied
-    /// from.
+    /// as promises stay backed. Returns how many blocks those are, where the last block of a full hit is
+    /// copied from, and why the prefix ends.
     fn hold_prefix(
         &mut self,
         path: &[NodeIx],
-        prefix: Prefix,
+        prefix: &Prefix,
         table: &mut Vec<SlotIx>,
-    ) -> (Prefix, Option<(Tier, SlotIx, NodeIx)>) {
+    ) -> (usize, Option<(Tier, SlotIx, NodeIx)>, Stop) {
         self.link_path(&path[..prefix.device + prefix.lower]);
         self.pin_path(&path[..prefix.device], table);
         for &node in path {
@@ -283,12 +284,12 @@ impl State {
         if prefix.lower > 0 {
             let lower = self.mark_sources(&path[prefix.device..], prefix.runs);
             if lower < prefix.lower {
-                return (prefix.cut(lower, Stop::Promised), None);
+                return (lower, None, Stop::Promised);
             }
         }
         match prefix.last.map(|node| self.mark_last(node, path)) {
-            Some(None) => (prefix.without_last(), None),
-            last => (prefix, last.flatten()),
+            Some(None) => (prefix.lower, None, Stop::Promised),
+            last => (prefix.lower, last.flatten(), prefix.stop),
         }
     }
 

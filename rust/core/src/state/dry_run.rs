@@ -55,7 +55,7 @@ impl State {
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
         let path = std::mem::take(&mut self.scratch.path);
         let need = limit - prefix.device as u64;
-        let (prefix, decision) = self.settle(&path, prefix, need);
+        let (prefix, decision) = self.settle(&path, &prefix, need);
         self.scratch.path = path;
         let last = prefix
             .last

@@ -1,6 +1,6 @@
 //! Fork: shares the full blocks and copies only the partial one.
 
-use super::record::{Running, Start};
+use super::record::Start;
 use super::{Begun, State, Stop};
 use crate::base::{Error, LeaseId, MAX_TIERS, Result, SlotIx, Tier};
 use crate::tiers::Hold;
@@ -20,9 +20,6 @@ impl State {
         let need = u64::from(limit - shared);
         let decision = self.decide(Tier::DEVICE, need, 0);
         self.afford(decision)?;
-        self.make_room(Tier::DEVICE, total - shared);
-        self.tiers[Tier::DEVICE].promise(limit - total);
-
         let parent = &self.leases[parent];
         let mut table = parent.table[..shared as usize].to_vec();
         let source = parent
@@ -30,19 +27,17 @@ impl State {
             .get(shared as usize)
             .copied()
             .filter(|_| partial);
-        let sealed = parent.sealed.min(shared);
-        let epoch = parent.epoch;
+        let start = Start {
+            tokens,
+            limit,
+            sealed: parent.sealed.min(shared),
+            cached: computed,
+            epoch: parent.epoch,
+        };
+        let child = self.open_lease(start, total, shared);
         for &slot in &table {
             self.share(slot);
         }
-        let forked = self.leases.insert(Running::new(Start {
-            tokens,
-            limit,
-            sealed,
-            cached: computed,
-            epoch,
-        }));
-        let child = self.lease_id(forked);
         if let Some(root) = self.root_of(id) {
             self.name_root(child, Some(root));
         }
@@ -52,7 +47,7 @@ impl State {
             plans.push(self.private_copy(child, Tier::DEVICE, slot, None, &mut table));
         }
         self.tiers[Tier::DEVICE].claim(total, &mut table);
-        self.leases[forked].start(table, plans.len(), None);
+        self.leases[child.at()].start(table, plans.len(), None);
         self.counters.forked += 1;
         let mut hits = [0; MAX_TIERS];
         hits[0] = shared;

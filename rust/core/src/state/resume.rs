@@ -1,7 +1,7 @@
 //! Resume: a parked sequence begins again with its blocks; those still on the device are shared, and
 //! the others are loaded.
 
-use super::record::{Keep, Phase, Running, Start};
+use super::record::{Keep, Phase, Start};
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::base::{FlightId, Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, Tier};
 use crate::tiers::Hold;
@@ -75,20 +75,18 @@ impl State {
         self.pin_path(&path[..device], &mut table);
         let lower = &path[device..];
         let sources: Vec<Tier> = lower.iter().map(|&node| self.mark_kept(node)).collect();
-        self.make_room(Tier::DEVICE, total - device as u32);
-        self.tiers[Tier::DEVICE].promise(limit - total);
         let named = path
             .iter()
             .take_while(|&&node| !self.trie[node].is_anonymous())
             .count();
-        let lease = self.leases.insert(Running::new(Start {
+        let start = Start {
             tokens,
             limit,
             sealed: named as u32,
             cached: computed,
             epoch: self.trie.epoch(),
-        }));
-        let id = self.lease_id(lease);
+        };
+        let id = self.open_lease(start, total, device as u32);
         let mut hits = [0; MAX_TIERS];
         hits[0] = device as u32;
         for tier in &sources {
@@ -98,7 +96,7 @@ impl State {
         let runs = runs.map(|run| (run[0], run.len() as u32));
         let plans = self.load_runs(id, path, runs, &mut table);
         self.tiers[Tier::DEVICE].claim(total, &mut table);
-        self.leases[lease].start(table, plans.len(), Some(parked));
+        self.leases[id.at()].start(table, plans.len(), Some(parked));
         self.parked[parked].lease = Some(id);
         // Its blocks are taken at once, like those of a begin.
         self.largest = self.largest.max(total);

@@ -50,11 +50,15 @@ impl State {
 
     #[inline]
     pub(super) fn is_busy(&self, node: NodeIx, tier: Tier) -> bool {
-        let residency = *self.trie.residency(node, tier);
-        let Some(slot) = residency.slot else {
-            return false;
-        };
-        residency.busy > 0 || is_busy(tier, self.tiers[tier].pool().cell(slot.at()))
+        let slot = self.trie.slot(node, tier);
+        slot.is_some_and(|slot| self.is_busy_in(node, tier, slot))
+    }
+
+    /// The same of a block in this slot.
+    #[inline]
+    fn is_busy_in(&self, node: NodeIx, tier: Tier, slot: SlotIx) -> bool {
+        let residency = self.trie.residency(node, tier);
+        residency.busy > 0 || is_busy(tier, self.tiers[tier].pool().cell(slot))
     }
 
     #[expect(
@@ -119,7 +123,7 @@ impl State {
             let Some(slot) = self.trie.slot(parent, tier) else {
                 return;
             };
-            if self.is_busy(parent, tier) {
+            if self.is_busy_in(parent, tier, slot) {
                 return;
             }
             self.refresh(tier, slot, false);
@@ -159,7 +163,7 @@ impl State {
         }
         self.refresh(tier, slot, false);
         if let Some(node) = self.node_in(tier, slot)
-            && !self.is_busy(node, tier)
+            && !self.is_busy_in(node, tier, slot)
         {
             self.unblock_ancestors(node, tier);
         }
