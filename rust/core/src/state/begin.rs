@@ -98,18 +98,31 @@ impl State {
         let path = std::mem::take(&mut self.scratch.path);
         let answer = self.admit(&path, &prefix, total, limit, request.tokens);
         if let Ok(begun) = &answer {
-            let used = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
-            self.count_misses(request, &path, &prefix, used);
+            self.count_begin(request, &path, &prefix, begun);
         }
         self.scratch.path = path;
         answer.map(Answer::Begun)
     }
 
-    /// Counts the full blocks that a begin did not find, or found and did not use, by the reason: with
-    /// its hits they are all that it looked for.
-    fn count_misses(&mut self, request: &Request<'_>, path: &[NodeIx], prefix: &Prefix, used: u64) {
+    /// Counts what a begin has found, and the full blocks that it did not find, or found and did not use, by
+    /// the reason: with its hits they are all that it looked for.
+    fn count_begin(
+        &mut self,
+        request: &Request<'_>,
+        path: &[NodeIx],
+        prefix: &Prefix,
+        begun: &Begun,
+    ) {
         let found = path.len();
+        let used: u64 = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
         let counters = &mut self.counters;
+        counters.begun += 1;
+        counters.slow += u64::from(prefix.slow);
+        counters.tokens += request.tokens;
+        counters.cached += begun.cached;
+        for (sum, hit) in counters.hits.iter_mut().zip(begun.hits) {
+            *sum += u64::from(hit);
+        }
         counters.withheld += found as u64 - used - u64::from(prefix.slow);
         let count = match prefix.ends {
             Stop::Whole => return,
@@ -250,13 +263,6 @@ impl State {
         self.tiers[Tier::DEVICE].claim(total, &mut table);
         self.leases[id.at()].start(table, plans.len(), None);
         self.largest = self.largest.max(total);
-        self.counters.begun += 1;
-        self.counters.slow += u64::from(prefix.slow);
-        self.counters.tokens += tokens;
-        self.counters.cached += cached;
-        for (sum, hit) in self.counters.hits.iter_mut().zip(hits) {
-            *sum += u64::from(hit);
-        }
         Ok(Begun {
             lease: id,
             cached,

@@ -167,8 +167,8 @@ impl State {
                 && let Hold::Idle { class } = self.hold(below, slot)
                 && class != self.class_on(node, below)
             {
-                let takeable = self.takeable(below, slot);
-                self.tiers[below].leave_order(slot, takeable);
+                let evictability = self.evictability_of(below, slot);
+                self.tiers[below].leave_order(slot, evictability);
                 self.make_idle(below, slot);
             }
         }

@@ -52,18 +52,10 @@ impl State {
         tokens: u64,
         reserve: u64,
     ) -> Result<Answer> {
-        // Its leading blocks that are on the device; what is there is there from the root.
-        let mut device = 0;
-        for &node in path {
-            let slot = self.trie.slot(node, Tier::DEVICE);
-            match slot.map(|slot| self.hold(Tier::DEVICE, slot)) {
-                None => break,
-                Some(Hold::Filling { flight }) => {
-                    return Ok(Answer::Soon(FlightId(self.flights.id(flight))));
-                }
-                Some(_) => device += 1,
-            }
-        }
+        let device = match self.device_path(path) {
+            Ok(device) => device,
+            Err(flight) => return Ok(Answer::Soon(flight)),
+        };
         let computed = self.parked[parked].computed;
         let tokens = tokens.max(computed);
         let (total, limit) = self.size(tokens, reserve)?;
@@ -109,6 +101,19 @@ impl State {
             plans,
         };
         Ok(Answer::Begun(begun))
+    }
+
+    /// How many blocks of a path are on the device, from the root; or the flight that brings one there.
+    fn device_path(&self, path: &[NodeIx]) -> Result<usize, FlightId> {
+        for (at, &node) in path.iter().enumerate() {
+            let slot = self.trie.slot(node, Tier::DEVICE);
+            match slot.map(|slot| self.hold(Tier::DEVICE, slot)) {
+                None => return Ok(at),
+                Some(Hold::Filling { flight }) => return Err(FlightId(self.flights.id(flight))),
+                Some(_) => {}
+            }
+        }
+        Ok(path.len())
     }
 
     /// Marks the copy of a kept block that is loaded, on the highest tier where that takes no backing

@@ -242,10 +242,10 @@ impl TierState {
         self.order.insert(slot, class, past, place, evictability);
     }
 
-    /// Takes an idle slot out of the order; `takeable`: it was. [`Self::make_idle`] puts it back.
+    /// Takes an idle slot out of the order; [`Self::make_idle`] puts it back.
     #[inline]
-    pub(super) fn leave_order(&mut self, slot: SlotIx, takeable: bool) {
-        if takeable {
+    pub(super) fn leave_order(&mut self, slot: SlotIx, evictability: Evictability) {
+        if self.backs(slot, evictability) {
             self.ledger.lose_takeable();
         }
         self.order.remove(slot);
