@@ -53,28 +53,6 @@ pub(super) struct Prefix {
     pub(super) slow: u32,
 }
 
-impl Prefix {
-    /// The same, whose last block is computed again since its copy has no room.
-    fn without_last(self) -> Self {
-        Self {
-            last: None,
-            stop: Stop::Promised,
-            ..self
-        }
-    }
-
-    /// The same with so few blocks behind the device's, and why.
-    fn cut(mut self, lower: usize, stop: Stop) -> Self {
-        self.runs.cut(lower as u32);
-        Self {
-            lower,
-            last: None,
-            stop,
-            ..self
-        }
-    }
-}
-
 pub(super) fn check(request: &Request<'_>) -> Result<()> {
     if request.tokens > 0 {
         return Ok(());
@@ -174,14 +152,19 @@ impl State {
             return prefix;
         }
         let most = self.pays(prefix.runs, request.load, device as u32) as usize;
-        if loads > most {
-            let kept = prefix.cut(lower.min(most), Stop::Slow);
-            let slow = (loads - kept.lower) as u32;
-            return Prefix { slow, ..kept };
-        }
-        let mut runs = prefix.runs;
+        let (lower, mut runs) = (lower.min(most), prefix.runs);
         runs.cut(lower as u32);
-        Prefix { runs, ..prefix }
+        if loads <= most {
+            return Prefix { runs, ..prefix };
+        }
+        Prefix {
+            lower,
+            runs,
+            last: None,
+            stop: Stop::Slow,
+            slow: (loads - lower) as u32,
+            ..prefix
+        }
     }
 
     /// How many of these loads behind `device` blocks to take, `most` at most: all of them, but for
@@ -211,8 +194,13 @@ impl State {
         if !copies || decision.fits() {
             return (*prefix, decision);
         }
+        let prefix = Prefix {
+            last: None,
+            stop: Stop::Promised,
+            ..*prefix
+        };
         let decision = self.decide(Tier::DEVICE, need, self.idle_hits(found));
-        (prefix.without_last(), decision)
+        (prefix, decision)
     }
 
     fn admit(

@@ -181,10 +181,10 @@ impl State {
                     }
                     descent != Descent::Waits
                 });
-            done && self.tiers[from].see(slot)
+            done && self.tiers[from].copies_ahead().see(slot)
         });
         if whole && moves.is_empty() {
-            self.tiers[from].settle(size.look as usize);
+            self.tiers[from].copies_ahead().settle(size.look as usize);
         }
     }
 

@@ -197,12 +197,8 @@ impl State {
         let mut nodes = std::mem::take(&mut self.scratch.nodes);
         nodes.clear();
         let pool = self.tiers[tier].pool();
-        nodes.extend(
-            slots
-                .iter()
-                .filter_map(|&slot| pool.cell(slot).node)
-                .map(Link::at),
-        );
+        let blocks = slots.iter().filter_map(|&slot| pool.cell(slot).node);
+        nodes.extend(blocks.map(Link::at));
         let keys = nodes.iter().map(|&node| &self.trie[node].key);
         self.trie.warm(keys, &mut self.scratch.tags);
         nodes

@@ -121,14 +121,8 @@ impl State {
         table: &mut Vec<SlotIx>,
     ) -> Plan {
         let block = table.len() as u32;
-        let flight = self.open_flight(
-            tier,
-            Tier::DEVICE,
-            Purpose::Private {
-                lease: Some(lease),
-                block,
-            },
-        );
+        let lease = Some(lease);
+        let flight = self.open_flight(tier, Tier::DEVICE, Purpose::Private { lease, block });
         let mut moves = Vec::with_capacity(1);
         if let Some(to) = self.tiers[Tier::DEVICE].take_free(Hold::Filling { flight }) {
             moves.push(Move {

@@ -185,10 +185,8 @@ impl State {
 
     /// 1 for a pinned slot that would be evictable with one pin less.
     fn freed_by_unpin(&self, slot: SlotIx) -> u32 {
-        u32::from(
-            self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 }
-                && self.backs(Tier::DEVICE, slot),
-        )
+        let last = self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 };
+        u32::from(last && self.backs(Tier::DEVICE, slot))
     }
 
     /// What holds blocks, the largest holder first. It takes time in proportion to all that is held.

@@ -58,12 +58,8 @@ impl State {
             (least, least)
         };
         let next = if widely { ahead } else { least };
-        let mut plan = self.copy_next(
-            from,
-            next,
-            if widely { most } else { least }.max(least),
-            flying,
-        );
+        let bound = if widely { most.max(least) } else { least };
+        let mut plan = self.copy_next(from, next, bound, flying);
         if plan.is_none() && widely {
             plan = self.copy_behind(from, ahead, most.min(least));
         } else if plan.is_none() && grows && spare < least {

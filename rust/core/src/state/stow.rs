@@ -72,11 +72,8 @@ impl State {
     fn check_stow(&self, keys: &[Key], ids: &[u32], first: u32) -> Result<()> {
         self.of_an_engine("stow")?;
         self.check_ids(ids)?;
-        check_range(
-            ids,
-            &(first as usize..first as usize + ids.len()),
-            keys.len(),
-        )
+        let first = first as usize;
+        check_range(ids, &(first..first + ids.len()), keys.len())
     }
 
     fn stow_checked(&mut self, keys: &[Key], ids: &[u32], first: usize) -> Option<Plan> {

@@ -258,7 +258,7 @@ impl State {
     pub(super) fn look_again(&mut self, node: NodeIx, tier: Tier) {
         for above in (0..tier.at()).map(Tier) {
             if let Some(slot) = self.trie.slot(node, above) {
-                self.tiers[above].unsee(slot);
+                self.tiers[above].copies_ahead().unsee(slot);
             }
         }
     }
@@ -266,7 +266,7 @@ impl State {
     fn look_again_below(&mut self, node: NodeIx, tier: Tier) {
         for below in self.tiers.below(tier) {
             if let Some(slot) = self.trie.slot(node, below) {
-                self.tiers[below].unsee(slot);
+                self.tiers[below].copies_ahead().unsee(slot);
             }
         }
     }

@@ -8,7 +8,7 @@ mod size;
 
 use super::Config;
 use crate::base::{Class, Error, Id, Link, NodeIx, Result, Set, SlotIx, Tier};
-use crate::evict::{Children, Evictability, Life, Lives, Past, Place, Policy};
+use crate::evict::{Children, CopyAhead, Evictability, Life, Lives, Past, Place, Policy};
 use crate::tiers::{Cell, Hold, Ledger, Pool, Residency, Trie};
 use descent::Descent;
 use std::collections::BTreeMap;
@@ -267,21 +267,10 @@ impl TierState {
         self.order.used(key, life, now);
     }
 
-    /// A copy ahead has looked at a slot, the first that was not seen; `false`: it is another.
+    /// What copies ahead have looked at of its next victims.
     #[inline]
-    pub(super) fn see(&mut self, slot: SlotIx) -> bool {
-        self.order.see(slot)
-    }
-
-    /// Copies ahead find nothing among so many of the next victims.
-    pub(super) fn settle(&mut self, limit: usize) {
-        self.order.settle(limit);
-    }
-
-    /// Copies ahead must look at a slot again.
-    #[inline]
-    pub(super) fn unsee(&mut self, slot: SlotIx) {
-        self.order.unsee(slot);
+    pub(super) fn copies_ahead(&mut self) -> &mut dyn CopyAhead {
+        &mut *self.order
     }
 
     /// What was cut off, if anything was, may go down now.
