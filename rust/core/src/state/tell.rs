@@ -39,7 +39,7 @@ impl State {
 
     /// Slots of all tiers.
     fn slots(&self) -> usize {
-        let slots = self.tiers.iter().map(|tier| tier.pool.len() as usize);
+        let slots = self.tiers.iter().map(|tier| tier.pool().len() as usize);
         slots.sum()
     }
 
