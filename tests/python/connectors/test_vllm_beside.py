@@ -20,6 +20,7 @@ from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay
 from vllm_disk import Engine
 from vllm_front import Blocks, Front, Pool, ended, kv_config, no_torch, vllm_config
+from vllm_stub import Recorded
 
 __all__ = ["no_torch"]
 
@@ -319,6 +320,23 @@ def test_a_load_beside_the_computation_is_kept_when_it_was_whole(front: Beside) 
     # The step has ended well.
     one.num_computed_tokens, one.num_in_flight_tokens, one.num_tokens = 15, 0, 16
     front.step()
+    one.num_computed_tokens, one.num_preemptions = 0, 1
+    front.step(preempted={"one"}, write={1: 0, 2: 0, 3: 0, 4: 0})
+    front.step()
+    assert front.begin(one, [5, 6, 7, 8]) == 15
+
+
+def test_a_load_beside_the_computation_counts_when_its_step_ends_with_no_report(
+    front: Beside,
+) -> None:
+    """vLLM preempts a row in the next schedule: no step of the connector is between."""
+    one = front.request("one", list(range(15)))
+    front.given(one, [1, 2, 3, 4])
+    front.step({one: ([1, 2, 3, 4], 7)}, computed=8, write={1: 11, 2: 12, 3: 13, 4: 14})
+    one.num_computed_tokens, one.num_in_flight_tokens, one.num_tokens = 15, 0, 16
+    front.scheduler.update_connector_output(
+        Recorded("KVConnectorOutput", kv_connector_worker_meta=None)
+    )
     one.num_computed_tokens, one.num_preemptions = 0, 1
     front.step(preempted={"one"}, write={1: 0, 2: 0, 3: 0, 4: 0})
     front.step()
