@@ -69,6 +69,7 @@ class Beside(Game):
                 "tokens": len(ask.prompt) if whole else chance.randint(1, len(ask.prompt)),
                 "late": 0 if self.loads_beside else chance.randint(1, 12),
                 "bad": [chance.randrange(4) for _ in range(chance.randint(1, 3))] if fails else [],
+                "lost": fails and not self.loads_beside and chance.random() < 0.4,
                 "unsure": chance.choice([0, 0, 2]),
                 "again": not whole and chance.random() < 0.5,
             }
@@ -263,6 +264,22 @@ def what_is_preempted_behind_a_load_beside_it_that_was_whole_is_not_computed_aga
         made.drain()
         checked(made, "r1", prompt, 20)
         same(made.computed["r1"], 20, "tokens computed")
+        made.close()
+
+
+@case
+def what_a_prefiller_could_not_send_comes_from_the_host_where_it_is() -> None:
+    (prompt,) = prompts(1, 3)
+    for ranks in (1, 2):
+        made = engine(ranks=ranks)
+        answered(made, [prompt], 5)
+        for _ in range(5):
+            made.step()
+        made.scheduler.reset_prefix_cache()
+        made.add("r1", prompt, 20, asks=afar(prompt, lost=True))
+        made.drain()
+        checked(made, "r1", prompt, 20)
+        same(made.computed["r1"], len(prompt) % SIZE + 19, "tokens computed")
         made.close()
 
 
