@@ -87,7 +87,7 @@ def found(front: Front, tokens: int = 9, ids: tuple[int, ...] = (20, 21, 22)) ->
 
 
 @pytest.mark.parametrize(
-    "other", ["NixlConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"]
+    "other", ["NixlConnector", "NixlPushConnector", "MooncakeConnector", "NixlPullConnector"]
 )
 def test_it_stands_behind_one_that_sends_or_receives(other: str) -> None:
     own = vllm_config()
@@ -96,6 +96,25 @@ def test_it_stands_behind_one_that_sends_or_receives(other: str) -> None:
     assert beside(own, inside(other, "Blockyard", kv_role="kv_consumer")) == other
     assert facts(own, kv_config(), version="0.33.0", around=own).beside is None
     assert beside(own, None) is None
+
+
+def moriio(role: str = "kv_both", **extra: Any) -> Any:
+    """What stands around Blockyard behind MoRIIO."""
+    own = {"kv_connector": "MoRIIOConnector", "kv_role": role, "kv_connector_extra_config": extra}
+    connectors = [own, {"kv_connector": "Blockyard", "kv_role": "kv_both"}]
+    return inside(kv_connector_extra_config={"connectors": connectors})
+
+
+@pytest.mark.law("E1")
+def test_a_peer_that_writes_before_the_workers_hear_of_its_blocks_is_refused() -> None:
+    """MoRIIO tells its peer from the scheduler's process, before any fence of the workers."""
+    for around in (moriio(), moriio("kv_consumer", read_mode=False), moriio(read_mode="no")):
+        with pytest.raises(by.Misuse, match='write "kv_connector_extra_config": {"read_mode": tr'):
+            beside(vllm_config(), around)
+    with pytest.raises(by.Misuse, match="read_mode = False: its peer writes"):
+        beside(vllm_config(), inside("MoRIIOConnector", "Blockyard"))
+    for around in (moriio("kv_producer"), moriio(read_mode=True), moriio(read_mode=" True")):
+        assert beside(vllm_config(), around) == "MoRIIOConnector"
 
 
 def test_one_that_is_not_known_may_stand_there_and_the_log_says_so(
