@@ -109,7 +109,7 @@ def moriio(role: str = "kv_both", **extra: Any) -> Any:
 def test_a_peer_that_writes_before_the_workers_hear_of_its_blocks_is_refused() -> None:
     """MoRIIO tells its peer from the scheduler's process, before any fence of the workers."""
     for around in (moriio(), moriio("kv_consumer", read_mode=False), moriio(read_mode="no")):
-        with pytest.raises(by.Misuse, match='write "kv_connector_extra_config": {"read_mode": tr'):
+        with pytest.raises(by.Misuse, match='write "kv_connector_extra_config"'):
             beside(vllm_config(), around)
     with pytest.raises(by.Misuse, match="read_mode = False: its peer writes"):
         beside(vllm_config(), inside("MoRIIOConnector", "Blockyard"))
