@@ -22,7 +22,7 @@ from vllm.v1.request import RequestStatus
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.connectors.vllm import scheduler_half
+from blockyard.connectors.vllm import rows
 from blockyard.connectors.vllm.others import OthersLoads
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.testing import delay
@@ -69,6 +69,7 @@ class Beside(Game):
                 "tokens": len(ask.prompt) if whole else chance.randint(1, len(ask.prompt)),
                 "late": 0 if self.loads_beside else chance.randint(1, 12),
                 "bad": [chance.randrange(4) for _ in range(chance.randint(1, 3))] if fails else [],
+                "lost": fails and not self.loads_beside and chance.random() < 0.4,
                 "unsure": chance.choice([0, 0, 2]),
                 "again": not whole and chance.random() < 0.5,
             }
@@ -245,6 +246,44 @@ def what_is_preempted_where_a_load_beside_it_has_failed_is_kept_to_what_is_whole
 
 
 @case
+def what_is_preempted_behind_a_load_beside_it_that_was_whole_is_not_computed_again() -> None:
+    (prompt,) = prompts(1, 3)
+    for asynchronous in (False, True):
+        made = engine(asynchronous=asynchronous)
+        # Until the workers have said that they are ready.
+        for _ in range(3):
+            made.step()
+        made.add("r1", prompt, 20, asks=afar(prompt, late=0))
+        made.step()
+        while made.flying:
+            made.take()
+        # As vLLM does for want of room, in the next step.
+        (request,) = made.scheduler.running
+        made.scheduler.running.clear()
+        made.scheduler._preempt_request(request, 0.0, drop_stale_output=True)
+        made.drain()
+        checked(made, "r1", prompt, 20)
+        same(made.computed["r1"], 20, "tokens computed")
+        made.close()
+
+
+@case
+def what_a_prefiller_could_not_send_comes_from_the_host_where_it_is() -> None:
+    (prompt,) = prompts(1, 3)
+    for ranks in (1, 2):
+        made = engine(ranks=ranks)
+        answered(made, [prompt], 5)
+        for _ in range(5):
+            made.step()
+        made.scheduler.reset_prefix_cache()
+        made.add("r1", prompt, 20, asks=afar(prompt, lost=True))
+        made.drain()
+        checked(made, "r1", prompt, 20)
+        same(made.computed["r1"], len(prompt) % SIZE + 19, "tokens computed")
+        made.close()
+
+
+@case
 def what_another_has_brought_and_the_host_has_is_not_copied_again() -> None:
     (prompt,) = prompts(1, 3)
     made = engine()
@@ -319,7 +358,7 @@ def noticed_blocks_that_another_fills_are_not_waited_for() -> None:
 @case
 def noticed_a_load_beside_the_computation_is_believed_at_once() -> None:
     breaks(
-        lambda: replaced(scheduler_half, "is_certain", lambda _row: True),
+        lambda: replaced(rows, "is_certain", lambda _row: True),
         what_is_preempted_where_a_load_beside_it_has_failed_is_kept_to_what_is_whole,
     )
 
@@ -329,7 +368,7 @@ def noticed_what_waits_for_its_load_is_stowed() -> None:
     right = SchedulerHalf.finished
 
     def wrong(self: SchedulerHalf, request: Any, ids: list[int]) -> None:
-        row = self._rows.get(request.request_id)
+        row = self._rows.by_name.get(request.request_id)
         if row is not None and row.ids and not row.scheduled:
             row.scheduled = request.num_computed_tokens
         right(self, request, ids)
