@@ -4,7 +4,7 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,6 +31,8 @@ class Wanted(NamedTuple):
     """The path of all identities."""
     identity: Path
     """The folder of their own."""
+    fields: Mapping[str, str]
+    """What they depend on, by name."""
     nbytes: int
     """Bytes of disk."""
 
@@ -44,7 +46,8 @@ class _Disk(NamedTuple):
     """Bytes that are missing; under a quota all."""
     idle: list[Identity]
     """Other identities that no process owns, the one that was used last longest ago first."""
-    owned: list[Identity]
+    kept: str
+    """What stays of the others, and why; empty where there is none."""
 
     @property
     def enough(self) -> list[Identity] | None:
@@ -67,6 +70,8 @@ def alone(roots: Iterable[Path]) -> Iterator[None]:
                 # Whoever makes the folder meanwhile finds nothing there to take.
                 opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 held.callback(os.close, opened)
+                # By hand, as a process that was forked may have it open, too.
+                held.callback(fcntl.flock, opened, fcntl.LOCK_UN)
                 while not _locked(opened) and time.monotonic() < until:
                     time.sleep(0.01)
         yield
@@ -86,7 +91,8 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
     """Removes other identities under the same paths, until there is room.
 
     Those go first that were used last longest ago, whole and with all of their ranks. What a
-    process owns stays, and what is not Blockyard's. If all of it would not be enough nothing is
+    process owns stays, and so do the other replicas of the same engine, which start beside it, and
+    what is not Blockyard's. If all of it would not be enough nothing is
     removed. A process that is killed meanwhile leaves identities that are whole, or such as have
     lost their blocks: the next one removes those, too.
 
@@ -137,23 +143,40 @@ def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
             for one in identities(path)
             if one.path not in own
         ]
-        idle = [one for one in others if one.is_idle]
+        alike = [_alike(want.fields) for want in here]
+        beside = [one for one in others if _alike(one.fields) in alike]
+        idle = [one for one in others if one.is_idle and one not in beside]
         idle.sort(key=lambda one: (one.used, one.name))
-        owned = [one for one in others if one.owners]
-        found.append(_Disk(root, wanted, short, idle, owned))
+        found.append(_Disk(root, wanted, short, idle, _kept(root, others, beside)))
     return found
+
+
+def _alike(fields: Mapping[str, str]) -> dict[str, str]:
+    """Returns what all replicas of an engine have alike: of `replica` how many there are."""
+    alike = dict(fields)
+    if "replica" in alike:
+        alike["replica"] = alike["replica"].partition(" ")[2]
+    return alike
+
+
+def _kept(root: Path, others: Sequence[Identity], beside: Sequence[Identity]) -> str:
+    """Says of one of the identities that stay why it does."""
+    for one in others:
+        if one.owners:
+            who = f"{_described(one)} by process {one.owners[0]}"
+            return f"what else lies at {root} is owned, as {who}"
+    if beside:
+        what = f"of this engine's other replicas, as {_described(beside[0])}"
+        return f"what else lies at {root} is {what}"
+    for rank in (rank for one in others for rank in one.ranks if rank.why):
+        return f"what else lies at {root} cannot be looked at: {rank.why}"
+    return ""
 
 
 def _said(disk: _Disk) -> str:
     """Says what else lies on a disk, and how its room is had."""
     if not disk.idle:
-        if not disk.owned:
-            return f"{disk.root} has no other identity's blocks"
-        one = disk.owned[0]
-        return (
-            f"what else lies at {disk.root} is owned, as {_described(one)} by process "
-            f"{one.owners[0]}"
-        )
+        return disk.kept or f"{disk.root} has no other identity's blocks"
     some = disk.enough
     chosen = disk.idle if some is None else some
     listed = ", ".join(map(_described, chosen[:_LISTED]))
