@@ -13,7 +13,7 @@ from blockyard._core import Misuse, Unavailable
 from blockyard.crane.tiers.disk_folders import Identity, identities, wipe
 from blockyard.shared.log import Limited
 
-__all__ = ["Wanted", "alone", "no_room", "reclaim"]
+__all__ = ["Wanted", "alone", "described", "no_room", "oldest", "reclaim"]
 
 _LISTED: Final = 3
 """Identities that a message describes."""
@@ -111,7 +111,7 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
         while disk.idle and freed < disk.short:
             # What is open of it is dropped with it: a file that is open keeps its room.
             one = disk.idle.pop(0)
-            about = _described(one)
+            about = described(one)
             with suppress(Misuse):  # A process has it by now, or it cannot be removed.
                 freed += wipe(one).nbytes
                 taken.append(about)
@@ -121,6 +121,11 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
         until = time.monotonic() + _FREED
         while taken and _free(disk.root) < disk.wanted and time.monotonic() < until:
             time.sleep(0.01)
+
+
+def oldest(some: Iterable[Identity]) -> list[Identity]:
+    """Returns those that no process owns, the one first that was used last longest ago."""
+    return sorted((one for one in some if one.is_idle), key=lambda one: (one.used, one.name))
 
 
 def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
@@ -145,8 +150,7 @@ def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
         ]
         alike = [_alike(want.fields) for want in here]
         beside = [one for one in others if _alike(one.fields) in alike]
-        idle = [one for one in others if one.is_idle and one not in beside]
-        idle.sort(key=lambda one: (one.used, one.name))
+        idle = oldest(one for one in others if one not in beside)
         found.append(_Disk(root, wanted, short, idle, _kept(root, others, beside)))
     return found
 
@@ -163,10 +167,10 @@ def _kept(root: Path, others: Sequence[Identity], beside: Sequence[Identity]) ->
     """Says of one of the identities that stay why it does."""
     for one in others:
         if one.owners:
-            who = f"{_described(one)} by process {one.owners[0]}"
+            who = f"{described(one)} by process {one.owners[0]}"
             return f"what else lies at {root} is owned, as {who}"
     if beside:
-        what = f"of this engine's other replicas, as {_described(beside[0])}"
+        what = f"of this engine's other replicas, as {described(beside[0])}"
         return f"what else lies at {root} is {what}"
     for rank in (rank for one in others for rank in one.ranks if rank.why):
         return f"what else lies at {root} cannot be looked at: {rank.why}"
@@ -179,7 +183,7 @@ def _said(disk: _Disk) -> str:
         return disk.kept or f"{disk.root} has no other identity's blocks"
     some = disk.enough
     chosen = disk.idle if some is None else some
-    listed = ", ".join(map(_described, chosen[:_LISTED]))
+    listed = ", ".join(map(described, chosen[:_LISTED]))
     more = len(chosen) - _LISTED
     roots = dict.fromkeys(one.path.parent for one in chosen)
     commands = [
@@ -196,7 +200,8 @@ def _said(disk: _Disk) -> str:
     )
 
 
-def _described(one: Identity) -> str:
+def described(one: Identity) -> str:
+    """Says what an identity is of, its size, and when it was used last."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
     return f"{one.name} ({one.about}; {_size(one.nbytes)}, last used {when})"
 
