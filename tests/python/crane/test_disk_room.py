@@ -149,7 +149,7 @@ def test_what_cannot_be_looked_at_is_named_and_stays(small: Path) -> None:
         identity = small / name / "rank-0" / "identity"
         identity.write_bytes(identity.read_bytes().replace(b"format 1", b"format 2"))
     for more in ({}, {"disk_reclaim": True}):
-        with pytest.raises(by.Unavailable, match="cannot be looked at: .* its format is 2") as why:
+        with pytest.raises(by.Unavailable, match=r"cannot be looked at: .* its format is 2") as why:
             kept(small, "v3", **more)
         assert f"blockyard disk wipe {small} {min(one, two)}" in str(why.value)
     assert {one, two} <= {found.name for found in identities(small)}
