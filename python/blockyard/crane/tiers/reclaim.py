@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ _PATIENCE: Final = 120.0
 """Seconds for which another start may take room from the same paths."""
 _FREED: Final = 10.0
 """Seconds for which a file system may take to free what was unlinked."""
+_WHICH: Final = re.compile(r'"data": [^,}]*|(?<="stage": \[)\d+')
 _log = Limited("blockyard", 0)
 
 
@@ -156,10 +158,16 @@ def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
 
 
 def _alike(fields: Mapping[str, str]) -> dict[str, str]:
-    """Returns what all replicas of an engine have alike: of `replica` how many there are."""
+    """Returns what all replicas and stages of an engine have alike, not which of them it is.
+
+    vLLM's have `replica`, as "1 of 2"; SGLang's `parallel`, in JSON, and layers of their own.
+    """
     alike = dict(fields)
     if "replica" in alike:
         alike["replica"] = alike["replica"].partition(" ")[2]
+    if "parallel" in alike:
+        alike["parallel"] = _WHICH.sub("", alike["parallel"])
+        alike["blocks of"] = alike["pages"] = ""
     return alike
 
 
