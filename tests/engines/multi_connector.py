@@ -6,12 +6,8 @@ What stands before it receives, loads, sends, fails and is late (`stand_in.py`).
 every running table is checked in every step, and what a peer reads when it has read it.
 """
 
-import argparse
-import logging
 import os
 import sys
-import traceback
-from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -28,6 +24,7 @@ from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.testing import delay
 from cases import answered, left_to_compute, numbers_are_on_metrics, prompts, same, scripted
 from disk_cases import folder, over, settle
+from runner import run
 from seeds import Ask, Game
 from simulated_model import SIZE, Engine, Wrong, parts, undisturbed
 
@@ -376,53 +373,5 @@ def noticed_what_waits_for_its_load_is_stowed() -> None:
     breaks(lambda: replaced(SchedulerHalf, "finished", wrong))
 
 
-def cases() -> int:
-    """Runs the cases; returns how many are broken."""
-    broken = 0
-    for one in CASES:
-        try:
-            one()
-            print(f"ok      {one.__name__.replace('_', ' ')}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the case shows it
-            broken += 1
-            print(f"BROKEN  {one.__name__.replace('_', ' ')}: {error}")
-            if not isinstance(error, Wrong):
-                traceback.print_exc()
-    return broken
-
-
-def seeds(first: int, count: int) -> int:
-    """Plays seeds; returns how many are broken, or met too little."""
-    seen: Counter[str] = Counter()
-    broken = 0
-    for seed in range(first, first + count):
-        try:
-            seen += Beside(seed).play()
-        except Exception as error:  # noqa: BLE001 - as above
-            broken += 1
-            print(f"BROKEN  seed {seed}: {type(error).__name__}: {error}")
-            if not isinstance(error, Wrong):
-                traceback.print_exc()
-    for name, number in sorted(seen.items()):
-        print(f"{number:10,}  {name}")
-    few = [name for name, least in WANTED.items() if seen[name] * 200 < least * count]
-    if count >= 200 and few:
-        print(f"BROKEN  too few of {few}: the seeds show too little")
-        broken += 1
-    print(f"{count} seeds from {first}: {broken} broken; 0 wrong bytes and 0 leaks in the others")
-    return broken
-
-
-def main() -> int:
-    """Runs all."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--seeds", type=int, default=200)
-    asked.add_argument("--first", type=int, default=0)
-    options = asked.parse_args()
-    for name in ("vllm", "blockyard"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return int(cases() + seeds(options.first, options.seeds) > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, CASES, Beside, WANTED, 200))
