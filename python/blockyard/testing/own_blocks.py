@@ -318,7 +318,7 @@ class OwnBlocks:
         row.sums.append(chained(row.sums[-1] if row.sums else 0, token))
 
     def _end(self, row: _Row, state: RequestState) -> None:
-        """Ends a request; what is computed of it is stowed, unless it is aborted."""
+        """Ends a request; what is computed of it is offloaded, unless it is aborted."""
         name, size = row.ask.name, self.setup.block_size
         whole = state is RequestState.FINISHED
         ids = row.ids[: row.computed // size] if whole else []

@@ -204,7 +204,7 @@ def _setup(chance: random.Random) -> Setup:
         ahead=pick([None, 0, 2, 6]),
         # With copies that are always late, a request that must be parked would never be.
         deadline=pick([None, 3, 8]) if recompute else None,
-        speeds=pick([None, None, (2, 1, 1)]),
+        block_costs=pick([None, None, (2, 1, 1)]),
         max_num_seqs=chance.randint(1, 6),
         max_num_batched_tokens=pick([1, 3, 8, 16, 64]),
         headroom=pick(list(HEADROOMS)),

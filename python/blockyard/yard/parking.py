@@ -44,7 +44,7 @@ class Parking:
     when `relieve` asks for the room; its slots on a lower tier, the nearest that has room, are
     promised before anything is given up. It comes back at the token at which it was parked.
 
-    The cache's `speeds` say whether parking pays: whether KV is loaded faster than recomputed.
+    The cache's `block_costs` say whether parking pays: whether KV is loaded faster than recomputed.
 
     Args:
         cache: The cache that holds the sequences.

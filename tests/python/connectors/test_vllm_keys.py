@@ -371,7 +371,7 @@ def test_a_session_that_waits_for_more_is_not_kept(front: Front) -> None:
 
 
 @pytest.mark.law("E9")
-def test_e9_what_runs_at_a_reset_below_stows_nothing_afterwards(front: Front) -> None:
+def test_e9_what_runs_at_a_reset_below_offloads_nothing_afterwards(front: Front) -> None:
     one = front.request("one", list(range(13)))
     front.begin(one, [1, 2, 3])
     front.step({one: ([1, 2, 3], 13)})
@@ -387,7 +387,7 @@ def test_e9_what_runs_at_a_reset_below_stows_nothing_afterwards(front: Front) ->
     front.scheduler.request_finished(two, [4, 5, 6])
     front.step()
     front.step()
-    assert found(front) == 12, "what has begun since is stowed"
+    assert found(front) == 12, "what has begun since is offloaded"
 
 
 def test_deadlines_pass_where_nobody_reports_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,7 +262,7 @@ def test_of_a_plane_that_ranks_share_one_of_them_checks_each_block(tmp_path: Any
         cranes.append(by.Crane(layout, rank=rank, device=device, host=host, copier=copiers))
     ask = Connector(by.KVCache(layout, engine=8, host=8))
     keys = ask.cache.keys(range(16))
-    ask.stow(keys, [0, 1, 2, 3])
+    ask.offload(keys, [0, 1, 2, 3])
 
     def carry() -> list[int]:
         orders, said = ask.step(), []

@@ -776,7 +776,7 @@ def test_one_that_is_parked_and_waits_for_a_copy_counts_when_others_begin() -> N
         shape="layer-first",
         write="through",
         ahead=2,
-        speeds=(2, 1, 1),
+        block_costs=(2, 1, 1),
         max_num_seqs=5,
         max_num_batched_tokens=3,
         headroom="watermark",

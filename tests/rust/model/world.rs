@@ -68,7 +68,7 @@ impl World {
             write: setup.writes[0],
             writes_below: setup.writes[1..].to_vec(),
             ghosts: Some(GHOSTS),
-            speeds: setup.speeds,
+            block_costs: setup.block_costs,
             recompute: setup.recompute,
             copy_retries: setup.retries,
             keyed: setup.keyed(),
@@ -84,7 +84,7 @@ impl World {
             limits: setup.slots,
             most_fresh: setup.slots.map(|slots| slots as usize),
             writes: setup.writes,
-            speeds: setup.speeds,
+            block_costs: setup.block_costs,
             unnamed: u64::MAX,
             policy: setup.policy,
             copies_first: match setup.host_copies {

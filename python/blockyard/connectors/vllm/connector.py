@@ -112,7 +112,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @property
     @override
     def requires_kv_delivery(self) -> bool:
-        """No: what is not stowed is computed again."""
+        """No: what is not offloaded is computed again."""
         return False
 
     @classmethod
@@ -195,7 +195,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Stows what has ended; its blocks may be given to others at once."""
+        """Offloads what has ended; its blocks may be given to others at once."""
         self.front.finished(request, block_ids)
         return False, None
 
@@ -273,7 +273,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Does nothing: blocks are stowed whole."""
+        """Does nothing: blocks are offloaded whole."""
 
     @override
     def wait_for_save(self) -> None:

@@ -41,8 +41,8 @@ class Row:
     """Tokens to which another connector brings it as it runs; 0 when they are there."""
     wanted: int = 0
     """Tokens that a load shall bring it to, from its start."""
-    stowed: int = 0
-    """Leading blocks that were stowed since it began."""
+    offloaded: int = 0
+    """Leading blocks that were offloaded since it began."""
     preemptions: int = 0
     """How often it was preempted, as far as that was heard."""
     loading: list[int] = field(default_factory=list)
@@ -61,10 +61,10 @@ class Row:
     def begin(self, ids: Iterable[int]) -> None:
         """Takes its block table, as it runs now."""
         self.ids, self.started, self.scheduled = list(ids), int(self.request.num_tokens), 0
-        self.stowed = self.given = 0
+        self.offloaded = self.given = 0
 
-    def stowable(self) -> int:
-        """Tokens that are computed, and are to be stowed."""
+    def offloadable(self) -> int:
+        """Tokens that are computed, and are to be offloaded."""
         tokens = self.computed()
         return tokens if self.settings.decode else min(tokens, int(self.request.num_prompt_tokens))
 

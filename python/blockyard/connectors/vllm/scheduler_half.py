@@ -23,7 +23,7 @@ __all__ = ["SchedulerHalf"]
 
 
 class SchedulerHalf:
-    """Finds, fetches, keeps and stows for vLLM's scheduler; its thread calls it.
+    """Finds, fetches, keeps and offloads for vLLM's scheduler; its thread calls it.
 
     Args:
         settings: What it does.
@@ -50,7 +50,7 @@ class SchedulerHalf:
         self._yard = self.cache.config.yard
         keeps = settings.keep_on_reset
         self.resets = Resets(ends=weights_change if keeps is None else not keeps)
-        ahead = config.ahead_of("device") if settings.stow != "none" else 0
+        ahead = config.ahead_of("device") if settings.offload != "none" else 0
         self._rows = Rows(self.cache, settings)
         self._following = Following(self._rows, self.connector, self.resets, ahead)
         self._reported = Reported(self._rows, self.connector, config)
@@ -141,9 +141,9 @@ class SchedulerHalf:
             return
         self._reported.active = self._reported.now()
         # A session may have got tokens since that were never scheduled.
-        full = min(row.stowable(), int(request.num_computed_tokens)) // self._size
-        stows = full and not row.loading and row.settings.stow != "none"
-        keys = self._rows.keys(row) if stows else None
+        full = min(row.offloadable(), int(request.num_computed_tokens)) // self._size
+        offloads = full and not row.loading and row.settings.offload != "none"
+        keys = self._rows.keys(row) if offloads else None
         computed = ids[:full] if keys else ()
         hints = row.settings.hints.keywords
         prompt = int(request.num_prompt_tokens)
@@ -268,7 +268,7 @@ class SchedulerHalf:
         Returns:
             How many blocks are not on the disk.
         """
-        self._carry(carry)  # What has ended is stowed first.
+        self._carry(carry)  # What has ended is offloaded first.
         return self._restart.flush(self._settings.flush).run(lambda: self._carry(carry))
 
     def _carry(self, carry: Callable[[StepOrders], Reports | None]) -> bool:

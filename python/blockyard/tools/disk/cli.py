@@ -391,7 +391,7 @@ def _table(found: Measured) -> list[str]:
     return [
         *lines,
         "To paste, with what loading from the host and computing a block take:",
-        f"speeds=Speeds(load=…, compute=…, disk={found.load:_})  # ns for {size}",
+        f"block_costs=BlockCosts(load=…, compute=…, disk={found.load:_})  # ns for {size}",
     ]
 
 

@@ -96,7 +96,7 @@ impl State {
         }
         match flight.purpose {
             Purpose::Nothing | Purpose::Void | Purpose::Fetch => {}
-            Purpose::Stow => self.break_unbacked(to),
+            Purpose::Offload => self.break_unbacked(to),
             Purpose::Below { parked } => self.settle_keeps(to, parked, &kept),
             Purpose::Up { lease, .. } => self.landed(lease),
             Purpose::Private { lease, .. } => {
@@ -114,7 +114,7 @@ impl State {
         let (to, moves) = (flight.to, &flight.moves);
         match flight.purpose {
             Purpose::Nothing | Purpose::Void => {}
-            Purpose::Below { .. } | Purpose::Stow => {
+            Purpose::Below { .. } | Purpose::Offload => {
                 self.cut_kept(flight.blocks_from(good), to);
                 return self.land_below(flight, good);
             }

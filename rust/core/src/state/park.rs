@@ -6,7 +6,7 @@ use super::record::{Keep, Parked};
 use super::{Sealing, State};
 use crate::base::{Error, LeaseIx, NodeIx, ParkedId, Result, Tier};
 use crate::evict::Hints;
-use crate::tiers::{FORGOTTEN, Keeps};
+use crate::tiers::{FORGOTTEN, KeepCount};
 
 impl State {
     /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed
@@ -44,7 +44,7 @@ impl State {
             let slot = self.leases[lease].table[block as usize];
             let node = self.node_of(slot).unwrap_or_else(|| {
                 let node = self.trie.add(path.last().copied());
-                self.lives.born(node, 0);
+                self.usages.born(node, 0);
                 self.adopt(node, slot);
                 node
             });
@@ -129,7 +129,7 @@ impl State {
                 let Some(mut costs) = self.keep_cost(path, homes) else {
                     return Err(Error::Unsupported {
                         what: "parked sequences that share a block",
-                        value: u64::from(Keeps::MOST),
+                        value: u64::from(KeepCount::MOST),
                         help: "resume or finish some of them first",
                     });
                 };
