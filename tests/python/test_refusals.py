@@ -247,7 +247,7 @@ OWN: dict[str, tuple[Verb, list[Any], Sequence[Any]]] = {
     "finished": (lambda o, ids: o.ask.finished("a", o.keys[0], ids), [0, 1], (16, 0)),
     "written": (lambda o, ids: o.ask.step(ids), [0, 1], (16,)),
     "victims": (lambda o, ids: o.ask.step([0], ids), [0, 1], (16,)),
-    "spoiled": (lambda o, ids: o.ask.step([0], (), ids), [0, 1], (16,)),
+    "overwritten": (lambda o, ids: o.ask.step([0], (), ids), [0, 1], (16,)),
     "preempted": (lambda o, ids: o.ask.preempted("b", o.keys[0], ids, 8), [0, 1], ()),
 }
 

@@ -204,7 +204,7 @@ class Connector(Single):
             if row is not None:
                 self._run(request, row)
                 row.failed = not load.good
-                self._counts["kv_lost"] += load.is_short(self._size)
+                self._counts["kv_lost"] += load.is_incomplete(self._size)
             arrived[request] = load.tokens(self._size)
         return arrived
 
@@ -317,16 +317,16 @@ class Connector(Single):
         return self._freed.row(keys, ids, first)
 
     def step(
-        self, written: Ids = (), victims: Ids = (), spoiled: Ids = (), lent: Ids = ()
+        self, written: Ids = (), victims: Ids = (), overwritten: Ids = (), lent: Ids = ()
     ) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
 
         Args:
             written: Ids in which tokens are computed from this step on, and were not before: those
-                given out since the last step, of loads that came short too. More do no harm.
+                given out since the last step, of loads that came back incomplete too. More do no harm.
             victims: Free blocks that the engine will give to others next, the next one first. What
                 ended requests have left there, and is no longer below, is copied ahead of that.
-            spoiled: Those of `written` that a worker writes before it has these orders. What is
+            overwritten: Those of `written` that a worker writes before it has these orders. What is
                 being copied from them ends before the first such block.
             lent: Those of `written` that somebody else's transfer fills from this step on, which
                 waits for no stream of the engine: the workers' threads wait for what reads them.
@@ -335,8 +335,8 @@ class Connector(Single):
             Misuse: An id is out of range; no order is given.
         """
         # As most steps have one of these at most, each is looked for here, without a call.
-        if len(victims) or len(spoiled) or len(lent):
-            self._freed.check(victims, spoiled, lent)
+        if len(victims) or len(overwritten) or len(lent):
+            self._freed.check(victims, overwritten, lent)
         if len(written):
             self._freed.forget(written)
         if self._offloads:
@@ -358,11 +358,11 @@ class Connector(Single):
             self._lower()
         plans = self.cache.dispatch() if self._is_due or self._has_disk else []
         self._is_due = False
-        if plans or len(spoiled) or self.cache.is_flying:
-            return self._orders(plans, written, spoiled, lent)
+        if plans or len(overwritten) or self.cache.is_flying:
+            return self._orders(plans, written, overwritten, lent)
         return NO_ORDERS
 
-    def _orders(self, plans: list[Plan], written: Ids, spoiled: Ids, lent: Ids) -> Orders:
+    def _orders(self, plans: list[Plan], written: Ids, overwritten: Ids, lent: Ids) -> Orders:
         """Returns the orders of a step that has plans, or in which copies are in flight."""
         fence = self.cache.must_finish(written) if len(written) else None
         up: list[Plan] = []
@@ -371,7 +371,7 @@ class Connector(Single):
             (up if plan.destination_tier == "device" else down).append(plan)
             self._air.add(plan.flight)
         ids = NO_IDS if fence is None else np.array(written, np.int64)
-        early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
+        early = np.array(overwritten, np.int64) if len(overwritten) else NO_IDS
         others = NO_IDS if fence is None or not len(lent) else np.array(lent, np.int64)
         return Orders(tuple(down), tuple(up), fence, ids, early, others)
 

@@ -289,9 +289,9 @@ class Lifecycle:
             seat.request.park(parked, last_write=after or 0)
             self._queue_up(seat.request)
 
-    def came_short(self, seat: Seat) -> None:
+    def resume_incomplete(self, seat: Seat) -> None:
         """Parks a resume whose loads failed again, or recomputes it (T19, T20)."""
-        parked = self._parking.came_short(seat.lease, seat.request.waiting.resumes)
+        parked = self._parking.resume_incomplete(seat.lease, seat.request.waiting.resumes)
         if parked is None:
             self.recompute(seat)
         else:

@@ -317,11 +317,11 @@ class Parking:
         self._counts["resumes"] += isinstance(lease, Lease)
         return lease
 
-    def came_short(self, lease: Lease, tries: int) -> Parked | None:
+    def resume_incomplete(self, lease: Lease, tries: int) -> Parked | None:
         """Parks a resume whose loads failed again (T19, T20).
 
         Args:
-            lease: A lease of `resume` whose `state` is "short".
+            lease: A lease of `resume` whose `state` is "incomplete".
             tries: How often that has happened to it, this time included.
 
         Returns:

@@ -167,7 +167,7 @@ impl Cache {
     /// Raises:
     ///     NoRoom: There is no room now; nothing is held.
     ///     TooLarge: It never fits.
-    ///     Misuse: `computed` is out of range, or the parent is loading or came back short.
+    ///     Misuse: `computed` is out of range, or the parent is loading or came back incomplete.
     ///     SpentLease: The parent has ended before.
     ///     ForeignLease: It is another cache's.
     #[pyo3(signature = (lease, computed, *, reserve=0))]

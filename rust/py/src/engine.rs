@@ -166,7 +166,7 @@ impl Cache {
     /// Copies all of a request down and keeps it, with its partial block, until it is given up.
     ///
     /// What is below already is only kept. If a copy fails, or its end is unknown, the request is
-    /// kept up to the block before it: its `state` is "short", or "broken" where nothing is left.
+    /// kept up to the block before it: its `state` is "incomplete", or "broken" where nothing is left.
     ///
     /// Args:
     ///     keys: The keys of its full blocks.

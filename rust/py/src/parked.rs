@@ -160,7 +160,7 @@ impl Parked {
     ///
     /// "kept": it will.
     ///
-    /// "short": a copy that `save_request` made has failed, so that only the `computed` tokens before it
+    /// "incomplete": a copy that `save_request` made has failed, so that only the `computed` tokens before it
     /// are kept.
     ///
     /// "broken": some of what was kept is lost, so that the sequence will be computed again.
@@ -175,7 +175,7 @@ impl Parked {
                 let short = |&(tokens, _): &(u64, _)| view.computed < tokens;
                 match () {
                     () if view.broken => "broken",
-                    () if self.kept.as_ref().is_some_and(short) => "short",
+                    () if self.kept.as_ref().is_some_and(short) => "incomplete",
                     () => "kept",
                 }
             }

@@ -43,7 +43,7 @@ def run(cache: Any, talk: int) -> int:
         cache.step()
         time.sleep(1e-3)
     found = int(lease.cached)
-    if lease.state == "short":
+    if lease.state == "incomplete":
         cache.grow(lease, 4 * BLOCKS)
     cache.seal(lease, 4 * BLOCKS)
     cache.finish(lease)

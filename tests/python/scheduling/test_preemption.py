@@ -401,7 +401,7 @@ def test_a_request_that_fills_a_device_made_smaller_waits_whatever_is_idle_beyon
         lambda preempt, _: preempt.promise(None),
         lambda preempt, lease: preempt.relieve(1, [lease]),
         lambda preempt, _: preempt.resume([1, 2, 3]),
-        lambda preempt, _: preempt.came_short(None, 1),
+        lambda preempt, _: preempt.resume_incomplete(None, 1),
         lambda preempt, _: Parking(preempt._cache, preempt._cache.config, resume_retries=-1),
         lambda preempt, _: Parking(preempt._cache, preempt._cache.config, max_stalled_steps="x"),  # type: ignore[arg-type]
     ],

@@ -218,9 +218,9 @@ def test_a_lease_with_too_few_slots_after_a_load_of_unknown_end_is_short() -> No
     put_below(cache, text(1, 3))
     lease = cache.begin([*text(1, 3), 7])
     cache.mark_unknown(lease.plans)
-    assert (lease.state, lease.cached, lease.tokens, lease.blocks) == ("short", 0, 13, 0)
+    assert (lease.state, lease.cached, lease.tokens, lease.blocks) == ("incomplete", 0, 13, 0)
     assert cache.seal(lease, 0) == 0
-    assert lease.state == "short"
+    assert lease.state == "incomplete"
     assert cache.grow(lease, 0).size == 0
     assert (lease.state, lease.blocks) == ("ready", 4)
     cache.commit(lease.plans)

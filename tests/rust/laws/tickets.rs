@@ -518,7 +518,7 @@ fn a_resume_that_came_short_is_parked_again_and_spends_its_ticket_for_nothing() 
     let (lease, begun) = yard.resume(parked);
     assert!(yard.view(&lease).resumed);
     yard.fail(&begun.plans[0], 1);
-    assert!(yard.view(&lease).resumed && yard.view(&lease).short);
+    assert!(yard.view(&lease).resumed && yard.view(&lease).incomplete);
     let ticket = promise_below(&yard, 2);
     let parked = park_in(&yard, &ticket, &lease, 8).unwrap();
     let host = yard.host();

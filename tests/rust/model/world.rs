@@ -234,7 +234,7 @@ impl World {
                 sealed,
                 promised,
                 view.loading,
-                view.short,
+                view.incomplete,
                 view.resumed,
             );
             let promised = seq.limit.saturating_sub(seq.table.len());
@@ -245,11 +245,11 @@ impl World {
                 seq.sealed,
                 promised,
                 seq.loading,
-                seq.short || lacks,
+                seq.incomplete || lacks,
                 seq.resumed.is_some(),
             );
             assert_eq!(told, here, "{id:?}");
-            if seq.short && !self.yard.recompute {
+            if seq.incomplete && !self.yard.recompute {
                 continue;
             }
             let row = self.rows.entry(id).or_insert_with(|| vec![u32::MAX; WIDTH]);

@@ -77,7 +77,7 @@ pub(crate) struct Seq {
     pub(crate) epoch: u64,
     pub(crate) loading: u32,
     pub(crate) resumed: Option<ParkedId>,
-    pub(crate) short: bool,
+    pub(crate) incomplete: bool,
     pub(crate) ended: Option<Hints>,
 }
 

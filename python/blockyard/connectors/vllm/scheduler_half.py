@@ -188,16 +188,16 @@ class SchedulerHalf:
         if output.total_num_scheduled_tokens:
             reported.active = reported.looked
         self._steps += 1
-        short, reported.short = reported.short, []
+        incomplete, reported.incomplete = reported.incomplete, []
         arrived, reported.arrived = reported.arrived, set()
         missing, reported.missing = reported.missing, set()
         victims: list[int] = []
         if written and self._following.ahead:
             victims = self._following.victims(len(written))
-        spoiled: list[int] = []
+        overwritten: list[int] = []
         if output.new_block_ids_to_zero or output.kv_cache_block_copies:
-            spoiled = overwritten_blocks(output)
-        orders = self.connector.step(written + short, victims, spoiled, lent)
+            overwritten = overwritten_blocks(output)
+        orders = self.connector.step(written + incomplete, victims, overwritten, lent)
         self._following.resets_seen = self.resets.seen
         return self._orders(orders, arrived, missing)
 

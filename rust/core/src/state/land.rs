@@ -342,7 +342,7 @@ impl State {
         record.sealed = record.sealed.min(block);
     }
 
-    /// A flight has ended for a lease. After the last one the lease runs, is short, or is released.
+    /// A flight has ended for a lease. After the last one the lease runs, is incomplete, or is released.
     pub(super) fn landed(&mut self, id: LeaseId) {
         let lease = id.at();
         let record = &mut self.leases[lease];

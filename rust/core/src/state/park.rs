@@ -17,7 +17,7 @@ impl State {
     /// up then.
     pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
         let lease = self.lease(row.lease)?;
-        if self.leases[lease].is_short() {
+        if self.leases[lease].is_incomplete() {
             return Ok(self.park_again(lease));
         }
         self.check_parking(row)?;
@@ -145,7 +145,7 @@ impl State {
         refused.map_or(Ok(Homes { tier, only: true }), Err)
     }
 
-    /// A resume came back short, and its keep is whole: the sequence is parked as it was.
+    /// A resume came back incomplete, and its keep is whole: the sequence is parked as it was.
     fn park_again(&mut self, lease: LeaseIx) -> ParkedId {
         self.tiers[Tier::DEVICE].release(self.leases[lease].promised());
         let record = self.leases.remove(lease);

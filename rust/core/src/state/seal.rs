@@ -62,7 +62,7 @@ impl State {
 
     pub(super) fn seal_one(&mut self, row: &Sealing<'_>) -> u32 {
         let lease = row.lease.at();
-        self.accept_short(lease);
+        self.accept_incomplete(lease);
         if self.detached(lease) {
             return 0;
         }
