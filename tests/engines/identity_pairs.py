@@ -198,7 +198,7 @@ def identity(chosen: dict[str, Any], root: Path) -> tuple[Any, ...]:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    from blockyard.connectors.vllm.engine_facts import facts
+    from blockyard.connectors.vllm.compatibility import facts
     from blockyard.connectors.vllm.settings import Settings
     from simulated_setup import layers
 

@@ -142,6 +142,8 @@ def new_weights_meet_old_kv(*_: Any) -> bool:
 
 
 @noticed(Connector, "clear", BYTES, by=cases.what_ended_just_before_a_reset_is_not_found_after_it)
-def what_ended_just_before_new_weights_is_offloaded_after_them(_right: Any, self: Connector) -> None:
+def what_ended_just_before_new_weights_is_offloaded_after_them(
+    _right: Any, self: Connector
+) -> None:
     """It ended in the step before the reset."""
     self.cache.clear()

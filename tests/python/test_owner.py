@@ -20,8 +20,8 @@ from blockyard._typing import override
 from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.checked import checked
-from blockyard.crane.copiers.cuda import CudaCopier
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.device import DeviceTier
@@ -35,7 +35,7 @@ from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.owner import owned
 from blockyard.shared.plan import Outcome
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from cranes import gated, held, same
 from fronts import Served, play
 from yard import begin, text
@@ -195,8 +195,8 @@ OF_A_SCHEDULER: dict[str, tuple[Any, ...]] = {
     "add": ("one", [1]),
     "abort": ("one",),
     "hint": ("one",),
-    "hold": ("one",),
-    "unhold": ("one",),
+    "pause_decoding": ("one",),
+    "resume_decoding": ("one",),
     "results": (),
     "schedule": (),
     "on_output": (Output.nothing(1),),
@@ -206,7 +206,7 @@ OF_A_SCHEDULER: dict[str, tuple[Any, ...]] = {
     "reset": (),
     "update_weights": (),
     "explain": ("one",),
-    "hand_over": (),
+    "release_thread": (),
 }
 NAMES = {"model": "m", "weights": "w"}
 

@@ -43,7 +43,7 @@ _BLOCKS: Final = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _ConnectorRow:
     """A request."""
 
     keys: Keys
@@ -89,10 +89,12 @@ class Connector(Single):
         self._size = cache.block_size
         self._again = integer("again", again, least=0)
         self._loads = Loads(cache, integer("retries", retries, least=0))
-        self._rows: dict[Hashable, _Row] = {}
+        self._rows: dict[Hashable, _ConnectorRow] = {}
         self._parking = Parking(cache, cache.config)
-        self._waiting: dict[_Row, None] = {}  # what is kept and not loading, the oldest first
-        self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
+        self._waiting: dict[
+            _ConnectorRow, None
+        ] = {}  # what is kept and not loading, the oldest first
+        self._keeping: dict[int, _ConnectorRow] = {}  # by the flight that copies what is kept
         self._offloads: list[tuple[Keys, Ids, int]] = []
         self._air: set[int] = set()
         """Flights that were ordered, and have not ended and are not late."""
@@ -218,8 +220,8 @@ class Connector(Single):
             tokens: Tokens whose KV is in them.
 
         Returns:
-            Whether all of it is kept. If not, for want of room below, its full blocks are offloaded as
-            far as they find room, and may be evicted again.
+            Whether all of it is kept. If not, for want of room below, its full blocks are
+            offloaded as far as they find room, and may be evicted again.
 
         Raises:
             Misuse: It is loading; or ids, keys and tokens do not fit each other.
@@ -323,7 +325,7 @@ class Connector(Single):
 
         Args:
             written: Ids in which tokens are computed from this step on, and were not before: those
-                given out since the last step, of loads that came back incomplete too. More do no harm.
+                given out since the last step, of incomplete loads too. More do no harm.
             victims: Free blocks that the engine will give to others next, the next one first. What
                 ended requests have left there, and is no longer below, is copied ahead of that.
             overwritten: Those of `written` that a worker writes before it has these orders. What is
@@ -423,8 +425,8 @@ class Connector(Single):
     def forget(self, keys: Keys, *, force: bool = False) -> Forgotten:
         """Forgets the blocks of a prompt below, as `KVCache.forget`, with all that stands on them.
 
-        What was to be offloaded of them never is. The engine's own blocks are the engine's to drop,
-        and what runs on offloads its blocks again when it ends: end it first, or call this once more.
+        What was to be offloaded of them never is. The engine's own blocks are the engine's to drop.
+        What runs on offloads its blocks again when it ends: end it first, or call this once more.
 
         Args:
             keys: The prompt's keys, all of which are meant.
@@ -467,10 +469,10 @@ class Connector(Single):
         if request in self._loads:
             raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
 
-    def _row(self, request: Hashable, keys: Keys) -> _Row:
+    def _row(self, request: Hashable, keys: Keys) -> _ConnectorRow:
         row = self._rows.get(request)
         if row is None:
-            row = self._rows[request] = _Row(keys)
+            row = self._rows[request] = _ConnectorRow(keys)
         row.keys = keys
         return row
 
@@ -500,7 +502,7 @@ class Connector(Single):
                 row.keeping = None
         self._loads.land(landed)
 
-    def _run(self, request: Hashable, row: _Row) -> None:
+    def _run(self, request: Hashable, row: _ConnectorRow) -> None:
         """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
         self._release(row)
         row.failed = False
@@ -508,7 +510,7 @@ class Connector(Single):
         self._running[request] = row.keys
         self._until_turn = 0
 
-    def _count(self, row: _Row, loads: int) -> None:
+    def _count(self, row: _ConnectorRow, loads: int) -> None:
         """Counts a prompt of which so many blocks are loaded, where the engine's own end."""
         row.has_begun = True
         host = min(loads, row.host)
@@ -518,7 +520,7 @@ class Connector(Single):
         counts["cached_host"] += host * self._size
         counts["cached_disk"] += (loads - host) * self._size
 
-    def _release(self, row: _Row) -> None:
+    def _release(self, row: _ConnectorRow) -> None:
         kept, row.kept, row.keeping = row.kept, None, None
         if kept is not None:
             self._waiting.pop(row, None)

@@ -301,8 +301,8 @@ class Stalls:
             tuple(entry.order for entry in (waiting, *keepers)),
             lambda lasted: (
                 f"Request {waiting.id!r} waits ({lasted}) for what requests keep that nobody "
-                f"reads: {named(keepers)}. Read their tokens and call unhold, or abort them; one "
-                f"fails after {self.unread.most:,} steps in which others wait"
+                f"reads: {named(keepers)}. Read their tokens and call resume_decoding, or abort "
+                f"them; one fails after {self.unread.most:,} steps in which others wait"
             ),
         )
 
@@ -387,7 +387,7 @@ class Stalls:
             lines.append(f"Promised to tickets: {', '.join(tickets)}; call release, or begin.")
         if self._batch.held:
             ids = named(seat.request for seat in self._batch.held)
-            lines.append(f"Held, as nobody reads their tokens: {ids}; call unhold.")
+            lines.append(f"Held, as nobody reads their tokens: {ids}; call resume_decoding.")
         quarantined = self._cache.stats()["device_quarantined"]
         if quarantined:
             lines.append(f"{quarantined} slots are quarantined: report their copies, or reset.")

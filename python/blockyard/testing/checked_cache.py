@@ -6,7 +6,7 @@ from typing import Any
 
 from blockyard._core import Lease, NoRoom, Parked, TooLarge
 from blockyard._typing import override
-from blockyard.testing.engine import check
+from blockyard.testing.simulated_engine import check
 from blockyard.yard.cache import KVCache
 
 __all__ = ["CheckedCache"]

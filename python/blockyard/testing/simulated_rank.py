@@ -11,11 +11,11 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing.copier import Action
-from blockyard.testing.engine import Sums, check
 from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_cranes import QueueCopier, RemoteCrane, SimulatedCrane, way_of
 from blockyard.testing.simulated_disk import SimulatedDisk, SimulatedDiskCopier
-from blockyard.yard.config import Config, BlockCosts
+from blockyard.testing.simulated_engine import Sums, check
+from blockyard.yard.config import BlockCosts, Config
 
 __all__ = ["SimulatedRank", "config_of"]
 

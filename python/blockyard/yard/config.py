@@ -17,9 +17,9 @@ from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
 from blockyard.shared.validate import file, integer, known, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
-from blockyard.yard.sizes import in_blocks
+from blockyard.yard.tier_sizes import in_blocks
 
-__all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "BlockCosts"]
+__all__ = ["BlockCosts", "Config", "ConfigKeywords", "Eviction", "HostCopies"]
 
 
 Eviction: TypeAlias = Literal["recency", "learned", "heap"]
@@ -395,7 +395,9 @@ def _block_costs(given: object) -> BlockCosts:
     named = zip(BlockCosts._fields, given, strict=False)
     return BlockCosts(
         *(
-            None if value is None and name == "disk" else integer(f"block_costs: {name}", value, least=0)
+            None
+            if value is None and name == "disk"
+            else integer(f"block_costs: {name}", value, least=0)
             for name, value in named
         )  # type: ignore[arg-type]
     )

@@ -351,7 +351,9 @@ def test_one_that_ends_while_it_loads_has_its_ids_until_it_is_named() -> None:
     front.land(*made.up, good=1)
     assert front.ask.arrived() == {"one": SIZE}
     made = front.step()
-    assert (made.down, made.up) == ((), ()), "nothing more comes up for it, and nothing is offloaded"
+    assert (made.down, made.up) == ((), ()), (
+        "nothing more comes up for it, and nothing is offloaded"
+    )
     assert held(front.cache) == [0, 0, 0]
     assert front.ask.matched("one", keys) == 12, "its id is free for another one"
 

@@ -9,7 +9,7 @@ import pytest
 import blockyard as by
 from blockyard.connectors.interface import parameters_of
 from blockyard.connectors.vllm import Blockyard, messages
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.metrics import Figures, Metrics
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay, deliver, fail, hang

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.connectors.vllm import connector
+from blockyard.connectors.vllm import kv_connector
 from blockyard.connectors.vllm.beside import beside
-from blockyard.connectors.vllm.engine import INTERFACE
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.messages import Reports
+from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay
 from vllm_disk import Engine
@@ -243,7 +243,9 @@ def test_what_a_block_held_before_another_connector_filled_it_is_not_copied_ahea
     ended(front, "one", list(range(13)), [1, 3, 5], kv_transfer_params=finish)
     front.step()
     assert {1, 3, 5} <= {*known.known()}
-    two = front.request("two", list(range(100, 113)), kv_transfer_params={"blockyard.offload": "none"})
+    two = front.request(
+        "two", list(range(100, 113)), kv_transfer_params={"blockyard.offload": "none"}
+    )
     front.given(two, [1, 3, 5])
     front.step(write={1: 99, 3: 99, 5: 99})
     assert not {1, 3, 5} & {*known.known()}
@@ -414,10 +416,10 @@ def test_sends_and_receives_of_others_are_not_named(front: Beside) -> None:
 
 def test_its_name_is_known_where_its_module_was_given() -> None:
     """MultiConnector asks for the class of a report by its name."""
-    engine = import_module("blockyard.connectors.vllm.engine")
+    engine = import_module("blockyard.connectors.vllm.vllm_api")
     asked: list[tuple[str, ...]] = []
     factory = engine.KVConnectorFactory
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(factory, "register_connector", lambda *what: asked.append(what))
-        assert import_module("blockyard.connectors.vllm").Blockyard is connector.Blockyard
+        assert import_module("blockyard.connectors.vllm").Blockyard is kv_connector.Blockyard
     assert asked == [("Blockyard", "blockyard.connectors.vllm", "Blockyard")]

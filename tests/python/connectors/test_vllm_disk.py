@@ -16,7 +16,7 @@ import pytest
 
 import blockyard as by
 from blockyard._core import DiskLane
-from blockyard.connectors.vllm import Blockyard, notes
+from blockyard.connectors.vllm import Blockyard, restart_notes
 from blockyard.crane.tiers import disk as disk_tier
 from blockyard.crane.tiers.disk_folders import identities, wipe
 from disks import dies
@@ -220,7 +220,7 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
         (note.rmdir if note.is_dir() else note.unlink)()
         make()
         with pytest.raises(by.Unavailable, match=says):
-            notes.Notes(str(note.parent)).cleared()
+            restart_notes.RestartNotes(str(note.parent)).cleared()
     with pytest.raises(by.Unavailable, match=says):
         Engine(tmp_path)
 
@@ -419,13 +419,13 @@ def test_inv_31_resets_that_a_slow_disk_holds_up_do_not_meet(
         seen.append((tmp_path / "cleared.new").exists() and (tmp_path / "cleared.new").read_text())
         sync(number)
 
-    monkeypatch.setattr(notes, "_PATIENCE", 0.05)
+    monkeypatch.setattr(restart_notes, "_PATIENCE", 0.05)
     monkeypatch.setattr(os, "fsync", synced)
-    noted = notes.Notes(str(tmp_path))
+    noted = restart_notes.RestartNotes(str(tmp_path))
     assert not noted.clear(5)
     assert going.is_set()
     assert not noted.clear(5), "it waits behind the first"
-    monkeypatch.setattr(notes, "_PATIENCE", 20.0)
+    monkeypatch.setattr(restart_notes, "_PATIENCE", 20.0)
     slow.set()
     assert noted.clear(5)
     assert "" not in seen

@@ -14,7 +14,7 @@ import blockyard as by
 from blockyard._typing import override
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.vllm import Blockyard
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.identity import Root, fingerprint_of, namespace_of
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers import Receipt

@@ -34,7 +34,10 @@ def test_a_request_decides_for_itself() -> None:
         ({"blockyard.offload": "always"}, "offload = 'always'"),
         ({"blockyard.load": 1.5}, r"load = 1\.5"),
         ({"blockyard.offload": ["none"]}, r"offload = \['none'\]"),
-        ({"blockyard.offload\n" + 10**6 * "x": 1}, r"^there is no 'blockyard.offload\\nx{5,80} in kv"),
+        (
+            {"blockyard.offload\n" + 10**6 * "x": 1},
+            r"^there is no 'blockyard.offload\\nx{5,80} in kv",
+        ),
         (["blockyard.offload"], "give a mapping"),
         ({"blockyard.retain": True}, "did you mean 'blockyard.retention'"),
         ({"blockyard.retention": "ended"}, "retention = 'ended': did you mean 'session-ended'"),

@@ -11,7 +11,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.vllm import Blockyard, elsewhere
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.identity import Root
 from blockyard.connectors.vllm.settings import OWN
 from vllm_front import HASH, LAYERS, PAGE, kv_config, no_torch, read, vllm_config
@@ -71,8 +71,8 @@ def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
     named = {"disk_path": "/kv", "namespace": {"weights": "v1"}}
     settings, config = read({"host": 64, "disk": 4096, **named})
     assert settings.said(config) == (
-        "Blockyard keeps preempted requests, and offloads full blocks as requests end, in 0.00 GiB of "
-        "host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it outlives "
+        "Blockyard keeps preempted requests, and offloads full blocks as requests end, in 0.00 GiB "
+        "of host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it outlives "
         "the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
     )
     assert config.deadline_of("host") == 60_000
@@ -84,7 +84,7 @@ def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
 
 
 def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFixture) -> None:
-    roles = import_module("blockyard.connectors.vllm.engine").KVConnectorRole
+    roles = import_module("blockyard.connectors.vllm.vllm_api").KVConnectorRole
     config = vllm_config(kv_load_failure_policy="fail")
     with caplog.at_level(logging.INFO):
         Blockyard(config, roles.WORKER, kv_config())

@@ -15,14 +15,14 @@ from blockyard.connectors.connector import Connector
 from blockyard.connectors.orders import Orders
 from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers import Copier, Receipt, Slots
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.testing import Script, ScriptedCopier, delay, deliver, fail, hang
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from blockyard._typing import override
 from blockyard.connectors.connector import Connector
 from blockyard.crane.copiers import Landed, Receipt
 from blockyard.crane.copiers.checked import CheckedCopier, Checksums, checked
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier

@@ -262,7 +262,9 @@ def test_t12_room_is_there_before_it_is_wanted() -> None:
 @pytest.mark.law("T11")
 @pytest.mark.parametrize("recompute", [True, False])
 def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) -> None:
-    cache = by.KVCache(block_size=4, device=17, host=16, block_costs=(1000, 10, 0), recompute=recompute)
+    cache = by.KVCache(
+        block_size=4, device=17, host=16, block_costs=(1000, 10, 0), recompute=recompute
+    )
     preempt = Parking(cache, cache.config)
     handles = [preempt.park(cache.begin(text(name, 16)), 16) for name in (1, 2)]
     assert [handle is None for handle in handles] == [recompute] * 2

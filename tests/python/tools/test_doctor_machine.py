@@ -10,7 +10,7 @@ import pytest
 
 import blockyard as by
 from blockyard.crane.tiers.disk_folders import identities
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from blockyard.tools.doctor import build, disk, gpu, host, pinned
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site
 from blockyard.tools.doctor.probe import probe

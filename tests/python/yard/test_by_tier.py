@@ -138,7 +138,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"deadline": {"disk": 1.5}}, "deadline: disk = 1.5"),
     ({"deadline": "disk"}, "deadline = 'disk'"),
     ({"block_costs": (1, 2, 3, -4)}, "block_costs: disk = -4"),
-    ({"block_costs": (1, 2, 3, 4, 5)}, "block_costs = (1, 2, 3, 4, 5): give (load, compute, attend"),
+    (
+        {"block_costs": (1, 2, 3, 4, 5)},
+        "block_costs = (1, 2, 3, 4, 5): give (load, compute, attend",
+    ),
     ({"block_costs": (1, 2, None, 4)}, "block_costs: attend = None"),
 ]
 

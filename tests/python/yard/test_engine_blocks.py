@@ -157,7 +157,10 @@ def test_a_reset_ends_what_was_in_the_air_and_breaks_what_is_kept() -> None:
         (lambda own, keys: own.fetch(keys, [1], first=2), "ids = 1: give no more ids than"),
         (lambda own, _: own.fetch(3, [1]), "what is <class 'int'>: pass Keys, or what keep"),
         (lambda own, keys: own.save_request(keys, [1], 8), "ids = 1: give an id for each block"),
-        (lambda own, keys: own.save_request(keys, [1, 2, 3, 4], 13), "keys = 2: give a key for each"),
+        (
+            lambda own, keys: own.save_request(keys, [1, 2, 3, 4], 13),
+            "keys = 2: give a key for each",
+        ),
         (lambda own, keys: own.save_request(keys, [1], 0), "tokens = 0"),
         (lambda own, _: own.must_finish([-1]), r"ids\[0\] = -1"),
         (lambda own, keys: own.find(keys, 3), "after = 3"),

@@ -178,7 +178,7 @@ class Life(Known):
             assert state == "ready" or not row.lease.resumed, "a short resume has its keeps"
             return
         except by.Misuse as refused:
-            # A fork of a detached lease whose copy came back incomplete is "incomplete" first of all.
+            # A fork of a detached lease whose copy came back so is "incomplete" first of all.
             assert state == "incomplete" and "clear has detached" in str(refused)  # noqa: PT017, PT018
             return
         assert state == "incomplete" or parked.computed == computed

@@ -270,7 +270,12 @@ def test_short_and_not_resumed_is_a_table_that_ends_too_soon() -> None:
     lease = begin(cache, text(1, 10))
     forked = cache.fork(lease, 10)
     cache.mark_unknown(forked.plans)
-    assert (forked.state, forked.resumed, forked.cached, forked.blocks) == ("incomplete", False, 8, 2)
+    assert (forked.state, forked.resumed, forked.cached, forked.blocks) == (
+        "incomplete",
+        False,
+        8,
+        2,
+    )
     assert cache.grow(forked, 0).size == 0
     assert (forked.state, forked.blocks) == ("ready", 3)
     cache.finish([lease, forked])
@@ -361,7 +366,7 @@ def test_what_a_ticket_kept_and_the_park_did_not_need_is_promised_no_more() -> N
     ticket = cache.promise(8, tier="host")
     handle = cache.park(begin(cache, text(1, 5)), 5, ticket=ticket)
     assert cache.room("host").promised == 2
-    # So it is where a resume that came back incomplete goes back to where it was, which needs nothing.
+    # So it is where an incomplete resume goes back to where it was, which needs nothing.
     cache.commit(down(cache, handle, 2))
     squeeze(cache)
     resumed = begin(cache, handle)

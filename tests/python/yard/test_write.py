@@ -1,4 +1,4 @@
-"""What is copied down and what is loaded: write policies, ghosts, block_costs, and the questions."""
+"""What is copied down and what is loaded: write policies, ghosts, costs, and the questions."""
 
 from typing import Any, Literal
 

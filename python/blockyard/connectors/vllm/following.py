@@ -80,7 +80,9 @@ class Following:
         """Offloads the blocks that have filled up since the last time."""
         full = min(computed, row.offloadable()) // self._size
         if full > row.offloaded:
-            self._connector.offload(self._rows.keys(row), row.ids[row.offloaded : full], row.offloaded)
+            self._connector.offload(
+                self._rows.keys(row), row.ids[row.offloaded : full], row.offloaded
+            )
             row.offloaded = full
 
     def preempted(self, row: Row) -> None:

@@ -8,7 +8,7 @@ from blockyard._core import Keys, Misuse
 from blockyard.connectors.vllm.identity import Root, Start
 from blockyard.connectors.vllm.others import is_certain
 from blockyard.connectors.vllm.settings import Settings
-from blockyard.connectors.vllm.told import Told
+from blockyard.connectors.vllm.tier_events import TierEvents
 from blockyard.shared.log import Limited
 from blockyard.yard.cache import KVCache
 
@@ -102,12 +102,12 @@ class Rows:
         self._warned: set[str] = set()
         self.by_name: dict[str, Row] = {}
         """Each of them, by vLLM's id."""
-        self.told: Told | None = None
+        self.tier_events: TierEvents | None = None
         """What hears of their tokens; None where vLLM publishes no events."""
 
-    def listen(self, told: Told) -> None:
+    def listen(self, tier_events: TierEvents) -> None:
         """Has it hear of their tokens from now on."""
-        self.told = told
+        self.tier_events = tier_events
 
     def of(self, request: Any) -> Row:
         """Returns a request, which may be new."""
@@ -127,8 +127,8 @@ class Rows:
         have = len(row.keys) // _KEY
         if len(hashes) > have:
             row.keys += self._root.keys(hashes[have:], row.start)
-            if self.told is not None:
-                self.told.describe(row.request, row.keys, have)
+            if self.tier_events is not None:
+                self.tier_events.describe(row.request, row.keys, have)
         return len(hashes)
 
     def _new(self, request: Any) -> Row:

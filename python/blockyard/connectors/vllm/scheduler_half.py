@@ -15,7 +15,7 @@ from blockyard.connectors.vllm.restart import Restart
 from blockyard.connectors.vllm.rows import Rows
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.stopping import Stopping
-from blockyard.connectors.vllm.told import Told
+from blockyard.connectors.vllm.tier_events import TierEvents
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -156,12 +156,12 @@ class SchedulerHalf:
 
     def listen(self) -> None:
         """Has what is below told: vLLM publishes events, and tells of its own blocks itself."""
-        self._rows.listen(Told(self.cache))
+        self._rows.listen(TierEvents(self.cache))
 
     def take_events(self) -> Iterator[bytes]:
         """Returns what has happened below since the last call, batches in vLLM's form."""
-        told = self._rows.told
-        return iter(()) if told is None else told.take(again=self.resets.published())
+        events = self._rows.tier_events
+        return iter(()) if events is None else events.take(again=self.resets.published())
 
     # -- a step --------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import folder, one_of, seconds
 from blockyard.yard.config import Config
-from blockyard.yard.sizes import in_blocks
+from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["DEADLINE", "OWN", "Settings", "with_file"]
 
@@ -232,8 +232,8 @@ class Settings:
         kept = "preempted requests" if self.preempt == "park" else "no preempted request"
         when = {"finish": "as requests end", "through": "as blocks fill", "none": "not at all"}
         return (
-            f"Blockyard keeps {kept}, and offloads full blocks {when[self.offload]}, in {below}, below "
-            f"vLLM's {config.device_blocks} blocks of {config.block_size} tokens and "
+            f"Blockyard keeps {kept}, and offloads full blocks {when[self.offload]}, in {below}, "
+            f"below vLLM's {config.device_blocks} blocks of {config.block_size} tokens and "
             f"{layout.block_bytes} bytes on each of {layout.ranks} ranks"
         )
 

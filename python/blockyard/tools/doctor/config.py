@@ -11,7 +11,7 @@ from blockyard.shared.machine import free_memory
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged
 from blockyard.tools.units import size
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, BlockCosts
+from blockyard.yard.config import BlockCosts, Config
 
 __all__ = ["asked_of", "bookkeeping", "checks", "tried"]
 

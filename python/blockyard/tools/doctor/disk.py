@@ -219,7 +219,9 @@ def speed(path: Path, where: Path, site: Site) -> Finding:
     write, read = (found.figures[one].rate(found.nbytes) / 1e9 for one in ("write", "read"))
     fact = f"{write:.2f} GB/s written, {read:.2f} GB/s read, by blocks of {size(block)}"
     load = site.asked.load or found.load
-    says = f"a block takes {duration(found.load / 1e9)}, and block_costs says {duration(load / 1e9)}"
+    says = (
+        f"a block takes {duration(found.load / 1e9)}, and block_costs says {duration(load / 1e9)}"
+    )
     means = f"{says}: loads are chosen that are slower"
     measured = f"blockyard disk bench {path}, and what it says as disk of block_costs"
     return judged(name, fact, (found.load > load * _SLOWER, "warn", means, measured))

@@ -9,12 +9,12 @@ import msgspec
 
 from blockyard._typing import override
 from blockyard.connectors.vllm import stopping
-from blockyard.connectors.vllm.engine import INTERFACE, KVConnectorBase_V1, KVConnectorRole
-from blockyard.connectors.vllm.engine_facts import facts, recompute_on_failure
+from blockyard.connectors.vllm.compatibility import facts, recompute_on_failure
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.vllm_api import INTERFACE, KVConnectorBase_V1, KVConnectorRole
 from blockyard.connectors.vllm.worker_half import WorkerHalf
 from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
