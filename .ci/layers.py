@@ -111,7 +111,7 @@ GOOD = {
     + "\n" * 500,
     f"{CORE}evict/mod.rs": "use super::list::List;\nuse crate::evict::heap;\n",
     f"{CORE}evict/heap.rs": "use super::Evict;\nuse super::super::id::Id;\n",
-    f"{CORE}tiers/mod.rs": "//! layer: pool keeps\n//! layer: trie\npub use trie::Trie;\n",
+    f"{CORE}tiers/mod.rs": "//! layer: pool keep_count\n//! layer: trie\npub use trie::Trie;\n",
     f"{CORE}tiers/pool.rs": "use crate::{evict::Evict, id::Id};\n",
     f"{CORE}tiers/keep_count.rs": "use crate::id::Id;\n",
     f"{CORE}tiers/trie.rs": "use super::pool::Pool;\nuse crate::tiers::keep_count::KeepCount;\n",

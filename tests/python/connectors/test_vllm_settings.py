@@ -72,8 +72,8 @@ def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
     settings, config = read({"host": 64, "disk": 4096, **named})
     assert settings.said(config) == (
         "Blockyard keeps preempted requests, and offloads full blocks as requests end, in 0.00 GiB "
-        "of host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it outlives "
-        "the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
+        "of host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it "
+        "outlives the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
     )
     assert config.deadline_of("host") == 60_000
     settings, config = read({"host": 64, "offload": "none", "preempt": "recompute", "deadline": 9})
