@@ -116,7 +116,7 @@ class Stalls:
     def stall_messages(self) -> dict[Rule, str]:
         """Returns a sentence for each rule that speaks, the surest first, and logs it."""
         now, step, before = self._clock(), self._steps, self._since
-        facts = self._facts()
+        facts = self._stall_facts()
         since, lasted = dict[Rule, tuple[Hashable, int, float]](), dict[Rule, Lasted]()
         for rule, identity, _ in facts:
             first = before.get(rule)
@@ -151,7 +151,7 @@ class Stalls:
                 f"{_ANSWER}"
             )
 
-    def _facts(self) -> list[Fact]:
+    def _stall_facts(self) -> list[Fact]:
         """What holds now, the surest first. While nothing can go on, no other reason counts."""
         ended = self._ended()
         if ended is not None:

@@ -211,7 +211,7 @@ ENDS: list[tuple[str, End, int, int]] = [
 @pytest.mark.law("2.3-up-failed", "2.3-up-unknown")
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize(("end", "cached", "blocks"), [pytest.param(*e, id=i) for i, *e in ENDS])
-def test_a_resume_that_came_short_is_parked_again_and_comes_back_whole(
+def test_a_resume_that_came_back_incomplete_is_parked_again_and_comes_back_whole(
     end: End, cached: int, blocks: int, *, recompute: bool
 ) -> None:
     cache = house(recompute=recompute)
@@ -244,7 +244,7 @@ def test_a_resume_that_came_short_is_parked_again_and_comes_back_whole(
 
 
 @pytest.mark.parametrize(("end", "cached", "blocks"), [pytest.param(*e, id=i) for i, *e in ENDS])
-def test_a_resume_that_came_short_may_go_on_from_its_good_prefix(
+def test_a_resume_that_came_back_incomplete_may_go_on_from_its_good_prefix(
     end: End, cached: int, blocks: int
 ) -> None:
     cache = house()
@@ -283,7 +283,7 @@ def test_short_and_not_resumed_is_a_table_that_ends_too_soon() -> None:
     at_rest(cache)
 
 
-def test_a_resume_without_room_for_what_came_short_has_its_keeps_still() -> None:
+def test_a_resume_without_room_for_what_came_back_incomplete_has_its_keeps_still() -> None:
     cache = house(device=7)
     resumed = begin(cache, below(cache, text(1, 10)))
     other = begin(cache, text(2, 12))

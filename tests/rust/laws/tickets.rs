@@ -510,7 +510,7 @@ fn a_ticket_is_good_for_its_own_tier_alone() {
 
 /// Law: 2.3-up-failed
 #[test]
-fn a_resume_that_came_short_is_parked_again_and_spends_its_ticket_for_nothing() {
+fn a_resume_that_came_back_incomplete_is_parked_again_and_spends_its_ticket_for_nothing() {
     let yard = Yard::new(8, 4);
     let parked = yard.park(yard.run(&text(1, 2)), 8);
     yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
