@@ -83,7 +83,7 @@ def complaints(root: Path) -> Iterator[str]:
 def disordered(root: Path, face: Path, name: str) -> Iterator[str]:
     """Every use that the order stated in `face`, the module `name`, forbids."""
     lines = LAYER.findall(face.read_text().replace("`", ""))
-    layer = {module: height for height, line in enumerate(lines) for module in line.split()}
+    layer = {module: height for height, line in enumerate(lines) for module in line.replace("`", "").split()}
     for file in sorted(face.parent.rglob("*.rs")):
         if file == face:
             continue
@@ -111,7 +111,7 @@ GOOD = {
     + "\n" * 500,
     f"{CORE}evict/mod.rs": "use super::list::List;\nuse crate::evict::heap;\n",
     f"{CORE}evict/heap.rs": "use super::Evict;\nuse super::super::id::Id;\n",
-    f"{CORE}tiers/mod.rs": "//! layer: pool keep_count\n//! layer: trie\npub use trie::Trie;\n",
+    f"{CORE}tiers/mod.rs": "//! layer: pool `keep_count`\n//! layer: trie\npub use trie::Trie;\n",
     f"{CORE}tiers/pool.rs": "use crate::{evict::Evict, id::Id};\n",
     f"{CORE}tiers/keep_count.rs": "use crate::id::Id;\n",
     f"{CORE}tiers/trie.rs": "use super::pool::Pool;\nuse crate::tiers::keep_count::KeepCount;\n",

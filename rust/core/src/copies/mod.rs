@@ -1,7 +1,7 @@
 //! Copies between tiers: plans and outcomes as they are sent, the flight of each plan until its end is
 //! known, and whether a load pays.
 //!
-//! layer: load_cost plan
+//! layer: `load_cost` plan
 //! layer: flight
 
 mod flight;

@@ -1,7 +1,7 @@
 //! What a tier is made of: its slots and what holds each, its sets and promises as numbers, and the
 //! prefix trie over all tiers, with the keeps of its nodes.
 //!
-//! layer: keep_count ledger pool
+//! layer: `keep_count` ledger pool
 //! layer: trie
 
 mod keep_count;
