@@ -83,7 +83,7 @@ def complaints(root: Path) -> Iterator[str]:
 def disordered(root: Path, face: Path, name: str) -> Iterator[str]:
     """Every use that the order stated in `face`, the module `name`, forbids."""
     lines = LAYER.findall(face.read_text().replace("`", ""))
-    layer = {module: height for height, line in enumerate(lines) for module in line.replace("`", "").split()}
+    layer = {module: height for height, line in enumerate(lines) for module in line.split()}
     for file in sorted(face.parent.rglob("*.rs")):
         if file == face:
             continue

@@ -155,7 +155,7 @@ def test_a_reset_ends_what_was_in_the_air_and_breaks_what_is_kept() -> None:
         (lambda own, keys: own.offload([keys], [[1]], [0, 0]), "first has 2 rows, and keys 1"),
         (lambda own, keys: own.offload([keys, 3], [[1], [2]]), "pass Keys, or a list of them"),
         (lambda own, keys: own.fetch(keys, [1], first=2), "ids = 1: give no more ids than"),
-        (lambda own, _: own.fetch(3, [1]), "what is <class 'int'>: pass Keys, or what save_request"),
+        (lambda own, _: own.fetch(3, [1]), "what is <class 'int'>: pass Keys, or what save_"),
         (lambda own, keys: own.save_request(keys, [1], 8), "ids = 1: give an id for each block"),
         (
             lambda own, keys: own.save_request(keys, [1, 2, 3, 4], 13),
