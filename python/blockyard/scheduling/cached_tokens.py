@@ -21,7 +21,7 @@ class CachedTokens(NamedTuple):
 
 
 def found_by(lease: Lease, block_size: int) -> CachedTokens:
-    """Prompt tokens that a lease found: of short loads, the good ones.
+    """Prompt tokens that a lease found: of incomplete loads, the good ones.
 
     Of a prompt that was found whole the last token is computed again, so that one less was found.
 

@@ -116,7 +116,7 @@ class Stalls:
     def stall_messages(self) -> dict[Rule, str]:
         """Returns a sentence for each rule that fires, the most certain first, and logs it."""
         now, step, before = self._clock(), self._steps, self._since
-        facts = self._facts()
+        facts = self._stall_facts()
         since, lasted = dict[Rule, tuple[Hashable, int, float]](), dict[Rule, Lasted]()
         for rule, identity, _ in facts:
             first = before.get(rule)
@@ -151,7 +151,7 @@ class Stalls:
                 f"{_ANSWER}"
             )
 
-    def _facts(self) -> list[Fact]:
+    def _stall_facts(self) -> list[Fact]:
         """The facts that hold now, the most certain first; only one if nothing can go on."""
         ended = self._ended()
         if ended is not None:
@@ -301,8 +301,8 @@ class Stalls:
             tuple(entry.order for entry in (waiting, *keepers)),
             lambda lasted: (
                 f"Request {waiting.id!r} waits ({lasted}) for held requests, whose tokens are not "
-                f"read: {named(keepers)}. Read their tokens and call unhold, or abort them; one "
-                f"fails after {self.unread.most:,} steps in which others wait"
+                f"read: {named(keepers)}. Read their tokens and call resume_decoding, or abort "
+                f"them; one fails after {self.unread.most:,} steps in which others wait"
             ),
         )
 
@@ -387,7 +387,7 @@ class Stalls:
             lines.append(f"Promised to tickets: {', '.join(tickets)}; call release, or begin.")
         if self._batch.held:
             ids = named(seat.request for seat in self._batch.held)
-            lines.append(f"Held requests, whose tokens are not read: {ids}; call unhold.")
+            lines.append(f"Held requests, whose tokens are not read: {ids}; call resume_decoding.")
         quarantined = self._cache.stats()["device_quarantined"]
         if quarantined:
             lines.append(f"{quarantined} slots are quarantined: report their copies, or reset.")

@@ -6,7 +6,7 @@ from blockyard._core import Cache
 from blockyard.shared.layout import TIERS, TierName
 from blockyard.yard.config import Config
 
-__all__ = ["Offload"]
+__all__ = ["CopyAhead"]
 
 
 class _Watermark(NamedTuple):
@@ -16,7 +16,7 @@ class _Watermark(NamedTuple):
     grows: bool
 
 
-class Offload:
+class CopyAhead:
     """Demotes blocks by a watermark; the core selects them by the write policy.
 
     While fewer slots of a tier than its watermark are free, that many of its next victims are
