@@ -97,8 +97,8 @@ def test_a_run_that_keeps_up_says_so_and_what_each_tier_finds() -> None:
 def test_an_overload_is_said_first_with_what_to_give() -> None:
     first = conclusions([run_of(load=OVER)])[0]
     assert first == (
-        "Overloaded: 12.3 requests/s are offered, 4.1 are served; times to first token are those "
-        "of a queue that grows, and say nothing. Give --replicas 4, or --speed 0.3."
+        "Overloaded: 12.3 requests/s are offered, 4.1 are served; times to first token measure "
+        "the growing queue, not the engine. Give --replicas 4, or --speed 0.3."
     )
     # With what was given already, they are from there.
     assert "or --speed 0.6." in conclusions([run_of(load=OVER)], speed=2.0)[0]

@@ -109,8 +109,8 @@ def _overload(runs: Sequence[Run], over: Sequence[Load], speed: float) -> str:
     enough = max(math.ceil(engines * beyond / _SPARE - 1e-9), engines + 1)
     return (
         f"Overloaded{where}: {_rate(load.offered_requests_per_second)} requests/s are offered, "
-        f"{_rate(served)} are served; times to first token are those of a queue that grows, and "
-        f"say nothing. Give --replicas {enough}, or --speed {_below(speed * _SPARE / beyond)}."
+        f"{_rate(served)} are served; times to first token measure the growing queue, not the "
+        f"engine. Give --replicas {enough}, or --speed {_below(speed * _SPARE / beyond)}."
     )
 
 
