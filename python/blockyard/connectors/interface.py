@@ -107,21 +107,21 @@ class Interface:
         tested = f"{self.engine} {', '.join(self.tested)}"
         if found and not untested:
             raise Unsupported(
-                f"{self.engine} {version} has another interface than {tested}, which this "
-                f"connector was tested with: {_listed(found)}; install that, with "
-                f"{install(self.engine.lower())}, or go on at your own risk with {self._option}"
+                f"the interface of {self.engine} {version} differs from the tested {tested}: "
+                f"{_listed(found)}; install that version, with {install(self.engine.lower())}, or "
+                f"start at your own risk with {self._option}"
             )
         if self._said:
             return
         self._said = True
         if found:
             _log.warning(
-                "%s %s has another interface than %s, and goes on as %s says: %s",
+                "the interface of %s %s differs from %s; it starts because of %s: %s",
                 *(self.engine, version, tested, self._option, _listed(found)),
             )
         elif version not in self.tested:
             _log.info(
-                "%s %s was not tested with Blockyard; what it touches there is as in %s",
+                "%s %s was not tested with Blockyard; the interface that it uses equals %s",
                 *(self.engine, version, tested),
             )
 

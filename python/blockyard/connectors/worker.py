@@ -114,11 +114,11 @@ class Worker(Single):
         """
         layout, blocks = config.layout, config.device_blocks
         if layout is None:
-            raise Misuse("layout = None: what a block is in bytes must be known to copy it")
+            raise Misuse("layout = None: copies need the layout of a block; give Config(layout=…)")
         if disk_path is None and config.disk_blocks:
             raise Misuse(
-                f"disk = {config.disk_blocks} blocks, and no disk_path: give the folder in which "
-                "they outlive this process; a third tier of memory is for Worker(Crane(..., disk=))"
+                f"disk = {config.disk_blocks} blocks without disk_path: give a folder; for a third "
+                "tier in memory, use Worker(Crane(..., disk=))"
             )
         if disk_path is not None and not (config.disk_blocks and "disk" in config.keyed):
             raise Misuse(
@@ -362,7 +362,7 @@ class Worker(Single):
             if time.monotonic() > until:
                 raise Unavailable(
                     f"flight {min(late)[1]} has not ended for {self.patience:g} s, and the engine "
-                    "would write what it reads: end the step and reset this rank"
+                    "would overwrite its source: end the step and reset this rank"
                 )
             time.sleep(_PAUSE)
 

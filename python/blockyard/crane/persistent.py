@@ -139,7 +139,7 @@ class PersistentTiers:
             try:
                 tier.keep_order(slots)
             except Unavailable as error:
-                _log.warning("the eviction order is not kept: %s", error)
+                _log.warning("the eviction order was not stored: %s", error)
 
     @property
     def busy(self) -> bool:

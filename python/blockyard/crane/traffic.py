@@ -134,7 +134,7 @@ class Traffic:
             Misuse: As there; nothing is taken.
         """
         if self.closed:
-            raise Misuse("the crane is closed: it takes no plan")
+            raise Misuse("the crane is closed, and takes no plan")
         if self._unsure:
             self._mend()
         # Most steps plan nothing.
@@ -153,8 +153,8 @@ class Traffic:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
             if plan.flight in ended or (plan.flight in self._past and not new):
                 raise Misuse(
-                    f"flight = {plan.flight}: it has been carried out already, and its slots may "
-                    "be others' by now; submit it once, and ask for its outcome by "
+                    f"flight = {plan.flight}: it has been executed already, and its slots may "
+                    "hold other blocks now; submit it once, and get its outcome with "
                     "reconcile(cache.unreported(rank))"
                 )
             ends = frozenset((plan.source_tier, plan.destination_tier))
@@ -207,16 +207,18 @@ class Traffic:
             Misuse: As there.
         """
         if self.closed and yard != self._yard:
-            raise Misuse("the crane is closed: it shakes hands with no other yard")
+            raise Misuse("the crane is closed, and accepts no other yard")
         if yard in self._former:
             raise Misuse(
-                f"yard = {yard}: another yard has shaken hands since; a scheduler that starts "
-                "draws a number of its own (Config.named)"
+                f"yard = {yard}: another yard has taken over since; give each start of a scheduler "
+                "a new number (Config.named)"
             )
         if yard is not None and yard == self._yard:
             return
         if self._used:
-            _log.info("another yard has come: %d flights of the one before end", self.in_flight)
+            _log.info(
+                "another yard takes over: %d flights of the previous yard end", self.in_flight
+            )
             self.reset()
         if self._yard is not None:
             self._former.add(self._yard)
@@ -439,8 +441,8 @@ class Traffic:
         keys, parents = plan.keys, plan.parents
         if keys is not None and not isinstance(lane.copier, KeyedCopier):
             raise Misuse(
-                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} takes none: "
-                "give the Crane a copier with start_keyed, or the yard no keyed tiers"
+                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} has no "
+                "start_keyed: give the Crane a KeyedCopier, or the yard no keyed tiers"
             )
         return lane.copies(flight, sources, destinations, keys, parents)
 

@@ -30,8 +30,8 @@ _PARTS: Final = ("schedule", "output", "dispatch", "commit")
 _CACHE_CONFIG: Final = ("vllm:cache_config", "Sizes of the cache.", "info")
 _Told = Mapping[str, list[Sample]]
 _MORE: Final = {
-    "healthy": ("gauge", "1 where /healthz says so: it lives, and no rule of a stall speaks."),
-    "stalled": ("gauge", "1 where a rule says that the loop stands still."),
+    "healthy": ("gauge", "1 if /healthz is ok: the engine runs, and no stall rule holds."),
+    "stalled": ("gauge", "1 while this stall rule holds."),
     "block_tokens": ("gauge", "Tokens of a block."),
     "block_bytes": ("gauge", "Bytes of a block on one rank; 0 without a layout."),
     "step_seconds": ("histogram", "How long a part of the bookkeeping's step takes."),

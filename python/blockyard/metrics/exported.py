@@ -74,12 +74,12 @@ class Exported:
         if not isinstance(tells, Publisher | None):
             raise Misuse(f"publisher = {tells!r:.60}: give a Publisher")
         if tells is not None and tells.cache is not self.cache:
-            raise Misuse("this publisher tells of another cache: give the one of this engine")
+            raise Misuse("this publisher is of another cache: give the one of this engine")
         others: object = reservations
         if not isinstance(others, Reservations | None):
             raise Misuse(f"reservations = {others!r:.60}: give Reservations")
         if stalled is not None and not callable(stalled):
-            raise Misuse(f"stalled = {stalled!r:.60}: give what returns sentences")
+            raise Misuse(f"stalled = {stalled!r:.60}: give a function that returns messages")
         self._reservations = reservations
         self._publisher = publisher
         self._stalled = stalled
@@ -95,7 +95,7 @@ class Exported:
             Misuse: It is something else, or the cache has no such rank.
         """
         if isinstance(self.cache, LocalCache):
-            raise Misuse("this cache has its crane in its own process, which is asked already")
+            raise Misuse("the crane of this cache is in this process, and is already read")
         self._ranks.tell(numbers)
 
     @property
@@ -212,7 +212,7 @@ def _sentences(stalled: Callable[[], Iterable[str]]) -> list[str]:
         if is_foreign(error):
             raise
         # The other engines of this process are told of still.
-        return [f"What stands still cannot be said, as `stalled` raised {error!r:.200}."]
+        return [f"Stalls are unknown, because `stalled` raised {error!r:.200}."]
 
 
 def _by_metric(schema: Iterable[Stat], numbers: dict[str, int]) -> dict[str, int]:

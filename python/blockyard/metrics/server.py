@@ -156,7 +156,7 @@ def serve(
         if is_foreign(error):
             raise  # a timeout of a signal handler is an OSError
         raise Unavailable(
-            f"nothing can be served at {host}, port {port}: {error}; give another port, or port=0 "
+            f"cannot listen on {host}, port {port}: {error}; give another port, or port=0 "
             "for any that is free"
         ) from error
     return MetricsServer(server)
@@ -179,7 +179,7 @@ def _check_reach(host: object, reach: Reach) -> None:
         raise Misuse(f'host = {host!r:.60}: must be an address such as "127.0.0.1"') from error
     if not alone and reach == "loopback":
         raise Misuse(
-            f"host = {host!r}: other machines reach that, and nobody is asked who they are: say "
+            f"host = {host!r}: other machines can reach it without authentication: use "
             'reach="network", behind a firewall'
         )
 

@@ -225,8 +225,8 @@ class DiskPages:
                 self._clearing -= 1
         if not done:
             raise Unavailable(
-                f"{self._disk.path}: a clear is not durable after {self._patience} s: a process "
-                "that is killed now would find the pages again; it is tried on"
+                f"{self._disk.path}: a clear is not durable after {self._patience} s: if this "
+                "process is killed now, the next one finds the pages again; retrying"
             )
 
     def close(self, *, flush: float = 0.0) -> int:

@@ -111,9 +111,9 @@ def weights_of(
     known = (found or commit) and (drafter or not _drafts(server))
     if not (known or more.get("weights")):
         raise Misuse(
-            "nothing tells these weights from others, and a disk outlives them: give "
-            '"namespace": {"weights": "v1"} in --hicache-storage-backend-extra-config, another '
-            "text with each new version; or --revision with a commit, or a folder as --model-path"
+            "the weights cannot be identified, and the disk may have pages of others: give "
+            '"namespace": {"weights": "v1"} in --hicache-storage-backend-extra-config, with a new '
+            "text for each version; or --revision with a commit, or a folder as --model-path"
         )
     return found, drafter, commit
 
@@ -185,8 +185,8 @@ def adapters_of(server: Mapping[str, Any]) -> list[list[str]] | None:
         weights = None if where is None else content(where)
         if weights is None:
             raise Unsupported(
-                f"adapter {name!r} at {path!r}: its files are not to be seen, and others may come "
-                "under its name while the disk stays; give --lora-paths a folder"
+                f"adapter {name!r} at {path!r}: its files cannot be read, so another adapter "
+                "of this name would read its pages; give --lora-paths a folder"
             )
         found.append([name, weights])
     return sorted(found)

@@ -48,7 +48,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, Any] | None = None
     ) -> None:
         if kwargs:
-            raise Misuse(f"kwargs = {kwargs!r}: SGLang gives none so far")
+            raise Misuse(f"kwargs = {kwargs!r}: SGLang 0.5.23 passes none")
         extra = getattr(storage_config, "extra_config", None)
         self._settings = settings = Settings.of_extra(extra)
         INTERFACE.check(untested=settings.untested)
@@ -244,7 +244,9 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         if self._disk is not None:
             left = self._disk.close(flush=self._settings.flush)
             if left:
-                _log.warning("%d pages were not written: the next process does not find them", left)
+                _log.warning(
+                    "%d pages were not written, and will not be found by the next process", left
+                )
 
     @override
     def get_stats(self) -> Any:
@@ -283,8 +285,8 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
             if not self._unlinked:
                 self._unlinked = True
                 _log.warning(
-                    "SGLang does not say which pages follow which, so that the last pages of a "
-                    "sequence may outlive its first; write %r: true in "
+                    "SGLang does not pass prefix keys, so the first pages of a sequence may be "
+                    "evicted before its last; write %r: true in "
                     "--hicache-storage-backend-extra-config",
                     "hicache_storage_pass_prefix_keys",
                 )
@@ -300,7 +302,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
     @staticmethod
     def _no_tensors(call: str) -> NoReturn:
         raise Unsupported(
-            f"{call}: pages go straight from and to the host pool; write "
+            f"{call}: pages are only copied in place, in the host pool; write "
             f'"interface_v1": 1, as in {START}'
         )
 

@@ -50,23 +50,23 @@ def beside(vllm: Any, around: Any) -> str | None:
         return None
     if outer.kv_connector != _AROUND:
         raise Unsupported(
-            f"kv_connector = {outer.kv_connector!r} with Blockyard in it: it is known how "
-            f'{_AROUND} calls those in it, and of no other; write "kv_connector": "{_AROUND}"'
+            f"kv_connector = {outer.kv_connector!r} around Blockyard: only {_AROUND} is supported; "
+            f'write "kv_connector": "{_AROUND}"'
         )
     inside = _inside(outer.kv_connector_extra_config.get("connectors"))
     other = _other([str(one.get("kv_connector")) for one in inside])
     _check_writes(inside)
     if outer.kv_load_failure_policy != "recompute":
         raise Misuse(
-            f"kv_load_failure_policy = {outer.kv_load_failure_policy!r} around Blockyard: a load "
-            "that comes short would end its request; write "
+            f"kv_load_failure_policy = {outer.kv_load_failure_policy!r} around Blockyard: an "
+            "incomplete load would end its request; write "
             f'"kv_load_failure_policy": "recompute" beside "kv_connector": "{_AROUND}"'
         )
     if outer.kv_role == "kv_producer":
         raise Misuse(
-            'kv_role = "kv_producer" around Blockyard: vLLM would give out blocks that a step '
-            'still writes, and Blockyard loads into them; write "kv_role": "kv_both" beside '
-            f'"kv_connector": "{_AROUND}", and {other} keeps its own'
+            'kv_role = "kv_producer" around Blockyard: vLLM would free blocks that a step '
+            'still writes, and Blockyard would load into them; write "kv_role": "kv_both" beside '
+            f'"kv_connector": "{_AROUND}", and leave the role of {other}'
         )
     return other
 
@@ -94,8 +94,9 @@ def _check_writes(inside: list[Mapping[str, Any]]) -> None:
             continue
         if one.get("kv_connector") == _WRITES:
             raise Misuse(
-                f"{_WRITES} with read_mode = {reads!r}: its peer writes to blocks while Blockyard "
-                'still copies from them; write "kv_connector_extra_config": {"read_mode": true} '
+                f"{_WRITES} with read_mode = {reads!r}: its peer would write to blocks while "
+                'Blockyard copies from them; write "kv_connector_extra_config": '
+                '{"read_mode": true} '
                 f'beside "kv_connector": "{_WRITES}", here and at its peers'
             )
 
@@ -110,25 +111,25 @@ def _other(names: list[str]) -> str:
     said = f"{_AROUND} of {shown(names)}"
     others = [name for name in names if name != _OWN]
     if len(names) - len(others) > 1:
-        raise Misuse(f"{said}: two Blockyards would keep everything twice; leave one of them out")
+        raise Misuse(f"{said}: two Blockyards would store all blocks twice; leave one of them out")
     if not others:
-        raise Misuse(f'{said}: nobody is beside it; write "kv_connector": "{_OWN}" alone')
+        raise Misuse(f'{said}: Blockyard is alone in it; write "kv_connector": "{_OWN}" alone')
     for name in others:
         if name not in _SENDS and _STORES.search(name):
             raise Unsupported(
-                f"{said}: {name} stores KV that Blockyard stores; leave one of them out"
+                f"{said}: {name} stores KV that Blockyard stores, too; leave one of them out"
             )
         if name in {"DecodeBenchConnector", _AROUND}:
-            why = "hides who is in it" if name == _AROUND else "fills blocks with no KV of a model"
+            why = "hides its connectors" if name == _AROUND else "fills blocks without a model's KV"
             raise Unsupported(f"{said}: {name} {why}; leave it out")
     if len(others) > 1:
-        raise Unsupported(f"{said}: one may be beside Blockyard; leave {others[-1]} out")
+        raise Unsupported(f"{said}: only one other connector is supported; leave {others[-1]} out")
     (other,) = others
     if names[-1] != _OWN:
         raise Misuse(
-            f"{said}: {other} would be asked for nothing that Blockyard has, and its peer waits; "
-            f"write {other} first, and Blockyard behind it"
+            f"{said}: {other} would not get blocks that Blockyard has, and its peer would wait; "
+            f"write {other} first, then Blockyard"
         )
     if other not in _SENDS:
-        _log.info("Blockyard does not know %s beside it: let it store no KV itself", other)
+        _log.info("%s beside Blockyard is not tested: it must not store KV itself", other)
     return other

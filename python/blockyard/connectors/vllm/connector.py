@@ -88,8 +88,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             return False
         if not INTERFACE.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"):
             _log.warning(
-                "no events of the host and the disk: they are told by numbers, and "
-                "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 has vLLM tell its own by bytes"
+                "host and disk events are not published: they need integer block hashes, "
+                "and VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 selects bytes"
             )
             return False
         # vLLM's own types: the bytes are those of its publisher.
@@ -309,7 +309,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             except Exception as error:
                 if is_foreign(error):
                     raise
-                _log.warning("not all is written to the disk: %s", described(error))
+                _log.warning("some blocks were not written to the disk: %s", described(error))
             finally:
                 self._back.close()
         if self._front is not None:

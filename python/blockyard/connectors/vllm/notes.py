@@ -74,7 +74,9 @@ class Notes:
         until = time.monotonic() + _PATIENCE
         late = [folder for folder, done in begun.items() if not done.wait(until - time.monotonic())]
         for folder in late:
-            _log.warning("%s: a reset is not durable: a restart may find what was before", folder)
+            _log.warning(
+                "%s: a reset is not durable: a restart may find blocks from before it", folder
+            )
         return not late
 
     def keep_order(self, run: int, slots: NDArray[np.uint32]) -> None:
@@ -141,15 +143,15 @@ def _replace(writing: threading.Lock, path: Path, said: bytes, done: threading.E
             new.replace(path)
             _sync(path.parent)
     except OSError as error:
-        _log.warning("%s cannot be noted: %s", path, error)
+        _log.warning("%s cannot be written: %s", path, error)
         return
     done.set()
 
 
 def _unknown(path: Path, why: object) -> Unavailable:
     return Unavailable(
-        f"{path}: what was cleared cannot be read: {why}; put back what it was, or wipe it: "
-        f"blockyard disk wipe {shlex.quote(str(path.parents[1]))} {path.parent.name}"
+        f"{path}: the list of cleared blocks cannot be read: {why}; restore the file, or wipe "
+        f"the blocks: blockyard disk wipe {shlex.quote(str(path.parents[1]))} {path.parent.name}"
     )
 
 

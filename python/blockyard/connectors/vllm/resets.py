@@ -45,9 +45,9 @@ class Resets:
         if not self._told:
             self._told = True
             _log.warning(
-                "vLLM's prefix cache was reset, and the host keeps its blocks: after new weights "
-                "reset with reset_connector=True (reset_external over HTTP), or say "
-                '"keep_on_reset": false, or old KV is served'
+                "vLLM's prefix cache was reset, and the host keeps its blocks: if the weights have "
+                "changed, old KV would be served; reset with reset_connector=True "
+                '(reset_external over HTTP), or set "keep_on_reset": false'
             )
         return False
 

@@ -64,8 +64,8 @@ class Restart:
         files = {worker.file for worker in workers}
         if len(files) > 1:
             raise Unsupported(
-                f"the ranks have the same KV, and {len(files)} files for it: they must be on one "
-                "machine, and see one /dev/shm"
+                f"the ranks share their KV (MLA), but opened {len(files)} different files: run all "
+                "ranks on one machine with one /dev/shm"
             )
         for worker in workers:
             if worker.fingerprint != own:
@@ -82,7 +82,7 @@ class Restart:
             return
         if len(offers) < len(workers):
             raise Misuse(
-                "some workers have a disk, and others have none: give all the same options"
+                "some workers have a disk and others have none: start all with the same options"
             )
         found = Restored.agreed(offers)
         self.run = found.run
@@ -93,7 +93,7 @@ class Restart:
             found = found.ordered(order)
         self._cache.restore("disk", found.slots, found.keys, found.parents)
         self.restored = len(found)
-        _log.info("Blockyard has found %d blocks on the disk again", len(found))
+        _log.info("Blockyard has found %d blocks on the disk", len(found))
         if self._replica.number % self._replica.here == 0:
             # The first on each machine, which has disks of its own.
             for said in others_on_disk(workers[0].folders):
@@ -140,7 +140,7 @@ class Restart:
             left = len(self._cache.unwritten("disk"))
             if left:
                 _log.warning(
-                    "%d blocks are not on the disk: the next engine does not find them", left
+                    "%d blocks are not on the disk, and will not be found by the next engine", left
                 )
             self._keep_order()
 

@@ -155,7 +155,7 @@ class Settings:
         known = sorted((own | {field.name for field in fields(Config)}) - set(OWN))
         for name in given:
             if name in OWN:
-                raise Misuse(f"{name} = {given[name]!r}: vLLM says that itself, leave it out")
+                raise Misuse(f"{name} = {given[name]!r}: it comes from vLLM; leave it out")
             if name not in known:
                 meant = here(name, given[name]) or f"did you mean {_nearest(name, known)!r}?"
                 raise Misuse(f"there is no {name!r} in kv_connector_extra_config: {meant}")
@@ -165,14 +165,13 @@ class Settings:
             )
         if given.get("disk") and given.get("disk_path") is None:
             raise Misuse(
-                f"disk = {given['disk']!r} was given, and no disk_path: give the folder in which "
-                'it outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give '
-                "a larger host"
+                f"disk = {given['disk']!r} was given without disk_path: give a folder, as "
+                '"disk_path": "/mnt/kv"; or leave disk out, and give a larger host'
             )
         if given.get("disk_reclaim") and given.get("disk_path") is None:
             raise Misuse(
-                "disk_reclaim was given, and no disk_path: give the folder whose room it may take, "
-                'as "disk_path": "/mnt/kv"; or leave it out'
+                "disk_reclaim was given without disk_path: give a folder, as "
+                '"disk_path": "/mnt/kv"; or leave it out'
             )
         said = {name: given.pop(name) for name in own & given.keys()}
         return cls(**{**said, "disk_path": _at_home(said.get("disk_path"))}), given
@@ -246,19 +245,19 @@ class Settings:
     ) -> None:
         """Checks that a disk that outlives the engine has a size, a host, and weights by name."""
         if not given.get("disk"):
-            raise Misuse('disk_path was given, and no size: give "disk": "200 GiB"')
+            raise Misuse('disk_path was given without a size: give "disk": "200 GiB"')
         if not given.get("host"):
             raise Misuse(
-                "disk_path was given, and no host: what ends is kept there first; give "
+                "disk_path was given without a host, through which blocks reach the disk; give "
                 '"host": "16 GiB"'
             )
         weights = namespace.get("weights", {})
         known = not unseen and (weights.get("content") or weights.get("pinned"))
         if not (known or more.get("weights")):
             raise Misuse(
-                "disk_path was given, and nothing says which weights the model has: "
-                f'{unseen or "they are no files here"}; give "namespace": {{"weights": "v1"}}, '
-                "another text with each version"
+                "disk_path was given, and the model's weights cannot be identified: "
+                f'{unseen or "they are not files here"}; give "namespace": {{"weights": "v1"}}, '
+                "with a new text for each version"
             )
 
     def check_room(self, config: Config, longest: int) -> None:
@@ -266,7 +265,7 @@ class Settings:
         wants = -(-longest // config.block_size)
         room = max(config.host_blocks, config.disk_blocks)
         if not room:
-            raise Misuse('host = 0, and no disk: nothing would be kept; give "host": "64 GiB"')
+            raise Misuse('host = 0 without a disk: no block would be kept; give "host": "64 GiB"')
         if self.preempt == "park" and room < wants:
             raise TooLarge(
                 f"a request of max_model_len = {longest} tokens has {wants} blocks, and a tier "

@@ -73,7 +73,9 @@ class WorkerHalf:
             Misuse: A layer is missing, or a tensor is not what the scheduler's half was told.
         """
         if self.worker is not None:
-            raise Misuse("vLLM has registered its KV caches twice: what is below is of the first")
+            raise Misuse(
+                "vLLM has registered its KV caches twice: host and disk have blocks of the first"
+            )
         names = self._known.layers
         absent = [name for name in names if name not in caches]
         if absent:
@@ -165,7 +167,7 @@ class WorkerHalf:
 
     def _there(self) -> Worker:
         if self.worker is None:
-            raise Misuse("vLLM has registered no KV caches: orders cannot be carried out")
+            raise Misuse("vLLM has registered no KV caches, so no copy can start")
         return self.worker
 
     def carry(self, step: StepOrders) -> Reports | None:

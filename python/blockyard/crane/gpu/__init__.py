@@ -255,11 +255,11 @@ def address_of(stream: object) -> int:
     if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - (version, address)
         found = found[1]
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise Misuse(f"stream = {stream!r}: give its address, or PyTorch's or CuPy's object")
+        raise Misuse(f"stream = {stream!r}: give its address, or a stream of PyTorch or CuPy")
     if found == _PER_THREAD:
         raise Misuse(
-            f"stream = {stream!r}: the default stream of each thread is another one in every "
-            "thread, and copies would wait for the wrong one; give a stream that was made, or 0"
+            f"stream = {stream!r}: the per-thread default stream is a different stream in each "
+            "thread, and copies would wait for the wrong one; give a created stream, or 0"
         )
     return found
 

@@ -123,7 +123,7 @@ def planes_of(tier: Tier) -> tuple[Any, ...]:
     """
     if not is_mapped(tier):
         raise Misuse(
-            f"the {tier.name} tier has no planes in memory: what is copied from or to it needs a "
+            f"the {tier.name} tier has no planes in memory: copies from and to it need a "
             "copier of its own"
         )
     return tier.planes

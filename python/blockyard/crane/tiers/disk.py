@@ -426,8 +426,8 @@ class DiskTier(Single):
         ]
         if not all(done):
             _log.warning(
-                "%s: a clear is not durable after %s s; until it is nothing counts as written, and "
-                "a process that is killed now would find the blocks again. %s",
+                "%s: a clear is not durable after %s s; until then no block counts as written, and "
+                "if this process is killed, the next one finds the blocks again. %s",
                 *(self.path, patience, self.why()),
             )
         return all(done)

@@ -132,13 +132,13 @@ def identities(root: Path) -> list[Identity]:
     """
     try:
         if root.is_symlink():
-            raise Misuse(f"{root} is a symbolic link: give the folder that it leads to")
+            raise Misuse(f"{root} is a symbolic link: give the folder that it points to")
         found = [Identity(path.name, path, _ranks(path)) for path in _folders(root, _IDENTITY)]
         return [one for one in found if one.ranks]
     except FileNotFoundError:
         raise Misuse(f"{root}: there is no such folder; give the disk_path of a cache") from None
     except NotADirectoryError:
-        raise Misuse(f"{root} is no folder: give the disk_path of a cache") from None
+        raise Misuse(f"{root} is not a folder: give the disk_path of a cache") from None
     except OSError as error:
         raise Misuse(f"{root} cannot be read: {error.strerror or error}") from None
 
@@ -275,7 +275,7 @@ def _locked(rank: Rank, *, broken: bool) -> Iterator[int]:
             except BlockingIOError:
                 owner = None if rank.survey is None else rank.survey.owner
                 who = "a process" if owner is None else f"process {owner}"
-                raise Misuse(f"{rank.path}: {who} owns it; end that first, then wipe") from None
+                raise Misuse(f"{rank.path}: {who} owns it; stop that process first") from None
         yield folder
 
 

@@ -202,8 +202,8 @@ def mapped(path: Path, size: int) -> Bytes:
             elif found != size:
                 raise Misuse(
                     f"shared = {path}: it has {found} bytes and should have {size}; give every "
-                    "rank the same layout and blocks, and a file that nothing else uses; remove it "
-                    "where it is left of a process that has died"
+                    "rank the same layout and blocks, and a file of their own; if a dead process "
+                    "left this file, remove it"
                 )
             return np.frombuffer(mmap.mmap(file, size), np.uint8)
         finally:

@@ -130,7 +130,7 @@ def _settled(gpu: Gpu) -> bool:
         with gpu:
             gpu.settle()
     except GpuError as error:
-        _log.warning("pinned memory is left as it is: %s", error)
+        _log.warning("pinned memory stays pinned: %s", error)
         return False
     return True
 
@@ -140,7 +140,7 @@ def _unpinned(gpu: Gpu, address: int, _array: Bytes) -> None:
         with gpu:
             gpu.unregister(address)
     except GpuError as error:
-        _log.warning("pinned memory was not given back: %s", error)
+        _log.warning("pinned memory was not unpinned: %s", error)
 
 
 class PinnedTier(Single):
