@@ -111,7 +111,7 @@ def test_a_peer_that_writes_before_the_workers_hear_of_its_blocks_is_refused() -
     for around in (moriio(), moriio("kv_consumer", read_mode=False), moriio(read_mode="no")):
         with pytest.raises(by.Misuse, match='write "kv_connector_extra_config"'):
             beside(vllm_config(), around)
-    with pytest.raises(by.Misuse, match="read_mode = False: its peer writes"):
+    with pytest.raises(by.Misuse, match="read_mode = False: its peer would write"):
         beside(vllm_config(), inside("MoRIIOConnector", "Blockyard"))
     for around in (moriio("kv_producer"), moriio(read_mode=True), moriio(read_mode=" True")):
         assert beside(vllm_config(), around) == "MoRIIOConnector"

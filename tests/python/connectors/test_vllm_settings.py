@@ -93,7 +93,7 @@ def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFix
     assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
     said = [line for line in caplog.messages if "kv_load_failure_policy" in line]
     assert len(said) == 1
-    assert "which was 'fail'" in said[0]
+    assert "(it was 'fail')" in said[0]
     caplog.clear()
     with caplog.at_level(logging.INFO):
         Blockyard(config, roles.SCHEDULER, kv_config())

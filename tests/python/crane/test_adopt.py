@@ -405,7 +405,7 @@ def test_numpy_speaks_dlpack_as_the_fakes_do() -> None:
     array = zeros(2)
     array.flags.writeable = False
     for tensor in (array, Only(array)):
-        with pytest.raises(Misuse, match="it is read only"):
+        with pytest.raises(Misuse, match="it is read-only"):
             describe(tensor, host=True)
 
 
@@ -633,7 +633,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "read only, by DLPack": (
         lambda: describe(Capsules(bytes_(5), version=(1, 0), flags=1)),
-        "it is read only",
+        "it is read-only",
     ),
     "a copy": (
         lambda: describe(Capsules(bytes_(5), version=(1, 0), flags=2)),

@@ -312,13 +312,13 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a read-only buffer": (
         lambda: MemoryTier.adopt(FLAT, memoryview(bytes(80)).cast("B", (5, 16)), blocks=5),
-        "it is read only",
+        "it is read-only",
     ),
     "read only, by DLPack": (
         lambda: MemoryTier.adopt(
             FLAT, Capsules(np.zeros((5, 16), np.int8), version=(1, 0), kind=1, flags=1), blocks=5
         ),
-        "it is read only",
+        "it is read-only",
     ),
     "another dtype": (
         lambda: MemoryTier.adopt(FLAT, np.zeros((5, 16), np.float16), blocks=5),

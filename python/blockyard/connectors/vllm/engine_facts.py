@@ -151,7 +151,7 @@ def _check_transfer(transfer: Any) -> None:
 def _check_attention(vllm: Any) -> None:
     attention = getattr(vllm, "attention_config", None)
     if getattr(attention, "hisparse_config", None) is not None:
-        raise Unsupported("HiSparse keeps its own KV on the host: start without HiSparse")
+        raise Unsupported("HiSparse keeps its own KV on the host: start without it")
 
 
 def _looks_ahead(vllm: Any) -> bool:

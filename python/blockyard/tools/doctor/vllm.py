@@ -387,10 +387,10 @@ def settings(serve: Serve, site: Site) -> Finding:
     if not isinstance(serve.transfer.get(_EXTRA, {}), Mapping):
         return unknown("settings", "they are not understood")
     found, known = serve.settings(site), serve.known
-    if isinstance(known, Facts) and known.unseen and "which weights the model has" in found.fact:
-        # vLLM may bring them: their files tell it then.
+    if isinstance(known, Facts) and known.unseen and "weights cannot be identified" in found.fact:
+        # vLLM may download them, and their files identify them then.
         named = '"namespace": {"weights": "v1"}'
-        late = "vLLM downloads them, and the disk is refused if they are not to be seen then"
+        late = "vLLM downloads them, and refuses the disk if their files cannot be read then"
         do = f"run it again then, or give {named}"
         return Finding("settings", "warn", known.unseen, late, do)
     return found
