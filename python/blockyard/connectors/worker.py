@@ -182,7 +182,7 @@ class Worker(Single):
             stream: The stream on which the engine computes, from now on, which must wait for what
                 the one before it was given; None for the device tier's.
 
-        Where it is interrupted nobody knows which of the orders were taken: reset the worker, and
+        After an interrupt it is unknown which orders were taken: reset the worker, and
         commit what `outcomes` and `reconcile` say then.
 
         Raises:
@@ -225,7 +225,7 @@ class Worker(Single):
         """Returns what has ended since the last call, for `Connector.commit`. Never waits.
 
         Where it is interrupted an outcome may come twice, which changes nothing, or be lost on its
-        way to the caller: `reconcile` says it again.
+        way to the caller: `reconcile` returns it again.
         """
         self._poll()
         outcomes, self._outcomes = self._outcomes, []
@@ -233,9 +233,9 @@ class Worker(Single):
 
     @owned
     def reconcile(self, asked: Unreported) -> list[Outcome]:
-        """Returns what it knows of flights whose outcomes may have been lost.
+        """Returns the state of flights whose outcomes may be lost.
 
-        Ask the worker, and not its crane, which does not know of blocks that were spoiled.
+        Ask the worker, because its crane has no record of spoiled blocks.
 
         Args:
             asked: `KVCache.unreported` of this rank.

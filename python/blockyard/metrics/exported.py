@@ -45,7 +45,7 @@ class Exported:
     Args:
         source: The scheduler; or the cache, where a scheduler of your own drives it.
         reservations: Reservations for other instances, where there are some.
-        publisher: What publishes the events of its cache, where routers are told.
+        publisher: The publisher of its cache's events, if there is one.
         stalled: Says in sentences what stands still in a loop of your own. A `Scheduler` knows by
             itself.
 
@@ -86,7 +86,7 @@ class Exported:
         self._ranks = Ranks(self.crane_schema(), self.ranks)
 
     def tell(self, numbers: CraneNumbers) -> None:
-        """Takes what a rank in another process says: `Crane.numbers`, every second or so.
+        """Takes the numbers of a rank in another process: `Crane.numbers`, every second or so.
 
         This process exports for all ranks. What has not come is 0. A crane that was made anew
         counts on from what the one before it had said; what comes late changes nothing.
@@ -131,7 +131,7 @@ class Exported:
     def stats(self) -> dict[str, int]:
         """Returns the numbers of `schema`, each under its metric: names of parts are alike.
 
-        Those of events are not there before somebody listens.
+        Event counters appear with the first listener.
 
         Raises:
             Unavailable: The cache is broken.
@@ -148,7 +148,7 @@ class Exported:
         return found
 
     def cranes(self) -> list[CraneNumbers]:
-        """Returns what each rank has said last."""
+        """Returns the last numbers of each rank."""
         if isinstance(self.cache, LocalCache):
             return [self.cache.crane.numbers()]
         return self._ranks.read()
@@ -181,7 +181,7 @@ class Exported:
         return self.cache.step_times() if self.monitor is None else self.monitor.steps()
 
     def facts(self) -> Facts:
-        """Says what is wrong: a dead engine, a cache that is closed or broken, or a stall."""
+        """Returns the problems: a dead engine, a closed or broken cache, or a stall."""
         rules: dict[Rule, str] = {}
         reasons: list[str] = []
         try:
@@ -204,7 +204,7 @@ class Exported:
 
 
 def _sentences(stalled: Callable[[], Iterable[str]]) -> list[str]:
-    """What stands still in a loop of another's. Where it cannot say so, that is said."""
+    """Stalls of a loop of another's, or the error of `stalled`."""
     try:
         lines = stalled()
         return [lines] if isinstance(lines, str) else [str(line) for line in lines]

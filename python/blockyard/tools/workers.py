@@ -226,7 +226,7 @@ class _Jobs(Generic[_Shared, _Argument, _Result]):
         job = next((job for job, owner in self.owners.items() if owner == dead), 0)
         return Unavailable(
             f"{self.names[job]}: its process died with {_cause(ends.get(dead))}; "
-            "run fewer at once, or see what the system says of it"
+            "run fewer at once, or read the system's log"
         )
 
     def _interrupt(self) -> None:

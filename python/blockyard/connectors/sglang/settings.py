@@ -1,4 +1,4 @@
-"""What an operator says in `--hicache-storage-backend-extra-config`, and what of it is refused."""
+"""The operator's keys of `--hicache-storage-backend-extra-config`, and their checks."""
 
 import difflib
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Settings:
     flush: float = 20.0
     """Seconds for which `close` may wait for pages that are being written; 0 for none."""
     untested: bool = False
-    """Whether an SGLang goes on whose interface is another one than was tested."""
+    """Whether to start with an SGLang whose interface differs from the tested one."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -121,7 +121,7 @@ def check_config(config: Any) -> None:
     """Refuses what of SGLang's `HiCacheStorageConfig` cannot be served.
 
     Raises:
-        Unsupported: Ranks lie otherwise than the disk knows.
+        Unsupported: This arrangement of ranks is not supported.
     """
     if config.is_mla_model and config.tp_size > 1:
         raise Unsupported(

@@ -35,7 +35,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
     goes when the disk is full, the core decides.
 
     Args:
-        storage_config: What SGLang says, and the operator's words in `extra_config`.
+        storage_config: SGLang's configuration, with the operator's keys in `extra_config`.
         kwargs: Nothing, so far.
 
     Raises:
@@ -136,7 +136,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
 
     @override
     def exists(self, key: str) -> bool:
-        """Tells whether a page is on the disk; see `batch_exists`."""
+        """Returns whether a page is on the disk; see `batch_exists`."""
         return self.batch_exists([key]) == 1
 
     @override
@@ -237,9 +237,9 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         disk.clear()
 
     def close(self) -> None:
-        """Ends all copies and gives the folder to the next owner; what is durable stays.
+        """Ends all copies and releases the folder; durable pages stay.
 
-        Pages that are being written are waited for, as `flush` says.
+        It waits for pages being written, for `flush` seconds at most.
         """
         if self._disk is not None:
             left = self._disk.close(flush=self._settings.flush)
@@ -279,7 +279,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         return self._disk, self._host
 
     def _above(self, extra_info: Any) -> bytes | None:
-        """Returns the key of the page before; b"" for none, None where SGLang does not say."""
+        """Returns the key of the page before; b"" for none, None if SGLang does not pass it."""
         before = getattr(extra_info, "prefix_keys", None)
         if before is None:
             if not self._unlinked:
@@ -308,7 +308,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
 
 
 def _server() -> dict[str, Any]:
-    """Returns what SGLang says of its options; nothing outside a server."""
+    """Returns SGLang's server options; empty outside a server."""
     said: dict[str, Any] = {}
     for getter in _BAGS:
         # Nobody has published them.

@@ -1,4 +1,4 @@
-"""Blockyard inside vLLM's MultiConnector: beside whom, and what is refused there.
+"""Blockyard inside vLLM's MultiConnector: which other connectors it supports.
 
 MultiConnector gives a load to the first connector that has some of a request, and tells all of them
 of every step. So another one may send KV, receive it or load it, and Blockyard, the last, loads
@@ -30,19 +30,19 @@ _WRITES: Final = "MoRIIOConnector"
 _STORES: Final = re.compile(
     r"offload|store|storage|cache|flexkv|3fs|hisparse|^(Example|Dynamo)Connector$", re.IGNORECASE
 )
-"""Names of those that do: all of vLLM's, and others as far as their names say it."""
+"""Names of connectors that store KV: vLLM's, and others by their names."""
 _log = Limited(__name__, 0)
 
 
 def beside(vllm: Any, around: Any) -> str | None:
-    """Returns the connector that Blockyard stands beside; None where it stands alone.
+    """Returns the other connector inside MultiConnector; None if there is none.
 
     Args:
         vllm: Its own `VllmConfig`.
-        around: That of the process; None where it is not known.
+        around: vLLM's configuration of the process; None if unknown.
 
     Raises:
-        Misuse: What stands around both must say something else; the message has the line to write.
+        Misuse: The outer configuration is wrong; the message has the line to write.
         Unsupported: The other one, or their order, cannot be served.
     """
     outer = getattr(around, "kv_transfer_config", None)
@@ -72,13 +72,13 @@ def beside(vllm: Any, around: Any) -> str | None:
 
 
 def _inside(connectors: Any) -> list[Mapping[str, Any]]:
-    """Returns what is said of the connectors that stand inside, in their order."""
+    """Returns the configurations of the inner connectors, in their order."""
     inside = connectors if isinstance(connectors, list | tuple) else ()
     return [one for one in inside if isinstance(one, Mapping)]
 
 
 def _check_writes(inside: list[Mapping[str, Any]]) -> None:
-    """Refuses one whose peer writes to blocks before the workers hear of them.
+    """Refuses a connector whose peer writes to blocks before a worker can wait.
 
     MoRIIO tells its peer of the blocks from the scheduler's process, as they are given out, if it
     is not told to read. No copy from them could be waited for.
@@ -102,7 +102,7 @@ def _check_writes(inside: list[Mapping[str, Any]]) -> None:
 
 
 def _other(names: list[str]) -> str:
-    """Returns the one that stands before Blockyard, if there is one that may.
+    """Returns the connector before Blockyard, if it is supported.
 
     Raises:
         Misuse: Their order or their number must be another one.

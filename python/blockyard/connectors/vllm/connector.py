@@ -82,7 +82,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             )
 
     def _listens(self, vllm_config: Any) -> bool:
-        """Has events told where vLLM publishes them; returns whether it does."""
+        """Enables events if vLLM publishes them; returns whether it does."""
         said = vllm_config.kv_events_config
         if said is None or not said.enable_kv_cache_events:
             return False
@@ -112,13 +112,13 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @property
     @override
     def requires_kv_delivery(self) -> bool:
-        """No: what is not stowed is computed again."""
+        """No: blocks that are not stowed are recomputed."""
         return False
 
     @classmethod
     @override
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Yes: nothing is copied while it sleeps, and its reset ends what is below."""
+        """Yes: no copy runs while it sleeps, and its reset clears the lower tiers."""
         return True
 
     @classmethod
@@ -127,7 +127,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         """No; but here vLLM shows the operator's words before it loads the weights.
 
         Raises:
-            Misuse: One of them is unknown, or vLLM's to say, or has a wrong value.
+            Misuse: A key is unknown, is set by vLLM, or has a wrong value.
             Unsupported: vLLM's interface is another one than was tested.
         """
         settings, _left = Settings.of_extra(extra_config)
@@ -157,7 +157,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tells how many tokens can come up; None while they are in the air."""
+        """Returns how many tokens can be loaded; None while they are in flight."""
         return self.front.matched(request, num_computed_tokens)
 
     @override
@@ -201,7 +201,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @override
     def take_events(self) -> Iterable[Any]:
-        """Tells vLLM's publisher what came to the host and the disk, and what has gone there."""
+        """Yields events of the host and the disk for vLLM's publisher."""
         for payload in self.front.take_events():
             yield from self._decode(payload).events
 
@@ -267,7 +267,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @override
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: no layer is computed of what is loading."""
+        """Does nothing: a loading request computes no layer."""
 
     @override
     def save_kv_layer(

@@ -26,9 +26,9 @@ class _Meant(NamedTuple):
 
     name: str
     value: Callable[[Any], object] = lambda given: given
-    """What is written there for what was given; it raises TypeError or ValueError for nonsense."""
+    """Converts the given value; raises TypeError or ValueError for nonsense."""
     example: object = None
-    """What is written where that was nonsense; None for what was given, whatever it is."""
+    """The value to suggest for nonsense; None for the given value."""
     beside: str = ""
     """What else is needed, or holds."""
 
@@ -55,7 +55,7 @@ def _blocks(given: Any) -> int:
 
 
 def _amount(given: Any) -> int | str:
-    """Takes what is an amount here; text such as "64G" or "64" is of GiB."""
+    """Converts an amount; text such as "64G" or "64" means GiB."""
     if not isinstance(given, str):
         if not isinstance(given, int):
             raise TypeError

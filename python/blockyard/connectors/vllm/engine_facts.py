@@ -19,7 +19,7 @@ _log = Limited(__name__, 0)
 
 
 class Facts(NamedTuple):
-    """What of vLLM the connector needs to know."""
+    """Facts of vLLM's configuration that the connector needs."""
 
     layout: KVLayout
     blocks: int
@@ -33,19 +33,19 @@ class Facts(NamedTuple):
     weights_change: bool
     """Whether other weights may come while it runs."""
     engine: str
-    """vLLM's name for this engine, which all its processes know."""
+    """vLLM's name for this engine, the same in all its processes."""
     unseen: str | None
-    """Why nothing tells the weights from others, as a disk must know; None where something does."""
+    """Why the weights cannot be identified, which a disk needs; None if they can."""
     replica: Replica
     """Which of the data parallel replicas it is."""
     beside: str | None
-    """The connector that it stands beside in a `MultiConnector`; None where that is not known."""
+    """The other connector in a `MultiConnector`; None if unknown."""
     again: int
     """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
 
 
 def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
-    """Reads what is needed from vLLM's configuration.
+    """Reads the facts from vLLM's configuration.
 
     Args:
         vllm: A `VllmConfig`.
@@ -93,7 +93,7 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
 
 
 def refusals(vllm: Any, kv: Any, *, around: Any = None) -> dict[str, BlockyardError | None]:
-    """Returns what `facts` refuses of the options alone, by what is looked at; None for nothing.
+    """Returns the refusals of the options alone, by check; None for passed ones.
 
     Args:
         vllm: As in `facts`, and so are the others.
@@ -112,7 +112,7 @@ def refusals(vllm: Any, kv: Any, *, around: Any = None) -> dict[str, BlockyardEr
 
 
 def _checks(vllm: Any, kv: Any, around: Any) -> dict[str, Callable[[], object]]:
-    """What is looked at before the KV itself, by name."""
+    """Checks that need no KV cache, by name."""
     return {
         "transfer": partial(_check_transfer, vllm.kv_transfer_config),
         "beside": partial(beside, vllm, around),
@@ -155,7 +155,7 @@ def _check_attention(vllm: Any) -> None:
 
 
 def _looks_ahead(vllm: Any) -> bool:
-    """Whether a block's KV depends on the token behind it, as vLLM says of its drafter."""
+    """Whether a block's KV depends on the token behind it, as with some drafters."""
     drafts = getattr(vllm, "speculative_config", None)
     return drafts is not None and bool(drafts.use_eagle_block_drop())
 

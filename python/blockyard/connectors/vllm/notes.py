@@ -49,7 +49,7 @@ class Notes:
         """Returns the last owner of whose blocks nothing is to be found; 0 for none.
 
         Raises:
-            Unavailable: It cannot be read, so that nobody knows.
+            Unavailable: It cannot be read, so cleared blocks are unknown.
         """
         return max((_cleared(folder / "cleared") for folder in self._folders), default=0)
 
@@ -114,7 +114,7 @@ class Notes:
 
 
 def _cleared(path: Path) -> int:
-    """Returns what a note says was cleared; 0 where there is none."""
+    """Returns the cleared epoch of a note; 0 if there is none."""
     try:
         said = _read(path)
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def _cleared(path: Path) -> int:
 
 
 def _write(writing: threading.Lock, path: Path, said: bytes) -> threading.Event:
-    """Writes a file in place of another, in a thread; returns what is set once it is durable."""
+    """Replaces a file in a thread; returns an event that is set once it is durable."""
     done = threading.Event()
     threading.Thread(target=_replace, args=(writing, path, said, done), daemon=True).start()
     return done

@@ -7,7 +7,7 @@ __all__ = ["OthersLoads", "Row", "comes_from_afar", "is_certain"]
 
 
 class Row(Protocol):
-    """What is asked of a row of the scheduler's half."""
+    """Interface of a row of the scheduler's half."""
 
     request: Any
     ids: list[int]
@@ -51,7 +51,7 @@ class OthersLoads:
         """Returns the blocks that another connector fills from this step on.
 
         Args:
-            counts: Tokens of each request in this step, which the rows were told of.
+            counts: Tokens of each request in this step.
         """
         lent: list[int] = []
         admitted, self.admitted = self.admitted, []
@@ -66,7 +66,7 @@ class OthersLoads:
         return lent
 
     def settle(self, rows: Iterable[Row]) -> None:
-        """Forgets what is doubtful no more: its step has ended, or it is not among these rows."""
+        """Drops resolved entries: their step has ended, or they are not in these rows."""
         live = set(map(id, rows))
         self.doubtful = [row for row in self.doubtful if not is_certain(row) and id(row) in live]
 

@@ -29,7 +29,7 @@ class Restart:
         most: Seconds that the writes at the end may take.
         clock: Returns the clock that they are counted by.
         replica: Which of the data parallel replicas it is for.
-        stopping: Tells when vLLM is to end; None where nothing does.
+        stopping: Signals the end of vLLM; None without a signal.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Restart:
         self._replica, self._stopping = replica, stopping
         self._notes = Notes()
         self.run = self.cleared = 0
-        """As which owner the disks count, 0 for none; and how often what is below was cleared."""
+        """The owner number on the disks, 0 for none, and the number of clears."""
         self.restored = 0
         """Blocks that all disks had from before."""
         self._last_flush: Flush | None = None
         self._is_noted = False
 
     def ready(self, workers: Iterable[Ready]) -> None:
-        """Hears that all workers have their memory, and drops the name of what they share.
+        """Notes that all workers are ready, and unlinks their shared memory.
 
         So no file outlives the engine, however it ends.
 
@@ -100,7 +100,7 @@ class Restart:
                 _log.warning("%s", said)
 
     def clear(self) -> bool:
-        """Notes that what is below counts no more; returns whether the note is on the disks."""
+        """Notes that the lower tiers are cleared; returns whether the note is durable."""
         self.cleared += 1
         # The workers hear of it with the next step, which may never come.
         return self._notes.clear(self.run)

@@ -1,4 +1,4 @@
-"""What an operator says in `kv_connector_extra_config`, and the cache that follows from it."""
+"""The operator's keys of `kv_connector_extra_config`, and the resulting configuration."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ OWN: Final = (
     *("layout", "block_size", "device", "engine", "groups", "ranks", "null_slots"),
     *("recompute", "keyed", "key_hash", "yard"),
 )
-"""Fields of `Config` that are vLLM's to say."""
+"""Fields of `Config` that vLLM sets."""
 _BOOLS: Final = (True, False)
 DEADLINE: Final = 60_000
 """Milliseconds after which the end of a copy counts as unknown, where nothing else is said."""
@@ -63,9 +63,9 @@ class Settings:
     """Seconds for which the end of the engine may write what is not on the disk, and no longer than
     vLLM lets it live; 0 for none."""
     untested: bool = False
-    """Whether a vLLM goes on whose interface is another one than was tested."""
+    """Whether to start with a vLLM whose interface differs from the tested one."""
     hints: Hints = NO_HINTS
-    """What a request says of its own future; an operator says it of none."""
+    """Hints of a request about its own future; not an operator's options."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -108,7 +108,7 @@ class Settings:
             blocks: The blocks that vLLM gives out.
             namespace: What its KV depends on; the operator's `namespace` adds to it.
             longest: Tokens of the longest request.
-            unseen: Why nothing tells the weights from others; None where something does.
+            unseen: Why the weights cannot be identified; None if they can.
             replica: Which of the data parallel replicas it is. Memory and disks of the machine are
                 divided among those there, and each has a file of its own to record in.
 
@@ -145,7 +145,7 @@ class Settings:
             extra: As in `read`.
 
         Returns:
-            Its values, and what is left for `Config`.
+            Its values, and the rest for `Config`.
 
         Raises:
             Misuse: As in `read`.
@@ -217,7 +217,7 @@ class Settings:
         return replace(self, stow="none", preempt="recompute", load=False)
 
     def said(self, config: Config) -> str:
-        """Says what the connector will do, and with how much memory."""
+        """Returns the first log line: what the connector does, with how much memory."""
         layout = config.layout
         assert layout is not None  # noqa: S101 - `read` has given it
         tiers = {"host": config.host_blocks, "disk": config.disk_blocks}

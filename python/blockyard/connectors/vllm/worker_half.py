@@ -70,7 +70,7 @@ class WorkerHalf:
         """Takes vLLM's tensors, one for each layer.
 
         Raises:
-            Misuse: A layer is missing, or a tensor is not what the scheduler's half was told.
+            Misuse: A layer is missing, or a tensor differs from the scheduler half's layout.
         """
         if self.worker is not None:
             raise Misuse(
@@ -113,7 +113,7 @@ class WorkerHalf:
         return self._known.beside is not None
 
     def ready(self) -> Ready:
-        """Says that its memory is there."""
+        """Reports that its memory is ready."""
         known, shared = self._known, self._shared
         folders: tuple[str, ...] = ()
         if self.worker is not None:

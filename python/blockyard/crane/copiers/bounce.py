@@ -328,7 +328,7 @@ class _Part:
         """Whether it is on the second half of its way."""
         self.over = False
         self.lost = False
-        """Whether nobody knows how it ends."""
+        """Whether its end is unknown."""
 
     def turn(self, good: int) -> None:
         """Goes to the second half of the way, with the blocks that have come so far."""

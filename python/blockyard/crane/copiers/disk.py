@@ -59,7 +59,7 @@ class DiskCopier(Single):
         self.collected = False
 
     def start(self, source: Tier, destination: Tier, _from: Slots, _to: Slots) -> Receipt | None:
-        """Refuses: a disk must know whose blocks it has.
+        """Refuses: a disk needs the keys of its blocks.
 
         Raises:
             Misuse: Always.

@@ -1,4 +1,4 @@
-"""What is under the path of a disk tier: a folder for each identity, in it one for each rank."""
+"""Folders of a disk tier: one for each identity, with one for each rank in it."""
 
 import errno
 import fcntl
@@ -73,7 +73,7 @@ class Identity(NamedTuple):
 
     @property
     def writer(self) -> str | None:
-        """The version of Blockyard that has opened it last, where one says so."""
+        """The version of Blockyard that opened it last, if it is recorded."""
         said = (rank.survey.writer for rank in self.ranks if rank.survey is not None)
         return next((one for one in said if one is not None), None)
 
@@ -121,7 +121,7 @@ class Wiped(NamedTuple):
     nbytes: int
     """Bytes of disk that its files took."""
     left: tuple[Path, ...]
-    """What is not Blockyard's, and stays."""
+    """Other files, which stay."""
 
 
 def identities(root: Path) -> list[Identity]:
@@ -161,7 +161,7 @@ def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
     """Unlinks the files of an identity, and then its folders where nothing else is in them.
 
     Each rank is locked first, so that either none of them is owned or nothing is removed. No
-    symbolic link is followed, and what is not Blockyard's stays.
+    symbolic link is followed, and other files stay.
 
     Args:
         identity: What to remove.
@@ -280,7 +280,7 @@ def _locked(rank: Rank, *, broken: bool) -> Iterator[int]:
 
 
 def _is_known(found: dict[str, int]) -> bool:
-    """Whether a rank says that it is Blockyard's."""
+    """Whether a rank's folder has Blockyard's title."""
     return "identity" in found and any(
         os.pread(found["identity"], len(TITLE), at) == TITLE.encode() for at in _TEXTS
     )
@@ -315,7 +315,7 @@ def _foreign(rank: Rank, why: str, *, broken: bool) -> str:
 
 
 def _unlink(folder: int, names: tuple[str, ...]) -> int:
-    """Removes what is Blockyard's own; returns how many bytes of disk that took."""
+    """Removes Blockyard's files; returns the bytes that they took on the disk."""
     nbytes = 0
     for name in names:
         try:

@@ -151,7 +151,7 @@ class PinnedTier(Single):
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
-        name: "host" or "disk": where it stands.
+        name: Its level, "host" or "disk".
         gpu: The GPU that copies; None for the current CUDA device.
         shared: File for planes that are replicated over several ranks, as in `MemoryTier`.
         progress: Is called with (bytes taken, bytes in all) while a large pool is made.

@@ -17,14 +17,14 @@ __all__ = ["Tensor", "describe", "is_buffer", "is_pair"]
 
 
 class Tensor(NamedTuple):
-    """What is known of a tensor, in bytes."""
+    """A tensor's memory, in bytes."""
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
     device: int | None
-    """Index of its GPU; None on the host, and where its producer does not say."""
+    """Index of its GPU; None on the host, or if it is unknown."""
     owner: object
     """It keeps the memory alive."""
 

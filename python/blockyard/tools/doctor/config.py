@@ -74,7 +74,9 @@ def parses(path: Path, config: Config | BlockyardError, _: Site) -> Finding:
             "they are no fields of Config",
             f'give it there, as --vllm \'… "kv_connector_extra_config": {{"config": "{path}"}} …\'',
         )
-    return Finding("config", "fail", f"{path}: {config}", means, "write it as the message says")
+    return Finding(
+        "config", "fail", f"{path}: {config}", means, "correct it as the message describes"
+    )
 
 
 def _is_of_vllm(path: Path) -> bool:

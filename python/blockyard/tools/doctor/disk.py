@@ -81,9 +81,9 @@ def folder(path: Path, _: Site) -> Finding:
         return Finding(name, "fail", who, refused, f"chown {user} {where}, or another path")
     owners = [owner for one in found for owner in one.owners]
     fact = f"{len(found)} identities" if there else "it will be made"
-    fact += f", of which process {owners[0]} owns one" if owners else ""
-    owned = "an engine with the same model and options is refused while that one runs"
-    moves = "it is another folder where the engine is started elsewhere"
+    fact += f", one owned by process {owners[0]}" if owners else ""
+    owned = "an engine with the same model and options is refused while that process runs"
+    moves = "a relative path depends on the directory in which the engine starts"
     return judged(
         name,
         fact,
@@ -96,9 +96,9 @@ def file_system(path: Path, site: Site) -> Finding:
     """What the folder lies on."""
     name, kind = f"file system {path}", _kind(path, site)
     if kind is None:
-        return unknown(name, "the system does not say what it is")
+        return unknown(name, "its type cannot be read")
     own = "give a folder on a disk of the machine, mounted into the container"
-    far = "it is elsewhere: locks and syncs are what the other side makes of them"
+    far = "it is on another machine, which decides how locks and syncs work"
     return judged(
         name,
         kind,
@@ -159,7 +159,7 @@ def _makes_room(path: Path, others: list[Identity], lacking: int) -> str:
     about = "; ".join(map(described, some[:_LISTED]))
     about += f" and {len(some) - _LISTED} more" if len(some) > _LISTED else ""
     return (
-        "disk_reclaim takes what the start lacks; or remove what is not this engine's own, as "
+        "set disk_reclaim; or remove blocks of other engines, such as "
         f"{about}: blockyard disk wipe {shlex.quote(str(path))} {names}; or a smaller disk"
     )
 
@@ -219,9 +219,9 @@ def speed(path: Path, where: Path, site: Site) -> Finding:
     write, read = (found.figures[one].rate(found.nbytes) / 1e9 for one in ("write", "read"))
     fact = f"{write:.2f} GB/s written, {read:.2f} GB/s read, by blocks of {size(block)}"
     load = site.asked.load or found.load
-    says = f"a block takes {duration(found.load / 1e9)}, and speeds says {duration(load / 1e9)}"
-    means = f"{says}: loads are chosen that are slower"
-    measured = f"blockyard disk bench {path}, and what it says as disk of speeds"
+    says = f"a block takes {duration(found.load / 1e9)}, and speeds has {duration(load / 1e9)}"
+    means = f"{says}: prefixes are loaded where computing is faster"
+    measured = f"blockyard disk bench {path}, and its figure as disk of speeds"
     return judged(name, fact, (found.load > load * _SLOWER, "warn", means, measured))
 
 

@@ -178,9 +178,9 @@ def _strange(engine: Engine, flag: str, stops: str, _: Site) -> Finding:
 
 def _bare(_: Site) -> Finding:
     """JSON without quotes: it came out of the quotes of an option, or it is a script's."""
-    lost = "a shell takes the quotes of the JSON away, and the engine does not start"
-    do = "where this stands in a script, write single quotes around it: '{…}'"
-    return Finding("quotes", "warn", "JSON stands without quotes around it", lost, do)
+    lost = "a shell removes the quotes of the JSON, and the engine does not start"
+    do = "in a script, write single quotes around the JSON: '{…}'"
+    return Finding("quotes", "warn", "the JSON has no quotes around it", lost, do)
 
 
 def _installed(engine: Engine, _: Site) -> Finding:
@@ -191,6 +191,8 @@ def _installed(engine: Engine, _: Site) -> Finding:
     if engine.version in engine.interface.tested:
         return Finding(name, "ok", engine.version)
     # To compare what it has would take its imports: that is done at the start.
-    fact = f"{engine.version}, and tested was {tested}"
-    late = "it starts if what is touched of it is the same, and names what differs"
+    fact = f"{engine.version}; the tested version is {tested}"
+    late = (
+        "it starts if its interface equals the tested one; otherwise the error has the differences"
+    )
     return Finding(name, "warn", fact, late, install(name))

@@ -128,7 +128,7 @@ def link(site: Site) -> Finding:
             said.append(f"{name} x{now} of x{most}")
             narrow += [name] if now < most else []
     if not said:
-        return unknown("link", "the bus does not say how wide it is")
+        return unknown("link", "its width cannot be read")
     slow = f"copies of {', '.join(narrow)} take as many times as long"
     moved = "put the card into a slot of full width, or ask the machine's provider"
     return judged("link", ", ".join(said), (narrow, "warn", slow, moved))
@@ -179,7 +179,7 @@ def judged_copies(found: dict[str, Any], most: float | None, asked: int) -> Find
     return judged(
         "copies",
         fact,
-        (never, "fail", "its compute mode lets nobody use it", "nvidia-smi -c DEFAULT"),
+        (never, "fail", "its compute mode forbids all processes", "nvidia-smi -c DEFAULT"),
         (asked > found["free"], "fail", f"the device tier asks for {size(asked)}", smaller),
         (min(up, down) < (most or 0) * _SLOW, "warn", slow, alone),
     )

@@ -86,7 +86,7 @@ class Wanted:
             return f"{where}/config.json cannot be read: {error}"
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             said = f"{type(error).__name__}: {error}"
-            return f"{where}/config.json does not say what its KV is: {said}"
+            return f"{where}/config.json does not describe the KV: {said}"
 
     def _model(self, config: dict[str, Any]) -> Model | str:
         text = {**config, **(config.get("text_config") or {})}

@@ -332,7 +332,7 @@ def weights(launch: Launch, _: Site) -> Finding:
             do = 'run it again then, or give "namespace": {"weights": "v1"}'
             return Finding("weights", "warn", "they are not here", late, do)
         return launch.refusal("weights", error)
-    return Finding("weights", "ok", "they are told from others")
+    return Finding("weights", "ok", "they can be identified")
 
 
 def adapters(launch: Launch, _: Site) -> Finding:

@@ -338,7 +338,7 @@ def connector(serve: Serve, _: Site) -> Finding:
     name = serve.transfer.get("kv_connector")
     if "kv_offloading_size" in serve.flags.values:
         backend = serve.flags.text("kv_offloading_backend", "native")
-        lost = "vLLM puts its own connector in the place of this one, and says nothing"
+        lost = "vLLM replaces this connector by its own, without a message"
         own = here("kv_offloading_size", serve.flags.values["kv_offloading_size"])
         do = f"leave --kv-offloading-size out; for the same {own}"
         return Finding("kv_connector", "fail", f"--kv-offloading-size ({backend})", lost, do)
@@ -445,9 +445,9 @@ def variables(serve: Serve, _: Site) -> Finding:
     seed = serve.environ.get("PYTHONHASHSEED") if serve.told.get("disk_path") else None
     facts = [*others, *([f"{_INTEGERS}=0"] if by_bytes else [])]
     if seed is not None:
-        facts.append(f"PYTHONHASHSEED={seed}: with another value nothing is found on the disk")
-    told_by = "events of the host and the disk are told by numbers, and not at all beside it"
-    sizes = f'unset {" ".join(others)}; sizes stand in {_EXTRA}, as "host": "64 GiB"'
+        facts.append(f"PYTHONHASHSEED={seed}: with another value no block on the disk is found")
+    told_by = "host and disk events need integer block hashes, so they are not published"
+    sizes = f'unset {" ".join(others)}; set sizes in {_EXTRA}, as "host": "64 GiB"'
     return judged(
         "variables",
         "; ".join(facts) or "none of another connector",
@@ -459,9 +459,9 @@ def variables(serve: Serve, _: Site) -> Finding:
 def end(serve: Serve, _: Site) -> Finding:
     """Whether the end of vLLM leaves time to write what is not on the disk."""
     if not serve.told.get("disk_path"):
-        return Finding("end", "ok", "nothing outlives it")
+        return Finding("end", "ok", "there is no disk to write to")
     given = serve.flags.number("shutdown_timeout", 0)
-    lost = "vLLM ends its engine at once: what is not on the disk yet is computed again"
+    lost = "vLLM ends its engine at once: blocks that are not on the disk yet are lost"
     short: Problem = (given <= LEAST, "warn", lost, "add --shutdown-timeout 60")
     return judged("end", f"--shutdown-timeout {given}", short)
 

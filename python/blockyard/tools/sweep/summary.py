@@ -235,8 +235,8 @@ def _sampled(setting: Setting) -> Iterator[str]:
     """How far the figures can be trusted."""
     if setting.sampled > 1:
         yield (
-            f"One block in {setting.sampled} was simulated; what the sample gets wrong under "
-            "recency was taken off, and recency and the optimum are exact."
+            f"One block in {setting.sampled} was simulated; the sample's error under recency "
+            "was subtracted, and recency and the optimum are exact."
         )
 
 

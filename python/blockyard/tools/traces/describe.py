@@ -73,15 +73,15 @@ def _answer(found: Description) -> list[str]:
         "answer in the median."
     )
     if found.blocks is None:
-        return [f"Hits cannot be told from this trace: {found.hits_unknown}.", arriving]
+        return [f"This trace does not show hits: {found.hits_unknown}.", arriving]
     most = found.blocks.infinite_hit_ratio
     if found.reuse is None:
         return ["No cache would find anything: no full block is used twice.", arriving]
     reuse = found.reuse
     again = (
-        f"Half of what is used again is used within {duration(reuse.seconds.p50)}, and an LRU "
-        f"cache of {reuse.blocks.p50:,.0f} blocks still holds it; {found.blocks.once:.0%} of the "
-        "blocks are never used again."
+        f"Half of all reuse is within {duration(reuse.seconds.p50)}, and an LRU cache of "
+        f"{reuse.blocks.p50:,.0f} blocks still holds it; {found.blocks.once:.0%} of the blocks "
+        "are never used again."
     )
     return [
         f"A cache without a limit would find {most:.1%} of the prompts' tokens.",

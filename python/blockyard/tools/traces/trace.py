@@ -359,7 +359,7 @@ def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64
     line, line_seen = np.searchsorted(offsets, [at, seen], side="right").tolist()
     where = f"hash_ids[{at - offsets[line - 1]}]"
     if line == line_seen:
-        what = f"{ids[at]} stands in it twice; an id is for one place in a prompt"
+        what = f"{ids[at]} is in it twice; an id is for one position in a prompt"
     else:
         after = ["first" if i < 0 else f"after {i}" for i in (parents[at], parents[seen])]
         what = (

@@ -190,6 +190,6 @@ FORMAT: Final = Format(
     "kv-events",
     "KV cache events of vLLM and SGLang, msgpack or JSON lines",
     _read,
-    hits_unknown="KV events tell what was stored, and not what was asked for again",
+    hits_unknown="KV events list stored blocks, not requests",
     block_size=_block_size,
 )
