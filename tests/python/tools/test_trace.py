@@ -206,9 +206,9 @@ BAD: list[tuple[str, dict[str, Any] | str | bytes, str]] = [
     (
         "an id twice",
         SECOND | {"hash_ids": [5, 6, 5]},
-        "line 2, field hash_ids[2]: 5 stands in it twice",
+        "line 2, field hash_ids[2]: 5 is in it twice",
     ),
-    ("an id after itself", SECOND | {"hash_ids": [5, 5]}, "line 2, field hash_ids[1]: 5 stands in"),
+    ("an id after itself", SECOND | {"hash_ids": [5, 5]}, "line 2, field hash_ids[1]: 5 is in"),
 ]
 
 
