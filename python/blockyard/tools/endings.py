@@ -1,4 +1,4 @@
-"""How a command ends: the exit statuses, and the error that says that a law broke."""
+"""Exit statuses, and the error of a broken law."""
 
 from typing import Final
 

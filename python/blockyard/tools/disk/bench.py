@@ -126,7 +126,7 @@ class BlockLane:
             self._land(flying)
 
     def read(self) -> None:
-        """Reads all blocks, each of which is checked.
+        """Reads and verifies all blocks.
 
         Raises:
             Unavailable: The disk has failed, or a block is not what was written.

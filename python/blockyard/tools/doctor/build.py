@@ -1,4 +1,4 @@
-"""Python, the core, and what is installed beside it."""
+"""Python, the core, and installed extras."""
 
 import ast
 import sys

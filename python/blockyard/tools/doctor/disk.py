@@ -21,11 +21,11 @@ from blockyard.tools.units import duration, size
 __all__ = ["checks"]
 
 _BLOCK: Final = 2 << 20
-"""Bytes of a block where nothing says it."""
+"""Default bytes of a block."""
 _ROUND: Final = 32 << 20
 """Bytes that are written and read."""
 _SLOWER: Final = 1.5
-"""Times as long as `speeds` says that a load may take."""
+"""How many times longer than in `speeds` a load may take."""
 _INODES: Final = 1000
 _LISTED: Final = 3
 """Identities that a finding describes."""
@@ -147,7 +147,7 @@ def room(path: Path, where: Path, site: Site) -> Finding:
 
 
 def _makes_room(path: Path, others: list[Identity], lacking: int) -> str:
-    """Says whose room may be had, those first that were used last longest ago."""
+    """Lists removable identities, least recently used first."""
     had, some = 0, []
     for one in oldest(others):
         if had < lacking:

@@ -86,7 +86,7 @@ class Replays(NamedTuple):
 
 
 def resolve(options: Options) -> Replays:
-    """Returns what is to be replayed.
+    """Returns the trace to replay.
 
     Raises:
         Misuse: An option is wrong, or does not go with another.
@@ -216,7 +216,7 @@ def _of_sizes(options: Options, sized: RunSpec) -> Iterator[RunSpec]:
 
 
 def _caches(options: Options, *, host: int, below: int) -> list[_Cache]:
-    """Returns what is to be compared of the cache, each combination once."""
+    """Returns the combinations of cache options to compare, each once."""
     if options["host_copies"] and not host:
         raise Misuse("--host-copies needs a host: give --host, or leave it out")
     if "engine" in options["owner"] and not below:

@@ -14,12 +14,12 @@ __all__ = ["POINT", "Setting", "advise", "sentences"]
 POINT: Final = 0.01
 """The share of prompt tokens that the next doubling must add to be worth it."""
 _NOTICED: Final = 0.0005
-"""Shares closer than this are told to be the same: they are shown with one digit."""
+"""Shares closer than this count as equal, because they are shown with one digit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known beside the points."""
+    """Data beside the points."""
 
     curve: Curve
     tokens: int

@@ -99,7 +99,7 @@ class Display(Watch[Simulated | Run | None]):
 
 
 def parts(result: SweepResult, width: int) -> Iterator[RenderableType]:
-    """Yields what is shown of a sweep in `width` columns; the answer comes last."""
+    """Yields a sweep's output in `width` columns; the recommendation comes last."""
     yield Text(f"\n{result.trace}", "bold")
     sampled = f", 1 block in {result.sampled} simulated" if result.sampled > 1 else ""
     yield Text(
@@ -211,7 +211,7 @@ def _engine(result: SweepResult) -> Table:
 
 
 def _note(one: Modelled) -> Text:
-    """Says what makes the figures of a size useless."""
+    """Warns if the figures of a size are meaningless."""
     if not one.requests:
         return Text("too small", "yellow")
     return Text("overloaded", "yellow") if one.overloaded else Text()

@@ -1,4 +1,4 @@
-"""Works out what is in a trace."""
+"""Computes the description of a trace."""
 
 from typing import Final
 
@@ -36,7 +36,7 @@ _BURSTS: Final = 1.5
 
 
 def describe(trace: Trace) -> Description:
-    """Returns what is in a trace; it takes about 100 bytes for each block of each prompt."""
+    """Returns a trace's description; takes about 100 bytes per block of each prompt."""
     known = not trace.hits_unknown
     blocks, reuse = _blocks(trace) if known else (None, None)
     found = Description(
