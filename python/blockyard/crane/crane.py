@@ -76,7 +76,7 @@ class Crane(Single):
             "flights",
             "counter",
             "crane_flights_failed",
-            "plans of which not every block came whole on this rank",
+            "plans with blocks that were not copied intact on this rank",
         ),
         Stat(
             "crane_blocks",

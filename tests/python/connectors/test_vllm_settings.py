@@ -150,7 +150,7 @@ def test_an_option_that_is_none_is_named(extra: dict[str, Any], says: str) -> No
         ("save_decode_cache", False, 'write "decode": false'),
         ("offload_prompt_only", True, 'write "decode": false'),
         ("cache_policy", "arc", 'write "eviction": "learned"'),
-        ("kv_role", "kv_both", "leave it out: it stands beside kv_connector_extra_config"),
+        ("kv_role", "kv_both", "leave it out: write it beside kv_connector_extra_config"),
         ("host_memory", "64G", 'write "host": "64 GiB"'),
         ("ram", "512Mi", 'write "host": "512 MiB"'),
         ("cpu", " 64 ", 'write "host": "64 GiB"'),

@@ -142,7 +142,7 @@ _WHERE: Final[Mapping[str, _Meant]] = MappingProxyType(
 )
 _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "local_cpu": '"host" alone says that there is one',
+        "local_cpu": '"host" alone enables the tier',
         "chunk_size": "the unit is vLLM's block",
         "blocks_per_chunk": "the unit is vLLM's block",
         "tokens_per_chunk": "the unit is vLLM's block",
@@ -151,16 +151,16 @@ _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(
         "use_layerwise": "loads run beside other requests",
         "load_async": "loads run beside other requests",
         "lookup_async": "a lookup takes microseconds",
-        "store_threshold": '"stow" says when blocks go down',
+        "store_threshold": '"stow" chooses when blocks are copied down',
         "spec_name": "there is one kind, and its tiers are given by their sizes",
         "spec_module_path": "there is one kind, and its tiers are given by their sizes",
         "remote_url": f"there is no remote store yet; a disk is {_DISK}",
         "remote_serde": f"there is no remote store yet; a disk is {_DISK}",
         "use_page_cache": "the disk passes the page cache by where it can",
         "disk_buffer_slots": "the disk has its own threads and memory",
-        "connectors": 'it stands in the part of "MultiConnector", and Blockyard is its last one',
-        "kv_load_failure_policy": "it stands beside kv_connector_extra_config, not in it",
-        "kv_role": "it stands beside kv_connector_extra_config, not in it",
+        "connectors": 'set it in the part of "MultiConnector", with Blockyard last',
+        "kv_load_failure_policy": "write it beside kv_connector_extra_config, not in it",
+        "kv_role": "write it beside kv_connector_extra_config, not in it",
     }
 )
 

@@ -43,11 +43,11 @@ class Replica(NamedTuple):
             return ""
         if self.total is None:
             return (
-                f"; it is data parallel replica {self.number}, and how many there are is not known "
-                "here, so that each of them takes as much"
+                f"; it is data parallel replica {self.number} of an unknown number, so each "
+                "replica takes as much"
             )
         shared = "divided among" if self.here > 1 else "taken by each of"
-        return f"; it is replica {self.name}: what is given in bytes is {shared} those of a machine"
+        return f"; it is replica {self.name}: sizes in bytes are {shared} those of a machine"
 
 
 ALONE: Final = Replica()

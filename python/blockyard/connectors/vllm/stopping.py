@@ -20,8 +20,8 @@ def said(timeout: float) -> str:
     if timeout > LEAST:
         return ""
     return (
-        f"; --shutdown-timeout {timeout:g} leaves the end no time to write what is not on the disk:"
-        " write --shutdown-timeout 60"
+        f"; --shutdown-timeout {timeout:g} leaves no time to write blocks to the disk at the "
+        "end: add --shutdown-timeout 60"
     )
 
 

@@ -451,7 +451,7 @@ def variables(serve: Serve, _: Site) -> Finding:
     return judged(
         "variables",
         "; ".join(facts) or "none of another connector",
-        (others, "warn", "nobody reads them here", sizes),
+        (others, "warn", "Blockyard does not read them", sizes),
         (by_bytes, "warn", told_by, f"unset {_INTEGERS}"),
     )
 

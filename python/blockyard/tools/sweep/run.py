@@ -164,7 +164,7 @@ def _exact(plan: Plan, watcher: Watcher) -> _Swept:
             future = Future(trace)
             for number, size in enumerate(swept.sizes, 1):
                 swept.optimum[size] = future.hits(size)
-                watcher.part("the bound that knows the future", number / len(swept.sizes))
+                watcher.part("the upper bound of the optimum", number / len(swept.sizes))
         except KeyboardInterrupt:
             swept.complete = False
     return swept

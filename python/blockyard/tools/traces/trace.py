@@ -43,7 +43,7 @@ _WANTED: Final = {
     "hash_ids": f"a list of whole numbers from 0 to {_GREATEST}, one for each block of the prompt",
     "session": "text, the same for all requests of one session",
     "block_size": f"tokens per id, a whole number from 1 to {LONGEST}",
-    "hits_unknown": "text that says why",
+    "hits_unknown": "text with the reason",
     "incomplete": "true or false",
 }
 
@@ -363,7 +363,7 @@ def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64
     else:
         after = ["first" if i < 0 else f"after {i}" for i in (parents[at], parents[seen])]
         what = (
-            f"{ids[at]} stands {after[0]}, but {after[1]} in line {line_seen}; "
+            f"{ids[at]} is {after[0]} here, but {after[1]} in line {line_seen}; "
             "equal ids must have equal prefixes: give it another id"
         )
     raise Place(path, line).wrong(where, what)
