@@ -194,7 +194,7 @@ def test_bad_input_is_one_line_and_status_2_before_anything_runs(words: str, sai
         (GOOD.replace("0,", "5,", 1) + "\n" + GOOD, ", line 2, field timestamp: 0 is below"),
         (GOOD.replace("2]", "2.5]"), ", line 1, field hash_ids[1]: 2.5"),
         (GOOD + "\n" + GOOD.replace("[1, 2]", "[2, 1]"), ", line 2, field hash_ids[0]: 2 "),
-        (GOOD.replace("[1, 2]", "[1, 1]"), ", line 1, field hash_ids[1]: 1 stands in it twice"),
+        (GOOD.replace("[1, 2]", "[1, 1]"), ", line 1, field hash_ids[1]: 1 is in it twice"),
         ("\udcff", ", line 1: byte 0 is not UTF-8"),
     ],
 )
