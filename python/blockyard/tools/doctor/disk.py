@@ -66,7 +66,7 @@ def folder(path: Path, _: Site) -> Finding:
     name, where, there = f"folder {path}", _where(path), path.is_dir()
     refused = "a disk tier is refused there"
     if where is None:
-        lacks = "it is no folder" if path.exists() else f"there is no {path.parent}"
+        lacks = "it is not a folder" if path.exists() else f"there is no {path.parent}"
         have = "give a folder" if path.exists() else f"mkdir -p {path.parent}"
         return Finding(name, "fail", lacks, refused, have)
     try:
