@@ -13,7 +13,7 @@ __all__ = ["Explanation", "explain"]
 
 _STOPS = {
     "whole": "all of it was found",
-    "missing": "the next block is nowhere",
+    "missing": "the next block is on no tier",
     "filling": "the next block is in flight",
     "slow": "loading the rest was bounded, or is slower than computing it",
     "promised": "the next block backs a promise to another request",

@@ -18,7 +18,7 @@ def test_a_prefix_that_ends_says_where_and_why(cache: by.KVCache) -> None:
     publish(cache, text(1, 8))
     said = str(cache.explain(text(1, 8) + text(2, 8)))
     assert "Of 4 full blocks, 2 are on the device, 0 on the host: 8 of 16 tokens." in said
-    assert "The prefix ends at block 2: the next block is nowhere." in said
+    assert "The prefix ends at block 2: the next block is on no tier." in said
     assert "16 slots free" not in said
     assert re.search(r"14 slots free, 2 evictable, 0 promised. Holders of blocks: 0\.", said)
 
