@@ -1,10 +1,10 @@
-"""The KV cache of an inference engine: which block lives where, and who may use it."""
+"""KV-cache block manager for LLM inference engines: yard, crane and scheduler."""
 
 import sys
 import typing
 
 if any(word.endswith("blockyard") for word in sys.orig_argv):
-    from blockyard import _command  # noqa: F401 - what Ctrl-C does while the rest is imported
+    from blockyard import _command  # noqa: F401 - handles Ctrl-C during the imports below
 
 from blockyard._core import (
     BlockyardError,
@@ -81,7 +81,7 @@ if typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Imports what needs asyncio when it is used: most programs do not."""
+        """Imports `AsyncEngine` on first use: most programs need no asyncio."""
         if name == "AsyncEngine":
             from blockyard.serving.async_engine import AsyncEngine  # noqa: PLC0415 - see above
 

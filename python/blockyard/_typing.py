@@ -1,4 +1,4 @@
-"""What the typing module of Python 3.11 lacks, for type checkers alone: nothing to install."""
+"""Typing names that Python 3.11 lacks, for type checkers alone: nothing to install."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""One process: wires a yard and one crane."""
+"""Wires a yard and one crane in one process."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,11 +36,11 @@ _log = Limited("blockyard", 0)
 
 
 class LocalCache(KVCache):
-    """A `KVCache` with its crane; `step` once per step of the engine is all there is to add.
+    """A `KVCache` with its crane: call `step` once per step of the engine.
 
     Make it with `local`. `step`, `reset` and `close` are for the thread that drives the steps, and
-    so are `clear` and `update_weights` where a disk outlives the process: a call that comes during
-    one of these, of the cache or of its crane, raises `Misuse` and does nothing.
+    so are `clear` and `update_weights` where a disk outlives the process: an overlapping call of
+    these, of the cache or of its crane, raises `Misuse` and does nothing.
     """
 
     __slots__ = ("_bound", "_crane", "_dead", "_restored")
@@ -57,15 +57,15 @@ class LocalCache(KVCache):
 
     @property
     def restored(self) -> int:
-        """Blocks that the disk had from before, when this cache was made."""
+        """Blocks that were restored from the disk when this cache was made."""
         return getattr(self, "_restored", 0)
 
     @override
     def clear(self, *, memory: Literal["lost", "disk kept"] = "lost") -> None:
-        """Ends an epoch, as `KVCache.clear`; what the disk has does not outlive it, either.
+        """Ends an epoch, as `KVCache.clear`, on the disk too.
 
-        Where there is a disk with a path it waits for a second at most until that is durable, which
-        no other verb does; the log says so where it is not by then.
+        With a disk that has a path it waits for up to a second until this is durable, and logs a
+        warning if it is not by then. No other verb waits for a disk.
 
         Args:
             memory: As in `KVCache.clear`.
@@ -86,7 +86,7 @@ class LocalCache(KVCache):
     @override
     def _end_epoch(self, *, forget: bool = False) -> None:
         if self._crane.persistent.folders:
-            # What was planned before belongs below the floor, too.
+            # Copies planned before the clear belong to the old epoch on the disk, too.
             self._submit()
             self._crane.persistent.clear_now(forget=forget)
         super()._end_epoch()
@@ -100,10 +100,10 @@ class LocalCache(KVCache):
         adapter: str | bytes | None = None,
         force: bool = False,
     ) -> Forgotten:
-        """Forgets blocks on all tiers, as `KVCache.forget`; what the disk has outlives it neither.
+        """Forgets blocks on all tiers, as `KVCache.forget`, on the disk too.
 
-        Where there is a disk with a path, its records are void when the flight of the answer has
-        ended: some `step` later, and at the latest with `close`, if the disk lets it.
+        Records of a disk with a path are void when the flight in the answer has ended: some `step`
+        later, and at the latest with `close`, if the disk works.
 
         Args:
             keys: As in `KVCache.forget`.
@@ -134,10 +134,10 @@ class LocalCache(KVCache):
 
     @override
     def update_weights(self) -> None:
-        """Ends an epoch as `clear`, and lets no restart find what is computed from here on.
+        """Ends an epoch as `clear`, and keeps KV of the new weights from any restart.
 
-        The namespace names the weights from before, so that a process that opens the disk again
-        under it has those. To keep the KV of the new weights, open a cache with their namespace.
+        The namespace still names the old weights, so a process that opens the disk under it runs
+        those. To keep the KV of the new weights, open a cache with their namespace.
 
         Raises:
             Misuse: As `clear`.
@@ -153,7 +153,7 @@ class LocalCache(KVCache):
 
     @owned
     def step(self, *, done: int | None = None) -> int:
-        """Commits what has landed, then submits what should move. Never waits.
+        """Commits finished copies, then submits new ones. It never waits.
 
         Args:
             done: As in `commit`.
@@ -172,9 +172,9 @@ class LocalCache(KVCache):
         return ended
 
     def _advance(self, done: int | None) -> int:
-        """Commits what has landed."""
+        """Commits finished copies."""
         traffic = self._crane.traffic
-        # What ends the step in between loses no outcome: the next one has it, too.
+        # An interrupt in between loses no outcome: the next step polls it again.
         outcomes = traffic.poll()
         ended = self._take(outcomes, done, self._now + 1)
         traffic.told(outcomes)
@@ -183,7 +183,7 @@ class LocalCache(KVCache):
         return ended
 
     def _submit(self) -> None:
-        """Has the crane carry out what is planned; what it does not take has failed."""
+        """Submits all plans to the crane; those that it does not take have failed."""
         plans = self._plans()
         try:
             self._crane.traffic.submit(plans)
@@ -235,7 +235,7 @@ class LocalCache(KVCache):
 
     @override
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
-        """Explains as `KVCache.explain`, and says what is wrong with the disk.
+        """Explains as `KVCache.explain`, and adds the troubles of the disk.
 
         Args:
             request: As in `KVCache.explain`.
@@ -248,9 +248,9 @@ class LocalCache(KVCache):
 
     @override
     def pending_copies(self) -> PendingCopies:
-        """Returns what waits for a call, as `KVCache.pending_copies`, of the crane too.
+        """Returns copies that wait for a call, as `KVCache.pending_copies`, of the crane too.
 
-        A copy that a disk does not end is left out: it is given up in time, and the log says so.
+        Copies of a disk that hangs are left out: they are given up in time, which is logged.
         """
         pending, crane = super().pending_copies(), self._crane
         if pending.unreported is not None and crane.persistent.busy:
@@ -281,17 +281,17 @@ class LocalCache(KVCache):
 
     @owned
     def flush(self, until: float, *, clock: Clock = time.monotonic) -> int:
-        """Writes what is published and not on the disk, and waits for that; then all goes on.
+        """Writes published blocks to the disk that it lacks, and waits; the cache stays open.
 
-        What a request finds above the disk goes there: the last to be evicted first, but each block
-        behind those before it in its sequence, so that whatever is there is found after a restart.
-        It stays above, too; where the disk is full, what is older goes from it. What is promised
-        stays so: its backing, and what stands on it, is not written. A disk that fails is left
-        alone after three copies in a row; one that hangs takes the time that is given.
+        Blocks are written in reverse order of eviction, but each after its prefix, so that a
+        restart finds every block on the disk. They also stay on the tiers above. A full disk gives
+        up older blocks for them. Promises hold: idle blocks that back one, and blocks behind those,
+        are not written. After three failed copies in a row the disk is left alone; a disk that
+        hangs uses up the time.
 
         Args:
             until: Seconds that it may take, from now on; 0 writes nothing.
-            clock: Seconds. Nothing but the end is decided by it.
+            clock: Seconds. It decides only when to stop.
 
         Returns:
             How many blocks are not on the disk, durable: the next process does not find them. 0
@@ -326,19 +326,19 @@ class LocalCache(KVCache):
 
     @owned
     def close(self, *, flush: float | None = None) -> int:
-        """Writes what is not on the disk, as `flush`, ends the copies and frees the memory.
+        """Writes blocks to the disk as `flush`, ends the copies and frees the memory.
 
-        Promises end before, so that nothing is kept from the disk for them. Copies that were not
-        complete have failed. From then on every verb that would begin or continue something raises
-        `Misuse`. Questions are answered, and what is held can be ended: `finish`, `abandon`,
-        `release`. An interrupt ends the writing, and the cache is closed.
+        Promises end before, so that they keep no block from the disk. Incomplete copies have
+        failed. From then on every verb that would begin or continue something raises `Misuse`.
+        Questions are answered, and handles can be ended: `finish`, `abandon`, `release`. An
+        interrupt ends the writing, and the cache is closed.
 
         Args:
-            flush: Seconds that the writing may take; 0 for none, None for what `local` was told.
+            flush: Seconds that the writing may take; 0 for none, None for the value of `local`.
 
         Returns:
-            How many blocks the next process does not find, as `flush`; 0 where it was closed, or
-            nothing was to be written.
+            How many blocks the next process does not find, as `flush`; 0 if it was closed before,
+            or there was nothing to write.
 
         Raises:
             Misuse: `flush` is no such number; or another call is under way, as in `step`: have the
@@ -357,7 +357,7 @@ class LocalCache(KVCache):
         return left
 
     def _drop_planned(self) -> None:
-        """Ends what is planned: nobody carries it out."""
+        """Ends plans that no crane will carry out."""
         if not self.closed:
             Cache.dispatch(self)
         # At a close that goes on after an interrupt, too.
@@ -378,7 +378,7 @@ class LocalCache(KVCache):
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Closes the cache on exit, and writes nothing more where an exception has ended it."""
+        """Closes the cache; after an exception it writes nothing more."""
         self.close(flush=None if kind is None else 0)
 
 
@@ -406,14 +406,14 @@ def local(
             `MemoryTier` in `memory`.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
-        flush: Seconds for which its end may write what is not on a disk that outlives the process,
-            as `LocalCache.close`; 0 for none.
-        metrics: Whether it counts how long copies and its part of a step take, as `measure`.
+        flush: Seconds for which `LocalCache.close` may write blocks to a disk that outlives the
+            process; 0 for none.
+        metrics: Whether to measure how long copies and the cache's part of a step take.
         keywords: The fields of `Config`.
 
     Raises:
         Misuse: A value is out of range, or the layout has several ranks.
-        Unavailable: The memory is not to be had.
+        Unavailable: The memory cannot be allocated.
 
     Example:
         >>> import blockyard as by
@@ -445,7 +445,7 @@ def local(
         raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
     config = _on_disk(config, given, disk_path)
     with ExitStack() as opened:
-        # What is made here, and fails here, leaves no folder with an owner.
+        # A failure from here on leaves no folder owned.
         tiers = _made(layout, config, given, disk_path, opened)
         crane = Crane(
             layout,
@@ -459,7 +459,7 @@ def local(
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello(config.yard)]))
         crane.called = "a LocalCache"
-        cache._crane = crane  # noqa: SLF001 - the wiring is what this file is
+        cache._crane = crane  # noqa: SLF001 - this file is the wiring
         cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead = frozenset()  # noqa: SLF001 - likewise
         cache._bound = bound  # noqa: SLF001 - likewise

@@ -22,7 +22,7 @@ _HASHED: Final = 65_536
 
 
 class Admitted(NamedTuple):
-    """What came of one look at the queue."""
+    """The result of one pass over the queue."""
 
     seats: list[Seat]
     """Seats of the requests that have a lease now; some load first."""
@@ -35,11 +35,11 @@ class Admitted(NamedTuple):
     lacks: list[int]
     """Blocks that each refused request lacks."""
     still: bool = False
-    """Whether nobody was asked, as those that found no room before would find none now."""
+    """Whether the pass was skipped: requests refused before would be refused again."""
 
 
 class _Refused(NamedTuple):
-    """A look at the queue in which no request found room, and what would change that."""
+    """A pass over the queue in which no request found room, and the conditions to try again."""
 
     version: tuple[int, ...]
     """`Admission._version` at the time."""
@@ -61,7 +61,7 @@ class Admission:
     """The way from the queue into the seats.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -109,7 +109,7 @@ class Admission:
         return admitted
 
     def forget(self) -> None:
-        """Forgets what it has found out of the queue, for a reset."""
+        """Forgets earlier passes over the queue, for a reset."""
         self._refused = None
         self._prefetched = -1
         self._computing, self._out = {}, []
@@ -188,9 +188,9 @@ class Admission:
         return entries[:most]
 
     def needs(self) -> list[tuple[Request, int]]:
-        """The requests that found no room when asked last, in their order, and what each needs.
+        """The requests that found no room in the last pass, in their order, and their needs.
 
-        The needs are available blocks of the device; who lacks room below is none of them.
+        Needs are available blocks of the device; requests that lack room below are left out.
         """
         if self._refused is None:
             return []
@@ -322,14 +322,14 @@ class Admission:
                 return
 
     def take_back(self, but: Request | None = None, *, apart: bool = False) -> bool:
-        """Takes a ticket back where nothing goes on for want of room: that of the last request.
+        """Takes back the ticket of the last request, if nothing goes on for want of room.
 
         Otherwise requests that were each promised a part of the room would wait for one another.
-        One that stands in no line gives its own back first.
+        Requests outside the queue's order give theirs back first.
 
         Args:
             but: A request that keeps its ticket.
-            apart: Whether only one that stands in no line gives its own back.
+            apart: Whether only requests outside the queue's order give theirs back.
 
         Returns:
             Whether there was a ticket to take back.
@@ -349,7 +349,7 @@ class Admission:
         return self._cache.room().available
 
     def growth(self) -> int:
-        """Device blocks that running rows may grow by: what is spare, and the headroom."""
+        """Device blocks that running rows may grow by: spare ones, and the headroom."""
         room = self._cache.room()
         return room.available + room.headroom
 
@@ -362,15 +362,15 @@ class Admission:
         """The lease of a request; None where another one computes or loads its prefix now.
 
         Raises:
-            TooLarge: The device was made smaller than what it may need: it waits apart, and holds
-                up no other.
+            TooLarge: It may need more than the device, which was made smaller, has: it waits apart,
+                and delays no other.
         """
         if self.is_too_large(entry):
             raise TooLarge(f"the device has {self._cache.limit()} blocks now")
         work = entry.parked
         if work is not None and self._parking.gives_up(work.handle, work.stalled_steps):
             if self._parking.must_park:
-                raise Unavailable("kv_lost: what was kept of it is gone")
+                raise Unavailable("kv_lost: its kept blocks are gone")
             self._cache.abandon(work.handle)
             entry.recompute()
             self._gave_up = True
@@ -476,18 +476,18 @@ def claims_below(cache: KVCache, running: Iterable[Request], kept: Iterable[Requ
         a tier below holds all their claims but the largest of those that run.
 
     Then no request is lost, however long all of them grow. Suppose that none goes on for want of
-    room. What is parked leaves the device, as its slots below are promised. All that run but the
-    largest can be stopped one after the other, as there is room below for all those claims. The one
-    that is left gives up what it holds twice; then it holds no more than its table, which is no
-    more than its claim, and that fits: `Scheduler.add` has refused what does not. So it ends, and
-    the next one comes back.
+    room. Parked blocks leave the device, as their slots below are promised. All running requests
+    but the largest can be stopped one after the other, as there is room below for their claims. The
+    last one frees its duplicates. Then it holds its table alone, which is within its claim, and
+    every claim fits: `Scheduler.add` has refused larger ones. So it ends, and the next one comes
+    back.
 
     The set stays safe. A begin and a stop are checked here. A request that comes back can only make
     the largest running claim larger. A request that ends takes its claim away; if that was the
     largest, that tier has room for all others. INV-11, INV-25.
 
-    With several tiers below, one of them must have the room: what is parked there may block idle
-    blocks above it on another, so that a request can take as much of each as its claim.
+    With several tiers below, one of them must have the room: blocks parked on one tier may pin idle
+    ancestors on another, so a request can take as much of each as its claim.
 
     Args:
         cache: The cache that holds them.

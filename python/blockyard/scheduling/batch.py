@@ -43,7 +43,7 @@ class Seat:
 
 
 class Seats:
-    """All seats. What changes in every step stands in arrays, with one place per seat.
+    """All seats. Values that change in every step are in arrays, with one place per seat.
 
     Args:
         count: How many there are.
@@ -78,7 +78,7 @@ class Seats:
         self.departures = 0
         """How often a seat was given up, or its request had ended."""
         self.priorities: dict[int, int] = {}
-        """How many seats have requests of which priority."""
+        """The number of seats by priority of their request."""
 
     def __len__(self) -> int:
         """Seats that are not free."""
@@ -180,7 +180,7 @@ class Seats:
         self.known[numbers] += tokens
 
     def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
-        """Notes that what was scheduled and not acknowledged is not computed."""
+        """Notes that scheduled tokens without an output are not computed."""
         self.scheduled[numbers] = self.computed[numbers]
 
     def let_grow(self, number: int, *, grows: bool) -> None:
@@ -280,7 +280,7 @@ class Batch:
         self.dead: str | None = None
         """Why the engine failed; None while it lives."""
         self.number = cache.done
-        """The newest step, counted on from the last step that the cache knows is done."""
+        """The newest step, counted on from the last step that is done in the cache."""
 
     @property
     def loading(self) -> bool:
@@ -289,7 +289,7 @@ class Batch:
 
     @property
     def prefilling(self) -> bool:
-        """Whether a seat has a prompt of which parts are not scheduled yet."""
+        """Whether a seat has a prompt with parts that are not scheduled yet."""
         return bool(self._prefill)
 
     @property
@@ -333,7 +333,7 @@ class Batch:
         return landed
 
     def start(self, seat: Seat) -> Start:
-        """Adds a seat that can compute; only now does the engine hear of it."""
+        """Adds a seat that can compute, with a `Start` for the engine."""
         cached = seat.lease.cached
         self.seats.scheduled[seat.number] = self.seats.computed[seat.number] = cached
         self._prefill[seat] = None
@@ -394,12 +394,12 @@ class Batch:
         return self._in_flight.popleft()
 
     def done(self, step: int) -> None:
-        """Returns to the cache what was held back for a step."""
+        """Releases blocks that were held back for a step."""
         self._cache.commit([], done=step)
         self._held_back = [held for held in self._held_back if held[0] > step]
 
     def grow(self) -> Grown:
-        """Makes room for what the next step computes of the rows that decode."""
+        """Makes room for the next tokens of the decoding rows."""
         seats = list(self._decode)
         if not seats:
             return Grown([], None, [], 0)

@@ -21,7 +21,7 @@ class CachedTokens(NamedTuple):
 
 
 def found_by(lease: Lease, block_size: int) -> CachedTokens:
-    """What a lease has found of its prompt: of loads that came short, what is good.
+    """Prompt tokens that a lease found: of short loads, the good ones.
 
     Of a prompt that was found whole the last token is computed again, so that one less was found.
 
@@ -38,6 +38,6 @@ def found_by(lease: Lease, block_size: int) -> CachedTokens:
             more = min(len(plan) * block_size, left)
             found[plan.source_tier] += more
             left -= more
-    # A fork has what another sample has computed.
+    # A fork has the tokens that another sample has computed.
     found["device"] += left
     return CachedTokens(**found)

@@ -1,4 +1,4 @@
-"""What a scheduler counts: each counter stands once, with its name, unit and meaning."""
+"""The counters of a scheduler, each with its name, unit and meaning."""
 
 from dataclasses import dataclass, field, fields
 from typing import Final
@@ -10,7 +10,7 @@ __all__ = ["COUNTERS", "Counters"]
 
 
 def _counter(unit: str, metric: str, meaning: str) -> int:
-    """The default of a counter, 0, with what `COUNTERS` says of it."""
+    """The default of a counter, 0, with its unit, metric and meaning for `COUNTERS`."""
     return field(default=0, metadata={"unit": unit, "metric": metric, "meaning": meaning})
 
 
@@ -67,7 +67,7 @@ class Counters:
         self.forked += 1
 
     def found(self, cached: CachedTokens) -> None:
-        """Counts what a begin has found of its prompt, by the tier that had it."""
+        """Counts the prompt tokens that a begin has found, by tier."""
         self.cached_device += cached.device
         self.cached_host += cached.host
         self.cached_disk += cached.disk

@@ -11,7 +11,7 @@ from blockyard.scheduling.shared import Shared
 __all__ = ["Displacement"]
 
 _PAUSE: Final = 8
-"""Steps without another look, where one has found nobody to stop and nothing has changed."""
+"""Steps to skip after a search that found no request to stop, if nothing has changed."""
 
 
 class Displacement:
@@ -21,7 +21,7 @@ class Displacement:
     `preempt_cooldown` steps since it was preempted: so no chain of displacements goes on for ever.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         admission: Which waiting requests found no room, and how much each needs.
         preemptor: Which rows are stopped first, and which may be.
     """

@@ -1,4 +1,4 @@
-"""Who drives a cache: one scheduler at a time, and that from one thread."""
+"""Lets one scheduler at a time drive a cache, from one thread."""
 
 from collections.abc import Callable
 from threading import Thread, current_thread
@@ -15,7 +15,7 @@ __all__ = ["Driver", "driven", "made_sound"]
 
 _RESULTS: Final = "Scheduler.results"
 _SOUND: Final = frozenset({"fail", "reset", "results"})
-"""Verbs that do with what an interrupted one has left."""
+"""Verbs that may follow an interrupted one."""
 
 _drivers: "Final[WeakKeyDictionary[KVCache, ref[Driver]]]" = WeakKeyDictionary()
 """The driver of each cache."""
@@ -25,7 +25,7 @@ class Driver:
     """A scheduler as the one that drives its cache, and the thread that drives the scheduler.
 
     Args:
-        shared: What it shares with its parts; a driver that the cache had is replaced.
+        shared: State that all parts of the scheduler share; an earlier driver is replaced.
         lifecycle: Its requests.
     """
 
@@ -47,7 +47,7 @@ class Driver:
         return not len(self._lifecycle) and not len(self._seats) and not self._batch.computing
 
     def check(self, thread: Thread) -> None:
-        """Refuses another thread than that of the first call, and all once it is replaced.
+        """Refuses other threads than that of the first call, and all calls once it is replaced.
 
         Args:
             thread: The thread that calls.
@@ -69,15 +69,13 @@ class Driver:
         """Refuses a verb while something is half done.
 
         Raises:
-            Misuse: A call was interrupted; it says what `reset` makes of it.
+            Misuse: A call was interrupted; the message describes the effect of `reset`.
         """
         cut = dict.fromkeys(name for _, name in owner.interrupted if name != _RESULTS)
         if cut:
-            then = "it recomputes what ran, and no request is lost"
+            then = "it recomputes running requests, and none is lost"
             if not self._cache.config.recompute:
-                then = (
-                    "what ran and has tokens ends FAILED (kv_lost), as this engine recomputes none"
-                )
+                then = "running requests with tokens end FAILED (kv_lost)"
             raise Misuse(
                 f"{verb} after {' and '.join(cut)} was interrupted and left half done: call "
                 f"reset() with an engine that was reset, too; {then}"
@@ -115,7 +113,7 @@ class Driver:
 
 
 def made_sound(owner: Owner) -> None:
-    """Notes that nothing is half done any more; what `results` gave to nobody it gives again."""
+    """Notes that nothing is half done any more; results of an interrupted call come again."""
     owner.interrupted[:] = [call for call in owner.interrupted if call[1] == _RESULTS]
 
 
@@ -125,7 +123,7 @@ def _driver_of(cache: KVCache) -> Driver | None:
 
 
 class _Driven(Protocol):
-    """What a driver drives."""
+    """An object with verbs that a driver guards."""
 
     @property
     def _owner(self) -> Owner: ...

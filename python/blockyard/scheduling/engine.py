@@ -1,4 +1,4 @@
-"""What a scheduler and an engine tell each other: steps and stops out, tokens and acks in."""
+"""Messages between a scheduler and an engine: steps and stops out, tokens and acks in."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Stops: TypeAlias = Literal["in-order", "acked"]
 
 
 class Stop(NamedTuple):
-    """Tells the engine to compute nothing more in this seat, and to answer with an equal `Ack`."""
+    """Stops a seat: the engine computes nothing more in it, and answers with an equal `Ack`."""
 
     request: Hashable
     seat: int
@@ -27,7 +27,7 @@ class Stop(NamedTuple):
 class Ack(NamedTuple):
     """Promises that no token of this request in this seat follows.
 
-    It is a tuple: any thread may make it, and the scheduler's hands it over.
+    It is a tuple: any thread may make it; pass it in the scheduler's thread.
     """
 
     request: Hashable
@@ -37,7 +37,7 @@ class Ack(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Binds a seat to a request: what was in it before is over."""
+    """Binds a seat to a request, in place of any earlier one."""
 
     request: Hashable
     seat: int
@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What to run, and what to stop. Stops come first: no row is of a stopped seat.
+    """Rows to run and seats to stop. Stops come first: no row is of a stopped seat.
 
     It can be pickled, for an engine whose workers are other processes. The copy has no leases:
     ask the cache for block tables and slot mappings first, and send them along.
@@ -67,7 +67,7 @@ class Step:
     """
 
     number: int
-    """Its number: one more than the last; the first follows what the cache knows is done."""
+    """Its number: one more than the last; the first follows the last step done in the cache."""
     stops: tuple[Stop, ...]
     starts: tuple[Start, ...]
     chunks: tuple[Chunk, ...]
@@ -104,17 +104,17 @@ class Step:
         return state | {"leases": []}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Makes a step of what was pickled, without leases."""
+        """Restores a pickled step, without leases."""
         for name, value in state.items():
             object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a step has computed: the KV of all its rows, and the tokens of rows that sampled.
+    """The result of a step: the KV of its rows is computed, with the tokens of sampling rows.
 
-    Every step has one, in the order of the steps; a step without rows too: see `nothing`. Any
-    thread may make it, and the scheduler's hands it over.
+    Every step has one, in the order of the steps, and a step without rows too: see `nothing`. Any
+    thread may make it; pass it in the scheduler's thread.
     """
 
     step: int
@@ -141,7 +141,7 @@ class Output:
 
 
 class Engine(Protocol):
-    """What a loop around a `Scheduler` needs of an engine."""
+    """The methods of an engine that a loop around a `Scheduler` calls."""
 
     stops: Stops
     """"in-order" where a stop holds from its own step on, and that step's output is the ack."""

@@ -1,4 +1,4 @@
-"""Why a request waits, or what it is doing."""
+"""Explains why a request waits, or what it is doing."""
 
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
@@ -16,9 +16,9 @@ class Explainer:
     """Answers questions, and changes nothing.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         admission: Which request waits for which.
-        stalls: Whether the loop stands still.
+        stalls: The stalled conditions of the loop.
     """
 
     def __init__(self, shared: Shared, admission: Admission, stalls: Stalls) -> None:
@@ -30,7 +30,7 @@ class Explainer:
         self._stalls = stalls
 
     def explain(self, entry: Request) -> Explanation:
-        """What a request is doing, or why it waits, and what holds the device."""
+        """Explains what a request is doing, or why it waits, and which holders have the device."""
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         below = self._cache.explain(self._held(entry))
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
@@ -61,7 +61,7 @@ class Explainer:
             ]
         before = self._queue.count_before(entry)
         overtaken = entry.waiting.overtaken
-        lines = [f"{before} requests stand before it; it was overtaken {overtaken} times."]
+        lines = [f"{before} requests are before it; it was overtaken {overtaken} times."]
         if self._batch.dead is not None:
             lines.append(f"The engine failed: {self._batch.dead}.")
         if self._seats.full:
@@ -74,8 +74,8 @@ class Explainer:
             lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
         if keepers := self._stalls.unread.keepers():
             lines.append(
-                f"{len(self._batch.held)} seats, and blocks, are kept by requests that nobody "
-                f"reads: {named(keepers)}."
+                f"{len(self._batch.held)} seats, and blocks, are kept by held requests, whose "
+                f"tokens are not read: {named(keepers)}."
             )
         if self._headroom:
             lines.append(f"{self._headroom} blocks are kept for those that run.")

@@ -17,7 +17,7 @@ class Forks:
     waits in the queue like any other, and finds the prompt published.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -63,5 +63,5 @@ class Forks:
             reserve = self._headroom.reserve(entry.new.max_tokens - 1)
             return self._cache.fork(parent, computed, reserve=reserve)
         except (NoRoom, Misuse):
-            # The headroom policy may raise, too: the begin of this request will say so.
+            # The headroom policy may raise, too: the begin of this request then raises.
             return None

@@ -1,4 +1,4 @@
-"""How much room a running batch keeps for its own growth. One small interface."""
+"""Policies for the room that a running batch keeps for its own growth."""
 
 from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
@@ -23,15 +23,15 @@ _MOST: Final = 1_000_000
 """Blocks for each sequence; more than any device has."""
 
 Role: TypeAlias = Literal["mixed", "prefill", "decode"]
-"""What an instance does for its requests: all of it, or only one of the two phases."""
+"""The phases that an instance computes of its requests: both, or only one."""
 
 
 @runtime_checkable
 class HeadroomPolicy(Protocol):
-    """Says how much room to keep: `reserve` per sequence, `headroom` for the whole batch.
+    """Decides how much room to keep: `reserve` per sequence, `headroom` for the whole batch.
 
-    Where a policy has an attribute `capped` that is true, no more blocks are kept than the running
-    sequences can still need, as their prompts and `max_tokens` say.
+    If a policy has a true attribute `capped`, no more blocks are kept than the running sequences
+    can still need, by their prompts and `max_tokens`.
     """
 
     def reserve(self, max_tokens: int) -> int:
@@ -41,10 +41,10 @@ class HeadroomPolicy(Protocol):
         """Returns the blocks that no begin may take while `running` sequences run."""
 
     def stepped(self) -> None:
-        """Hears of a step with rows that went by without a preemption."""
+        """Called after a step with rows and no preemption."""
 
     def preempted(self) -> None:
-        """Hears of a preemption."""
+        """Called after a preemption."""
 
 
 class _Fixed:
@@ -114,7 +114,7 @@ class Adaptive:
 
     Args:
         blocks: Blocks for each, at first and after a preemption.
-        decay: What each loses of them per step.
+        decay: Blocks by which that falls in each step.
         short: The most tokens that are promised in full.
     """
 
@@ -152,7 +152,7 @@ class Adaptive:
 
 
 class Asked:
-    """A policy as a scheduler asks it: what it raises, or answers wrongly, breaks nothing off.
+    """Calls a policy for a scheduler; its errors and wrong answers interrupt nothing.
 
     Args:
         policy: The policy.
@@ -166,7 +166,7 @@ class Asked:
         self._fault: Misuse | None = None
 
     def check(self) -> None:
-        """Raises, once, what it did wrong since the last call.
+        """Raises, once, the policy's error since the last call.
 
         Raises:
             Misuse: It raised, or answered with no number of blocks.
@@ -176,7 +176,7 @@ class Asked:
             raise fault
 
     def reserve(self, max_tokens: int) -> int:
-        """Returns what it promises, of no more tokens than a request may need.
+        """Returns the tokens that it promises, no more than a request may need.
 
         Raises:
             Misuse: It raised, or this is no number of tokens: the request fails by it, and no
@@ -195,7 +195,7 @@ class Asked:
         return min(answer, max_tokens)
 
     def headroom(self, running: int) -> int:
-        """Returns what it wants kept; where it does wrong, what it wanted last."""
+        """Returns the blocks that it wants kept; after an error, its last valid answer."""
         try:
             answer: object = self._policy.headroom(running)
         except Exception as error:  # noqa: BLE001 - `check` raises it where nothing is half done
@@ -210,21 +210,21 @@ class Asked:
         return self._kept
 
     def stepped(self) -> None:
-        """Tells it of a step that went by without a preemption."""
+        """Calls it after a step without a preemption."""
         try:
             self._policy.stepped()
         except Exception as error:  # noqa: BLE001 - likewise
             self._raised(error)
 
     def preempted(self) -> None:
-        """Tells it of a preemption."""
+        """Calls it after a preemption."""
         try:
             self._policy.preempted()
         except Exception as error:  # noqa: BLE001 - likewise
             self._raised(error)
 
     def _raised(self, error: Exception) -> None:
-        """Keeps an error of the policy's for `check`; what a signal handler has raised goes on."""
+        """Keeps an error of the policy for `check`; errors of signal handlers propagate."""
         if is_foreign(error):
             raise error
         self._fault = Misuse(f"the headroom policy raised {error!r:.200}")

@@ -1,4 +1,4 @@
-"""The headroom of the running batch: what the policy wants kept, and what is."""
+"""The headroom of the running batch: the policy's wish, and the blocks kept for it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,11 +14,11 @@ _COUNTED: Final = 16
 
 
 class KeptHeadroom(Asked):
-    """Asks the policy for the running batch, and lowers what the cache keeps when a row leaves.
+    """Asks the policy for the running batch, and lowers the headroom when a row leaves.
 
     Args:
         cache: The cache that keeps it.
-        batch: What runs, and how much it can grow.
+        batch: The running rows, and how much they can grow.
         policy: The policy.
     """
 
@@ -59,6 +59,6 @@ class KeptHeadroom(Asked):
         return max(self._cache.room().headroom - blocks, 0)
 
     def lower(self) -> None:
-        """Lowers what is kept at once, as fewer sequences run than before (R1-5)."""
+        """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""
         kept = self._cache.room().headroom
         self._cache.set_headroom(min(kept, self.wanted()))

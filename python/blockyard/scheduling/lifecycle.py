@@ -24,7 +24,7 @@ class Lifecycle:
     """The requests of a scheduler, from the queue to their one result.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -38,9 +38,9 @@ class Lifecycle:
         self._requests: dict[Hashable, Request] = {}
         self._stops: list[Stop] = []
         self._results: dict[Request, Result] = {}
-        """Of all that have ended since they were told: who is in it has ended."""
+        """Results that `results` has not returned yet: each request in it has ended."""
         self._told: tuple[object, dict[Request, Result]] = None, {}
-        """The call that was told results last, and these."""
+        """The last call that got results, and these."""
         self.pinned = 0
         """Device blocks of the seats that a dead engine had, each once."""
 
@@ -130,7 +130,7 @@ class Lifecycle:
             self._queue.waits.ended(entry)
 
     def _record(self, entry: Request, heir: Request | None) -> None:
-        """Records a request that has begun; where it has not, the next sample stands for it."""
+        """Records a request that has begun; if it has not, the next sample represents it."""
         recorder = self._cache.recorder
         if recorder is None or entry.recorded is None:
             return
@@ -146,7 +146,7 @@ class Lifecycle:
         if owner.interrupted and any(cut is call for cut in owner.interrupted):
             self._results = told | self._results
         if not self._results:
-            # As in most steps; what the last call was told has come to its caller.
+            # As in most steps; the last call's results have reached its caller.
             if told:
                 self._told = None, {}
             return []
@@ -167,13 +167,13 @@ class Lifecycle:
     def _leave(self, entry: Request, state: RequestState, reason: str) -> None:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is None:
-            # It waits: nothing else knows of it (T23).
+            # It waits: no other part has it (T23).
             if entry.leader is None:
                 self._queue.withdraw(entry)
             entry.give_back(self._cache)
             self.end(entry, state, reason)
         elif entry.state is RequestState.LOADING:
-            # The engine has not heard of it, and its loads are abandoned (T27).
+            # The engine has not seen it, and its loads are abandoned (T27).
             self._batch.drop_loading(seat)
             self.release(seat)
             self.end(entry, state, reason)
@@ -363,13 +363,13 @@ class Lifecycle:
         return len(held)
 
     def reset(self, requests: Ran, memory: Lost) -> None:
-        """Recomputes or aborts all that ran, as the engine has lost its KV (T33).
+        """Recomputes or aborts running requests, as the engine has lost their KV (T33).
 
-        It makes all sound again, wherever an interrupt has left it: what is taken for true is which
-        requests have not ended, which seats are bound, and which handles are spent.
+        It repairs any state that an interrupt has left, from three facts: which requests have not
+        ended, which seats are bound, and which handles are spent.
         """
         one_of("requests", requests, ("recompute", "abort"))
-        # What is planned would copy what is lost, and below under the keys of before.
+        # These plans would copy lost blocks, and write them to a lower tier under old keys.
         self._cache.abort(self._cache.dispatch())
         self._cache.clear(memory=memory)
         self.pinned = 0

@@ -1,4 +1,4 @@
-"""What a caller says of a request."""
+"""The arguments of a request, checked and frozen."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ _MOST_SAMPLES: Final = 16_384
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewRequest:
-    """A request as its caller says it, for `Scheduler.add` and `AsyncEngine.add`.
+    """A new request, for `Scheduler.add` and `AsyncEngine.add`.
 
-    It is checked and copied when it is made: what the caller does later with the arguments changes
-    nothing. It is frozen, and any thread may make it and read it.
+    Its arguments are checked and copied when it is made, so later changes to them have no effect.
+    It is frozen, and any thread may make it and read it.
 
     Args:
-        id: Its id, unlike that of any other request that has not ended.
+        id: Its id. No other request that has not ended may have it.
         prompt: Token ids, shape (tokens,); a copy is taken.
         max_tokens: Most tokens to sample, 1 or more.
         priority: The larger comes first, and is the last to be preempted.
@@ -39,8 +39,8 @@ class NewRequest:
             or by the engine (`ready_keys`). Salt, lora and media are in them.
         read_prefix: False to find nothing of the prompt in the cache, so that every token of it is
             computed, as log probabilities of a prompt need it.
-        hints: What is known of its future, as in `KVCache.finish`, for when it has ended;
-            `Scheduler.hint` may say something else later.
+        hints: Expected reuse after its end, as in `KVCache.finish`; `Scheduler.hint` may replace
+            them later.
         ticket: Room promised to it by `KVCache.promise`; it is given back if the request never
             begins.
 
@@ -87,10 +87,11 @@ class NewRequest:
         """Refuses keys of something else.
 
         Raises:
-            Misuse: They are of another prompt, or no keys, or what is in them is said twice.
+            Misuse: They are of another prompt, or no keys, or their salt, lora or media is given
+                again.
         """
         if not isinstance(keys, Keys):
-            raise Misuse(f"keys = {keys!r:.60}: must be what `KVCache.keys` or `ready_keys` made")
+            raise Misuse(f"keys = {keys!r:.60}: give the result of `KVCache.keys` or `ready_keys`")
         if self.salt is not None or self.lora is not None or self.media is not None:
             raise Misuse("salt, lora and media are in the keys already: pass them to `keys`")
         if keys.tokens != len(self.prompt):
@@ -136,7 +137,7 @@ class NewRequest:
 
 
 def checked(request: object) -> NewRequest:
-    """Refuses what is no request.
+    """Refuses any object but a `NewRequest`.
 
     Raises:
         Misuse: It is none.
@@ -158,7 +159,7 @@ def max_blocks(prompt: int, max_tokens: int, block_size: int) -> int:
 
 
 def check_id(request: object) -> None:
-    """Refuses what is no id.
+    """Refuses an id that cannot be hashed.
 
     Raises:
         Misuse: It cannot be hashed.

@@ -1,4 +1,4 @@
-"""What a scheduler can be told: sizes, limits and policies, with the field's names."""
+"""Options of a scheduler: sizes, limits and policies, under the names of vLLM."""
 
 from dataclasses import dataclass, field
 from typing import Final, get_args
@@ -40,11 +40,11 @@ class SchedulerOptions:
         max_num_seqs: Rows of the engine's running batch, called seats.
         max_num_batched_tokens: Most tokens computed in a step. Rows that decode come first, and
             are never left out for it.
-        role: What this engine does: whole requests ("mixed"), or only their "prefill" or "decode".
+        role: The phases that this engine computes: both ("mixed"), or only "prefill" or "decode".
         headroom: How much room the running batch keeps for its growth. None: the default policy of
             the role, made for each scheduler.
         victim_policy: Which sequence is preempted when the headroom was too small.
-        preempt_mode: What becomes of a victim's KV: "park", "full-blocks" or "recompute", as in
+        preempt_mode: How a victim's KV is kept: "park", "full-blocks" or "recompute", as in
             `Parking`. None: "park" where there is a tier below the device.
         stops: "in-order" where a stop holds from its own step on, so that the output of that step
             is its ack; "acked" where the engine acks each stop.
@@ -55,9 +55,9 @@ class SchedulerOptions:
             victim again.
         max_stalled_steps: Steps in a row that a parked request may find no room, or give none to
             others, before it is recomputed instead.
-        max_held_steps: Steps for which a held request, which nobody reads, may keep others waiting
-            for a seat or for room before it fails. It counts only where the engine cannot recompute
-            and there is no room to park: else a held request makes room at once.
+        max_held_steps: Steps for which a held request, whose tokens are not read, may keep others
+            waiting for a seat or for room before it fails. It counts only if the engine cannot
+            recompute and there is no room to park: else a held request makes room at once.
         max_overtakes: How often later requests may overtake one that does not fit.
         num_speculative_tokens: Draft tokens that a speculative engine may compute in each row
             beside its newest token. With them a row is in one step at a time.

@@ -1,4 +1,4 @@
-"""Checks of an engine's output: is it what the step could have computed?"""
+"""Checks an engine's output against its step."""
 
 from collections.abc import Iterable
 
@@ -14,10 +14,10 @@ __all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
 
 
 def check(output: object) -> list[Ack]:
-    """Refuses what is no output of any step; returns its acks.
+    """Refuses malformed outputs; returns the acks.
 
     Raises:
-        Misuse: A field has another type or shape than `Output` says.
+        Misuse: A field has another type or shape than in `Output`.
     """
     if not isinstance(output, Output):
         raise Misuse(f"output = {output!r:.60}: must be an Output")

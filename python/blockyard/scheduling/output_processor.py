@@ -1,4 +1,4 @@
-"""Where an engine's output is applied: tokens, sealed blocks, and requests that end."""
+"""Applies an engine's output: appends tokens, seals blocks, ends requests."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ class OutputProcessor:
     """Applies the output of each step, the oldest in flight first.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         lifecycle: How requests end.
         forks: How samples of a prompt begin when it is computed.
     """
@@ -106,7 +106,7 @@ class OutputProcessor:
         self._behind = bool((np.array(sealed) < computed // size).any())
 
     def _seal(self, in_flight: InFlightStep, rows: list[Seat]) -> None:
-        """Seals what is computed; the positions of rejected drafts go back first."""
+        """Seals computed blocks; the positions of rejected drafts are given back first."""
         if not rows:
             return
         seats = self._seats

@@ -1,4 +1,4 @@
-"""Room for rows that cannot grow: what is coming, which parked blocks leave, which rows stop."""
+"""Makes room for rows that cannot grow: moves parked blocks down, then stops rows."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ class Preemptor:
     """Moves parked blocks off the device, and preempts rows where that is too little (INV-25).
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         lifecycle: How rows stop and fail.
     """
 
@@ -37,7 +37,7 @@ class Preemptor:
         self._cooldown = shared.options.preempt_cooldown
         self._lifecycle = lifecycle
         self.unread = Unread(shared, lifecycle)
-        """The held requests that could not leave, where others wait for what they keep."""
+        """The held requests that could not leave, while others wait for their seats or blocks."""
 
     def preempt(self, seat: Seat, instead: Request | None = None) -> None:
         """Stops a victim.
@@ -107,7 +107,7 @@ class Preemptor:
         return self._parking.relieve_all(self._handles(self._movable(behind))) > 0
 
     def lower(self) -> None:
-        """Moves what parked requests keep on the host to the disk, where the host is short."""
+        """Moves blocks of parked requests from the host to the disk, if the host is short."""
         if self._queue.parked:
             self._parking.lower(self._handles(self._movable(None)))
 
@@ -320,9 +320,9 @@ class Pressure:
     """Makes room: parked blocks move, rows skip a step, victims stop, and at last one fails.
 
     Args:
-        shared: What it shares with the other parts.
-        admission: What waits, and how much it lacks.
-        preemptor: What moves, and which rows stop.
+        shared: State that all parts of the scheduler share.
+        admission: The waiting requests, and the blocks that they lack.
+        preemptor: Moves parked blocks, and stops rows.
     """
 
     def __init__(self, shared: Shared, admission: Admission, preemptor: Preemptor) -> None:

@@ -11,8 +11,8 @@ from blockyard.shared.timings import WAITS, Clock, Histogram
 __all__ = ["BEGUN", "WaitingQueue", "Waits"]
 
 BEGUN: Final = ("room", "seat", "prefix")
-"""What keeps a request from its begin: blocks; a seat or its turn; another request that computes or
-loads its prefix."""
+"""Reasons why a request waits: blocks; a seat or its turn; another request that computes or loads
+its prefix."""
 
 
 class Waits:
@@ -41,7 +41,7 @@ class Waits:
         """Counts the wait of a request that has a lease now."""
         since, waiting = self._since.pop(entry, None), entry.waiting
         if since is not None:
-            # It has begun to come back as often since it was parked: 0 for what begins anew.
+            # Times that it came back since it was parked: 0 for one that begins anew.
             times = self.resumed if waiting.resumes else self.begun[waiting.waited_for]
             times.add(self._clock() - since)
 
@@ -68,8 +68,8 @@ class WaitingQueue:
     """All waiting requests, in the order in which they begin.
 
     Removal is lazy: a stale entry is dropped when it reaches the top, or when stale entries
-    outnumber live ones. Requests that wait for another one's copy or prefill stand beside the
-    queue: they are asked again later, and hold up no other.
+    outnumber live ones. Requests that wait for another one's copy or prefill are set aside: they
+    are tried again later, and delay no other.
 
     Args:
         waits: Where waits are counted; None for nowhere.
@@ -105,12 +105,12 @@ class WaitingQueue:
 
     @property
     def held(self) -> AbstractSet[Request]:
-        """The waiting requests that are held: they stand in no line."""
+        """The waiting requests that are held: they are outside the queue's order."""
         return self._held
 
     @property
     def apart(self) -> bool:
-        """Whether a waiting request stands in no line."""
+        """Whether a waiting request is outside the queue's order."""
         return bool(self._held or self._too_large)
 
     @property
@@ -129,10 +129,9 @@ class WaitingQueue:
         return self._promised
 
     def push(self, entry: Request) -> None:
-        """Adds a request; one that comes back has the place that it had at first.
+        """Adds a request; one that comes back has its first place.
 
-        One that is held or too large stands in no line, so that its turn does not come. Push it
-        again when that has changed.
+        A held or too large request gets no turn. Push it again when that has changed.
         """
         self.changes += 1
         if self.waits is not None:
@@ -157,7 +156,7 @@ class WaitingQueue:
 
     @property
     def highest(self) -> int | None:
-        """The highest priority of those that stand in line or aside; None where none does."""
+        """The highest priority of those in order or set aside; None if there are none."""
         tops = [heap[0][0][0] for heap in (self._heap, self._aside) if self._first(heap)]
         return -min(tops) if tops else None
 
@@ -165,7 +164,7 @@ class WaitingQueue:
         """Removes and returns the first request; None where no request waits.
 
         Args:
-            aside: Whether it may be one that stands aside.
+            aside: Whether it may be one that is set aside.
         """
         heaps = [heap for heap in (self._heap, self._aside if aside else []) if self._first(heap)]
         if not heaps:
@@ -175,7 +174,7 @@ class WaitingQueue:
         return entry
 
     def withdraw(self, entry: Request) -> None:
-        """Removes a request, wherever it stands."""
+        """Removes a request, from any place."""
         self._remove(entry)
         self._compact(self._heap)
         self._compact(self._aside)
@@ -233,7 +232,7 @@ class WaitingQueue:
         return Counts(len(self._current), len(parked), len(aside), apart, len(large))
 
     def next(self, count: int) -> list[Request]:
-        """The first `count` requests in their order; none of those that stand aside."""
+        """The first `count` requests in their order, without those set aside."""
         found: list[Request] = []
         # A walk down the heap, the smallest first, as far as it is needed.
         edge = [(place, at) for at, place in enumerate(self._heap[:1])]
@@ -247,12 +246,12 @@ class WaitingQueue:
         return found
 
     def count_before(self, entry: Request) -> int:
-        """How many waiting requests stand before this one."""
+        """How many waiting requests are before this one."""
         places = (*self._heap, *self._aside)
         return sum(place[0] < entry.rank for place in places if self._is_current(place))
 
     def _is_current(self, place: _Place) -> bool:
-        """Whether a request still stands in this place."""
+        """Whether a request is still in this place."""
         return self._current.get(place[2]) == place[1]
 
     def _first(self, heap: list[_Place]) -> bool:

@@ -1,4 +1,4 @@
-"""A request: what each part of the scheduler knows of it, its states, and how it ends."""
+"""A request: its states, its result, and the fields that each part of the scheduler writes."""
 
 from collections.abc import Hashable
 from collections.abc import Set as AbstractSet
@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 Ran: TypeAlias = Literal["recompute", "abort"]
-"""What becomes of requests that ran, where their engine was reset."""
+"""Whether running requests are recomputed or aborted after a reset of their engine."""
 Lost: TypeAlias = Literal["lost", "disk kept"]
-"""What became of the tiers' contents, as in `KVCache.clear`."""
+"""Whether a disk has kept its blocks over a reset, as in `KVCache.clear`."""
 
 
 class RequestState(StrEnum):
@@ -63,16 +63,16 @@ class Result(NamedTuple):
     tokens: NDArray[np.uint32]
     """The tokens that it sampled."""
     reason: str
-    """"stop", "length", "aborted", or what failed."""
+    """"stop", "length", "aborted", or the cause of the failure."""
     cached_tokens: CachedTokens = CachedTokens()
-    """The prompt tokens that were found when it first began: a preemption changes nothing of it."""
+    """The prompt tokens that were found when it first began; a preemption does not change them."""
 
 
 class RequestKeys:
     """The keys of a request's tokens, which are made once each time that it waits.
 
     Args:
-        new: What its caller has said.
+        new: The caller's arguments.
         prompt: The keys of its prompt; None until they are made of salt, lora and tokens.
     """
 
@@ -86,7 +86,7 @@ class RequestKeys:
         """The keys as bytes, while it waits or its prompt is computed."""
 
     def of(self, cache: KVCache, outputs: list[int]) -> Keys:
-        """The keys of its prompt and, after a preemption, of what it had sampled by then."""
+        """The keys of its prompt and, after a preemption, of the tokens sampled by then."""
         if self._made is None:
             new = self._new
             if self.prompt is None:
@@ -100,7 +100,7 @@ class RequestKeys:
         return self._made
 
     def unmade(self, outputs: list[int]) -> int:
-        """Tokens of which `of` has to make keys."""
+        """Tokens whose keys `of` has to make."""
         if self._made is not None:
             return 0
         return len(outputs) + (len(self._new.prompt) if self.prompt is None else 0)
@@ -142,7 +142,7 @@ class SampleGroup:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """What counts for a request's next turn; it is new each time that it starts to run."""
+    """State of a request's wait for its turn; it is new each time that it starts to run."""
 
     ticket: Ticket | None = None
     """Room promised to it; None once it has begun."""
@@ -164,14 +164,14 @@ class Waiting:
     prefetched: bool = False
     """Whether a copy of its prefix was asked for ahead of its turn."""
     waited_for: Literal["room", "seat", "prefix"] = "seat"
-    """What kept it when its turn came last; a seat, or the turn itself, before that."""
+    """Why it was not admitted the last time it was considered; "seat" before that."""
 
     def begin_anew(self) -> None:
         """Notes that none of its work is kept."""
         self.resumes, self.prefetched = 0, False
 
     def drop_spent_ticket(self) -> None:
-        """Forgets a ticket of which the room is its own, or was given back."""
+        """Forgets a ticket that was redeemed or released."""
         if self.ticket is not None and self.ticket.state != "open":
             self.ticket = None
 
@@ -181,7 +181,7 @@ class ParkedWork:
     """The work of a preempted request that is kept, while it waits."""
 
     handle: Parked
-    """What keeps it."""
+    """The handle that keeps it."""
     stalled_steps: int = 0
     """How often in a row it found no room, or gave none to others, since it was parked."""
     on_device: int = 0
@@ -192,24 +192,24 @@ class ParkedWork:
 class Request:
     """One sample of a request, in one of its states.
 
-    Each field is written by one file alone: by this one, in the verbs below, where nothing else is
-    said. `tests/python/scheduling/test_owners.py` keeps that.
+    Each field is written by one file alone: the one that it names, else this one, in the verbs
+    below. `tests/python/scheduling/test_owners.py` checks it.
     """
 
     id: Hashable
-    """That of the sample, where it is one of several."""
+    """The id of the sample, if it is one of several."""
     new: NewRequest
-    """What its caller has said."""
+    """The caller's arguments."""
     order: int
     """Its number among all requests, from 0."""
     arrival_step: int
     """The newest step when it was added."""
     hints: Hints
-    """What is known of its future, for when it has ended: `scheduler.py`."""
+    """Its expected reuse after its end: `scheduler.py`."""
     keys: RequestKeys
     """Its keys, which `RequestKeys` makes."""
     waiting: Waiting = field(default_factory=Waiting)
-    """What counts for its turn: `admission.py`."""
+    """Its wait for its turn: `admission.py`."""
     parked: ParkedWork | None = None
     """The work that is kept, while it is parked: `preemption.py`."""
     group: SampleGroup | None = None
@@ -228,7 +228,7 @@ class Request:
     last_write: int = 0
     """The last step that may still write its blocks: no copy reads them before it is done."""
     lease: Lease | None = None
-    """What it holds: `batch.py`, as its seat and epoch."""
+    """Its lease: `batch.py`, as its seat and epoch."""
     seat: int | None = None
     epoch: int = 0
     preempted: int = 0
@@ -243,7 +243,7 @@ class Request:
 
     @property
     def apart(self) -> bool:
-        """Whether it stands in no line while it waits."""
+        """Whether it is outside the queue's order while it waits."""
         return self.held or self.waiting.too_large
 
     @property
@@ -253,7 +253,7 @@ class Request:
 
     @property
     def leader(self) -> "Request | None":
-        """The sample of which it is forked, while that computes their prompt."""
+        """The sample that it is forked from, while that computes their prompt."""
         return self.group.leader if self.group is not None and self in self.group.waiting else None
 
     @property
@@ -269,7 +269,7 @@ class Request:
         return (RequestState.FINISHED, "stop") if len(self.outputs) == self.ends_at else None
 
     def tokens(self) -> NDArray[np.uint32]:
-        """The prompt, and what was sampled so far."""
+        """The prompt, and the tokens sampled so far."""
         return np.concatenate((self.new.prompt, np.array(self.outputs, np.uint32)))
 
     def keyed(self, cache: KVCache) -> Keys:
@@ -322,7 +322,7 @@ class Request:
         self.ends_at = len(self.outputs) + tokens
 
     def stop(self) -> None:
-        """Makes it wait for the ack of its stop; what has ended has."""
+        """Makes it wait for the ack of its stop, unless it has ended."""
         if not self.terminal:
             self.state = RequestState.STOPPING
 
@@ -330,7 +330,7 @@ class Request:
         """Makes it wait with its work kept.
 
         Args:
-            handle: What keeps it.
+            handle: The handle that keeps it.
             last_write: The last step that may still write it; None where that is as before.
         """
         self.parked = ParkedWork(handle)
@@ -378,7 +378,7 @@ def arrived(cache: KVCache, new: NewRequest, order: int, arrival_step: int) -> l
 
     Args:
         cache: The cache in which they will begin.
-        new: The request as its caller says it.
+        new: The caller's arguments.
         order: The number of the first among all requests.
         arrival_step: The newest step.
 

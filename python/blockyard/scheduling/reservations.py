@@ -63,7 +63,7 @@ class Reservations(Single):
 
     Args:
         cache: The cache whose blocks are reserved.
-        headroom: Policies, by role, for what must be left to sequences that run here: give the
+        headroom: Policies, by role, for the room left to sequences that run here: give the
             `Scheduler`'s own policy, which learns. By default its headroom is enough.
 
     Raises:
@@ -138,21 +138,21 @@ class Reservations(Single):
         running: int = 0,
         growth: int | None = None,
     ) -> Reservation:
-        """Reserves blocks, where that leaves enough for the sequences that run here.
+        """Reserves blocks, if that leaves enough for the sequences that run here.
 
-        The blocks that are free or evictable and not promised must be at least `blocks` and the
-        headroom that the role's policy wants for `running` sequences. What the cache keeps as
-        headroom already is a part of that, and is not kept twice.
+        The free or evictable blocks that are not promised must be at least `blocks` plus the
+        headroom that the role's policy wants for `running` sequences. Headroom that the cache keeps
+        already is part of that, and not kept twice.
 
         Args:
             request: Its id; each has at most one open reservation.
             blocks: How many blocks, 1 or more.
             deadline: The last tick at which it may be committed.
-            role: What this instance does for the request.
+            role: The phases that this instance computes of the request.
             peer: The instance that asks.
             running: Sequences that run here: `Scheduler.running`.
             growth: Blocks that they can still need: `Scheduler.growth`. No more is kept for them by
-                a policy that is `capped`. None where nobody knows.
+                a policy that is `capped`. None if unknown.
 
         Raises:
             Misuse: The request has an open reservation, or a value is out of range.
@@ -267,7 +267,7 @@ class Reservations(Single):
 
 def _refusal(room: Room, blocks: int, headroom: int) -> NoRoom:
     error = NoRoom(
-        f"no room on the device: {blocks} blocks are asked for and {headroom} kept for what runs, "
+        f"no room on the device: {blocks} blocks requested, {headroom} kept for running requests, "
         f"free {room.free}, evictable {room.evictable}, promised {room.promised}"
     )
     error.tier, error.need = "device", blocks + headroom

@@ -37,17 +37,18 @@ __all__ = ["Scheduler"]
 class Scheduler(Single):
     """Waiting and running requests. Steps drive it; it does no I/O, and never waits.
 
-    `schedule` says what to run and what to stop; `on_output` and `on_acks` take what the engine
-    answers. Several steps may be in flight.
+    `schedule` returns the rows to run and the seats to stop; `on_output` and `on_acks` take the
+    engine's answers. Several steps may be in flight.
 
-    A scheduler is for one thread, that of its first verb: another is refused, and so is a verb
-    within a verb. `AsyncEngine` is a front for any; `state`, `sampled`, `lease`, `stats` are, too.
+    A scheduler is for one thread, that of its first verb: calls of others are refused, and so is a
+    verb within a verb. Any thread may call `state`, `sampled`, `lease`, `stats` and `stalled`, and
+    an `AsyncEngine` in front of it.
 
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
         options: Sizes, limits and policies; all have defaults.
-        clock: Seconds. It decides nothing: `stalled`, its log and `metrics` alone read it.
-        metrics: Whether it and the cache count how long the parts of a step and waits take.
+        clock: Seconds. Only `stalled`, its log and `metrics` read it.
+        metrics: Whether to measure how long the parts of a step, the cache's too, and waits take.
 
     Raises:
         Misuse: Another scheduler that has not ended drives the cache, or the cache cannot do what
@@ -95,13 +96,13 @@ class Scheduler(Single):
         if metrics:
             cache.measure(clock)
         self.monitor = Monitor(shared, stalls, times)
-        """What an exporter asks, from any thread."""
+        """Numbers for an exporter, from any thread."""
         self._added, self._owner = 0, Owner()
         self._driver = Driver(shared, lifecycle)
 
     @owned
     def hand_over(self) -> None:
-        """Lets another thread have it: the next one that calls a verb.
+        """Releases it to another thread: the next one that calls a verb.
 
         Raises:
             Misuse: Another thread has it.
@@ -133,7 +134,7 @@ class Scheduler(Single):
 
     @driven
     def abort(self, request: Hashable) -> None:
-        """Ends a request, whatever it is doing; its result comes when its blocks are safe.
+        """Ends a request in any state; its result comes when its blocks are safe.
 
         Raises:
             Misuse: There is no such request.
@@ -142,10 +143,10 @@ class Scheduler(Single):
 
     @driven
     def hint(self, request: Hashable, hints: Hints) -> None:
-        """Says what is known of a request's future now, in place of all that was said before.
+        """Replaces the hints of a request.
 
-        It is for what its answer tells: a tool is called, so that the session goes on in a few
-        seconds. Say it before the output that ends the request; then its blocks are released.
+        Use it when the answer reveals them: it calls a tool, so the session goes on in a few
+        seconds. Call it before the output that ends the request, which releases its blocks.
 
         Args:
             request: Its id.
@@ -159,7 +160,7 @@ class Scheduler(Single):
 
     @driven
     def hold(self, request: Hashable) -> None:
-        """Computes no more tokens of a request for now, as nobody reads those that are there.
+        """Pauses the decoding of a request, because its tokens are not read.
 
         Its prompt is computed, and steps in flight count. When others need its seat or blocks it is
         parked, or computed again after `unhold`; where neither can be it fails (`max_held_steps`).
@@ -188,7 +189,7 @@ class Scheduler(Single):
     @driven
     @timed("schedule")
     def schedule(self) -> Step:
-        """Returns what to run next; a step may have stops and no rows.
+        """Returns the next step; it may have stops and no rows.
 
         Raises:
             Unavailable: The engine has failed and was not reset.
@@ -217,7 +218,7 @@ class Scheduler(Single):
         stops = self._lifecycle.take_stops(self._batch.number + 1)
         return self._batch.launch(grown, starts, stops)
 
-    # -- what the engine answers ---------------------------------------------------------------
+    # -- answers of the engine -----------------------------------------------------------------
 
     @driven
     @timed("output")
@@ -241,7 +242,7 @@ class Scheduler(Single):
         self._lifecycle.on_acks(acks)
 
     def check(self, engine: Engine) -> None:
-        """Refuses an engine that stops otherwise than the options say.
+        """Refuses an engine whose `stops` differ from the options.
 
         Raises:
             Misuse: Its `stops` are others, or none.
@@ -250,10 +251,10 @@ class Scheduler(Single):
 
     @driven
     def reconcile(self, active: Iterable[int], step: int) -> None:
-        """Makes good for lost acks: the engine says which seats it has as of its step `step`.
+        """Makes good for lost acks, from the seats that the engine has as of its step `step`.
 
-        A stopping seat that the engine has no more counts as acked. One that it still has gets its
-        stop again, of the same epoch (T29).
+        A stopping seat that is not in `active` counts as acked. One that is gets its stop again,
+        with the same epoch (T29).
 
         Args:
             active: The seats that the engine has.
@@ -269,8 +270,8 @@ class Scheduler(Single):
         """Ends the requests that a dead engine has, as FAILED (T29).
 
         The engine may still write their blocks: these stay pinned until `reset`, and
-        `stats()["pinned_until_reset"]` counts them; no copy is quarantined for it. A waiting
-        request waits on, and one that was loading goes back to the queue: the engine never had it.
+        `stats()["pinned_until_reset"]` counts them; none is quarantined. Waiting requests keep
+        waiting, and loading ones go back to the queue: the engine never had them.
 
         Args:
             reason: The reason in their results.
@@ -282,11 +283,12 @@ class Scheduler(Single):
         """Goes on with an engine that was reset: it computes nothing more, and its KV is gone.
 
         Args:
-            requests: "recompute" or "abort" what ran (T33). An interrupted verb is made good, too.
-            memory: "lost", or lost but for the "disk kept", as in `KVCache.clear`.
+            requests: Whether to "recompute" or "abort" running requests (T33). An interrupted verb
+                is made good, too.
+            memory: "lost", or "disk kept" if only a disk kept its blocks, as in `KVCache.clear`.
 
         Raises:
-            Misuse: One is no such word, or no tier is keyed and would be kept.
+            Misuse: One is no such word, or "disk kept" without a keyed tier.
         """
         self._lifecycle.reset(requests, memory)
         self._admission.forget()
@@ -294,7 +296,7 @@ class Scheduler(Single):
 
     @driven
     def update_weights(self) -> None:
-        """Forgets all that was computed so far: what runs is stopped and recomputed (T33)."""
+        """Forgets all KV computed so far: running requests are stopped and recomputed (T33)."""
         self._lifecycle.update_weights()
 
     # -- questions -----------------------------------------------------------------------------
@@ -326,13 +328,13 @@ class Scheduler(Single):
         return None if entry is None else entry.cached_tokens
 
     def lease(self, request: Hashable) -> Lease | None:
-        """Returns what a request holds; None while it waits, and when it has ended."""
+        """Returns the lease of a request; None while it waits, and when it has ended."""
         entry = self._lifecycle.find(request)
         return None if entry is None else entry.lease
 
     @owned
     def explain(self, request: Hashable) -> Explanation:
-        """Says what a request is doing, or why it waits, and what holds the device.
+        """Explains what a request is doing, or why it waits, and which holders have the device.
 
         Raises:
             Misuse: There is no such request.
@@ -340,7 +342,7 @@ class Scheduler(Single):
         return self._explainer.explain(self._lifecycle.get(request))
 
     def stalled(self) -> tuple[str, ...]:
-        """Says what stands still and which call is missing, surest first; any thread may ask."""
+        """Returns one message per stalled condition, most certain first; any thread may call it."""
         return tuple(self._stalls.stall_messages().values())
 
     @property
@@ -360,7 +362,7 @@ class Scheduler(Single):
 
     @property
     def growth(self) -> int:
-        """Blocks that those may still need, by their `max_tokens`, and were not promised."""
+        """Blocks that these may still need, by their `max_tokens`, and were not promised."""
         return self._headroom.growth
 
     @property

@@ -1,4 +1,4 @@
-"""What all parts of a scheduler share."""
+"""State that all parts of a scheduler share."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -17,23 +17,23 @@ __all__ = ["Shared"]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The cache, the options, and what requests wait, sit and run in: each part is made of it."""
+    """Cache, options, queue, seats and batch: each part is made with it."""
 
     cache: KVCache
     options: SchedulerOptions
     clock: Clock
-    """Seconds. Nothing is decided by it."""
+    """Seconds. It only measures."""
     counters: Counters
     queue: WaitingQueue
     """Where requests wait."""
     seats: Seats
     """The seats of the running batch."""
     batch: Batch
-    """What runs in them, and the steps in flight."""
+    """The rows that run in them, and the steps in flight."""
     parking: Parking
     """How a victim's work is kept, and how it comes back."""
     headroom: KeptHeadroom
-    """How much room is kept for the growth of what runs."""
+    """Room kept for the growth of running requests."""
 
     @classmethod
     def of(

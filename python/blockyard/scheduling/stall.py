@@ -1,4 +1,4 @@
-"""Why a loop stands still: which call is missing, and for how long."""
+"""Detects a stalled loop: which call is missing, and for how long."""
 
 import re
 from collections.abc import Callable, Hashable
@@ -19,20 +19,20 @@ __all__ = ["Fact", "Lasted", "Rule", "Stalls"]
 
 _STEPS: Final = 64
 _SECONDS: Final = 2.0
-"""A rule speaks when its fact has held for so many steps, and for so many seconds."""
+"""A rule fires when its fact has held for so many steps, and for so many seconds."""
 _EVERY: Final = 16
-"""Steps between two looks: a step costs next to nothing, and a stall is reported within 96."""
+"""Steps between two checks: a step costs next to nothing, and a stall is reported within 96."""
 _MINUTE: Final = 60.0
 _MOST_UNANSWERED: Final = 1024
 """Steps in flight beyond which no step is scheduled: no engine has so many."""
 _ANSWER: Final = "call on_output once for every step, also for one without rows"
 _SHOWN: Final = 3
-"""Holders of blocks that a sentence names."""
+"""Most holders named in a sentence."""
 _Below: TypeAlias = Literal["host", "disk"]
 
 
 class Rule(StrEnum):
-    """What may stand still, the surest first."""
+    """Stalled conditions, the most certain first."""
 
     DEAD = "dead"
     UNANSWERED = "unanswered"
@@ -49,7 +49,7 @@ _CAUSES: Final = {
     Rule.NO_OUTCOME: frozenset({Rule.UNDISPATCHED, Rule.NOT_POLLED}),
     Rule.NO_ROOM: frozenset(Rule) - {Rule.NO_ROOM},
 }
-"""Rules that say nothing while one of these lasts from look to look: they are its effect."""
+"""Rules that do not fire while one of these lasts from check to check: they are its effect."""
 
 
 class Lasted(NamedTuple):
@@ -64,7 +64,7 @@ class Lasted(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Something that is all right for a moment, and a stall where it stays as it is."""
+    """A condition that is normal for a moment, and a stall if it does not change."""
 
     rule: Rule
     identity: Hashable
@@ -73,13 +73,13 @@ class Fact(NamedTuple):
 
 
 class Stalls:
-    """Looks at the scheduler's parts and at the cache, and changes nothing.
+    """Checks the scheduler's parts and the cache, and changes nothing.
 
-    Every 16th step looks, and so does each question, of any thread. A fact that does not hold any
-    more is forgotten.
+    Every 16th step checks, and so does each question, from any thread. A fact that holds no more is
+    forgotten.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         admission: Which request found no room.
         unread: Which held requests keep others waiting.
 
@@ -105,16 +105,16 @@ class Stalls:
             "disk": cache.config.disk_blocks,
         }
         self._below = [tier for tier, size in sizes.items() if size]
-        """Where parked requests go down to."""
+        """The tiers that parked requests are copied down to."""
 
     def step(self) -> None:
-        """Counts a call of `schedule`, and looks now and then."""
+        """Counts a call of `schedule`, and checks now and then."""
         self._steps += 1
         if not self._steps % _EVERY:
             self.stall_messages()
 
     def stall_messages(self) -> dict[Rule, str]:
-        """Returns a sentence for each rule that speaks, the surest first, and logs it."""
+        """Returns a sentence for each rule that fires, the most certain first, and logs it."""
         now, step, before = self._clock(), self._steps, self._since
         facts = self._facts()
         since, lasted = dict[Rule, tuple[Hashable, int, float]](), dict[Rule, Lasted]()
@@ -139,10 +139,10 @@ class Stalls:
         return found
 
     def check_answered(self) -> None:
-        """Refuses one step more where far too many are unanswered.
+        """Refuses another step if far too many have no output.
 
         Raises:
-            Misuse: That is so; nothing is changed.
+            Misuse: They have none; nothing is changed.
         """
         oldest = self._batch.oldest
         if oldest is not None and self._batch.number - oldest.number + 1 >= _MOST_UNANSWERED:
@@ -152,7 +152,7 @@ class Stalls:
             )
 
     def _facts(self) -> list[Fact]:
-        """What holds now, the surest first. While nothing can go on, no other reason counts."""
+        """The facts that hold now, the most certain first; only one if nothing can go on."""
         ended = self._ended()
         if ended is not None:
             return [ended]
@@ -225,7 +225,7 @@ class Stalls:
             (seat.number, seat.epoch),
             lambda lasted: (
                 f"{since} ({lasted}) {whose}: "
-                'call on_acks, or say stops="in-order"; where acks are lost, call reconcile'
+                'call on_acks, or pass stops="in-order"; if acks were lost, call reconcile'
             ),
         )
 
@@ -253,7 +253,7 @@ class Stalls:
         )
 
     def _unpolled(self, pending: PendingCopies) -> Fact | None:
-        """The crane of this process has flights, and nobody polls it."""
+        """The crane of this process has flights, and is not polled."""
         flights, polls = pending.unpolled
         if not flights:
             return None
@@ -261,7 +261,7 @@ class Stalls:
             Rule.NOT_POLLED,
             polls,
             lambda lasted: (
-                f"{_those(flights, 'flight', 'wait')} on rank 0, and nobody has polled it for "
+                f"{_those(flights, 'flight', 'wait')} on rank 0, which was not polled for "
                 f"{lasted}: call commit(crane.poll()) once per turn (cache.step() does)"
             ),
         )
@@ -275,24 +275,24 @@ class Stalls:
         def message(lasted: Lasted) -> str:
             spoken = waiting.spoken
             have = "has" if len(spoken) == 1 else "have"
-            heard = f"; {ranks(spoken)} {have} spoken" if spoken else ""
+            heard = f"; {ranks(spoken)} {have} reported" if spoken else ""
             more = f"; {_those(waiting.others, 'newer flight', 'wait')}, too" * bool(waiting.others)
             held = ", ".join(
                 f"{blocks} idle {'block' if blocks == 1 else 'blocks'} of the {tier}"
                 for tier, (blocks, _) in self._cache.idle_in_flight().items()
             )
-            held = f"; nobody can have {held} until flights end" if held else ""
+            held = f"; copies hold {held} until flights end" if held else ""
             return (
                 f"Flight {waiting.flight} waits for {ranks(waiting.missing)} "
                 f"({lasted}){heard}{more}{held}: call commit(crane.poll()) with "
-                "what every rank's crane says, once per turn (cache.step() does); where a report "
-                "may be lost, commit(crane.reconcile(cache.unreported(rank)))"
+                "the outcomes of every rank's crane, once per turn (cache.step() does); if a "
+                "report may be lost, commit(crane.reconcile(cache.unreported(rank)))"
             )
 
         return Fact(Rule.NO_OUTCOME, waiting.flight, message)
 
     def _unread_streams(self) -> Fact | None:
-        """A request waits for what held ones keep, which must stay where they are."""
+        """A request waits for seats or blocks of held ones, which cannot leave."""
         waiting, keepers = self.unread.waiting, self.unread.keepers()
         if waiting is None:
             return None
@@ -300,8 +300,8 @@ class Stalls:
             Rule.UNREAD,
             tuple(entry.order for entry in (waiting, *keepers)),
             lambda lasted: (
-                f"Request {waiting.id!r} waits ({lasted}) for what requests keep that nobody "
-                f"reads: {named(keepers)}. Read their tokens and call unhold, or abort them; one "
+                f"Request {waiting.id!r} waits ({lasted}) for held requests, whose tokens are not "
+                f"read: {named(keepers)}. Read their tokens and call unhold, or abort them; one "
                 f"fails after {self.unread.most:,} steps in which others wait"
             ),
         )
@@ -368,7 +368,7 @@ class Stalls:
         return re.sub(r"\b(lease|parked|ticket) (\d+)\b", name, sentence)
 
     def _holders(self) -> str:
-        """Who holds the blocks, and what can be called to get them back."""
+        """Names the holders of blocks, and the calls that release them."""
         holders = self._cache.holders()
         most = ", ".join(
             f"{kind} {number}: {held} blocks and {promised} promised"
@@ -387,7 +387,7 @@ class Stalls:
             lines.append(f"Promised to tickets: {', '.join(tickets)}; call release, or begin.")
         if self._batch.held:
             ids = named(seat.request for seat in self._batch.held)
-            lines.append(f"Held, as nobody reads their tokens: {ids}; call unhold.")
+            lines.append(f"Held requests, whose tokens are not read: {ids}; call unhold.")
         quarantined = self._cache.stats()["device_quarantined"]
         if quarantined:
             lines.append(f"{quarantined} slots are quarantined: report their copies, or reset.")

@@ -1,4 +1,4 @@
-"""How an admitted request starts: at once, or when its loads have ended."""
+"""Starts admitted requests: at once, or when their loads have ended."""
 
 from blockyard.scheduling.admission import Admission, Admitted
 from blockyard.scheduling.batch import Seat
@@ -15,8 +15,8 @@ class Starts:
     """Starts the requests that were admitted, at once or when their loads have ended.
 
     Args:
-        shared: What it shares with the other parts.
-        admission: What else waits.
+        shared: State that all parts of the scheduler share.
+        admission: The other waiting requests.
         lifecycle: How they go back, and end.
     """
 
@@ -29,7 +29,7 @@ class Starts:
         self._counters = shared.counters
 
     def landed(self) -> list[Start]:
-        """Starts requests whose loads have ended, from what is good of them (T3, T4)."""
+        """Starts requests whose loads have ended, from the good blocks (T3, T4)."""
         starts = []
         for seat in self._batch.landed():
             if seat.lease.state == "short" and seat.lease.resumed:

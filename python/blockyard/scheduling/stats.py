@@ -1,4 +1,4 @@
-"""How much a scheduler has of everything, what it has counted, and how long requests wait."""
+"""The numbers of a scheduler: sizes, counters, and how long requests wait."""
 
 from typing import Final, NamedTuple
 
@@ -35,7 +35,7 @@ class Census:
     each that waits.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         lifecycle: All that has not ended.
         admission: Whether a request was refused room.
     """
@@ -123,7 +123,7 @@ class SchedulerStats:
     """Reads the sizes of a scheduler's parts, and its counters.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         lifecycle: All that has not ended.
         admission: Whether a request was refused room.
     """
@@ -184,17 +184,17 @@ class Waited(NamedTuple):
     """How long requests have waited, in seconds."""
 
     begun: dict[str, Reading]
-    """Those that began, by what kept them last: since they were added, or lost their work."""
+    """Requests that began, by their last reason to wait: since they were added or lost their KV."""
     resumed: Reading
-    """Those that resumed: since they were parked."""
+    """Requests that resumed: since they were parked."""
 
 
 class Monitor:
     """Questions for an exporter. Any thread may ask, and none changes anything.
 
     Args:
-        shared: What the parts of the scheduler share.
-        stalls: What stands still.
+        shared: State that all parts of the scheduler share.
+        stalls: The stalled conditions.
         times: How long its parts of a step take; None where it does not measure.
     """
 
@@ -211,7 +211,7 @@ class Monitor:
         return self._batch.dead
 
     def stall_messages(self) -> dict[Rule, str]:
-        """Returns what stands still, by its rule, the surest first."""
+        """Returns the stalled conditions by rule, the most certain first."""
         return self._stalls.stall_messages()
 
     def steps(self) -> dict[str, Reading]:

@@ -1,4 +1,4 @@
-"""Held requests that keep from others what those wait for, and how long they may."""
+"""Fails held requests that keep others waiting for too long."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -12,7 +12,7 @@ __all__ = ["Unread", "named"]
 
 _log = Limited(__name__)
 _SHOWN: Final = 3
-"""Requests that a sentence names."""
+"""Most requests named in a sentence."""
 
 
 class Unread:
@@ -22,7 +22,7 @@ class Unread:
     counted here. Else it fails in the end.
 
     Args:
-        shared: What it shares with the other parts.
+        shared: State that all parts of the scheduler share.
         lifecycle: How a request fails.
     """
 
@@ -48,7 +48,7 @@ class Unread:
 
     @property
     def waiting(self) -> Request | None:
-        """The request that waits for what they keep; None where none does."""
+        """The request that waits for their seats or blocks; None if none does."""
         entry = self._waiting
         gone = entry is None or entry.lease is not None or entry.terminal
         return None if gone or not self.keepers() else entry
@@ -69,7 +69,7 @@ class Unread:
         for entry in keepers:
             entry.kept_steps += 1
         late = next((entry for entry in keepers if entry.kept_steps > self.most), None)
-        # What one gives back is there at its ack: no other one fails before.
+        # Its seat and blocks are free at its ack: no other one fails before.
         if late is None or any(seat.pending_end for seat in self._seats.stopping_seats()):
             return
         why = (

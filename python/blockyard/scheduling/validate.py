@@ -1,4 +1,4 @@
-"""Checks of what callers give: each returns the value, or raises `Misuse` and says what to do."""
+"""Checks of arguments: each returns the value, or raises `Misuse` with a remedy."""
 
 from collections.abc import Hashable
 from typing import Final

@@ -1,4 +1,4 @@
-"""Which sequence is preempted first when the batch cannot grow. One small interface."""
+"""Policies for the sequence that is preempted when the batch cannot grow."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
 
 @runtime_checkable
 class VictimPolicy(Protocol):
-    """Says which sequence is preempted first; one that would free nothing is passed over."""
+    """Ranks the candidates for preemption; one that would free nothing is passed over."""
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
         """Returns a key; the smallest is preempted first."""

@@ -39,14 +39,14 @@ class AsyncEngine(Single):
     Args:
         scheduler: The scheduler, which only this front calls from now on.
         engine: The engine that computes its steps.
-        move: Called once a turn to move copies: None for the cache's own `step`, which a cache of
-            `blockyard.local` has. What it returns is true where a flight has ended.
+        move: Called once a turn to move copies; it returns whether a flight has ended. None for the
+            cache's own `step`, which a cache of `blockyard.local` has.
         steps_in_flight: Most steps that the engine has at a time.
         max_unread: Tokens of a request that may wait to be read before it is held.
 
     Raises:
-        Misuse: A value is out of range, the engine stops otherwise than the scheduler's options
-            say, or there is no `move` and the cache has no `step`.
+        Misuse: A value is out of range, the engine's `stops` differ from the scheduler's, or there
+            is no `move` and the cache has no `step`.
 
     Example:
         >>> import asyncio
@@ -87,7 +87,7 @@ class AsyncEngine(Single):
         self._ended: asyncio.Future[None] | None = None
         self._front = Front(self._steps.resume, self._steps.abort, self._drop, self._check_loop)
 
-    # -- what any thread may call ----------------------------------------------------------------
+    # -- calls from any thread -------------------------------------------------------------------
 
     def add(self, request: NewRequest) -> Stream:
         """Adds a request; any thread may call it.
@@ -96,7 +96,7 @@ class AsyncEngine(Single):
             request: The request, of one sample: see `add_samples`.
 
         Returns:
-            The stream of its tokens. What `Scheduler.add` refuses is raised by the stream.
+            The stream of its tokens. It raises the errors of `Scheduler.add`.
 
         Raises:
             Misuse: It is no `NewRequest`, has several samples, or the front is not entered.
@@ -158,7 +158,7 @@ class AsyncEngine(Single):
         A request that has ended, or never was, is ignored.
 
         Args:
-            request: Its id; that of a sample, where it has several.
+            request: Its id; if it has several samples, the id of one.
 
         Raises:
             Misuse: The id cannot be hashed, or the front is not entered.
@@ -179,16 +179,16 @@ class AsyncEngine(Single):
             question: Called with the scheduler, such as `lambda it: it.explain(7)`.
 
         Raises:
-            Exception: What the question raises.
-            Misuse: It raised what would end a thread, a loop or a task, such as SystemExit or
-                StopIteration.
+            Exception: The error of the question.
+            Misuse: It raised an exception that would end a thread, a loop or a task, such as
+                SystemExit or StopIteration.
             Unavailable: It is closed, or its engine has failed.
         """
         answer: Future[_T] = Future()
 
         def act() -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # its caller was cancelled
             try:
                 answer.set_result(question(self._scheduler))
             except BaseException as error:  # noqa: BLE001 - it is raised where the question was asked
@@ -214,14 +214,14 @@ class AsyncEngine(Single):
         threading.Thread(target=self._run, name="blockyard-scheduler", daemon=True).start()
 
     async def drain(self) -> None:
-        """Takes no more requests, and waits until all that are there have ended, and all acks came.
+        """Takes no more requests, and waits until the others have ended, and all acks have come.
 
-        No request is held from now on, as one may wait here for those that it does not read. Where
-        it is cancelled, as by `asyncio.timeout`, the error and the log say what still runs: that
-        goes on, until it ends or `close` aborts it.
+        No request is held from now on, because its reader may wait here. If it is cancelled, as by
+        `asyncio.timeout`, a note on the error and the log name the remaining requests, steps and
+        flights. They go on until they end or `close` aborts them.
 
         Raises:
-            CancelledError: It was cancelled; its note says what still runs.
+            CancelledError: It was cancelled; its note names the remaining work.
             Misuse: This is not the event loop that entered it; nothing is done.
             Unavailable: The engine has failed.
         """
@@ -231,9 +231,9 @@ class AsyncEngine(Single):
         await self._wait("drain")
 
     async def close(self) -> None:
-        """Aborts all requests, waits until the engine has let go of them, and ends the thread.
+        """Aborts all requests, waits until the engine has released them, and ends the thread.
 
-        Each stream has its result then. The scheduler is free for another front.
+        Each stream has its result then. The scheduler is free for another `AsyncEngine`.
 
         Raises:
             CancelledError: As `drain`.
@@ -246,7 +246,7 @@ class AsyncEngine(Single):
         await self._wait("close")
 
     def _check_loop(self) -> None:
-        """Refuses what is awaited in another event loop, which nothing would wake.
+        """Refuses a call in another event loop, which nothing would wake.
 
         Raises:
             Misuse: It is another one.
@@ -264,7 +264,7 @@ class AsyncEngine(Single):
             except asyncio.CancelledError as error:
                 left = self._steps.left()
                 error.add_note(f"{verb} was cut off, and these go on until close() ends: {left}")
-                _log.warning("%s was cut off; what goes on: %s", verb, left)
+                _log.warning("%s was cut off; still running: %s", verb, left)
                 raise
         self._steps.check_failure()
 
@@ -311,11 +311,11 @@ class AsyncEngine(Single):
         self._loop.call_soon_threadsafe(deliver)
 
     def _is_over(self) -> bool:
-        """Whether the event loop is closed, so that nobody reads or closes any more."""
+        """Whether the event loop is closed, so that no reader is left."""
         return self._loop is not None and self._loop.is_closed()
 
     def __del__(self) -> None:
-        """Says that it was not closed: its thread has ended with its event loop."""
+        """Warns if it was not closed: its thread has ended with its event loop."""
         if getattr(self, "_loop", None) is not None and not self._closed:
             unclosed("an AsyncEngine", "use it in `async with`, or await close()", self)
 
@@ -328,7 +328,7 @@ class AsyncEngine(Single):
 
 
 def _raised_by_question(error: BaseException) -> Exception:
-    """What `ask` raises of it: a future cannot hand on what ends loops and tasks."""
+    """The error for `ask` to raise: a future cannot pass on what ends loops and tasks."""
     ends = StopIteration | StopAsyncIteration | CancelledError
     if isinstance(error, Exception) and not isinstance(error, ends):
         return error

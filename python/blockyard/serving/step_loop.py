@@ -1,4 +1,4 @@
-"""The loop around a scheduler and its engine, in a thread that sleeps where nothing can be done."""
+"""The loop around a scheduler and its engine, in a thread that sleeps while nothing can be done."""
 
 import contextlib
 import threading
@@ -23,41 +23,41 @@ from blockyard.shared.validate import integer, shown
 __all__ = ["Call", "StepLoop"]
 
 Call: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
-"""What is called in the thread that reads, and with which values."""
+"""A function to call in the reader's thread, and its arguments."""
 
 _COPIES: Final = 0.001
-"""Seconds between two looks at copies in flight while nothing else goes on: they call nobody."""
+"""Seconds between two polls of copies in flight while nothing else happens."""
 _QUIET: Final = 0.02
-"""Seconds after which a scheduler that had nothing to run is asked again, whatever happens."""
+"""Seconds after which a scheduler that had nothing to run is asked again, in any case."""
 
 _LOOK: Final = 1.0
-"""Seconds after which a thread that sleeps looks whether there is a reader still."""
+"""Seconds after which a sleeping thread checks for a reader."""
 _MUTE: Final = 10.0
-"""Seconds without an output after which the log says that the engine is mute."""
+"""Seconds without an output after which the log reports a silent engine."""
 
 _NAMED: Final = 8
-"""Most requests, or flights, that are named in a line."""
+"""Most requests, or flights, named in a line."""
 
 _log = Limited(__name__)
 _mute = Limited(__name__, 60.0)
 
 
 class StepLoop(Single):
-    """Schedules, submits, polls and moves copies, and tells the readers of tokens what came.
+    """Schedules, submits, polls and moves copies, and passes tokens to their readers.
 
     `run` is the thread's. `do`, `resume`, `abort`, `drop`, `close` and `wake` are for any thread.
 
     Args:
         scheduler: The scheduler.
         engine: The engine; its `notify`, if it has one, is given `wake`.
-        tell: Makes calls in the thread that reads; it raises RuntimeError where that is gone.
+        tell: Makes calls in the reader's thread; it raises RuntimeError if that is gone.
         move: Moves copies, once a turn; None for the cache's own `step`.
-        gone: Tells whether the thread that reads is gone: then all is aborted, and it ends.
+        gone: Returns whether the reader's thread is gone: then all requests are aborted.
         steps_in_flight: Most steps that the engine has at a time.
 
     Raises:
-        Misuse: A value is out of range, the engine stops otherwise than the scheduler's options
-            say, or there is no `move` and the cache has no `step`.
+        Misuse: A value is out of range, the engine's `stops` differ from the scheduler's, or there
+            is no `move` and the cache has no `step`.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class StepLoop(Single):
         step = getattr(scheduler.cache, "step", None) if move is None else move
         if not callable(step):
             raise Misuse(
-                f"move = {move!r:.60}: must be what moves copies once a turn, as this cache has no "
-                "`step`"
+                f"move = {move!r:.60}: give a function that moves copies once a turn, as this "
+                "cache has no `step`"
             )
         self._move = step
         self._most_steps = integer("steps_in_flight", steps_in_flight)
@@ -128,7 +128,7 @@ class StepLoop(Single):
         self.wake()
 
     def check_failure(self) -> None:
-        """Raises what has ended it.
+        """Raises the error that has ended it.
 
         Raises:
             Unavailable: The engine, or a turn, has failed.
@@ -144,7 +144,7 @@ class StepLoop(Single):
         self.wake()
 
     def left(self) -> str:
-        """Says what has not ended: requests, steps of the engine, flights of the cache."""
+        """Names the remaining requests, steps of the engine and flights of the cache."""
         cache, steps = self._scheduler.cache, self._scheduler.steps_in_flight
         down, up = cache.blocks_in_flight()
         return (
@@ -153,7 +153,7 @@ class StepLoop(Single):
         )
 
     def resume(self, channel: Channel) -> None:
-        """Goes on with a request of which enough was read."""
+        """Resumes a request after enough of its tokens were read."""
         self._commands.append(lambda: self._unhold(channel))
         self.wake()
 
@@ -169,13 +169,13 @@ class StepLoop(Single):
     # -- commands, in the thread -----------------------------------------------------------------
 
     def open(self, channels: Iterable[Channel]) -> None:
-        """Sends what comes of these requests, which were added, to their readers."""
+        """Sends tokens and results of these added requests to their readers from now on."""
         # One that has just ended may have had the same id.
         self._finish()
         self._channels |= {channel.request: channel for channel in channels}
 
     def refuse(self, channels: Iterable[Channel], error: Exception) -> None:
-        """Tells the readers of these requests that they were not added."""
+        """Raises an error in the readers of these requests, which were not added."""
         self._tell([(channel.end, (None, error)) for channel in channels])
 
     def _is_there(self, channel: Channel) -> bool:
@@ -215,7 +215,7 @@ class StepLoop(Single):
                 self._warn_mute()
                 if self._gone() and not self._closing:
                     self.close(abort=True)
-        except BaseException as error:  # noqa: BLE001 - each reader is told
+        except BaseException as error:  # noqa: BLE001 - each reader gets it
             self._fail(error)
         with contextlib.suppress(Misuse):
             self._scheduler.hand_over()
@@ -285,7 +285,7 @@ class StepLoop(Single):
         return None if in_flight >= self._most_steps else _QUIET
 
     def _warn_mute(self) -> None:
-        """Says that the engine has not answered, which no rule of `stalled` sees: no step comes."""
+        """Logs that the engine has not answered, which no rule of `stalled` detects."""
         in_flight = self._scheduler.steps_in_flight
         if in_flight and time.monotonic() - self._heard >= _MUTE:
             _mute.warning(
@@ -345,7 +345,7 @@ class StepLoop(Single):
         with self._lock:
             self._failure, self._over = error, True
         while self._commands:
-            # Requests that were added are told, too.
+            # Readers of requests that are still to be added get the error, too.
             with contextlib.suppress(BaseException):
                 self._commands.popleft()()
         reason = described(error)
@@ -361,7 +361,7 @@ class StepLoop(Single):
             calls.append((channel.end, (Result(channel.request, failed, none, reason, cached),)))
         self._tell(calls)
         self._channels.clear()
-        # Last: a handler may do what it likes.
+        # Last: a log handler may raise.
         _log.warning("the engine failed, and all its requests with it: %s", reason)
 
 

@@ -13,7 +13,7 @@ __all__ = ["Channel", "Front", "Stream"]
 
 
 class Front(NamedTuple):
-    """What a stream may ask of the thread that schedules."""
+    """Calls of a stream into the scheduler's thread."""
 
     resume: "Callable[[Channel], None]"
     """Goes on with a request that is held."""
@@ -22,14 +22,14 @@ class Front(NamedTuple):
     drop: "Callable[[Channel], None]"
     """The same from a destructor, which may run anywhere and must take no lock."""
     check: Callable[[], None]
-    """Refuses another event loop than that of the streams."""
+    """Refuses any event loop but the streams' own."""
 
 
 class Channel(Single):
-    """What has come of one request and was not read yet.
+    """The tokens of one request that were not read yet.
 
-    `sent`, `held` and `cached_tokens` belong to the thread that schedules, the rest to the event
-    loop. Each reads the other's.
+    The scheduler's thread writes `sent`, `held` and `cached_tokens`, the event loop the rest. Each
+    reads the other's.
 
     Args:
         request: The request's id.
@@ -110,11 +110,11 @@ class Stream(Single):
     """The tokens of one request as they come, and its one result.
 
     `async for` gives lists of tokens: all that have come since the last one, at least one. It ends
-    when the request does; `result` then says how. Read it in the event loop of its `AsyncEngine`,
-    in one coroutine at a time.
+    when the request does; `result` then returns how. Read it in the event loop of its
+    `AsyncEngine`, in one coroutine at a time.
 
-    A stream that is closed or dropped before its request has ended aborts it. A request of which
-    too many tokens are unread is held: it decodes nothing until they are read.
+    Closing or dropping a stream aborts its request, unless that has ended. A request with too many
+    unread tokens is held: it decodes nothing until they are read.
     """
 
     __slots__ = ("_channel", "_front")
@@ -189,7 +189,7 @@ class Stream(Single):
         await self.aclose()
 
     def __del__(self) -> None:
-        """Aborts a request whose tokens nobody can read any more."""
+        """Aborts a request whose tokens can no longer be read."""
         channel = getattr(self, "_channel", None)
         if channel is not None and not channel.ended:
             self._front.drop(channel)

@@ -1,1 +1,1 @@
-"""The bookkeeping: which block lives where, and what may use it. It never touches a byte."""
+"""The bookkeeping: which block is in which tier, and who may use it. It touches no KV bytes."""

@@ -20,7 +20,7 @@ def by_tier(
     """Returns a value, or a mapping by tier as pairs that can be hashed.
 
     Args:
-        name: What an error calls it.
+        name: Its name in errors.
         tiers: The tiers that may have one, from the device down.
         check: Returns a value that is right; called with its name.
         given: One value, or a mapping of tiers' names to values.
@@ -43,7 +43,7 @@ def by_tier(
 
 
 def of_tier(value: Any, tier: str, default: _T) -> _T:  # noqa: ANN401 - of any form that is given
-    """Returns what holds for one tier; the default where pairs or a mapping do not name it."""
+    """Returns the value for one tier; the default if pairs or a mapping do not name it."""
     pairs: Mapping[str, _T] = dict(value) if isinstance(value, tuple | Mapping) else {tier: value}
     return pairs.get(tier, default)
 
@@ -62,14 +62,14 @@ def tiers_below(name: str, given: object) -> tuple[str, ...]:
 
 
 def check_memory(memory: str, keyed: Sequence[str]) -> None:
-    """Checks what a reset says of the contents of tiers.
+    """Checks the `memory` argument of a reset.
 
     Raises:
-        Misuse: It is no such word; or nothing knows whose blocks are kept.
+        Misuse: It is no such word; or it is "disk kept", and no tier is keyed.
     """
     one_of("memory", memory, ("lost", "kept", "disk kept"))
     if memory == "disk kept" and not keyed:
         raise Misuse(
-            "memory = 'disk kept': no tier is keyed, and knows whose blocks it has: give \"lost\", "
-            'or the configuration keyed=("disk",)'
+            "memory = 'disk kept': no tier is keyed, so its blocks are unknown: give "
+            '"lost", or configure keyed=("disk",)'
         )

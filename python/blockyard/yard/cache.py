@@ -100,7 +100,7 @@ class KVCache(Cache):
         cache._config, cache._recording = config, recording
         cache._fingerprint = config.fingerprint
         if recorder is not None:
-            # What is to be written is, also where the program just ends.
+            # Writes the rest of the recording, even if the program just ends.
             weakref.finalize(cache, recording.close)
         cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
         cache._offload, cache._owner = Offload(config), Owner()
@@ -110,15 +110,15 @@ class KVCache(Cache):
 
     @property
     def config(self) -> Config:
-        """What it was made with."""
+        """The configuration that it was made with."""
         return self._config
 
     @property
     def recorder(self) -> Recorder | None:
-        """What is told of requests, where `record` says so.
+        """The recorder of requests; None without `record`.
 
-        By themselves `begin` and `finish` tell it. Schedulers that know when a request has come,
-        and which begin is one that comes again, call `arrived` and `ended` instead.
+        `begin` and `finish` record requests by themselves. Schedulers that know when a request has
+        arrived, and which `begin` is a retry, call `arrived` and `ended` instead.
         """
         return self._recording.recorder
 
@@ -131,10 +131,11 @@ class KVCache(Cache):
         Args:
             tier: Which.
             slots: How many, null slots included.
-            memory: Bytes that the bookkeeping of new slots may take; None for what the machine has.
+            memory: Bytes that the bookkeeping of new slots may take; None for all
+                that the machine has.
 
         Raises:
-            InUse: What is pinned, claimed, promised or quarantined does not fit.
+            InUse: Pinned, claimed, promised or quarantined slots do not fit.
             Unavailable: There is no memory for the bookkeeping; nothing is changed.
         """
         super().resize(tier, slots, memory=memory_for(slots) if memory is None else memory)
@@ -142,7 +143,7 @@ class KVCache(Cache):
     @override
     @owned
     def dispatch(self) -> list[Plan]:
-        """Returns plans for the cranes, each once: what began, and what should go down ahead.
+        """Returns new plans for the cranes, each once: loads, and copies down ahead of need.
 
         Returns:
             Plans in the order in which they were made. Every rank's crane carries each out.
@@ -166,7 +167,7 @@ class KVCache(Cache):
             for plan in plans:
                 self._flights.launch(plan, self._now)
         except BaseException:
-            self._abort(plans)  # nobody will carry them out
+            self._abort(plans)  # no crane gets them
             raise
         return plans
 
@@ -183,14 +184,14 @@ class KVCache(Cache):
         """Takes the outcomes of flights, whose copies have ended.
 
         Args:
-            flights: What cranes reported of plans that `dispatch` gave: a flight ends when every
+            flights: Outcomes that cranes reported for plans of `dispatch`: a flight ends when every
                 rank has reported it, with the smallest count of good blocks. Or plans, or numbers
-                of flights, where the caller has collected all ranks.
+                of flights, if the caller has collected all ranks.
             good: Leading intact blocks of each, the minimum over ranks; all, for plans.
             corrupt: True where the first bad block failed its checksum: its source is dropped.
-            done: A step that the engine has done: what was held back for it is released.
-            now: The tick, the same on every rank, like all that enters here. Flights past their
-                deadline count as unknown from now on.
+            done: A step that the engine has done: blocks held back for it are released.
+            now: The tick, the same on every replica, as all arguments. Flights past their deadline
+                count as unknown from now on.
 
         Returns:
             Flights that ended. Duplicate and late outcomes are counted and change nothing.
@@ -248,8 +249,8 @@ class KVCache(Cache):
     ) -> int:
         """Reports that these flights have missed their deadline, and their outcome is unknown.
 
-        Their destinations are quarantined until their end is reported, and nothing that they bring
-        is believed. What they read is held no more, except for copies to a tier of `Config.keyed`.
+        Their destinations are quarantined until their end is reported, and never published. Their
+        sources are released, except for copies to a tier of `Config.keyed`.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -275,9 +276,9 @@ class KVCache(Cache):
     def ended(self) -> dict[int, int]:
         """Returns the flights that ended since the last call, each with its good leading blocks.
 
-        It is for engines that give out their blocks themselves, and for the thread that drives the
-        steps. Of a flight that has missed its deadline, no block is good. What cranes report is in
-        it, and what `reset` ends; what a caller commits by number, it knows.
+        It is for engines that allocate their blocks themselves, and for the thread that drives the
+        steps. A flight that missed its deadline has no good block. Flights that cranes reported or
+        `reset` ended are in it; those that the caller committed by number are not.
 
         Raises:
             Misuse: The cache owns its device.
@@ -301,9 +302,9 @@ class KVCache(Cache):
 
         Args:
             rank: Which rank.
-            memory: Whether what its tiers have is "kept", "lost", or lost but for the "disk kept".
-                What is lost is found no more, as after `clear`; what ran must be recomputed then,
-                and what was not dispatched yet ends.
+            memory: Whether the contents of its tiers are "kept", "lost", or lost except for the
+                disk, "disk kept". Lost blocks are found no more, as after `clear`; running
+                sequences must then be recomputed, and plans not yet dispatched end.
 
         Returns:
             Flights that ended.
@@ -317,7 +318,7 @@ class KVCache(Cache):
         check_memory(memory, self._config.keyed)
         self._flights.check_rank(integer("rank", rank, least=0))
         if memory != "kept" and not self.closed:
-            # What is planned would copy what is lost, and below under the keys of before.
+            # These plans would copy lost blocks, and write them to a lower tier under old keys.
             super().dispatch()
         count = self._give_back_lost()
         if memory == "lost":
@@ -327,7 +328,7 @@ class KVCache(Cache):
         return count + self._end(self._flights.reset(rank))
 
     def _give_back_lost(self) -> int:
-        """Ends flights that nobody knows of: an interrupt came when `dispatch` had taken them."""
+        """Ends flights that an interrupt lost: `dispatch` had taken them and not returned."""
         lost = [one for one in self.dispatched() if one not in self._flights]
         self._note(lost, [0] * len(lost))
         return self._abort(lost)
@@ -347,7 +348,9 @@ class KVCache(Cache):
     @override
     @owned
     def abort(self, flights: Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]) -> int:
-        """Ends flights of which no copy is good. It is for the thread that drives the steps.
+        """Ends flights as failed, without a good copy.
+
+        It is for the thread that drives the steps.
 
         Args:
             flights: Plans, or numbers of flights.
@@ -372,10 +375,10 @@ class KVCache(Cache):
             self._flights.forget(numbers(flights))
 
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
-        """Explains why a prefix ends where it does, why a request waits, and what holds blocks.
+        """Explains why a prefix ends where it does, why a request waits, and who holds blocks.
 
         Args:
-            request: A prompt, what `begin` or `park` gave, or a `NoRoom` it raised.
+            request: A prompt, a handle of `begin` or `park`, or a `NoRoom` that was raised.
 
         Raises:
             Misuse: It is something else, or a token is out of range.
@@ -389,19 +392,18 @@ class KVCache(Cache):
     def flushing(
         self, *, until: float, final: bool = False, clock: Clock = time.monotonic
     ) -> Flush:
-        """Begins to write what is published and not on the disk, in the loop of the caller.
+        """Begins to write published blocks to the disk that it lacks, in the caller's loop.
 
-        It is for a clean stop, where the cranes are in other processes; a `LocalCache` has `flush`.
-        What a request finds above the disk goes there: the last to be evicted first, but each block
-        behind those before it in its sequence. What lies above stays there, and where the disk is
-        full what is older goes from it.
+        It is for a clean stop with cranes in other processes; a `LocalCache` has `flush`. Blocks
+        are written in reverse order of eviction, but each after its prefix. They also stay on the
+        tiers above. A full disk gives up older blocks for them.
 
         Args:
             until: Seconds, from now on; 0 for none.
-            final: Whether nothing begins behind it. Where anything may be written, what is promised
-                and kept is given up then, as its backing is not written otherwise: tickets have no
-                blocks, sequences no growth, and what is parked would be computed again.
-            clock: Seconds. Nothing but the end is decided by it.
+            final: Whether nothing begins after it. Then promises and keeps end, because blocks that
+                back them are not written otherwise: tickets have no blocks, sequences no growth,
+                and parked sequences would be recomputed. With `until=0` they stay.
+            clock: Seconds. It decides only when to stop.
 
         Raises:
             Misuse: `until` is no such number, or the cache is closed.
@@ -427,7 +429,7 @@ class KVCache(Cache):
     def stop_recording(self) -> None:
         """Records no more requests, and waits a second at most until those before are written.
 
-        A cache that is closed or gone, and a program that ends, do so by themselves.
+        Closing or dropping the cache does the same, and so does the end of the program.
         """
         self._recording.close()
 
@@ -437,10 +439,10 @@ class KVCache(Cache):
         self._recording.close()
 
     def pending_copies(self) -> PendingCopies:
-        """Returns what waits for a call: copies to be dispatched, polled or reported.
+        """Returns copies that wait for a call: to be dispatched, polled or reported.
 
-        One that stays as it is for long is a stall, of which `Scheduler.stalled` says which call is
-        missing. Any thread may ask.
+        A copy that waits for long is a stall: `Scheduler.stalled` names the missing call. Any
+        thread may call it.
         """
         ahead = self._offload.decided if self._offload.due(self) else None
         return PendingCopies(self.undispatched(), ahead, self._flights.waiting(self._now))
@@ -455,13 +457,13 @@ class KVCache(Cache):
 
     @override
     def digest(self) -> int:
-        """Returns a fingerprint, of 64 bits, of everything that decides about answers.
+        """Returns a fingerprint, of 64 bits, of all state that later answers depend on.
 
-        Replicas that were fed the same calls have the same digest; if an answer of theirs could
-        differ, their digests differ. The order of outcomes within one `commit` is not in it, as it
-        decides nothing; nor are counts of refused calls and of outcomes, tokens that were appended
-        and not sealed, and what schedulers and cranes have. Only processes of one version can be
-        compared, between two steps. It takes time in proportion to the cache.
+        Replicas with the same calls have the same digest; if an answer of theirs could differ,
+        their digests differ. It leaves out the order of outcomes within one `commit`, counts of
+        refused calls and of outcomes, appended tokens that are not sealed, and the state of
+        schedulers and cranes. Compare processes of one version only, between two steps. It takes
+        time in proportion to the cache.
         """
         own = self._fingerprint, self._config.yard, self._now, self._flights.state()
         whole = repr((super().digest(), own, sorted((self._ended or {}).items()))).encode()
@@ -473,7 +475,7 @@ class KVCache(Cache):
         A commit of nothing is left out. It is off otherwise, and costs some 1 us a step.
 
         Args:
-            clock: Seconds. Nothing is decided by it.
+            clock: Seconds. It only measures.
 
         Raises:
             Misuse: The clock does not return seconds.
@@ -484,7 +486,7 @@ class KVCache(Cache):
     def step_times(self) -> dict[str, Reading]:
         """Returns how long `dispatch` and `commit` took; empty without `measure`. Any thread may.
 
-        The parts that are named are those of a step.
+        The keys are parts of a step.
         """
         return {} if self._times is None else self._times.read()
 

@@ -25,19 +25,19 @@ __all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds"]
 Eviction: TypeAlias = Literal["recency", "learned", "heap"]
 """Which blocks are evicted first."""
 _ORDERS: Final = {"lru": "recency"}
-"""What the orders are called elsewhere."""
+"""Other names of the orders."""
 HostCopies: TypeAlias = Literal["first", "last"]
-"""When copies on the host of what the device has too are evicted."""
+"""When host copies of blocks that are on the device too are evicted."""
 Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
-"""What is copied down from a tier."""
+"""Which blocks are copied down from a tier."""
 
 
 class _Default(int):
-    """A default, for which another number stands in."""
+    """A default that another number may replace."""
 
 
 class Speeds(NamedTuple):
-    """What loading and computing one block take, in nanoseconds.
+    """Time to load and to compute one block, in nanoseconds.
 
     They are measured or looked up once and frozen here, so that every rank and every replay
     decides alike.
@@ -93,20 +93,20 @@ class Config:
 
     Args:
         device: Size of the device tier, null slots included.
-        engine: In place of `device`, the blocks of an engine that gives them out itself.
+        engine: In place of `device`, the number of blocks of an engine that allocates them itself.
         host: Size of the host tier; 0 for none.
         disk: Size of the tier below the host; 0 for none. There need be no host above it.
-        layout: What a block is in bytes. Without one there is bookkeeping only.
+        layout: The bytes of a block. Without one there is bookkeeping only.
         ranks: Cranes that report the outcome of every flight.
         block_size: Tokens per block.
         null_slots: Leading device slots that pad block tables and are never given out.
-        eviction: What is evicted first, of the blocks that are no other's prefix: "recency", what
-            was used least recently; "learned", what is least likely to be used again soon, as it
-            learns from use and from hints; "heap", what has the lowest priority.
-        host_copies: When copies on the host of what the device has too are evicted: "first", once
-            the device has used the block again, or "last". None: "first" where eviction is
+        eviction: Which leaf block is evicted next: "recency", the least recently used one;
+            "learned", the least likely to be used again soon, learned from uses and hints; "heap",
+            the one of the lowest priority.
+        host_copies: When host copies of blocks that are on the device too are evicted: "first",
+            once the device has used the block again, or "last". None: "first" where eviction is
             "learned".
-        write: What is copied down from the device: "on-evict", the next victims ahead of need;
+        write: Blocks to copy down from the device: "on-evict", the next victims ahead of need;
             "through", every block when it is published; "second-touch", victims that were used more
             than once. From the host down it is "on-evict". Or a mapping of both, by the tier that
             blocks are copied from: from the host, "through" means every block that came there.
@@ -130,17 +130,17 @@ class Config:
         copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
             is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
-        namespace: What distinguishes this cache's keys: model, weights, dtype, layout, parallel.
-            A path, as of `weights`, stands for the content of the weights there.
+        namespace: Names that are part of every key: model, weights, dtype, layout, parallel. A
+            path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
         keyed: Tiers whose plans carry the keys of their blocks; the device cannot be one.
         disk_reclaim: Whether a disk that has no room removes other identities under its path, as
-            `DiskTier` says. Ranks need not say the same.
-        record: A file for what requests were, for a replay of them: 8 bytes of each key, lengths
-            and times, and no token. It is appended to. Ranks need not say the same.
-        yard: What plans and outcomes name the yard, which `named` draws; None to draw it when a
-            `KVCache` is made. Another yard has another number: write it in no file. Replicas have
-            the same.
+            `DiskTier` describes. It may differ between ranks.
+        record: A file to record requests in, for a replay: 8 bytes of each key, lengths and times,
+            and no token. It is appended to. It may differ between ranks.
+        yard: The number of the yard in plans and outcomes, drawn by `named`; None to draw it when
+            a `KVCache` is made. Another yard has another number: write it in no file. Replicas
+            have the same.
 
     Raises:
         Misuse: A value is out of range, or a name is unknown; the nearest known is offered.
@@ -174,7 +174,7 @@ class Config:
     yard: int | None = None
 
     def __post_init__(self) -> None:
-        """Turns sizes into blocks, and checks what the core does not know."""
+        """Turns sizes into blocks, and checks values that the core does not check."""
         settle = object.__setattr__
         layout = self.layout
         if layout is not None and not isinstance(layout, KVLayout):
@@ -268,7 +268,7 @@ class Config:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What bytes on a disk depend on, beside the layout: the namespace, and how keys are made.
+        """The identity of KV on a disk, beside the layout: namespace, key hash, block size.
 
         It is for `DiskTier`.
         """
@@ -290,7 +290,7 @@ class Config:
 
     @property
     def device_blocks(self) -> int:
-        """Blocks of the device, whoever gives them out."""
+        """Blocks of the device, also if the engine allocates them."""
         return int(self.engine or self.device)
 
     @property
@@ -308,14 +308,14 @@ class Config:
         return self.device_blocks if tier == TIERS[0] else int(getattr(self, tier))
 
     def ahead_of(self, tier: str) -> int:
-        """`ahead` of a tier, or what it begins with; 0 where no tier below has slots."""
+        """`ahead` of a tier, or its initial default; 0 if no tier below has slots."""
         below = TIERS[TIERS.index(tier) + 1 :]
         if not any(map(self.blocks_of, below)):
             return 0
         # Where copies go first, a victim that has none in time is lost, though it had one before.
         default = min(self.blocks_of(tier) // (4 if self.copies_first else 16), 4096)
         if tier != TIERS[0]:
-            # What comes down from above comes as fast, and its victims must be as many.
+            # Blocks come down from above as fast, so as many victims are needed here.
             above = self.ahead_of(TIERS[TIERS.index(tier) - 1])
             default = max(default, min(above, self.blocks_of(tier) // 4))
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
@@ -326,12 +326,12 @@ class Config:
 
     @property
     def copies_first(self) -> bool:
-        """Whether copies on the host of what the device has used again go first."""
+        """Whether host copies of blocks that the device has used again are evicted first."""
         return (self.host_copies or ("first" if self.eviction == "learned" else "last")) == "first"
 
     @property
     def ahead_blocks(self) -> int:
-        """`ahead` of the device, or what it begins with; 0 where no tier below has slots."""
+        """`ahead` of the device, or its initial default; 0 if no tier below has slots."""
         return self.ahead_of("device")
 
     def write_of(self, tier: str) -> Write:
@@ -402,7 +402,7 @@ def _speeds(given: object) -> Speeds:
 
 
 def _counts(speeds: Sequence[int | None]) -> list[int]:
-    """As plain numbers, without what is not given."""
+    """As plain numbers, without missing ones."""
     return [count for count in speeds if count is not None]
 
 
@@ -418,8 +418,8 @@ def _sizes(config: Config) -> dict[str, int | str]:
     given = {tier: size for tier, size in sizes.items() if not isinstance(size, _Default)}
     if ("device" in given) is ("engine" in given):
         raise Misuse(
-            f"device = {shown(config.device)}, engine = {shown(config.engine)}: give the blocks of "
-            "a device; or in their place, as engine, those of an engine that gives them out itself"
+            f"device = {shown(config.device)}, engine = {shown(config.engine)}: give device, the "
+            "size of the tier; or engine, the number of blocks that an engine allocates itself"
         )
     blocks = {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
     if "engine" in blocks:

@@ -1,4 +1,4 @@
-"""Disks that have died: their slots are withdrawn, with what was in them, and no others."""
+"""Withdraws the slots of dead disks, and no others."""
 
 import numpy as np
 
@@ -22,11 +22,11 @@ def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
     Args:
         cache: The cache whose disk tier they are of.
         dead: All that any rank has found dead, as `PersistentTiers.dead`.
-        before: What the last call returned.
+        before: The answer of the last call.
 
     Returns:
-        What is withdrawn now. Slots that tickets were promised are not: ask again. Nor is any where
-        none would be left, as where each rank has found another disk dead.
+        The slots that are withdrawn now. Slots promised to tickets are not: call again. Nor are any
+        if none would be left, as when each rank has found another disk dead.
     """
     new = dead - before
     if not new:
@@ -46,8 +46,8 @@ def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
         _limited.warning("a disk has died, and its slots were promised to tickets: %s", error)
         return before
     _log.warning(
-        "a disk has died: its %d slots are given out no more until the next start, and the %d "
-        "blocks in them are computed again when they are needed",
+        "a disk has died: its %d slots are out of use until the next start, and the %d blocks in "
+        "them will be recomputed when needed",
         len(slots),
         lost,
     )

@@ -1,4 +1,4 @@
-"""Why a prefix missed, why a request waits, what holds blocks: answers for people."""
+"""Explains in sentences why a prefix missed, why a request waits, and which holders have blocks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["Explanation", "explain"]
 
 _STOPS = {
     "whole": "all of it was found",
-    "missing": "the next block is nowhere",
+    "missing": "the next block is on no tier",
     "filling": "the next block is in flight",
     "slow": "loading the rest was bounded, or is slower than computing it",
     "promised": "the next block backs a promise to another request",
@@ -22,7 +22,7 @@ _STOPS = {
 }
 
 _SHOWN: Final = 3
-"""Flights that a sentence names."""
+"""Most flights named in a sentence."""
 _Holders: TypeAlias = tuple[tuple[str, int, int, int, int, tuple[int, int]], ...]
 
 
@@ -32,7 +32,7 @@ class Explanation:
 
     lines: tuple[str, ...]
     holders: _Holders
-    """Holders of device blocks: (kind, id, held, promised, exclusive, below), as `holders` says."""
+    """Holders of device blocks: (kind, id, held, promised, exclusive, below), as in `holders`."""
 
     @override
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Explanation:
 def explain(
     cache: Cache, flights: Flights, request: Keys | Iterable[int] | Lease | Parked | NoRoom
 ) -> Explanation:
-    """Explains a request, as `KVCache.explain` says."""
+    """Explains a request, for `KVCache.explain`."""
     holders = tuple(cache.holders())
     match request:
         case Lease():
@@ -84,9 +84,9 @@ def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) ->
     elif asked.waits is not None:
         lines.append(f"It waits for flight {asked.waits}.")
     elif not asked.fits:
-        had = "beside what it would find there" if asked.device else "now"
+        had = "beside its cached blocks" if asked.device else "now"
         lines.append(
-            f"It waits: it needs {asked.need} slots, and {max(asked.available, 0)} can be had "
+            f"It waits: it needs {asked.need} slots, and {max(asked.available, 0)} are available "
             f"{had}."
         )
         lines += _in_flight(cache, flights, "device")
@@ -95,7 +95,7 @@ def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) ->
 
 
 def _lost(cache: Cache) -> list[str]:
-    """What was evicted and is nowhere, and what left a tier that all of is to be written from."""
+    """Counts blocks evicted without another copy, and those that "through" failed to write."""
     stats = cache.stats()
     lines = []
     for tier in TIERS[:-1]:
@@ -168,7 +168,7 @@ def _of_refusal(cache: Cache, flights: Flights, refusal: NoRoom, holders: _Holde
             lines = [
                 (
                     f"The {refusal.tier} had no room: {refusal.need} slots were needed, "
-                    f"{max(refusal.available, 0)} could be had ({refusal.free} free and "
+                    f"{max(refusal.available, 0)} were available ({refusal.free} free and "
                     f"{refusal.evictable} evictable, {refusal.promised} promised)."
                 )
             ]
@@ -179,7 +179,7 @@ def _of_refusal(cache: Cache, flights: Flights, refusal: NoRoom, holders: _Holde
 
 
 def _in_flight(cache: Cache, flights: Flights, tier: str) -> list[str]:
-    """Names the flights that hold idle blocks of a tier, and the ranks that have not spoken."""
+    """Names the flights that hold idle blocks of a tier, and the ranks that have not reported."""
     blocks, numbers = cache.idle_in_flight().get(tier, (0, []))
     if not blocks:
         return []
@@ -191,18 +191,18 @@ def _in_flight(cache: Cache, flights: Flights, tier: str) -> list[str]:
     ]
     more = [f"and {len(numbers) - _SHOWN} others"] if len(numbers) > _SHOWN else []
     idle = f"{blocks} idle {'block' if blocks == 1 else 'blocks'} of the {tier}"
-    return [f"Nobody can have {idle} until flights end: {', '.join([*waits, *more])}."]
+    return [f"Copies hold {idle} until flights end: {', '.join([*waits, *more])}."]
 
 
 def _ends(cache: Cache, missing: int, holders: _Holders) -> list[str]:
     """Names the fewest holders whose end is certain to free `missing` device slots.
 
-    The headroom comes first: it falls as what runs ends or uses it, whoever that is.
+    The headroom comes first: it falls whenever a running sequence ends or grows.
     """
     headroom = cache.room().headroom
     lines = []
     if missing > 0 and headroom:
-        lines.append(f"{headroom} slots are headroom, kept for the growth of what runs.")
+        lines.append(f"{headroom} slots are headroom, kept for the growth of running sequences.")
         missing -= headroom
         if missing <= 0:
             return [*lines, "They would be enough: it falls as rows end or grow."]
@@ -218,7 +218,7 @@ def _ends(cache: Cache, missing: int, holders: _Holders) -> list[str]:
         missing -= gain
         ends.append(name)
     if missing > 0:
-        why = "What is held is shared, or copies read it: no end alone is sure to make room."
+        why = "The held blocks are shared or being copied: no single end is sure to make room."
         return [*lines, why]
     return [*lines, f"The end of {', '.join(ends)} would make room."] if ends else lines
 

@@ -1,4 +1,4 @@
-"""What is in flight, until every rank has reported."""
+"""Flights from their dispatch until every rank has reported them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ _log = Limited(__name__)
 
 
 class Ended(NamedTuple):
-    """Flights of which every rank has reported, as columns for the core."""
+    """Flights that every rank has reported, as columns for the core."""
 
     flights: list[int]
     good: list[int]
@@ -48,7 +48,7 @@ class _InFlight:
 
 
 class Waiting(NamedTuple):
-    """A flight of which not every rank has reported."""
+    """A flight that not every rank has reported."""
 
     flight: int
     missing: list[int]
@@ -73,16 +73,16 @@ class PendingCopies(NamedTuple):
 
 
 class Flights:
-    """Collects the outcomes of all ranks and tells which flights have ended.
+    """Collects the outcomes of all ranks and returns the flights that have ended.
 
-    A flight has ended when every rank has reported it; the smallest count of good blocks is what
-    counts. One whose deadline passes stays here until its late reports end it.
+    A flight has ended when every rank has reported it, with the smallest count of good blocks. A
+    flight past its deadline stays here until its late reports end it.
 
     Args:
         ranks: Cranes that report each flight.
         yard: The number that the yard's plans have.
-        deadline: Tells the ticks from its dispatch, by the lower tier that a flight goes to or
-            comes from; None for no deadline.
+        deadline: Returns the ticks from its dispatch, by the lower tier of a flight; None for no
+            deadline.
     """
 
     SCHEMA = (
@@ -99,7 +99,7 @@ class Flights:
             "flights",
             "counter",
             "flights_failed",
-            "flights of which not every block came whole",
+            "flights with a block that failed",
         ),
         Stat(
             "flights_unknown",
@@ -125,7 +125,7 @@ class Flights:
 
     def __init__(self, ranks: int, deadline: Callable[[str], int | None], *, yard: int = 0) -> None:
         self._ranks = ranks
-        # What was made in this process need not name its yard.
+        # Plans made in this process need not name their yard.
         self._yards = 0, yard
         self._deadlines = {tier: deadline(tier) for tier in TIERS}
         self._in_flight: dict[int, _InFlight] = {}
@@ -163,9 +163,9 @@ class Flights:
         self._launched += 1
 
     def check(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """Returns the outcomes, all of which `take` will take, in an order that is theirs alone.
+        """Returns checked outcomes for `take`, in an order that depends on them alone.
 
-        Of what a rank says twice about a flight, the worst comes first, and counts.
+        If a rank reports a flight twice, the worst report comes first, and counts.
 
         Raises:
             Misuse: One contradicts its plan.
@@ -179,7 +179,7 @@ class Flights:
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
             entry = self._of(outcome)
             if entry is None or rank not in entry.missing:
-                continue  # it will be ignored, whatever it says
+                continue  # `take` will ignore it
             if not 0 <= good <= entry.blocks:
                 raise Misuse(
                     f"rank {rank} reports {good} good blocks of flight {flight}, which has "
@@ -188,7 +188,7 @@ class Flights:
         return sorted(outcomes, key=_severity) if len(outcomes) > 1 else outcomes
 
     def report(self, outcomes: Iterable[Outcome]) -> Ended:
-        """Takes outcomes and returns the flights that they have ended, until `forget` is told.
+        """Takes outcomes and returns the flights that they have ended, until `forget` is called.
 
         An outcome that comes twice, or of an unexpected yard, flight or rank, is counted and
         changes nothing.
@@ -245,7 +245,7 @@ class Flights:
             tell = _log.warning if entry.fault else _log.debug
             tell("flight %d: %d of %d blocks are good", flight, entry.good, entry.blocks)
         ended.flights.append(flight)
-        # Of what is late nothing is believed: what it read may be another block's by now.
+        # A late copy is not trusted: its source may hold another block by now.
         ended.good.append(0 if entry.late else entry.good)
         ended.corrupt.append(entry.corrupt)
 
@@ -343,7 +343,7 @@ class Flights:
             self._in_flight.pop(flight, None)
 
     def state(self) -> tuple[object, ...]:
-        """Returns what decides about answers to come, as plain values; any thread may ask."""
+        """Returns all state that later answers depend on, as plain values; any thread may ask."""
         waiting = [
             (flight, it.order, it.since, sorted(it.missing), it.good, it.corrupt, it.late)
             for flight, it in list(self._in_flight.items())

@@ -1,4 +1,4 @@
-"""Writes what is published to the tier that outlives the process, as at a clean stop."""
+"""Writes published blocks to the tier that outlives the process, as at a clean stop."""
 
 import time
 from collections import deque
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["Flush"]
 
 _FIRST: Final = 4
-"""Blocks in the air before any has landed, into free slots; where none is free, one: a disk that
-fails costs no more of what it had."""
+"""Blocks in flight before any has landed, into free slots; one if none is free, so that a failing
+disk loses no more of its blocks."""
 _BYTES: Final = 1 << 28
-"""Bytes in the air at most."""
+"""Most bytes in flight."""
 _BLOCKS: Final = 1024
-"""Blocks in the air at most, where nobody says how many bytes a block has."""
+"""Most blocks in flight, if the bytes of a block are unknown."""
 _FAILURES: Final = 3
-"""Copies in a row of which nothing has landed, after which the disk is left alone."""
+"""Failed copies in a row after which the disk is left alone."""
 _PAUSE: Final = 5e-4
 """Seconds between two questions whether a copy has ended."""
 
 
 class Flush:
-    """Plans copies to the disk, a few at a time, until all is there, nothing moves or time is over.
+    """Plans copies to the disk, a few at a time, until all blocks are there or time is over.
 
     Make it with `KVCache.flushing`. The caller's loop carries the copies out:
 
@@ -40,16 +40,16 @@ class Flush:
             ...  # as in each step: dispatch, submit, poll, commit
         left = flush.left()
 
-    Where the disk is too small for all, what is newest is there at the end: what the disk has goes
-    for what is newer. What fails is tried again as long as something lands. While it goes on
-    nothing is copied down ahead of need, as that could evict what is not written yet.
+    If the disk is too small, newer blocks replace older ones. Failed copies are retried as long as
+    others land. Meanwhile nothing is copied down ahead of need: that could evict blocks before they
+    are written.
 
     Args:
         cache: The bookkeeping.
-        offload: What copies down ahead of need, and does not meanwhile.
-        tier: Where to; None for nowhere: there is nothing to do then.
+        offload: The copies down ahead of need, which pause meanwhile.
+        tier: The tier to write to; None for nothing to do.
         seconds: The bound, from now on.
-        block_bytes: Bytes of a block; None where nobody says.
+        block_bytes: Bytes of a block; None if unknown.
         clock: Seconds.
     """
 
@@ -69,22 +69,22 @@ class Flush:
         self._rest: NDArray[np.uint8] = np.zeros((0, 32), np.uint8)
         """Keys that this pass has not planned yet."""
         self._instead, self._newer = self._rest, 0
-        """Keys of what goes from a full disk, and for how many of the rest, from the first."""
+        """Keys to evict from a full disk, and for how many of the rest, from the first."""
         self._before: int | None = None
-        """Blocks that were not written when this pass began, where nothing was in the air then."""
+        """Blocks that were not written when this pass began, if nothing was in flight then."""
         self._passes = 0
         self._air: deque[tuple[frozenset[int], NDArray[np.uint8], int]] = deque()
-        """What is in the air: flights, the keys of their blocks and others, and their number."""
+        """Copies in flight: flights, the keys of their blocks and others, and their number."""
         self._limit = _BLOCKS if block_bytes is None else max(_FIRST, _BYTES // block_bytes)
         self._most: int | None = None
-        """Blocks in the air; None until some have landed, and where the last have not."""
+        """Most blocks in flight; None until some have landed, and after the last have failed."""
         self._failures = 0
 
     def plan(self) -> bool:
         """Plans the next copies, which `dispatch` hands out.
 
         Returns:
-            Whether to go on: carry out what is planned, and ask again.
+            Whether to go on: carry out the plans, and call it again.
         """
         goes_on = self._plan()
         if goes_on:
@@ -95,7 +95,7 @@ class Flush:
         """Plans until there is nothing more to do.
 
         Args:
-            carry: Carries out what is planned; returns whether any copy has ended.
+            carry: Carries out the plans; returns whether any copy has ended.
 
         Returns:
             How many blocks are not on the disk, as `left`.
@@ -113,7 +113,7 @@ class Flush:
         flying = set(self._cache.dispatched())
         self._land(flying, self._tier)
         while self._clock() < self._end and self._failures < _FAILURES:
-            # What others have in the air may hang: the first pass does not wait for it.
+            # Other copies in flight may hang: the first pass does not wait for them.
             ready = not len(self._rest) and (not flying or self._passes == 0)
             if ready and not self._begin(self._tier, still=not flying):
                 break
@@ -123,21 +123,21 @@ class Flush:
         return False
 
     def left(self) -> int:
-        """Returns how many blocks that a request finds above are not on the disk, durable."""
+        """Returns how many cached blocks are not durable on the disk."""
         return 0 if self._tier is None else len(self._cache.unwritten(self._tier))
 
     def _begin(self, tier: TierName, *, still: bool) -> bool:
-        """Begins a pass; returns whether there is one: not where the last has changed nothing."""
+        """Begins a pass, unless the last one has changed nothing; returns whether it has."""
         self._rest = self._cache.unwritten(tier)
         self._instead, self._newer = self._cache.outranked(tier)
         left, before = len(self._rest), self._before
-        # What was in the air when a pass began may be written by the next one.
+        # Blocks in flight when a pass began may be written by the next one.
         self._before = left if still else None
         self._passes += 1
         return left > 0 and (before is None or left < before)
 
     def _fill(self, tier: TierName) -> bool:
-        """Plans as much as may be in the air; returns whether anything was planned."""
+        """Plans as many copies as may be in flight; returns whether there were any."""
         flying = planned = sum(blocks for _, _, blocks in self._air)
         most = self._most or max(1, min(_FIRST, self._cache.room(tier).free))
         if flying > most // 2:
@@ -157,7 +157,7 @@ class Flush:
         return planned > flying
 
     def _land(self, flying: set[int], tier: TierName) -> None:
-        """Looks at what has ended."""
+        """Takes note of ended flights."""
         for _ in range(len(self._air)):
             flights, keys, _ = self._air[0]
             if flights & flying:

@@ -14,15 +14,15 @@ __all__ = ["agree", "check_hello", "checked_hellos"]
 def agree(config: Config, hellos: Iterable[Hello]) -> Config:
     """Returns the configuration that the yard opens with: each tier as small as on any rank.
 
-    Its `yard` is what the cranes were told, where they were told of one.
+    Its `yard` is the number in the hellos, if they have one.
 
     Args:
         config: The yard's own.
-        hellos: What each rank's crane reported, in any order.
+        hellos: The hello of each rank's crane, in any order.
 
     Raises:
         Misuse: A rank is missing, twice there or unknown, has another configuration or version,
-            or shook hands with another yard; or what is given is no handshake.
+            or shook hands with another yard; or an argument is of another type.
     """
     if not isinstance(config, Config):
         raise Misuse(f"config = {shown(config)}: give the Config that every process has")
@@ -64,20 +64,22 @@ def check_hello(config: Config, hello: Hello, yard: int) -> None:
 
 
 def checked_hellos(hellos: object) -> list[Hello]:
-    """Returns what a crane of this version can have said.
+    """Returns the hellos, checked field by field.
 
     Raises:
-        Misuse: Something else is among it; it is named.
+        Misuse: One is not what a crane of this version returns; it is named.
     """
     if isinstance(hellos, Hello) or not isinstance(hellos, Iterable):
-        raise Misuse(f"hellos = {shown(hellos)}: give a list of what each crane.hello() returned")
+        raise Misuse(f"hellos = {shown(hellos)}: give a list of the answers of crane.hello()")
     said = list(hellos)
     for at, hello in enumerate(said):
         if not isinstance(hello, Hello):
-            raise Misuse(f"hellos[{at}] = {shown(hello)}: give what crane.hello() returned there")
+            raise Misuse(f"hellos[{at}] = {shown(hello)}: give the answer of crane.hello() there")
         for name in ("rank", "device", "host", "disk", "yard"):
             integer(f"hellos[{at}].{name}", getattr(hello, name), least=0)
         for name in ("fingerprint", "layout"):
             if not isinstance(text := getattr(hello, name), str):
-                raise Misuse(f"hellos[{at}].{name} = {shown(text)}: must be text, as a crane says")
+                raise Misuse(
+                    f"hellos[{at}].{name} = {shown(text)}: must be text, as in crane.hello()"
+                )
     return said

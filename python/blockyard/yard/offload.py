@@ -17,17 +17,17 @@ class _Watermark(NamedTuple):
 
 
 class Offload:
-    """Demotes blocks by a watermark; the core knows which blocks the write policy means.
+    """Demotes blocks by a watermark; the core selects them by the write policy.
 
     While fewer slots of a tier than its watermark are free, that many of its next victims are
-    copied down, with all of their paths: a victim then has its copy already, and one that was not
-    copied in time is dropped, never waited for. The core skips what it has looked at before, so
-    that every dispatch may ask. With "through", blocks go down when they come to the tier, and the
-    watermark bounds those in flight.
+    copied down, with all of their paths. A victim then has its copy already; one that was not
+    copied in time is dropped, never waited for. The core skips blocks that it has examined before,
+    so every dispatch may ask. With "through", blocks are copied down when they come to the tier,
+    and the watermark bounds those in flight.
 
-    A watermark that the configuration gives is kept as it is. Where it gives none, the core's grows
-    with the largest begin, and what is behind the next victims follows while nothing goes down: up
-    to half of the tier where the one below is full.
+    A watermark from the configuration is fixed. Otherwise the core's grows with the largest begin,
+    and blocks behind the next victims follow while nothing goes down: up to half of the tier if the
+    one below is full.
     """
 
     __slots__ = ("_skips", "_tiers", "decided")

@@ -14,7 +14,7 @@ from blockyard.yard.config import Config
 __all__ = ["Parking", "PreemptMode", "checked_mode"]
 
 PreemptMode: TypeAlias = Literal["park", "full-blocks", "recompute"]
-"""What is kept of a victim's KV: all of it; its full blocks, so that the tail is recomputed; or
+"""How much of a victim's KV is kept: all; its full blocks, so that the tail is recomputed; or
 nothing."""
 
 _T = TypeVar("_T")
@@ -49,11 +49,11 @@ class Parking:
     Args:
         cache: The cache that holds the sequences.
         config: The configuration of that cache.
-        mode: What is kept; without a tier below the device "recompute", and that is logged. None:
-            "park" where there is one.
+        mode: How much KV is kept. Without a tier below the device it is "recompute", and that is
+            logged. None: "park" if there is one.
         resume_retries: How often a resume whose loads fail is tried again.
-        max_stalled_steps: Steps that a parked sequence may stand first in the queue and find no
-            room, or free none where room is needed, before it is recomputed instead.
+        max_stalled_steps: Steps that a parked sequence may be first in the queue and find no room,
+            or free none although room is needed, before it is recomputed instead.
 
     Raises:
         Misuse: There is no such mode, or it recomputes and the engine cannot.
@@ -65,7 +65,7 @@ class Parking:
             "0 to 2",
             "gauge",
             "preempt_mode",
-            "what a victim keeps: 0 nothing, 1 its full blocks, 2 its tail too",
+            "KV that a victim keeps: 0 none, 1 its full blocks, 2 its tail too",
         ),
         Stat(
             "parkings",
@@ -238,8 +238,8 @@ class Parking:
         """Copies blocks of parked sequences down, so that other sequences have room.
 
         Args:
-            blocks: Device blocks that are needed; what is on its way down counts.
-            parked: The sequences; those that shall come back last stand first.
+            blocks: Device blocks that are needed; those on their way down count.
+            parked: The sequences, in reverse order of their return.
 
         Returns:
             Blocks that were put on their way.
@@ -274,12 +274,12 @@ class Parking:
         return begun
 
     def lower(self, parked: Iterable[Parked]) -> int:
-        """Moves what the host keeps to the disk, while the host is short of room (INV-34).
+        """Moves kept blocks from the host to the disk, while the host is short of room (INV-34).
 
-        It is short where fewer blocks are available there than its watermark, `ahead`, says.
+        It is short when it has fewer blocks available than its watermark, `ahead`.
 
         Args:
-            parked: The sequences; those that shall come back last stand first.
+            parked: The sequences, in reverse order of their return.
 
         Returns:
             Blocks that were put on their way.
@@ -326,7 +326,7 @@ class Parking:
 
         Returns:
             The handle that keeps it; None where it was tried often enough. Where the engine can
-            recompute, `grow(lease, 0)` then goes on from what is good; else its KV is lost.
+            recompute, `grow(lease, 0)` then goes on from the good blocks; else its KV is lost.
         """
         _checked(lease, Lease)
         if tries > self._resume_retries:
@@ -336,7 +336,7 @@ class Parking:
         return parked
 
     def load_limit(self, failed: int) -> int | None:
-        """Limits what the next begin of a request loads, so that it does not retry forever (T4).
+        """Limits the loads of a request's next begin, so that it does not retry forever (T4).
 
         Args:
             failed: How often in a row its loads failed and left it no room to go on.

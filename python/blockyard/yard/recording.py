@@ -1,4 +1,4 @@
-"""The recording of a cache's requests, and what became of it."""
+"""Records a cache's requests, and reports losses."""
 
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ _log = Limited(__name__, 0)
 
 
 class Recording:
-    """A recorder, and one line in the log where it loses something. Any thread may ask.
+    """A recorder, with one log line if it loses requests. Any thread may ask.
 
     Args:
         path: The file; None to record nothing.
@@ -46,7 +46,7 @@ class Recording:
         self._is_told = False
 
     def look(self) -> None:
-        """Says in the log, once, that requests are not written, and why."""
+        """Logs once that requests are not written, and why."""
         if self.recorder is None or self._is_told:
             return
         _, dropped = self.recorder.counts()
@@ -57,7 +57,7 @@ class Recording:
             _log.warning("record = %r: not all requests are written: %s", self._path, why)
 
     def close(self) -> None:
-        """Records no more, and waits a second at most for what is to be written."""
+        """Stops recording, and waits up to a second for its writes."""
         if self.recorder is not None:
             self.recorder.close()
             self.look()

@@ -18,16 +18,16 @@ __all__ = ["rejoin"]
 def rejoin(
     cache: KVCache, hello: Hello, *, memory: Literal["lost", "disk kept"] = "disk kept"
 ) -> int:
-    """Takes a rank in again whose process was restarted.
+    """Takes a rank back whose process was restarted.
 
     It is `KVCache.reset` of that rank, and for the same thread. Tiers below the device may be
-    smaller than before, or missing: slots beyond are withdrawn for good, with what was in them.
+    smaller than before, or missing: slots beyond are withdrawn for good, with their blocks.
 
     Args:
         cache: The yard.
-        hello: What the new process's crane has said, asked with `cache.config.yard`.
-        memory: As in `KVCache.reset`; a new process has not "kept" its own. "disk kept" where its
-            slot files are those of before; a yard without a keyed disk has "lost" it.
+        hello: The answer of the new process's `crane.hello(cache.config.yard)`.
+        memory: As in `KVCache.reset`; a new process has never "kept" its memory. "disk kept" if it
+            has the same slot files; "lost" for a yard without a keyed disk.
 
     Returns:
         Flights that ended.
@@ -36,7 +36,7 @@ def rejoin(
         Misuse: The rank is unknown, is configured otherwise, shook hands with another yard or has
             fewer blocks of the device than the yard gives out; or as `KVCache.reset`. Nothing is
             changed.
-        InUse: Tickets would lose what they were promised: call it again when they are redeemed.
+        InUse: Tickets would lose promised slots: call it again when they are redeemed.
 
     Example:
         >>> import blockyard as by

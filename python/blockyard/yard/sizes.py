@@ -14,10 +14,10 @@ def in_blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     Args:
         tier: Its name, or "engine" for a device whose blocks an engine gives out.
         size: Blocks, or memory as text: per rank for the device, per host below it.
-        layout: What a block takes; None where only numbers of blocks are known.
+        layout: The bytes of a block; None if only numbers of blocks are known.
 
     Raises:
-        Misuse: The text says no size, there is no layout for it, or it is less than a block.
+        Misuse: The text is no size, there is no layout for it, or it is less than a block.
     """
     if not isinstance(size, str):
         return integer(tier, size, least=0)

@@ -67,12 +67,12 @@ impl Cache {
     /// runs. `block_tables` and `slot_mapping` refuse it until then.
     ///
     /// Args:
-    ///     prompt: Keys, tokens, or what `park` gave.
+    ///     prompt: Keys, tokens, or the handle of `park`.
     ///     reserve: Tokens of growth to promise. A `grow` within them never fails.
     ///     load: The most blocks to load from below the device; None for all, as far as the cache's
     ///         `speeds` allow. If blocks were left out, the lease's `stop` is "slow".
-    ///     filling: What happens at a block in flight. "stop" ends the prefix there; "soon" answers
-    ///         `Soon`. Where the engine cannot recompute, "stop" answers `Soon` too.
+    ///     filling: At a block in flight, "stop" ends the prefix there; "soon" returns `Soon`. If the
+    ///         engine cannot recompute, "stop" returns `Soon` too.
     ///     lora: As in `keys`.
     ///     salt: As in `keys`.
     ///     media: As in `keys`.

@@ -136,13 +136,12 @@ impl Cache {
 
     /// Forgets all published blocks, as after a change of weights. It never waits.
     ///
-    /// Running sequences go on, and publish nothing from now on. What is kept of parked ones is
+    /// Running sequences go on, and publish nothing from now on. The kept blocks of parked ones are
     /// lost.
     ///
     /// Args:
-    ///     memory: "disk kept" forgets all but what the tiers have that are keyed, as where an
-    ///         engine was restarted. That is found on, and sequences that they have whole stay
-    ///         parked.
+    ///     memory: "disk kept" forgets all blocks except on keyed tiers, as after a restart of the
+    ///         engine. Those are still found, and sequences that are whole there stay parked.
     ///
     /// Raises:
     ///     Misuse: It is neither word, or no tier is keyed.
@@ -196,12 +195,12 @@ impl Cache {
         Ok(resized?)
     }
 
-    /// Gives slots of a tier out no more, as their memory is gone: of several disks one is dead.
+    /// Withdraws slots of a tier whose memory is gone, as when one of several disks has died.
     ///
-    /// What was in them is dropped. All else stays: what follows a dropped block in a sequence is
-    /// found again when that block is there again. Parked sequences that kept one there are
-    /// computed again. What a copy still brings there is not published. Slots that a copy still
-    /// reads or writes leave when it has ended.
+    /// Their blocks are dropped, and all others stay: blocks behind a dropped one are found again
+    /// once that one is cached again. Parked sequences that kept one there are recomputed. Copies
+    /// that still land there are not published. Slots that a copy still reads or writes leave when
+    /// it has ended.
     ///
     /// Args:
     ///     tier: "host" or "disk".
@@ -211,7 +210,7 @@ impl Cache {
     ///     How many blocks were dropped there.
     ///
     /// Raises:
-    ///     InUse: Tickets would lose what they were promised. Nothing is changed.
+    ///     InUse: Tickets would lose promised slots. Nothing is changed.
     ///     Misuse: It is the device, a tier that is not there, or a slot that it does not have.
     fn withdraw(&self, py: Python<'_>, tier: &str, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
         self.check_open()?;
@@ -222,9 +221,9 @@ impl Cache {
         })?)
     }
 
-    /// Publishes what a tier has kept from before, as its records say.
+    /// Publishes blocks that a tier has kept over a restart, from its records.
     ///
-    /// It comes once, before the first begin. Blocks that come back are held by no sequence.
+    /// Call it once, before the first begin. No sequence holds the restored blocks.
     ///
     /// Args:
     ///     tier: "host" or "disk".
@@ -255,15 +254,15 @@ impl Cache {
         })?)
     }
 
-    /// Returns the slots of a tier whose blocks nobody holds, the next to be evicted first.
+    /// Returns the slots of a tier with idle blocks, the next to be evicted first.
     ///
     /// It takes time in proportion to the tier; with `alone`, to the tiers above, too.
     ///
     /// Args:
     ///     tier: "device", "host" or "disk".
-    ///     alone: Whether what the tiers above have too is in their order, in the places that it
-    ///         has in this one, as a copy down says when it was made and not when it was used. It
-    ///         is what a tier that outlives the cache should remember, as the order for `restore`.
+    ///     alone: Whether blocks that are on higher tiers too take the order that they have there,
+    ///         in the places that they have in this tier: a copy down has the time of the copy, not
+    ///         of the use. A tier that outlives the cache should remember this order for `restore`.
     ///
     /// Returns:
     ///     Slots, shape (blocks,).
@@ -311,18 +310,18 @@ impl Cache {
         key_array(py, &bytes)
     }
 
-    /// Returns the keys of idle blocks on a tier that may go for what is not written there.
+    /// Returns the keys of idle blocks on a tier that may be replaced by blocks not written there.
     ///
-    /// Of all blocks on the tier and above it, they are those that have no room behind the others
-    /// in the order of their tiers. What is above counts as newer than what the tier alone has,
-    /// except where a block of both tells. It takes time in proportion to the tiers.
+    /// Of all blocks on the tier and above it, they are the ones that do not fit, in the order of
+    /// their tiers. Blocks above count as newer than blocks on the tier alone, except where a block
+    /// on both shows otherwise. It takes time in proportion to the tiers.
     ///
     /// Args:
     ///     tier: "host" or "disk".
     ///
     /// Returns:
-    ///     Keys, uint8, shape (blocks, 32), the first to go first; and for how many of the blocks
-    ///     that `unwritten` returns, from the first.
+    ///     Keys, uint8, shape (blocks, 32), the first to be replaced first; and how many of the
+    ///     blocks of `unwritten`, from the first, they make room for.
     ///
     /// Raises:
     ///     Misuse: There is no such tier, or it has no slots.
@@ -334,15 +333,15 @@ impl Cache {
         Ok((key_array(py, &bytes)?, newer))
     }
 
-    /// Copies blocks down to a tier that has them not, from the nearest tier above that has them.
+    /// Copies blocks down to a tier that lacks them, from the nearest tier above that has them.
     ///
-    /// Blocks that find no room stay where they are, and so does one whose sequence has a block
-    /// before it that is neither there nor on its way. Nothing goes for them but what is named.
+    /// A block stays where it is if it finds no room, or if a block before it in its sequence is
+    /// neither there nor on its way. Only the blocks of `instead` are evicted for them.
     ///
     /// Args:
     ///     keys: Their keys, as `unwritten` returns them, or some of these in their order.
     ///     tier: "host" or "disk".
-    ///     instead: Keys of blocks that may go where no slot is free, as `outranked` returns them.
+    ///     instead: Keys of blocks to evict where no slot is free, as `outranked` returns them.
     ///
     /// Returns:
     ///     A plan for each run of blocks from one tier, which `dispatch` hands out too; and how
@@ -407,8 +406,8 @@ impl Cache {
         self.is_closed()
     }
 
-    /// Gives up all promises, for an end behind which nothing begins: tickets have no blocks,
-    /// running sequences no growth, and what is parked is computed again.
+    /// Gives up all promises, for an end after which nothing begins: tickets have no blocks,
+    /// running sequences no growth, and parked ones are recomputed.
     fn _end_promises(&self, py: Python<'_>) -> PyResult<()> {
         self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| {

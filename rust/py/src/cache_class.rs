@@ -18,32 +18,32 @@ pub(crate) fn forked() {
 
 /// The bookkeeping of one KV cache.
 ///
-/// Any thread may call every verb, except those that say otherwise: they are for the thread that
-/// drives the steps. One verb happens before or after another, never during it.
+/// Any thread may call every verb, except those documented for the thread that drives the steps. One
+/// verb happens before or after another, never during it.
 ///
-/// Besides what each verb names, all raise `Misuse` for an argument of a wrong value, and in a
-/// process that was forked after the cache was made; `Unavailable` once a bug of Blockyard has
-/// broken the cache; and those that begin something or go on with it, `Misuse` once it is closed. A
-/// verb that raises has changed nothing, unless it says so.
+/// Every verb raises `Misuse` for an argument of a wrong value, and in a process that was forked
+/// after the cache was made; `Unavailable` once a bug of Blockyard has broken the cache. Verbs that
+/// begin or continue something raise `Misuse` once it is closed. A verb that raises has changed
+/// nothing, unless its documentation has an exception.
 ///
 /// Args:
 ///     block_size: Tokens per block.
 ///     device: Slots of the device, null slots included.
-///     engine: In place of `device`, the blocks of an engine that gives them out itself.
+///     engine: In place of `device`, the number of blocks of an engine that allocates them itself.
 ///     host: Slots of the host; 0 for none.
 ///     disk: Slots of the tier below the host; 0 for none.
 ///     null_slots: Leading device slots that pad block tables and are never given out.
-///     eviction: What is evicted first, of the blocks that are no other's prefix there. "recency":
-///         what was used least recently. "learned": what is least likely to be used again soon, as
-///         learned from how blocks of such requests were used again so far; hints of `finish` are
-///         learned alike. "heap": what has the lowest priority, then as recency.
-///     host_copies: When copies on the host of what the device has too are evicted: "first", once
+///     eviction: Which leaf block of a tier is evicted next. "recency": the least recently used
+///         one. "learned": the least likely to be used again soon, learned from the reuse of blocks
+///         of similar requests, and of similar hints of `finish`. "heap": the one of the lowest
+///         priority, then as recency.
+///     host_copies: When host copies of blocks that are on the device too are evicted: "first", once
 ///         the device has used the block again, or "last". None: "first" where eviction is
 ///         "learned".
-///     write: What `demote(blocks)` copies down from the device. "on-evict": the next victims.
+///     write: Blocks that `demote(blocks)` copies down from the device. "on-evict": the next victims.
 ///         "through": first the published blocks in the order of their publication, then the next
-///         victims. "second-touch": those of the next victims that were used more than once, which
-///         is to say published again, found by a begin, or computed again after they were dropped.
+///         victims. "second-touch": the next victims that were used more than once: published
+///         again, found by a begin, or computed again after they were dropped.
 ///         A copy of a block that the device has too stays, unless a block that will be evicted
 ///         sooner has no copy.
 ///     ghosts: Keys of dropped blocks to remember, rounded up to a multiple of 16. With
@@ -52,7 +52,7 @@ pub(crate) fn forked() {
 ///         takes 2 bytes, and None remembers none. 0 remembers none. Where none are remembered
 ///         `missed_evicted` is 0: such misses count as unseen.
 ///     writes_below: The same for each tier below the device, from the host down; "on-evict" where
-///         it says nothing. "through" copies what has landed there.
+///         one is missing. "through" copies blocks that have landed there.
 ///     speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
 ///         a sequence; and to compute it for each block before it, in addition. A fourth is to load
 ///         one from the disk, where that is not what it takes from the host. A begin then loads
@@ -62,16 +62,15 @@ pub(crate) fn forked() {
 ///     copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
 ///         block is broken, and no copy of another block is made ahead of need any more.
 ///     groups: Groups of layers; only 1 is supported.
-///     namespace: What tells this cache's keys from others': model, weights, dtype, layout,
-///         parallel.
+///     namespace: Names that are part of every key: model, weights, dtype, layout, parallel.
 ///     key_hash: "sha256", or "xxh3" where all tenants trust each other.
 ///     keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device
 ///         cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
-///         with 24 zero bytes or has all bits set: in a plan that stands for something else.
-///     yard: What plans name the yard; None for 0. It decides nothing.
-///     memory: Bytes that its bookkeeping may take; None for what the system grants. All of it is
-///         allocated at once: 110 to 200 bytes for each slot, and those of the ghosts.
-///     recorder: What is told of requests, for blocks of as many tokens; None for nothing.
+///         with 24 zero bytes or has all bits set: in a plan these have another meaning.
+///     yard: The number of the yard in plans; None for 0. It decides nothing.
+///     memory: Bytes that its bookkeeping may take; None for all that the system grants. All of it
+///         is allocated at once: 110 to 200 bytes for each slot, and the ghosts.
+///     recorder: Records requests, in blocks of as many tokens; None to record nothing.
 ///
 /// Raises:
 ///     Misuse: A value is out of range. The message names it.

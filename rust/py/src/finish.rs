@@ -14,19 +14,18 @@ use pyo3::prelude::*;
 #[guarded]
 #[pymethods]
 impl Cache {
-    /// Ends sequences. Their last blocks are given back first.
+    /// Ends sequences. Their last blocks are released first.
     ///
     /// Args:
     ///     batch: Leases.
     ///     retention: With "session-ended", blocks that no other sequence shares are evicted first;
-    ///         with "retain", last. A "learned" order learns how true that is, and obeys no hint.
-    ///     next_use: Seconds until the blocks will be used again, as far as you know; for the
-    ///         "learned" order. None: nothing is known.
-    ///     priority: From 0 to 100, the last to be evicted, for "heap": 35 unless said.
-    ///         Where neither this nor `ttl` is said, what was said of a block before
-    ///         stays; one of them replaces both.
-    ///     ttl: After so many ticks the blocks go first, for "heap". A tick is a block
-    ///         that a request has used, and comes when that is ended.
+    ///         with "retain", last. The "learned" order obeys no hint: it learns their value.
+    ///     next_use: Seconds until the blocks are expected to be used again; for the "learned"
+    ///         order. None: unknown.
+    ///     priority: From 0 to 100, the highest evicted last, for "heap"; 35 by default. Without
+    ///         this and `ttl`, a block keeps its earlier values; one of them replaces both.
+    ///     ttl: Ticks after which the blocks are evicted first, for "heap". Each block that a
+    ///         request has used is a tick, counted when that request ends.
     ///     after: A step in flight that may still write: slots are held back until `commit(done=)`.
     ///
     /// Raises:

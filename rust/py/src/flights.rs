@@ -33,15 +33,15 @@ impl Cache {
     /// Copies blocks of a tier down to the next lower one that has slots.
     ///
     /// Args:
-    ///     blocks: The most blocks to copy. Without `of` it looks at that many of the tier's next
-    ///         victims, and at no other: those that have no copy below get one, so that it may
-    ///         copy fewer, or none, though blocks behind them have no copy either. If the cache's
-    ///         `write` says so they are other blocks than victims. Blocks that an earlier call
-    ///         looked at are passed over, so that it may be called at every step.
+    ///     blocks: The most blocks to copy. Without `of` it examines that many of the tier's next
+    ///         victims, and copies those without a copy below. So it may copy fewer, or none,
+    ///         although blocks behind them have no copy either. The cache's `write` may select
+    ///         other blocks than victims. Blocks examined by an earlier call are skipped, so it may
+    ///         be called at every step.
     ///     of: A parked sequence, whose last blocks go first, from the device to the tier that has
     ///         promised them slots; or a lease, whose first sealed blocks go first.
     ///     tier: Where they are, without `of`.
-    ///     to: For a parked sequence, a lower tier that shall keep what a higher one keeps or has
+    ///     to: For a parked sequence, a lower tier to keep blocks that a higher one keeps or has
     ///         promised. Each block is kept there once its copy has landed. Call it again until it
     ///         returns None: one plan has one source.
     ///
@@ -99,17 +99,17 @@ impl Cache {
         Ok(plan?.map(Plan))
     }
 
-    /// Copies down what a tier may lose soon, if that is due now, as `dispatch` does by itself.
+    /// Copies down blocks that a tier may evict soon, if that is due now, as `dispatch` does by itself.
     ///
-    /// While fewer than `least` slots are free, so many of the next victims have a copy below. Paths go
-    /// down whole, the root first; one that cannot goes down as far as it comes.
+    /// While fewer than `least` slots are free, so many of the next victims have a copy below. Paths are
+    /// copied whole, the root first, or as far as there is room.
     ///
     /// Args:
     ///     least: The fewest next victims that should have a copy below.
     ///     tier: Where they are.
-    ///     grows: Whether as many should have one as the largest begin has taken so far, if that is
-    ///         more; and whether what is behind them follows, the oldest first and `least` blocks at
-    ///         a time, where nothing is on its way down.
+    ///     grows: Whether as many victims as the largest begin has taken so far should have one, if
+    ///         that is more; and whether the blocks behind them follow, the oldest first and `least`
+    ///         blocks at a time, while no copy down is under way.
     ///
     /// Returns:
     ///     The plan, which `dispatch` hands out too; None if there is nothing to copy.
@@ -266,8 +266,8 @@ impl Cache {
     /// Reports that these flights have missed their deadline, and their outcome is unknown.
     ///
     /// Their destinations are quarantined until `commit` or `abort` reports that the copies have
-    /// ended, and nothing that they bring is believed. What they read is held no more, except for
-    /// copies to a keyed tier. It is for the thread that drives the steps.
+    /// ended, and never published. Their sources are released, except for copies to a keyed tier. It
+    /// is for the thread that drives the steps.
     ///
     /// Args:
     ///     flights: Plans, or numbers of flights.

@@ -105,10 +105,10 @@ impl FreedKeys {
         Ok(())
     }
 
-    /// Forgets blocks of these keys, and all that stands on any of them.
+    /// Forgets blocks of these keys, and all their descendants.
     ///
     /// Args:
-    ///     keys: What is forgotten.
+    ///     keys: The keys to forget.
     fn forget_keys(&mut self, keys: &Bound<'_, Keys>) {
         let blocks = &mut self.blocks;
         let mut named: HashSet<Key> = keys.get().0.keys().iter().copied().collect();
@@ -131,7 +131,7 @@ impl FreedKeys {
         self.blocks.known.fill(false);
     }
 
-    /// Returns what is known of blocks that are evicted next, and forgets it.
+    /// Returns the contents of blocks that are evicted next, and forgets them.
     ///
     /// Args:
     ///     ids: Free blocks of the engine, the next victim first.

@@ -16,7 +16,7 @@ use std::hash::{Hash, Hasher};
 /// and as secret as the prompt and its salt.
 ///
 /// Args:
-///     data: What pickle has of them.
+///     data: Their pickled bytes.
 ///
 /// Raises:
 ///     Misuse: The bytes are not whole keys of this version.

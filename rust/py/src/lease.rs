@@ -136,7 +136,7 @@ impl Lease {
         Ok(self.view(py)?.promised)
     }
 
-    /// Whether it still stands for a parked sequence.
+    /// Whether it still represents a parked sequence.
     ///
     /// This is so until all its loads have landed. If some fail, `park` brings the sequence back to
     /// where it was; `grow` or `seal` goes on from `cached`, and this becomes False.
@@ -149,7 +149,7 @@ impl Lease {
     ///
     /// "ready": it may run.
     ///
-    /// "loading": it waits until its plans have landed. What is in its slots is not its KV yet, and
+    /// "loading": it waits until its plans have landed. Its slots do not have its KV yet, and
     /// `block_tables` and `slot_mapping` refuse it.
     ///
     /// "short": it lacks blocks. If `resumed` is True, loads of the resume failed: `seal` or `grow`

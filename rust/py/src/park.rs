@@ -16,8 +16,8 @@ impl Cache {
     /// Takes a sequence off the device without losing its work, after the engine's stop ack.
     ///
     /// Full, computed blocks are sealed first. Nothing is copied yet: the nearest lower tier that
-    /// has room promises slots for what has no copy below, and `demote(of=parked)` copies the last
-    /// blocks first, as many as are needed.
+    /// has room promises slots for blocks without a copy below, and `demote(of=parked)` copies the
+    /// last blocks first, as many as are needed.
     ///
     /// Args:
     ///     lease: The sequence.
@@ -28,7 +28,7 @@ impl Cache {
     ///         including blocks that were not needed. After an error it stays open.
     ///
     /// Returns:
-    ///     What is kept: `begin` brings it back, and `abandon` gives it up.
+    ///     The parked sequence: `begin` resumes it, and `abandon` gives it up.
     ///
     /// Raises:
     ///     NoRoom: No tier below can promise the slots; the numbers are the nearest one's. Nothing
@@ -73,7 +73,7 @@ impl Cache {
     /// Gives a parked sequence up, with its work.
     ///
     /// Args:
-    ///     parked: What `park` gave.
+    ///     parked: The handle of `park`.
     ///
     /// Raises:
     ///     SpentLease: It has ended before.

@@ -13,7 +13,7 @@ use pyo3::{PyTraverseError, PyVisit};
 /// A sequence that was taken off the device without losing its work.
 ///
 /// End it with `Cache.begin` or `Cache.abandon`. If it is dropped instead, the next verb gives up
-/// what it keeps, and `stats()["leaked"]` counts it.
+/// its blocks, and `stats()["leaked"]` counts it.
 ///
 /// Any thread may use it. Once a verb has ended it, its properties raise `SpentLease`, except `id`,
 /// `appended` and `state`.
@@ -163,7 +163,7 @@ impl Parked {
     /// "short": a copy that `keep` made has failed, so that only the `computed` tokens before it
     /// are kept.
     ///
-    /// "broken": some of what was kept is lost, so that the sequence will be computed again.
+    /// "broken": some kept blocks are lost, so that the sequence will be recomputed.
     ///
     /// "spent": a verb has ended it.
     #[getter]

@@ -38,7 +38,7 @@ fn keys<'py>(py: Python<'py>, keys: &[core::Key]) -> PyResult<Option<Bound<'py, 
 /// may read it.
 ///
 /// Args:
-///     data: What `to_bytes` gave.
+///     data: The bytes of `to_bytes`.
 ///
 /// Raises:
 ///     Misuse: The bytes are not one whole plan of this version.
@@ -145,7 +145,7 @@ impl Plan {
         Self::from_bytes(data)
     }
 
-    /// Makes a plan from what `to_bytes` gave.
+    /// Makes a plan from the bytes of `to_bytes`.
     ///
     /// Args:
     ///     data: The bytes of one plan.

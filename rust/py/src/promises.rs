@@ -76,7 +76,7 @@ impl Cache {
     /// Gives a ticket back: its blocks are no longer promised.
     ///
     /// Args:
-    ///     ticket: What `promise` gave.
+    ///     ticket: The ticket of `promise`.
     ///
     /// Raises:
     ///     SpentLease: The ticket has ended before.

@@ -18,7 +18,7 @@ type HolderRow = (&'static str, u64, u32, u32, u32, (u32, u32));
 #[guarded]
 #[pymethods]
 impl Cache {
-    /// Tells what `begin` would answer now, without a ticket. It changes nothing.
+    /// Predicts the answer of `begin` now, without a ticket. It changes nothing.
     ///
     /// Args:
     ///     prompt: Keys or tokens.
@@ -92,7 +92,7 @@ impl Cache {
         Ok(enter(py, &self.inner, 0, |state| state.limit(tier))?)
     }
 
-    /// The last step that `commit` was told is done; 0 before the first.
+    /// The last `done` of `commit`; 0 before the first.
     #[getter]
     fn done(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_sound()?;
@@ -138,7 +138,7 @@ impl Cache {
 
     /// Returns a fingerprint, of 64 bits, of blocks, slots, leases, promises and flights.
     ///
-    /// `KVCache.digest` says what it covers, and adds what the ranks have reported.
+    /// `KVCache.digest` documents it, and adds the reports of the ranks.
     fn digest(&self, py: Python<'_>) -> PyResult<u64> {
         self.check_sound()?;
         Ok(enter(py, &self.inner, LONG, |state| Ok(state.digest()))?)
@@ -192,7 +192,7 @@ impl Cache {
         Ok(oldest.map(|(plans, flight)| (plans, flight.number())))
     }
 
-    /// Returns the idle blocks that nobody can have while copies need them, by tier.
+    /// Returns the idle blocks that cannot be evicted while copies need them, by tier.
     ///
     /// This is a diagnostic: it takes time in proportion to the cache.
     ///

@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Writes what requests were into a file: 8 bytes of each key, lengths and times, and no token.
+/// Records requests in a file: 8 bytes of each key, lengths and times, and no token.
 ///
-/// A cache with `record` in its configuration has one, and its `begin`, `finish` and `abandon` tell
-/// it of requests. A scheduler that knows more, as when a request has come and which begin is the
-/// same request again, tells it by `arrived` and `ended` instead.
+/// A cache with `record` in its configuration has one, and its `begin`, `finish` and `abandon` record
+/// requests. A scheduler that knows when a request has arrived, and which `begin` is a retry, calls
+/// `arrived` and `ended` instead.
 ///
-/// It never waits: what finds no room in its queue, or on the disk, is dropped whole and counted.
+/// It never waits: requests that find no room in its queue, or on the disk, are dropped and counted.
 /// Any thread may use it.
 ///
 /// Args:
@@ -51,9 +51,9 @@ impl Recorder {
         Ok(Self { inner, block_size })
     }
 
-    /// Returns the time, in nanoseconds, for `ended` to be told of a request that arrives now.
+    /// Returns the time, in nanoseconds, of a request that arrives now, for `ended`.
     ///
-    /// From the first call on, the cache's verbs tell nothing any more.
+    /// From the first call on, the cache's verbs record nothing themselves.
     fn arrived(&self) -> u64 {
         self.inner.tell();
         self.inner.now()
@@ -62,7 +62,7 @@ impl Recorder {
     /// Records a request that ends now. For 300 blocks it takes half a microsecond.
     ///
     /// Args:
-    ///     arrived: What `arrived` gave.
+    ///     arrived: The time that `arrived` returned.
     ///     keys: The keys of its prompt; more are left out. None where its blocks have none.
     ///     prompt: Tokens of its prompt.
     ///     answer: Tokens of its answer.
@@ -87,12 +87,12 @@ impl Recorder {
         (counts.recorded, counts.dropped)
     }
 
-    /// Returns what the system said when it first refused to write; None where it never has.
+    /// Returns the system's error when it first refused to write; None if it never has.
     fn trouble(&self) -> Option<&str> {
         self.inner.trouble()
     }
 
-    /// Takes no more requests, and waits until those that are there are written.
+    /// Takes no more requests, and waits until its queue is written.
     ///
     /// Args:
     ///     seconds: How long it waits at most.

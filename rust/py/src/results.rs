@@ -110,17 +110,17 @@ impl Soon {
     }
 }
 
-/// What a `forget` has done.
+/// The answer of `forget`.
 ///
 /// It is frozen, and any thread may read it.
 #[pyclass(frozen, eq, get_all, module = "blockyard._core")]
 #[derive(PartialEq, Eq)]
 pub(crate) struct Forgotten {
-    /// Blocks that are found no more, whatever tiers they were on.
+    /// Blocks that are found no more, on any tier.
     blocks: u64,
-    /// The `id` of each parked sequence that keeps some of what was named.
+    /// The `id` of each parked sequence that keeps some of the named blocks.
     ///
-    /// What it keeps stays; by force, its keep was broken. Kept requests are parked, too.
+    /// Its blocks stay; by force, its keep was broken. Saved requests are parked, too.
     kept: Vec<u64>,
     /// The flight that voids records, for each tier that outlives the process.
     flights: Vec<u64>,
@@ -150,7 +150,7 @@ impl Forgotten {
     }
 }
 
-/// How much of a prefix is where. Each block counts on the highest tier that has it.
+/// The blocks of a prefix by tier. Each counts on the highest tier that has it.
 ///
 /// It is frozen, and any thread may read it.
 #[pyclass(frozen, eq, get_all, module = "blockyard")]
@@ -158,7 +158,7 @@ impl Forgotten {
 pub(crate) struct Probe {
     /// Blocks on the device.
     device: u32,
-    /// Blocks that follow them on the host; those on disk may stand between them.
+    /// Blocks that follow them on the host; blocks on disk may be between them.
     host: u32,
     /// Blocks that follow them on disk, likewise.
     disk: u32,
@@ -166,7 +166,7 @@ pub(crate) struct Probe {
     ///
     /// "whole": all of it was found.
     ///
-    /// "missing": the next block is nowhere.
+    /// "missing": the next block is on no tier.
     ///
     /// "filling": the next block is in flight.
     ///
@@ -229,7 +229,7 @@ impl Probe {
 pub(crate) struct Violation {
     /// The name of the law, such as "INV-1".
     law: String,
-    /// What was found and what should have been.
+    /// The value found, and the value that the law demands.
     detail: String,
     /// The tier where it was found; None if it is on no tier.
     tier: Option<&'static str>,
@@ -319,7 +319,7 @@ impl Room {
     }
 }
 
-/// What a begin would answer now, in blocks. It runs the begin's own arithmetic.
+/// The predicted answer of a begin, in blocks, by the begin's own arithmetic.
 ///
 /// It is frozen, and any thread may read it.
 #[pyclass(frozen, eq, get_all, module = "blockyard._core")]

@@ -146,15 +146,15 @@ impl Cache {
         )
     }
 
-    /// Cuts each row to a number of token positions. The blocks beyond are given back.
+    /// Cuts each row to a number of token positions. The blocks beyond are released.
     ///
     /// Args:
     ///     batch: Leases, each once.
     ///     lengths: Token positions that each row keeps, >= 1.
     ///
     /// Raises:
-    ///     Misuse: A length is beyond the row's end, or cuts what is sealed or was found at the
-    ///         start; or a row is loading. No row is cut.
+    ///     Misuse: A length is beyond the row's end, or cuts blocks that are sealed or were found at
+    ///         the start; or a row is loading. No row is cut.
     ///     SpentLease: A row has ended before; no row is cut.
     ///     ForeignLease: A row is another cache's; no row is cut.
     fn trim(
@@ -207,10 +207,10 @@ impl Cache {
     ///     cells: "all" writes all cells, padded with the null slot 0. "changed" writes those that
     ///         have changed since the last call for the lease: the row must still hold what that
     ///         call wrote.
-    ///     loading: What happens where a row is loading. "refuse" raises: what is read there is not
-    ///         its KV yet, and the copies overwrite what is written. "joined" writes the cells all
-    ///         the same, for an engine whose stream waits for the copies: after `step` has
-    ///         submitted them and `Crane.join` has returned True.
+    ///     loading: For a row that is loading, "refuse" raises: its slots do not have its KV yet, and
+    ///         the copies would overwrite any writes. "joined" writes the cells anyway, for an engine
+    ///         whose stream waits for the copies: after `step` has submitted them and `Crane.join`
+    ///         has returned True.
     ///
     /// Returns:
     ///     The new array, or how many cells were written.

@@ -52,7 +52,7 @@ def test_a_request_that_lacks_headroom_is_told_so_and_who_holds_the_rest() -> No
     loop.add("large", text(2, 40), 4)
     loop.turn()
     said = str(loop.scheduler.explain("large"))
-    assert "8 slots are headroom, kept for the growth of what runs." in said
+    assert "8 slots are headroom, kept for the growth of running sequences." in said
     assert "is shared, or copies read it" not in said
     lease = loop.scheduler.lease("runs")
     assert lease is not None

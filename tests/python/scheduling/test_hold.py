@@ -424,11 +424,11 @@ def test_unread_requests_that_keep_others_waiting_are_named() -> None:
         loop.now += 1.0
         loop.turn()
     (sentence,) = loop.scheduler.stalled()
-    assert sentence.startswith("Request 'waits' waits (76 steps, 76.0 s) for what requests keep")
-    assert "that nobody reads: 'two', 'one'. Read their tokens and call unhold" in sentence
+    assert sentence.startswith("Request 'waits' waits (76 steps, 76.0 s) for held requests, whose")
+    assert "tokens are not read: 'two', 'one'. Read their tokens and call unhold" in sentence
     assert "one fails after 1,000 steps in which others wait" in sentence
     said = str(loop.scheduler.explain("waits"))
-    assert "2 seats, and blocks, are kept by requests that nobody reads: 'two', 'one'." in said
+    assert "kept by held requests, whose tokens are not read: 'two', 'one'." in said
     loop.scheduler.abort("one")
     loop.turn(2)
     assert loop.scheduler.stalled() == ()

@@ -197,7 +197,7 @@ def test_the_first_request_has_none_before_it() -> None:
     for at, name in enumerate(("first", "second")):
         loop.add(name, text(2 + at, 28), 2)
     for at, name in enumerate(("first", "second")):
-        assert f"{at} requests stand before it" in str(loop.scheduler.explain(name))
+        assert f"{at} requests are before it" in str(loop.scheduler.explain(name))
     loop.finish()
 
 

@@ -172,7 +172,7 @@ def test_inv_25_a_request_begins_when_the_work_that_it_waited_for_turns_out_to_b
     loop.bound.clear()
     loop.scheduler.unhold("low")
     loop.finish()
-    assert loop.results["low"].reason == "kv_lost: what was kept of it is gone"
+    assert loop.results["low"].reason == "kv_lost: its kept blocks are gone"
     assert loop.results["first"].state is RequestState.FINISHED
 
 

@@ -352,7 +352,7 @@ def test_questions_change_nothing() -> None:
     for name in ("old", "new", "waits"):
         assert f"Request '{name}' is {loop.state(name)}." in str(loop.scheduler.explain(name))
     assert "waits for the ack" in str(loop.scheduler.explain("new"))
-    assert "requests stand before it" in str(loop.scheduler.explain("waits"))
+    assert "requests are before it" in str(loop.scheduler.explain("waits"))
     assert (loop.scheduler.idle, loop.scheduler.running) == (False, 1)
     assert (loop.scheduler.stalled(), loop.cache.undispatched()) == ((), None)
     assert (loop.cache.digest(), loop.scheduler.stats()) == before

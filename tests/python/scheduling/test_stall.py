@@ -24,7 +24,7 @@ SAID = {
     Rule.UNANSWERED: r"\d+ steps are unanswered, the oldest is step \d+, for .* s: call on_output",
     Rule.NO_ACK: r"Seat \d waits since step \d+ \(\d+ steps, .* s\) for the ack .*: call on_acks",
     Rule.UNDISPATCHED: r".* \(?\d+ steps, .* s\)?.*: call cache.step\(\) \(or dispatch\)",
-    Rule.NOT_POLLED: r"\d+ flights? waits? on rank 0, and nobody has polled it for \d+ steps",
+    Rule.NOT_POLLED: r"\d+ flights? waits? on rank 0, which was not polled for \d+ steps",
     Rule.NO_OUTCOME: r"Flight \d+ waits for ranks? [\d, ]+ \(\d+ steps, .* s\).*: call commit",
     Rule.NO_ROOM: r"Request '.*' finds no room \(\d+ steps, .* s\), .*Holders of blocks",
 }
@@ -282,8 +282,8 @@ def test_the_rank_that_has_not_spoken_is_named() -> None:
     *_, said = looks_at(loop, 70, 1.0, loop.turn)
     assert rules(said) == [Rule.NO_OUTCOME]
     assert f"Flight {plan.flight} waits for ranks 1, 2 (" in said[0]
-    assert "; ranks 0, 3 have spoken" in said[0]
-    assert "; nobody can have 1 idle block of the device until flights end: call commit" in said[0]
+    assert "; ranks 0, 3 have reported" in said[0]
+    assert "; copies hold 1 idle block of the device until flights end: call commit" in said[0]
     loop.cache.commit([Outcome(plan.flight, rank, 1) for rank in (1, 2)])
     assert loop.scheduler.stalled() == ()
     loop.finish()

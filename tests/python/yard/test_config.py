@@ -360,7 +360,7 @@ def test_thresholds_are_whole_however_few_were_given_and_come_back_from_a_mappin
     [
         (None, "hellos = None: give a list"),
         (Hello(0, "f", 9, 0), "hellos = Hello"),
-        ([None], "hellos[0] = None: give what crane.hello() returned there"),
+        ([None], "hellos[0] = None: give the answer of crane.hello() there"),
         ([(0, "f", 9, 0)], "hellos[0] = (0, 'f', 9, 0): give"),
         ([Hello("0", "f", 9, 0)], "hellos[0].rank = '0': must be an integer >= 0"),  # type: ignore[arg-type]
         ([Hello(0, "f", -9, 0)], "hellos[0].device = -9"),

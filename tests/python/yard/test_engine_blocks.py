@@ -192,7 +192,7 @@ def test_keys_of_blocks_of_another_size_and_another_cache_are_told() -> None:
     ("sizes", "says"),
     [
         ({"engine": 0}, "engine = 0: must be an integer >= 1"),
-        ({"engine": 8, "device": 8}, "device = 8, engine = 8: give the blocks of a device"),
+        ({"engine": 8, "device": 8}, "device = 8, engine = 8: give device, the size"),
         ({"host": 8}, "device is missing"),
         ({"engine": -1}, "engine = -1: must be an integer >= 0"),
         ({"engine": "1 GiB"}, "without a layout the bytes of a block are unknown"),

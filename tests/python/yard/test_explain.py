@@ -18,7 +18,7 @@ def test_a_prefix_that_ends_says_where_and_why(cache: by.KVCache) -> None:
     publish(cache, text(1, 8))
     said = str(cache.explain(text(1, 8) + text(2, 8)))
     assert "Of 4 full blocks, 2 are on the device, 0 on the host: 8 of 16 tokens." in said
-    assert "The prefix ends at block 2: the next block is nowhere." in said
+    assert "The prefix ends at block 2: the next block is on no tier." in said
     assert "16 slots free" not in said
     assert re.search(r"14 slots free, 2 evictable, 0 promised. Holders of blocks: 0\.", said)
 
@@ -89,7 +89,7 @@ def test_what_a_prompt_finds_idle_is_not_evicted_for_it(cache: by.KVCache) -> No
     with pytest.raises(by.NoRoom):
         cache.begin(text(1, 20))
     said = str(cache.explain(text(1, 20)))
-    assert "It waits: it needs 3 slots, and 1 can be had beside what it would find there." in said
+    assert "It waits: it needs 3 slots, and 1 are available beside its cached blocks." in said
     assert f"The end of lease {held.id} would make room." in said
 
 
@@ -123,13 +123,13 @@ def test_a_refused_begin_learns_what_is_missing_and_what_holds_it(cache: by.KVCa
     with pytest.raises(by.NoRoom) as refused:
         cache.begin(text(3, 20))
     said = cache.explain(refused.value)
-    assert "The device had no room: 5 slots were needed, 3 could be had" in str(said)
+    assert "The device had no room: 5 slots were needed, 3 were available" in str(said)
     assert f"The end of lease {large.id} would make room." in str(said)
     assert said.holders == (
         ("lease", large.id, 10, 0, 10, (0, 0)),
         ("lease", small.id, 2, 1, 2, (0, 0)),
     )
-    assert "It waits: it needs 5 slots, and 3 can be had now." in str(cache.explain(text(3, 20)))
+    assert "It waits: it needs 5 slots, and 3 are available now." in str(cache.explain(text(3, 20)))
 
 
 def test_what_can_never_fit_is_said_so(cache: by.KVCache) -> None:
@@ -154,7 +154,7 @@ def test_ends_that_free_nothing_are_not_said_to_make_room(cache: by.KVCache) -> 
     with pytest.raises(by.NoRoom) as refused:
         cache.begin(text(2, 40))
     said = cache.explain(refused.value)
-    assert "no end alone is sure to make room" in str(said)
+    assert "no single end is sure to make room" in str(said)
     assert [row[4] for row in said.holders] == [1, 1, 1]
     cache.finish(shared)
     cache.finish(begin(cache, text(2, 40)))
@@ -185,7 +185,7 @@ def test_a_refusal_of_the_host_names_no_end(cache: by.KVCache) -> None:
     with pytest.raises(by.NoRoom) as refused:
         cache.park(lease, 8)
     said = str(cache.explain(refused.value))
-    assert "The host had no room: 2 slots were needed, 1 could be had" in said
+    assert "The host had no room: 2 slots were needed, 1 were available" in said
     assert "The end of" not in said
     cache.finish(lease)
     cache.abandon(parked)
@@ -225,7 +225,7 @@ def test_headroom_is_named_where_it_is_what_lacks(cache: by.KVCache) -> None:
     cache.set_headroom(free - 2)
     wants = text(2, 4 * free)
     said = str(cache.explain(wants))
-    assert f"{free - 2} slots are headroom, kept for the growth of what runs." in said
+    assert f"{free - 2} slots are headroom, kept for the growth of running sequences." in said
     assert "They would be enough" in said
     with pytest.raises(by.NoRoom) as refused:
         cache.begin(wants)
@@ -245,7 +245,7 @@ def test_idle_blocks_that_a_copy_holds_are_named_with_the_rank_that_has_not_spok
     assert plan is not None
     assert later is not None
     said = str(cache.explain(text(2, 32)))
-    held = "Nobody can have 6 idle blocks of the device until flights end: "
+    held = "Copies hold 6 idle blocks of the device until flights end: "
     named = f"flight {plan.flight} waits to be dispatched, flight {later.flight} waits to be"
     assert held + named in said
     cache.dispatch()
@@ -273,7 +273,7 @@ def test_what_goes_to_a_disk_that_lasts_is_named_past_its_deadline_too() -> None
     cache.commit([], now=3)
     with pytest.raises(by.NoRoom) as refused:
         begin(cache, text(2, 32))
-    held = "Nobody can have 6 idle blocks of the device until flights end: "
+    held = "Copies hold 6 idle blocks of the device until flights end: "
     named = f"flight {plan.flight} waits for rank 1."
     assert held + named in str(cache.explain(refused.value))
     assert cache.idle_in_flight() == {"device": (6, [plan.flight])}

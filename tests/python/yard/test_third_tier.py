@@ -203,7 +203,9 @@ def test_where_no_tier_below_has_room_the_refusal_has_the_numbers_of_the_nearest
         cache.park(lease, 10)
     error = refused.value
     assert (error.tier, error.need, error.free, error.promised) == ("host", 3, 2, 0)
-    assert "The host had no room: 3 slots were needed, 2 could be had" in str(cache.explain(error))
+    assert "The host had no room: 3 slots were needed, 2 were available" in str(
+        cache.explain(error)
+    )
     longer = begin(cache, text(3, 16))
     with pytest.raises(by.TooLarge) as never:
         cache.park(longer, 16)
