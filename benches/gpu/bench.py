@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from beside import compute, connections, others
 from blockyard.crane.gpu.cuda import current
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from children import ended, missing
 from figures import figures, markdown
 from flights import Result, checked, flights, latency, link, submit

@@ -26,7 +26,7 @@ from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.pinned import Pinned
 from blockyard.shared.copy_tuning import CopyTuning
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from children import ended, missing
 
 SIZES = (16, 4 << 10, 2 << 20)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from blockyard import Unavailable
 from blockyard.crane.copiers import Slots
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import Pinned

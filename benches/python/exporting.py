@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import blockyard as by
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.metrics.collector import EngineCollector
-from blockyard.metrics.exported import Exported
+from blockyard.metrics.engine_view import EngineView
 from blockyard.metrics.text import text
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.options import SchedulerOptions
@@ -64,7 +64,7 @@ def scrape(times: int = 200) -> tuple[int, float, float]:
         Publisher(cache, "tcp://127.0.0.1:*") as publisher,
     ):
         scheduler = by.Scheduler(cache, SchedulerOptions(max_num_seqs=8), metrics=True)
-        engine = Exported(scheduler, reservations=Reservations(cache), publisher=publisher)
+        engine = EngineView(scheduler, reservations=Reservations(cache), publisher=publisher)
         collector = EngineCollector({"0": engine})
         registry = CollectorRegistry()
         registry.register(collector)

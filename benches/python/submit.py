@@ -19,11 +19,11 @@ import numpy as np
 
 from blockyard import KVLayout
 from blockyard._typing import override
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from report import Figure, asked, busy, report
 
 Order = Literal["page-first", "layer-first"]

@@ -17,10 +17,10 @@ const GROW: usize = ROWS / BLOCK as usize;
 pub(crate) enum Verb {
     Find,
     Fetch,
-    Stow,
+    Offload,
     /// The outcomes of as many fetches as there are paths, in one call.
     Land,
-    /// A step in which nothing is stowed.
+    /// A step in which nothing is offloaded.
     Step,
 }
 
@@ -62,7 +62,7 @@ impl Engine {
         // More than the host has, so that it is full.
         for _ in 0..=blocks as usize / LONG / PATHS {
             engine.new_paths();
-            engine.stow();
+            engine.offload();
             engine.land();
             engine.paths.clone_from(&engine.new);
         }
@@ -73,9 +73,13 @@ impl Engine {
         self.new = (0..PATHS).map(|_| self.source.keys(LONG)).collect();
     }
 
-    fn stow(&mut self) {
+    fn offload(&mut self) {
         for (keys, ids) in self.new.iter().zip(&self.ids) {
-            let plan = self.cache.lock().stow(keys, ids, 0).expect("the engine's");
+            let plan = self
+                .cache
+                .lock()
+                .offload(keys, ids, 0)
+                .expect("the engine's");
             self.plans.extend(plan);
         }
     }
@@ -100,7 +104,7 @@ impl Engine {
 impl Row for Engine {
     fn prepare(&mut self) {
         match self.verb {
-            Verb::Stow => self.new_paths(),
+            Verb::Offload => self.new_paths(),
             Verb::Land => self.fetch(),
             _ => {}
         }
@@ -119,8 +123,8 @@ impl Row for Engine {
                 self.fetch();
                 PATHS as u64
             }
-            Verb::Stow => {
-                self.stow();
+            Verb::Offload => {
+                self.offload();
                 PATHS as u64
             }
             Verb::Land => {
@@ -145,7 +149,7 @@ impl Row for Engine {
 
     fn restore(&mut self) {
         self.land();
-        if matches!(self.verb, Verb::Stow) {
+        if matches!(self.verb, Verb::Offload) {
             self.paths.clone_from(&self.new);
         }
     }

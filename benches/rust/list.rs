@@ -80,8 +80,8 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("engine-fetch", |n| {
         Box::new(Engine::new(n, engine::Verb::Fetch))
     }),
-    ("engine-stow", |n| {
-        Box::new(Engine::new(n, engine::Verb::Stow))
+    ("engine-offload", |n| {
+        Box::new(Engine::new(n, engine::Verb::Offload))
     }),
     ("engine-land", |n| {
         Box::new(Engine::new(n, engine::Verb::Land))

@@ -133,7 +133,7 @@ def a_copy_that_was_found_corrupt_is_never_offered_again() -> None:
     (prompt,) = prompts(1, 3)
     answered(engine, [prompt], 8)
     engine.scheduler.reset_prefix_cache()
-    engine.add("r1", prompt, 8, asks={"blockyard.stow": "none"})
+    engine.add("r1", prompt, 8, asks={"blockyard.offload": "none"})
     engine.drain()
     engine.scheduler.reset_prefix_cache()
     answered(engine, [prompt], 8, first=2)
@@ -169,7 +169,7 @@ def a_copy_that_hangs_is_waited_for_until_its_deadline_also_where_nothing_runs()
 
 
 @case
-def tokens_of_a_session_that_were_never_scheduled_are_not_stowed() -> None:
+def tokens_of_a_session_that_were_never_scheduled_are_not_offloaded() -> None:
     engine = Engine(blocks=60, host=200)
     first, second = prompts(2)
 
@@ -410,7 +410,7 @@ def ranks_of_latent_kv_share_one_host_and_leave_no_file() -> None:
 @case
 def a_request_decides_for_itself() -> None:
     engine = Engine(blocks=60, host=200)
-    asks = [{"blockyard.stow": "none"}, None, {"blockyard.load": False}, None, {"other": 1}]
+    asks = [{"blockyard.offload": "none"}, None, {"blockyard.load": False}, None, {"other": 1}]
     (prompt,) = prompts(1)
     for at, own in enumerate(asks):
         engine.add(f"r{at}", prompt, 8, asks=own)

@@ -198,7 +198,7 @@ def identity(chosen: dict[str, Any], root: Path) -> tuple[Any, ...]:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    from blockyard.connectors.vllm.engine_facts import facts
+    from blockyard.connectors.vllm.compatibility import facts
     from blockyard.connectors.vllm.settings import Settings
     from simulated_setup import layers
 
@@ -229,7 +229,7 @@ def answer(chosen: dict[str, Any], root: Path, disk: str | None) -> dict[str, An
 
     given = arguments(chosen, root)
     if disk is not None:
-        extra = {"host": 64, "disk": 96, "disk_path": disk, "stow": "through"}
+        extra = {"host": 64, "disk": 96, "disk_path": disk, "offload": "through"}
         given["kv_transfer_config"] = KVTransferConfig(
             kv_connector="Blockyard",
             kv_role="kv_both",

@@ -68,7 +68,7 @@ def e1_blocks_that_the_second_runner_has_zeroed_are_copied(*_: Any) -> None:
 
 
 @noticed(SchedulerHalf, "finished")
-def e2_blocks_are_stowed_under_the_keys_of_others(
+def e2_blocks_are_offloaded_under_the_keys_of_others(
     right: Any, self: SchedulerHalf, request: Any, ids: Any
 ) -> None:
     """The last block's KV is found as the first one's."""
@@ -142,6 +142,8 @@ def new_weights_meet_old_kv(*_: Any) -> bool:
 
 
 @noticed(Connector, "clear", BYTES, by=cases.what_ended_just_before_a_reset_is_not_found_after_it)
-def what_ended_just_before_new_weights_is_stowed_after_them(_right: Any, self: Connector) -> None:
+def what_ended_just_before_new_weights_is_offloaded_after_them(
+    _right: Any, self: Connector
+) -> None:
     """It ended in the step before the reset."""
     self.cache.clear()

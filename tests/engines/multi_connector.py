@@ -114,11 +114,11 @@ def a_prompt_that_a_prefiller_has_is_not_computed_and_is_found_below_later() -> 
 
 
 @case
-def vllm_34526_and_35092_nothing_is_stowed_of_a_load_that_has_not_ended() -> None:
+def vllm_34526_and_35092_nothing_is_offloaded_of_a_load_that_has_not_ended() -> None:
     """Garbage was stored of a request that waits for its KV, and found again."""
     (prompt,) = prompts(1, 3)
     for when in range(1, 9):
-        made = engine(stow="through")
+        made = engine(offload="through")
         made.add("r0", prompt, 20, asks=afar(prompt, late=6))
         for _ in range(when):
             made.step()
@@ -178,7 +178,7 @@ def vllm_53903_what_is_sent_is_free_when_each_rank_has_said_so_once() -> None:
     """Requests never ended where a rank said nothing, or one was counted twice."""
     (prompt,) = prompts(1, 3)
     for ranks in (1, 2):
-        made = engine(ranks=ranks, stow="through")
+        made = engine(ranks=ranks, offload="through")
         made.add("r0", prompt, 5, asks={"send": 7})
         made.drain()
         pool = made.scheduler.kv_cache_manager.block_pool
@@ -361,7 +361,7 @@ def noticed_a_load_beside_the_computation_is_believed_at_once() -> None:
 
 
 @case
-def noticed_what_waits_for_its_load_is_stowed() -> None:
+def noticed_what_waits_for_its_load_is_offloaded() -> None:
     right = SchedulerHalf.finished
 
     def wrong(self: SchedulerHalf, request: Any, ids: list[int]) -> None:

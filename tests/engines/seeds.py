@@ -24,8 +24,8 @@ from simulated_model import SIZE, Engine, Wrong, adapter_path, start_of, undistu
 _DEADLINE = 12
 """Steps after which the end of a copy counts as unknown."""
 _OWN = (
-    {"blockyard.stow": "none"},
-    {"blockyard.stow": "through"},
+    {"blockyard.offload": "none"},
+    {"blockyard.offload": "through"},
     {"blockyard.preempt": "recompute"},
     {"blockyard.load": False},
     {"blockyard.decode": False},
@@ -104,7 +104,7 @@ def engine_of(seed: int, chance: random.Random, *, faults: bool, beside: bool = 
         copier=copier,
         mail=mail if posted else None,
         deadline=deadline,
-        stow=chance.choice(["finish", "finish", "through", "none"]),
+        offload=chance.choice(["finish", "finish", "through", "none"]),
         decode=chance.random() < 0.7,
         keep_on_reset=chance.choice([None, False]),
         zeroes=chance.choice([None, None, 1, 2]),

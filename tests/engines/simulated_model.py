@@ -37,7 +37,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from blockyard.connectors.vllm import Blockyard
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
-from blockyard.testing.engine import chained, sampled
+from blockyard.testing.simulated_engine import chained, sampled
 from simulated_setup import DRAFTS, SIZE, layers, settings
 
 init_none_hash(sha256)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blockyard import KVLayout, Unavailable
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Landed, Receipt
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import Cuda
@@ -23,7 +23,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 
 Bytes = list[NDArray[np.uint8]]
 Slots = NDArray[np.uint32]

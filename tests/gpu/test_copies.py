@@ -11,7 +11,7 @@ import pytest
 import blockyard as by
 from blockyard import KVLayout, Misuse, Unsupported
 from blockyard.crane.copiers import Landed
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.layout import Plane

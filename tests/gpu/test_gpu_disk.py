@@ -6,7 +6,7 @@ import pytest
 
 from blockyard.crane.copiers import Landed, Receipt, bounce
 from blockyard.crane.copiers.bounce import BounceCopier
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier

@@ -65,7 +65,7 @@ def test_what_a_request_computed_comes_back_to_other_blocks(tmp_path: Path, tier
     worker = made.worker.back.worker
     assert worker is not None
     assert isinstance(worker.crane.device, DeviceTier)
-    made.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    made.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     made.overwrite()
     made.load("two", [*PROMPT, 1], [8, 9, 10, 11], IDS, 100)
     assert int(made.kv["layer 0"][3, 0]) == 0xEE, "blocks beside them keep their bytes"
@@ -94,7 +94,7 @@ def test_blocks_that_are_written_at_once_are_saved_before(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("stream")
 def test_a_restarted_engine_loads_what_is_on_the_disk(tmp_path: Path) -> None:
     first = engine(tmp_path, "host and disk")
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     first.close()
     second = engine(tmp_path, "host and disk")
     assert second.restored == len(IDS)

@@ -405,13 +405,13 @@ def test_after_three_copies_in_a_row_of_which_nothing_lands_it_ends() -> None:
 
 def test_what_is_on_its_way_to_the_tier_above_is_written_when_it_is_there() -> None:
     cache = by.KVCache(engine=8, host=8, disk=8, block_size=SIZE, keyed=["disk"])
-    cache.stow(cache.keys(range(4 * SIZE)), [0, 1, 2, 3])
-    (stowed,) = cache.dispatch()
+    cache.offload(cache.keys(range(4 * SIZE)), [0, 1, 2, 3])
+    (offloaded,) = cache.dispatch()
     flush = cache.flushing(until=20, clock=lambda: 0.0)
     for _ in range(3):
         assert flush.plan(), "it waits for it"
         assert cache.dispatch() == []
-    cache.commit(stowed)
+    cache.commit(offloaded)
     while flush.plan():
         cache.commit(cache.dispatch())
     assert flush.left() == 0

@@ -194,7 +194,7 @@ def test_up_unknown_quarantines_and_the_lease_falls_back_to_the_good_prefix() ->
         lease = yard.begin([*PROMPT, 0])
         taken = set(yard.cache.block_tables(lease, loading="joined")[0].tolist()[:4])
         yard.step(5)
-        assert (lease.state, lease.cached) == ("short", 0)
+        assert (lease.state, lease.cached) == ("incomplete", 0)
         assert yard.cache.stats()["device_quarantined"] == 4
         fresh = yard.begin([*PROMPT, 0], load=0)
         assert not taken & set(yard.cache.block_tables(fresh)[0].tolist())
@@ -279,7 +279,7 @@ def test_no_byte_is_wrong_whatever_the_copier_does(seed: int, write: Any) -> Non
                 with suppress(by.NoRoom):
                     running.append(yard.begin(tokens))
             yard.step(1)
-            for lease in [one for one in running if one.state in {"ready", "short"}]:
+            for lease in [one for one in running if one.state in {"ready", "incomplete"}]:
                 yard.cache.grow(lease, 0)  # a new slot for what was quarantined
                 assert yard.intact(lease, lease.cached)
                 yard.compute(lease)

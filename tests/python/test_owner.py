@@ -20,8 +20,8 @@ from blockyard._typing import override
 from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.checked import checked
-from blockyard.crane.copiers.cuda import CudaCopier
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.device import DeviceTier
@@ -35,7 +35,7 @@ from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.owner import owned
 from blockyard.shared.plan import Outcome
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from cranes import gated, held, same
 from fronts import Served, play
 from yard import begin, text
@@ -195,8 +195,8 @@ OF_A_SCHEDULER: dict[str, tuple[Any, ...]] = {
     "add": ("one", [1]),
     "abort": ("one",),
     "hint": ("one",),
-    "hold": ("one",),
-    "unhold": ("one",),
+    "pause_decoding": ("one",),
+    "resume_decoding": ("one",),
     "results": (),
     "schedule": (),
     "on_output": (Output.nothing(1),),
@@ -206,7 +206,7 @@ OF_A_SCHEDULER: dict[str, tuple[Any, ...]] = {
     "reset": (),
     "update_weights": (),
     "explain": ("one",),
-    "hand_over": (),
+    "release_thread": (),
 }
 NAMES = {"model": "m", "weights": "w"}
 
@@ -296,7 +296,7 @@ class Calling(ThreadCopier):
         return receipt
 
 
-def stowing(copier: ThreadCopier) -> tuple[LocalCache, by.Lease]:
+def offloading(copier: ThreadCopier) -> tuple[LocalCache, by.Lease]:
     """A cache whose next step copies a lease's blocks down."""
     cache = by.local(LAYOUT, device=20, host=40, write="through", ahead=16, copier=copier)
     lease = begin(cache, text(1, 33))
@@ -306,7 +306,7 @@ def stowing(copier: ThreadCopier) -> tuple[LocalCache, by.Lease]:
 
 def test_a_step_within_a_step_is_refused_and_its_copy_is_not_believed() -> None:
     copier = Calling(workers=0)
-    cache, lease = stowing(copier)
+    cache, lease = offloading(copier)
     said: list[str] = []
 
     def handler() -> None:
@@ -339,7 +339,7 @@ def check_unbelieved(cache: LocalCache, lease: by.Lease) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_lets_go_of_it_and_loses_no_flight(error: type[BaseException]) -> None:
     copier = Calling(workers=0)
-    cache, lease = stowing(copier)
+    cache, lease = offloading(copier)
 
     def interrupt() -> None:
         raise error
@@ -364,7 +364,7 @@ def test_a_timeout_of_a_signal_handler_ends_the_step_and_its_copy_is_not_believe
         raise TimeoutError
 
     copier = Calling(workers=0)
-    cache, lease = stowing(copier)
+    cache, lease = offloading(copier)
     before = signal.signal(signal.SIGUSR1, expired)
     try:
         copier.act = lambda: signal.raise_signal(signal.SIGUSR1)
@@ -413,7 +413,7 @@ def test_an_interrupt_at_any_call_leaves_the_owner_free() -> None:
 def test_what_the_crane_reported_is_not_lost_when_the_cache_does_not_take_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, lease = stowing(ThreadCopier(workers=0))
+    cache, lease = offloading(ThreadCopier(workers=0))
     cache.step()
     assert cache.crane.in_flight == 1
     monkeypatch.setattr(LocalCache, "_take", refuse_once(LocalCache._take))
@@ -438,7 +438,7 @@ def refuse_once(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_plans_that_the_crane_does_not_take_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, lease = stowing(ThreadCopier(workers=0))
+    cache, lease = offloading(ThreadCopier(workers=0))
     monkeypatch.setattr(Traffic, "submit", refuse_once(Traffic.submit))
     with pytest.raises(OSError, match="once"):
         cache.step()
@@ -471,7 +471,7 @@ class Balking:
 
 
 def test_a_receipt_that_raises_loses_no_flight() -> None:
-    cache, lease = stowing(Once(workers=0))
+    cache, lease = offloading(Once(workers=0))
     cache.step()
     with pytest.raises(OSError, match="once"):
         cache.step()

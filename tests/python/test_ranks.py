@@ -182,7 +182,7 @@ def test_where_one_rank_is_killed_its_slots_come_back_with_its_successor(ranks: 
     process.kill()
     process.join()
     pipe.close()
-    ranks.until(lambda: lease.state == "short")
+    ranks.until(lambda: lease.state == "incomplete")
     assert lease.cached == 0
     assert ranks.cache.stats()["device_quarantined"] == 4
     ranks.workers[1] = ranks.start(1, [])

@@ -227,27 +227,27 @@ class Own:
     def seen(self) -> object:
         assert self.cache.audit() is None
         ask = self.ask
-        stows = [(keys, list(ids), first) for keys, ids, first in ask._stows]
+        offloads = [(keys, list(ids), first) for keys, ids, first in ask._offloads]
         marks = ask._freed.known()
-        held = stows, marks, list(ask._rows), list(ask._running), len(ask._ended)
+        held = offloads, marks, list(ask._rows), list(ask._running), len(ask._ended)
         return held, unchanged(self.cache.stats()), self.cache.digest()
 
 
 OWN: dict[str, tuple[Verb, list[Any], Sequence[Any]]] = {
     "fetch": (lambda o, ids: o.cache.fetch(o.keys[0], ids), [0, 1], (16, 0)),
-    "stow": (lambda o, ids: o.cache.stow(o.keys[0], ids), [0, 1], (16, 0)),
-    "stow rows": (
-        lambda o, ids: o.cache.stow(o.keys[:2], [[0, 1], ids]),
+    "offload": (lambda o, ids: o.cache.offload(o.keys[0], ids), [0, 1], (16, 0)),
+    "offload rows": (
+        lambda o, ids: o.cache.offload(o.keys[:2], [[0, 1], ids]),
         [2, 3],
         (16, 2),
     ),
     "must_finish": (lambda o, ids: o.cache.must_finish(ids), [0, 1], (16,)),
-    "keep": (lambda o, ids: o.cache.keep(o.keys[0], ids, 8), [0, 1], (16, 0)),
-    "connector stow": (lambda o, ids: o.ask.stow(o.keys[0], ids), [0, 1], (16, 0)),
+    "keep": (lambda o, ids: o.cache.save_request(o.keys[0], ids, 8), [0, 1], (16, 0)),
+    "connector offload": (lambda o, ids: o.ask.offload(o.keys[0], ids), [0, 1], (16, 0)),
     "finished": (lambda o, ids: o.ask.finished("a", o.keys[0], ids), [0, 1], (16, 0)),
     "written": (lambda o, ids: o.ask.step(ids), [0, 1], (16,)),
     "victims": (lambda o, ids: o.ask.step([0], ids), [0, 1], (16,)),
-    "spoiled": (lambda o, ids: o.ask.step([0], (), ids), [0, 1], (16,)),
+    "overwritten": (lambda o, ids: o.ask.step([0], (), ids), [0, 1], (16,)),
     "preempted": (lambda o, ids: o.ask.preempted("b", o.keys[0], ids, 8), [0, 1], ()),
 }
 
@@ -264,14 +264,14 @@ def test_of_ids_with_a_bad_one_none_is_taken(name: str) -> None:
     verb(own, good)
 
 
-def test_of_rows_of_keys_with_a_bad_one_none_is_used_or_stowed() -> None:
+def test_of_rows_of_keys_with_a_bad_one_none_is_used_or_offloaded() -> None:
     own = Own()
     before = own.seen()
     for wrong in (*NO_VALUES, own.wide):
         verbs: list[Callable[[], object]] = [
             lambda: own.cache.used([own.keys[0], wrong]),  # noqa: B023 - called at once
-            lambda: own.cache.stow([own.keys[0], wrong], [[0], [1]]),  # noqa: B023
-            lambda: own.ask.stow(wrong, [0]),  # noqa: B023
+            lambda: own.cache.offload([own.keys[0], wrong], [[0], [1]]),  # noqa: B023
+            lambda: own.ask.offload(wrong, [0]),  # noqa: B023
         ]
         for verb in verbs:
             with pytest.raises((by.BlockyardError, TypeError)):
@@ -279,12 +279,12 @@ def test_of_rows_of_keys_with_a_bad_one_none_is_used_or_stowed() -> None:
             assert own.seen() == before, f"{wrong!r}"
 
 
-def test_a_bad_row_of_one_request_takes_no_stow_from_another() -> None:
+def test_a_bad_row_of_one_request_takes_no_offload_from_another() -> None:
     own = Own()
-    own.ask.stow(own.keys[1], [4, 5])
+    own.ask.offload(own.keys[1], [4, 5])
     for wrong in ([0, 16], [0, 0], [None]):
         with pytest.raises(by.Misuse):
-            own.ask.stow(own.keys[2], wrong)
+            own.ask.offload(own.keys[2], wrong)
         with pytest.raises(by.Misuse):
             own.ask.finished("a", own.keys[0], wrong)
     assert [len(plan) for plan in own.ask.step().down] == [2]
@@ -292,7 +292,7 @@ def test_a_bad_row_of_one_request_takes_no_stow_from_another() -> None:
 
 def test_ids_that_are_refused_in_a_step_leave_its_plans_to_the_next() -> None:
     own = Own()
-    own.ask.stow(own.keys[1], [4, 5])
+    own.ask.offload(own.keys[1], [4, 5])
     for wrong in ("x", [None], ["x"], [16]):
         with pytest.raises((by.Misuse, TypeError)):
             own.ask.step([4], (), wrong)

@@ -43,7 +43,7 @@ _BLOCKS: Final = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _ConnectorRow:
     """A request."""
 
     keys: Keys
@@ -65,14 +65,14 @@ class _Row:
 
 
 class Connector(Single):
-    """Finds, fetches, stows and keeps for the requests of one engine, which has an id for each.
+    """Finds, fetches, offloads and keeps for the requests of one engine, which has an id for each.
 
     It is for one thread, the one that schedules. All that it decides follows from the calls.
 
     Args:
         cache: The bookkeeping, made with `engine=`: the blocks that the engine gives out.
-        retries: How often a load with a failed copy is retried.
-        again: Blocks at the end of what others have stowed that are computed again: 1 where a
+        retries: How often a load is tried again of which a copy has failed.
+        again: Blocks at the end of what others have offloaded that are computed again: 1 where a
             block's KV depends on the token behind it, as a drafter's does.
 
     Raises:
@@ -89,11 +89,13 @@ class Connector(Single):
         self._size = cache.block_size
         self._again = integer("again", again, least=0)
         self._loads = Loads(cache, integer("retries", retries, least=0))
-        self._rows: dict[Hashable, _Row] = {}
+        self._rows: dict[Hashable, _ConnectorRow] = {}
         self._parking = Parking(cache, cache.config)
-        self._waiting: dict[_Row, None] = {}  # what is kept and not loading, the oldest first
-        self._keeping: dict[int, _Row] = {}  # by the flight that copies what is kept
-        self._stows: list[tuple[Keys, Ids, int]] = []
+        self._waiting: dict[
+            _ConnectorRow, None
+        ] = {}  # what is kept and not loading, the oldest first
+        self._keeping: dict[int, _ConnectorRow] = {}  # by the flight that copies what is kept
+        self._offloads: list[tuple[Keys, Ids, int]] = []
         self._air: set[int] = set()
         """Flights that were ordered, and have not ended and are not late."""
         self._is_due = False
@@ -132,7 +134,7 @@ class Connector(Single):
             request: Its id.
             keys: The keys of its full blocks, from `KVCache.keys` or `ready_keys`.
             local: Leading blocks that the engine has itself.
-            prefix: Whether it may load other requests' blocks, or only its own kept ones.
+            prefix: Whether it may have what others have offloaded; if not, only what is kept of it.
 
         Returns:
             Tokens from block `local` on, which need not end with a block and may be all that the
@@ -204,7 +206,7 @@ class Connector(Single):
             if row is not None:
                 self._run(request, row)
                 row.failed = not load.good
-                self._counts["kv_lost"] += load.is_short(self._size)
+                self._counts["kv_lost"] += load.is_incomplete(self._size)
             arrived[request] = load.tokens(self._size)
         return arrived
 
@@ -218,8 +220,8 @@ class Connector(Single):
             tokens: Tokens whose KV is in them.
 
         Returns:
-            Whether all of it is kept. If not, for want of room below, its full blocks are stowed as
-            far as they find room, and may be evicted again.
+            Whether all of it is kept. If not, for want of room below, its full blocks are
+            offloaded as far as they find room, and may be evicted again.
 
         Raises:
             Misuse: It is loading; or ids, keys and tokens do not fit each other.
@@ -231,10 +233,10 @@ class Connector(Single):
         kept: Parked | None = None
         try:
             if tokens:
-                kept = self.cache.keep(keys, ids[: -(-tokens // self._size)], tokens)
+                kept = self.cache.save_request(keys, ids[: -(-tokens // self._size)], tokens)
         except NoRoom:
             self._counts["no_host"] += 1
-            self.cache.stow(keys, ids[: tokens // self._size])
+            self.cache.offload(keys, ids[: tokens // self._size])
         row = self._row(request, keys)
         self._release(row)
         self._running.pop(request, None)
@@ -261,13 +263,13 @@ class Connector(Single):
         prompt: int | None = None,
         answer: int | None = None,
     ) -> bool:
-        """Ends a request, and stows its full blocks for others.
+        """Ends a request, and offloads its full blocks for others.
 
         What is known of its future holds for all of its blocks that lie below or come there now.
 
         Args:
             request: Its id. One that was never matched has nothing to give up.
-            keys: The keys of its full blocks; None to stow nothing, as where it is aborted.
+            keys: The keys of its full blocks; None to offload nothing, as where it is aborted.
             ids: The engine's ids of those blocks whose KV is computed, from the first on.
             retention: As in `KVCache.finish`; so are the others.
             next_use: Seconds until they will be used again.
@@ -282,14 +284,14 @@ class Connector(Single):
             they may be given to others at once.
 
         Raises:
-            Misuse: A hint, a number or an id is out of range, or as in `stow`; it has not ended.
+            Misuse: A hint, a number or an id is out of range, or as in `offload`; it has not ended.
         """
         hints = Hints.checked(retention, next_use, priority, ttl)
-        stow = None if keys is None else self._stow_of(keys, ids, 0)
+        offload = None if keys is None else self._offload_of(keys, ids, 0)
         self._arrivals.end(request, keys, prompt, answer)
-        if keys is not None and stow is not None and request not in self._loads:
+        if keys is not None and offload is not None and request not in self._loads:
             self._freed.add(keys, ids)
-            self._stows.append(stow)
+            self._offloads.append(offload)
             if self._learns or hints != NO_HINTS:
                 self._ended.setdefault(hints, []).append(keys)
         row = self._rows.pop(request, None)
@@ -298,8 +300,8 @@ class Connector(Single):
         self._running.pop(request, None)
         return self._loads.end(request)
 
-    def stow(self, keys: Keys, ids: Ids, first: int = 0) -> None:
-        """Stows full blocks of a request that runs on, with the next step.
+    def offload(self, keys: Keys, ids: Ids, first: int = 0) -> None:
+        """Offloads full blocks of a request that runs on, with the next step.
 
         Args:
             keys: The keys of its full blocks.
@@ -307,26 +309,26 @@ class Connector(Single):
             first: The block that the first id is for.
 
         Raises:
-            Misuse: As in `KVCache.stow`. What others stow is as it was.
+            Misuse: As in `KVCache.offload`. What others offload is as it was.
         """
-        if (row := self._stow_of(keys, ids, first)) is not None:
-            self._stows.append(row)
+        if (row := self._offload_of(keys, ids, first)) is not None:
+            self._offloads.append(row)
 
-    def _stow_of(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
+    def _offload_of(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
         self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
         return self._freed.row(keys, ids, first)
 
     def step(
-        self, written: Ids = (), victims: Ids = (), spoiled: Ids = (), lent: Ids = ()
+        self, written: Ids = (), victims: Ids = (), overwritten: Ids = (), lent: Ids = ()
     ) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
 
         Args:
             written: Ids in which tokens are computed from this step on, and were not before: those
-                given out since the last step, of loads that came short too. More do no harm.
+                given out since the last step, of incomplete loads too. More do no harm.
             victims: Free blocks that the engine will give to others next, the next one first. What
                 ended requests have left there, and is no longer below, is copied ahead of that.
-            spoiled: Those of `written` that a worker writes before it has these orders. What is
+            overwritten: Those of `written` that a worker writes before it has these orders. What is
                 being copied from them ends before the first such block.
             lent: Those of `written` that somebody else's transfer fills from this step on, which
                 waits for no stream of the engine: the workers' threads wait for what reads them.
@@ -335,11 +337,11 @@ class Connector(Single):
             Misuse: An id is out of range; no order is given.
         """
         # As most steps have one of these at most, each is looked for here, without a call.
-        if len(victims) or len(spoiled) or len(lent):
-            self._freed.check(victims, spoiled, lent)
+        if len(victims) or len(overwritten) or len(lent):
+            self._freed.check(victims, overwritten, lent)
         if len(written):
             self._freed.forget(written)
-        if self._stows:
+        if self._offloads:
             self._flush()
         if self._loads.is_waiting:
             self._is_due = True
@@ -358,11 +360,11 @@ class Connector(Single):
             self._lower()
         plans = self.cache.dispatch() if self._is_due or self._has_disk else []
         self._is_due = False
-        if plans or len(spoiled) or self.cache.is_flying:
-            return self._orders(plans, written, spoiled, lent)
+        if plans or len(overwritten) or self.cache.is_flying:
+            return self._orders(plans, written, overwritten, lent)
         return NO_ORDERS
 
-    def _orders(self, plans: list[Plan], written: Ids, spoiled: Ids, lent: Ids) -> Orders:
+    def _orders(self, plans: list[Plan], written: Ids, overwritten: Ids, lent: Ids) -> Orders:
         """Returns the orders of a step that has plans, or in which copies are in flight."""
         fence = self.cache.must_finish(written) if len(written) else None
         up: list[Plan] = []
@@ -371,7 +373,7 @@ class Connector(Single):
             (up if plan.destination_tier == "device" else down).append(plan)
             self._air.add(plan.flight)
         ids = NO_IDS if fence is None else np.array(written, np.int64)
-        early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
+        early = np.array(overwritten, np.int64) if len(overwritten) else NO_IDS
         others = NO_IDS if fence is None or not len(lent) else np.array(lent, np.int64)
         return Orders(tuple(down), tuple(up), fence, ids, early, others)
 
@@ -382,7 +384,7 @@ class Connector(Single):
         What has come to one tier may be planned for the next one a step later. A flight counts
         until its deadline.
         """
-        return self._is_due or bool(self._stows) or bool(self._air)
+        return self._is_due or bool(self._offloads) or bool(self._air)
 
     def commit(self, outcomes: Iterable[Outcome], *, now: int | None = None) -> None:
         """Takes what workers have reported: of all ranks the smallest count of good blocks holds.
@@ -400,12 +402,12 @@ class Connector(Single):
         self._land()
 
     def clear(self) -> None:
-        """Ends an epoch, as after new weights: nothing computed before comes back, or is stowed.
+        """Ends an epoch, as after new weights: nothing computed before comes back, or is offloaded.
 
-        The engine's own blocks are void too: those of requests that run on are stowed under the
+        The engine's own blocks are void too: those of requests that run on are offloaded under the
         same keys when they end. Preempt them first, and keep nothing of them.
         """
-        self._stows.clear()
+        self._offloads.clear()
         self._freed.clear()
         self.cache.clear()
         self._ended.clear()
@@ -423,8 +425,8 @@ class Connector(Single):
     def forget(self, keys: Keys, *, force: bool = False) -> Forgotten:
         """Forgets the blocks of a prompt below, as `KVCache.forget`, with all that stands on them.
 
-        What was to be stowed of them never is. The engine's own blocks are the engine's to drop,
-        and what runs on stows its blocks again when it ends: end it first, or call this once more.
+        What was to be offloaded of them never is. The engine's own blocks are the engine's to drop.
+        What runs on offloads its blocks again when it ends: end it first, or call this once more.
 
         Args:
             keys: All keys of the prompt.
@@ -436,7 +438,7 @@ class Connector(Single):
         forgotten = self.cache.forget(keys=keys, force=force)
         named = bytes(keys)
         rows = {named[at : at + _KEY] for at in range(0, len(named), _KEY)}
-        self._stows = [stow for stow in self._stows if not _has_any(stow[0], rows)]
+        self._offloads = [offload for offload in self._offloads if not _has_any(offload[0], rows)]
         self._freed.forget_keys(keys)
         return forgotten
 
@@ -456,7 +458,7 @@ class Connector(Single):
         self._loads.reset()
         self._land()
         self._air.clear()
-        self._stows.clear()
+        self._offloads.clear()
         self._ended.clear()
         self._freed.clear()
         self._running.clear()
@@ -467,28 +469,28 @@ class Connector(Single):
         if request in self._loads:
             raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
 
-    def _row(self, request: Hashable, keys: Keys) -> _Row:
+    def _row(self, request: Hashable, keys: Keys) -> _ConnectorRow:
         row = self._rows.get(request)
         if row is None:
-            row = self._rows[request] = _Row(keys)
+            row = self._rows[request] = _ConnectorRow(keys)
         row.keys = keys
         return row
 
     def _flush(self) -> None:
-        """Stows what there is to stow, of all requests at once."""
-        if self._stows:
-            stows, self._stows = self._stows, []
+        """Offloads what there is to offload, of all requests at once."""
+        if self._offloads:
+            offloads, self._offloads = self._offloads, []
             self._is_due = True
-            keys, ids, firsts = zip(*stows, strict=True)
-            self.cache.stow(list(keys), list(ids), list(firsts))
+            keys, ids, firsts = zip(*offloads, strict=True)
+            self.cache.offload(list(keys), list(ids), list(firsts))
 
     def _copy_ahead(self, victims: Ids) -> None:
-        """Stows the engine's next victims that are not below yet."""
+        """Offloads what is evicted next, as far as it is not below."""
         rows = self._freed.take(victims)
         if rows:
             self._is_due = True
             keys, ids, firsts = zip(*rows, strict=True)
-            self.cache.stow(list(keys), list(ids), list(firsts))
+            self.cache.offload(list(keys), list(ids), list(firsts))
 
     def _land(self) -> None:
         landed = self.cache.ended()
@@ -500,7 +502,7 @@ class Connector(Single):
                 row.keeping = None
         self._loads.land(landed)
 
-    def _run(self, request: Hashable, row: _Row) -> None:
+    def _run(self, request: Hashable, row: _ConnectorRow) -> None:
         """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
         self._release(row)
         row.failed = False
@@ -508,7 +510,7 @@ class Connector(Single):
         self._running[request] = row.keys
         self._until_turn = 0
 
-    def _count(self, row: _Row, loads: int) -> None:
+    def _count(self, row: _ConnectorRow, loads: int) -> None:
         """Counts a prompt of which so many blocks are loaded, where the engine's own end."""
         row.has_begun = True
         host = min(loads, row.host)
@@ -518,7 +520,7 @@ class Connector(Single):
         counts["cached_host"] += host * self._size
         counts["cached_disk"] += (loads - host) * self._size
 
-    def _release(self, row: _Row) -> None:
+    def _release(self, row: _ConnectorRow) -> None:
         kept, row.kept, row.keeping = row.kept, None, None
         if kept is not None:
             self._waiting.pop(row, None)

@@ -12,7 +12,7 @@ __all__ = ["FreedBlocks"]
 class FreedBlocks(FreedKeys):
     """The blocks of ended requests, by the engine's ids, until the engine writes them again.
 
-    An engine evicts some of them next. It names those, and gets their keys for a stow.
+    An engine evicts some of them next. It names those, and gets their keys for an offload.
     """
 
     def check(self, *each: Ids) -> None:
@@ -33,7 +33,7 @@ class FreedBlocks(FreedKeys):
                 integer("ids", one, least=0, most=blocks - 1)
 
     def row(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
-        """What may be stowed of a request, with the ids copied; None for nothing.
+        """What may be offloaded of a request, with the ids copied; None for nothing.
 
         Args:
             keys: The keys of its full blocks.

@@ -40,7 +40,7 @@ class Load:
         tokens = (self.first + self.good) * block_size
         return tokens if self.most is None or not self.good else min(tokens, self.most)
 
-    def is_short(self, block_size: int) -> bool:
+    def is_incomplete(self, block_size: int) -> bool:
         """Returns whether not all of what was kept of the request has come."""
         return self.most is not None and self.tokens(block_size) < self.most
 

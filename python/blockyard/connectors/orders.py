@@ -26,7 +26,7 @@ class Orders(NamedTuple):
     """The newest flight that must have ended before `written` are written; None for none."""
     written: NDArray[np.integer[Any]]
     """Ids that the engine writes from this step on, where there is a fence; else none."""
-    spoiled: NDArray[np.integer[Any]]
+    overwritten: NDArray[np.integer[Any]]
     """Ids that the engine has written in this step already, before any fence."""
     lent: NDArray[np.integer[Any]] = NO_IDS
     """Ids among `written` that no stream of the engine writes, but somebody else's transfer."""

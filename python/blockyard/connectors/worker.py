@@ -200,7 +200,7 @@ class Worker(Single):
                 Outcome(plan.flight, rank, 0, Cause.FAILED, plan.yard) for plan in plans
             ]
             return
-        if len(orders.spoiled):
+        if len(orders.overwritten):
             self._spoil(orders)
         if orders.fence is None:
             self._submit(plans)
@@ -235,7 +235,7 @@ class Worker(Single):
     def reconcile(self, asked: Unreported) -> list[Outcome]:
         """Returns the state of flights whose outcomes may be lost.
 
-        Ask the worker, because its crane has no record of spoiled blocks.
+        Ask the worker, and not its crane, which does not know of blocks that were overwritten.
 
         Args:
             asked: `KVCache.unreported` of this rank.
@@ -314,7 +314,7 @@ class Worker(Single):
         planned = ((_name(plan), _ids(plan)[1]) for plan in orders.down)
         read |= {flight: ids for flight, ids in planned if ids is not None}
         for flight, ids in read.items():
-            at = np.flatnonzero(np.isin(ids, orders.spoiled))
+            at = np.flatnonzero(np.isin(ids, orders.overwritten))
             if len(at):
                 self._cut[flight] = min(int(at[0]), self._cut.get(flight, int(at[0])))
 

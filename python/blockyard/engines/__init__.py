@@ -1,1 +1,1 @@
-"""Names that operators' flags and older programs say; `connectors` and `reference` have them."""
+"""The modules that flags of vLLM and SGLang name; `blockyard.connectors` has what is in them."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from blockyard._core import Misuse
-from blockyard.metrics.exported import Exported
+from blockyard.metrics.engine_view import EngineView
 from blockyard.shared.stats import Kind
 from blockyard.shared.validate import one_of
 
@@ -56,14 +56,14 @@ def every_alias(names: Names | None) -> list[Alias]:
     return [] if names is None else list(_VLLM.values())
 
 
-def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
+def aliases(view: EngineView, stats: Mapping[str, int]) -> dict[Alias, float]:
     """Returns vLLM's numbers, made of an engine's own.
 
     Args:
-        exported: The engine.
-        stats: Its numbers by metric, as `Exported.stats` returns them.
+        view: The engine.
+        stats: Its numbers by metric, as `EngineView.stats` returns them.
     """
-    config = exported.cache.config
+    config = view.cache.config
     size = config.block_size
     total = stats["tier_slots{tier=device}"]
     unused = stats["slots{tier=device,set=free}"] + stats["slots{tier=device,set=idle}"]
@@ -80,7 +80,7 @@ def aliases(exported: Exported, stats: Mapping[str, int]) -> dict[Alias, float]:
         else 0,
         "external_hits": below,
     }
-    if exported.monitor is not None:
+    if view.monitor is not None:
         numbers |= {
             # In vLLM a request whose blocks come up from below waits still.
             "running": stats["requests{state=prefill}"] + stats["requests{state=decode}"],

@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard._typing import override
 from blockyard.metrics.aliases import Alias, Names, aliases, checked_names, every_alias
-from blockyard.metrics.exported import Exported, Facts
+from blockyard.metrics.engine_view import EngineHealth, EngineView
 from blockyard.metrics.text import Labels
 from blockyard.scheduling.queue import BEGUN
 from blockyard.scheduling.stall import Rule
@@ -105,7 +105,7 @@ class EngineCollector(Collector):
         Misuse: There is no engine, one has no name, or there are no such `names`.
     """
 
-    def __init__(self, engines: Mapping[str, Exported], *, names: Names | None = None) -> None:
+    def __init__(self, engines: Mapping[str, EngineView], *, names: Names | None = None) -> None:
         if not engines:
             raise Misuse("engines = {}: give one at least")
         for name, engine in engines.items():
@@ -118,9 +118,9 @@ class EngineCollector(Collector):
         }
         self._kinds |= {f"{PREFIX}{name}": about for name, about in _MORE.items()}
 
-    def facts(self) -> dict[str, Facts]:
-        """Yields the problems of each engine."""
-        return {engine.name: engine.exported.facts() for engine in self._engines}
+    def health(self) -> dict[str, EngineHealth]:
+        """Says of each engine what is wrong with it."""
+        return {engine.name: engine.view.health() for engine in self._engines}
 
     @property
     def most_series(self) -> int:
@@ -149,7 +149,7 @@ class EngineCollector(Collector):
             info.samples.append(Sample(f"{info.name}_info", engine.info, 1.0))
             stats = engine.read(told)
             if stats is not None and self._names is not None:
-                for alias, number in aliases(engine.exported, stats).items():
+                for alias, number in aliases(engine.view, stats).items():
                     ending = "_total" if alias.kind == "counter" else ""
                     sample = Sample(f"{alias.name}{ending}", engine.labels, number)
                     also.setdefault(alias, []).append(sample)
@@ -166,7 +166,7 @@ class EngineCollector(Collector):
         """Yields vLLM's `cache_config_info` for routers: the size and the number of blocks."""
         metric = _metric(*_CACHE_CONFIG, [])
         for engine in self._engines:
-            config = engine.exported.cache.config
+            config = engine.view.cache.config
             sizes = {
                 "block_size": str(config.block_size),
                 "num_gpu_blocks": str(config.device_blocks),
@@ -181,8 +181,8 @@ def _check(name: object, engine: object) -> None:
         raise Misuse(f"engines[{name!r:.60}]: its name must be a word, as its label `engine` is")
     if any("\ud800" <= letter <= "\udfff" for letter in name):
         raise Misuse(f"engines[{name!r:.60}]: its name is no text")
-    if not isinstance(engine, Exported):
-        raise Misuse(f"engines[{name!r:.60}] = {engine!r:.60}: must be Exported(...)")
+    if not isinstance(engine, EngineView):
+        raise Misuse(f"engines[{name!r:.60}] = {engine!r:.60}: must be EngineView(...)")
 
 
 def _metric(name: str, about: str, kind: str, samples: list[Sample]) -> Metric:
@@ -191,7 +191,7 @@ def _metric(name: str, about: str, kind: str, samples: list[Sample]) -> Metric:
     return metric
 
 
-class _Row(NamedTuple):
+class _SchemaRow(NamedTuple):
     """One series of the schema."""
 
     family: str
@@ -205,34 +205,34 @@ class _Row(NamedTuple):
 class _Engine:
     """One engine with the labels of all its series, which are made once."""
 
-    def __init__(self, name: str, exported: Exported) -> None:
+    def __init__(self, name: str, view: EngineView) -> None:
         self.name = name
-        self.exported = exported
+        self.view = view
         self.labels = Labels({ENGINE: name})
-        config = exported.cache.config
+        config = view.cache.config
         self.info = self._labelled(
             version=__version__,
             eviction=config.eviction,
-            write=exported.write,
+            write=view.write,
             fingerprint=config.fingerprint[:12],
-            ranks=str(exported.ranks),
+            ranks=str(view.ranks),
         )
         self._rules = {rule: self._labelled(rule=rule.replace(" ", "_")) for rule in Rule}
-        own, cranes = families(exported.schema()), families(exported.crane_schema())
+        own, cranes = families(view.schema()), families(view.crane_schema())
         self.families = (*own, *cranes)
         self._rows = [self._row(family, stat) for family in own for stat in family.stats]
         crane_stats = [(family, stat) for family in cranes for stat in family.stats]
         self._steps = {part: self._buckets("step_seconds", STEPS, part=part) for part in _PARTS}
-        self._copies = {way: self._of_a_way(*way) for way in exported.ways()}
+        self._copies = {way: self._of_a_way(*way) for way in view.ways()}
         self._waits = {why: self._buckets("wait_seconds", WAITS, reason=why) for why in BEGUN}
         self._parked = self._buckets("parked_seconds", WAITS)
         copies = chain.from_iterable(self._copies.values())
         histograms = (*self._steps.values(), *copies, *self._waits.values(), self._parked)
         # Beside the rows and the histograms: the info, 3 numbers, and the rules.
         fixed = len(self._rows) + 4 + len(Rule) + sum(map(len, histograms))
-        by_rank = len(crane_stats) * exported.ranks
+        by_rank = len(crane_stats) * view.ranks
         self._by_rank = fixed + by_rank <= MOST
-        ranks = [str(rank) for rank in range(exported.ranks)] if self._by_rank else [_SUMMED]
+        ranks = [str(rank) for rank in range(view.ranks)] if self._by_rank else [_SUMMED]
         self._crane_rows = {
             rank: [self._row(family, stat, **{RANK: rank}) for family, stat in crane_stats]
             for rank in ranks
@@ -242,10 +242,10 @@ class _Engine:
     def _labelled(self, **labels: str) -> Labels:
         return Labels({**self.labels, **labels})
 
-    def _row(self, family: Family, stat: Stat, **more: str) -> _Row:
+    def _row(self, family: Family, stat: Stat, **more: str) -> _SchemaRow:
         ending = "_total" if family.kind == "counter" else ""
         labels = self._labelled(**stat.labels, **more)
-        return _Row(family.name, f"{family.name}{ending}", labels, stat.metric)
+        return _SchemaRow(family.name, f"{family.name}{ending}", labels, stat.metric)
 
     def _of_a_way(self, source: str, destination: str) -> tuple[_Buckets, _Buckets]:
         """Times and sizes of copies from there to there."""
@@ -258,23 +258,23 @@ class _Engine:
 
     def read(self, told: _Told) -> dict[str, int] | None:
         """Adds its samples, and returns its numbers; None where its cache is broken."""
-        facts = self.exported.facts()
-        self._tell(told, "healthy", float(not facts.reasons))
+        health = self.view.health()
+        self._tell(told, "healthy", float(not health.reasons))
         for rule, labels in self._rules.items():
-            self._tell(told, "stalled", float(rule in facts.rules), labels)
-        config = self.exported.cache.config
+            self._tell(told, "stalled", float(rule in health.rules), labels)
+        config = self.view.cache.config
         self._tell(told, "block_tokens", config.block_size)
         layout = config.layout
         self._tell(told, "block_bytes", 0 if layout is None else layout.block_bytes)
         try:
-            stats = self.exported.stats()
+            stats = self.view.stats()
         except BlockyardError:
             # A broken cache answers nothing; that it is not healthy was said.
             return None
         for family, name, labels, key in self._rows:
             if key in stats:
                 told[family].append(Sample(name, labels, stats[key]))
-        cranes = self.exported.cranes()
+        cranes = self.view.cranes()
         self._tell_cranes(told, cranes)
         self._tell_times(told, cranes)
         return stats
@@ -284,7 +284,7 @@ class _Engine:
         told[full].append(Sample(full, labels or self.labels, number))
 
     def _tell_cranes(self, told: _Told, cranes: list[CraneNumbers]) -> None:
-        keys = [(stat.name, stat.metric) for stat in self.exported.crane_schema()]
+        keys = [(stat.name, stat.metric) for stat in self.view.crane_schema()]
         ranks: dict[str, dict[str, int]] = {}
         for crane in cranes:
             numbers = ranks.setdefault(str(crane.rank) if self._by_rank else _SUMMED, {})
@@ -296,11 +296,11 @@ class _Engine:
 
     def _tell_times(self, told: _Told, cranes: list[CraneNumbers]) -> None:
         nothing = _joined([], STEPS)
-        steps = self.exported.steps()
+        steps = self.view.steps()
         for part, buckets in self._steps.items() if steps else ():
             told[f"{PREFIX}step_seconds"] += buckets.samples(steps.get(part, nothing))
         measured = any(crane.copies for crane in cranes)
-        for way, copied in self.exported.copies(cranes).items() if measured else ():
+        for way, copied in self.view.copies(cranes).items() if measured else ():
             if way not in self._copies:
                 continue
             times, sizes = self._copies[way]
@@ -308,7 +308,7 @@ class _Engine:
             moved = _joined([one.sizes for one in copied], SIZES)
             told[f"{PREFIX}copy_seconds"] += times.samples(taken)
             told[f"{PREFIX}copy_bytes"] += sizes.samples(moved)
-        waited = None if self.exported.monitor is None else self.exported.monitor.waited()
+        waited = None if self.view.monitor is None else self.view.monitor.waited()
         if waited is not None:
             for why, buckets in self._waits.items():
                 told[f"{PREFIX}wait_seconds"] += buckets.samples(waited.begun[why])

@@ -20,7 +20,7 @@ from blockyard._core import Misuse, Unavailable
 from blockyard._typing import override
 from blockyard.metrics.aliases import Names
 from blockyard.metrics.collector import EngineCollector
-from blockyard.metrics.exported import Exported
+from blockyard.metrics.engine_view import EngineView
 from blockyard.metrics.text import CONTENT_TYPE, text
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.log import unclosed
@@ -43,7 +43,7 @@ _PAUSE: Final = 0.05
 
 Reach: TypeAlias = Literal["loopback", "network"]
 """From where it may be asked."""
-Source: TypeAlias = Scheduler | KVCache | Exported
+Source: TypeAlias = Scheduler | KVCache | EngineView
 """An engine: its scheduler, its cache where that has another scheduler, or what has more to it."""
 
 _Client: TypeAlias = Any
@@ -141,12 +141,12 @@ def serve(
     """
     port = integer("port", port, least=0, most=65_535)
     _check_reach(host, one_of("reach", reach, ("loopback", "network")))
-    if isinstance(engines, Scheduler | KVCache | Exported):
+    if isinstance(engines, Scheduler | KVCache | EngineView):
         engines = {"0": engines}
     if not isinstance(engines, Mapping):
         raise Misuse(f"engines = {engines!r:.60}: give a Scheduler, a KVCache, or several by name")
     every = {
-        name: source if isinstance(source, Exported) else Exported(source)
+        name: source if isinstance(source, EngineView) else EngineView(source)
         for name, source in engines.items()
     }
     collector = EngineCollector(every, names=names)
@@ -213,8 +213,8 @@ def _pages(collector: EngineCollector) -> Callable[..., Any]:
 def _health(collector: EngineCollector) -> tuple[HTTPStatus, str]:
     lines = [
         f"engine {name}: {reason}\n"
-        for name, facts in collector.facts().items()
-        for reason in facts.reasons
+        for name, health in collector.health().items()
+        for reason in health.reasons
     ]
     return (HTTPStatus.SERVICE_UNAVAILABLE, "".join(lines)) if lines else (HTTPStatus.OK, "ok\n")
 

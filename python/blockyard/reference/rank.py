@@ -59,7 +59,7 @@ class SampledTokens(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Row:
+class _SeatRow:
     """The request in a seat."""
 
     epoch: int
@@ -93,7 +93,7 @@ class Rank(Single):
         self._model = model
         self._kv = model.view(tier)
         self._gather = gather
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _SeatRow] = {}
         self._queue: deque[RankStep | Model] = deque()
         self.config = model.config
         """The figures of the model."""
@@ -140,7 +140,7 @@ class Rank(Single):
             if row is not None and row.epoch < epoch:
                 del self._rows[seat]
         for start in work.starts:
-            self._rows[start.seat] = _Row(start.epoch, start.key, start.tokens.tolist())
+            self._rows[start.seat] = _SeatRow(start.epoch, start.key, start.tokens.tolist())
         # A request that is not here has ended by itself while this step was in flight.
         here = [at for at, seat in enumerate(work.seats.tolist()) if seat in self._rows]
         said = self._sample(work, here) if here else []

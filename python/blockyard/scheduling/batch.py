@@ -349,14 +349,14 @@ class Batch:
         self._decode[seat] = None
         self._rows = None
 
-    def hold(self, seat: Seat) -> None:
+    def pause_decoding(self, seat: Seat) -> None:
         """Leaves a seat that decodes out of the next steps."""
         if seat in self._decode:
             self.drop(seat)
             self.seats.let_grow(seat.number, grows=False)
             self._held[seat] = None
 
-    def unhold(self, seat: Seat) -> None:
+    def resume_decoding(self, seat: Seat) -> None:
         """Takes a seat into the next steps again."""
         if seat in self._held:
             self.drop(seat)

@@ -21,7 +21,7 @@ class CachedTokens(NamedTuple):
 
 
 def found_by(lease: Lease, block_size: int) -> CachedTokens:
-    """Prompt tokens that a lease found: of short loads, the good ones.
+    """What a lease has found of its prompt: of loads that came back incomplete, what is good.
 
     Of a prompt that was found whole the last token is computed again, so that one less was found.
 

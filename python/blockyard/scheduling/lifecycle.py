@@ -11,8 +11,8 @@ from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.new_request import NewRequest, checked
 from blockyard.scheduling.output_checks import check_acks
 from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result
+from blockyard.scheduling.request_checks import whole
 from blockyard.scheduling.shared import Shared
-from blockyard.scheduling.validate import whole
 from blockyard.shared.hints import NO_HINTS
 from blockyard.shared.owner import Owner
 from blockyard.shared.validate import bounded, one_of
@@ -116,7 +116,7 @@ class Lifecycle:
         self._results[entry] = result
         self._forget(entry)
         entry.leave()
-        if (heir := entry.hand_over()) is not None:
+        if (heir := entry.promote_sibling()) is not None:
             self._queue_up(heir)
         if entry.recorded is not None:
             self._record(entry, heir)
@@ -183,14 +183,14 @@ class Lifecycle:
             if seat.stop is None:
                 self.stop(seat)
 
-    def hold(self, entry: Request, *, held: bool) -> None:
+    def set_held(self, entry: Request, *, held: bool) -> None:
         """Computes no more tokens of a request for now, or goes on with it."""
         if entry.held is held:
             return
-        entry.hold(held=held)
+        entry.set_held(held=held)
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is not None:
-            (self._batch.hold if held else self._batch.unhold)(seat)
+            (self._batch.pause_decoding if held else self._batch.resume_decoding)(seat)
             self._headroom.lower()
         elif entry.leader is None:
             self._queue_up(entry)
@@ -198,7 +198,7 @@ class Lifecycle:
     def _queue_up(self, entry: Request) -> None:
         """Puts a request in the queue. Other samples of its prompt wait for none that is held."""
         self._queue.push(entry)
-        if entry.held and (heir := entry.hand_over()) is not None:
+        if entry.held and (heir := entry.promote_sibling()) is not None:
             self._queue_up(heir)
 
     # -- stops and acks ------------------------------------------------------------------------
@@ -289,9 +289,9 @@ class Lifecycle:
             seat.request.park(parked, last_write=after or 0)
             self._queue_up(seat.request)
 
-    def came_short(self, seat: Seat) -> None:
+    def resume_incomplete(self, seat: Seat) -> None:
         """Parks a resume whose loads failed again, or recomputes it (T19, T20)."""
-        parked = self._parking.came_short(seat.lease, seat.request.waiting.resumes)
+        parked = self._parking.resume_incomplete(seat.lease, seat.request.waiting.resumes)
         if parked is None:
             self.recompute(seat)
         else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from blockyard._core import Keys, Misuse, Ticket
-from blockyard.scheduling.validate import prompt_of, whole
+from blockyard.scheduling.request_checks import prompt_of, whole
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.validate import bounded, integer, one_of
 from blockyard.yard.cache import KVCache

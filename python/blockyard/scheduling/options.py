@@ -11,7 +11,7 @@ from blockyard.scheduling.headroom import (
     checked_headroom,
     default_headroom,
 )
-from blockyard.scheduling.validate import whole
+from blockyard.scheduling.request_checks import whole
 from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
 from blockyard.shared.validate import one_of
 from blockyard.yard.parking import PreemptMode, checked_mode

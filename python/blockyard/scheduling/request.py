@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blockyard._core import Keys, Lease, Parked, Ticket, TooLarge
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.new_request import NewRequest
-from blockyard.scheduling.validate import ticket_of
+from blockyard.scheduling.request_checks import ticket_of
 from blockyard.shared.hints import Hints
 from blockyard.yard.cache import KVCache
 
@@ -276,11 +276,11 @@ class Request:
         """The keys of its tokens."""
         return self.keys.of(cache, self.outputs)
 
-    def hold(self, *, held: bool) -> None:
+    def set_held(self, *, held: bool) -> None:
         """Notes whether it shall decode nothing for now."""
         self.held, self.kept_steps = held, 0
 
-    def hand_over(self) -> "Request | None":
+    def promote_sibling(self) -> "Request | None":
         """Leads no more: the first of the samples that wait for it leads the others from now on."""
         group = self.group
         if group is None or group.leader is not self or not group.waiting:

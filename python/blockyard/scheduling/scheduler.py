@@ -8,9 +8,8 @@ from blockyard._core import Lease
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.displacement import Displacement
-from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
-from blockyard.scheduling.explain import Explainer
+from blockyard.scheduling.explain_request import Explainer
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.new_request import NewRequest
@@ -19,10 +18,11 @@ from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor, Pressure
 from blockyard.scheduling.queue import Waits
 from blockyard.scheduling.request import Lost, Ran, RequestState, Result, arrived
+from blockyard.scheduling.scheduler_stats import Monitor, SchedulerStats
+from blockyard.scheduling.scheduler_thread import SchedulerThread, driven, made_sound
 from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.starts import Starts
-from blockyard.scheduling.stats import Monitor, SchedulerStats
 from blockyard.shared.hints import Hints
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
@@ -77,7 +77,7 @@ class Scheduler(Single):
         metrics: bool = False,
     ) -> None:
         options = SchedulerOptions.given(options)
-        Driver.check_free(cache)
+        SchedulerThread.check_free(cache)
         self._cache = cache
         self._shared = shared = Shared.of(cache, options, clock, Waits(clock) if metrics else None)
         self._queue, self._batch = shared.queue, shared.batch
@@ -98,16 +98,16 @@ class Scheduler(Single):
         self.monitor = Monitor(shared, stalls, times)
         """Numbers for an exporter, from any thread."""
         self._added, self._owner = 0, Owner()
-        self._driver = Driver(shared, lifecycle)
+        self._thread = SchedulerThread(shared, lifecycle)
 
     @owned
-    def hand_over(self) -> None:
-        """Releases it to another thread: the next one that calls a verb.
+    def release_thread(self) -> None:
+        """Lets another thread have it: the next one that calls a verb.
 
         Raises:
             Misuse: Another thread has it.
         """
-        self._driver.hand_over()
+        self._thread.release_thread()
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -159,25 +159,26 @@ class Scheduler(Single):
         self._lifecycle.get(request).hints = hints
 
     @driven
-    def hold(self, request: Hashable) -> None:
-        """Pauses the decoding of a request, because its tokens are not read.
+    def pause_decoding(self, request: Hashable) -> None:
+        """Computes no more tokens of a request for now, as nobody reads those that are there.
 
         Its prompt is computed, and steps in flight count. When others need its seat or blocks it is
-        parked, or computed again after `unhold`; where neither can be it fails (`max_held_steps`).
+        parked, or computed again after `resume_decoding`; where neither can be it fails
+        (`max_held_steps`).
 
         Raises:
             Misuse: There is no such request.
         """
-        self._lifecycle.hold(self._lifecycle.get(request), held=True)
+        self._lifecycle.set_held(self._lifecycle.get(request), held=True)
 
     @driven
-    def unhold(self, request: Hashable) -> None:
+    def resume_decoding(self, request: Hashable) -> None:
         """Goes on with a request that is held.
 
         Raises:
             Misuse: There is no such request.
         """
-        self._lifecycle.hold(self._lifecycle.get(request), held=False)
+        self._lifecycle.set_held(self._lifecycle.get(request), held=False)
 
     @driven
     def results(self) -> list[Result]:
@@ -196,7 +197,7 @@ class Scheduler(Single):
             Misuse: 1,024 steps are unanswered.
         """
         self._stalls.step()
-        self._driver.check_open()
+        self._thread.check_open()
         self._lifecycle.check_alive()
         self._stalls.check_answered()
         self._counters.steps += 1
@@ -229,7 +230,7 @@ class Scheduler(Single):
             Misuse: It is not of the oldest step in flight, of rows that were not in it, or without
                 one that was; nothing is taken.
         """
-        self._driver.check_open()
+        self._thread.check_open()
         self._outputs.apply(output)
 
     @driven
@@ -373,7 +374,7 @@ class Scheduler(Single):
     @property
     def idle(self) -> bool:
         """Whether there is nothing more to do; a step without rows may be in flight."""
-        return self._driver.idle
+        return self._thread.idle
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings. Any thread may ask."""

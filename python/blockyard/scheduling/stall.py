@@ -116,7 +116,7 @@ class Stalls:
     def stall_messages(self) -> dict[Rule, str]:
         """Returns a sentence for each rule that fires, the most certain first, and logs it."""
         now, step, before = self._clock(), self._steps, self._since
-        facts = self._facts()
+        facts = self._stall_facts()
         since, lasted = dict[Rule, tuple[Hashable, int, float]](), dict[Rule, Lasted]()
         for rule, identity, _ in facts:
             first = before.get(rule)
@@ -151,8 +151,8 @@ class Stalls:
                 f"{_ANSWER}"
             )
 
-    def _facts(self) -> list[Fact]:
-        """The facts that hold now, the most certain first; only one if nothing can go on."""
+    def _stall_facts(self) -> list[Fact]:
+        """What holds now, the surest first. While nothing can go on, no other reason counts."""
         ended = self._ended()
         if ended is not None:
             return [ended]
@@ -300,9 +300,9 @@ class Stalls:
             Rule.UNREAD,
             tuple(entry.order for entry in (waiting, *keepers)),
             lambda lasted: (
-                f"Request {waiting.id!r} waits ({lasted}) for held requests, whose tokens are not "
-                f"read: {named(keepers)}. Read their tokens and call unhold, or abort them; one "
-                f"fails after {self.unread.most:,} steps in which others wait"
+                f"Request {waiting.id!r} waits ({lasted}) for what requests keep that nobody "
+                f"reads: {named(keepers)}. Read their tokens and call resume_decoding, or abort "
+                f"them; one fails after {self.unread.most:,} steps in which others wait"
             ),
         )
 
@@ -387,7 +387,7 @@ class Stalls:
             lines.append(f"Promised to tickets: {', '.join(tickets)}; call release, or begin.")
         if self._batch.held:
             ids = named(seat.request for seat in self._batch.held)
-            lines.append(f"Held requests, whose tokens are not read: {ids}; call unhold.")
+            lines.append(f"Held, as nobody reads their tokens: {ids}; call resume_decoding.")
         quarantined = self._cache.stats()["device_quarantined"]
         if quarantined:
             lines.append(f"{quarantined} slots are quarantined: report their copies, or reset.")

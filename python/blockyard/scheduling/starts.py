@@ -32,8 +32,8 @@ class Starts:
         """Starts requests whose loads have ended, from the good blocks (T3, T4)."""
         starts = []
         for seat in self._batch.landed():
-            if seat.lease.state == "short" and seat.lease.resumed:
-                self._lifecycle.came_short(seat)
+            if seat.lease.state == "incomplete" and seat.lease.resumed:
+                self._lifecycle.resume_incomplete(seat)
                 continue
             # Slots of a copy with unknown outcome are quarantined: take others, or recompute.
             if len(self._cache.grow([seat.lease], 0)):

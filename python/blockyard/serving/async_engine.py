@@ -207,7 +207,7 @@ class AsyncEngine(Single):
         """
         if self._loop is not None:
             raise Misuse("this AsyncEngine was started before: make another one")
-        self._scheduler.hand_over()
+        self._scheduler.release_thread()
         self._loop, self._thread = asyncio.get_running_loop(), threading.current_thread()
         self._ended = self._loop.create_future()
         self._steps.take()

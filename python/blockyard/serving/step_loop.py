@@ -187,13 +187,13 @@ class StepLoop(Single):
         if channel.held:
             channel.held = False
             if self._is_there(channel):
-                self._scheduler.unhold(channel.request)
+                self._scheduler.resume_decoding(channel.request)
 
     def _unhold_all(self) -> None:
         for channel in self._channels.values():
             channel.held = False
         for request in self._scheduler.requests:
-            self._scheduler.unhold(request)
+            self._scheduler.resume_decoding(request)
 
     def _abort_one(self, channel: Channel) -> None:
         if self._is_there(channel):
@@ -218,7 +218,7 @@ class StepLoop(Single):
         except BaseException as error:  # noqa: BLE001 - each reader gets it
             self._fail(error)
         with contextlib.suppress(Misuse):
-            self._scheduler.hand_over()
+            self._scheduler.release_thread()
 
     def _is_done(self) -> bool:
         """Whether it was closed, and nothing is left to do; from then on it takes nothing more."""
@@ -310,7 +310,7 @@ class StepLoop(Single):
             calls.append((channel.put, (tokens,)))
             if channel.is_full() and not channel.held and not self._closing:
                 channel.held = True
-                self._scheduler.hold(channel.request)
+                self._scheduler.pause_decoding(channel.request)
                 if not channel.is_full():
                     # It was read in between, and its reader saw no hold.
                     self._unhold(channel)

@@ -30,11 +30,11 @@ from blockyard.testing.copier import (
     fail,
     hang,
 )
-from blockyard.testing.engine import Broken, SimulatedEngine
 from blockyard.testing.fault_coverage import ROWS
 from blockyard.testing.play import Ran, minimised, simulate
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import Event, Setup
+from blockyard.testing.simulated_engine import Broken, SimulatedEngine
 
 __all__ = [
     "ROWS",

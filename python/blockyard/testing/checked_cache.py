@@ -6,7 +6,7 @@ from typing import Any
 
 from blockyard._core import Lease, NoRoom, Parked, TooLarge
 from blockyard._typing import override
-from blockyard.testing.engine import check
+from blockyard.testing.simulated_engine import check
 from blockyard.yard.cache import KVCache
 
 __all__ = ["CheckedCache"]
@@ -88,7 +88,7 @@ class CheckedCache(KVCache):
         return unserved
 
     def landed(self) -> None:
-        """Counts the loads that came back short (T4)."""
+        """Counts the loads that came back incomplete (T4)."""
         for entry in [entry for entry in self._loads if entry[0].state != "loading"]:
             self._loads.remove(entry)
             lease, cached = entry

@@ -7,7 +7,7 @@ from blockyard._core import Misuse, NoRoom, Ticket
 from blockyard.scheduling.headroom import Adaptive
 from blockyard.scheduling.reservations import Reservations, SpentReservation
 from blockyard.testing.checked_cache import CheckedCache
-from blockyard.testing.engine import check
+from blockyard.testing.simulated_engine import check
 
 __all__ = ["CheckedReservations"]
 

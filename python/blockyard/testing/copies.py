@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from blockyard.shared.layout import TIERS
 from blockyard.shared.plan import Outcome, Plan
-from blockyard.testing.engine import check
 from blockyard.testing.restarts import Remains
 from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_cranes import way_of
+from blockyard.testing.simulated_engine import check
 from blockyard.yard.by_tier import of_tier
 
 __all__ = ["Copies"]
 
 
 @dataclass(slots=True)
-class _InFlight:
+class _PlanInFlight:
     """One plan in flight."""
 
     way: str
@@ -42,7 +42,7 @@ class Copies:
         self._yard = setup.yard
         self._deadline = setup.deadline
         self._seen = seen
-        self._air: dict[int, _InFlight] = {}
+        self._air: dict[int, _PlanInFlight] = {}
         self._heard: set[tuple[int, int]] = set()
         self._launched: set[int] = set()
         self._now = 0
@@ -57,7 +57,7 @@ class Copies:
             due = None if deadline is None else self._now + deadline
             way = way_of(*tiers)
             ranks = set(range(self._ranks))
-            self._air[plan.flight] = _InFlight(way, len(plan), due, ranks, len(plan))
+            self._air[plan.flight] = _PlanInFlight(way, len(plan), due, ranks, len(plan))
             self._launched.add(plan.flight)
             self._seen[f"plans {way}"] += 1
             if self._remains is not None:
@@ -81,7 +81,7 @@ class Copies:
                 self._heard.add((flight, rank))
                 self._missed(flight, air, rank, outcome.good)
 
-    def _missed(self, flight: int, air: _InFlight, rank: int, good: int) -> None:
+    def _missed(self, flight: int, air: _PlanInFlight, rank: int, good: int) -> None:
         air.missing.remove(rank)
         air.good = min(air.good, good)
         if not air.missing:

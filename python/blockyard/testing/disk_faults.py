@@ -55,7 +55,7 @@ def with_disk(
         write=pick(through),
         ahead=pick([setup.ahead, 1, {"host": 2}, {"device": 2, "host": 4}, {"device": 0}]),
         deadline=pick(late) if setup.recompute else None,
-        speeds=pick([None, None, (2, 1, 1, 8), (1, 4, 1, 2), (1, 4, 1, 20)]),
+        block_costs=pick([None, None, (2, 1, 1, 8), (1, 4, 1, 2), (1, 4, 1, 20)]),
         disk_polls=polls,
         disk_copies=copies,
         tick_ms=pick([1, 10, 100]),

@@ -7,9 +7,9 @@ from typing import Final
 from blockyard.scheduling.engine import Step, Stop
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.testing.engine import check
 from blockyard.testing.requests import Requests
 from blockyard.testing.setup import Setup
+from blockyard.testing.simulated_engine import check
 
 __all__ = ["Displacements"]
 

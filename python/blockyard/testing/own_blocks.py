@@ -17,11 +17,11 @@ from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import BELOW
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
-from blockyard.testing.engine import chained, check, ends, sampled
-from blockyard.testing.orders import hints_said
+from blockyard.testing.eviction_seeds import hints_said
 from blockyard.testing.requests import Ask, Requests
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import OWN_VERBS
+from blockyard.testing.simulated_engine import chained, check, ends, sampled
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
 from blockyard.yard.cache import KVCache
 
@@ -76,7 +76,7 @@ class _Allocator:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _RequestRow:
     """A request: its tokens, a sum over all up to each, and what of it is computed, and where."""
 
     ask: Ask
@@ -124,9 +124,9 @@ class OwnBlocks:
             Connector(KVCache(config_of(setup))) for _ in range(max(setup.replicas, 1))
         ]
         self._blocks = _Allocator(setup.device)
-        self._rows: dict[str, _Row] = {}
-        self._queue: list[_Row] = []
-        self._running: list[_Row] = []
+        self._rows: dict[str, _RequestRow] = {}
+        self._queue: list[_RequestRow] = []
+        self._running: list[_RequestRow] = []
         self._freed_later: dict[Hashable, list[int]] = {}
         self._pending_aborts: list[tuple[str, str]] = []
         self._stalled = 0
@@ -188,7 +188,7 @@ class OwnBlocks:
             row = self._queue.pop(0)
             if not self._loads(row):
                 self._running.append(row)
-        counts: dict[_Row, int] = {}
+        counts: dict[_RequestRow, int] = {}
         left = self.setup.max_num_batched_tokens
         for row in list(self._running):
             if row in self._running and self._has_room(row):
@@ -205,10 +205,10 @@ class OwnBlocks:
             else:
                 self.seen["E1 fence"] += 1
 
-    def _loads(self, row: _Row) -> bool:
+    def _loads(self, row: _RequestRow) -> bool:
         return row.state is RequestState.LOADING
 
-    def _written(self, row: _Row, count: int) -> list[int]:
+    def _written(self, row: _RequestRow, count: int) -> list[int]:
         size = self.setup.block_size
         return row.ids[row.computed // size : -(-(row.computed + count) // size)]
 
@@ -218,11 +218,11 @@ class OwnBlocks:
         for rank in self._ranks:
             rank.submit(plans)
 
-    def _keys(self, connector: Connector, row: _Row) -> Keys:
+    def _keys(self, connector: Connector, row: _RequestRow) -> Keys:
         ask = row.ask
         return connector.cache.keys(row.tokens, salt=ask.salt or None, lora=ask.lora or None)
 
-    def _admit(self, row: _Row) -> bool:
+    def _admit(self, row: _RequestRow) -> bool:
         """Begins a request, or its load, if there is room."""
         size = self.setup.block_size
         if len(self._running) >= self.setup.max_num_seqs:
@@ -256,7 +256,7 @@ class OwnBlocks:
         self._running.append(row)
         self._begins(row)
 
-    def _begins(self, row: _Row) -> None:
+    def _begins(self, row: _RequestRow) -> None:
         """A request runs: what is kept of it is there, unless a fault has cost it (E4)."""
         kept, row.kept = row.kept, 0
         row.state = RequestState.PREFILL
@@ -265,7 +265,7 @@ class OwnBlocks:
         whole = self._faulty or row.computed >= kept
         check(whole, f"E4: {row.ask.name} had {kept} tokens kept, and has {row.computed}")
 
-    def _has_room(self, row: _Row) -> bool:
+    def _has_room(self, row: _RequestRow) -> bool:
         """Takes a block for its next token, and preempts the youngest for it."""
         while len(row.tokens) > len(row.ids) * self.setup.block_size:
             if self._blocks.idle:
@@ -277,7 +277,7 @@ class OwnBlocks:
                 return False
         return True
 
-    def _preempt(self, row: _Row) -> None:
+    def _preempt(self, row: _RequestRow) -> None:
         name, ids, tokens = row.ask.name, row.ids, row.computed
         kept = self._each(lambda one: one.preempted(name, self._keys(one, row), ids, tokens))
         self.seen["preempted"] += 1
@@ -289,7 +289,7 @@ class OwnBlocks:
         row.state = RequestState.PARKED if kept else RequestState.RECOMPUTE
         self._queue.insert(0, row)
 
-    def _compute(self, row: _Row, count: int) -> None:
+    def _compute(self, row: _RequestRow, count: int) -> None:
         """Reads the KV of all tokens before, and writes that of the next ones."""
         size, first, end = self.setup.block_size, row.computed, row.computed + count
         words = np.array(row.sums[:end], np.uint64) ^ np.uint64(row.ask.tag)
@@ -313,12 +313,12 @@ class OwnBlocks:
         if len(row.tokens) - prompt == row.ask.most or (self.setup.ends and ends(sum_)):
             self._end(row, RequestState.FINISHED)
 
-    def _append(self, row: _Row, token: int) -> None:
+    def _append(self, row: _RequestRow, token: int) -> None:
         row.tokens.append(token)
         row.sums.append(chained(row.sums[-1] if row.sums else 0, token))
 
-    def _end(self, row: _Row, state: RequestState) -> None:
-        """Ends a request; what is computed of it is stowed, unless it is aborted."""
+    def _end(self, row: _RequestRow, state: RequestState) -> None:
+        """Ends a request; what is computed of it is offloaded, unless it is aborted."""
         name, size = row.ask.name, self.setup.block_size
         whole = state is RequestState.FINISHED
         ids = row.ids[: row.computed // size] if whole else []
@@ -367,7 +367,7 @@ class OwnBlocks:
             return
         check(ask.n == 1, "an engine with blocks of its own has one sample of each request")
         self.requests.add(ask)
-        row = self._rows[ask.name] = _Row(ask, [])
+        row = self._rows[ask.name] = _RequestRow(ask, [])
         for token in ask.prompt:
             self._append(row, token)
         self._queue.append(row)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blockyard.scheduling.request import Result
-from blockyard.testing.engine import Broken
 from blockyard.testing.own_blocks import OwnBlocks
 from blockyard.testing.scenario import Scenario
+from blockyard.testing.simulated_engine import Broken
 from blockyard.testing.simulated_processes import Processes
 from blockyard.testing.simulator import Simulation
 

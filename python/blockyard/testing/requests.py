@@ -10,8 +10,8 @@ import numpy as np
 
 from blockyard.scheduling.new_request import max_blocks, sample_ids
 from blockyard.scheduling.request import RequestState, Result
-from blockyard.testing.engine import check, continuation
 from blockyard.testing.setup import Setup
+from blockyard.testing.simulated_engine import check, continuation
 
 __all__ = ["Ask", "Death", "Request", "Requests"]
 

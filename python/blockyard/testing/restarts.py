@@ -9,9 +9,9 @@ from typing import NamedTuple
 from blockyard.crane.persistent import PersistentTiers
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
-from blockyard.testing.engine import check
 from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_disk import Records, SimulatedDisk, is_anonymous
+from blockyard.testing.simulated_engine import check
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 

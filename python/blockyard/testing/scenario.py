@@ -10,7 +10,7 @@ from blockyard._typing import override
 from blockyard.scheduling.new_request import max_blocks, sample_ids
 from blockyard.testing.disk_faults import has_disk, parking_on_disk, with_disk, with_restarts
 from blockyard.testing.dying import with_losses, with_processes
-from blockyard.testing.orders import with_orders
+from blockyard.testing.eviction_seeds import with_orders
 from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
 
 __all__ = ["Scenario"]
@@ -204,7 +204,7 @@ def _setup(chance: random.Random) -> Setup:
         ahead=pick([None, 0, 2, 6]),
         # With copies that are always late, a request that must be parked would never be.
         deadline=pick([None, 3, 8]) if recompute else None,
-        speeds=pick([None, None, (2, 1, 1)]),
+        block_costs=pick([None, None, (2, 1, 1)]),
         max_num_seqs=chance.randint(1, 6),
         max_num_batched_tokens=pick([1, 3, 8, 16, 64]),
         headroom=pick(list(HEADROOMS)),
@@ -258,9 +258,9 @@ def _holds(chance: random.Random, ticks: int, names: list[str]) -> list[Event]:
     made = []
     for _ in range(chance.choice([0, 4, 12])):
         name, at = chance.choice(names), chance.randrange(ticks)
-        made.append(Event(at, "hold", (name,)))
+        made.append(Event(at, "pause_decoding", (name,)))
         if chance.random() < 0.7:  # noqa: PLR2004
-            made.append(Event(at + chance.randint(1, 30), "unhold", (name,)))
+            made.append(Event(at + chance.randint(1, 30), "resume_decoding", (name,)))
     return made
 
 
@@ -269,9 +269,9 @@ def _unread(chance: random.Random, events: list[Event]) -> list[Event]:
     made = []
     for event in chance.sample(events, chance.randint(1, len(events) - 1)):
         name, at = event.what[0], event.tick + chance.choice([1, 3, 6, 12, 30])
-        made.append(Event(at, "hold", (name,)))
+        made.append(Event(at, "pause_decoding", (name,)))
         if chance.random() < 0.2:  # noqa: PLR2004
-            made.append(Event(at + chance.randint(1, 30), "unhold", (name,)))
+            made.append(Event(at + chance.randint(1, 30), "resume_decoding", (name,)))
     return made
 
 

@@ -35,8 +35,8 @@ VICTIMS: Final[dict[str, Callable[[], VictimPolicy]]] = {
 VERBS: Final = {
     "add": (6, 8, 9),
     "abort": (2,),
-    "hold": (1,),
-    "unhold": (1,),
+    "pause_decoding": (1,),
+    "resume_decoding": (1,),
     "hint": (5,),
     "ack": (2,),
     "copy": (4,),
@@ -80,8 +80,8 @@ class Event(NamedTuple):
 to sample at most, priority; optionally salt and LoRA, "" for none, and number of samples, whose \
 names are "('name', 0)" and so on. It takes the ticket of its name |
     | abort | name, and the state in which the request is aborted, "" for now |
-    | hold | name: the request decodes nothing from now on |
-    | unhold | name: it goes on |
+    | pause_decoding | name: the request decodes nothing from now on |
+    | resume_decoding | name: it goes on |
     | hint | name, retention, seconds to the next use, priority and ticks to live of what it \
 leaves, "" for what nobody knows: it may be a lie |
     | ack | "late", "twice", "lost", "unheard" or "foreign", ticks: the fate of the next stop |
@@ -133,7 +133,7 @@ class Setup:
     write: _Write | Mapping[str, _Write] = "on-evict"
     ahead: int | Mapping[str, int] | None = None
     deadline: int | Mapping[str, int] | None = None
-    speeds: tuple[int, int, int] | tuple[int, int, int, int] | None = None
+    block_costs: tuple[int, int, int] | tuple[int, int, int, int] | None = None
     """To load a block from the host, to compute it, what each block before it adds, and to load it
     from the disk."""
     disk_polls: int = 0

@@ -10,8 +10,8 @@ from blockyard._typing import override
 from blockyard.crane.crane import Crane
 from blockyard.shared.layout import Hello
 from blockyard.shared.plan import Outcome, Plan, Unreported
-from blockyard.testing.engine import check
 from blockyard.testing.setup import Setup
+from blockyard.testing.simulated_engine import check
 from blockyard.testing.simulated_rank import SimulatedRank
 from blockyard.testing.simulator import Simulation
 from blockyard.yard.handshake import agree

@@ -11,11 +11,11 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.testing.copier import Action
-from blockyard.testing.engine import Sums, check
 from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_cranes import QueueCopier, RemoteCrane, SimulatedCrane, way_of
 from blockyard.testing.simulated_disk import SimulatedDisk, SimulatedDiskCopier
-from blockyard.yard.config import Config, Speeds
+from blockyard.testing.simulated_engine import Sums, check
+from blockyard.yard.config import BlockCosts, Config
 
 __all__ = ["SimulatedRank", "config_of"]
 
@@ -193,7 +193,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
         write=setup.write,
         ahead=setup.ahead,
         deadline=setup.deadline,
-        speeds=None if setup.speeds is None else Speeds(*setup.speeds),
+        block_costs=None if setup.block_costs is None else BlockCosts(*setup.block_costs),
         recompute=setup.recompute,
         keyed=("disk",) if setup.disk_lasts else (),
     )

@@ -16,15 +16,15 @@ from blockyard.shared.layout import TIERS
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.displacements import Displacements
-from blockyard.testing.engine import SimulatedEngine, check
+from blockyard.testing.eviction_seeds import hints_said
 from blockyard.testing.fault_coverage import PARKING
-from blockyard.testing.orders import hints_said
-from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Death, Requests
 from blockyard.testing.restarts import Remains
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import FAULTS, Setup
+from blockyard.testing.simulated_engine import SimulatedEngine, check
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
+from blockyard.testing.simulated_replicas import Replicas, SimulatedReplica
 
 __all__ = ["Simulation"]
 
@@ -143,7 +143,7 @@ class Simulation:
         # INV-25: who is held and not read holds up nobody else.
         self._play_on(lambda: bool(set(self.requests.unfinished) - self._held))
         for name in sorted(self._held):
-            self._on_unhold(name)
+            self._on_resume_decoding(name)
         self._play_on(self._busy)
         self._drain()
         self._replicas.check_at_rest(self._slots)
@@ -334,14 +334,14 @@ class Simulation:
         if state in {*_WAITING, RequestState.LOADING}:
             check(self._state(name) is None, f"{name} was {state} and is not aborted")
 
-    def _on_hold(self, name: str) -> None:
-        self._say(name, "hold")
+    def _on_pause_decoding(self, name: str) -> None:
+        self._say(name, "pause_decoding")
         if self._state(name) is not None:
             self._held.add(name)
             self.requests.held.add(name)
 
-    def _on_unhold(self, name: str) -> None:
-        self._say(name, "unhold")
+    def _on_resume_decoding(self, name: str) -> None:
+        self._say(name, "resume_decoding")
         self._held.discard(name)
 
     def _on_hint(self, name: str, *fields: Any) -> None:  # noqa: ANN401 - of the event
@@ -422,7 +422,7 @@ class Simulation:
         if name in self.requests:
             return
 
-        def promised(replica: Replica) -> bool:
+        def promised(replica: SimulatedReplica) -> bool:
             running = replica.scheduler.running
             return replica.reservations.open(name, blocks, self.now + ticks, peer, running=running)
 
@@ -486,7 +486,7 @@ class Simulation:
         self._engine.stalled = 0
         if not self.setup.unread:
             for name in self.requests.unfinished:
-                self._on_unhold(name)
+                self._on_resume_decoding(name)
         for number, rank in enumerate(self._ranks):
             rank.end_faults()
             if rank.lost and not self.setup.processes:

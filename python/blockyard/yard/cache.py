@@ -21,10 +21,10 @@ from blockyard.shared.timings import Clock, Reading, StepTimes, timed
 from blockyard.shared.validate import integer, seconds
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
+from blockyard.yard.copy_ahead import CopyAhead
 from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights, PendingCopies, numbers, read_twice
 from blockyard.yard.flush import Flush
-from blockyard.yard.offload import Offload
 from blockyard.yard.recording import Recording
 
 __all__ = ["KVCache"]
@@ -67,7 +67,7 @@ class KVCache(Cache):
     """
 
     __slots__ = (
-        *("_config", "_ended", "_fingerprint", "_flights", "_now", "_offload"),
+        *("_config", "_ended", "_fingerprint", "_flights", "_now", "_copy_ahead"),
         *("_owner", "_recording", "_times", "_unsure"),
     )
 
@@ -76,7 +76,7 @@ class KVCache(Cache):
     _flights: Flights
     _ended: dict[int, int] | None
     _now: int
-    _offload: Offload
+    _copy_ahead: CopyAhead
     _owner: Owner
     _recording: Recording
     _times: StepTimes | None
@@ -103,7 +103,7 @@ class KVCache(Cache):
             # Writes the rest of the recording, even if the program just ends.
             weakref.finalize(cache, recording.close)
         cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
-        cache._offload, cache._owner = Offload(config), Owner()
+        cache._copy_ahead, cache._owner = CopyAhead(config), Owner()
         cache._ended = {} if config.engine else None
         cache._now, cache._times, cache._unsure = 0, None, False
         return cache
@@ -158,7 +158,7 @@ class KVCache(Cache):
     def _plans(self) -> list[Plan]:
         if self._unsure:
             self._give_back_lost()
-        self._offload.decide(self)
+        self._copy_ahead.decide(self)
         if self._recording.recorder is not None:
             self._recording.look()
         self._unsure = True
@@ -419,7 +419,7 @@ class KVCache(Cache):
         tier = self._persistent_tier()
         if final and tier is not None and bound > 0:
             self._end_promises()
-        return Flush(self, self._offload, tier, bound, block_bytes=size, clock=clock)
+        return Flush(self, self._copy_ahead, tier, bound, block_bytes=size, clock=clock)
 
     def _persistent_tier(self) -> TierName | None:
         """The tier that outlives the process."""
@@ -444,7 +444,7 @@ class KVCache(Cache):
         A copy that waits for long is a stall: `Scheduler.stalled` names the missing call. Any
         thread may call it.
         """
-        ahead = self._offload.decided if self._offload.due(self) else None
+        ahead = self._copy_ahead.decided if self._copy_ahead.due(self) else None
         return PendingCopies(self.undispatched(), ahead, self._flights.waiting(self._now))
 
     def unreported(self, rank: int) -> Unreported:

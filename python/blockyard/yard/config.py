@@ -17,9 +17,9 @@ from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
 from blockyard.shared.validate import file, integer, known, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
-from blockyard.yard.sizes import in_blocks
+from blockyard.yard.tier_sizes import in_blocks
 
-__all__ = ["Config", "ConfigKeywords", "Eviction", "HostCopies", "Speeds"]
+__all__ = ["BlockCosts", "Config", "ConfigKeywords", "Eviction", "HostCopies"]
 
 
 Eviction: TypeAlias = Literal["recency", "learned", "heap"]
@@ -36,8 +36,8 @@ class _Default(int):
     """A default that another number may replace."""
 
 
-class Speeds(NamedTuple):
-    """Time to load and to compute one block, in nanoseconds.
+class BlockCosts(NamedTuple):
+    """What loading and computing one block take, in nanoseconds.
 
     They are measured or looked up once and frozen here, so that every rank and every replay
     decides alike.
@@ -69,7 +69,7 @@ class ConfigKeywords(TypedDict, total=False):
     ghosts: int | None
     ahead: int | Mapping[str, int] | None
     deadline: int | Mapping[str, int] | None
-    speeds: Speeds | tuple[int, int, int] | tuple[int, int, int, int] | None
+    block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None
     copy_tuning: CopyTuning | Mapping[str, int] | None
     recompute: bool
     copy_retries: int
@@ -123,7 +123,7 @@ class Config:
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
-        speeds: A prefix is loaded only where that is faster than computing it. None loads all.
+        block_costs: A prefix is loaded only where that is faster than computing it. None loads all.
         copy_tuning: How copies between a GPU and its host are best made, as `calibrate` found it;
             None for the defaults.
         recompute: Whether the engine can recompute KV that was lost.
@@ -161,7 +161,7 @@ class Config:
     ghosts: int | None = None
     ahead: ByTier[int] | Mapping[str, int] | None = None
     deadline: ByTier[int] | Mapping[str, int] | None = None
-    speeds: Speeds | tuple[int, int, int] | tuple[int, int, int, int] | None = None
+    block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None = None
     copy_tuning: CopyTuning | Mapping[str, int] | None = None
     recompute: bool = True
     copy_retries: int = 3
@@ -251,8 +251,8 @@ class Config:
             values["layout"] = self.layout.to_mapping()
         if self.namespace is not None:
             values["namespace"] = dict(self.namespace)
-        if self.speeds is not None:
-            values["speeds"] = _counts(self.speeds)
+        if self.block_costs is not None:
+            values["block_costs"] = _counts(self.block_costs)
         for name in _BY_TIER:
             if isinstance(values[name], tuple):
                 values[name] = dict(values[name])
@@ -360,8 +360,8 @@ class Config:
         }
         if self.namespace is not None:
             values["namespace"] = dict(self.namespace)
-        if self.speeds is not None:
-            values["speeds"] = _counts(self.speeds)
+        if self.block_costs is not None:
+            values["block_costs"] = _counts(self.block_costs)
         del values["device" if self.engine else "engine"]
         values["write"], *values["writes_below"] = map(self.write_of, TIERS[:-1])
         return values
@@ -388,22 +388,24 @@ _WORDS: dict[str, tuple[str | bool, ...]] = {
 }
 
 
-def _speeds(given: object) -> Speeds:
+def _block_costs(given: object) -> BlockCosts:
     """Whole numbers."""
     if not isinstance(given, tuple | list) or len(given) not in {2, 3, 4}:
-        raise Misuse(f"speeds = {shown(given)}: give (load, compute, attend), in ns a block")
-    named = zip(Speeds._fields, given, strict=False)
-    return Speeds(
+        raise Misuse(f"block_costs = {shown(given)}: give (load, compute, attend), in ns a block")
+    named = zip(BlockCosts._fields, given, strict=False)
+    return BlockCosts(
         *(
-            None if value is None and name == "disk" else integer(f"speeds: {name}", value, least=0)
+            None
+            if value is None and name == "disk"
+            else integer(f"block_costs: {name}", value, least=0)
             for name, value in named
         )  # type: ignore[arg-type]
     )
 
 
-def _counts(speeds: Sequence[int | None]) -> list[int]:
-    """As plain numbers, without missing ones."""
-    return [count for count in speeds if count is not None]
+def _counts(block_costs: Sequence[int | None]) -> list[int]:
+    """As plain numbers, without what is not given."""
+    return [count for count in block_costs if count is not None]
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:
@@ -435,7 +437,7 @@ _BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
 _FORMS: dict[str, Callable[[object], object]] = {
     "host_copies": lambda given: known("host_copies", given, get_args(HostCopies)),
     "keyed": partial(tiers_below, "keyed"),
-    "speeds": _speeds,
+    "block_costs": _block_costs,
     "copy_tuning": CopyTuning.of,
     "namespace": _namespace,
     "record": partial(file, "record"),

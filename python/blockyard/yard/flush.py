@@ -10,7 +10,7 @@ import numpy as np
 from blockyard._core import Cache
 from blockyard.shared.layout import TierName
 from blockyard.shared.timings import Clock
-from blockyard.yard.offload import Offload
+from blockyard.yard.copy_ahead import CopyAhead
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,8 +46,8 @@ class Flush:
 
     Args:
         cache: The bookkeeping.
-        offload: The copies down ahead of need, which pause meanwhile.
-        tier: The tier to write to; None for nothing to do.
+        copy_ahead: What copies down ahead of need, and does not meanwhile.
+        tier: Where to; None for nowhere: there is nothing to do then.
         seconds: The bound, from now on.
         block_bytes: Bytes of a block; None if unknown.
         clock: Seconds.
@@ -56,14 +56,14 @@ class Flush:
     def __init__(
         self,
         cache: Cache,
-        offload: Offload,
+        copy_ahead: CopyAhead,
         tier: TierName | None,
         seconds: float,
         *,
         block_bytes: int | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._cache, self._offload, self._tier, self._clock = cache, offload, tier, clock
+        self._cache, self._copy_ahead, self._tier, self._clock = cache, copy_ahead, tier, clock
         self._end = clock() + seconds
         self._over = tier is None or seconds == 0
         self._rest: NDArray[np.uint8] = np.zeros((0, 32), np.uint8)
@@ -88,7 +88,7 @@ class Flush:
         """
         goes_on = self._plan()
         if goes_on:
-            self._offload.skip()
+            self._copy_ahead.skip()
         return goes_on
 
     def run(self, carry: Callable[[], bool | int]) -> int:

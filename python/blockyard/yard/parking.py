@@ -44,7 +44,7 @@ class Parking:
     when `relieve` asks for the room; its slots on a lower tier, the nearest that has room, are
     promised before anything is given up. It comes back at the token at which it was parked.
 
-    The cache's `speeds` say whether parking pays: whether KV is loaded faster than recomputed.
+    The cache's `block_costs` say whether parking pays: whether KV is loaded faster than recomputed.
 
     Args:
         cache: The cache that holds the sequences.
@@ -317,11 +317,11 @@ class Parking:
         self._counts["resumes"] += isinstance(lease, Lease)
         return lease
 
-    def came_short(self, lease: Lease, tries: int) -> Parked | None:
+    def resume_incomplete(self, lease: Lease, tries: int) -> Parked | None:
         """Parks a resume whose loads failed again (T19, T20).
 
         Args:
-            lease: A lease of `resume` whose `state` is "short".
+            lease: A lease of `resume` whose `state` is "incomplete".
             tries: How often that has happened to it, this time included.
 
         Returns:

@@ -31,7 +31,7 @@ pub use api::{Cache, Drained, Lease, Locked, Parked, Seals, Ticket};
 pub use base::{
     Error, FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Result, Slot, TicketId, Tier, YardId,
 };
-pub use copies::{End, Outcome, Plan, Run, Speeds};
+pub use copies::{BlockCosts, End, Outcome, Plan, Run};
 pub use evict::{EvictionPolicy, Hints, NextUse, Priority, Retention};
 pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
 pub use mirror::{Clears, Heard, Salts};

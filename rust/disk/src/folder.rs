@@ -26,14 +26,14 @@ pub(crate) const LOCKED: [&str; 3] = ["slots", "table", "identity"];
 
 /// Where the folder of a rank and an identity is, whoever owns it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct FolderPlace {
     /// Its path.
     pub path: PathBuf,
     /// The number of its identity, which every record has.
     pub identity: u64,
 }
 
-impl Place {
+impl FolderPlace {
     /// The place under a root, as in [`Folder::open`].
     pub fn of(root: &Path, fields: &[(&str, &str)], rank: u16) -> Self {
         let text = text_of(fields);
@@ -110,7 +110,7 @@ impl Folder {
                 help: "must be 4096 at most: shorten the namespace",
             });
         }
-        let Place { path, identity } = Place::of(root, fields, rank);
+        let FolderPlace { path, identity } = FolderPlace::of(root, fields, rank);
         formats::check(&path)?;
         for folder in [root, path.parent().unwrap_or(root), &path] {
             make_folder(folder)?;

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::files::ALIGNED;
-use crate::folder::{LOST, Place, settled};
+use crate::folder::{FolderPlace, LOST, settled};
 use crate::formats;
 use crate::identity::{Identity, Numbers, spoiled, version_of};
 use crate::record::{Found, Owner, RECORD, Record, sum_of};
@@ -179,7 +179,7 @@ impl Inspector {
                 return Err(refused("read")(io::Error::other("it says nothing yet")));
             };
             version_of(whole, &text, found.writer())?;
-            if !is_checked && Place::is_another(whole, &text) {
+            if !is_checked && FolderPlace::is_another(whole, &text) {
                 let says = "its text is of another identity, or bits of it have flipped";
                 return Err(spoiled(whole, says));
             }

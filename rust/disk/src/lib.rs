@@ -52,7 +52,7 @@ pub use crashing_disk::CrashingDisk;
 pub use error::{Error, Result};
 pub use files::{ALIGNED, Files, Foreign, Way};
 pub use flight::{Copy, Landed, Memory, Short, Written};
-pub use folder::{Folder, Place};
+pub use folder::{Folder, FolderPlace};
 pub use inspect::{Inspector, Scrubbed, State, Tally};
 pub use lane::{Lane, Options};
 pub use medium::{Epochs, Medium};

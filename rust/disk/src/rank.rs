@@ -3,7 +3,7 @@
 use crate::blocks::{Blocks, Geometry};
 use crate::error::{Error, Result};
 use crate::files::{Files, Foreign, Way, free_of};
-use crate::folder::{Folder, Place};
+use crate::folder::{Folder, FolderPlace};
 use crate::identity::wipe;
 use crate::lane::{Lane, Options};
 use crate::medium::{Epochs, Medium};
@@ -111,7 +111,13 @@ impl SlotFiles {
     }
 
     /// Reads those that another process owns, as soon as they are there.
-    pub fn read(place: Place, rank: u16, geometry: Geometry, way: Way, options: Options) -> Self {
+    pub fn read(
+        place: FolderPlace,
+        rank: u16,
+        geometry: Geometry,
+        way: Way,
+        options: Options,
+    ) -> Self {
         let slots = place.path.join("slots");
         let table = place.path.join("table");
         let payloads = Foreign::at(&slots, geometry.payload_bytes(), way);

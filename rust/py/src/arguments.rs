@@ -3,8 +3,8 @@
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies, KeyHash, Loading,
-    MAX_TIERS, NextUse, Priority, Retention, Salts, Speeds, Tier, WritePolicy,
+    BlockCosts, Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies,
+    KeyHash, Loading, MAX_TIERS, NextUse, Priority, Retention, Salts, Tier, WritePolicy,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
@@ -327,14 +327,14 @@ fn words<T: Copy>(
 
 /// Counts of nanoseconds, in order: load, compute, attend; and what a load from the disk takes, where
 /// that is not what it takes from the host.
-pub(crate) fn speeds(from: &Bound<'_, PyAny>) -> PyResult<Option<Speeds>> {
+pub(crate) fn block_costs(from: &Bound<'_, PyAny>) -> PyResult<Option<BlockCosts>> {
     if from.is_none() {
         return Ok(None);
     }
-    let given: Vec<u64> = integers("speeds", from)?;
+    let given: Vec<u64> = integers("block_costs", from)?;
     let (&[host, compute, attend] | &[host, compute, attend, _]) = given.as_slice() else {
         let message = format!(
-            "speeds = {}: pass three counts of nanoseconds, load, compute, attend, or four, with \
+            "block_costs = {}: pass three counts of nanoseconds, load, compute, attend, or four, with \
              that of a load from the disk",
             shown(from)
         );
@@ -343,7 +343,7 @@ pub(crate) fn speeds(from: &Bound<'_, PyAny>) -> PyResult<Option<Speeds>> {
     let disk = given.get(3).copied().unwrap_or(host);
     let mut load = [disk; MAX_TIERS];
     load[Tier::HOST.0] = host;
-    Ok(Some(Speeds {
+    Ok(Some(BlockCosts {
         load,
         compute,
         attend,

@@ -70,9 +70,9 @@ impl Cache {
     ///     prompt: Keys, tokens, or the handle of `park`.
     ///     reserve: Tokens of growth to promise. A `grow` within them never fails.
     ///     load: The most blocks to load from below the device; None for all, as far as the cache's
-    ///         `speeds` allow. If blocks were left out, the lease's `stop` is "slow".
-    ///     filling: At a block in flight, "stop" ends the prefix there; "soon" returns `Soon`. If the
-    ///         engine cannot recompute, "stop" returns `Soon` too.
+    ///         `block_costs` allow. If blocks were left out, the lease's `stop` is "slow".
+    ///     filling: What happens at a block in flight. "stop" ends the prefix there; "soon" answers
+    ///         `Soon`. Where the engine cannot recompute, "stop" answers `Soon` too.
     ///     lora: As in `keys`.
     ///     salt: As in `keys`.
     ///     media: As in `keys`.
@@ -167,7 +167,7 @@ impl Cache {
     /// Raises:
     ///     NoRoom: There is no room now; nothing is held.
     ///     TooLarge: It never fits.
-    ///     Misuse: `computed` is out of range, or the parent is loading or came back short.
+    ///     Misuse: `computed` is out of range, or the parent is loading or came back incomplete.
     ///     SpentLease: The parent has ended before.
     ///     ForeignLease: It is another cache's.
     #[pyo3(signature = (lease, computed, *, reserve=0))]

@@ -10,7 +10,7 @@ use crate::on_disk::key_array;
 use crate::plan::Plan;
 use crate::recorder::Recorder;
 use crate::results::Violation;
-use blockyard_core::{self as core, Config, KeyHash, Speeds};
+use blockyard_core::{self as core, BlockCosts, Config, KeyHash};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,7 +21,7 @@ impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
         eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None,
-        speeds=None, recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256",
+        block_costs=None, recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256",
         keyed=None, yard=None, memory=None, recorder=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -36,7 +36,7 @@ impl Cache {
         write: &str,
         writes_below: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
-        #[pyo3(from_py_with = arguments::speeds)] speeds: Option<Speeds>,
+        #[pyo3(from_py_with = arguments::block_costs)] block_costs: Option<BlockCosts>,
         recompute: bool,
         #[pyo3(from_py_with = arguments::copy_retries)] copy_retries: u32,
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
@@ -79,7 +79,7 @@ impl Cache {
             write: arguments::write(write)?,
             writes_below: arguments::writes_below(writes_below)?,
             ghosts,
-            speeds,
+            block_costs,
             recompute,
             copy_retries,
             groups,
@@ -103,8 +103,10 @@ impl Cache {
     #[staticmethod]
     fn _defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let own = Config::default();
-        let load = |own: Speeds| own.load[core::Tier::HOST.0];
-        let speeds = own.speeds.map(|own| (load(own), own.compute, own.attend));
+        let load = |own: BlockCosts| own.load[core::Tier::HOST.0];
+        let block_costs = own
+            .block_costs
+            .map(|own| (load(own), own.compute, own.attend));
         let hash = arguments::said(&KeyHash::default(), &arguments::KEY_HASHES);
         let all = PyDict::new(py);
         all.set_item("block_size", own.block_size)?;
@@ -116,7 +118,7 @@ impl Cache {
         all.set_item("host_copies", copies)?;
         all.set_item("write", arguments::said(&own.write, &arguments::WRITES))?;
         all.set_item("ghosts", own.ghosts)?;
-        all.set_item("speeds", speeds)?;
+        all.set_item("block_costs", block_costs)?;
         all.set_item("recompute", own.recompute)?;
         all.set_item("copy_retries", own.copy_retries)?;
         all.set_item("groups", own.groups)?;

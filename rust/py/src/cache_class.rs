@@ -52,8 +52,8 @@ pub(crate) fn forked() {
 ///         takes 2 bytes, and None remembers none. 0 remembers none. Where none are remembered
 ///         `missed_evicted` is 0: such misses count as unseen.
 ///     writes_below: The same for each tier below the device, from the host down; "on-evict" where
-///         one is missing. "through" copies blocks that have landed there.
-///     speeds: Three times in nanoseconds: to load one block; to compute one block at the start of
+///         it says nothing. "through" copies what has landed there.
+///     block_costs: Three times in nanoseconds: to load one block; to compute one block at the start of
 ///         a sequence; and to compute it for each block before it, in addition. A fourth is to load
 ///         one from the disk, where that is not what it takes from the host. A begin then loads
 ///         what it found below only if that takes less time than computing it, queued behind the

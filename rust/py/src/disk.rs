@@ -7,7 +7,9 @@ use crate::on_disk::{Restored, duration, names_and_values, owner, refused, resto
 use crate::places::Addresses;
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
-use disk::{Asked, Copy, Folder, Geometry, Options, Owner, Place, Short, SlotFiles, Way, Written};
+use disk::{
+    Asked, Copy, Folder, FolderPlace, Geometry, Options, Owner, Short, SlotFiles, Way, Written,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -82,7 +84,7 @@ impl DiskLane {
             if owned {
                 SlotFiles::own(&root, &fields, rank, geometry, way, options)
             } else {
-                let place = Place::of(&root, &fields, rank);
+                let place = FolderPlace::of(&root, &fields, rank);
                 Ok(SlotFiles::read(place, rank, geometry, way, options))
             }
         });
@@ -120,7 +122,7 @@ impl DiskLane {
             .map(|(name, value)| (name.as_str(), value.as_str()))
             .collect();
         let geometry = Geometry::new(slots, block_bytes).map_err(|error| refused(&error))?;
-        let path = Place::of(&root, &fields, rank).path;
+        let path = FolderPlace::of(&root, &fields, rank).path;
         let wanted = SlotFiles::lacking(&path, geometry);
         Ok((path, wanted))
     }

@@ -48,7 +48,7 @@ impl Cache {
     /// give it up with `abandon` when the engine has what it needs.
     ///
     /// Args:
-    ///     what: The keys of a prefix; or what `keep` gave, with its partial block.
+    ///     what: The keys of a prefix; or what `save_request` gave, with its partial block.
     ///     ids: The engine's ids of blocks `first` and following, shape (blocks,), each once.
     ///     first: The block that the first id is for.
     ///
@@ -80,7 +80,9 @@ impl Cache {
         } else {
             let keys = what.cast::<Keys>().map_err(|_| {
                 let kind = what.get_type();
-                Failure::misuse(format!("what is {kind}: pass Keys, or what keep gave"))
+                Failure::misuse(format!(
+                    "what is {kind}: pass Keys, or what save_request gave"
+                ))
             })?;
             let keys = self.own_keys(keys)?;
             enter(py, &self.inner, ids.len(), |state| {
@@ -114,7 +116,7 @@ impl Cache {
     /// Raises:
     ///     Misuse: As in `fetch`; or the lists differ in length. Nothing is copied then.
     #[pyo3(signature = (keys, ids, first=None))]
-    fn stow(
+    fn offload(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
@@ -127,9 +129,9 @@ impl Cache {
             let ids: Vec<u32> = integers("ids", ids)?;
             let first = first.map_or(Ok(0), arguments::first)?;
             let plan = enter(py, &self.inner, ids.len(), |state| {
-                state.stow(keys, &ids, first)
+                state.offload(keys, &ids, first)
             })?;
-            self.inner.tell_stowed(&held.get().0, first, ids.len());
+            self.inner.tell_offloaded(&held.get().0, first, ids.len());
             return plan.map(Plan).into_py_any(py);
         }
         let held = keys_list(keys)?;
@@ -153,9 +155,9 @@ impl Cache {
             rows.push((self.own_keys(keys)?, ids, first));
         }
         let blocks = ids.iter().map(Vec::len).sum();
-        let plans = enter(py, &self.inner, blocks, |state| state.stow_all(&rows))?;
+        let plans = enter(py, &self.inner, blocks, |state| state.offload_all(&rows))?;
         for (keys, &(_, ids, first)) in held.iter().zip(&rows) {
-            self.inner.tell_stowed(&keys.get().0, first, ids.len());
+            self.inner.tell_offloaded(&keys.get().0, first, ids.len());
         }
         let plans: Vec<Option<Plan>> = plans.into_iter().map(|plan| plan.map(Plan)).collect();
         plans.into_py_any(py)
@@ -164,7 +166,7 @@ impl Cache {
     /// Copies all of a request down and keeps it, with its partial block, until it is given up.
     ///
     /// What is below already is only kept. If a copy fails, or its end is unknown, the request is
-    /// kept up to the block before it: its `state` is "short", or "broken" where nothing is left.
+    /// kept up to the block before it: its `state` is "incomplete", or "broken" where nothing is left.
     ///
     /// Args:
     ///     keys: The keys of its full blocks.
@@ -180,7 +182,7 @@ impl Cache {
     ///     TooLarge: No tier below can ever hold it.
     ///     Misuse: As in `fetch`; the ids are not as many as the blocks, the keys fewer than the
     ///         full blocks, or an id is being filled.
-    fn keep(
+    fn save_request(
         slf: &Bound<'_, Self>,
         keys: &Bound<'_, Keys>,
         ids: &Bound<'_, PyAny>,
@@ -191,9 +193,9 @@ impl Cache {
         let all = cache.own_keys(keys)?;
         let ids: Vec<u32> = integers("ids", ids)?;
         let (id, plan) = enter(py, &cache.inner, ids.len(), |state| {
-            state.stow_kept(all, &ids, tokens)
+            state.save_request(all, &ids, tokens)
         })?;
-        cache.inner.tell_stowed(&keys.get().0, 0, all.len());
+        cache.inner.tell_offloaded(&keys.get().0, 0, all.len());
         let handle = cache.inner.handle_kept(id, keys.get().0.clone());
         Ok(Parked::kept(handle, slf.clone().unbind(), tokens, plan))
     }

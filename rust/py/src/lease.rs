@@ -152,7 +152,7 @@ impl Lease {
     /// "loading": it waits until its plans have landed. Its slots do not have its KV yet, and
     /// `block_tables` and `slot_mapping` refuse it.
     ///
-    /// "short": it lacks blocks. If `resumed` is True, loads of the resume failed: `seal` or `grow`
+    /// "incomplete": it lacks blocks. If `resumed` is True, loads of the resume failed: `seal` or `grow`
     /// goes on from `cached`, and `park` goes back. Otherwise its table ends before `tokens`, as a
     /// copy into it has an unknown outcome: `grow` by 0 gives it slots, and it goes on from
     /// `cached`.
@@ -167,9 +167,9 @@ impl Lease {
             Err(Failure::Core(core::Error::Spent { .. })) => return Ok("spent"),
             view => view?,
         };
-        Ok(match (view.loading > 0, view.short, view.detached) {
+        Ok(match (view.loading > 0, view.incomplete, view.detached) {
             (true, ..) => "loading",
-            (_, true, _) => "short",
+            (_, true, _) => "incomplete",
             (.., true) => "detached",
             _ => "ready",
         })

@@ -21,7 +21,7 @@ use pyo3::{PyTraverseError, PyVisit};
 pub(crate) struct Parked {
     inner: core::Parked,
     cache: Py<Cache>,
-    /// The tokens that `keep` was told, and its copies.
+    /// The tokens that `save_request` was told, and its copies.
     kept: Option<(u64, Option<core::Plan>)>,
     /// How its begin was seen, where it is recorded.
     pub(crate) seen: Option<Seen>,
@@ -148,7 +148,7 @@ impl Parked {
         Ok(self.pending(py)?.alone)
     }
 
-    /// The copies that `keep` made, one plan or none; none where `park` has made it.
+    /// The copies that `save_request` made, one plan or none; none where `park` has made it.
     #[getter]
     fn plans(&self) -> PyResult<Vec<Plan>> {
         self.cache.get().check_sound()?;
@@ -160,7 +160,7 @@ impl Parked {
     ///
     /// "kept": it will.
     ///
-    /// "short": a copy that `keep` made has failed, so that only the `computed` tokens before it
+    /// "incomplete": a copy that `save_request` made has failed, so that only the `computed` tokens before it
     /// are kept.
     ///
     /// "broken": some kept blocks are lost, so that the sequence will be recomputed.
@@ -175,7 +175,7 @@ impl Parked {
                 let short = |&(tokens, _): &(u64, _)| view.computed < tokens;
                 match () {
                     () if view.broken => "broken",
-                    () if self.kept.as_ref().is_some_and(short) => "short",
+                    () if self.kept.as_ref().is_some_and(short) => "incomplete",
                     () => "kept",
                 }
             }

@@ -11,7 +11,7 @@ type Plane<'py> = (Bound<'py, PyAny>, u64, u64);
 
 /// Bytes of a block in memory: piece p of slot s begins at `pieces[p] + s * stride`.
 #[derive(Debug)]
-struct Place {
+struct PlanePlace {
     pieces: Vec<u64>,
     stride: u64,
     bytes: usize,
@@ -20,7 +20,7 @@ struct Place {
 /// Where the blocks of a copy are in memory.
 #[derive(Debug)]
 pub(crate) struct Addresses {
-    planes: Vec<Place>,
+    planes: Vec<PlanePlace>,
     slots: Vec<u32>,
 }
 
@@ -39,13 +39,13 @@ impl Addresses {
         let items = planes.try_iter().map_err(|_| wrong(planes))?;
         let made = each("planes", planes, items, |_, item| {
             let (pieces, stride, bytes): Plane<'_> = item.extract().map_err(|_| wrong(&item))?;
-            Ok(Place {
+            Ok(PlanePlace {
                 pieces: integers("pieces", &pieces)?,
                 stride,
                 bytes: usize::try_from(bytes)?,
             })
         })?;
-        let bytes = |plane: &Place| plane.pieces.len().checked_mul(plane.bytes);
+        let bytes = |plane: &PlanePlace| plane.pieces.len().checked_mul(plane.bytes);
         let all = made
             .iter()
             .try_fold(0_usize, |all, plane| all.checked_add(bytes(plane)?));
@@ -67,7 +67,7 @@ impl Addresses {
     /// Checks that all bytes have an address, so that later sums do not overflow.
     fn check(&self) -> Outcome<()> {
         let slot = self.slots.iter().max().copied().unwrap_or(0);
-        let has_address = |plane: &Place| {
+        let has_address = |plane: &PlanePlace| {
             let piece = plane.pieces.iter().max().copied().unwrap_or(0);
             let end = plane.stride.checked_mul(slot.into())?;
             end.checked_add(piece)?.checked_add(plane.bytes as u64)

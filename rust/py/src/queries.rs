@@ -227,7 +227,7 @@ impl Cache {
     ///     tier: Where they are.
     ///
     /// Returns:
-    ///     The answer by the cache's `speeds`; True for a cache that was made without.
+    ///     The answer by the cache's `block_costs`; True for a cache that was made without.
     ///
     /// Raises:
     ///     Misuse: A value is out of range, or the tier is not below the device.

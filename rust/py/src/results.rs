@@ -172,7 +172,7 @@ pub(crate) struct Probe {
     ///
     /// "scattered": the prefix lies on lower tiers in more runs than one begin loads, which are 8.
     ///
-    /// "slow": a begin left the rest below, as its `load` or the cache's `speeds` say.
+    /// "slow": a begin left the rest below, as its `load` or the cache's `block_costs` say.
     ///
     /// "promised": the next block backs a promise to another request.
     ///

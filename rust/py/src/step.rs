@@ -115,7 +115,7 @@ impl Cache {
     ///     The rows that found no room, shape (rows,). A row within its promise is never one.
     ///
     /// Raises:
-    ///     Misuse: A value is out of range, or a resume came back short where the engine cannot
+    ///     Misuse: A value is out of range, or a resume came back incomplete where the engine cannot
     ///         recompute; no row grows.
     ///     SpentLease: A row has ended before; no row grows.
     ///     ForeignLease: A row is another cache's; no row grows.

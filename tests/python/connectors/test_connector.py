@@ -48,7 +48,7 @@ class Front:
         self.land(*made.down, *made.up)
         return made
 
-    def stowed(self, name: str, keys: by.Keys, first: int = 0) -> None:
+    def offloaded(self, name: str, keys: by.Keys, first: int = 0) -> None:
         """Runs a request to its end."""
         assert self.ask.matched(name, keys) == 0
         self.ask.allocated(name)
@@ -130,7 +130,7 @@ def test_the_second_of_two_equal_prompts_waits_and_copies_nothing_twice() -> Non
     assert front.ask.matched("four", keys) == 16
 
 
-def test_two_that_share_a_prefix_are_stowed_once_and_cut_together() -> None:
+def test_two_that_share_a_prefix_are_offloaded_once_and_cut_together() -> None:
     front = Front()
     one, two = front.cache.keys([*range(8), 90, 90]), front.cache.keys([*range(8), 91, 91])
     assert front.ask.preempted("one", one, [1, 2, 3], 10)
@@ -166,7 +166,7 @@ def test_ids_that_are_copied_from_have_a_fence_until_all_ranks_have_reported() -
 def test_a_load_waits_for_ids_that_are_still_copied_from() -> None:
     front = Front()
     keys = front.keys(8)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     assert front.ask.preempted("one", front.keys(8, 100), [1, 2], 8)
     (down,) = front.step().down
     assert front.ask.matched("two", keys) == 8
@@ -183,7 +183,7 @@ def test_a_load_waits_for_ids_that_are_still_copied_from() -> None:
 def test_a_load_comes_in_as_many_rounds_as_it_needs() -> None:
     front = Front()
     keys = front.keys(16)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     assert front.ask.matched("one", keys, 2) == 8
     assert front.ask.matched("two", keys) == 16
     front.ask.allocated("one", [12, 13])
@@ -203,7 +203,7 @@ def test_a_load_comes_in_as_many_rounds_as_it_needs() -> None:
 def test_a_copy_that_fails_is_tried_again_and_its_good_blocks_stay() -> None:
     front = Front()
     keys = front.keys(16)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     assert front.ask.matched("one", keys) == 16
     front.ask.allocated("one", range(20, 24))
     (first,) = front.step().up
@@ -221,7 +221,7 @@ def test_a_copy_that_fails_is_tried_again_and_its_good_blocks_stay() -> None:
 def test_a_load_that_brings_nothing_is_not_offered_again_before_the_request_has_run() -> None:
     front = Front()
     keys = front.keys(8)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     for _ in range(2):
         assert front.ask.matched("one", keys) == 8
         front.ask.allocated("one", [1, 2])
@@ -236,7 +236,7 @@ def test_a_load_that_brings_nothing_is_not_offered_again_before_the_request_has_
 def test_a_copy_found_bad_is_never_offered_again() -> None:
     front = Front()
     keys = front.keys(12)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     assert front.ask.matched("one", keys) == 12
     front.ask.allocated("one", [1, 2, 3])
     front.land(*front.step().up, good=1, corrupt=True)
@@ -261,7 +261,7 @@ def test_a_kept_copy_found_bad_leaves_the_tokens_before_it() -> None:
 def test_a_late_load_is_not_named_before_it_has_ended() -> None:
     front = Front(deadline=2)
     keys = front.keys(8)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     assert front.ask.matched("one", keys) == 8
     front.ask.allocated("one", [1, 2])
     (plan,) = front.step().up
@@ -290,7 +290,7 @@ def test_a_keep_whose_end_is_unknown_is_cut_at_once() -> None:
     assert front.ask.matched("one", keys) == 0
 
 
-def test_where_nothing_has_room_full_blocks_are_stowed_as_far_as_they_find_some() -> None:
+def test_where_nothing_has_room_full_blocks_are_offloaded_as_far_as_they_find_some() -> None:
     front = Front(host=3)
     keys = front.keys(18)
     assert not front.ask.preempted("one", keys, range(5), 18)
@@ -302,14 +302,14 @@ def test_where_nothing_has_room_full_blocks_are_stowed_as_far_as_they_find_some(
     assert nowhere.ask.matched("one", nowhere.keys(18)) == 0
 
 
-def test_blocks_of_a_request_that_runs_on_are_stowed_as_they_fill() -> None:
+def test_blocks_of_a_request_that_runs_on_are_offloaded_as_they_fill() -> None:
     front = Front()
     keys = front.keys(14)
     assert front.ask.matched("one", keys) == 0
     front.ask.allocated("one")
-    front.ask.stow(keys, [5])
+    front.ask.offload(keys, [5])
     front.carry()
-    front.ask.stow(keys, [9, 2, 7], first=1)
+    front.ask.offload(keys, [9, 2, 7], first=1)
     (plan,) = front.step().down
     assert plan.sources.tolist() == [9, 2], "there are keys of three blocks"
     front.land(plan)
@@ -351,7 +351,9 @@ def test_one_that_ends_while_it_loads_has_its_ids_until_it_is_named() -> None:
     front.land(*made.up, good=1)
     assert front.ask.arrived() == {"one": SIZE}
     made = front.step()
-    assert (made.down, made.up) == ((), ()), "nothing more comes up for it, and nothing is stowed"
+    assert (made.down, made.up) == ((), ()), (
+        "nothing more comes up for it, and nothing is offloaded"
+    )
     assert held(front.cache) == [0, 0, 0]
     assert front.ask.matched("one", keys) == 12, "its id is free for another one"
 
@@ -359,7 +361,7 @@ def test_one_that_ends_while_it_loads_has_its_ids_until_it_is_named() -> None:
 def test_one_that_ends_before_its_load_has_begun_has_no_ids_to_keep() -> None:
     front = Front()
     keys = front.keys(8)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     assert front.ask.matched("first", keys) == 8
     assert front.ask.matched("second", keys) == 8
     front.ask.allocated("first", [1, 2])
@@ -375,7 +377,7 @@ def test_after_a_reset_only_what_is_kept_below_is_known(memory: Any) -> None:
     front = Front()
     keys = [front.keys(10, 100 * at) for at in range(4)]
     assert front.ask.preempted("kept", keys[0], [1, 2, 3], 10)
-    front.stowed("before", keys[1])
+    front.offloaded("before", keys[1])
     assert front.ask.preempted("in the air", keys[2], [4, 5, 6], 10)
     assert front.ask.matched("loads", keys[1]) == 8
     front.ask.allocated("loads", [11, 12])
@@ -436,18 +438,18 @@ def test_a_few_running_requests_are_touched_every_four_steps_and_all_in_turn() -
 def test_what_runs_is_not_evicted_below_before_what_does_not() -> None:
     front = Front(host=6)
     runs, rests = front.keys(8), front.keys(8, 100)
-    front.stowed("runs", runs)
-    front.stowed("rests", rests)
+    front.offloaded("runs", runs)
+    front.offloaded("rests", rests)
     assert front.ask.matched("runs again", runs, 2) == 0
     front.ask.allocated("runs again")
     front.step()
-    front.stowed("more", front.keys(16, 200))
+    front.offloaded("more", front.keys(16, 200))
     assert front.cache.find(runs).host == 2
     assert front.cache.find(rests).host == 0
 
 
 @pytest.mark.law("E9")
-def test_what_has_ended_before_an_epoch_ends_is_not_stowed_in_the_next() -> None:
+def test_what_has_ended_before_an_epoch_ends_is_not_offloaded_in_the_next() -> None:
     front = Front()
     keys = front.keys(8)
     front.ask.finished("one", keys, [1, 2])
@@ -483,7 +485,7 @@ def test_what_the_engine_evicts_next_is_copied_ahead_of_that() -> None:
 def test_what_was_given_to_others_is_not_copied_ahead(given: Any) -> None:
     front = Front()
     loads, keys = front.keys(4, 100), front.keys(12)
-    front.stowed("before", loads, 30)
+    front.offloaded("before", loads, 30)
     failed(front, keys, [7, 3, 5])
     assert front.ask.matched("loads", loads) == 4
     given(front.ask)
@@ -504,7 +506,7 @@ def test_a_block_is_known_by_the_last_sequence_that_has_left_it() -> None:
 def test_a_request_may_have_its_own_alone_and_nothing_of_others() -> None:
     front = Front()
     keys = front.keys(12)
-    front.stowed("one", keys)
+    front.offloaded("one", keys)
     assert front.ask.matched("two", keys, prefix=False) == 0
     front.ask.allocated("two")
     assert front.ask.preempted("two", keys, [10, 11, 12], 10)
@@ -542,7 +544,7 @@ def state(front: Front) -> tuple[int, int]:
 def test_bad_input_is_named_and_changes_nothing(call: Any, says: str) -> None:
     front = Front()
     keys = front.keys(8)
-    front.stowed("before", keys)
+    front.offloaded("before", keys)
     assert front.ask.matched("loads", keys) == 8
     assert front.ask.matched("rests", keys) == 8
     front.ask.allocated("loads", [1, 2])

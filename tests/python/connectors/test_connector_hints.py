@@ -53,7 +53,7 @@ class Front:
         return [(paths, hints) for paths, hints in told if hints]
 
 
-def test_a_hint_is_told_once_in_the_step_that_stows() -> None:
+def test_a_hint_is_told_once_in_the_step_that_offloads() -> None:
     front = Front()
     keys = front.keys(1)
     front.ask.finished("one", keys, [1, 2], retention="session-ended", next_use=3, ttl=7)
@@ -110,7 +110,7 @@ def test_an_order_that_learns_nothing_is_told_nothing_without_a_hint() -> None:
     assert front.cache.told == []
 
 
-def test_one_that_stows_nothing_says_nothing() -> None:
+def test_one_that_offloads_nothing_says_nothing() -> None:
     front = Front()
     front.ask.finished("aborted", next_use=3)
     front.ask.finished("short", front.keys(1), [], next_use=3)

@@ -28,7 +28,7 @@ def start(engine: str, disk: Path, weights: str, **more: Any) -> None:
     if engine == "vLLM":
         made = Engine(disk, namespace={"weights": weights}, **more)
         if weights == "v1":
-            made.stow("one", [*range(4 * SIZE), 1], [3, 4, 5, 6, 7], 100)
+            made.offload("one", [*range(4 * SIZE), 1], [3, 4, 5, 6, 7], 100)
         made.close()
     else:
         opened(disk, extra={"namespace": {"weights": weights}, **more}).close()

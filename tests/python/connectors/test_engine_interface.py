@@ -59,7 +59,7 @@ def start(package: Any, folder: Path, **extra: Any) -> Any:
     """Makes the connector as its engine does."""
     if package.__name__.endswith("sglang"):
         return package.Storage(sglang_pages.config(folder, extra=extra), {})
-    engine = import_module("blockyard.connectors.vllm.engine")
+    engine = import_module("blockyard.connectors.vllm.vllm_api")
     config = vllm_front.vllm_config(kv_connector_extra_config={"host": 64, **extra})
     return package.Blockyard(
         config, getattr(engine.KVConnectorRole, "SCHEDULER", None), vllm_front.kv_config()

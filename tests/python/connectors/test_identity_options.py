@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blockyard.connectors.effective import Mark, digest, plain
-from blockyard.connectors.sglang import options as sglang
+from blockyard.connectors.sglang import server_args as sglang
 from blockyard.connectors.vllm import environment
 from blockyard.connectors.vllm import options as vllm
 

@@ -9,7 +9,7 @@ import pytest
 import blockyard as by
 from blockyard._typing import override
 from blockyard.connectors.sglang import Storage
-from blockyard.connectors.sglang.settings import Settings
+from blockyard.connectors.sglang.storage_settings import StorageSettings
 from sglang_pages import PAGES, config, keys, opened, put, refused, store, take, whole
 from sglang_stub import Pool
 
@@ -48,7 +48,7 @@ def test_a_word_that_is_wrong_is_named(tmp_path: Path, words: dict[str, Any], te
 @pytest.mark.parametrize("extra", ["text", 5, [1]])
 def test_what_is_no_mapping_is_named(extra: Any) -> None:
     with pytest.raises(by.Misuse, match="is no mapping"):
-        Settings.of_extra(extra)
+        StorageSettings.of_extra(extra)
 
 
 def test_words_of_sglang_itself_are_no_concern_of_ours(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import blockyard as by
 from blockyard.connectors.interface import parameters_of
 from blockyard.connectors.vllm import Blockyard, messages
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.metrics import Figures, Metrics
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay, deliver, fail, hang
@@ -73,7 +73,7 @@ def test_what_ends_is_found_again_and_comes_up_to_other_blocks(front: Front) -> 
 
 def test_a_prefix_is_loaded_only_where_that_beats_computing_it() -> None:
     for load, found in ((1, 8), (10_000_000, 0)):
-        front = Front(speeds=(load, 1_000, 0))
+        front = Front(block_costs=(load, 1_000, 0))
         ended(front, "one", list(range(11)), [1, 2, 3])
         front.step()
         front.step()
@@ -131,8 +131,8 @@ def test_a_prompt_in_chunks_is_kept_as_far_as_it_was_scheduled(front: Front) -> 
     assert front.begin(one, [5, 6]) == 7
 
 
-def test_blocks_are_stowed_as_they_fill_where_that_is_asked_for() -> None:
-    front = Front(stow="through")
+def test_blocks_are_offloaded_as_they_fill_where_that_is_asked_for() -> None:
+    front = Front(offload="through")
     one = front.request("one", list(range(10)))
     front.begin(one, [1, 2, 3])
     front.step({one: ([1, 2, 3], 10)})

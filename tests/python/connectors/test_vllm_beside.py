@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.connectors.vllm import connector
+from blockyard.connectors.vllm import kv_connector
 from blockyard.connectors.vllm.beside import beside
-from blockyard.connectors.vllm.engine import INTERFACE
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.messages import Reports
+from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay
 from vllm_disk import Engine
@@ -189,7 +189,7 @@ def test_the_workers_say_that_they_are_ready_with_their_first_step(tmp_path: Pat
     request = first.request("one", list(range(11)))
     assert first.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
     first.step()
-    first.stow("one", list(range(11)), [1, 2, 3], 10)
+    first.offload("one", list(range(11)), [1, 2, 3], 10)
     first.close()
     first.scheduler.shutdown()
     with behind_nixl():
@@ -239,15 +239,17 @@ def test_what_is_copied_down_ends_before_another_connector_fills_its_block() -> 
 
 
 def test_what_a_block_held_before_another_connector_filled_it_is_not_copied_ahead() -> None:
-    front = Beside(stow="none", ahead=8)
+    front = Beside(offload="none", ahead=8)
     front.step()
     front.scheduler.bind_gpu_block_pool(Pool(1, 3, 5))
     known = front.scheduler.front.connector._freed
-    finish = {"blockyard.stow": "finish"}
+    finish = {"blockyard.offload": "finish"}
     ended(front, "one", list(range(13)), [1, 3, 5], kv_transfer_params=finish)
     front.step()
     assert {1, 3, 5} <= {*known.known()}
-    two = front.request("two", list(range(100, 113)), kv_transfer_params={"blockyard.stow": "none"})
+    two = front.request(
+        "two", list(range(100, 113)), kv_transfer_params={"blockyard.offload": "none"}
+    )
     front.given(two, [1, 3, 5])
     front.step(write={1: 99, 3: 99, 5: 99})
     assert not {1, 3, 5} & {*known.known()}
@@ -255,7 +257,7 @@ def test_what_a_block_held_before_another_connector_filled_it_is_not_copied_ahea
 
 
 @pytest.mark.law("E2")
-def test_nothing_is_stowed_of_a_load_of_another_that_has_not_ended(front: Beside) -> None:
+def test_nothing_is_offloaded_of_a_load_of_another_that_has_not_ended(front: Beside) -> None:
     """vllm#34526, vllm#35092: aborted while it waits for its load, and garbage is found."""
     one = front.request("one", list(range(11)))
     front.given(one, [1, 2, 3])
@@ -268,7 +270,7 @@ def test_nothing_is_stowed_of_a_load_of_another_that_has_not_ended(front: Beside
     assert found(front) == []
 
 
-def test_what_another_has_brought_whole_is_stowed_once_it_has_run(front: Beside) -> None:
+def test_what_another_has_brought_whole_is_offloaded_once_it_has_run(front: Beside) -> None:
     one = front.request("one", list(range(11)))
     front.given(one, [1, 2, 3])
     front.step(write={1: 11, 2: 12, 3: 13})
@@ -296,9 +298,9 @@ def test_what_another_has_brought_whole_is_stowed_once_it_has_run(front: Beside)
     assert front.scheduler.front.cache.stats()["host_idle"] == copied
 
 
-@pytest.mark.parametrize("stow", ["finish", "through"])
-def test_a_load_beside_the_computation_counts_when_its_step_has_ended(stow: str) -> None:
-    front = Beside(stow=stow)
+@pytest.mark.parametrize("offload", ["finish", "through"])
+def test_a_load_beside_the_computation_counts_when_its_step_has_ended(offload: str) -> None:
+    front = Beside(offload=offload)
     front.step()
     one = front.request("one", list(range(15)))
     front.given(one, [1, 2, 3, 4])
@@ -418,10 +420,10 @@ def test_sends_and_receives_of_others_are_not_named(front: Beside) -> None:
 
 def test_its_name_is_known_where_its_module_was_given() -> None:
     """MultiConnector asks for the class of a report by its name."""
-    engine = import_module("blockyard.connectors.vllm.engine")
+    engine = import_module("blockyard.connectors.vllm.vllm_api")
     asked: list[tuple[str, ...]] = []
     factory = engine.KVConnectorFactory
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(factory, "register_connector", lambda *what: asked.append(what))
-        assert import_module("blockyard.connectors.vllm").Blockyard is connector.Blockyard
+        assert import_module("blockyard.connectors.vllm").Blockyard is kv_connector.Blockyard
     assert asked == [("Blockyard", "blockyard.connectors.vllm", "Blockyard")]

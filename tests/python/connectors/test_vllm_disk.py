@@ -16,7 +16,7 @@ import pytest
 
 import blockyard as by
 from blockyard._core import DiskLane
-from blockyard.connectors.vllm import Blockyard, notes
+from blockyard.connectors.vllm import Blockyard, restart_notes
 from blockyard.crane.tiers import disk as disk_tier
 from blockyard.crane.tiers.disk_folders import identities, wipe
 from disks import dies
@@ -51,7 +51,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 def test_after_a_restart_of_the_engine_a_prefix_is_found(tmp_path: Path) -> None:
     first = Engine(tmp_path)
     assert first.restored == 0
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     first.close()
     second = Engine(tmp_path)
     assert second.restored == 4
@@ -72,7 +72,7 @@ def test_after_a_restart_of_the_engine_a_prefix_is_found(tmp_path: Path) -> None
 )
 def test_an_engine_of_another_identity_finds_nothing(tmp_path: Path, change: Any) -> None:
     first = Engine(tmp_path)
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     first.close()
     other = Engine(tmp_path, **change)
     assert other.restored == 0
@@ -93,7 +93,7 @@ def test_weights_are_told_by_content_and_a_folder_is_none_of_it(tmp_path: Path) 
         return Engine(tmp_path / "kv", changes=changes, namespace=None)
 
     first = engine("a", b"one")
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     first.close()
     for folder, content, found in (("a", b"two", 0), ("b", b"one", len(PROMPT))):
         again = engine(folder, content)
@@ -130,7 +130,7 @@ def test_a_drafters_weights_are_told_as_the_models_own(tmp_path: Path) -> None:
     changes = {"speculative_config": drafts, "revision": "0123456789" * 4}
     weights.write_bytes(b"one")
     first = Engine(tmp_path / "kv", changes=changes, namespace=None)
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     first.close()
     for content, found in ((b"two", 0), (b"one", len(PROMPT))):
         weights.write_bytes(content)
@@ -157,7 +157,7 @@ def test_another_seed_of_vllms_hashes_finds_nothing_wrong(
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "1")
     first = Engine(tmp_path)
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     first.close()
     for seed, found in (("2", 0), ("1", len(PROMPT))):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
@@ -173,13 +173,13 @@ def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
     tmp_path: Path, *, later: bool, noted: bool
 ) -> None:
     first = Engine(tmp_path)
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     # As RL does: other weights in place, and then a reset.
     assert first.scheduler.reset_cache()
     first.step()
     assert first.find("two", [*PROMPT, 1]) == 0
     if later:
-        first.stow("three", [*PROMPT, 1], [*IDS, 7], 50)
+        first.offload("three", [*PROMPT, 1], [*IDS, 7], 50)
         assert first.find("four", [*PROMPT, 1]) == len(PROMPT), "as long as this engine lives"
     first.close()
     # The workers' folders know it too, where the scheduler's note of it did not come so far.
@@ -196,7 +196,7 @@ def test_inv_31_a_reset_below_ends_what_is_on_the_disk_for_every_engine_to_come(
 @pytest.mark.law("INV-31")
 def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_path: Path) -> None:
     first = Engine(tmp_path)
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     assert first.scheduler.reset_cache()
     first.close()
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
         assert again.restored == 0
         again.close()
     last = Engine(tmp_path)
-    last.stow("two", [*PROMPT, 1], [*IDS, 7], 100)
+    last.offload("two", [*PROMPT, 1], [*IDS, 7], 100)
     last.close()
     again = Engine(tmp_path)
     assert again.restored == 4
@@ -220,7 +220,7 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
         (note.rmdir if note.is_dir() else note.unlink)()
         make()
         with pytest.raises(by.Unavailable, match=says):
-            notes.Notes(str(note.parent)).cleared()
+            restart_notes.RestartNotes(str(note.parent)).cleared()
     with pytest.raises(by.Unavailable, match=says):
         Engine(tmp_path)
 
@@ -231,7 +231,7 @@ def test_inv_31_a_reset_outlives_the_loss_of_one_of_several_disks(
 ) -> None:
     paths = [str(tmp_path / name) for name in "ab"]
     first = Engine(tmp_path, disk_path=paths)
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     assert first.scheduler.reset_cache()
     # Its workers would have heard of it with the next step.
     first.close()
@@ -249,7 +249,7 @@ def test_the_eviction_order_outlives_a_clean_end(tmp_path: Path) -> None:
     texts = [[1000 * talk, *PROMPT] for talk in range(6)]
     first = Engine(tmp_path)
     for at, text in enumerate(texts):
-        first.stow(f"one {at}", text, [*IDS, 7], 100)
+        first.offload(f"one {at}", text, [*IDS, 7], 100)
     # The oldest is used again.
     first.load("again", [*texts[0], 1], [8, 9, 10, 11], IDS, 100)
     kept = order(first)
@@ -299,7 +299,7 @@ def test_what_ended_last_is_on_the_disk_after_a_clean_end(
 
 def test_nothing_more_is_written_where_an_error_has_ended_the_engine(tmp_path: Path) -> None:
     first = Engine(tmp_path, write="on-evict", ahead=0)
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
 
     def dies() -> None:
         try:
@@ -316,7 +316,7 @@ def test_a_worker_that_cannot_write_is_closed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Engine(tmp_path, write="on-evict")
-    first.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    first.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
 
     def refuses(*_: object) -> None:
         raise by.Unavailable("no more")
@@ -384,7 +384,7 @@ def test_inv_28_ranks_restore_what_both_have(tmp_path: Path) -> None:
     scheduler, workers = halves()
     cache = scheduler.front.cache
     keys = cache.ready_keys(b"".join(bytes([number]) * 32 for number in (1, 2)), 2 * SIZE)
-    cache.stow(keys, [3, 4])
+    cache.offload(keys, [3, 4])
     reports: list[Any] = []
     until = time.monotonic() + 30
     while True:
@@ -419,13 +419,13 @@ def test_inv_31_resets_that_a_slow_disk_holds_up_do_not_meet(
         seen.append((tmp_path / "cleared.new").exists() and (tmp_path / "cleared.new").read_text())
         sync(number)
 
-    monkeypatch.setattr(notes, "_PATIENCE", 0.05)
+    monkeypatch.setattr(restart_notes, "_PATIENCE", 0.05)
     monkeypatch.setattr(os, "fsync", synced)
-    noted = notes.Notes(str(tmp_path))
+    noted = restart_notes.RestartNotes(str(tmp_path))
     assert not noted.clear(5)
     assert going.is_set()
     assert not noted.clear(5), "it waits behind the first"
-    monkeypatch.setattr(notes, "_PATIENCE", 20.0)
+    monkeypatch.setattr(restart_notes, "_PATIENCE", 20.0)
     slow.set()
     assert noted.clear(5)
     assert "" not in seen
@@ -441,16 +441,16 @@ def test_inv_32_one_of_several_disks_that_dies_takes_its_slots_with_it(
     paths = [str(tmp_path / name) for name in "ab"]
     engine = Engine(tmp_path, host=6, disk_path=paths)
     cache = engine.scheduler.front.cache
-    engine.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+    engine.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
     dies(tmp_path / "b")
     until, talk = time.monotonic() + 30, 0
     while cache.stats()["disk_capacity"] > 32:
         assert time.monotonic() < until
         talk += 1
-        engine.stow(f"talk {talk}", [1000 + talk, *PROMPT], [*IDS, 7], 100)
+        engine.offload(f"talk {talk}", [1000 + talk, *PROMPT], [*IDS, 7], 100)
     talk += 1
     prompt = [1000 + talk, *PROMPT]
-    engine.stow("last", prompt, [*IDS, 7], 120)
+    engine.offload("last", prompt, [*IDS, 7], 120)
     engine.load("again", [*prompt, 1], [8, 9, 10, 11], IDS, 120)
     assert cache.audit() is None
     engine.close()

@@ -40,7 +40,7 @@ def finished(front: Front, name: str, tokens: list[int], ids: list[int], **more:
 
 
 @pytest.mark.law("O1")
-def test_what_is_stowed_is_told_by_the_numbers_of_vllm_with_its_tokens() -> None:
+def test_what_is_offloaded_is_told_by_the_numbers_of_vllm_with_its_tokens() -> None:
     front = Front(changes=events_config())
     tokens = list(range(3 * SIZE + 1))
     events = finished(front, "one", tokens, [1, 2, 3, 4])

@@ -29,7 +29,7 @@ def test_one_request_and_a_quiet_hour_leave_all_on_the_disk(tmp_path: Path) -> N
     engine = Engine(tmp_path)
     ended(engine, "one", list(range(27)), list(range(1, 8)))
     assert engine.scheduler.has_pending_push_work()
-    # It stows, the copy to the host lands, it plans the write, that lands, and nothing is left.
+    # It offloads, the copy to the host lands, it plans the write, that lands, and nothing is left.
     assert idle(engine) >= 3
     assert on_disk(engine) == 6
     engine.step()
@@ -48,7 +48,7 @@ def test_what_does_not_fit_into_the_air_at_once_follows(tmp_path: Path) -> None:
 
 def test_after_an_answer_without_full_blocks_it_sleeps(front: Front) -> None:
     ended(front, "one", [1, 2], [1])
-    # In the first it stows, and the second tells.
+    # In the first it offloads, and the second tells.
     assert idle(front) <= 2
 
 

@@ -14,7 +14,7 @@ import blockyard as by
 from blockyard._typing import override
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.vllm import Blockyard
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.identity import Root, fingerprint_of, namespace_of
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers import Receipt
@@ -371,7 +371,7 @@ def test_a_session_that_waits_for_more_is_not_kept(front: Front) -> None:
 
 
 @pytest.mark.law("E9")
-def test_e9_what_runs_at_a_reset_below_stows_nothing_afterwards(front: Front) -> None:
+def test_e9_what_runs_at_a_reset_below_offloads_nothing_afterwards(front: Front) -> None:
     one = front.request("one", list(range(13)))
     front.begin(one, [1, 2, 3])
     front.step({one: ([1, 2, 3], 13)})
@@ -387,7 +387,7 @@ def test_e9_what_runs_at_a_reset_below_stows_nothing_afterwards(front: Front) ->
     front.scheduler.request_finished(two, [4, 5, 6])
     front.step()
     front.step()
-    assert found(front) == 12, "what has begun since is stowed"
+    assert found(front) == 12, "what has begun since is offloaded"
 
 
 def test_deadlines_pass_where_nobody_reports_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import blockyard as by
-from blockyard.connectors.vllm.notes import Notes
+from blockyard.connectors.vllm.restart_notes import RestartNotes
 
 
 def test_inv_31_each_bit_of_what_was_cleared_may_flip_and_nothing_comes_back(
@@ -13,7 +13,7 @@ def test_inv_31_each_bit_of_what_was_cleared_may_flip_and_nothing_comes_back(
 ) -> None:
     folder = tmp_path / "a disk" / "0123456789abcdef"
     folder.mkdir(parents=True)
-    noted, note = Notes(str(folder)), folder / "cleared"
+    noted, note = RestartNotes(str(folder)), folder / "cleared"
     assert noted.cleared() == 0
     assert noted.clear(97)
     whole = note.read_bytes()

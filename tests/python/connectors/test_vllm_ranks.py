@@ -12,7 +12,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.vllm import Blockyard, messages
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.crane.copiers.threads import ThreadCopier
 from vllm_front import (
     BLOCKS,

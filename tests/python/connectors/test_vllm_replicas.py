@@ -167,7 +167,7 @@ def start(path: Path, number: int, total: int) -> Engine:
 def test_replicas_share_a_disk_and_find_their_own_after_a_restart(tmp_path: Path) -> None:
     engines = [start(tmp_path, number, 2) for number in range(2)]
     for number, engine in enumerate(engines):
-        engine.stow("one", [number, *PROMPT], [*IDS, 7], 100)
+        engine.offload("one", [number, *PROMPT], [*IDS, 7], 100)
     for engine in engines:
         engine.close()
     assert len(identities(tmp_path)) == 2
@@ -184,7 +184,7 @@ def test_a_restart_with_another_number_says_what_it_does_not_find(
 ) -> None:
     for number in range(2):
         engine = start(tmp_path, number, 2)
-        engine.stow("one", [*PROMPT, 1], [*IDS, 7], 100)
+        engine.offload("one", [*PROMPT, 1], [*IDS, 7], 100)
         engine.close()
     assert "replica" not in caplog.text
     old = [one.name for one in identities(tmp_path)]

@@ -17,25 +17,28 @@ __all__ = ["front", "no_torch"]
 def test_a_request_decides_for_itself() -> None:
     settings = read({"host": 64})[0]
     own = settings.of_request(
-        {"blockyard.stow": "none", "blockyard.load": False, "lmcache.skip_save": True}
+        {"blockyard.offload": "none", "blockyard.load": False, "lmcache.skip_save": True}
     )
-    assert (own.stow, own.load, own.preempt, own.decode) == ("none", False, "park", True)
+    assert (own.offload, own.load, own.preempt, own.decode) == ("none", False, "park", True)
     assert settings.of_request(None) is settings
     nothing = settings.as_nothing()
-    assert (nothing.stow, nothing.load, nothing.preempt) == ("none", False, "recompute")
+    assert (nothing.offload, nothing.load, nothing.preempt) == ("none", False, "recompute")
 
 
 @pytest.mark.parametrize(
     ("params", "says"),
     [
-        ({"blockyard.stwo": "none"}, r"no 'blockyard.stwo'.*did you mean 'blockyard.stow'"),
+        ({"blockyard.ofload": "none"}, r"no 'blockyard.ofload'.*did you mean 'blockyard.offload'"),
         ({"blockyard.host": 3}, "no 'blockyard.host'"),
         ({"blockyard.keep_on_reset": True}, "no 'blockyard.keep_on_reset'"),
-        ({"blockyard.stow": "always"}, "stow = 'always'"),
+        ({"blockyard.offload": "always"}, "offload = 'always'"),
         ({"blockyard.load": 1.5}, r"load = 1\.5"),
-        ({"blockyard.stow": ["none"]}, r"stow = \['none'\]"),
-        ({"blockyard.stow\n" + 10**6 * "x": 1}, r"^there is no 'blockyard.stow\\nx{5,80} in kv"),
-        (["blockyard.stow"], "give a mapping"),
+        ({"blockyard.offload": ["none"]}, r"offload = \['none'\]"),
+        (
+            {"blockyard.offload\n" + 10**6 * "x": 1},
+            r"^there is no 'blockyard.offload\\nx{5,80} in kv",
+        ),
+        (["blockyard.offload"], "give a mapping"),
         ({"blockyard.retain": True}, "did you mean 'blockyard.retention'"),
         ({"blockyard.retention": "ended"}, "retention = 'ended': did you mean 'session-ended'"),
         ({"blockyard.next_use": -2}, "next_use = -2: give seconds"),
@@ -45,7 +48,7 @@ def test_a_request_decides_for_itself() -> None:
         ({"blockyard.priority": 101}, "priority = 101: must be an integer from 0 to 100"),
         ({"blockyard.priority": -1}, "priority = -1: must be an integer from 0 to 100"),
         ({"blockyard.ttl": True}, "ttl = True: must be an integer"),
-        ({"blockyard.ttl": 5, "blockyard.stow": "no"}, "stow = 'no'"),
+        ({"blockyard.ttl": 5, "blockyard.offload": "no"}, "offload = 'no'"),
     ],
 )
 def test_what_a_request_cannot_say_is_named_and_it_runs_as_all_others(
@@ -69,7 +72,7 @@ def test_a_request_says_what_it_will_be_used_for() -> None:
     said = {"blockyard.retention": "session-ended", "blockyard.next_use": 4, "other.ttl": 3}
     own = settings.of_request(said)
     assert own.hints == ("session-ended", 4.0, None, None)
-    assert (own.stow, settings.hints) == ("finish", NO_HINTS)
+    assert (own.offload, settings.hints) == ("finish", NO_HINTS)
     own = settings.of_request({"blockyard.priority": 90, "blockyard.ttl": 7})
     assert own.hints == ("ordinary", None, 90, 7)
 
@@ -84,7 +87,7 @@ def test_an_operator_says_it_of_none(name: str) -> None:
     ("params", "told"),
     [
         (None, []),
-        ({"blockyard.stow": "none", "blockyard.ttl": 3}, []),
+        ({"blockyard.offload": "none", "blockyard.ttl": 3}, []),
         ({"blockyard.next_use": -1}, []),
         ({"blockyard.next_use": 8}, [("ordinary", 8.0, None, None)]),
         (
@@ -115,12 +118,12 @@ def test_what_a_request_says_is_told_of_its_blocks_below(
 @pytest.mark.parametrize(
     ("params", "found"),
     [
-        ({"blockyard.stow": "none"}, 0),
+        ({"blockyard.offload": "none"}, 0),
         ({"blockyard.decode": False}, 8),
         (None, 12),
     ],
 )
-def test_what_a_request_says_holds_for_what_is_stowed(
+def test_what_a_request_says_holds_for_what_is_offloaded(
     front: Front, params: dict[str, Any] | None, found: int
 ) -> None:
     one = front.request("one", list(range(10)), kv_transfer_params=params)

@@ -11,7 +11,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.vllm import Blockyard, elsewhere
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.identity import Root
 from blockyard.connectors.vllm.settings import OWN
 from vllm_front import HASH, LAYERS, PAGE, kv_config, no_torch, read, vllm_config
@@ -71,20 +71,20 @@ def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
     named = {"disk_path": "/kv", "namespace": {"weights": "v1"}}
     settings, config = read({"host": 64, "disk": 4096, **named})
     assert settings.said(config) == (
-        "Blockyard keeps preempted requests, and stows full blocks as requests end, in 0.00 GiB of "
-        "host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it outlives "
-        "the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
+        "Blockyard keeps preempted requests, and offloads full blocks as requests end, in 0.00 GiB "
+        "of host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it "
+        "outlives the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
     )
     assert config.deadline_of("host") == 60_000
-    settings, config = read({"host": 64, "stow": "none", "preempt": "recompute", "deadline": 9})
+    settings, config = read({"host": 64, "offload": "none", "preempt": "recompute", "deadline": 9})
     assert settings.said(config).startswith(
-        "Blockyard keeps no preempted request, and stows full blocks not at all"
+        "Blockyard keeps no preempted request, and offloads full blocks not at all"
     )
     assert config.deadline_of("host") == 9
 
 
 def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFixture) -> None:
-    roles = import_module("blockyard.connectors.vllm.engine").KVConnectorRole
+    roles = import_module("blockyard.connectors.vllm.vllm_api").KVConnectorRole
     config = vllm_config(kv_load_failure_policy="fail")
     with caplog.at_level(logging.INFO):
         Blockyard(config, roles.WORKER, kv_config())
@@ -104,9 +104,9 @@ def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFix
     ("extra", "says"),
     [
         ({"hst": 64}, r"there is no 'hst'.*did you mean 'host'"),
-        ({"stows": "finish", "host": 64}, "did you mean 'stow'"),
-        *(({name: 1, "host": 64}, f"{name} = 1: it comes from vLLM") for name in OWN),
-        ({"host": 64, "stow": "always"}, "stow = 'always'"),
+        ({"offloads": "finish", "host": 64}, "did you mean 'offload'"),
+        *(({name: 1, "host": 64}, f"{name} = 1: vLLM says that itself") for name in OWN),
+        ({"host": 64, "offload": "always"}, "offload = 'always'"),
         ({"host": 64, "preempt": "drop"}, "preempt = 'drop'"),
         ({"host": 64, "decode": "yes"}, "decode = 'yes'"),
         ({"host": 64, "load": 2}, "load = 2"),
@@ -161,7 +161,7 @@ def test_an_option_that_is_none_is_named(extra: dict[str, Any], says: str) -> No
         ("cpu_bytes_to_use", True, 'write "host": "64 GiB"'),
         ("disk_size", "2T", 'write "disk": "2 TiB", with "disk_path": "/mnt/kv"'),
         ("save_decode_cache", "false", 'write "decode": false'),
-        ("lazy_offload", "False", 'write "stow": "through"'),
+        ("lazy_offload", "False", 'write "offload": "through"'),
     ],
 )
 def test_what_it_is_called_elsewhere_is_answered_with_what_it_is_here(
@@ -228,9 +228,9 @@ def test_a_host_that_holds_no_request_of_full_length_is_too_small() -> None:
 
 def test_a_file_gives_what_the_command_line_does_not(tmp_path: Path) -> None:
     path = tmp_path / "blockyard.toml"
-    path.write_text('[blockyard]\nhost = 40\nstow = "none"\ndeadline = 9\n')
+    path.write_text('[blockyard]\nhost = 40\noffload = "none"\ndeadline = 9\n')
     settings, config = read({"config": str(path), "host": 50})
-    assert (settings.stow, config.host_blocks) == ("none", 50)
+    assert (settings.offload, config.host_blocks) == ("none", 50)
     assert config.layout is not None
     assert config.layout.block_bytes == LAYERS * PAGE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blockyard.connectors.vllm import Blockyard, engine
+from blockyard.connectors.vllm import Blockyard, vllm_api
 from blockyard.shared.log import Limited, join
 from vllm_front import Front, no_torch
 
@@ -65,7 +65,7 @@ def test_a_vllm_that_takes_no_names_starts_without(
 
     path = "vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory"
     monkeypatch.setattr(f"{path}.register_connector", refuse)
-    engine.register()
+    vllm_api.register()
     assert '"kv_connector_module_path": "blockyard.connectors.vllm"' in caplog.text
 
 

@@ -181,7 +181,7 @@ class Engine:
                 assert half._rows.by_name[name].ids == row.table
                 assert half._rows.by_name[name].computed() == row.sound
             rows = {
-                name: (row.ids, row.loading, row.stowed, row.preemptions)
+                name: (row.ids, row.loading, row.offloaded, row.preemptions)
                 for name, row in half._rows.by_name.items()
             }
             meta = front.meta
@@ -205,11 +205,11 @@ class Engine:
             front.worker.shutdown()
 
 
-@pytest.mark.parametrize("stow", ["finish", "through"])
-def test_a_row_that_is_passed_over_has_not_changed(stow: str) -> None:
+@pytest.mark.parametrize("offload", ["finish", "through"])
+def test_a_row_that_is_passed_over_has_not_changed(offload: str) -> None:
     seen = dict.fromkeys(("passed over", "resumed", "loads", "drafts"), 0)
     for seed in range(12):
-        engine = Engine(seed, stow=stow)
+        engine = Engine(seed, offload=offload)
         for _ in range(60):
             if len(engine.rows) < 5:
                 engine.add()

@@ -15,14 +15,14 @@ from blockyard.connectors.connector import Connector
 from blockyard.connectors.orders import Orders
 from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers import Copier, Receipt, Slots
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.testing import Script, ScriptedCopier, delay, deliver, fail, hang
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,7 +136,7 @@ def test_what_was_written_before_the_orders_came_is_not_believed() -> None:
     for name, ids in (("now", [3, 4, 5]), ("first", [8, 9])):
         assert desk.ask.preempted(name, desk.keys(4 * len(ids), 100 * ids[0]), ids, 4 * len(ids))
     desk.kv[[2, 4, 8]] = -1
-    orders = desk.ask.step([2, 4, 8], spoiled=[4, 2, 8])
+    orders = desk.ask.step([2, 4, 8], overwritten=[4, 2, 8])
     desk.worker.begin(orders)
     found: dict[int, tuple[int, by.Cause | None]] = {}
     while len(found) < 4:
@@ -425,7 +425,7 @@ def test_what_was_spoiled_is_not_good_when_its_outcome_is_asked_for_again() -> N
     desk = Desk(scripted(delay(2)))
     assert desk.ask.preempted("one", desk.keys(16), [0, 1, 2, 3], 16)
     desk.turn()
-    desk.worker.begin(desk.ask.step((2,), spoiled=(2,)))
+    desk.worker.begin(desk.ask.step((2,), overwritten=(2,)))
     while not (said := desk.worker.outcomes()):
         pass
     assert [(one.good, one.cause) for one in said] == [(2, by.Cause.FAILED)]

@@ -9,12 +9,12 @@ import pytest
 import blockyard as by
 from blockyard.crane.copiers import bounce
 from blockyard.crane.copiers.bounce import BounceCopier
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from disks import LAYOUT, OURS, keys, settle, slots
 
 BLOCKS = 24

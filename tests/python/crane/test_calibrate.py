@@ -11,7 +11,7 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import KVLayout
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from timed import Link, TimedGpu
 
 KNOWN = CopyTuning(ring_bytes=32 << 20, groups=7, link_groups=3)

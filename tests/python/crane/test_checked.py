@@ -15,7 +15,7 @@ from blockyard._typing import override
 from blockyard.connectors.connector import Connector
 from blockyard.crane.copiers import Landed, Receipt
 from blockyard.crane.copiers.checked import CheckedCopier, Checksums, checked
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
@@ -262,7 +262,7 @@ def test_of_a_plane_that_ranks_share_one_of_them_checks_each_block(tmp_path: Any
         cranes.append(by.Crane(layout, rank=rank, device=device, host=host, copier=copiers))
     ask = Connector(by.KVCache(layout, engine=8, host=8))
     keys = ask.cache.keys(range(16))
-    ask.stow(keys, [0, 1, 2, 3])
+    ask.offload(keys, [0, 1, 2, 3])
 
     def carry() -> list[int]:
         orders, said = ask.step(), []

@@ -18,7 +18,7 @@ from blockyard.crane.gpu import GpuError, Move, PitchedCopy
 from blockyard.crane.gpu.cuda import Cuda, current
 from blockyard.crane.gpu.driver import BLOCK, Attributes, Driver, Rows
 from blockyard.shared.extras import install
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from needs import need
 
 SOURCE = Path(__file__).parent / "kernels" / "driver.c"
@@ -304,7 +304,8 @@ def test_every_name_of_cupys_that_is_used_is_there() -> None:
 def test_importing_blockyard_imports_no_cupy_and_finds_no_driver() -> None:
     code = (
         "import sys, blockyard, blockyard.crane.tiers.device, blockyard.crane.tiers.pinned, "
-        "blockyard.crane.copiers.cuda; assert not {'cupy', 'cupy_backends'} & set(sys.modules); "
+        "blockyard.crane.copiers.cuda_copier; "
+        "assert not {'cupy', 'cupy_backends'} & set(sys.modules); "
         "assert 'libcuda' not in open('/proc/self/maps').read()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603

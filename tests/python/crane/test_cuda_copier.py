@@ -14,7 +14,7 @@ import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
 from blockyard.crane.copiers import Landed
 from blockyard.crane.copiers.addressing import Addressing
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import GpuError
@@ -24,7 +24,7 @@ from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.log import Limited
 from blockyard.testing import ScriptedCopier, hang
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from copying import LAYERED, METHODS, opened, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same, slots
 from timed import Link, TimedGpu
@@ -41,7 +41,7 @@ def _closed() -> Iterator[None]:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
     """What is logged, none of it left out because another test has said it, too."""
-    monkeypatch.setattr("blockyard.crane.copiers.cuda._log", Limited("blockyard"))
+    monkeypatch.setattr("blockyard.crane.copiers.cuda_copier._log", Limited("blockyard"))
     return caplog
 
 

@@ -10,12 +10,12 @@ import pytest
 import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
 from blockyard.crane.copiers import Landed
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from copying import opened
 from cranes import LAYOUTS, after, filled, plan, same, slots
 

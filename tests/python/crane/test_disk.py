@@ -15,7 +15,7 @@ import pytest
 
 import blockyard as by
 from blockyard.crane.copiers import Receipt
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared import restored

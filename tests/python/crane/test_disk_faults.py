@@ -12,7 +12,7 @@ import pytest
 
 import blockyard as by
 from blockyard._typing import override
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from disks import BLOCKS, LAYOUT, OURS, TALKS, keys, opened, settle, slots, talks
@@ -43,7 +43,7 @@ def run(cache: Any, talk: int) -> int:
         cache.step()
         time.sleep(1e-3)
     found = int(lease.cached)
-    if lease.state == "short":
+    if lease.state == "incomplete":
         cache.grow(lease, 4 * BLOCKS)
     cache.seal(lease, 4 * BLOCKS)
     cache.finish(lease)
@@ -244,7 +244,7 @@ def test_a_copy_that_is_late_is_given_up_and_counts_as_a_failure(
 ) -> None:
     now = [100.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("blockyard.crane.copiers.disk.time", clock)
+    monkeypatch.setattr("blockyard.crane.copiers.disk_copier.time", clock)
     disk = DiskTier(LAYOUT, tmp_path, blocks=8, identity=OURS)
     real = disk.parts
     lane: Any = Hanging()

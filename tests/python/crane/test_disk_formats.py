@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import blockyard as by
 from blockyard._core import DiskInspector, checksums
-from blockyard.connectors.vllm.notes import Notes
+from blockyard.connectors.vllm.restart_notes import RestartNotes
 from blockyard.tools.cli import cli
 from blockyard.tools.traces.lines import TraceError
 from blockyard.tools.traces.recording import recorded
@@ -188,7 +188,7 @@ def test_the_name_of_a_folder_stays_what_it_is(tmp_path: Path) -> None:
 
 def test_notes_of_versions_before_are_read(tmp_path: Path) -> None:
     (tmp_path / "cleared").write_text("7")
-    assert Notes(str(tmp_path)).cleared() == 7
+    assert RestartNotes(str(tmp_path)).cleared() == 7
 
 
 def test_a_recording_of_a_later_version_is_neither_read_nor_appended_to(tmp_path: Path) -> None:

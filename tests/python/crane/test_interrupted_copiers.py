@@ -20,8 +20,8 @@ from blockyard._typing import override
 from blockyard.crane.copiers import Landed, Turning
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.checked import checked
-from blockyard.crane.copiers.cuda import CudaCopier
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
@@ -29,7 +29,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.plan import Cause
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from interrupted import Places, alarm
 from slow_copier import Slow
 

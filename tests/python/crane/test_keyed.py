@@ -228,7 +228,9 @@ class Crowd:
             self.resting.append(asked)
 
     def compute(self) -> None:
-        for lease, tokens in [one for one in self.running if one[0].state in {"ready", "short"}]:
+        for lease, tokens in [
+            one for one in self.running if one[0].state in {"ready", "incomplete"}
+        ]:
             assert self.yard.intact(lease, tokens, -(-lease.cached // 4))
             self.yard.compute(lease, tokens)
             if self.chance.random() < 0.6:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.crane.copiers import Copier, Landed, Pair, Receipt, Slots
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane
@@ -26,7 +26,7 @@ from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.testing import Script, ScriptedCopier
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from cranes import (
     LAYOUTS,
     SHARED,

@@ -11,7 +11,7 @@ import copying
 from blockyard import KVLayout, Misuse, Unavailable
 from blockyard.crane.tiers import pinned
 from blockyard.crane.tiers.pinned import Pinned, PinnedTier, _available, _touched
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from copying import opened
 from cranes import filled, slots
 

@@ -14,7 +14,7 @@ from blockyard import _core
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.metrics.collector import MOST, EngineCollector
-from blockyard.metrics.exported import Exported
+from blockyard.metrics.engine_view import EngineView
 from blockyard.metrics.text import text as page
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.queue import BEGUN
@@ -41,7 +41,7 @@ def told(collector: EngineCollector) -> dict[str, float]:
 
 
 def exported(loop: Busy, **more: Any) -> EngineCollector:
-    return EngineCollector({"0": Exported(loop.scheduler, **more)})
+    return EngineCollector({"0": EngineView(loop.scheduler, **more)})
 
 
 @pytest.mark.law("O6")
@@ -99,16 +99,16 @@ def test_there_are_at_most_260_series_with_all_that_there_may_be() -> None:
 @pytest.mark.law("O6")
 def test_six_ways_between_three_tiers_are_told_as_four_and_of_two_tiers_each() -> None:
     ways = {("device", "host"), ("host", "device")}
-    assert set(Exported(by.KVCache(device=9, host=9)).ways()) == ways
-    assert set(Exported(by.KVCache(device=9, host=9, disk=9)).ways()) == ways | {
+    assert set(EngineView(by.KVCache(device=9, host=9)).ways()) == ways
+    assert set(EngineView(by.KVCache(device=9, host=9, disk=9)).ways()) == ways | {
         ("above", "disk"),
         ("disk", "above"),
     }
-    below = Exported(by.KVCache(device=9, disk=9))
+    below = EngineView(by.KVCache(device=9, disk=9))
     assert set(below.ways()) == {("device", "disk"), ("disk", "device")}
     one = CopyTimes()
     one.add(0.5, 64)
-    three = Exported(by.KVCache(device=9, host=9, disk=9))
+    three = EngineView(by.KVCache(device=9, host=9, disk=9))
     pairs = [(a, b) for a in TIERS for b in TIERS if a != b]
     copies = three.copies([CraneNumbers(0, {}, dict.fromkeys(pairs, one.read()))])
     # None is lost.
@@ -132,7 +132,7 @@ def test_six_ways_between_three_tiers_are_told_as_four_and_of_two_tiers_each() -
 def test_the_write_policies_are_told_of_the_tiers_that_have_one_below(
     options: dict[str, Any], says: str
 ) -> None:
-    collector = EngineCollector({"0": Exported(by.KVCache(device=9, **options))})
+    collector = EngineCollector({"0": EngineView(by.KVCache(device=9, **options))})
     (info,) = (name for name in told(collector) if name.startswith("blockyard_engine_info"))
     assert f"write={says}" in info
 
@@ -140,11 +140,11 @@ def test_the_write_policies_are_told_of_the_tiers_that_have_one_below(
 @pytest.mark.law("O6")
 def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -> None:
     cache = by.KVCache(block_size=4, device=33, host=8)
-    collector = EngineCollector({"0": Exported(cache)})
+    collector = EngineCollector({"0": EngineView(cache)})
     most = collector.most_series
     assert not [name for name in told(collector) if name.startswith("blockyard_event")]
     with Publisher(cache, ANY) as publisher:
-        own = EngineCollector({"0": Exported(cache, publisher=publisher)})
+        own = EngineCollector({"0": EngineView(cache, publisher=publisher)})
         lease = begin(cache, text(1, 17))
         cache.seal(lease, 17)
         cache.finish(lease)
@@ -161,10 +161,10 @@ def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -
         assert told(own)["blockyard_event_batches_total{}"] == publisher.stats()["batches"] > 0
         assert told(own)["blockyard_event_replays_total{}"] == 0
         assert (collector.most_series, own.most_series) == (most, most + 3)
-        with pytest.raises(by.Misuse, match="this publisher is of another cache"):
-            Exported(by.KVCache(device=9), publisher=publisher)
+        with pytest.raises(by.Misuse, match="this publisher tells of another cache"):
+            EngineView(by.KVCache(device=9), publisher=publisher)
     with pytest.raises(by.Misuse, match="publisher = 3"):
-        Exported(cache, publisher=3)  # type: ignore[arg-type]
+        EngineView(cache, publisher=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.law("O6")
@@ -175,7 +175,7 @@ def test_events_that_are_lost_are_told() -> None:
         lease = begin(cache, text(name, 41))
         cache.seal(lease, 41)
         cache.finish(lease)
-    collector = EngineCollector({"0": Exported(cache)})
+    collector = EngineCollector({"0": EngineView(cache)})
     assert told(collector)["blockyard_events_total{kind=stored}"] == 0, "nobody took them"
     cache.take_events()
     found = told(collector)
@@ -188,7 +188,7 @@ def test_one_process_exports_for_all_ranks_by_rank_where_they_are_few(
     ranks: int, labels: set[str]
 ) -> None:
     cache = by.KVCache(device=64, host=64, ranks=ranks)
-    engine = Exported(by.Scheduler(cache, metrics=True))
+    engine = EngineView(by.Scheduler(cache, metrics=True))
     collector = EngineCollector({"0": engine})
     crane = {stat.name: 0 for stat in by.Crane.SCHEMA}
     for rank in range(ranks):
@@ -216,7 +216,7 @@ def test_what_cranes_in_other_processes_have_copied_comes_with_what_they_send() 
         )
         for rank in range(2)
     ]
-    engine = Exported(cache)
+    engine = EngineView(cache)
     collector = EngineCollector({"0": engine})
     seconds = [0.0]
     for crane in cranes:
@@ -259,7 +259,7 @@ def copied(flights: int, nbytes: int) -> dict[tuple[str, str], Copied]:
 def test_no_counter_falls_where_a_crane_in_another_process_is_made_anew(
     ranks: int, rank: str
 ) -> None:
-    engine = Exported(by.KVCache(device=9, host=9, ranks=ranks))
+    engine = EngineView(by.KVCache(device=9, host=9, ranks=ranks))
     collector = EngineCollector({"0": engine})
     names = (
         f"blockyard_crane_blocks_total{{rank={rank}}}",
@@ -297,7 +297,7 @@ def test_no_counter_falls_where_a_crane_in_another_process_is_made_anew(
 def test_what_no_crane_of_this_version_says_is_refused_and_spoils_no_scrape(
     numbers: CraneNumbers,
 ) -> None:
-    engine = Exported(by.KVCache(device=9, host=9))
+    engine = EngineView(by.KVCache(device=9, host=9))
     with pytest.raises(by.Misuse, match=r"give what Crane\.numbers\(\) returns"):
         engine.tell(numbers)
     assert "blockyard_crane_blocks_total{rank=0}" not in told(EngineCollector({"0": engine}))
@@ -350,7 +350,7 @@ def test_no_token_salt_key_or_id_is_in_a_label() -> None:
 
 def test_hits_and_misses_are_told_by_tier_and_by_reason() -> None:
     cache = by.KVCache(block_size=4, device=33, host=8)
-    collector = EngineCollector({"0": Exported(cache)})
+    collector = EngineCollector({"0": EngineView(cache)})
     for _ in range(2):
         lease = begin(cache, text(1, 17))
         cache.seal(lease, 17)
@@ -377,7 +377,7 @@ def test_the_parts_of_a_step_waits_and_copies_are_counted_by_the_clock_given() -
     scheduler.cache.begin(text(3, 8))
     scheduler.add(by.NewRequest("one", text(1, 9), max_tokens=1))
     scheduler.schedule()
-    found = told(EngineCollector({"0": Exported(scheduler)}))
+    found = told(EngineCollector({"0": EngineView(scheduler)}))
     part = "blockyard_step_seconds"
     assert found[f"{part}_count{{part=schedule}}"] == 1
     assert found[f"{part}_bucket{{part=schedule,le=0.0002}}"] == 0
@@ -429,7 +429,7 @@ def test_a_wait_is_counted_by_what_kept_the_request_last() -> None:
 def test_nothing_is_measured_where_nobody_asked_for_it() -> None:
     scheduler = by.Scheduler(by.KVCache(device=33))
     scheduler.schedule()
-    found = told(EngineCollector({"0": Exported(scheduler)}))
+    found = told(EngineCollector({"0": EngineView(scheduler)}))
     assert not [name for name in found if "seconds" in name]
     assert scheduler.monitor.steps() == {}
     assert scheduler.monitor.waited() is None
@@ -439,7 +439,7 @@ def test_our_text_says_what_that_of_the_library_says() -> None:
     loop = Busy()
     for _ in range(60):
         loop.once()
-    collector = EngineCollector({'"0"\n\\': Exported(loop.scheduler)}, names="vllm")
+    collector = EngineCollector({'"0"\n\\': EngineView(loop.scheduler)}, names="vllm")
     registry = CollectorRegistry()
     registry.register(collector)
     ours = list(text_string_to_metric_families(page(collector.collect())))
@@ -458,7 +458,7 @@ def test_our_text_says_what_that_of_the_library_says() -> None:
 def test_vllms_names_say_the_same_numbers() -> None:
     cache = by.KVCache(block_size=4, device=33, host=8)
     scheduler = by.Scheduler(cache)
-    collector = EngineCollector({"0": Exported(scheduler)}, names="vllm")
+    collector = EngineCollector({"0": EngineView(scheduler)}, names="vllm")
     assert told(collector)["vllm:kv_cache_usage_perc{}"] == 0
     for _ in range(2):
         lease = begin(cache, text(1, 17))
@@ -483,7 +483,7 @@ def test_vllms_names_tell_running_and_waiting_requests_as_vllm_counts_them() -> 
     loop = loading()
     loop.add("two", text(2, 9), 3)
     loop.turn()
-    collector = EngineCollector({"0": Exported(loop.scheduler)}, names="vllm")
+    collector = EngineCollector({"0": EngineView(loop.scheduler)}, names="vllm")
     # What is loaded from below waits there.
     running, waiting = "vllm:num_requests_running{}", "vllm:num_requests_waiting{}"
     loop.add("three", text(3, 9), 3)
@@ -498,7 +498,7 @@ def test_vllms_names_tell_running_and_waiting_requests_as_vllm_counts_them() -> 
 def test_nothing_is_looked_for_below_a_device_that_is_alone() -> None:
     cache = by.KVCache(block_size=4, device=33)
     begin(cache, text(1, 17))
-    found = told(EngineCollector({"0": Exported(cache)}, names="vllm"))
+    found = told(EngineCollector({"0": EngineView(cache)}, names="vllm"))
     assert found["vllm:prefix_cache_queries_total{}"] == 17
     assert found["vllm:external_prefix_cache_queries_total{}"] == 0
 
@@ -507,13 +507,15 @@ def test_a_registry_refuses_vllms_names_where_they_are_there_already() -> None:
     for name, kind in (("vllm:prefix_cache_hits", Counter), ("vllm:cache_config", Info)):
         registry = CollectorRegistry()
         kind(name, "Those of the engine.", registry=registry)
-        own = EngineCollector({"0": Exported(by.KVCache(device=9))}, names="vllm")
+        own = EngineCollector({"0": EngineView(by.KVCache(device=9))}, names="vllm")
         with pytest.raises(ValueError, match=name):
             registry.register(own)
 
 
 def test_two_engines_of_a_process_have_a_label_each() -> None:
-    engines = {name: Exported(by.KVCache(device=blocks)) for name, blocks in (("a", 9), ("b", 17))}
+    engines = {
+        name: EngineView(by.KVCache(device=blocks)) for name, blocks in (("a", 9), ("b", 17))
+    }
     (slots,) = (
         metric
         for metric in EngineCollector(engines).collect()
@@ -524,7 +526,7 @@ def test_two_engines_of_a_process_have_a_label_each() -> None:
 
 def test_of_a_broken_cache_only_that_is_told() -> None:
     cache = by.KVCache(device=33)
-    collector = EngineCollector({"0": Exported(cache), "1": Exported(by.KVCache(device=9))})
+    collector = EngineCollector({"0": EngineView(cache), "1": EngineView(by.KVCache(device=9))})
     with pytest.raises(by.Unavailable):
         _core._panic(cache, "verb")
     healthy = {
@@ -542,9 +544,9 @@ def test_of_a_broken_cache_only_that_is_told() -> None:
         ({}, None, "give one at least"),
         ({"": None}, None, "its name must be a word"),
         ({"a\ud800": by.KVCache}, None, r"engines\['a\\ud800'\]: its name is no text"),
-        ({"0": by.KVCache}, None, r"engines\['0'\] = .*must be Exported"),
-        ({"0": Exported(by.KVCache(device=9))}, "sglang", "names = 'sglang': must be one of"),
-        ({"0": Exported(by.KVCache(device=9))}, 3, "names = 3"),
+        ({"0": by.KVCache}, None, r"engines\['0'\] = .*must be EngineView"),
+        ({"0": EngineView(by.KVCache(device=9))}, "sglang", "names = 'sglang': must be one of"),
+        ({"0": EngineView(by.KVCache(device=9))}, 3, "names = 3"),
     ],
 )
 def test_what_cannot_be_collected_is_named(engines: Any, names: Any, said: str) -> None:
@@ -554,9 +556,9 @@ def test_what_cannot_be_collected_is_named(engines: Any, names: Any, said: str) 
 
 def test_only_an_engine_can_be_exported() -> None:
     with pytest.raises(by.Misuse, match="give a Scheduler or a KVCache"):
-        Exported(3)  # type: ignore[arg-type]
+        EngineView(3)  # type: ignore[arg-type]
     cache = by.KVCache(device=9)
     with pytest.raises(by.Misuse, match="reservations = 3"):
-        Exported(cache, reservations=3)  # type: ignore[arg-type]
+        EngineView(cache, reservations=3)  # type: ignore[arg-type]
     with pytest.raises(by.Misuse, match="stalled = 3"):
-        Exported(cache, stalled=3)  # type: ignore[arg-type]
+        EngineView(cache, stalled=3)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from blockyard.metrics.exported import Exported
+from blockyard.metrics.engine_view import EngineView
 from blockyard.metrics.server import MetricsServer, serve
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
@@ -38,7 +38,7 @@ def busy() -> Iterator[tuple[Busy, MetricsServer]]:
     """An engine under traffic, and its metrics."""
     loop = Busy()
     with Publisher(loop.cache, "tcp://127.0.0.1:*") as publisher:
-        engine = Exported(
+        engine = EngineView(
             loop.scheduler, reservations=Reservations(loop.cache), publisher=publisher
         )
         with serve(engine, port=0, names="vllm") as server:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import blockyard as by
 from blockyard import _core
-from blockyard.metrics.exported import Exported
+from blockyard.metrics.engine_view import EngineView
 from blockyard.metrics.server import MetricsServer, serve
 from loop import Loop
 from yard import begin, text
@@ -98,7 +98,7 @@ def test_a_loop_that_stands_still_is_unwell_and_the_rule_is_told() -> None:
 
 def test_a_loop_of_your_own_says_what_stands_still() -> None:
     said: list[str] = []
-    with serve(Exported(by.KVCache(device=33), stalled=lambda: said), port=0) as server:
+    with serve(EngineView(by.KVCache(device=33), stalled=lambda: said), port=0) as server:
         assert ask(server, "/healthz")[0] == 200
         said.append("One plan waits to be dispatched.")
         status, words = ask(server, "/healthz")
@@ -162,7 +162,7 @@ def test_clients_are_refused_while_the_cache_hangs() -> None:
         goes_on.wait(20)
         return []
 
-    with serve(Exported(by.KVCache(device=9), stalled=stalled), port=0) as server:
+    with serve(EngineView(by.KVCache(device=9), stalled=stalled), port=0) as server:
         asked = []
         for _ in range(32):
             asked.append(connected(server, b"GET /healthz HTTP/1.1\r\n\r\n"))
@@ -231,7 +231,7 @@ def test_an_engine_that_cannot_say_what_stands_still_is_unwell_and_the_others_ar
     def stalled() -> list[str]:
         raise KeyError("my_loop")
 
-    broken = Exported(by.KVCache(device=9), stalled=stalled)
+    broken = EngineView(by.KVCache(device=9), stalled=stalled)
     with serve({"a": broken, "b": by.KVCache(device=9)}, port=0) as server:
         status, words = ask(server, "/healthz")
         assert status == 503
@@ -242,8 +242,8 @@ def test_an_engine_that_cannot_say_what_stands_still_is_unwell_and_the_others_ar
         assert status == 200
         assert '\nblockyard_healthy{engine="a"} 0.0\n' in words
         assert '\nblockyard_healthy{engine="b"} 1.0\n' in words
-    one = Exported(by.KVCache(device=9), stalled=lambda: "It rests.")
-    assert one.facts().reasons == ("It rests.",)
+    one = EngineView(by.KVCache(device=9), stalled=lambda: "It rests.")
+    assert one.health().reasons == ("It rests.",)
 
 
 def test_the_child_of_a_fork_can_close_it() -> None:

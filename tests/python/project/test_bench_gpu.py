@@ -13,8 +13,8 @@ import blockyard.crane.copiers.calibrate
 from blockyard import Unavailable
 from blockyard._typing import override
 from blockyard.crane.copiers import Receipt
-from blockyard.crane.copiers.cuda import CudaCopier
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.crane.copiers.cuda_copier import CudaCopier
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from timed import Link, TimedGpu
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benches" / "gpu"))

@@ -221,8 +221,8 @@ def test_verbs_of_another_thread_are_refused_and_change_nothing() -> None:
     verbs: list[Any] = [
         lambda: scheduler.add(by.NewRequest("two", [1], max_tokens=1)),
         lambda: scheduler.abort("one"),
-        lambda: scheduler.hold("one"),
-        lambda: scheduler.unhold("one"),
+        lambda: scheduler.pause_decoding("one"),
+        lambda: scheduler.resume_decoding("one"),
         scheduler.schedule,
         lambda: scheduler.on_output(Output.nothing(1)),
         lambda: scheduler.on_acks([]),
@@ -231,7 +231,7 @@ def test_verbs_of_another_thread_are_refused_and_change_nothing() -> None:
         scheduler.fail,
         scheduler.reset,
         scheduler.update_weights,
-        scheduler.hand_over,
+        scheduler.release_thread,
     ]
     before = scheduler.stats()
     for verb in verbs:
@@ -247,11 +247,11 @@ def test_verbs_of_another_thread_are_refused_and_change_nothing() -> None:
 def test_a_scheduler_is_that_of_its_first_verb_and_can_be_handed_over() -> None:
     loop = Loop()
     assert in_thread(lambda: loop.add("one", text(1, 9), 3)) is None
-    with pytest.raises(by.Misuse, match="hand_over"):
+    with pytest.raises(by.Misuse, match="release_thread"):
         loop.schedule()
     loop = Loop()
     loop.add("one", text(1, 9), 3)
-    loop.scheduler.hand_over()
+    loop.scheduler.release_thread()
     assert in_thread(loop.turn) is None
 
 

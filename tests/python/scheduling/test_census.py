@@ -8,7 +8,7 @@ import pytest
 import blockyard as by
 from blockyard._typing import override
 from blockyard.scheduling.request import TERMINAL, RequestState
-from blockyard.scheduling.stats import Census
+from blockyard.scheduling.scheduler_stats import Census
 from busy import Busy
 from loop import Loop, loading, parked, stopping
 from yard import publish, publish_below, text
@@ -68,10 +68,10 @@ def test_each_request_counts_in_its_state_through_preemptions_samples_holds_and_
                     by.NewRequest(("n", turn), text(50 + turn, 9), max_tokens=9, n=3)
                 )
             if turn % 12 == 5:
-                loop.scheduler.hold(loop.scheduler._lifecycle.ids[0])
+                loop.scheduler.pause_decoding(loop.scheduler._lifecycle.ids[0])
             if turn % 12 == 7:
                 for one in loop.scheduler._lifecycle.ids:
-                    loop.scheduler.unhold(one)
+                    loop.scheduler.resume_decoding(one)
             if turn % 50 == 49:
                 loop.scheduler.abort(loop.scheduler._lifecycle.ids[-1])
             check(loop)
@@ -110,11 +110,11 @@ def test_a_request_waits_for_one_reason() -> None:
     loop.add("large", text(2, 50), 2)
     loop.add("same", text(2, 50), 2)
     loop.add("held", text(3, 4), 2)
-    loop.scheduler.hold("held")
+    loop.scheduler.pause_decoding("held")
     loop.turn()
     stats = check(loop)
     assert (stats["waiting"], stats["waiting_held"], stats["waiting_room"]) == (3, 1, 2)
-    loop.scheduler.unhold("held")
+    loop.scheduler.resume_decoding("held")
     loop.finish()
     assert check(loop)["waiting"] == 0
 

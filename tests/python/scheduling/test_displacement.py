@@ -267,16 +267,16 @@ def test_who_made_way_can_be_aborted(when: str) -> None:
 
 def test_a_held_row_leaves_first_and_a_held_request_takes_nothing() -> None:
     loop = full()
-    loop.scheduler.hold(0)
+    loop.scheduler.pause_decoding(0)
     loop.turn()
     loop.add("high", text(9, 10), 4, priority=5)
-    loop.scheduler.hold("high")
+    loop.scheduler.pause_decoding("high")
     loop.turn(3)
     assert loop.told("displaced") == 0
-    loop.scheduler.unhold("high")
+    loop.scheduler.resume_decoding("high")
     assert first_token(loop) <= 3
     assert (loop.state(0), loop.state(1)) == (RequestState.PARKED, RequestState.DECODE)
-    loop.scheduler.unhold(0)
+    loop.scheduler.resume_decoding(0)
     ends_whole(loop)
 
 

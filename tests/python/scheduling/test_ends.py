@@ -332,7 +332,7 @@ def test_a_request_that_was_failing_at_a_reset_fails_for_its_own_reason() -> Non
     loop = Loop(recompute=False, max_num_seqs=1, max_held_steps=0)
     loop.add("one", 6, 20)
     loop.turn(3)
-    loop.scheduler.hold("one")
+    loop.scheduler.pause_decoding("one")
     loop.add("waits", 6, 2)
     while loop.state("one") is not RequestState.STOPPING:
         loop.schedule()

@@ -152,7 +152,7 @@ def test_who_does_not_run_needs_nothing(gone: str) -> None:
     loop.turn(2)
     assert loop.scheduler.growth == 18
     if gone == "held":
-        loop.scheduler.hold(1)
+        loop.scheduler.pause_decoding(1)
     elif gone == "stopped":
         loop.scheduler.abort(1)
     else:
@@ -161,11 +161,11 @@ def test_who_does_not_run_needs_nothing(gone: str) -> None:
     assert loop.scheduler.growth == 9
     loop.schedule()
     assert loop.scheduler.headroom == 9
-    loop.scheduler.unhold(2)
+    loop.scheduler.resume_decoding(2)
     loop.output()
     for name in (1, 2):
         if loop.state(name) is not None:
-            loop.scheduler.unhold(name)
+            loop.scheduler.resume_decoding(name)
     loop.finish()
 
 

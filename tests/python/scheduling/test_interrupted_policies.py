@@ -7,7 +7,7 @@ import pytest
 
 import blockyard as by
 from blockyard._typing import override
-from blockyard.metrics import exported
+from blockyard.metrics import engine_view
 from blockyard.scheduling.headroom import Asked, NoHeadroom, checked_headroom
 from blockyard.scheduling.victims import Candidate, Newest, checked_policy, rank_of
 from blockyard.shared.log import Limited, described
@@ -95,7 +95,7 @@ def test_a_timeout_of_the_programs_is_blamed_on_no_policy_and_swallowed_by_nothi
         lambda: checked_headroom("headroom", policy),
         lambda: shown(policy),
         lambda: described(Unwritable(ring)),
-        lambda: exported._sentences(policy.__repr__),
+        lambda: engine_view._sentences(policy.__repr__),
         lambda: Limited("blockyard.tests", 0).warning("a line"),
     ]
     try:

@@ -91,11 +91,11 @@ def test_what_is_promised_on_the_host_sends_the_next_victim_to_the_disk() -> Non
     assert (cache.stats()["host_in"], loop.told("lost")) == (0, 0)
 
 
-@pytest.mark.parametrize("speeds", [(1, 5, 0, 90), (90, 5, 0, 1)])
-def test_whether_parking_pays_is_asked_of_the_tier_that_it_goes_to(speeds: Any) -> None:
+@pytest.mark.parametrize("block_costs", [(1, 5, 0, 90), (90, 5, 0, 1)])
+def test_whether_parking_pays_is_asked_of_the_tier_that_it_goes_to(block_costs: Any) -> None:
     for host in (32, 2):
-        loop = victim(three(host=host, speeds=speeds))
-        pays = (speeds[0] if host == 32 else speeds[3]) == 1
+        loop = victim(three(host=host, block_costs=block_costs))
+        pays = (block_costs[0] if host == 32 else block_costs[3]) == 1
         assert (loop.state("new") is KEPT) == pays
         assert (loop.told("cheaper"), loop.told("parkings")) == (int(not pays), int(pays))
         done(loop)

@@ -262,7 +262,9 @@ def test_t12_room_is_there_before_it_is_wanted() -> None:
 @pytest.mark.law("T11")
 @pytest.mark.parametrize("recompute", [True, False])
 def test_t11_what_is_computed_sooner_than_moved_is_not_parked(recompute: Any) -> None:
-    cache = by.KVCache(block_size=4, device=17, host=16, speeds=(1000, 10, 0), recompute=recompute)
+    cache = by.KVCache(
+        block_size=4, device=17, host=16, block_costs=(1000, 10, 0), recompute=recompute
+    )
     preempt = Parking(cache, cache.config)
     handles = [preempt.park(cache.begin(text(name, 16)), 16) for name in (1, 2)]
     assert [handle is None for handle in handles] == [recompute] * 2
@@ -401,7 +403,7 @@ def test_a_request_that_fills_a_device_made_smaller_waits_whatever_is_idle_beyon
         lambda preempt, _: preempt.promise(None),
         lambda preempt, lease: preempt.relieve(1, [lease]),
         lambda preempt, _: preempt.resume([1, 2, 3]),
-        lambda preempt, _: preempt.came_short(None, 1),
+        lambda preempt, _: preempt.resume_incomplete(None, 1),
         lambda preempt, _: Parking(preempt._cache, preempt._cache.config, resume_retries=-1),
         lambda preempt, _: Parking(preempt._cache, preempt._cache.config, max_stalled_steps="x"),  # type: ignore[arg-type]
     ],
@@ -474,7 +476,7 @@ def test_what_has_computed_nothing_is_not_parked() -> None:
 @pytest.mark.law("T10", "T11")
 def test_a_tail_is_a_block_to_move_and_what_is_kept_is_counted() -> None:
     """Less than a block counts as a block (T11)."""
-    cache = by.KVCache(block_size=4, device=17, host=16, speeds=(10, 1000, 0))
+    cache = by.KVCache(block_size=4, device=17, host=16, block_costs=(10, 1000, 0))
     preempt = Parking(cache, cache.config)
     handle = preempt.park(cache.begin(text(1, 3)), 3)
     assert handle is not None

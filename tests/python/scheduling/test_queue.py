@@ -48,7 +48,7 @@ def test_of_several_that_compute_behind_one_prefix_each_is_waited_for() -> None:
 def below(tokens: list[int], *, host: int, disk: int) -> Loop:
     """A prompt is below, where it costs more to load than to compute."""
     slow = (1000, 10, 0, 1000)
-    cache = by.KVCache(block_size=4, device=33, host=host, disk=disk, ahead=0, speeds=slow)
+    cache = by.KVCache(block_size=4, device=33, host=host, disk=disk, ahead=0, block_costs=slow)
     publish_below(cache, tokens)
     return Loop(cache=cache, max_num_batched_tokens=8)
 

@@ -155,7 +155,7 @@ def held_and_parked() -> Loop:
     loop = Loop(device=9, host=4, recompute=False, max_num_seqs=1, max_overtakes=0)
     loop.add("low", text(1, 5), 14)
     loop.turn(2)
-    loop.scheduler.hold("low")
+    loop.scheduler.pause_decoding("low")
     loop.add("short", text(2, 5), 2)
     while loop.state("short"):
         loop.turn()
@@ -170,7 +170,7 @@ def test_inv_25_a_request_begins_when_the_work_that_it_waited_for_turns_out_to_b
     loop = held_and_parked()
     loop.scheduler.reset()
     loop.bound.clear()
-    loop.scheduler.unhold("low")
+    loop.scheduler.resume_decoding("low")
     loop.finish()
     assert loop.results["low"].reason == "kv_lost: its kept blocks are gone"
     assert loop.results["first"].state is RequestState.FINISHED
@@ -182,6 +182,6 @@ def test_inv_25_a_request_that_could_not_be_parked_begins_when_a_tier_grows(tier
     loop.cache.resize(tier, 10 if tier == "device" else 5)
     loop.turn(8)
     assert loop.results["first"].state is RequestState.FINISHED
-    loop.scheduler.unhold("low")
+    loop.scheduler.resume_decoding("low")
     loop.finish()
     assert loop.results["low"].state is RequestState.FINISHED

@@ -422,14 +422,14 @@ class Machine(RuleBasedStateMachine):
             self.loop.scheduler.abort(name)
 
     @rule(which=st.integers(0, 30))
-    def hold(self, which: int) -> None:
+    def pause_decoding(self, which: int) -> None:
         for name in self.pick(which):
-            self.loop.scheduler.hold(name)
+            self.loop.scheduler.pause_decoding(name)
 
     @rule(which=st.integers(0, 30))
-    def unhold(self, which: int) -> None:
+    def resume_decoding(self, which: int) -> None:
         for name in self.pick(which):
-            self.loop.scheduler.unhold(name)
+            self.loop.scheduler.resume_decoding(name)
 
     @precondition(lambda self: len(self.loop.air) < 3)
     @rule()
@@ -492,7 +492,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.loop.land()
         for name in self.loop.scheduler._lifecycle._requests:
-            self.loop.scheduler.unhold(name)
+            self.loop.scheduler.resume_decoding(name)
         self.loop.finish(3000)
         assert set(self.loop.results) == set(self.asked)
         for name, (prompt, most) in self.asked.items():

@@ -166,14 +166,14 @@ def test_if_the_event_loop_is_gone_everything_is_aborted_and_the_thread_ends() -
 
 def test_a_front_whose_scheduler_another_thread_has_is_not_started() -> None:
     served = Served()
-    served.scheduler.hand_over()
+    served.scheduler.release_thread()
     go, taken = threading.Event(), threading.Event()
 
     def take() -> None:
         served.scheduler.results()
         taken.set()
         go.wait(30)
-        served.scheduler.hand_over()
+        served.scheduler.release_thread()
 
     async def scene() -> None:
         with pytest.raises(by.Misuse, match="another thread's"):
@@ -284,12 +284,12 @@ def test_an_engine_that_answers_nothing_is_named_in_the_log(
 def test_closing_ends_what_came_before_it_and_what_was_held_by_hand() -> None:
     served = Served()
     served.scheduler.add(by.NewRequest("before", text(1, 5), max_tokens=50))
-    served.scheduler.hold("before")
+    served.scheduler.pause_decoding("before")
 
     async def scene() -> None:
         async with served.front as front:
             held = served.add("held", 9, 20)
-            await front.ask(lambda scheduler: scheduler.hold("held"))
+            await front.ask(lambda scheduler: scheduler.pause_decoding("held"))
             front.abort("before")
             await front.drain()
             assert await tokens_of(held) == continuation("held", 9, 20)

@@ -83,7 +83,7 @@ def test_a_configuration_of_numpy_integers_is_that_of_plain_ones() -> None:
     plain = by.KVLayout.llama(100, 8, 8, block_size=16)
     assert layout == plain
     assert layout.fingerprint == plain.fingerprint
-    config = by.Config(layout=layout, device=eight, copy_retries=eight, speeds=(eight, 1, 2))
-    other = by.Config(layout=plain, device=8, copy_retries=8, speeds=(8, 1, 2))
+    config = by.Config(layout=layout, device=eight, copy_retries=eight, block_costs=(eight, 1, 2))
+    other = by.Config(layout=plain, device=8, copy_retries=8, block_costs=(8, 1, 2))
     assert config.fingerprint == other.fingerprint
     assert by.KVCache(config).limit() == 7

@@ -7,11 +7,11 @@ from typing import Any
 
 from blockyard import KVLayout
 from blockyard.crane.copiers import Landed
-from blockyard.crane.copiers.cuda import CudaCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from cranes import LAYOUTS, after, filled, same, slots
 
 Harm = Callable[[CudaCopier, SimulatedGpu], object]

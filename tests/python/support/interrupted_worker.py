@@ -43,7 +43,7 @@ class Desk:
         self.worker.begin(self.ask.step())
         self.kv[3] = 99
         self.preempt("new", 6, 7)
-        self.orders = self.ask.step(written=[2, 3], spoiled=[3])
+        self.orders = self.ask.step(written=[2, 3], overwritten=[3])
         assert self.orders.fence is not None
         assert len(self.orders.down) == 1
 
@@ -124,7 +124,7 @@ def _reset_after(desk: Desk, _way: int) -> None:
 
 
 def _spoiled(desk: Desk) -> None:
-    """The orders were taken, and a copy of what was spoiled has landed and is not told."""
+    """The orders were taken, and a copy of what was overwritten has landed and is not told."""
     desk.worker.begin(desk.orders._replace(fence=None))
     air = next(copy for copy in desk.copier.held if copy.what[0].name == "device")
     air.ticks = 1

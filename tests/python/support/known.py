@@ -183,7 +183,7 @@ class Known(RuleBasedStateMachine):
     def tables_only_grow_or_are_cut(self) -> None:
         holders: dict[int, tuple[int, Salt, tuple[int, ...]]] = {}
         for row in self.running:
-            if row.lease.state == "short" and not self.recompute:
+            if row.lease.state == "incomplete" and not self.recompute:
                 row.table = []  # what its lost load was to fill is gone, and it will not go on
                 continue
             if row.lease.state == "loading":

@@ -22,7 +22,7 @@ from blockyard.crane.devices import Device
 from blockyard.crane.gpu import Memory
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 
 __all__ = [
     "arange",

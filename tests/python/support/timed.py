@@ -9,7 +9,7 @@ import numpy as np
 
 from blockyard._typing import override
 from blockyard.crane.gpu import Addresses, Move, PitchedCopy
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Engine(Front):
             quiet = 0 if self.scheduler.front.cache.stats()["flights"] else quiet + 1
             time.sleep(1e-3)
 
-    def stow(self, name: str, tokens: list[int], ids: list[int], value: int) -> None:
+    def offload(self, name: str, tokens: list[int], ids: list[int], value: int) -> None:
         """A request that computes all of it, and ends."""
         request = self.request(name, tokens)
         assert self.begin(request, ids) == 0

@@ -16,7 +16,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.vllm import Blockyard, worker_half
-from blockyard.connectors.vllm.engine_facts import facts
+from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.identity import Root
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers.threads import ThreadCopier

@@ -8,7 +8,7 @@ import pytest
 import blockyard as by
 from blockyard.scheduling.request import RequestState
 from blockyard.testing import Event, Scenario, Setup, simulate
-from blockyard.testing.orders import hints_said
+from blockyard.testing.eviction_seeds import hints_said
 from blockyard.yard.config import Eviction
 
 FIRST = Event(1, "add", ("a", 0, 8, 2, 6, 0))

@@ -61,7 +61,12 @@ def test_a_scenario_is_played_again_from_what_it_prints(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [Event(1, "weights"), Event(1, "hold", ("a",)), Event(1, "promise", ("a", 1, 1, "p"))]
+    "event",
+    [
+        Event(1, "weights"),
+        Event(1, "pause_decoding", ("a",)),
+        Event(1, "promise", ("a", 1, 1, "p")),
+    ],
 )
 def test_what_such_an_engine_does_not_know_is_refused_by_name(event: Event) -> None:
     with pytest.raises(by.Misuse, match=f"{event.verb}.*'add'"):

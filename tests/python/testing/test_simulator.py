@@ -27,12 +27,12 @@ from blockyard.scheduling.stall import Fact, Stalls
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.displacements import Displacements
-from blockyard.testing.engine import chained, continuation, ends
-from blockyard.testing.replicas import Replicas
 from blockyard.testing.requests import Ask, Requests
 from blockyard.testing.setup import VERBS
+from blockyard.testing.simulated_engine import chained, continuation, ends
+from blockyard.testing.simulated_replicas import Replicas
+from blockyard.yard.copy_ahead import CopyAhead
 from blockyard.yard.flights import Flights
-from blockyard.yard.offload import Offload
 
 # More: BLOCKYARD_SEEDS=10000 python -m pytest tests/python/testing/test_simulator.py -o timeout=0
 SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "240"))
@@ -62,8 +62,8 @@ WANTED = (
     "finished",
     "aborted",
     "failed",
-    "hold",
-    "unhold",
+    "pause_decoding",
+    "resume_decoding",
     "unread",
     "stats forked",
     "stats preempted",
@@ -598,13 +598,13 @@ def test_a_failure_that_has_no_cause_is_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_copies_ahead_that_never_stop_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The private copy of a full hit, at every dispatch."""
 
-    def wrong(_self: Offload, cache: by.KVCache) -> None:
+    def wrong(_self: CopyAhead, cache: by.KVCache) -> None:
         if not cache.holders():
             cache.finish(cache.begin(range(1000, 1008)))
 
     scenario = Scenario(Setup(cranes="elsewhere"), (Event(1, "add", ("a", 0, 8, 0, 2, 0)),))
     assert simulate(scenario).results
-    monkeypatch.setattr(Offload, "decide", wrong)
+    monkeypatch.setattr(CopyAhead, "decide", wrong)
     assert "never does" in said(scenario)
 
 
@@ -776,7 +776,7 @@ def test_one_that_is_parked_and_waits_for_a_copy_counts_when_others_begin() -> N
         shape="layer-first",
         write="through",
         ahead=2,
-        speeds=(2, 1, 1),
+        block_costs=(2, 1, 1),
         max_num_seqs=5,
         max_num_batched_tokens=3,
         headroom="watermark",

@@ -398,11 +398,13 @@ def test_bench_measures_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_bench_prints_is_taken_by_a_configuration(tmp_path: Path) -> None:
     said = told("bench", tmp_path, *SMALL)
-    line = re.search(r"speeds=Speeds\(load=…, compute=…, disk=([\d_]+)\)  # ns for 20.00 KiB", said)
+    line = re.search(
+        r"block_costs=BlockCosts\(load=…, compute=…, disk=([\d_]+)\)  # ns for 20.00 KiB", said
+    )
     assert line is not None
-    speeds = by.Config(device=9, disk=4, speeds=(10, 20, 0, int(line[1]))).speeds
-    assert speeds is not None
-    assert speeds[-1] == int(line[1].replace("_", ""))
+    block_costs = by.Config(device=9, disk=4, block_costs=(10, 20, 0, int(line[1]))).block_costs
+    assert block_costs is not None
+    assert block_costs[-1] == int(line[1].replace("_", ""))
     assert said.count("GB/s") == 4
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ import pytest
 
 import blockyard as by
 from blockyard.crane.tiers.disk_folders import identities
-from blockyard.testing.gpu import SimulatedGpu
+from blockyard.testing.simulated_gpu import SimulatedGpu
 from blockyard.tools.doctor import build, disk, gpu, host, pinned
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site
 from blockyard.tools.doctor.probe import probe
@@ -517,7 +517,7 @@ def test_there_is_a_gpu_for_each_rank(
 def test_a_disk_without_room_or_too_slow_is_named(tmp_path: Path) -> None:
     path = folder(tmp_path / "kv")
     same(of(disk.room, path, disk=1 << 60), "fail", "its room is taken at the start")
-    same(of(disk.speed, path, load=1), "warn", "speeds has")
+    same(of(disk.speed, path, load=1), "warn", "block_costs says")
 
 
 def test_a_disk_without_room_names_whose_may_be_had(tmp_path: Path) -> None:

@@ -85,15 +85,15 @@ def test_few_tokens_of_a_mixture_read_few_of_its_experts() -> None:
 
 def test_speeds_are_those_of_one_block_among_many() -> None:
     roofline = preset("llama-3-8b/h200")
-    load, compute, attend = roofline.speeds(16)
+    load, compute, attend = roofline.block_costs(16)
     assert load == pytest.approx(16 * 131_072 / 50, rel=1e-3)
     # A prompt is its blocks, one after another.
     blocks = 500
     whole = blocks * compute + attend * blocks * (blocks - 1) // 2
     assert whole == pytest.approx(1e9 * roofline.prefill_seconds(16 * blocks), rel=1e-2)
-    assert roofline.speeds(32)[0] == pytest.approx(2 * load, abs=1)
+    assert roofline.block_costs(32)[0] == pytest.approx(2 * load, abs=1)
     # Each rank loads its share over its own link.
-    assert preset("llama-3-8b/h200x2").speeds(16)[0] == pytest.approx(load / 2, abs=1)
+    assert preset("llama-3-8b/h200x2").block_costs(16)[0] == pytest.approx(load / 2, abs=1)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -103,7 +103,7 @@ def test_every_preset_gives_times_and_sizes(model: str, machine: str) -> None:
     if model != "llama-3.1-405b" or machine in {"h200", "b200"}:
         assert roofline.device_blocks(16) > 1000
     assert 1e-3 < roofline.step_seconds(0, 0, 0, 1, 1000) < 0.2
-    assert min(roofline.speeds(16)) > 0
+    assert min(roofline.block_costs(16)) > 0
 
 
 def test_every_figure_can_be_given() -> None:

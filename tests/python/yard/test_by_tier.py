@@ -9,7 +9,7 @@ import pytest
 
 import blockyard as by
 from blockyard.shared.plan import Outcome
-from blockyard.yard.config import Speeds
+from blockyard.yard.config import BlockCosts
 from blockyard.yard.flights import Flights
 from yard import begin, plan_of, text
 
@@ -80,8 +80,8 @@ MAPPINGS: list[dict[str, Any]] = [
     {"ahead": {"device": 3}},
     {"ahead": {"host": 0, "device": 3}},
     {"deadline": {"disk": 50, "device": 1, "host": 5}},
-    {"speeds": (1, 2, 3, 40)},
-    {"speeds": (1, 2)},
+    {"block_costs": (1, 2, 3, 40)},
+    {"block_costs": (1, 2)},
 ]
 
 
@@ -118,7 +118,7 @@ def test_a_mapping_is_the_same_in_any_order_and_is_frozen() -> None:
 
 
 def test_each_setting_by_tier_changes_the_fingerprint() -> None:
-    prints = [config(**given).fingerprint for given in [{}, *MAPPINGS, {"speeds": (1, 2, 3)}]]
+    prints = [config(**given).fingerprint for given in [{}, *MAPPINGS, {"block_costs": (1, 2, 3)}]]
     assert len(set(prints)) == len(prints)
     assert config(write="on-evict").fingerprint == config().fingerprint
 
@@ -137,9 +137,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"deadline": {"disk": 0}}, "deadline: disk = 0: must be an integer >= 1"),
     ({"deadline": {"disk": 1.5}}, "deadline: disk = 1.5"),
     ({"deadline": "disk"}, "deadline = 'disk'"),
-    ({"speeds": (1, 2, 3, -4)}, "speeds: disk = -4"),
-    ({"speeds": (1, 2, 3, 4, 5)}, "speeds = (1, 2, 3, 4, 5): give (load, compute, attend"),
-    ({"speeds": (1, 2, None, 4)}, "speeds: attend = None"),
+    ({"block_costs": (1, 2, 3, -4)}, "block_costs: disk = -4"),
+    (
+        {"block_costs": (1, 2, 3, 4, 5)},
+        "block_costs = (1, 2, 3, 4, 5): give (load, compute, attend",
+    ),
+    ({"block_costs": (1, 2, None, 4)}, "block_costs: attend = None"),
 ]
 
 
@@ -159,15 +162,15 @@ def test_what_is_no_mapping_is_named(name: str, given: Any) -> None:
 
 
 def test_loads_from_the_disk_have_a_speed_of_their_own() -> None:
-    assert Speeds(1, 2).disk is None
-    cache = made(speeds=Speeds(10, 20, 0, 30))
+    assert BlockCosts(1, 2).disk is None
+    cache = made(block_costs=BlockCosts(10, 20, 0, 30))
     assert cache.worth_loading(8)
     assert cache.worth_loading(8, tier="host")
     assert not cache.worth_loading(8, tier="disk")
-    alike = made(speeds=(10, 20, 0))
+    alike = made(block_costs=(10, 20, 0))
     assert alike.worth_loading(8, tier="disk"), "like the host where it has none"
-    assert config(speeds=(10, 20, 0)).speeds == Speeds(10, 20, 0, None)
-    late = made(speeds=(10, 20, 1, 30))
+    assert config(block_costs=(10, 20, 0)).block_costs == BlockCosts(10, 20, 0, None)
+    late = made(block_costs=(10, 20, 1, 30))
     worth = [late.worth_loading(8, at, tier="disk") for at in range(8)]
     assert worth == sorted(worth), "later blocks attend to more"
     assert (worth[0], worth[-1]) == (False, True)

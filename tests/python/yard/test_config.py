@@ -65,7 +65,7 @@ def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
 
 
 def test_keywords_mapping_and_toml_say_the_same(tmp_path: Path) -> None:
-    config = by.Config(device=100, host=50, layout=LAYOUT, write="through", speeds=(3, 4, 5))
+    config = by.Config(device=100, host=50, layout=LAYOUT, write="through", block_costs=(3, 4, 5))
     assert by.Config.of(config.to_mapping()) == config
     path = tmp_path / "yard.toml"
     path.write_text(
@@ -74,7 +74,7 @@ def test_keywords_mapping_and_toml_say_the_same(tmp_path: Path) -> None:
         device = 100
         host = 50
         write = "through"
-        speeds = [3, 4, 5]
+        block_costs = [3, 4, 5]
         [blockyard.layout]
         """
         + "\n".join(
@@ -181,9 +181,9 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": 8, "eviction": "LRU"}, "eviction = 'LRU': did you mean 'recency'"),
         ({"device": 8, "host_copies": True}, "host_copies = True: must be one of first, last"),
         ({"device": 8, "copy_retries": "x"}, "copy_retries = 'x'"),
-        ({"device": 8, "speeds": 5}, "speeds = 5"),
-        ({"device": 8, "speeds": [1]}, r"speeds = \[1\]"),
-        ({"device": 8, "speeds": [1, 2, -3]}, "speeds: attend = -3"),
+        ({"device": 8, "block_costs": 5}, "block_costs = 5"),
+        ({"device": 8, "block_costs": [1]}, r"block_costs = \[1\]"),
+        ({"device": 8, "block_costs": [1, 2, -3]}, "block_costs: attend = -3"),
         ({"device": 8, "copy_tuning": {"ring": 5}}, "no 'ring' in copy_tuning: did you mean"),
         ({"device": 8, "copy_tuning": {"ring_bytes": 0}}, "copy_tuning: ring_bytes = 0"),
         ({"device": 8, "copy_tuning": {"most_runs": 1.5}}, r"copy_tuning: most_runs = 1\.5"),
@@ -282,7 +282,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"ghosts": 7},
         {"ahead": 3},
         {"deadline": 9},
-        {"speeds": (1, 2, 3)},
+        {"block_costs": (1, 2, 3)},
         {"copy_tuning": {"kernel_below": 1}},
         {"recompute": False},
         {"copy_retries": 1},

@@ -213,7 +213,7 @@ def test_what_an_engine_has_not_been_told_is_in_it() -> None:
     one, two = cache(), cache()
     for yard in (one, two):
         keys = yard.keys(text(1, 8))
-        yard.stow(keys, [1, 2])
+        yard.offload(keys, [1, 2])
         plans = yard.dispatch()
         yard.commit([by.Outcome(plan.flight, 0, len(plan)) for plan in plans])
     assert one.digest() == two.digest()

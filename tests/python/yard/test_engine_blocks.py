@@ -32,7 +32,7 @@ def awaited(answer: object) -> int:
 def test_blocks_go_down_and_come_up_by_the_engines_ids() -> None:
     own = cache()
     keys = own.keys(range(18))
-    plan = own.stow(keys, np.arange(3, 7))
+    plan = own.offload(keys, np.arange(3, 7))
     assert plan is not None
     assert (plan.source_tier, plan.destination_tier) == ("device", "host")
     assert plan.sources.tolist() == [3, 4, 5, 6]
@@ -58,12 +58,12 @@ def test_blocks_go_down_and_come_up_by_the_engines_ids() -> None:
 
 def test_a_request_is_kept_with_its_tail_and_given_up() -> None:
     own = cache()
-    kept = own.keep(own.keys(range(10)), [0, 1, 2], 10)
+    kept = own.save_request(own.keys(range(10)), [0, 1, 2], 10)
     assert (kept.state, kept.computed, kept.blocks, kept.on_device) == ("kept", 10, 3, 0)
     assert [len(plan) for plan in kept.plans] == [3]
     assert awaited(own.fetch(kept, [5, 6, 7])) == kept.plans[0].flight
     land(own, 2)
-    assert (kept.state, kept.computed, kept.blocks, kept.below) == ("short", 8, 2, (2, 0))
+    assert (kept.state, kept.computed, kept.blocks, kept.below) == ("incomplete", 8, 2, (2, 0))
     assert isinstance(own.fetch(kept, [5, 6]), list)
     land(own, 0, Cause.CORRUPT)
     assert (kept.state, kept.blocks) == ("broken", 0)
@@ -74,16 +74,16 @@ def test_a_request_is_kept_with_its_tail_and_given_up() -> None:
     assert own.stats()["parked"] == 0
 
 
-def test_rows_of_a_step_cross_once_and_none_is_stowed_where_one_is_wrong() -> None:
+def test_rows_of_a_step_cross_once_and_none_is_offloaded_where_one_is_wrong() -> None:
     own = cache()
     rows = [own.keys(range(start, start + 8)) for start in (0, 100, 200)]
-    plans = own.stow(rows, [[0, 1], np.array([2, 3]), [4]], [0, 0, 1])
+    plans = own.offload(rows, [[0, 1], np.array([2, 3]), [4]], [0, 0, 1])
     assert [plan is not None and plan.sources.tolist() for plan in plans] == [[0, 1], [2, 3], [4]]
     land(own)
-    assert own.stow(rows[:2], [[0, 1], [2, 3]]) == [None, None]
+    assert own.offload(rows[:2], [[0, 1], [2, 3]]) == [None, None]
     before = own.digest()
     with pytest.raises(by.Misuse, match="ids = 32: the engine has no such block"):
-        own.stow([own.keys(range(50, 54)), own.keys(range(60, 64))], [[7], [32]])
+        own.offload([own.keys(range(50, 54)), own.keys(range(60, 64))], [[7], [32]])
     assert own.digest() == before
     own.used(rows)
     assert own.audit() is None
@@ -105,7 +105,7 @@ def test_what_has_missed_its_deadline_has_no_good_block_then_or_later(by_hand: b
         assert own.stats()["flights_unknown"] == own.stats()["overdue"]
 
     keys = own.keys(range(8))
-    plan = own.stow(keys, [0, 1])
+    plan = own.offload(keys, [0, 1])
     assert plan is not None
     late(plan, 3)
     assert own.must_finish([1]) is None
@@ -113,7 +113,7 @@ def test_what_has_missed_its_deadline_has_no_good_block_then_or_later(by_hand: b
     own.commit([Outcome(plan.flight, 0, 2)])
     assert own.ended() == {plan.flight: 0}
     assert (own.find(keys).stop, own.stats()["host_quarantined"]) == ("missing", 0)
-    own.stow(keys, [0, 1])
+    own.offload(keys, [0, 1])
     land(own)
     own.ended()
     fetch = own.fetch(keys, [4, 5])
@@ -128,10 +128,10 @@ def test_what_has_missed_its_deadline_has_no_good_block_then_or_later(by_hand: b
 def test_a_reset_ends_what_was_in_the_air_and_breaks_what_is_kept() -> None:
     own = cache()
     keys = own.keys(range(8))
-    own.stow(keys, [0, 1])
+    own.offload(keys, [0, 1])
     land(own)
     own.ended()
-    kept = own.keep(own.keys(range(100, 108)), [2, 3], 8)
+    kept = own.save_request(own.keys(range(100, 108)), [2, 3], 8)
     fetch = own.fetch(keys, [4, 5])
     assert isinstance(fetch, list)
     own.dispatch()
@@ -145,20 +145,23 @@ def test_a_reset_ends_what_was_in_the_air_and_breaks_what_is_kept() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda own, keys: own.stow(keys, [99]), "ids = 99: the engine has no such block"),
-        (lambda own, keys: own.stow(keys, [1, 1]), "ids = 1: it comes twice"),
+        (lambda own, keys: own.offload(keys, [99]), "ids = 99: the engine has no such block"),
+        (lambda own, keys: own.offload(keys, [1, 1]), "ids = 1: it comes twice"),
         (
-            lambda own, keys: own.stow([keys, own.keys(range(90, 98))], [[1, 2], [3, 1]]),
+            lambda own, keys: own.offload([keys, own.keys(range(90, 98))], [[1, 2], [3, 1]]),
             "ids = 1: it comes twice, with two keys",
         ),
-        (lambda own, keys: own.stow(keys, [1, 2, 3]), "ids = 3: give no more ids than"),
-        (lambda own, keys: own.stow([keys], [[1]], [0, 0]), "first has 2 rows, and keys 1"),
-        (lambda own, keys: own.stow([keys, 3], [[1], [2]]), "pass Keys, or a list of them"),
+        (lambda own, keys: own.offload(keys, [1, 2, 3]), "ids = 3: give no more ids than"),
+        (lambda own, keys: own.offload([keys], [[1]], [0, 0]), "first has 2 rows, and keys 1"),
+        (lambda own, keys: own.offload([keys, 3], [[1], [2]]), "pass Keys, or a list of them"),
         (lambda own, keys: own.fetch(keys, [1], first=2), "ids = 1: give no more ids than"),
-        (lambda own, _: own.fetch(3, [1]), "what is <class 'int'>: pass Keys, or what keep"),
-        (lambda own, keys: own.keep(keys, [1], 8), "ids = 1: give an id for each block"),
-        (lambda own, keys: own.keep(keys, [1, 2, 3, 4], 13), "keys = 2: give a key for each"),
-        (lambda own, keys: own.keep(keys, [1], 0), "tokens = 0"),
+        (lambda own, _: own.fetch(3, [1]), "what is <class 'int'>: pass Keys, or what save_"),
+        (lambda own, keys: own.save_request(keys, [1], 8), "ids = 1: give an id for each block"),
+        (
+            lambda own, keys: own.save_request(keys, [1, 2, 3, 4], 13),
+            "keys = 2: give a key for each",
+        ),
+        (lambda own, keys: own.save_request(keys, [1], 0), "tokens = 0"),
         (lambda own, _: own.must_finish([-1]), r"ids\[0\] = -1"),
         (lambda own, keys: own.find(keys, 3), "after = 3"),
         (lambda own, _: own.begin(range(9)), "on a cache whose device is the engine's"),
@@ -171,7 +174,7 @@ def test_bad_input_is_named_and_changes_nothing(
 ) -> None:
     own = cache()
     keys = own.keys(range(8))
-    own.stow(keys, [0, 1])
+    own.offload(keys, [0, 1])
     before = own.digest()
     with pytest.raises(by.Misuse, match=says):
         call(own, keys)
@@ -182,7 +185,7 @@ def test_keys_of_blocks_of_another_size_and_another_cache_are_told() -> None:
     own, other = cache(), cache()
     with pytest.raises(by.Misuse, match="blocks of"):
         own.find(by.KVCache(device=8, block_size=8).keys(range(16)))
-    kept = other.keep(other.keys(range(4)), [0], 4)
+    kept = other.save_request(other.keys(range(4)), [0], 4)
     with pytest.raises(by.ForeignLease):
         own.fetch(kept, [1])
     other.abandon(kept)
@@ -209,8 +212,8 @@ def test_a_cache_that_owns_its_device_has_none_of_these_verbs() -> None:
     calls: list[Callable[[], object]] = [
         lambda: own.find(keys),
         lambda: own.fetch(keys, [1]),
-        lambda: own.stow(keys, [1]),
-        lambda: own.keep(keys, [1, 2], 8),
+        lambda: own.offload(keys, [1]),
+        lambda: own.save_request(keys, [1, 2], 8),
         lambda: own.must_finish([1]),
         lambda: own.used([keys]),
         own.ended,
@@ -235,7 +238,7 @@ def test_the_configuration_of_an_engine_says_the_same_again() -> None:
 
 def test_what_comes_to_the_host_goes_on_ahead_of_need() -> None:
     own = cache(host=4, ahead=None)
-    own.stow(own.keys(range(16)), [0, 1, 2, 3])
+    own.offload(own.keys(range(16)), [0, 1, 2, 3])
     land(own)
     plans = land(own)
     assert [(plan.source_tier, plan.destination_tier) for plan in plans] == [("host", "disk")]

@@ -110,7 +110,7 @@ def test_what_the_engine_has_made_the_keys_of_is_told_by_its_own_numbers() -> No
     cache.listen(clears="own")
     keys = cache.ready_keys([bytes([at] * 32) for at in (1, 2, 3)], 12)
     cache.describe(keys, range(4), numbers=[101])
-    plan = cache.stow(keys, [0, 1, 2])
+    plan = cache.offload(keys, [0, 1, 2])
     assert plan is not None
     cache.commit([plan])
     cache.describe(keys, range(4, 12), first=1, numbers=[101, 102, 1 << 63 | 103])
@@ -227,13 +227,13 @@ def test_what_is_told_again_names_its_parent_by_the_number_that_it_had() -> None
     keys = cache.ready_keys([bytes([at] * 32) for at in (1, 2)], 2 * SIZE)
     # Of the first block nobody says the tokens.
     cache.describe(keys, range(SIZE), first=1, numbers=[101, 102])
-    cache.stow(keys, [0, 1])
+    cache.offload(keys, [0, 1])
     cache.commit(cache.dispatch())
     assert [(one.block_hashes, one.parent_block_hash) for one in stored(taken(cache))] == [
         ([102], 101)
     ]
     for name in range(3, 30):
-        cache.stow(cache.ready_keys([bytes([name] * 32)], SIZE), [name])
+        cache.offload(cache.ready_keys([bytes([name] * 32)], SIZE), [name])
         cache.commit(cache.dispatch())
     again = stored(taken(cache))
     assert cache.events_told()["retold"] == 1

@@ -63,7 +63,7 @@ def test_what_is_in_flight_is_named_with_its_flight(cache: by.KVCache) -> None:
 
 
 def test_blocks_that_are_slow_to_load_are_said_to_be_skipped() -> None:
-    cache = by.KVCache(block_size=4, device=17, host=16, ahead=0, speeds=(10, 5, 0))
+    cache = by.KVCache(block_size=4, device=17, host=16, ahead=0, block_costs=(10, 5, 0))
     publish_below(cache, text(1, 8))
     said = str(cache.explain(text(1, 8)))
     assert "Now 2 blocks on the host would be skipped: loading them would take longer" in said
@@ -71,7 +71,7 @@ def test_blocks_that_are_slow_to_load_are_said_to_be_skipped() -> None:
 
 def test_a_cache_that_cannot_recompute_skips_nothing() -> None:
     cache = by.KVCache(
-        block_size=4, device=17, host=16, ahead=0, speeds=(10, 5, 0), recompute=False
+        block_size=4, device=17, host=16, ahead=0, block_costs=(10, 5, 0), recompute=False
     )
     publish_below(cache, text(1, 8))
     assert "skipped" not in str(cache.explain(text(1, 8)))

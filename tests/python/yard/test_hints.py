@@ -59,7 +59,7 @@ def test_every_order_takes_every_hint(eviction: Any, host_copies: Any) -> None:
     made = {"eviction": eviction, "host_copies": host_copies, "host": 8, "block_size": 4}
     cache, below = by.KVCache(device=8, **made), by.KVCache(engine=8, **made)
     keys = below.keys(text(1, 8))
-    plan = below.stow(keys, [1, 2])
+    plan = below.offload(keys, [1, 2])
     assert plan is not None
     below.commit(plan)
     for number, hints in enumerate(GOOD):

@@ -132,7 +132,7 @@ class Life(Known):
 
     @step(which=ANY, computed=ANY)
     def seal(self, which: int, computed: int) -> None:
-        row = self.pick(which, *(["ready", "short"] if self.recompute else ["ready"]))
+        row = self.pick(which, *(["ready", "incomplete"] if self.recompute else ["ready"]))
         computed = self.range_of(row, computed)
         self.seals(row, computed)
         before = row.lease.sealed
@@ -164,7 +164,7 @@ class Life(Known):
 
     @step(which=ANY, computed=ANY, after=BOOL)
     def park(self, which: int, computed: int, after: bool) -> None:
-        row = self.pick(which, "ready", "short")
+        row = self.pick(which, "ready", "incomplete")
         computed = self.range_of(row, computed)
         if row.lease.state == "ready":
             self.seals(row, computed)
@@ -178,10 +178,10 @@ class Life(Known):
             assert state == "ready" or not row.lease.resumed, "a short resume has its keeps"
             return
         except by.Misuse as refused:
-            # A fork of a detached lease whose copy came short is "short" first of all.
-            assert state == "short" and "clear has detached" in str(refused)  # noqa: PT017, PT018
+            # A fork of a detached lease whose copy came back so is "incomplete" first of all.
+            assert state == "incomplete" and "clear has detached" in str(refused)  # noqa: PT017, PT018
             return
-        assert state == "short" or parked.computed == computed
+        assert state == "incomplete" or parked.computed == computed
         self.running.remove(row)
         self.parked.append(Resting(row.tokens, row.salt, parked))
 
@@ -216,7 +216,7 @@ class Life(Known):
 
     @step(which=ANY, blocks=FEW)
     def demote_of_a_lease(self, which: int, blocks: int) -> None:
-        row = self.pick(which, "ready", "loading", "detached", "short")
+        row = self.pick(which, "ready", "loading", "detached", "incomplete")
         self.fly(self.cache.demote(blocks, of=row.lease))
 
     @precondition(lambda self: self.parked)

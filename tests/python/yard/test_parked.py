@@ -125,7 +125,7 @@ def test_the_questions_are_of_the_yard_and_change_nothing() -> None:
     assert (handle.moving, handle.alone, cache.digest()) == (0, 3, digest)
     lease = begin(cache, handle)
     assert_type(lease.resumed, bool)
-    assert_type(lease.state, Literal["ready", "loading", "short", "detached", "spent"])
+    assert_type(lease.state, Literal["ready", "loading", "incomplete", "detached", "spent"])
     with pytest.raises(by.SpentLease):
         _ = handle.moving
     with pytest.raises(by.SpentLease):
@@ -211,7 +211,7 @@ ENDS: list[tuple[str, End, int, int]] = [
 @pytest.mark.law("2.3-up-failed", "2.3-up-unknown")
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize(("end", "cached", "blocks"), [pytest.param(*e, id=i) for i, *e in ENDS])
-def test_a_resume_that_came_short_is_parked_again_and_comes_back_whole(
+def test_a_resume_that_came_back_incomplete_is_parked_again_and_comes_back_whole(
     end: End, cached: int, blocks: int, *, recompute: bool
 ) -> None:
     cache = house(recompute=recompute)
@@ -222,12 +222,12 @@ def test_a_resume_that_came_short_is_parked_again_and_comes_back_whole(
     with pytest.raises(by.Misuse, match="loading"):
         cache.park(resumed, 10)
     end(cache, load)
-    assert (resumed.state, resumed.resumed) == ("short", True)
+    assert (resumed.state, resumed.resumed) == ("incomplete", True)
     assert (resumed.cached, resumed.blocks) == (cached, blocks)
     if not recompute:
         with pytest.raises(by.Misuse, match="park it again"):
             cache.grow(resumed, 0)
-    assert (resumed.state, resumed.resumed) == ("short", True)
+    assert (resumed.state, resumed.resumed) == ("incomplete", True)
     again = cache.park(resumed, 10)
     assert (resumed.state, handle.state, again.state) == ("spent", "spent", "kept")
     assert (again.computed, again.blocks, again.on_device) == (10, 3, 0)
@@ -244,7 +244,7 @@ def test_a_resume_that_came_short_is_parked_again_and_comes_back_whole(
 
 
 @pytest.mark.parametrize(("end", "cached", "blocks"), [pytest.param(*e, id=i) for i, *e in ENDS])
-def test_a_resume_that_came_short_may_go_on_from_its_good_prefix(
+def test_a_resume_that_came_back_incomplete_may_go_on_from_its_good_prefix(
     end: End, cached: int, blocks: int
 ) -> None:
     cache = house()
@@ -270,7 +270,12 @@ def test_short_and_not_resumed_is_a_table_that_ends_too_soon() -> None:
     lease = begin(cache, text(1, 10))
     forked = cache.fork(lease, 10)
     cache.mark_unknown(forked.plans)
-    assert (forked.state, forked.resumed, forked.cached, forked.blocks) == ("short", False, 8, 2)
+    assert (forked.state, forked.resumed, forked.cached, forked.blocks) == (
+        "incomplete",
+        False,
+        8,
+        2,
+    )
     assert cache.grow(forked, 0).size == 0
     assert (forked.state, forked.blocks) == ("ready", 3)
     cache.finish([lease, forked])
@@ -278,13 +283,13 @@ def test_short_and_not_resumed_is_a_table_that_ends_too_soon() -> None:
     at_rest(cache)
 
 
-def test_a_resume_without_room_for_what_came_short_has_its_keeps_still() -> None:
+def test_a_resume_without_room_for_what_came_back_incomplete_has_its_keeps_still() -> None:
     cache = house(device=7)
     resumed = begin(cache, below(cache, text(1, 10)))
     other = begin(cache, text(2, 12))
     cache.mark_unknown(resumed.plans)
     assert cache.grow(resumed, 0).tolist() == [0]
-    assert (resumed.state, resumed.resumed, cache.stats()["parked"]) == ("short", True, 1)
+    assert (resumed.state, resumed.resumed, cache.stats()["parked"]) == ("incomplete", True, 1)
     again = cache.park(resumed, 10)
     with pytest.raises(by.NoRoom):
         cache.begin(again)
@@ -306,7 +311,7 @@ def test_a_kept_copy_that_is_corrupt_breaks_it_and_it_begins_again_from_what_is_
     cache = house()
     resumed = begin(cache, below(cache, text(1, 10)))
     cache.commit(resumed.plans, bad, corrupt=True)
-    assert (resumed.state, resumed.resumed, resumed.cached) == ("short", True, 4 * bad)
+    assert (resumed.state, resumed.resumed, resumed.cached) == ("incomplete", True, 4 * bad)
     again = cache.park(resumed, 10)
     assert (again.state, again.blocks, pending(again)) == ("broken", 0, (0, 0, 0))
     assert (cache.stats()["broken"], cache.demote(8, of=again)) == (1, None)
@@ -361,7 +366,7 @@ def test_what_a_ticket_kept_and_the_park_did_not_need_is_promised_no_more() -> N
     ticket = cache.promise(8, tier="host")
     handle = cache.park(begin(cache, text(1, 5)), 5, ticket=ticket)
     assert cache.room("host").promised == 2
-    # So it is where a resume that came short goes back to where it was, which needs nothing.
+    # So it is where an incomplete resume goes back to where it was, which needs nothing.
     cache.commit(down(cache, handle, 2))
     squeeze(cache)
     resumed = begin(cache, handle)

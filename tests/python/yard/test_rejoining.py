@@ -122,7 +122,7 @@ def test_what_was_planned_before_it_ends(memory: Any, way: str) -> None:
 
 def test_engines_are_told_of_the_plans_that_it_ends() -> None:
     cache, _ = opened(engine=17, disk=0, keyed=())
-    plan = cache.stow(cache.keys(range(8)), [3, 4])
+    plan = cache.offload(cache.keys(range(8)), [3, 4])
     assert plan is not None
     assert cache.reset(1, memory="lost") == 1
     assert cache.ended() == {plan.flight: 0}

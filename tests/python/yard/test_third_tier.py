@@ -279,7 +279,7 @@ def test_each_number_of_a_disk_is_in_the_stats_whether_there_is_one_or_not() -> 
 
 
 def test_what_is_on_the_disk_is_said_and_no_word_of_it_where_none_is() -> None:
-    cache = house(speeds=(1, 5, 0, 10), host=4)
+    cache = house(block_costs=(1, 5, 0, 10), host=4)
     publish_below(cache, text(1, 16))
     assert "disk" not in str(cache.explain(text(1, 17)))
     landed(cache, cache.demote(4, tier="host"))

@@ -50,7 +50,7 @@ def reading_a_lease(lease: by.Lease) -> None:
     assert_type(lease.plans, tuple[by.Plan, ...])
     assert_type(lease.hits, tuple[int, int, int])
     assert_type(lease.cached, int)
-    assert_type(lease.state, Literal["ready", "loading", "short", "detached", "spent"])
+    assert_type(lease.state, Literal["ready", "loading", "incomplete", "detached", "spent"])
     with lease as same:
         assert_type(same, by.Lease)
     lease.cached = 3  # type: ignore[misc]

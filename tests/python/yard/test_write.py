@@ -1,4 +1,4 @@
-"""What is copied down and what is loaded: write policies, ghosts, speeds, and the questions."""
+"""What is copied down and what is loaded: write policies, ghosts, costs, and the questions."""
 
 from typing import Any, Literal
 
@@ -107,7 +107,7 @@ def test_without_ghosts_it_is_not_known_what_was_dropped(more: dict[str, Any]) -
 def test_a_load_is_taken_only_where_it_takes_less_time_than_computing() -> None:
     # Three blocks at the start of a sequence: 100 + 110 + 120 to compute.
     for load, loaded, stop in ((109, 3, "whole"), (110, 0, "slow")):
-        cache = small(speeds=(load, 100, 10))
+        cache = small(block_costs=(load, 100, 10))
         put_below(cache, text(1, 3))
         assert cache.worth_loading(3) is (loaded == 3)
         lease = cache.begin([*text(1, 3), 7])
@@ -119,7 +119,7 @@ def test_a_load_is_taken_only_where_it_takes_less_time_than_computing() -> None:
 
 
 def test_what_is_in_flight_upward_and_what_comes_before_count() -> None:
-    cache = small(speeds=(100, 100, 10))
+    cache = small(block_costs=(100, 100, 10))
     put_below(cache, text(1, 3))
     # 2 * 100 against 100 + 110; with three more in flight 5 * 100 against the same.
     assert cache.worth_loading(2)
@@ -137,7 +137,7 @@ def test_what_is_in_flight_upward_and_what_comes_before_count() -> None:
 
 def test_without_speeds_every_load_is_taken_and_the_bound_of_a_begin_holds_with_them() -> None:
     assert small().worth_loading(1_000_000, after=0)
-    cache = small(speeds=(0, 1, 0))
+    cache = small(block_costs=(0, 1, 0))
     put_below(cache, text(1, 3))
     lease = cache.begin([*text(1, 3), 7], load=2)
     assert (lease.hits, lease.stop) == ((0, 2, 0), "slow")
@@ -218,9 +218,9 @@ def test_a_lease_with_too_few_slots_after_a_load_of_unknown_end_is_short() -> No
     put_below(cache, text(1, 3))
     lease = cache.begin([*text(1, 3), 7])
     cache.mark_unknown(lease.plans)
-    assert (lease.state, lease.cached, lease.tokens, lease.blocks) == ("short", 0, 13, 0)
+    assert (lease.state, lease.cached, lease.tokens, lease.blocks) == ("incomplete", 0, 13, 0)
     assert cache.seal(lease, 0) == 0
-    assert lease.state == "short"
+    assert lease.state == "incomplete"
     assert cache.grow(lease, 0).size == 0
     assert (lease.state, lease.blocks) == ("ready", 4)
     cache.commit(lease.plans)
@@ -239,10 +239,10 @@ def test_what_begins_leave_has_a_unit_and_a_meaning() -> None:
         ({"ghosts": -1}, "ghosts = -1"),
         ({"ghosts": "many"}, "ghosts"),
         ({"ghosts": 2**30 + 1}, "ghosts = 1073741825"),
-        ({"speeds": (1, 2)}, r"speeds = \(1, 2\): pass three counts of nanoseconds"),
-        ({"speeds": (1, 2, -3)}, "speeds.*-3"),
-        ({"speeds": 5}, "speeds"),
-        ({"speeds": (1, 2, 3.5)}, "speeds"),
+        ({"block_costs": (1, 2)}, r"block_costs = \(1, 2\): pass three counts of nanoseconds"),
+        ({"block_costs": (1, 2, -3)}, "block_costs.*-3"),
+        ({"block_costs": 5}, "block_costs"),
+        ({"block_costs": (1, 2, 3.5)}, "block_costs"),
     ],
 )
 def test_a_bad_value_is_named(more: dict[str, Any], said: str) -> None:

@@ -24,7 +24,7 @@ struct Node {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Why {
-    Stow,
+    Offload,
     Fetch,
     /// Between the tiers below; for a kept request whose blocks move, if one.
     Below(Option<ParkedId>),
@@ -117,7 +117,7 @@ impl Naive {
             return 0;
         };
         let reads = |flight: &&Flight| {
-            flight.why != Why::Stow && flight.from == tier + 1 && !flight.overdue
+            flight.why != Why::Offload && flight.from == tier + 1 && !flight.overdue
         };
         let flights = self.flights.values().filter(reads);
         let own = |flight: &Flight| {
@@ -180,7 +180,7 @@ impl Naive {
     /// Slots without a block that some copy reads still.
     fn read_still(&self, tier: usize) -> usize {
         let reads = |flight: &&Flight| {
-            flight.why != Why::Stow && flight.from == tier + 1 && !flight.overdue
+            flight.why != Why::Offload && flight.from == tier + 1 && !flight.overdue
         };
         let slots = self
             .flights
@@ -294,8 +294,8 @@ impl Naive {
         (0..2).find(|&tier| self.limits[tier] > 0)
     }
 
-    /// Which of these blocks a stow copies: their places among `ids`.
-    pub(crate) fn stow(&mut self, keys: &[Key], first: usize, count: usize) -> Vec<usize> {
+    /// Which of these blocks an offload copies: their places among `ids`.
+    pub(crate) fn offload(&mut self, keys: &[Key], first: usize, count: usize) -> Vec<usize> {
         let Some(to) = self.next() else {
             return Vec::new();
         };
@@ -319,8 +319,8 @@ impl Naive {
         new
     }
 
-    /// Makes the blocks of a stow: those at these places are on their way, the others are there.
-    pub(crate) fn stowed(
+    /// Makes the blocks of an offload: those at these places are on their way, the others are there.
+    pub(crate) fn offloaded(
         &mut self,
         keys: &[Key],
         (first, count): (usize, usize),
@@ -340,7 +340,7 @@ impl Naive {
             };
             above = Above::Known(block);
         }
-        self.launch(plan, Why::Stow, blocks);
+        self.launch(plan, Why::Offload, blocks);
         let walked = &keys[..first + count];
         self.relink(walked, new.iter().map(|at| first + at));
     }
@@ -462,7 +462,7 @@ impl Naive {
             self.keep(block, to);
         }
         if let Some(plan) = plan {
-            self.launch(plan, Why::Stow, new);
+            self.launch(plan, Why::Offload, new);
         }
         self.kept.insert(
             id,

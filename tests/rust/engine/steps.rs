@@ -208,16 +208,16 @@ impl World {
         let wanted = self
             .naive
             .as_mut()
-            .map(|naive| naive.stow(chain.keys(), first, ids.len()));
-        let stowed = self.cache.lock().stow(chain.keys(), ids, first as u32);
-        let plan = stowed.expect("its own");
+            .map(|naive| naive.offload(chain.keys(), first, ids.len()));
+        let offloaded = self.cache.lock().offload(chain.keys(), ids, first as u32);
+        let plan = offloaded.expect("its own");
         self.describe(&chain, first, &request.tokens[first * SIZE..full * SIZE]);
         if let (Some(naive), Some(wanted)) = (self.naive.as_mut(), wanted) {
             let told = plan.as_ref().map_or(&[][..], |plan| &plan.sources);
             let copied: Vec<u32> = wanted.iter().map(|&at| ids[at]).collect();
-            assert_eq!(told, copied, "what a stow copies");
+            assert_eq!(told, copied, "what an offload copies");
             if let Some(plan) = &plan {
-                naive.stowed(chain.keys(), (first, ids.len()), &wanted, plan);
+                naive.offloaded(chain.keys(), (first, ids.len()), &wanted, plan);
             }
         }
         // The engine may give them out again at once.
@@ -241,7 +241,7 @@ impl World {
         let answer = self
             .cache
             .lock()
-            .stow_kept(chain.keys(), &ids[..used], computed as u64);
+            .save_request(chain.keys(), &ids[..used], computed as u64);
         self.describe(&chain, 0, &tokens[..computed / SIZE * SIZE]);
         if let Some(wanted) = wanted {
             assert_eq!(answer.is_ok(), wanted.is_some(), "{answer:?}");
@@ -452,7 +452,7 @@ impl World {
         self.sound();
     }
 
-    /// The keys are the engine's, so that the tokens of what it stows come beside them.
+    /// The keys are the engine's, so that the tokens of what it offloads come beside them.
     fn describe(&self, chain: &Chain, first: usize, tokens: &[u32]) {
         let extras = Extras::default();
         let described = self

@@ -4,7 +4,7 @@ use crate::tickets::request;
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, Yard, and_one, cat, config, one, room, text, tokens};
 use blockyard_core::{
-    Answer, Config, Counters, Error, Filling, MAX_TIERS, Speeds, Stop, WritePolicy,
+    Answer, BlockCosts, Config, Counters, Error, Filling, MAX_TIERS, Stop, WritePolicy,
 };
 
 /// Law: 2.2-1
@@ -322,13 +322,13 @@ fn a_begin_is_all_or_nothing_with_its_growth() {
 /// A block of its own takes 100 to compute, one more 110, and so on.
 fn gated(load: u64, recompute: bool) -> Yard {
     let (compute, attend) = (100, 10);
-    let speeds = Some(Speeds {
+    let block_costs = Some(BlockCosts {
         load: [load; MAX_TIERS],
         compute,
         attend,
     });
     Yard::of(Config {
-        speeds,
+        block_costs,
         recompute,
         ..config(16, 16)
     })

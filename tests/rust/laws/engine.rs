@@ -2,8 +2,8 @@
 
 use crate::yard::{KINDS, Yard, config, text, three, tokens};
 use blockyard_core::{
-    Config, Error, EvictionPolicy, Fetch, FlightId, HostCopies, MAX_RUNS, ParkedId, Plan, Probe,
-    Result, Speeds, Stop, Tier, Wanted,
+    BlockCosts, Config, Error, EvictionPolicy, Fetch, FlightId, HostCopies, MAX_RUNS, ParkedId,
+    Plan, Probe, Result, Stop, Tier, Wanted,
 };
 
 const DEVICE: Tier = Tier::DEVICE;
@@ -45,21 +45,21 @@ impl Yard {
         found.expect("the engine's")
     }
 
-    fn try_stow(&self, text: &[u32], ids: &[u32], first: u32) -> Result<Option<Plan>> {
+    fn try_offload(&self, text: &[u32], ids: &[u32], first: u32) -> Result<Option<Plan>> {
         let chain = self.chain(text);
-        let plan = self.cache.lock().stow(chain.keys(), ids, first);
+        let plan = self.cache.lock().offload(chain.keys(), ids, first);
         self.sound();
         plan
     }
 
-    fn stow(&self, text: &[u32], ids: &[u32]) -> Plan {
-        let plan = self.try_stow(text, ids, 0).expect("the engine's");
+    fn offload(&self, text: &[u32], ids: &[u32]) -> Plan {
+        let plan = self.try_offload(text, ids, 0).expect("the engine's");
         plan.expect("there is something to copy")
     }
 
     /// Leaves a text's blocks on the nearest lower tier.
-    fn stowed(&self, text: &[u32], ids: &[u32]) {
-        self.land(&[self.stow(text, ids)]);
+    fn offloaded(&self, text: &[u32], ids: &[u32]) {
+        self.land(&[self.offload(text, ids)]);
     }
 
     fn try_fetch(&self, text: &[u32], ids: &[u32], first: u32) -> Result<Fetch> {
@@ -93,12 +93,12 @@ impl Yard {
         let kept = self
             .cache
             .lock()
-            .stow_kept(chain.keys(), ids, text.len() as u64);
+            .save_request(chain.keys(), ids, text.len() as u64);
         self.sound();
         kept
     }
 
-    fn keep(&self, text: &[u32], ids: &[u32]) -> (ParkedId, Option<Plan>) {
+    fn save(&self, text: &[u32], ids: &[u32]) -> (ParkedId, Option<Plan>) {
         self.try_keep(text, ids).expect("there is room")
     }
 
@@ -133,21 +133,21 @@ fn way(plan: &Plan) -> (Tier, Tier, &[u32], &[u32]) {
 #[test]
 fn e1_what_a_flight_reads_or_writes_is_not_written_before_it_has_ended() {
     for yard in yards(8, 0) {
-        let stow = yard.stow(&text(1, 2), &[3, 4]);
-        assert_eq!(yard.fence(&[2, 4]), Some(stow.flight));
+        let offload = yard.offload(&text(1, 2), &[3, 4]);
+        assert_eq!(yard.fence(&[2, 4]), Some(offload.flight));
         assert_eq!(yard.fence(&[2, 5]), None);
-        yard.stowed(&text(2, 1), &[5]);
+        yard.offloaded(&text(2, 1), &[5]);
         assert_eq!(
             soon(yard.try_fetch(&text(2, 1), &[3], 0)),
-            stow.flight,
+            offload.flight,
             "what it reads is not filled"
         );
-        yard.land(&[stow]);
+        yard.land(&[offload]);
         assert_eq!(yard.fence(&[3, 4]), None);
         let fetch = yard.fetch(&text(1, 2), &[3, 4]).remove(0);
         assert_eq!(yard.fence(&[4]), Some(fetch.flight));
         assert_eq!(
-            yard.try_stow(&text(3, 1), &[4], 0),
+            yard.try_offload(&text(3, 1), &[4], 0),
             Ok(None),
             "what it fills is not copied"
         );
@@ -163,7 +163,10 @@ fn e1_what_a_flight_reads_or_writes_is_not_written_before_it_has_ended() {
 #[test]
 fn e1_of_several_flights_the_newest_is_the_fence() {
     let yard = yards(8, 0).next().unwrap();
-    let (one, two) = (yard.stow(&text(1, 1), &[1]), yard.stow(&text(2, 1), &[1]));
+    let (one, two) = (
+        yard.offload(&text(1, 1), &[1]),
+        yard.offload(&text(2, 1), &[1]),
+    );
     assert_eq!(yard.fence(&[1]), Some(two.flight));
     yard.land(&[two]);
     assert_eq!(
@@ -180,12 +183,12 @@ fn e1_of_several_flights_the_newest_is_the_fence() {
 fn e2_a_block_is_found_when_it_is_whole_and_said_to_come_before() {
     for yard in yards(8, 0) {
         let prompt = text(1, 3);
-        let plan = yard.stow(&prompt, &[0, 1, 2]);
+        let plan = yard.offload(&prompt, &[0, 1, 2]);
         assert_eq!(way(&plan).0, DEVICE);
         assert_eq!((plan.to, yard.find(&prompt, 0).hits), (HOST, [0; 3]));
         assert_eq!(yard.find(&prompt, 0).stop, Stop::Filling(plan.flight));
         assert_eq!(
-            yard.try_stow(&prompt, &[7, 8, 9], 0),
+            yard.try_offload(&prompt, &[7, 8, 9], 0),
             Ok(None),
             "it is copied once"
         );
@@ -198,7 +201,7 @@ fn e2_a_block_is_found_when_it_is_whole_and_said_to_come_before() {
             "the engine has the first"
         );
         assert_eq!(yard.find(&prompt, 2).hits, [0; 3]);
-        let more = yard.try_stow(&prompt, &[9], 2).unwrap().unwrap();
+        let more = yard.try_offload(&prompt, &[9], 2).unwrap().unwrap();
         assert_eq!(way(&more).2, [9]);
         yard.land(&[more]);
         assert_eq!(yard.find(&prompt, 0).hits, [0, 3, 0]);
@@ -211,7 +214,7 @@ fn e2_a_block_is_found_when_it_is_whole_and_said_to_come_before() {
 fn e2_what_one_request_is_brought_up_is_in_the_air_for_the_next() {
     let yard = yards(8, 0).next().unwrap();
     let prompt = text(1, 2);
-    yard.stowed(&prompt, &[0, 1]);
+    yard.offloaded(&prompt, &[0, 1]);
     let fetch = yard.fetch(&prompt, &[2, 3]).remove(0);
     assert_eq!(way(&fetch), (HOST, DEVICE, &[0, 1][..], &[2, 3][..]));
     assert_eq!(yard.find(&prompt, 0).stop, Stop::Filling(fetch.flight));
@@ -232,21 +235,21 @@ fn e2_a_find_compares_loading_with_computing_behind_what_the_engine_has() {
         (124, 2, true),
         (125, 2, false),
     ] {
-        let mut speeds = Speeds {
+        let mut block_costs = BlockCosts {
             compute: 100,
             attend: 10,
-            ..Speeds::default()
+            ..BlockCosts::default()
         };
-        speeds.load[1] = load;
+        block_costs.load[1] = load;
         let yard = Yard::of(Config {
-            speeds: Some(speeds),
+            block_costs: Some(block_costs),
             slots: vec![16, 8],
             engine: true,
             ..config(16, 8)
         });
         let prompt = text(1, u64::from(after) + 2);
         let ids: Vec<u32> = (0..after + 2).collect();
-        yard.stowed(&prompt, &ids);
+        yard.offloaded(&prompt, &ids);
         let found = yard.find(&prompt, after);
         let (hits, stop) = if pays {
             (2, Stop::Whole)
@@ -269,11 +272,11 @@ fn e4_a_kept_request_of_nine_runs_comes_back_by_eight_flights_and_then_by_the_la
         ..three(32, 9, 9)
     });
     let (prompt, ids) = (text(1, 9), (0..9).collect::<Vec<u32>>());
-    yard.stowed(&prompt, &ids);
+    yard.offloaded(&prompt, &ids);
     let below = yard.demote_from(HOST, 9).expect("nine blocks go down");
     assert_eq!(below.len(), 9);
     yard.land(&[below]);
-    let (kept, plan) = yard.keep(&prompt, &ids);
+    let (kept, plan) = yard.save(&prompt, &ids);
     assert_eq!(plan, None, "all of it is below");
     // Each second one has no copy on the host any more.
     for block in (1..9).step_by(2) {
@@ -306,15 +309,15 @@ fn e3_what_a_fetch_reads_stays_until_it_has_ended_or_nothing_it_brings_is_believ
     for late in [false, true] {
         for yard in yards(2, 0) {
             let prompt = text(1, 2);
-            yard.stowed(&prompt, &[0, 1]);
+            yard.offloaded(&prompt, &[0, 1]);
             let fetch = yard.fetch(&prompt, &[2, 3]);
-            assert_eq!(yard.try_stow(&text(2, 2), &[5, 6], 0), Ok(None));
+            assert_eq!(yard.try_offload(&text(2, 2), &[5, 6], 0), Ok(None));
             if late {
                 yard.overdue(&fetch[0]);
             } else {
                 yard.fail(&fetch[0], 2);
             }
-            let plan = yard.stow(&text(2, 2), &[5, 6]);
+            let plan = yard.offload(&text(2, 2), &[5, 6]);
             assert_eq!(plan.len(), 2, "its room is taken now");
             yard.land(&[plan]);
             assert_eq!(yard.find(&prompt, 0).hits, [0; 3]);
@@ -331,19 +334,19 @@ fn e3_what_a_fetch_reads_stays_until_it_has_ended_or_nothing_it_brings_is_believ
 
 /// Law: E3
 #[test]
-fn e3_what_a_late_stow_reads_may_be_written_unless_it_goes_where_it_would_be_kept() {
+fn e3_what_a_late_offload_reads_may_be_written_unless_it_goes_where_it_would_be_kept() {
     for keyed in [false, true] {
         let yard = Yard::of(Config {
             engine: true,
             keyed: [false, keyed, false],
             ..config(8, 4)
         });
-        let plan = yard.stow(&text(1, 2), &[0, 1]);
+        let plan = yard.offload(&text(1, 2), &[0, 1]);
         yard.overdue(&plan);
         let fence = yard.cache.lock().must_finish(&[0, 1]);
         assert_eq!(fence, Ok(Some(plan.flight).filter(|_| keyed)));
         // Another copy reads them: that is what has to end.
-        let other = yard.stow(&text(2, 2), &[0, 1]);
+        let other = yard.offload(&text(2, 2), &[0, 1]);
         let fence = yard.cache.lock().must_finish(&[0, 1]);
         assert_eq!(fence, Ok(Some(other.flight)));
         yard.land(&[other]);
@@ -361,9 +364,9 @@ fn e3_what_a_late_stow_reads_may_be_written_unless_it_goes_where_it_would_be_kep
 fn e3_of_an_engines_path_nothing_is_evicted_for_the_rest_of_it() {
     for yard in yards(3, 0) {
         let prompt = text(1, 4);
-        yard.stowed(&prompt[..8], &[0, 1]);
-        yard.stowed(&text(2, 1), &[9]);
-        let plan = yard.try_stow(&prompt, &[2, 3], 2).unwrap().unwrap();
+        yard.offloaded(&prompt[..8], &[0, 1]);
+        yard.offloaded(&text(2, 1), &[9]);
+        let plan = yard.try_offload(&prompt, &[2, 3], 2).unwrap().unwrap();
         assert_eq!(
             plan.len(),
             1,
@@ -380,8 +383,8 @@ fn e3_of_an_engines_path_nothing_is_evicted_for_the_rest_of_it() {
 fn e4_a_kept_request_comes_back_with_its_tokens() {
     for yard in yards(8, 0) {
         let prompt = tokens(1, 10);
-        yard.stowed(&prompt[..4], &[7]);
-        let (kept, plan) = yard.keep(&prompt, &[0, 1, 2]);
+        yard.offloaded(&prompt[..4], &[7]);
+        let (kept, plan) = yard.save(&prompt, &[0, 1, 2]);
         let plan = plan.unwrap();
         assert_eq!(way(&plan).2, [1, 2], "what is below is kept there");
         assert_eq!(yard.left(kept), (10, 3));
@@ -412,7 +415,7 @@ fn e4_what_fails_cuts_a_kept_request_to_what_is_before_it() {
         let prompt = tokens(1, 10);
         for (good, left) in [(2, (8, 2)), (1, (4, 1)), (0, (0, 0))] {
             let other = [&[good][..], &prompt[1..]].concat();
-            let (kept, plan) = yard.keep(&other, &[0, 1, 2]);
+            let (kept, plan) = yard.save(&other, &[0, 1, 2]);
             yard.fail(&plan.unwrap(), good);
             assert_eq!(yard.left(kept).1, left.1);
             assert_eq!(
@@ -434,8 +437,8 @@ fn e4_two_that_share_what_is_copied_once_are_cut_together() {
     for overdue in [false, true] {
         let yard = yards(8, 0).next().unwrap();
         let (one, two) = (text(1, 3), [&text(1, 2)[..], &tokens(2, 3)[..]].concat());
-        let (first, plan) = yard.keep(&one, &[0, 1, 2]);
-        let (second, rest) = yard.keep(&two, &[3, 4, 5]);
+        let (first, plan) = yard.save(&one, &[0, 1, 2]);
+        let (second, rest) = yard.save(&two, &[3, 4, 5]);
         let (plan, rest) = (plan.unwrap(), rest.unwrap());
         assert_eq!((way(&plan).2, way(&rest).2), (&[0, 1, 2][..], &[5][..]));
         yard.land(&[rest]);
@@ -457,9 +460,9 @@ fn e4_two_that_share_what_is_copied_once_are_cut_together() {
 #[test]
 fn e4_what_finds_no_room_on_the_host_is_kept_below_it_and_moves_there() {
     for yard in yards(3, 6) {
-        let (one, plan) = yard.keep(&text(1, 3), &[0, 1, 2]);
+        let (one, plan) = yard.save(&text(1, 3), &[0, 1, 2]);
         yard.land(&[plan.unwrap()]);
-        let (two, plan) = yard.keep(&text(2, 3), &[3, 4, 5]);
+        let (two, plan) = yard.save(&text(2, 3), &[3, 4, 5]);
         assert_eq!(
             way(plan.as_ref().unwrap()),
             (DEVICE, DISK, &[3, 4, 5][..], &[0, 1, 2][..])
@@ -483,7 +486,7 @@ fn e4_what_finds_no_room_on_the_host_is_kept_below_it_and_moves_there() {
         let plans = yard.fetch_kept(one, &[9, 10, 11]);
         assert_eq!(plans[0].from, HOST, "from the nearest that has it");
         yard.land(&plans);
-        let (three, plan) = yard.keep(&text(3, 3), &[6, 7, 8]);
+        let (three, plan) = yard.save(&text(3, 3), &[6, 7, 8]);
         assert_eq!(plan.as_ref().unwrap().to, HOST);
         yard.land(&[plan.unwrap()]);
         yard.resize(DISK, 0);
@@ -504,7 +507,7 @@ fn e4_what_finds_no_room_on_the_host_is_kept_below_it_and_moves_there() {
 fn e5_a_copy_that_was_found_bad_is_dropped_and_never_offered_again() {
     for yard in yards(8, 0) {
         let prompt = tokens(1, 12);
-        let (kept, plan) = yard.keep(&prompt, &[0, 1, 2]);
+        let (kept, plan) = yard.save(&prompt, &[0, 1, 2]);
         yard.land(&[plan.unwrap()]);
         let plan = yard.fetch(&prompt, &[4, 5, 6]).remove(0);
         yard.corrupt(&plan, 1);
@@ -514,7 +517,7 @@ fn e5_a_copy_that_was_found_bad_is_dropped_and_never_offered_again() {
         let plans = yard.fetch(&prompt, &[4, 5, 6]);
         assert_eq!(plans[0].len(), 1, "up to it, and no further");
         yard.land(&plans);
-        let again = yard.stow(&prompt, &[4, 8, 9]);
+        let again = yard.offload(&prompt, &[4, 8, 9]);
         assert_eq!(
             way(&again).2,
             [8],
@@ -531,7 +534,7 @@ fn e5_a_copy_that_was_found_bad_is_dropped_and_never_offered_again() {
 #[test]
 fn e6_of_a_request_that_is_gone_nothing_is_kept() {
     for yard in yards(8, 0) {
-        let (kept, plan) = yard.keep(&tokens(1, 6), &[0, 1]);
+        let (kept, plan) = yard.save(&tokens(1, 6), &[0, 1]);
         yard.let_go(kept);
         let plan = plan.unwrap();
         assert_eq!(yard.fence(&[0, 1]), Some(plan.flight), "it reads still");
@@ -552,16 +555,16 @@ fn e6_of_a_request_that_is_gone_nothing_is_kept() {
 #[test]
 fn e7_the_same_steps_give_the_same_plans() {
     let steps = |yard: &Yard| {
-        let mut plans = vec![yard.stow(&text(1, 3), &[0, 1, 2])];
+        let mut plans = vec![yard.offload(&text(1, 3), &[0, 1, 2])];
         yard.land(&plans);
-        let (kept, plan) = yard.keep(&tokens(2, 9), &[3, 4, 5]);
+        let (kept, plan) = yard.save(&tokens(2, 9), &[3, 4, 5]);
         plans.extend(plan);
         yard.fail(&plans[1], 2);
         plans.extend(yard.fetch_kept(kept, &[9, 8]));
         plans.extend(yard.fetch(&text(1, 3), &[7, 6, 5]));
         yard.land(&plans[2..]);
         yard.let_go(kept);
-        plans.push(yard.stow(&text(3, 6), &[0, 1, 2, 3, 4, 5]));
+        plans.push(yard.offload(&text(3, 6), &[0, 1, 2, 3, 4, 5]));
         let digest = yard.cache.lock().digest();
         (plans, digest)
     };
@@ -574,7 +577,7 @@ fn e7_the_same_steps_give_the_same_plans() {
 fn what_the_engine_uses_is_evicted_last_and_leaf_first() {
     for yard in by_age(6, 0) {
         for name in 1..4 {
-            yard.stowed(&text(name, 2), &[0, 1]);
+            yard.offloaded(&text(name, 2), &[0, 1]);
         }
         let (one, two) = (yard.chain(&text(1, 2)), yard.chain(&text(2, 2)));
         yard.cache
@@ -583,7 +586,7 @@ fn what_the_engine_uses_is_evicted_last_and_leaf_first() {
             .unwrap();
         yard.sound();
         for (gone, left) in [(3, 1), (3, 0), (2, 1), (2, 0), (1, 1), (1, 0)] {
-            yard.stowed(&text(10 * gone + left, 1), &[5]);
+            yard.offloaded(&text(10 * gone + left, 1), &[5]);
             let hits = yard.find(&text(gone, 2), 0).hits;
             assert_eq!(hits[1], left, "of text {gone}");
         }
@@ -591,10 +594,10 @@ fn what_the_engine_uses_is_evicted_last_and_leaf_first() {
 }
 
 #[test]
-fn what_is_promised_below_is_not_taken_by_a_stow() {
+fn what_is_promised_below_is_not_taken_by_a_offload() {
     let yard = yards(3, 0).next().unwrap();
     let ticket = yard.cache.lock().promise(2, HOST).unwrap();
-    let plan = yard.stow(&text(1, 3), &[0, 1, 2]);
+    let plan = yard.offload(&text(1, 3), &[0, 1, 2]);
     assert_eq!(plan.len(), 1, "the root first, as far as there is room");
     yard.land(&[plan]);
     let refused = yard.try_keep(&text(2, 2), &[3, 4]);
@@ -615,7 +618,7 @@ fn what_is_promised_below_is_not_taken_by_a_stow() {
 #[test]
 fn ids_that_are_not_the_engines_are_refused_and_nothing_is_changed() {
     let yard = yards(8, 0).next().unwrap();
-    yard.stowed(&text(1, 2), &[0, 1]);
+    yard.offloaded(&text(1, 2), &[0, 1]);
     let before = yard.cache.lock().digest();
     let argument = |answer: Result<()>| match answer {
         Err(Error::Argument { name, value, .. }) => (name, value),
@@ -623,12 +626,12 @@ fn ids_that_are_not_the_engines_are_refused_and_nothing_is_changed() {
     };
     let prompt = text(1, 2);
     let refused = |ids: &[u32], first| {
-        let stow = argument(yard.try_stow(&prompt, ids, first).map(|_| ()));
+        let offload = argument(yard.try_offload(&prompt, ids, first).map(|_| ()));
         assert_eq!(
             argument(yard.try_fetch(&prompt, ids, first).map(|_| ())),
-            stow
+            offload
         );
-        stow
+        offload
     };
     assert_eq!(refused(&[16], 0), ("ids", "16".to_owned()));
     assert_eq!(
@@ -660,8 +663,8 @@ fn verbs_of_the_other_kind_are_refused() {
     let mut cache = own.cache.lock();
     state(cache.find(&[], 0).map(|_| ()));
     state(cache.fetch(Wanted::Keys(&[]), &[], 0).map(|_| ()));
-    state(cache.stow(&[], &[], 0).map(|_| ()));
-    state(cache.stow_kept(&[], &[0], 1).map(|_| ()));
+    state(cache.offload(&[], &[], 0).map(|_| ()));
+    state(cache.save_request(&[], &[0], 1).map(|_| ()));
     state(cache.must_finish(&[]).map(|_| ()));
     state(cache.used(&[], None));
     drop(cache);
@@ -676,16 +679,16 @@ fn verbs_of_the_other_kind_are_refused() {
 }
 
 #[test]
-fn an_id_has_one_key_in_all_rows_of_a_stow() {
+fn an_id_has_one_key_in_all_rows_of_a_offload() {
     let yard = yards(8, 0).next().unwrap();
     let [one, other] = [text(1, 2), text(2, 2)].map(|prompt| yard.chain(&prompt).keys().to_vec());
     let mut state = yard.cache.lock();
     let before = state.digest();
-    let refused = state.stow_all(&[(&one, &[3, 4], 0), (&other, &[5, 4], 0)]);
+    let refused = state.offload_all(&[(&one, &[3, 4], 0), (&other, &[5, 4], 0)]);
     assert!(matches!(refused, Err(Error::Argument { name: "ids", .. })));
     assert_eq!(state.digest(), before);
     // Two requests may share a block.
-    let shared = state.stow_all(&[(&one, &[3, 4], 0), (&one, &[3], 0)]);
+    let shared = state.offload_all(&[(&one, &[3, 4], 0), (&one, &[3], 0)]);
     assert_eq!(shared.unwrap().iter().flatten().count(), 1);
     assert_eq!(state.audit(), None);
 }

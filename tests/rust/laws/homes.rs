@@ -412,7 +412,7 @@ fn a_resume_whose_later_run_comes_short_may_be_parked_again() {
                 }
                 yard.sound();
             }
-            assert!(yard.view(&lease).short);
+            assert!(yard.view(&lease).incomplete);
             handle = yard.park(lease, 12);
             assert_eq!((yard.broken(&handle), pinned(&yard)), (false, [2, 1]));
             if unknown {

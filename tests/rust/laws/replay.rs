@@ -4,7 +4,7 @@
 use crate::verbs::Verbs as _;
 use crate::yard::{KINDS, SIZE, Yard, cat, config, text, tokens};
 use blockyard_core::{
-    Config, EvictionPolicy, Lease, MAX_TIERS, Outcome, Parked, Plan, Retention, Speeds, Ticket,
+    BlockCosts, Config, EvictionPolicy, Lease, MAX_TIERS, Outcome, Parked, Plan, Retention, Ticket,
     Tier, WritePolicy,
 };
 
@@ -40,7 +40,7 @@ fn history(seed: u64, calls: u32, policy: EvictionPolicy) -> Vec<String> {
         WritePolicy::Through,
         WritePolicy::SecondTouch,
     ];
-    let speeds = Speeds {
+    let block_costs = BlockCosts {
         load: [5; MAX_TIERS],
         compute: 3,
         attend: 1,
@@ -48,7 +48,7 @@ fn history(seed: u64, calls: u32, policy: EvictionPolicy) -> Vec<String> {
     let yard = Yard::of(Config {
         policy,
         write: writes[seed as usize % writes.len()],
-        speeds: Some(speeds).filter(|_| seed.is_multiple_of(2)),
+        block_costs: Some(block_costs).filter(|_| seed.is_multiple_of(2)),
         ..config(24, 12)
     });
     let (mut dice, mut hands) = (Dice(seed), Hands::default());

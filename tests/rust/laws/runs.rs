@@ -2,7 +2,7 @@
 
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, in_flight, room, text, three};
-use blockyard_core::{Begun, Config, Lease, MAX_RUNS, Outcome, Plan, Speeds, Stop, Tier};
+use blockyard_core::{Begun, BlockCosts, Config, Lease, MAX_RUNS, Outcome, Plan, Stop, Tier};
 
 const DEVICE: Tier = Tier::DEVICE;
 const HOST: Tier = Tier::HOST;
@@ -332,13 +332,13 @@ fn runs_of_a_lease_that_is_gone_or_detached_land_in_any_order() {
 // Whether it pays.
 
 fn timed(host: u64, disk: u64) -> Yard {
-    let mut speeds = Speeds {
+    let mut block_costs = BlockCosts {
         compute: 100,
-        ..Speeds::default()
+        ..BlockCosts::default()
     };
-    (speeds.load[1], speeds.load[2]) = (host, disk);
+    (block_costs.load[1], block_costs.load[2]) = (host, disk);
     Yard::of(Config {
-        speeds: Some(speeds),
+        block_costs: Some(block_costs),
         ..three(16, 8, 8)
     })
 }

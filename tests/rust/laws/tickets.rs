@@ -510,7 +510,7 @@ fn a_ticket_is_good_for_its_own_tier_alone() {
 
 /// Law: 2.3-up-failed
 #[test]
-fn a_resume_that_came_short_is_parked_again_and_spends_its_ticket_for_nothing() {
+fn a_resume_that_came_back_incomplete_is_parked_again_and_spends_its_ticket_for_nothing() {
     let yard = Yard::new(8, 4);
     let parked = yard.park(yard.run(&text(1, 2)), 8);
     yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
@@ -518,7 +518,7 @@ fn a_resume_that_came_short_is_parked_again_and_spends_its_ticket_for_nothing() 
     let (lease, begun) = yard.resume(parked);
     assert!(yard.view(&lease).resumed);
     yard.fail(&begun.plans[0], 1);
-    assert!(yard.view(&lease).resumed && yard.view(&lease).short);
+    assert!(yard.view(&lease).resumed && yard.view(&lease).incomplete);
     let ticket = promise_below(&yard, 2);
     let parked = park_in(&yard, &ticket, &lease, 8).unwrap();
     let host = yard.host();

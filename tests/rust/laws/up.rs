@@ -238,7 +238,7 @@ fn a_resume_that_comes_back_short_may_be_parked_again_with_its_keeps_whole() {
         for end in ends {
             let (lease, begun) = yard.resume(parked);
             end(&yard, one(&begun));
-            assert!(yard.view(&lease).short);
+            assert!(yard.view(&lease).incomplete);
             if !recompute {
                 let grown = yard.cache.lock().grow(&[lease.id()], |_| 4, &mut vec![]);
                 assert!(matches!(grown, Err(Error::State { .. })), "it must park");

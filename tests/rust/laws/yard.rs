@@ -272,7 +272,7 @@ impl Yard {
         }
     }
 
-    /// Parks a resume that came back short, of which nothing more was computed.
+    /// Parks a resume that came back incomplete, of which nothing more was computed.
     pub(crate) fn park_again(&self, lease: Lease) -> Parked {
         let tokens = lease.tokens();
         self.park(lease, tokens)

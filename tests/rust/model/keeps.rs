@@ -17,7 +17,7 @@ impl Yard {
         answer: &Result<ParkedId>,
     ) {
         let seq = self.leases[&id].clone();
-        if seq.short {
+        if seq.incomplete {
             // Back to where it was; or, if its keeps are gone, it will be computed again.
             let parked = *answer.as_ref().expect("it comes back");
             let again = seq.resumed.map_or(

@@ -245,7 +245,7 @@ impl Yard {
                 seq.resumed = None;
                 self.end_keep(parked);
             } else {
-                seq.short = true;
+                seq.incomplete = true;
             }
         }
     }

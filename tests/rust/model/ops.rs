@@ -2,7 +2,8 @@
 //! script still means something when parts of it are left out.
 
 use blockyard_core::{
-    EvictionPolicy, Hints, HostCopies, MAX_TIERS, NextUse, Priority, Retention, Speeds, WritePolicy,
+    BlockCosts, EvictionPolicy, Hints, HostCopies, MAX_TIERS, NextUse, Priority, Retention,
+    WritePolicy,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,7 +21,7 @@ pub(crate) struct Setup {
     pub(crate) recompute: bool,
     pub(crate) retries: u32,
     pub(crate) writes: [WritePolicy; MAX_TIERS],
-    pub(crate) speeds: Option<Speeds>,
+    pub(crate) block_costs: Option<BlockCosts>,
 }
 
 impl Setup {
@@ -295,7 +296,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             recompute,
             retries,
             writes: [WritePolicy::OnEvict; MAX_TIERS],
-            speeds: None,
+            block_costs: None,
         }
     })
 }
@@ -308,13 +309,14 @@ fn writes() -> impl Strategy<Value = WritePolicy> {
     ]
 }
 
-fn policies() -> impl Strategy<Value = (WritePolicy, Option<Speeds>)> {
-    let speeds = (0..30_u64, 0..20_u64, 0..4_u64).prop_map(|(load, compute, attend)| Speeds {
-        load: [load; MAX_TIERS],
-        compute,
-        attend,
-    });
-    (writes(), prop::option::of(speeds))
+fn policies() -> impl Strategy<Value = (WritePolicy, Option<BlockCosts>)> {
+    let block_costs =
+        (0..30_u64, 0..20_u64, 0..4_u64).prop_map(|(load, compute, attend)| BlockCosts {
+            load: [load; MAX_TIERS],
+            compute,
+            attend,
+        });
+    (writes(), prop::option::of(block_costs))
 }
 
 /// What is more than a device and a host: half of the setups have it.
@@ -344,8 +346,8 @@ impl Deep {
         for tier in 2..tiers {
             setup.slots[tier] = self.slots[tier - 2];
             setup.writes[tier - 1] = self.writes[tier - 2];
-            if let Some(speeds) = &mut setup.speeds {
-                speeds.load[tier] = self.load[tier - 2];
+            if let Some(block_costs) = &mut setup.block_costs {
+                block_costs.load[tier] = self.load[tier - 2];
             }
         }
         if self.scattered.is_some() && tiers > 2 {
@@ -486,9 +488,21 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
         (deep, orders()),
     );
     drawn.prop_map(
-        |(setup, mut ops, (write, speeds), tickets, below, headroom, dedups, (deep, orders))| {
+        |(
+            setup,
+            mut ops,
+            (write, block_costs),
+            tickets,
+            below,
+            headroom,
+            dedups,
+            (deep, orders),
+        )| {
             let (deep, moves, first, late) = deep;
-            let mut setup = Setup { speeds, ..setup };
+            let mut setup = Setup {
+                block_costs,
+                ..setup
+            };
             setup.writes[0] = write;
             let prologue = deep.prologue();
             let first = if prologue.is_empty() { first } else { prologue };

@@ -60,7 +60,7 @@ impl Yard {
         answer: &Result<Begun>,
     ) {
         let parent = self.leases[&id].clone();
-        if parent.loading > 0 || parent.short {
+        if parent.loading > 0 || parent.incomplete {
             return assert!(matches!(answer, Err(Error::State { .. })));
         }
         let room = parent
@@ -127,12 +127,12 @@ impl Yard {
 
     /// Whether an engine that cannot recompute may use the lease.
     pub(crate) fn usable(&self, id: LeaseId) -> bool {
-        self.recompute || !self.leases[&id].short
+        self.recompute || !self.leases[&id].incomplete
     }
 
-    pub(crate) fn accept_short(&mut self, id: LeaseId) {
+    pub(crate) fn accept_incomplete(&mut self, id: LeaseId) {
         let seq = self.leases.get_mut(&id).expect("it lives");
-        seq.short = false;
+        seq.incomplete = false;
         if let Some(parked) = seq.resumed.take() {
             self.end_keep(parked);
         }
@@ -161,8 +161,8 @@ impl Yard {
                 continue;
             }
             self.headroom -= lack;
-            if self.leases[&id].short {
-                self.accept_short(id);
+            if self.leases[&id].incomplete {
+                self.accept_incomplete(id);
             }
             self.make_room(state, need);
             // A later row may have grown the same lease further: look at these blocks alone.
@@ -248,8 +248,8 @@ impl Yard {
 
     /// Table 2.1, block by block.
     pub(crate) fn seal(&mut self, id: LeaseId, keys: &[Key], computed: u64) {
-        if self.leases[&id].short {
-            self.accept_short(id);
+        if self.leases[&id].incomplete {
+            self.accept_incomplete(id);
         }
         let full = (computed / self.block_size) as usize;
         while self.leases[&id].epoch == self.epoch && self.leases[&id].sealed < full {
@@ -310,11 +310,11 @@ impl Yard {
         let mut sealed = 0;
         for &(lease, computed) in batch {
             let (id, before) = (lease.id(), self.leases[&lease.id()].sealed);
-            // With nothing new to publish the core is not asked; of a resume that came back short
+            // With nothing new to publish the core is not asked; of a resume that came back incomplete
             // the handle knows nothing yet, and nothing of a loss, which has unsealed all.
             let full = (computed / self.block_size) as usize;
             let attached = self.leases[&id].epoch == self.epoch;
-            if (attached && full > before) || (self.leases[&id].short && full > 0) {
+            if (attached && full > before) || (self.leases[&id].incomplete && full > 0) {
                 assert!(!self.refuses_sealing(id, computed));
                 self.seal(id, lease.chain().keys(), computed);
             }

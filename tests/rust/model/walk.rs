@@ -83,13 +83,13 @@ impl Yard {
     /// What loading these blocks behind `after` others saves, by adding up what each block takes:
     /// tiers load beside each other. Each load is the tier that it comes from.
     fn saving(&self, loads: &[usize], after: usize) -> i128 {
-        let speeds = self.speeds.expect("it is asked where they are known");
+        let block_costs = self.block_costs.expect("it is asked where they are known");
         let computing: u64 = (after..after + loads.len())
-            .map(|before| speeds.compute + speeds.attend * before as u64)
+            .map(|before| block_costs.compute + block_costs.attend * before as u64)
             .sum();
         let lane = |&tier: &usize| {
             let blocks = loads.iter().filter(|&&load| load == tier).count() as u64;
-            (u64::from(self.in_flight(tier, DEVICE)) + blocks) * speeds.load[tier]
+            (u64::from(self.in_flight(tier, DEVICE)) + blocks) * block_costs.load[tier]
         };
         let loading = loads.iter().map(lane).max().unwrap_or(0);
         i128::from(computing) - i128::from(loading)
@@ -97,12 +97,12 @@ impl Yard {
 
     /// Whether loading beats computing.
     pub(crate) fn pays(&self, from: usize, blocks: usize, after: usize) -> bool {
-        self.speeds.is_none() || self.saving(&vec![from; blocks], after) > 0
+        self.block_costs.is_none() || self.saving(&vec![from; blocks], after) > 0
     }
 
     /// How many of these loads a begin takes: the runs that save most, and of such the fewest.
     pub(crate) fn taken(&self, loads: &[usize], after: usize) -> usize {
-        if self.speeds.is_none() || !self.recompute {
+        if self.block_costs.is_none() || !self.recompute {
             return loads.len();
         }
         let (mut most, mut best) = (0, 0);

@@ -68,7 +68,7 @@ impl World {
             write: setup.writes[0],
             writes_below: setup.writes[1..].to_vec(),
             ghosts: Some(GHOSTS),
-            speeds: setup.speeds,
+            block_costs: setup.block_costs,
             recompute: setup.recompute,
             copy_retries: setup.retries,
             keyed: setup.keyed(),
@@ -84,7 +84,7 @@ impl World {
             limits: setup.slots,
             most_fresh: setup.slots.map(|slots| slots as usize),
             writes: setup.writes,
-            speeds: setup.speeds,
+            block_costs: setup.block_costs,
             unnamed: u64::MAX,
             policy: setup.policy,
             copies_first: match setup.host_copies {
@@ -234,7 +234,7 @@ impl World {
                 sealed,
                 promised,
                 view.loading,
-                view.short,
+                view.incomplete,
                 view.resumed,
             );
             let promised = seq.limit.saturating_sub(seq.table.len());
@@ -245,11 +245,11 @@ impl World {
                 seq.sealed,
                 promised,
                 seq.loading,
-                seq.short || lacks,
+                seq.incomplete || lacks,
                 seq.resumed.is_some(),
             );
             assert_eq!(told, here, "{id:?}");
-            if seq.short && !self.yard.recompute {
+            if seq.incomplete && !self.yard.recompute {
                 continue;
             }
             let row = self.rows.entry(id).or_insert_with(|| vec![u32::MAX; WIDTH]);

@@ -8,7 +8,7 @@
 //! heap, which heeds priorities and times to live; under another order they are checked as those below.
 
 use blockyard_core::{
-    EvictionPolicy, FlightId, Hints, Key, LeaseId, MAX_TIERS, ParkedId, Speeds, TicketId,
+    BlockCosts, EvictionPolicy, FlightId, Hints, Key, LeaseId, MAX_TIERS, ParkedId, TicketId,
     TierStats, WritePolicy,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -77,7 +77,7 @@ pub(crate) struct Seq {
     pub(crate) epoch: u64,
     pub(crate) loading: u32,
     pub(crate) resumed: Option<ParkedId>,
-    pub(crate) short: bool,
+    pub(crate) incomplete: bool,
     pub(crate) ended: Option<Hints>,
 }
 
@@ -180,7 +180,7 @@ pub(crate) struct Yard {
     /// Blocks whose end was seen, and keys of those that have not come back.
     pub(crate) gone: BTreeSet<Block>,
     pub(crate) ghosts: BTreeSet<Key>,
-    pub(crate) speeds: Option<Speeds>,
+    pub(crate) block_costs: Option<BlockCosts>,
     pub(crate) slow: u64,
     /// Numbers for leases that have no handle.
     pub(crate) unnamed: u64,

@@ -191,7 +191,7 @@ class DiskPages:
                     if busy is not None and busy.number not in waited:
                         continue
                     self._cache.used([chain])
-                    plan = self._stow(chain, keys, ids, have, above)
+                    plan = self._offload(chain, keys, ids, have, above)
                     copy = self._submit(plan, up=False) if plan is not None else None
                     break
             stored[:have] = True
@@ -301,17 +301,17 @@ class DiskPages:
             return self._copies.get(answer.flight), False
         return (self._submit(answer[0], up=True), True) if answer else (None, False)
 
-    def _stow(
+    def _offload(
         self, chain: Keys, keys: bytes, ids: _Ids, have: int, above: bytes | None
     ) -> Plan | None:
         """Gives slots to the pages from `have` on that are not there."""
         if have == len(chain):
             return None
         if have == 0 and above == b"":
-            return self._cache.stow(chain, ids)
+            return self._cache.offload(chain, ids)
         parent = keys[(have - 1) * KEY_BYTES :][:KEY_BYTES] if have else above or self._nobody
         rest = self._chain(parent + keys[have * KEY_BYTES :])
-        return self._cache.stow(rest, ids[have:], 1)
+        return self._cache.offload(rest, ids[have:], 1)
 
     def _submit(self, plan: Plan, *, up: bool) -> "_Copy":
         self._cache.dispatch()

@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 
 from blockyard._core import Misuse, Unsupported
 from blockyard._typing import override
+from blockyard.connectors.sglang.disk_identity import identity_of
 from blockyard.connectors.sglang.disk_pages import KEY_BYTES, DiskPages
-from blockyard.connectors.sglang.engine import INTERFACE, HiCacheStorage, HiCacheStorageConfig
 from blockyard.connectors.sglang.host_pool import HostPages, host_pages, one_pool_alone, page_ids
-from blockyard.connectors.sglang.identity import identity_of
-from blockyard.connectors.sglang.settings import START, Settings, check_config
+from blockyard.connectors.sglang.sglang_api import INTERFACE, HiCacheStorage, HiCacheStorageConfig
+from blockyard.connectors.sglang.storage_settings import START, StorageSettings, check_config
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.log import Limited
-from blockyard.yard.sizes import in_blocks
+from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["Storage"]
 
@@ -50,7 +50,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         if kwargs:
             raise Misuse(f"kwargs = {kwargs!r}: SGLang 0.5.23 passes none")
         extra = getattr(storage_config, "extra_config", None)
-        self._settings = settings = Settings.of_extra(extra)
+        self._settings = settings = StorageSettings.of_extra(extra)
         INTERFACE.check(untested=settings.untested)
         check_config(storage_config)
         self._config = storage_config

@@ -10,7 +10,7 @@ The name is registered by the entry point `vllm.general_plugins`. All that is ta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockyard.connectors.vllm.connector import Blockyard
+    from blockyard.connectors.vllm.kv_connector import Blockyard
 
 __all__ = ["Blockyard"]
 
@@ -18,8 +18,8 @@ __all__ = ["Blockyard"]
 def __getattr__(name: str) -> Any:
     """Imports the connector where it is wanted: each process of vLLM imports this package."""
     if name == "Blockyard":
-        from blockyard.connectors.vllm.connector import Blockyard  # noqa: PLC0415 - as said
-        from blockyard.connectors.vllm.engine import register  # noqa: PLC0415 - likewise
+        from blockyard.connectors.vllm.kv_connector import Blockyard  # noqa: PLC0415 - as said
+        from blockyard.connectors.vllm.vllm_api import register  # noqa: PLC0415 - likewise
 
         # A MultiConnector looks its reports' class up by name, also where a module was given.
         register()

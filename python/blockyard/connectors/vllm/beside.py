@@ -58,8 +58,8 @@ def beside(vllm: Any, around: Any) -> str | None:
     _check_writes(inside)
     if outer.kv_load_failure_policy != "recompute":
         raise Misuse(
-            f"kv_load_failure_policy = {outer.kv_load_failure_policy!r} around Blockyard: an "
-            "incomplete load would end its request; write "
+            f"kv_load_failure_policy = {outer.kv_load_failure_policy!r} around Blockyard: a load "
+            "that comes back incomplete would end its request; write "
             f'"kv_load_failure_policy": "recompute" beside "kv_connector": "{_AROUND}"'
         )
     if outer.kv_role == "kv_producer":

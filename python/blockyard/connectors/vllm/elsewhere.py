@@ -136,7 +136,7 @@ _WHERE: Final[Mapping[str, _Meant]] = MappingProxyType(
         "cache_policy": _Meant("eviction", _order),
         "eviction_policy": _Meant("eviction", _order),
         "lazy_offload": _Meant(
-            "stow", lambda given: "finish" if _bool(given) else "through", "finish"
+            "offload", lambda given: "finish" if _bool(given) else "through", "finish"
         ),
     }
 )
@@ -151,7 +151,7 @@ _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(
         "use_layerwise": "loads run beside other requests",
         "load_async": "loads run beside other requests",
         "lookup_async": "a lookup takes microseconds",
-        "store_threshold": '"stow" chooses when blocks are copied down',
+        "store_threshold": '"offload" says when blocks go down',
         "spec_name": "there is one kind, and its tiers are given by their sizes",
         "spec_module_path": "there is one kind, and its tiers are given by their sizes",
         "remote_url": f"there is no remote store yet; a disk is {_DISK}",

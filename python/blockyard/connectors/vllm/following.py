@@ -20,7 +20,7 @@ class Following:
         rows: vLLM's requests.
         connector: Gets their computed tokens.
         resets: Has vLLM's block pool.
-        ahead: Free blocks of vLLM that are looked at, at most, so that what is in them is stowed
+        ahead: Free blocks of vLLM that are looked at, at most, so that what is in them is offloaded
             before they are given out; 0 for none.
     """
 
@@ -71,17 +71,19 @@ class Following:
                 else:
                     row.ids += ids
                     written += ids
-            if row.settings.stow == "through":
-                self._stow_full(row, computed)
+            if row.settings.offload == "through":
+                self._offload_full(row, computed)
             row.scheduled = computed + count
         return written
 
-    def _stow_full(self, row: Row, computed: int) -> None:
-        """Stows the blocks that have filled up since the last time."""
-        full = min(computed, row.stowable()) // self._size
-        if full > row.stowed:
-            self._connector.stow(self._rows.keys(row), row.ids[row.stowed : full], row.stowed)
-            row.stowed = full
+    def _offload_full(self, row: Row, computed: int) -> None:
+        """Offloads the blocks that have filled up since the last time."""
+        full = min(computed, row.offloadable()) // self._size
+        if full > row.offloaded:
+            self._connector.offload(
+                self._rows.keys(row), row.ids[row.offloaded : full], row.offloaded
+            )
+            row.offloaded = full
 
     def preempted(self, row: Row) -> None:
         """Keeps what a request has computed that has left its blocks."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from blockyard._typing import override
 from blockyard.connectors.orders import Orders
-from blockyard.connectors.vllm.engine import (
+from blockyard.connectors.vllm.vllm_api import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 from blockyard._core import __version__
 from blockyard._typing import override
 from blockyard.connectors.connector import Connector
-from blockyard.connectors.vllm.engine import KVConnectorPromMetrics, KVConnectorStats
 from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.vllm_api import KVConnectorPromMetrics, KVConnectorStats
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.publishing.event_stats import EVENT_STATS
 from blockyard.shared.families import RANK, exists, families

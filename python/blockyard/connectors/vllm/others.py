@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-__all__ = ["OthersLoads", "Row", "comes_from_afar", "is_certain"]
+__all__ = ["OthersLoads", "OthersRow", "comes_from_afar", "is_certain"]
 
 
-class Row(Protocol):
-    """Interface of a row of the scheduler's half."""
+class OthersRow(Protocol):
+    """What is asked of a row of the scheduler's half."""
 
     request: Any
     ids: list[int]
@@ -30,12 +30,12 @@ class OthersLoads:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self.admitted: list[Row] = []
+        self.admitted: list[OthersRow] = []
         """Rows that were given blocks since the last step."""
-        self.doubtful: list[Row] = []
+        self.doubtful: list[OthersRow] = []
         """Rows that another connector brings something while they run, until it is there."""
 
-    def admit(self, row: Row) -> None:
+    def admit(self, row: OthersRow) -> None:
         """Takes a row that was given its blocks for the next step, and not by a load of ours.
 
         Args:
@@ -65,8 +65,8 @@ class OthersLoads:
                 lent += row.ids[first : -(-row.given // self._size)]
         return lent
 
-    def settle(self, rows: Iterable[Row]) -> None:
-        """Drops resolved entries: their step has ended, or they are not in these rows."""
+    def settle(self, rows: Iterable[OthersRow]) -> None:
+        """Forgets what is doubtful no more: its step has ended, or it is not among these rows."""
         live = set(map(id, rows))
         self.doubtful = [row for row in self.doubtful if not is_certain(row) and id(row) in live]
 
@@ -80,7 +80,7 @@ class OthersLoads:
         return next((at for at, block in enumerate(ids) if block in doubted), len(ids)) * size
 
 
-def is_certain(row: Row) -> bool:
+def is_certain(row: OthersRow) -> bool:
     """Whether a step has ended that has read all that another connector brought beside it.
 
     Where that has failed, vLLM takes the tokens back in the same step.

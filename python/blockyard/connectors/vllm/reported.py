@@ -42,7 +42,7 @@ class Reported:
         """Requests whose loads have ended, since the last step."""
         self.missing: set[int] = set()
         """Blocks of theirs that a load did not fill, since then."""
-        self.short: list[int] = []
+        self.incomplete: list[int] = []
         """The same: their request writes them."""
 
     def take(self, reports: Reports | None) -> None:
@@ -73,7 +73,7 @@ class Reported:
                 self.cut += 1
                 rest = table[tokens // self._size : -(-row.wanted // self._size)]
                 self.missing.update(rest)
-                self.short += rest
+                self.incomplete += rest
 
     def is_patient(self) -> bool:
         """Whether something has happened within the longest deadline."""

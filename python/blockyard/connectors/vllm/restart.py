@@ -8,8 +8,8 @@ import numpy as np
 from blockyard._core import Misuse, Unsupported
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready
-from blockyard.connectors.vllm.notes import Notes
 from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
+from blockyard.connectors.vllm.restart_notes import RestartNotes
 from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
@@ -42,7 +42,7 @@ class Restart:
     ) -> None:
         self._cache, self._most, self._clock = cache, most, clock
         self._replica, self._stopping = replica, stopping
-        self._notes = Notes()
+        self._notes = RestartNotes()
         self.run = self.cleared = 0
         """The owner number on the disks, 0 for none, and the number of clears."""
         self.restored = 0
@@ -86,7 +86,7 @@ class Restart:
             )
         found = Restored.agreed(offers)
         self.run = found.run
-        self._notes = Notes(*workers[0].folders)
+        self._notes = RestartNotes(*workers[0].folders)
         found = found.take(found.stamps >> np.uint64(32) > self._notes.cleared())
         order = self._notes.take_order(found.run - 1)
         if order is not None:

@@ -8,7 +8,7 @@ from blockyard._core import Keys, Misuse
 from blockyard.connectors.vllm.identity import Root, Start
 from blockyard.connectors.vllm.others import is_certain
 from blockyard.connectors.vllm.settings import Settings
-from blockyard.connectors.vllm.told import Told
+from blockyard.connectors.vllm.tier_events import TierEvents
 from blockyard.shared.log import Limited
 from blockyard.yard.cache import KVCache
 
@@ -41,8 +41,8 @@ class Row:
     """Tokens to which another connector brings it as it runs; 0 when they are there."""
     wanted: int = 0
     """Tokens that a load shall bring it to, from its start."""
-    stowed: int = 0
-    """Leading blocks that were stowed since it began."""
+    offloaded: int = 0
+    """Leading blocks that were offloaded since it began."""
     preemptions: int = 0
     """How often it was preempted."""
     loading: list[int] = field(default_factory=list)
@@ -61,10 +61,10 @@ class Row:
     def begin(self, ids: Iterable[int]) -> None:
         """Takes its block table, as it runs now."""
         self.ids, self.started, self.scheduled = list(ids), int(self.request.num_tokens), 0
-        self.stowed = self.given = 0
+        self.offloaded = self.given = 0
 
-    def stowable(self) -> int:
-        """Tokens that are computed, and are to be stowed."""
+    def offloadable(self) -> int:
+        """Tokens that are computed, and are to be offloaded."""
         tokens = self.computed()
         return tokens if self.settings.decode else min(tokens, int(self.request.num_prompt_tokens))
 
@@ -102,12 +102,12 @@ class Rows:
         self._warned: set[str] = set()
         self.by_name: dict[str, Row] = {}
         """Each of them, by vLLM's id."""
-        self.told: Told | None = None
-        """Receives their tokens for events; None if vLLM publishes none."""
+        self.tier_events: TierEvents | None = None
+        """What hears of their tokens; None where vLLM publishes no events."""
 
-    def listen(self, told: Told) -> None:
-        """Passes their tokens to it from now on."""
-        self.told = told
+    def listen(self, tier_events: TierEvents) -> None:
+        """Has it hear of their tokens from now on."""
+        self.tier_events = tier_events
 
     def of(self, request: Any) -> Row:
         """Returns a request, which may be new."""
@@ -127,8 +127,8 @@ class Rows:
         have = len(row.keys) // _KEY
         if len(hashes) > have:
             row.keys += self._root.keys(hashes[have:], row.start)
-            if self.told is not None:
-                self.told.describe(row.request, row.keys, have)
+            if self.tier_events is not None:
+                self.tier_events.describe(row.request, row.keys, have)
         return len(hashes)
 
     def _new(self, request: Any) -> Row:

@@ -15,7 +15,7 @@ from blockyard.connectors.vllm.restart import Restart
 from blockyard.connectors.vllm.rows import Rows
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.stopping import Stopping
-from blockyard.connectors.vllm.told import Told
+from blockyard.connectors.vllm.tier_events import TierEvents
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -23,7 +23,7 @@ __all__ = ["SchedulerHalf"]
 
 
 class SchedulerHalf:
-    """Finds, fetches, keeps and stows for vLLM's scheduler; its thread calls it.
+    """Finds, fetches, keeps and offloads for vLLM's scheduler; its thread calls it.
 
     Args:
         settings: What it does.
@@ -50,7 +50,7 @@ class SchedulerHalf:
         self._yard = self.cache.config.yard
         keeps = settings.keep_on_reset
         self.resets = Resets(ends=weights_change if keeps is None else not keeps)
-        ahead = config.ahead_of("device") if settings.stow != "none" else 0
+        ahead = config.ahead_of("device") if settings.offload != "none" else 0
         self._rows = Rows(self.cache, settings)
         self._following = Following(self._rows, self.connector, self.resets, ahead)
         self._reported = Reported(self._rows, self.connector, config)
@@ -141,9 +141,9 @@ class SchedulerHalf:
             return
         self._reported.active = self._reported.now()
         # A session may have got tokens since that were never scheduled.
-        full = min(row.stowable(), int(request.num_computed_tokens)) // self._size
-        stows = full and not row.loading and row.settings.stow != "none"
-        keys = self._rows.keys(row) if stows else None
+        full = min(row.offloadable(), int(request.num_computed_tokens)) // self._size
+        offloads = full and not row.loading and row.settings.offload != "none"
+        keys = self._rows.keys(row) if offloads else None
         computed = ids[:full] if keys else ()
         hints = row.settings.hints.keywords
         prompt = int(request.num_prompt_tokens)
@@ -155,13 +155,13 @@ class SchedulerHalf:
             self._reported.arrived.add(request.request_id)
 
     def listen(self) -> None:
-        """Enables events of the lower tiers; vLLM publishes those of its own blocks."""
-        self._rows.listen(Told(self.cache))
+        """Has what is below told: vLLM publishes events, and tells of its own blocks itself."""
+        self._rows.listen(TierEvents(self.cache))
 
     def take_events(self) -> Iterator[bytes]:
         """Returns what has happened below since the last call, batches in vLLM's form."""
-        told = self._rows.told
-        return iter(()) if told is None else told.take(again=self.resets.published())
+        events = self._rows.tier_events
+        return iter(()) if events is None else events.take(again=self.resets.published())
 
     # -- a step --------------------------------------------------------------------------
 
@@ -188,16 +188,16 @@ class SchedulerHalf:
         if output.total_num_scheduled_tokens:
             reported.active = reported.looked
         self._steps += 1
-        short, reported.short = reported.short, []
+        incomplete, reported.incomplete = reported.incomplete, []
         arrived, reported.arrived = reported.arrived, set()
         missing, reported.missing = reported.missing, set()
         victims: list[int] = []
         if written and self._following.ahead:
             victims = self._following.victims(len(written))
-        spoiled: list[int] = []
+        overwritten: list[int] = []
         if output.new_block_ids_to_zero or output.kv_cache_block_copies:
-            spoiled = overwritten_blocks(output)
-        orders = self.connector.step(written + short, victims, spoiled, lent)
+            overwritten = overwritten_blocks(output)
+        orders = self.connector.step(written + incomplete, victims, overwritten, lent)
         self._following.resets_seen = self.resets.seen
         return self._orders(orders, arrived, missing)
 
@@ -268,7 +268,7 @@ class SchedulerHalf:
         Returns:
             How many blocks are not on the disk.
         """
-        self._carry(carry)  # What has ended is stowed first.
+        self._carry(carry)  # What has ended is offloaded first.
         return self._restart.flush(self._settings.flush).run(lambda: self._carry(carry))
 
     def _carry(self, carry: Callable[[StepOrders], Reports | None]) -> bool:

@@ -15,7 +15,7 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import folder, one_of, seconds
 from blockyard.yard.config import Config
-from blockyard.yard.sizes import in_blocks
+from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["DEADLINE", "OWN", "Settings", "with_file"]
 
@@ -29,7 +29,7 @@ DEADLINE: Final = 60_000
 """Milliseconds after which the end of a copy counts as unknown, where nothing else is said."""
 _GIB: Final = 1 << 30
 _HINTS: Final = Hints._fields
-_OF_A_REQUEST: Final = ("stow", "preempt", "decode", "load", *_HINTS)
+_OF_A_REQUEST: Final = ("offload", "preempt", "decode", "load", *_HINTS)
 _PREFIX: Final = "blockyard."
 _SHOWN: Final = 80
 """Characters that are shown of what a client has sent."""
@@ -43,14 +43,14 @@ class Settings:
         Misuse: A value is none of those that are allowed.
     """
 
-    stow: Literal["finish", "through", "none"] = "finish"
+    offload: Literal["finish", "through", "none"] = "finish"
     """When full blocks are copied down for others: as a request ends; as they fill; or never."""
     preempt: Literal["park", "recompute"] = "park"
     """Whether a preempted request's KV is kept, its last token too; or dropped."""
     decode: bool = True
-    """Whether blocks that hold answers are stowed, and not those of the prompt alone."""
+    """Whether blocks that hold answers are offloaded, and not those of the prompt alone."""
     load: bool = True
-    """Whether a request may have what others have stowed."""
+    """Whether a request may have what others have offloaded."""
     checksums: bool = True
     """Whether what comes up is compared with what went down."""
     keep_on_reset: bool | None = None
@@ -69,7 +69,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Checks every value."""
-        one_of("stow", self.stow, ("finish", "through", "none"))
+        one_of("offload", self.offload, ("finish", "through", "none"))
         one_of("preempt", self.preempt, ("park", "recompute"))
         one_of("decode", self.decode, _BOOLS)
         one_of("load", self.load, _BOOLS)
@@ -180,7 +180,7 @@ class Settings:
         """Returns what holds for one request.
 
         Args:
-            params: Its `kv_transfer_params`, a mapping or None: `blockyard.stow`, `.preempt`,
+            params: Its `kv_transfer_params`, a mapping or None: `blockyard.offload`, `.preempt`,
                 `.decode` and `.load` stand for the operator's; `.retention`, `.next_use`,
                 `.priority` and `.ttl` are hints, as in `KVCache.finish`. What else is in it is
                 another's.
@@ -214,7 +214,7 @@ class Settings:
 
     def as_nothing(self) -> Self:
         """Returns what holds for a request whose KV has no key: it is computed, and forgotten."""
-        return replace(self, stow="none", preempt="recompute", load=False)
+        return replace(self, offload="none", preempt="recompute", load=False)
 
     def said(self, config: Config) -> str:
         """Returns the first log line: what the connector does, with how much memory."""
@@ -231,8 +231,8 @@ class Settings:
         kept = "preempted requests" if self.preempt == "park" else "no preempted request"
         when = {"finish": "as requests end", "through": "as blocks fill", "none": "not at all"}
         return (
-            f"Blockyard keeps {kept}, and stows full blocks {when[self.stow]}, in {below}, below "
-            f"vLLM's {config.device_blocks} blocks of {config.block_size} tokens and "
+            f"Blockyard keeps {kept}, and offloads full blocks {when[self.offload]}, in {below}, "
+            f"below vLLM's {config.device_blocks} blocks of {config.block_size} tokens and "
             f"{layout.block_bytes} bytes on each of {layout.ranks} ranks"
         )
 

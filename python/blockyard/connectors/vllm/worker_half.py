@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse
-from blockyard.connectors.vllm.engine import INTERFACE
-from blockyard.connectors.vllm.engine_facts import Facts
+from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Teller, rank_stats
+from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.connectors.worker import Worker
 from blockyard.crane.tiers.disk import DiskPath
 from blockyard.shared.plan import Cause

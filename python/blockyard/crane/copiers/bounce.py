@@ -10,8 +10,8 @@ import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
-from blockyard.crane.copiers.cuda import CudaCopier
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier

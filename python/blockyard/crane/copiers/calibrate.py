@@ -13,7 +13,7 @@ import numpy as np
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.copiers import Slots
-from blockyard.crane.copiers.cuda import CudaCopier, Device, Placed
+from blockyard.crane.copiers.cuda_copier import CudaCopier, GpuTier, Placed
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 def calibrate(
-    device: Device,
+    device: GpuTier,
     host: Placed,
     *,
     copy_tuning: CopyTuning | None = None,

@@ -7,8 +7,8 @@ from typing import Any
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.copiers.bounce import BounceCopier
-from blockyard.crane.copiers.cuda import CudaCopier
-from blockyard.crane.copiers.disk import DiskCopier
+from blockyard.crane.copiers.cuda_copier import CudaCopier
+from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import Tier, is_mapped
 from blockyard.crane.tiers.device import DeviceTier

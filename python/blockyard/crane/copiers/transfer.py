@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method, Runs, width
-from blockyard.crane.copiers.stream import Part
+from blockyard.crane.copiers.copy_stream import CopyPart
 from blockyard.crane.gpu import Gpu, Memory, Move, PitchedCopy, Places
 from blockyard.shared.copy_tuning import CopyTuning
 
@@ -89,7 +89,7 @@ class Transfer:
         batches = sum(1 for _ in _batches(min(blocks, self._held), most))
         return (6 if self._parts > 1 else 2) * fillings + batches + 1, runs
 
-    def send(self, method: Method, task: Part) -> None:
+    def send(self, method: Method, task: CopyPart) -> None:
         """Queues the copies of a part."""
         addressing, stream = self.addressing, task.stream.handle
         if method == "kernel":
@@ -113,7 +113,7 @@ class Transfer:
                 rows = PitchedCopy(there, pitches[0], here, pitches[1], size, blocks)
                 self._gpu.copy_rows(rows, stream)
 
-    def _first(self, task: Part) -> int:
+    def _first(self, task: CopyPart) -> int:
         """Returns the length of the first batch; behind other copies there is no hurry."""
         return _FIRST if len(task.stream.queued) == 1 else self._limits.batch_runs
 
@@ -127,7 +127,7 @@ class Transfer:
         for part in _batches(len(to), self._limits.batch_runs, first):
             self._gpu.copy(to[part], from_[part], sizes[part], stream)
 
-    def _blocks(self, task: Part) -> None:
+    def _blocks(self, task: CopyPart) -> None:
         """Queues a 2-D copy for each block, with a piece as a row."""
         addressing, size = self.addressing, self.addressing.piece_bytes
         pitch = addressing.pitch
@@ -140,7 +140,7 @@ class Transfer:
             blocks = PitchedCopy(*ends, size, addressing.pieces)
             self._gpu.copy_blocks(blocks, task.stream.handle)
 
-    def move(self, task: Part, part: int = 0, parts: int = 1) -> None:
+    def move(self, task: CopyPart, part: int = 0, parts: int = 1) -> None:
         """Queues a kernel that goes straight from slots to slots, for one part of the pieces."""
         addressing, tables = self.addressing, task.tables
         first, end = (addressing.pieces * which // parts for which in (part, part + 1))
@@ -160,7 +160,7 @@ class Transfer:
         )
         self._gpu.move(move, task.stream.handle)
 
-    def _through(self, task: Part) -> None:
+    def _through(self, task: CopyPart) -> None:
         """Queues as many blocks at a time as the ring, or a part of it, holds.
 
         Blocks are whole below the device and in pieces on it. Where the ring has parts, a stream
@@ -203,7 +203,7 @@ class Transfer:
             if apart and number + parts < len(fillings) - 1:
                 gpu.record(stream.freed[which], main)
 
-    def _gathers(self, task: Part) -> Iterator[Move]:
+    def _gathers(self, task: CopyPart) -> Iterator[Move]:
         """Yields the moves between the device and the ring, one for each filling."""
         addressing, held, all_ = self.addressing, self._held, len(task.sources)
         source = self._tables[0], addressing.source.stride

@@ -26,7 +26,7 @@ from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known, one_of
 
-__all__ = ["DiskPath", "DiskTier", "Part"]
+__all__ = ["DiskPart", "DiskPath", "DiskTier"]
 
 _Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
 
@@ -63,7 +63,7 @@ def _places_of(layout: KVLayout, disks: int) -> Iterable[_Place]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DiskPart:
     """Some planes of some slots, which lie in one folder."""
 
     lane: DiskLane
@@ -95,7 +95,7 @@ class _Files(NamedTuple):
     slots: int
     block_bytes: int
 
-    def open(self, rank: int, more: Mapping[str, Any]) -> Part:
+    def open(self, rank: int, more: Mapping[str, Any]) -> DiskPart:
         """Opens them as this rank."""
         first, step, number, planes, writer, _ = self.place
         owned = writer is None or writer == rank
@@ -108,7 +108,7 @@ class _Files(NamedTuple):
             owned=owned,
             **more,
         )
-        return Part(lane, planes, first, step, owned, number)
+        return DiskPart(lane, planes, first, step, owned, number)
 
     def wanted(self, ranks: int) -> Iterable[Wanted]:
         """Yields what they still want, of each rank that writes them."""
@@ -195,7 +195,7 @@ class DiskTier(Single):
         self._floor = 0
         self.copier: Voider | None = None
         """What copies from and to it: its reports are for one."""
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[DiskPart, ...] = ()
         """Where its slots are: for each path this rank's own planes, and those that ranks share."""
         from blockyard.shared.weights import stated  # noqa: PLC0415 - most programs have no disk
 
@@ -234,9 +234,9 @@ class DiskTier(Single):
 
     def _open(
         self, files: Sequence["_Files"], more: Mapping[str, Any], *, reclaim: bool
-    ) -> tuple[Part, ...]:
+    ) -> tuple[DiskPart, ...]:
         """Opens all slot files, or none."""
-        made: list[Part] = []
+        made: list[DiskPart] = []
         full = None
         try:
             for file in files:
@@ -517,13 +517,13 @@ class DiskTier(Single):
         for part in self.parts:
             part.lane.close()
 
-    def _owned(self) -> Iterable[Part]:
+    def _owned(self) -> Iterable[DiskPart]:
         return (part for part in self.parts if part.owned)
 
-    def _is_shared(self, part: Part) -> bool:
+    def _is_shared(self, part: DiskPart) -> bool:
         return self.layout.ranks > 1 and self.layout.planes[part.planes[0]].replicated
 
-    def _merged(self, parts: Sequence[Part]) -> Restored:
+    def _merged(self, parts: Sequence[DiskPart]) -> Restored:
         """Returns what some parts have, the next to be evicted first of each in turn."""
         found = []
         for part in parts:
@@ -538,7 +538,7 @@ class DiskTier(Single):
         return Restored.joined(found).take(order)
 
 
-def _abandon(parts: Iterable[Part]) -> None:
+def _abandon(parts: Iterable[DiskPart]) -> None:
     for part in parts:
         part.lane.abandon()
 

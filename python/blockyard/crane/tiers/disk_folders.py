@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from blockyard._core import BlockyardError, DiskInspector, Misuse
 
-__all__ = ["Identity", "Rank", "Wiped", "chosen", "identities", "wipe"]
+__all__ = ["Identity", "RankFolder", "Wiped", "chosen", "identities", "wipe"]
 
 TITLE: Final = "Blockyard's blocks, format "
 """What the text of each folder begins with."""
@@ -41,7 +41,7 @@ _SHOWN: Final = 10
 """Names that an error lists."""
 
 
-class Rank(NamedTuple):
+class RankFolder(NamedTuple):
     """The folder of a rank."""
 
     number: int
@@ -58,7 +58,7 @@ class Identity(NamedTuple):
     name: str
     """16 hexadecimal digits."""
     path: Path
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankFolder, ...]
 
     @property
     def text(self) -> str:
@@ -195,14 +195,14 @@ def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
     return Wiped(nbytes, tuple(sorted(_left(identity.path))))
 
 
-def _ranks(path: Path) -> tuple[Rank, ...]:
+def _ranks(path: Path) -> tuple[RankFolder, ...]:
     made = []
     for folder in _folders(path, _RANK):
         number = int(folder.name.removeprefix("rank-"))
         try:
-            made.append(Rank(number, folder, DiskInspector(folder), ""))
+            made.append(RankFolder(number, folder, DiskInspector(folder), ""))
         except BlockyardError as error:
-            made.append(Rank(number, folder, None, str(error)))
+            made.append(RankFolder(number, folder, None, str(error)))
     return tuple(sorted(made, key=lambda rank: rank.number))
 
 
@@ -249,7 +249,7 @@ def _plain(escaped: re.Match[str]) -> str:
 
 
 @contextmanager
-def _locked(rank: Rank, *, broken: bool) -> Iterator[int]:
+def _locked(rank: RankFolder, *, broken: bool) -> Iterator[int]:
     """Owns a rank's folder, and gives a descriptor of it."""
     with ExitStack() as opened:
         folder = os.open(rank.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -307,7 +307,7 @@ def _fits(found: dict[str, int]) -> bool:
     return not rest and payloads % (_ALIGNED * max(slots, 1)) == 0
 
 
-def _foreign(rank: Rank, why: str, *, broken: bool) -> str:
+def _foreign(rank: RankFolder, why: str, *, broken: bool) -> str:
     said = f"{rank.path}/identity is not Blockyard's ({why})"
     if broken:
         return f"{said}, and no block is beside it: remove the folder by hand if it may go"

@@ -73,7 +73,7 @@ class Measured(NamedTuple):
 
     @property
     def load(self) -> int:
-        """Nanoseconds to load a block, while all threads read: `disk` of `Speeds`."""
+        """Nanoseconds to load a block, while all threads read: `disk` of `BlockCosts`."""
         return round(1e9 * self.block_bytes / self.figures["read"].rate(self.nbytes))
 
 

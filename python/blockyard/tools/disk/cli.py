@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from blockyard._core import BlockyardError, Misuse, Unavailable, __version__
-from blockyard.crane.tiers.disk_folders import Identity, Rank, Wiped, chosen, identities
+from blockyard.crane.tiers.disk_folders import Identity, RankFolder, Wiped, chosen, identities
 from blockyard.crane.tiers.disk_folders import wipe as unlink
 from blockyard.shared.sizes import parse_size
 from blockyard.tools.disk.bench import ROUNDS, Measured, measure
@@ -247,7 +247,7 @@ def _print(output: str | None, line: str) -> None:
     click.echo(line, err=output == "-")
 
 
-def _scrub(rank: Rank, threads: int, step: Callable[[int], object]) -> dict[str, Any]:
+def _scrub(rank: RankFolder, threads: int, step: Callable[[int], object]) -> dict[str, Any]:
     """Reads all blocks of a rank, so many at once that an interrupt is soon heard."""
     survey = rank.survey
     counts: Counter[str] = Counter()
@@ -265,13 +265,13 @@ def _scrub(rank: Rank, threads: int, step: Callable[[int], object]) -> dict[str,
     return {**counts, "bad": bad, "bytes_read": nbytes}
 
 
-def _counted(rank: Rank) -> dict[str, Any]:
+def _counted(rank: RankFolder) -> dict[str, Any]:
     counts = {} if rank.survey is None else dict(rank.survey.count())
     # Only who reads payloads knows the others.
     return {name: n for name, n in counts.items() if name not in {"torn", "unreadable", "busy"}}
 
 
-def _described(one: Identity, count: Callable[[Rank], dict[str, Any]]) -> dict[str, Any]:
+def _described(one: Identity, count: Callable[[RankFolder], dict[str, Any]]) -> dict[str, Any]:
     ranks = []
     for rank in one.ranks:
         survey = rank.survey
@@ -302,7 +302,7 @@ def _headed(one: Identity) -> str:
     return "\n".join([f"{one.name}  {said}", *(f"  {line}" for line in one.text.splitlines()[1:])])
 
 
-def _line(rank: Rank) -> str:
+def _line(rank: RankFolder) -> str:
     survey = rank.survey
     if survey is None:
         return f"  rank {rank.number}: {rank.why}"
@@ -317,7 +317,7 @@ def _line(rank: Rank) -> str:
     )
 
 
-def _verdict(rank: Rank, found: dict[str, Any] | None) -> str:
+def _verdict(rank: RankFolder, found: dict[str, Any] | None) -> str:
     if found is None:
         return f"  rank {rank.number}: {rank.why}"
     lines = [f"  rank {rank.number}: {size_of(found['bytes_read'])} read"]
@@ -391,7 +391,7 @@ def _table(found: Measured) -> list[str]:
     return [
         *lines,
         "To paste, with what loading from the host and computing a block take:",
-        f"speeds=Speeds(load=…, compute=…, disk={found.load:_})  # ns for {size}",
+        f"block_costs=BlockCosts(load=…, compute=…, disk={found.load:_})  # ns for {size}",
     ]
 
 

@@ -11,7 +11,7 @@ from blockyard.shared.machine import free_memory
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged
 from blockyard.tools.units import size
 from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config, Speeds
+from blockyard.yard.config import BlockCosts, Config
 
 __all__ = ["asked_of", "bookkeeping", "checks", "tried"]
 
@@ -21,13 +21,13 @@ _SMALL: Final = 4096
 """Blocks of a tier with which policies are tried."""
 _MOST: Final = 2_147_483_631
 """Blocks of a tier; more are given to the core as they are, which refuses them."""
-_OF_VLLM: Final = frozenset({"stow", "preempt", "decode", "load", "checksums", "keep_on_reset"})
+_OF_VLLM: Final = frozenset({"offload", "preempt", "decode", "load", "checksums", "keep_on_reset"})
 
 
 def asked_of(config: Config) -> Asked:
     """Returns what a configuration asks of the machine."""
-    layout, speeds = config.layout, config.speeds
-    load = speeds.disk if isinstance(speeds, Speeds) else None
+    layout, block_costs = config.layout, config.block_costs
+    load = block_costs.disk if isinstance(block_costs, BlockCosts) else None
     if layout is None:
         return Asked(ranks=config.ranks, load=load)
     shared = sum(plane.block_bytes for plane in layout.planes if plane.replicated)
@@ -101,7 +101,7 @@ def bookkeeping(config: Config, site: Site) -> Finding:
 def policies(config: Config, _: Site) -> Finding:
     """What was chosen in place of the defaults."""
     default = Config(device=2)
-    names = ("eviction", "host_copies", "write", "ahead", "deadline", "speeds", "copy_retries")
+    names = ("eviction", "host_copies", "write", "ahead", "deadline", "block_costs", "copy_retries")
     changed = [
         f"{name} = {value!r}"
         for name in names

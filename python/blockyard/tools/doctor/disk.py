@@ -25,7 +25,7 @@ _BLOCK: Final = 2 << 20
 _ROUND: Final = 32 << 20
 """Bytes that are written and read."""
 _SLOWER: Final = 1.5
-"""How many times longer than in `speeds` a load may take."""
+"""Times as long as `block_costs` says that a load may take."""
 _INODES: Final = 1000
 _LISTED: Final = 3
 """Identities that a finding describes."""
@@ -219,9 +219,11 @@ def speed(path: Path, where: Path, site: Site) -> Finding:
     write, read = (found.figures[one].rate(found.nbytes) / 1e9 for one in ("write", "read"))
     fact = f"{write:.2f} GB/s written, {read:.2f} GB/s read, by blocks of {size(block)}"
     load = site.asked.load or found.load
-    says = f"a block takes {duration(found.load / 1e9)}, and speeds has {duration(load / 1e9)}"
-    means = f"{says}: prefixes are loaded where computing is faster"
-    measured = f"blockyard disk bench {path}, and its figure as disk of speeds"
+    says = (
+        f"a block takes {duration(found.load / 1e9)}, and block_costs says {duration(load / 1e9)}"
+    )
+    means = f"{says}: loads are chosen that are slower"
+    measured = f"blockyard disk bench {path}, and what it says as disk of block_costs"
     return judged(name, fact, (found.load > load * _SLOWER, "warn", means, measured))
 
 

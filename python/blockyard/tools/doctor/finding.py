@@ -68,7 +68,7 @@ class Asked:
     """Processes that compute; 0 where that is not known."""
     layout: KVLayout | None = None
     load: int | None = None
-    """Nanoseconds to load a block from the disk, as `speeds` has it."""
+    """Nanoseconds to load a block from the disk, as `block_costs` has it."""
 
     def joined(self, other: "Asked") -> "Asked":
         """Returns the larger of both requirements."""

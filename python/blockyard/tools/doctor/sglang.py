@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Final
 from blockyard._core import BlockyardError
 from blockyard._typing import override
 from blockyard.connectors.command_line import mended
-from blockyard.connectors.sglang.engine import INTERFACE
+from blockyard.connectors.sglang.disk_identity import adapters_of, weights_of
 from blockyard.connectors.sglang.host_pool import check_layout, one_pool_alone
-from blockyard.connectors.sglang.identity import adapters_of, weights_of
-from blockyard.connectors.sglang.settings import START, Settings, check_config
+from blockyard.connectors.sglang.sglang_api import INTERFACE
+from blockyard.connectors.sglang.storage_settings import START, StorageSettings, check_config
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor.engine import Engine, told
@@ -119,17 +119,17 @@ class Launch(Engine):
     def alone(self, name: str) -> BlockyardError | None:
         """Returns why one key is refused, where the others are sound."""
         try:
-            Settings.of_extra(_SOUND | {name: self.extra[name]})
+            StorageSettings.of_extra(_SOUND | {name: self.extra[name]})
         except BlockyardError as error:
             return error
         return None
 
     @cached_property
     @override
-    def read(self) -> Settings | BlockyardError:
-        """The storage's settings."""
+    def read(self) -> StorageSettings | BlockyardError:
+        """What the storage makes of what is said to it."""
         try:
-            return Settings.of_extra(self.extra)
+            return StorageSettings.of_extra(self.extra)
         except BlockyardError as error:
             return error
 
@@ -137,7 +137,7 @@ class Launch(Engine):
     def instead(self, flag: str, value: str | None) -> str | None:
         """Returns what to write in place of a flag that is none."""
         name = flag.lstrip("-").replace("-", "_")
-        if name in {*Settings.__dataclass_fields__, *_LOADED}:
+        if name in {*StorageSettings.__dataclass_fields__, *_LOADED}:
             return f'put it into {_FLAG}, as "{name}": {json.dumps(value)}'
         return None
 
@@ -148,7 +148,7 @@ class Launch(Engine):
         machines = max(self.flags.number("nnodes"), 1)
         ranks = max(self.workers * self.replicas // machines, 1)
         asked = Asked(host=pinned * ranks, pinned=pinned, ranks=ranks)
-        if not isinstance(self.read, Settings):
+        if not isinstance(self.read, StorageSettings):
             return asked
         nbytes = 0
         if isinstance(self.read.disk, str):
@@ -320,8 +320,8 @@ def model(launch: Launch, _: Site) -> Finding:
 
 
 def weights(launch: Launch, _: Site) -> Finding:
-    """Whether the weights can be identified, which a disk needs."""
-    if not isinstance(launch.read, Settings):
+    """Whether something tells the weights from others, which a disk must know."""
+    if not isinstance(launch.read, StorageSettings):
         return unknown("weights", "the settings are not understood")
     values = {"load_format": "auto", **launch.flags.values}
     try:

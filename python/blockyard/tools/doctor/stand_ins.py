@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from blockyard.connectors.command_line import Flags
-from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.replicas import here_of
+from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.tools.doctor.model import Model
 
 __all__ = ["BLOCK", "configuration", "kv_cache"]

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Final
 
 from blockyard._core import BlockyardError, Misuse
 from blockyard._typing import override
+from blockyard.connectors.vllm.compatibility import Facts, facts, refusals
 from blockyard.connectors.vllm.elsewhere import here
-from blockyard.connectors.vllm.engine import INTERFACE
-from blockyard.connectors.vllm.engine_facts import Facts, facts, refusals
 from blockyard.connectors.vllm.replicas import here_of
 from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.stopping import LEAST
+from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown

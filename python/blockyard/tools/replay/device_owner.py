@@ -178,7 +178,7 @@ class EngineOwned(_Served):
         cache.used([keys])
         own_ids = [held[block] for block in path]
         self.freed.add(keys, own_ids)
-        self._stow(keys, own_ids, 0)
+        self._offload(keys, own_ids, 0)
         if self.hints is not None and self.hints[request]:
             cache.used([keys], **self.hints[request])
         return local, host, disk
@@ -188,9 +188,9 @@ class EngineOwned(_Served):
         short = max(blocks - len(self.free), 0)
         victims = [self.held.popitem(last=False)[1] for _ in range(short)]
         for keys, ids, start in self.freed.take(victims):
-            self._stow(keys, ids, start)
+            self._offload(keys, ids, start)
         return [self.free.pop() for _ in range(blocks - short)] + victims
 
-    def _stow(self, keys: Keys, ids: list[int], start: int) -> None:
+    def _offload(self, keys: Keys, ids: list[int], start: int) -> None:
         self.make_room_on_host(len(ids))
-        self.copy_down(self.cache.stow(keys, ids, start))
+        self.copy_down(self.cache.offload(keys, ids, start))

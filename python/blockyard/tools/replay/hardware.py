@@ -273,7 +273,7 @@ class Roofline:
         rank_bytes = tokens * self.kv_bytes_per_token / self.ranks
         return self.machine.link_latency + rank_bytes / self.machine.link_bytes_per_second
 
-    def speeds(self, block_size: int) -> tuple[int, int, int]:
+    def block_costs(self, block_size: int) -> tuple[int, int, int]:
         """Returns what gates loads, in nanoseconds.
 
         Returns:

@@ -182,7 +182,7 @@ def _sized(options: Options, first: RunSpec, trace: Trace) -> Iterator[RunSpec]:
     """Yields the spec with each combination of sizes, which this machine has memory for."""
     for above, host, disk in product(*_sizes(options, first, trace)):
         spec = replace(first, device_blocks=above, host_blocks=host, disk_blocks=disk)
-        slowest = max(count for count in spec.speeds if count is not None)
+        slowest = max(count for count in spec.block_costs if count is not None)
         if slowest >= 2**63:
             raise Misuse(
                 f"--set: with these figures a block takes {slowest / 1e9:.3g} s to load or "

@@ -90,7 +90,7 @@ def _config(spec: RunSpec) -> Config:
         eviction="recency" if spec.policy == "optimum" else spec.policy,
         host_copies=spec.host_copies,
         write=spec.write_policy,
-        speeds=spec.speeds if spec.gate else None,
+        block_costs=spec.block_costs if spec.gate else None,
         namespace={"model": spec.preset},
     )
 

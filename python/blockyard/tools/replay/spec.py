@@ -18,7 +18,7 @@ from blockyard.scheduling.headroom import (
 from blockyard.tools.replay.hardware import Roofline
 from blockyard.tools.replay.hints import Hints
 from blockyard.tools.traces.trace import Trace
-from blockyard.yard.config import Speeds
+from blockyard.yard.config import BlockCosts
 from blockyard.yard.parking import PreemptMode
 
 __all__ = [
@@ -140,10 +140,10 @@ class RunSpec:
         return self.block_bytes / self.disk_bytes_per_second
 
     @property
-    def speeds(self) -> Speeds:
+    def block_costs(self) -> BlockCosts:
         """What gates loads."""
         disk = round(1e9 * self.disk_block_seconds) if self.disk_blocks else None
-        return Speeds(*self.roofline.speeds(self.block_size), disk=disk)
+        return BlockCosts(*self.roofline.block_costs(self.block_size), disk=disk)
 
     def answers(self, trace: Trace) -> NDArray[np.int64]:
         """Returns how many tokens each request samples here; at least 1, which ends its prompt."""

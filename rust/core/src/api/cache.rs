@@ -164,8 +164,8 @@ impl Cache {
         self.tell_chain(chain, 0..blocks.min(chain.keys().len()));
     }
 
-    /// Blocks of an engine's own ids were stowed: tells their tokens, where their keys were made here.
-    pub fn tell_stowed(&self, chain: &Chain, first: u32, blocks: usize) {
+    /// Blocks of an engine's own ids were offloaded: tells their tokens, where their keys were made here.
+    pub fn tell_offloaded(&self, chain: &Chain, first: u32, blocks: usize) {
         if self.shared.has_listener() {
             let first = (first as usize).min(chain.keys().len());
             self.tell_chain(chain, first..(first + blocks).min(chain.keys().len()));
@@ -264,7 +264,7 @@ impl Cache {
         Lease::new(&self.shared, id, Keys::new(chain))
     }
 
-    /// The handle of a request that [`State::stow_kept`] keeps, of this chain.
+    /// The handle of a request that [`State::save_request`] keeps, of this chain.
     pub fn handle_kept(&self, id: ParkedId, chain: Chain) -> Parked {
         Parked::new(&self.shared, id, Keys::new(chain))
     }

@@ -33,9 +33,9 @@ impl Tag {
 /// A tag above, the node and one below; 0 is empty. It is one word, which is read and compared as
 /// one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Place(u64);
+struct KeySlot(u64);
 
-impl Place {
+impl KeySlot {
     const EMPTY: Self = Self(0);
 
     fn new(tag: Tag, node: NodeIx) -> Self {
@@ -60,13 +60,13 @@ pub(crate) struct Gap {
 
 #[derive(Hash, Debug)]
 pub(crate) struct Index {
-    places: Vec<Place>,
+    places: Vec<KeySlot>,
 }
 
 impl Index {
     /// Two and a half times as many places as nodes, and one that stays empty: searches are short.
     pub(crate) fn new(nodes: usize) -> Result<Self> {
-        let places = memory::filled(Self::places(nodes), Place::EMPTY, "the index of the keys")?;
+        let places = memory::filled(Self::places(nodes), KeySlot::EMPTY, "the index of the keys")?;
         Ok(Self { places })
     }
 
@@ -76,7 +76,7 @@ impl Index {
 
     /// Bytes that an index of `nodes` nodes takes.
     pub(crate) fn bytes(nodes: usize) -> usize {
-        Self::places(nodes) * size_of::<Place>()
+        Self::places(nodes) * size_of::<KeySlot>()
     }
 
     fn home(&self, tag: Tag) -> usize {
@@ -130,31 +130,31 @@ impl Index {
 
     /// Places that are taken, for the audit: as many as there are nodes with a key.
     pub(crate) fn taken(&self) -> usize {
-        let taken = self.places.iter().filter(|&&place| place != Place::EMPTY);
+        let taken = self.places.iter().filter(|&&place| place != KeySlot::EMPTY);
         taken.count()
     }
 
     pub(crate) fn forget_all(&mut self) {
-        self.places.fill(Place::EMPTY);
+        self.places.fill(KeySlot::EMPTY);
     }
 
     pub(crate) fn insert(&mut self, gap: Gap, node: NodeIx) {
-        debug_assert!(self.places[gap.at] == Place::EMPTY, "the gap has closed");
-        self.places[gap.at] = Place::new(gap.tag, node);
+        debug_assert!(self.places[gap.at] == KeySlot::EMPTY, "the gap has closed");
+        self.places[gap.at] = KeySlot::new(gap.tag, node);
     }
 
     /// Takes a node out that is there, and pulls up what stands behind it and not at its home.
     pub(crate) fn remove(&mut self, tag: Tag, node: NodeIx) {
-        let (mut gap, own) = (self.home(tag), Place::new(tag, node));
+        let (mut gap, own) = (self.home(tag), KeySlot::new(tag, node));
         while self.places[gap] != own {
-            if self.places[gap] == Place::EMPTY {
+            if self.places[gap] == KeySlot::EMPTY {
                 debug_assert!(false, "node {node} has no place");
                 return;
             }
             gap = self.after(gap);
         }
         let mut at = self.after(gap);
-        while self.places[at] != Place::EMPTY {
+        while self.places[at] != KeySlot::EMPTY {
             // As far from its home as from the gap, or farther: its search passes the gap.
             let home = self.home(self.places[at].tag());
             if self.behind(home, at) >= self.behind(gap, at) {
@@ -163,7 +163,7 @@ impl Index {
             }
             at = self.after(at);
         }
-        self.places[gap] = Place::EMPTY;
+        self.places[gap] = KeySlot::EMPTY;
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
             insert(&mut index, last(n), node(n));
         }
         let taken = |index: &Index| {
-            let taken = (0..index.places.len()).filter(|&at| index.places[at] != Place::EMPTY);
+            let taken = (0..index.places.len()).filter(|&at| index.places[at] != KeySlot::EMPTY);
             taken.collect::<Vec<_>>()
         };
         assert_eq!(taken(&index), [0, 1, 2, 3, 4, 5, 6, 20]);

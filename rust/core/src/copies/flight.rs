@@ -18,7 +18,7 @@ pub(crate) enum Purpose {
     /// block of a full hit. `None`: the lease gave it up.
     Private { lease: Option<LeaseId>, block: u32 },
     /// Copies from the blocks of an engine that gives them out itself to a tier below.
-    Stow,
+    Offload,
     /// Copies to such blocks.
     Fetch,
     /// No copies: a keyed tier drops the records of its keys, and of what stands on them.

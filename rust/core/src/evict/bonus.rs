@@ -1,7 +1,7 @@
 //! By recency, but what was used more than once counts as younger by one turnover: by as many uses
 //! as the cache has slots. A block that came back has shown that it may come back again.
 
-use super::life::Life;
+use super::usage::Usage;
 use crate::base::Result;
 use crate::evict::order::Order;
 
@@ -34,8 +34,8 @@ impl Order for Bonus {
         *self = Self::of(slots);
     }
 
-    fn class(&self, life: Life) -> u8 {
-        if life.uses() > 1 {
+    fn class(&self, usage: Usage) -> u8 {
+        if usage.uses() > 1 {
             Self::AGAIN
         } else {
             Self::ONCE
@@ -55,15 +55,15 @@ impl Order for Bonus {
 #[cfg(test)]
 mod tests {
     use super::Bonus;
-    use crate::evict::life::{Hint, Life};
     use crate::evict::order::Order;
+    use crate::evict::usage::{Hint, Usage};
 
     /// Law: INV-20h
     #[test]
     fn what_was_used_again_counts_as_younger_by_a_turnover() {
         let mut order = Bonus::new(100).expect("no memory is asked for");
-        let once = order.class(Life::told(1, 0, false, Hint::None));
-        let again = order.class(Life::told(2, 0, false, Hint::None));
+        let once = order.class(Usage::told(1, 0, false, Hint::None));
+        let again = order.class(Usage::told(2, 0, false, Hint::None));
         assert_eq!((once, again), (Bonus::ONCE, Bonus::AGAIN));
         assert_eq!(order.value(again, 107), order.value(once, 7));
         order.resize(200);

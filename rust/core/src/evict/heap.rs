@@ -2,8 +2,10 @@
 //! in O(log n), and nothing stale is ever in it. The score is class, then priority, then last use; what
 //! has outlived its time is of the class that goes first of those that are not cleared.
 
-use super::life::{Asks, Life, Past, Worth};
-use super::{Children, CopyAhead, Evict, EvictAudit, Evictability, Opens, Passed, Place, Stamps};
+use super::usage::{Asks, Usage, UsageView, Worth};
+use super::{
+    Children, CopyAhead, Evict, EvictAudit, Evictability, InsertAt, Opens, Passed, Stamps,
+};
 use crate::base::{Class, Ix, Result, SlotIx, memory};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -155,18 +157,18 @@ impl Evict for Heap {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past<'_>,
-        _place: Place,
+        view: UsageView<'_>,
+        _place: InsertAt,
         evictability: Evictability,
     ) {
         self.stamp += 1;
-        let worth = past.worth();
+        let worth = view.worth();
         let class = self.live(slot, class, worth);
         self.scores[slot.at()] = score(class, worth.priority, self.stamp);
         self.refresh(slot, evictability);
     }
 
-    fn used(&mut self, _key: u64, _life: Life, now: u64) {
+    fn used(&mut self, _key: u64, _life: Usage, now: u64) {
         self.now = now;
         self.expire();
     }

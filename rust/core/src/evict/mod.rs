@@ -6,20 +6,20 @@ mod ghost;
 mod heap;
 mod hint;
 mod learned;
-mod life;
 mod newest;
 mod order;
 mod policy;
 mod queues;
 mod recency;
 mod seen;
+mod usage;
 
 pub use hint::{Hints, NextUse, Priority, Retention};
 pub use policy::EvictionPolicy;
 
 pub(crate) use ghost::Ghosts;
-pub(crate) use life::{Hint, Life, Lives, Past};
 pub(crate) use policy::Policy;
+pub(crate) use usage::{Hint, Usage, UsageTable, UsageView};
 
 use crate::base::{Class, Result, SlotIx};
 
@@ -39,7 +39,7 @@ pub(crate) enum Evictability {
 
 /// Where in its class a slot enters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum InsertAt {
     /// As the last to go.
     Back,
     /// Just before its parent.
@@ -72,8 +72,8 @@ pub(crate) trait Evict: CopyAhead + EvictAudit {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past<'_>,
-        place: Place,
+        view: UsageView<'_>,
+        place: InsertAt,
         evictability: Evictability,
     );
     /// A slot is idle no more.
@@ -86,7 +86,7 @@ pub(crate) trait Evict: CopyAhead + EvictAudit {
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
     /// A request that ends has used the block of this key: the deepest of its path first, and before
     /// they become idle. `now` counts such uses.
-    fn used(&mut self, key: u64, life: Life, now: u64);
+    fn used(&mut self, key: u64, usage: Usage, now: u64);
     /// The next to go; it stays until it is removed.
     fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx>;
     /// Removes as many victims, one after the other, and adds them to `out`, or fewer: the caller asks
@@ -144,9 +144,9 @@ pub(crate) trait EvictAudit {
     }
 }
 
-/// Enters a slot whose block has no past.
+/// Enters a slot whose block was never used.
 #[cfg(test)]
 fn put(policy: &mut dyn Evict, slot: u32, class: Class, evictability: Evictability) {
-    let (slot, past) = (<SlotIx as crate::base::Ix>::new(slot), Past::none());
-    policy.insert(slot, class, past, Place::Back, evictability);
+    let (slot, view) = (<SlotIx as crate::base::Ix>::new(slot), UsageView::none());
+    policy.insert(slot, class, view, InsertAt::Back, evictability);
 }

@@ -4,7 +4,7 @@
 //! A loop that is longer than the cache finds nothing under recency, since each block goes right
 //! before its turn. Here a part of the loop stays, as large as the cache (MRU: Chou and `DeWitt`, 1985).
 
-use super::life::Life;
+use super::usage::Usage;
 use crate::base::Result;
 use crate::evict::order::Order;
 
@@ -32,8 +32,8 @@ impl Order for Newest {
         self.full = false;
     }
 
-    fn class(&self, life: Life) -> u8 {
-        if life.found() || !self.full {
+    fn class(&self, usage: Usage) -> u8 {
+        if usage.found() || !self.full {
             Self::STAYS
         } else {
             Self::PASSES
@@ -56,14 +56,14 @@ impl Order for Newest {
 #[cfg(test)]
 mod tests {
     use super::Newest;
-    use crate::evict::life::{Hint, Life};
     use crate::evict::order::Order;
+    use crate::evict::usage::{Hint, Usage};
 
     #[test]
     fn what_is_computed_in_a_full_cache_goes_first() {
         let mut order = Newest::new(8).expect("no memory is asked for");
-        let computed = Life::told(1, 0, false, Hint::None);
-        let found = Life::told(computed.uses(), computed.length(), true, computed.hint());
+        let computed = Usage::told(1, 0, false, Hint::None);
+        let found = Usage::told(computed.uses(), computed.length(), true, computed.hint());
         assert_eq!(order.class(computed), Newest::STAYS);
         order.evicted(Newest::STAYS);
         assert_eq!(order.class(computed), Newest::PASSES);

@@ -1,7 +1,7 @@
 //! What an eviction order is: a class for a block, and a value for the front of a class. It touches no
 //! link and no mark; those are in `queues.rs`.
 
-use super::life::{Asks, Life};
+use super::usage::{Asks, Usage};
 use crate::base::Result;
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -24,10 +24,10 @@ pub(crate) trait Order: Debug + Hash + Sized {
 
     /// A request that ends has used the block of this key, of which so much is known; once for each
     /// block of its path, the deepest first, before they become idle.
-    fn used(&mut self, _key: u64, _life: Life, _now: u32) {}
+    fn used(&mut self, _key: u64, _life: Usage, _now: u32) {}
 
     /// The list at whose back a block stands that becomes idle now.
-    fn class(&self, life: Life) -> u8;
+    fn class(&self, usage: Usage) -> u8;
 
     /// What the front of a list is worth, which became idle `age` ticks ago. The smallest goes first;
     /// it never rises with the age.

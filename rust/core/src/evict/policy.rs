@@ -2,10 +2,10 @@
 
 use super::heap::Heap;
 use super::learned::Learned;
-use super::life::{Asks, Past};
 use super::queues::Queues;
 use super::recency::Recency;
-use super::{Children, Evict, Evictability, Place, Stamps};
+use super::usage::{Asks, UsageView};
+use super::{Children, Evict, Evictability, InsertAt, Stamps};
 use crate::base::{Class, Result, SlotIx};
 use std::ops::{Deref, DerefMut};
 
@@ -104,7 +104,7 @@ macro_rules! for_each_block {
 }
 
 for_each_block! {
-    fn insert(slot: SlotIx, class: Class, past: Past<'_>, place: Place, evictability: Evictability);
+    fn insert(slot: SlotIx, class: Class, view: UsageView<'_>, place: InsertAt, evictability: Evictability);
     fn remove(slot: SlotIx);
     fn evict(slot: SlotIx);
     fn refresh(slot: SlotIx, evictability: Evictability);

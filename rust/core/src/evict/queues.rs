@@ -14,11 +14,11 @@
 mod loose;
 mod walk;
 
-use super::life::{Asks, Life, Past};
 use super::order::Order;
 use super::seen::Seen;
+use super::usage::{Asks, Usage, UsageView};
 use super::{
-    Children, CopyAhead, Evict, EvictAudit, Evictability, HEADS, Opens, Passed, Place, Stamps,
+    Children, CopyAhead, Evict, EvictAudit, Evictability, HEADS, InsertAt, Opens, Passed, Stamps,
 };
 use crate::base::{Class, Ix, Result, SlotIx, memory};
 use crate::collections::Lists;
@@ -122,10 +122,10 @@ impl<O: Order> Queues<O> {
 
     /// The list of a class, and of the order's within the ordinary one.
     #[inline]
-    fn head(&self, class: Class, past: Past<'_>) -> usize {
+    fn head(&self, class: Class, view: UsageView<'_>) -> usize {
         match class {
             _ if !Self::VALUED => class as usize,
-            Class::Ordinary => FIRST + usize::from(self.order.class(past.life())),
+            Class::Ordinary => FIRST + usize::from(self.order.class(view.usage())),
             class if class < Class::Ordinary => class as usize,
             class => class as usize + O::CLASSES - 1,
         }
@@ -211,16 +211,16 @@ impl<O: Order> Evict for Queues<O> {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past<'_>,
-        place: Place,
+        view: UsageView<'_>,
+        place: InsertAt,
         evictability: Evictability,
     ) {
         if !self.in_order() {
-            return self.insert_loose(slot, class, past, evictability);
+            return self.insert_loose(slot, class, view, evictability);
         }
         match place {
-            Place::Back => self.lists.push_back(class as usize, slot),
-            Place::Before(other) => {
+            InsertAt::Back => self.lists.push_back(class as usize, slot),
+            InsertAt::Before(other) => {
                 self.seen.unsee(&self.lists, other);
                 self.lists.insert_before(other, slot);
                 self.cursors[class as usize % HEADS] = None;
@@ -277,11 +277,11 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
-    fn used(&mut self, key: u64, life: Life, now: u64) {
+    fn used(&mut self, key: u64, usage: Usage, now: u64) {
         if Self::VALUED {
             self.fronts.now = now as u32;
             self.settled = 0;
-            self.order.used(key, life, self.fronts.now);
+            self.order.used(key, usage, self.fronts.now);
             self.look_again();
         }
     }

@@ -1,7 +1,7 @@
 //! Recency: what was used least recently goes first.
 
-use super::life::Life;
 use super::order::Order;
+use super::usage::Usage;
 use crate::base::Result;
 
 #[derive(Hash, Debug)]
@@ -14,7 +14,7 @@ impl Order for Recency {
         Ok(Self)
     }
 
-    fn class(&self, _life: Life) -> u8 {
+    fn class(&self, _life: Usage) -> u8 {
         0
     }
 

@@ -171,8 +171,8 @@ impl State {
     /// those that an engine which can compute them does faster.
     pub(super) fn pays(&self, mut runs: Runs, most: u32, device: u32) -> u32 {
         runs.cut(most);
-        match self.config.speeds.filter(|_| self.config.recompute) {
-            Some(speeds) => speeds.best(runs.iter(), device, self.rising()),
+        match self.config.block_costs.filter(|_| self.config.recompute) {
+            Some(block_costs) => block_costs.best(runs.iter(), device, self.rising()),
             None => runs.blocks(),
         }
     }
@@ -273,7 +273,7 @@ impl State {
         self.pin_path(&path[..prefix.device], table);
         for &node in path {
             self.note_use(node);
-            self.lives.find(node);
+            self.usages.find(node);
         }
         if prefix.lower > 0 {
             let lower = self.mark_sources(&path[prefix.device..], prefix.runs);

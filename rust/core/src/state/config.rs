@@ -2,8 +2,8 @@
 
 use super::{HostCopies, WritePolicy};
 use crate::base::{Error, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
-use crate::copies::Speeds;
-use crate::evict::{Children, EvictionPolicy, Ghosts, Lives};
+use crate::copies::BlockCosts;
+use crate::evict::{Children, EvictionPolicy, Ghosts, UsageTable};
 use crate::tiers::{Cell, Trie};
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
@@ -37,7 +37,7 @@ pub struct Config {
     /// evicted block.
     pub ghosts: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
-    pub speeds: Option<Speeds>,
+    pub block_costs: Option<BlockCosts>,
     /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
     pub recompute: bool,
     /// How often a failed copy down is tried again. After that, the keep of a kept block is broken,
@@ -64,7 +64,7 @@ impl Default for Config {
             write: WritePolicy::OnEvict,
             writes_below: Vec::new(),
             ghosts: None,
-            speeds: None,
+            block_costs: None,
             recompute: true,
             copy_retries: 3,
             groups: 1,
@@ -148,7 +148,7 @@ impl Config {
     /// as they are.
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
         let each = size_of::<Cell>() + self.policy.bytes();
-        let each = each + Lives::bytes(self.policy.asks());
+        let each = each + UsageTable::bytes(self.policy.asks());
         let fresh = (0..slots.len()).map(|tier| self.fresh_bytes(Tier(tier), slots[tier]));
         let fresh = fresh.sum::<usize>();
         let trie = Trie::bytes(&self.resting(slots));

@@ -15,7 +15,7 @@ impl State {
     /// No step in flight may read these tables: the slots are free at once.
     ///
     /// # Errors
-    /// As [`State::grow`] for a lease that is not there, or whose resume came back short; nothing is
+    /// As [`State::grow`] for a lease that is not there, or whose resume came back incomplete; nothing is
     /// given up then.
     pub fn dedup(&mut self, leases: &[LeaseId]) -> Result<u64> {
         self.check_rows(leases)?;

@@ -117,8 +117,8 @@ impl State {
     fn unseen_victims(&mut self, tier: Tier, blocks: u32) -> Vec<SlotIx> {
         let mut ahead = std::mem::take(&mut self.scratch.victims);
         ahead.clear();
-        let (trie, lives) = (&self.trie, &self.lives);
-        self.tiers[tier].unseen(blocks as usize, trie, lives, &mut ahead);
+        let (trie, usages) = (&self.trie, &self.usages);
+        self.tiers[tier].unseen(blocks as usize, trie, usages, &mut ahead);
         ahead
     }
 

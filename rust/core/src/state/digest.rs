@@ -83,7 +83,7 @@ impl State {
             held,
             counters,
             ghosts,
-            lives,
+            usages,
             copies_first: _,
             in_flight,
             scratch: _,
@@ -110,7 +110,7 @@ impl State {
         for (lease, _) in leases.iter() {
             self.root_of(self.lease_id(lease)).hash(&mut digest);
         }
-        (counters, ghosts, lives, in_flight, parkings).hash(&mut digest);
+        (counters, ghosts, usages, in_flight, parkings).hash(&mut digest);
         (headroom, largest, turn, strays, roots.ready, done).hash(&mut digest);
         digest.finish()
     }
@@ -125,7 +125,7 @@ mod tests {
         Tier,
     };
     use crate::copies::Flight;
-    use crate::evict::{EvictionPolicy, Hints, Place, Retention};
+    use crate::evict::{EvictionPolicy, Hints, InsertAt, Retention};
     use crate::state::TierState;
     use crate::state::record::{Keep, Parked, Phase, Running, Ticket};
     use crate::tiers::{Hold, Node, Uses};
@@ -249,8 +249,8 @@ mod tests {
         ("config.recompute", |s| s.config.recompute = false),
         ("config.keyed", |s| s.config.keyed[1] = true),
         ("config.engine", |s| s.config.engine = true),
-        ("config.speeds", |s| {
-            s.config.speeds = Some(crate::copies::Speeds::default());
+        ("config.block_costs", |s| {
+            s.config.block_costs = Some(crate::copies::BlockCosts::default());
         }),
         ("a node's key", |s| node(s).key.0[31] ^= 1),
         ("a node's parent", |s| node(s).parent = Some(DEAD())),
@@ -304,10 +304,10 @@ mod tests {
                 Class::Ordinary,
             );
             let evictability = s.evictability_of(Tier::DEVICE, slot);
-            let past = s.lives.of(NodeIx::new(0));
+            let view = s.usages.of(NodeIx::new(0));
             let order = s.tiers[Tier::DEVICE].parts().1;
             order.remove(slot);
-            order.insert(slot, class, past, Place::Back, evictability);
+            order.insert(slot, class, view, InsertAt::Back, evictability);
         }),
         ("what is promised", |s| device(s).promise(1)),
         ("what is promised below", |s| host(s).promise(1)),

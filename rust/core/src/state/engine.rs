@@ -1,6 +1,6 @@
 //! Engine: a yard whose device belongs to an engine that gives out its blocks itself. They are numbers
 //! in plans, and null slots here: none is given out, resident or evicted. This file finds what lies
-//! below and brings it up; `stow.rs` copies down, and keeps.
+//! below and brings it up; `offload.rs` copies down; `save.rs` keeps.
 
 use super::probe::AHEAD;
 use super::{Probe, State, Stop};
@@ -242,7 +242,7 @@ impl State {
         let flights = self.flights.iter().filter(|(_, flight)| {
             let mut moves = flight.moves.iter();
             match flight.purpose {
-                Purpose::Stow => flight.reads && moves.any(|step| is_busy(&step.from)),
+                Purpose::Offload => flight.reads && moves.any(|step| is_busy(&step.from)),
                 Purpose::Fetch => moves.any(|step| is_busy(&step.to)),
                 _ => false,
             }
@@ -259,11 +259,11 @@ impl State {
     /// `State` where the device is the yard's own.
     pub fn used(&mut self, rows: &[&[Key]], ended: Option<Hints>) -> Result<()> {
         self.of_an_engine("used")?;
-        let learns = self.lives.learns();
+        let learns = self.usages.learns();
         let mut path = std::mem::take(&mut self.scratch.path);
         let mut tags = std::mem::take(&mut self.scratch.tags);
         for row in rows {
-            if let Some(hints) = ended.filter(|_| self.lives.asked()) {
+            if let Some(hints) = ended.filter(|_| self.usages.asked()) {
                 self.end_row(row, hints);
             }
             path.clear();
@@ -274,7 +274,7 @@ impl State {
             }
             for &node in path.iter().rev() {
                 if learns {
-                    self.lives.touch(node);
+                    self.usages.touch(node);
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if let Some(slot) = self.trie.slot(node, tier)
@@ -301,12 +301,12 @@ impl State {
         for key in row.iter().rev() {
             let Some(node) = self.trie.find(key) else {
                 let known = self.ghosts.as_ref().and_then(|ghosts| ghosts.uses(key));
-                let life = self.lives.end_of_none(known.unwrap_or(0), tokens, hints);
-                self.tell_orders(key, life);
+                let usage = self.usages.end_of_none(known.unwrap_or(0), tokens, hints);
+                self.tell_orders(key, usage);
                 continue;
             };
             alone = alone && self.has_no_other(node, child);
-            self.lives.find_again(node);
+            self.usages.find_again(node);
             self.end_use(node, tokens, hints, alone);
             child = Some(node);
         }
@@ -339,7 +339,7 @@ impl State {
         let what = format!("{verb} on a cache whose device is the engine's");
         Err(Error::state(
             what,
-            "use find, fetch, stow and keep; or make the cache with device=",
+            "use find, fetch, offload and save_request; or make the cache with device=",
         ))
     }
 

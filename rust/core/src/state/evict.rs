@@ -112,7 +112,7 @@ impl State {
         // What was forgotten is remembered nowhere. INV-42
         let remembered = || !block.is_anonymous() && block.epoch != FORGOTTEN;
         if let Some(ghosts) = self.ghosts.as_mut().filter(|_| remembered()) {
-            let uses = self.lives.of(node).life().uses();
+            let uses = self.usages.of(node).usage().uses();
             ghosts.remember(&block.key, uses);
         }
         self.trie.remove_tagged(node, tag);
@@ -128,7 +128,7 @@ impl State {
         }
         self.warm_room(tier, need);
         while self.tiers[tier].ledger().free() < need {
-            let Some(slot) = self.tiers[tier].victim(&self.lives) else {
+            let Some(slot) = self.tiers[tier].victim(&self.usages) else {
                 debug_assert!(false, "promised room for {need} is not there");
                 return false;
             };
@@ -142,8 +142,8 @@ impl State {
     fn evict_batch(&mut self, tier: Tier, count: usize) {
         let mut slots = std::mem::take(&mut self.scratch.victims);
         slots.clear();
-        let (trie, lives) = (&self.trie, &self.lives);
-        self.tiers[tier].take(count, trie, lives, &mut slots);
+        let (trie, usages) = (&self.trie, &self.usages);
+        self.tiers[tier].take(count, trie, usages, &mut slots);
         let nodes = self.warm_blocks(tier, &slots);
         self.tiers[tier].evict_all(&slots);
         self.counters.evicted[tier.at()] += slots.len() as u64;
@@ -186,7 +186,7 @@ impl State {
         if deficit > FEW {
             let mut slots = std::mem::take(&mut self.scratch.victims);
             slots.clear();
-            self.tiers[tier].front(deficit as usize, &self.lives, &mut slots);
+            self.tiers[tier].front(deficit as usize, &self.usages, &mut slots);
             self.scratch.nodes = self.warm_blocks(tier, &slots);
             self.scratch.victims = slots;
         }

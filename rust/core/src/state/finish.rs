@@ -5,7 +5,7 @@ use super::State;
 use super::record::{Held, Phase, Running};
 use crate::base::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
 use crate::collections::mix;
-use crate::evict::{Hint, Hints, Life, Retention};
+use crate::evict::{Hint, Hints, Retention, Usage};
 use crate::tiers::Hold;
 
 impl State {
@@ -110,9 +110,9 @@ impl State {
     /// and "session ended" reaches only as far as no other sequence has anything below.
     pub(super) fn release(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
         let mut retention = hints.retention;
-        if self.copies_first || self.lives.asked() {
+        if self.copies_first || self.usages.asked() {
             self.end_path(table, tokens, hints);
-            if self.lives.learns() {
+            if self.usages.learns() {
                 // It learns what hints are worth, and obeys none.
                 retention = Retention::Ordinary;
             }
@@ -151,7 +151,7 @@ impl State {
             };
             alone = alone && self.is_alone(node, child, slot);
             child = Some(node);
-            if self.lives.asked() {
+            if self.usages.asked() {
                 self.end_use(node, tokens, hints, alone);
             }
             if self.copies_first {
@@ -167,16 +167,16 @@ impl State {
             Hint::Ended if !alone => Hint::None,
             hint => hint,
         };
-        let life = self.lives.end(node, tokens, hint, hints);
+        let usage = self.usages.end(node, tokens, hint, hints);
         let key = self.trie[node].key;
-        self.tell_orders(&key, life);
+        self.tell_orders(&key, usage);
     }
 
     /// A request that ends has used the block of this key.
-    pub(super) fn tell_orders(&mut self, key: &Key, life: Life) {
-        let (key, now) = (mix(key), self.lives.now());
+    pub(super) fn tell_orders(&mut self, key: &Key, usage: Usage) {
+        let (key, now) = (mix(key), self.usages.now());
         for tier in self.tiers.all() {
-            self.tiers[tier].used(key, life, now);
+            self.tiers[tier].used(key, usage, now);
         }
     }
 
@@ -247,9 +247,9 @@ mod tests {
     /// What is said of the first, the second and the last block of a row.
     fn said(state: &State, row: &[Key]) -> Vec<(Hint, u8)> {
         let node = |key| state.trie.find(key).expect("it is there");
-        let life = |key| state.lives.of(node(key)).life();
+        let usage = |key| state.usages.of(node(key)).usage();
         row.iter()
-            .map(|key| (life(key).hint(), life(key).length()))
+            .map(|key| (usage(key).hint(), usage(key).length()))
             .collect()
     }
 
@@ -295,7 +295,7 @@ mod tests {
     fn nor_is_it_where_the_device_is_the_engines() {
         let mut state = state(true);
         for (row, ids) in ROWS.iter().zip([[0, 1, 2], [0, 1, 3]]) {
-            let plan = state.stow(row, &ids, 0).expect("the engine's");
+            let plan = state.offload(row, &ids, 0).expect("the engine's");
             let flight = plan.expect("there is room").flight;
             let blocks = state.flights[flight.at()].moves.len() as u32;
             let ended = state.commit(&[Outcome::failed(flight, blocks)], None);
@@ -308,7 +308,7 @@ mod tests {
         }
         // What nobody shares ends whole.
         let row = [key(7), key(8)];
-        let plan = state.stow(&row, &[7, 8], 0).expect("the engine's");
+        let plan = state.offload(&row, &[7, 8], 0).expect("the engine's");
         let flight = plan.expect("there is room").flight;
         assert_eq!(state.commit(&[Outcome::failed(flight, 2)], None), Ok(1));
         state.used(&[&row], Some(ended)).expect("the engine's");

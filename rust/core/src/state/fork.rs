@@ -64,10 +64,10 @@ impl State {
         self.check_rows(&[id])?;
         self.check_loaded(id, "forking")?;
         let record = &self.leases[id.at()];
-        if record.is_short() {
+        if record.is_incomplete() {
             let number = id.number();
             return Err(Error::state(
-                format!("forking lease {number}, whose resume came back short"),
+                format!("forking lease {number}, whose resume came back incomplete"),
                 "seal it once it is recomputed, or park it again",
             ));
         }

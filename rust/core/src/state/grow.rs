@@ -37,9 +37,12 @@ impl State {
     pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
         for &id in leases {
             let lease = self.lease(id)?;
-            if self.leases[lease].is_short() && !self.config.recompute {
+            if self.leases[lease].is_incomplete() && !self.config.recompute {
                 return Err(Error::state(
-                    format!("using lease {}, whose resume came back short", id.number()),
+                    format!(
+                        "using lease {}, whose resume came back incomplete",
+                        id.number()
+                    ),
                     "this engine cannot recompute: park it again and resume it later",
                 ));
             }
@@ -65,8 +68,8 @@ impl State {
         let tokens = record.tokens.saturating_add(more);
         if tokens <= u64::from(record.blocks()) * block_size {
             record.tokens = tokens;
-            if record.is_short() {
-                self.accept_short(lease);
+            if record.is_incomplete() {
+                self.accept_incomplete(lease);
             }
             return true;
         }
@@ -76,7 +79,7 @@ impl State {
         if beyond > 0 && !self.afford_growth(beyond) {
             return false;
         }
-        self.accept_short(lease);
+        self.accept_incomplete(lease);
         self.tiers[Tier::DEVICE].release(promised as u32);
         self.make_room(Tier::DEVICE, need as u32);
         let record = &mut self.leases[lease];

@@ -6,7 +6,7 @@ use super::record::{Parked, Running};
 use crate::base::{
     FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId, Tier,
 };
-use crate::copies::Speeds;
+use crate::copies::BlockCosts;
 use crate::tiers::Hold;
 
 /// Room on one tier, in blocks.
@@ -347,10 +347,10 @@ impl State {
     }
 
     /// Whether loading that many blocks from a tier, behind `after` others and behind all that is on
-    /// its way up from there, takes less time than computing them; always, where no speeds are known.
+    /// its way up from there, takes less time than computing them; always, where no costs are known.
     pub fn worth_loading(&self, from: Tier, blocks: u32, after: u32) -> bool {
         let run = std::iter::once((from, blocks));
-        let worth = |speeds: Speeds| speeds.best(run, after, self.rising()) > 0;
-        self.config.speeds.is_none_or(worth)
+        let worth = |block_costs: BlockCosts| block_costs.best(run, after, self.rising()) > 0;
+        self.config.block_costs.is_none_or(worth)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::base::{Class, NodeIx, SlotIx, Tier};
-use crate::evict::Place;
+use crate::evict::InsertAt;
 use crate::tiers::Hold;
 
 /// When copies on the host of what the device has too are evicted.
@@ -31,13 +31,13 @@ impl State {
         };
         let place = match above {
             Some((_, above, own)) if residency.children == 0 && own == class => {
-                Place::Before(above)
+                InsertAt::Before(above)
             }
-            _ => Place::Back,
+            _ => InsertAt::Back,
         };
-        let past = self.lives.of(node);
-        self.tiers[tier].make_idle(slot, class, past, place, residency);
-        if let Some((parent, ..)) = above.filter(|_| place == Place::Back) {
+        let view = self.usages.of(node);
+        self.tiers[tier].make_idle(slot, class, view, place, residency);
+        if let Some((parent, ..)) = above.filter(|_| place == InsertAt::Back) {
             // It closes a gap in a path: its ancestors follow it.
             self.move_to_back(parent, tier);
         }
@@ -151,8 +151,8 @@ impl State {
     /// The same, at the back of this class.
     pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
         let evictability = self.evictability_of(tier, slot);
-        let past = self.lives.of(node);
-        self.tiers[tier].reclass(slot, class, past, evictability);
+        let view = self.usages.of(node);
+        self.tiers[tier].reclass(slot, class, view, evictability);
     }
 
     /// A block has a ready copy on the device now, or none any more. Its copies below become shadows

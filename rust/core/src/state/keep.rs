@@ -1,4 +1,4 @@
-//! Keeps: what protects the one copy that a parked block must not lose (INV-23, INV-34).
+//! Keep: what protects the one copy that a parked block must not lose (INV-23, INV-34).
 //!
 //! A kept block has a home, one tier below the device. Each keeper pins its copy there if that is
 //! ready. Without one, the tier owes it a slot: promised once per block, however many keep it. The
@@ -8,7 +8,7 @@
 use super::State;
 use super::record::Keep;
 use crate::base::{MAX_TIERS, NodeIx, ParkedIx, Tier};
-use crate::tiers::{Hold, Keeps};
+use crate::tiers::{Hold, KeepCount};
 
 /// Where the blocks of a sequence are kept that no other one keeps yet.
 #[derive(Clone, Copy)]
@@ -62,7 +62,7 @@ impl State {
         for &node in path.iter().rev() {
             let keeps = self.trie[node].keeps.count();
             let new = keeps == 0;
-            if keeps == Keeps::MOST {
+            if keeps == KeepCount::MOST {
                 return None;
             }
             if !self.is_below(node, Tier::DEVICE) {
@@ -94,12 +94,12 @@ impl State {
             if new && !self.is_below(node, Tier::DEVICE) {
                 owed += 1;
                 on_device = at;
-                self.trie[node].keeps = Keeps::one(homes.tier);
+                self.trie[node].keeps = KeepCount::one(homes.tier);
                 continue;
             }
             if new {
                 let own = self.home_among(node, homes);
-                self.trie[node].keeps = Keeps::default().at(own);
+                self.trie[node].keeps = KeepCount::default().at(own);
                 let lacks = self.trie.slot(node, own).is_none();
                 self.tiers[own].promise(u32::from(lacks));
             }

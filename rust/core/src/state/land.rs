@@ -96,7 +96,7 @@ impl State {
         }
         match flight.purpose {
             Purpose::Nothing | Purpose::Void | Purpose::Fetch => {}
-            Purpose::Stow => self.break_unbacked(to),
+            Purpose::Offload => self.break_unbacked(to),
             Purpose::Below { parked } => self.settle_keeps(to, parked, &kept),
             Purpose::Up { lease, .. } => self.landed(lease),
             Purpose::Private { lease, .. } => {
@@ -114,7 +114,7 @@ impl State {
         let (to, moves) = (flight.to, &flight.moves);
         match flight.purpose {
             Purpose::Nothing | Purpose::Void => {}
-            Purpose::Below { .. } | Purpose::Stow => {
+            Purpose::Below { .. } | Purpose::Offload => {
                 self.cut_kept(flight.blocks_from(good), to);
                 return self.land_below(flight, good);
             }
@@ -342,7 +342,7 @@ impl State {
         record.sealed = record.sealed.min(block);
     }
 
-    /// A flight has ended for a lease. After the last one the lease runs, is short, or is released.
+    /// A flight has ended for a lease. After the last one the lease runs, is incomplete, or is released.
     pub(super) fn landed(&mut self, id: LeaseId) {
         let lease = id.at();
         let record = &mut self.leases[lease];

@@ -7,6 +7,7 @@ mod begin;
 mod block_table;
 mod clear;
 mod config;
+mod copy_down;
 mod dedup;
 mod demote;
 mod digest;
@@ -25,10 +26,10 @@ mod idle;
 mod keep;
 mod land;
 mod lose;
+mod offload;
+mod offload_parked;
 mod park;
-mod parked;
 mod paths;
-mod place;
 mod probe;
 mod promote;
 mod record;
@@ -36,10 +37,9 @@ mod resize;
 mod restore;
 mod resume;
 mod runs;
+mod save;
 mod seal;
 mod stats;
-mod stow;
-mod stow_kept;
 mod stray;
 mod tell;
 mod ticket;
@@ -73,7 +73,7 @@ use crate::base::{
 use crate::collections::{Arena, Tag};
 use crate::copies::{Flight, Plan};
 use crate::events::Events;
-use crate::evict::{Ghosts, Lives};
+use crate::evict::{Ghosts, UsageTable};
 use crate::tiers::Trie;
 use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
@@ -119,7 +119,7 @@ pub struct State {
     /// Blocks that were dropped from every tier, under [`WritePolicy::SecondTouch`].
     ghosts: Option<Ghosts>,
     /// What is known of the blocks' uses, as far as the policy asks for it.
-    lives: Lives,
+    usages: UsageTable,
     /// Whether copies on the host of what the device has used since go first.
     copies_first: bool,
     /// Blocks whose copies are in the air, by the tiers that they go from and to, but for flights
@@ -166,7 +166,7 @@ impl State {
             .collect::<Result<Vec<_>>>()?;
         let blocks = config.resting(&config.sizes()).iter().sum();
         Ok(Self {
-            lives: Lives::new(blocks, config.policy.asks())?,
+            usages: UsageTable::new(blocks, config.policy.asks())?,
             copies_first: config.copies_first(),
             trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),

@@ -6,7 +6,7 @@ use super::record::{Keep, Parked};
 use super::{Sealing, State};
 use crate::base::{Error, LeaseIx, NodeIx, ParkedId, Result, Tier};
 use crate::evict::Hints;
-use crate::tiers::{FORGOTTEN, Keeps};
+use crate::tiers::{FORGOTTEN, KeepCount};
 
 impl State {
     /// Parks a sequence after the engine's stop ack: `row.computed` is the frozen count of computed
@@ -17,7 +17,7 @@ impl State {
     /// up then.
     pub fn park(&mut self, row: &Sealing<'_>, after: Option<u64>) -> Result<ParkedId> {
         let lease = self.lease(row.lease)?;
-        if self.leases[lease].is_short() {
+        if self.leases[lease].is_incomplete() {
             return Ok(self.park_again(lease));
         }
         self.check_parking(row)?;
@@ -44,7 +44,7 @@ impl State {
             let slot = self.leases[lease].table[block as usize];
             let node = self.node_of(slot).unwrap_or_else(|| {
                 let node = self.trie.add(path.last().copied());
-                self.lives.born(node, 0);
+                self.usages.born(node, 0);
                 self.adopt(node, slot);
                 node
             });
@@ -129,7 +129,7 @@ impl State {
                 let Some(mut costs) = self.keep_cost(path, homes) else {
                     return Err(Error::Unsupported {
                         what: "parked sequences that share a block",
-                        value: u64::from(Keeps::MOST),
+                        value: u64::from(KeepCount::MOST),
                         help: "resume or finish some of them first",
                     });
                 };
@@ -145,7 +145,7 @@ impl State {
         refused.map_or(Ok(Homes { tier, only: true }), Err)
     }
 
-    /// A resume came back short, and its keep is whole: the sequence is parked as it was.
+    /// A resume came back incomplete, and its keep is whole: the sequence is parked as it was.
     fn park_again(&mut self, lease: LeaseIx) -> ParkedId {
         self.tiers[Tier::DEVICE].release(self.leases[lease].promised());
         let record = self.leases.remove(lease);

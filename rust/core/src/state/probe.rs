@@ -16,7 +16,7 @@ pub enum Stop {
     Filling(FlightId),
     /// The next block would be on a tier apart, and as many runs as one load has lie before it.
     Scattered,
-    /// Loading the next block was not worth it: the caller's bound, or the configured speeds.
+    /// Loading the next block was not worth it: the caller's bound, or the configured `block_costs`.
     Slow,
     /// The next block, or loading it, would use what is promised to others.
     Promised,

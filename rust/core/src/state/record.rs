@@ -122,7 +122,7 @@ impl Running {
         }
     }
 
-    pub(crate) fn is_short(&self) -> bool {
+    pub(crate) fn is_incomplete(&self) -> bool {
         matches!(self.phase, Phase::Short { .. })
     }
 

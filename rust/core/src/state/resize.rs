@@ -65,7 +65,7 @@ impl State {
         memory::ask(more, there, "the bookkeeping of so many more slots")?;
         self.tiers[tier].reserve(&self.config, slots)?;
         let blocks = self.config.resting(&tiers).iter().sum();
-        self.lives.reserve(blocks)?;
+        self.usages.reserve(blocks)?;
         self.trie.reserve(&self.config.resting(&tiers))
     }
 
@@ -89,7 +89,7 @@ impl State {
             self.tiers[tier].grow(slots);
             let own = |tier_state: &TierState| tier_state.pool().len() as usize;
             let tiers: Vec<usize> = self.tiers.iter().map(own).collect();
-            self.lives.grow(self.config.resting(&tiers).iter().sum());
+            self.usages.grow(self.config.resting(&tiers).iter().sum());
         }
         Ok(())
     }

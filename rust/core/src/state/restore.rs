@@ -47,7 +47,7 @@ impl State {
             let slot = SlotIx::new(slots[row as usize]);
             (slot, NodeIx::new(row), family.children[row as usize])
         });
-        self.tiers[tier].restore(blocks, &self.lives);
+        self.tiers[tier].restore(blocks, &self.usages);
         self.strays.torn = true;
         self.tell_all();
         Ok(())
@@ -61,7 +61,7 @@ impl State {
     pub fn eviction_order(&self, tier: Tier) -> Result<Vec<u32>> {
         let mut slots = Vec::new();
         let tier_state = self.tiers.named(tier)?;
-        tier_state.all(&self.trie, &self.lives, &mut slots);
+        tier_state.all(&self.trie, &self.usages, &mut slots);
         // What may not go now comes last.
         let mut listed = vec![false; tier_state.pool().len() as usize];
         for &slot in &slots {

@@ -134,9 +134,9 @@ impl State {
         home
     }
 
-    /// Ends the keeps of a resume that came back short, as the engine goes on with it: it recomputes
+    /// Ends the keeps of a resume that came back incomplete, as the engine goes on with it: it recomputes
     /// from the good prefix.
-    pub(super) fn accept_short(&mut self, lease: LeaseIx) {
+    pub(super) fn accept_incomplete(&mut self, lease: LeaseIx) {
         if let Phase::Short { resumes } = self.leases[lease].phase {
             self.leases[lease].phase = Phase::Running;
             self.end_keep(resumes);

@@ -62,7 +62,7 @@ impl State {
 
     pub(super) fn seal_one(&mut self, row: &Sealing<'_>) -> u32 {
         let lease = row.lease.at();
-        self.accept_short(lease);
+        self.accept_incomplete(lease);
         if self.detached(lease) {
             return 0;
         }
@@ -142,7 +142,7 @@ impl State {
                 let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
                 let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
                 self.trie.name(node, *key, gap, uses);
-                self.lives.born(node, ghost.unwrap_or(0));
+                self.usages.born(node, ghost.unwrap_or(0));
                 self.note_fresh(Tier::DEVICE, node);
                 if own.is_none() {
                     self.adopt(node, slot);
@@ -161,7 +161,7 @@ impl State {
             // Only below the device so far: the lease's slot becomes its device copy.
             self.adopt(node, slot);
             self.note_use(node);
-            self.lives.find(node);
+            self.usages.find(node);
             self.reclass_below(node);
             return Some(node);
         };
@@ -176,7 +176,7 @@ impl State {
         }
         self.pin(Tier::DEVICE, published);
         self.note_use(node);
-        self.lives.find(node);
+        self.usages.find(node);
         self.tiers[Tier::DEVICE].stand_beside(slot, Link::to(node));
         self.counters.duplicates += 1;
         Some(node)

@@ -23,7 +23,7 @@ pub struct View {
     pub loading: u32,
     /// A resume whose loads did not come whole, or a table that ends before `tokens` because a
     /// copy into it has an unknown end: `grow` by 0 gives it its slots.
-    pub short: bool,
+    pub incomplete: bool,
     /// It stands for a parked sequence still: the loads of its resume are in flight, or did not
     /// come whole, and a park takes it back to where it was.
     pub resumed: bool,
@@ -62,7 +62,7 @@ impl State {
             sealed: record.sealed,
             promised: record.promised(),
             loading: record.loading(),
-            short: record.is_short() || lacks,
+            incomplete: record.is_incomplete() || lacks,
             resumed: record.resumes().is_some(),
             detached: self.detached(lease),
         })

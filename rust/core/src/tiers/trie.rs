@@ -1,7 +1,7 @@
 //! The prefix trie: an index by chained key, parent links, and counts of children per tier. No
 //! child lists: a key says its whole prefix, so that a match is one look-up per block.
 
-use super::keeps::Keeps;
+use super::keep_count::KeepCount;
 use crate::base::{Class, Id, Ix, Key, Link, MAX_TIERS, NodeIx, Result, SlotIx, Tier, memory};
 use crate::collections::{Arena, Gap, Index, Record, Tag};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub(crate) struct Node {
     pub(crate) parent: Option<Id<NodeIx>>,
     device: Residency,
     pub(crate) epoch: u32,
-    pub(crate) keeps: Keeps,
+    pub(crate) keeps: KeepCount,
     pub(crate) class: Class,
     pub(crate) uses: Uses,
 }

@@ -8,10 +8,10 @@
 use crate::evict::bonus::Bonus;
 use crate::evict::learned::history::{History, Use};
 use crate::evict::learned::reuse::Reuse;
-use crate::evict::life::Life;
 use crate::evict::newest::Newest;
 use crate::evict::order::Order;
 use crate::evict::recency::Recency;
+use crate::evict::usage::Usage;
 
 /// The orders in the duel; among equals the first wins.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -140,11 +140,11 @@ impl Duel {
     }
 
     /// The list at whose back a block stands that becomes idle now.
-    pub(crate) fn class(&self, life: Life) -> u8 {
-        if self.winner == Rule::Newest && self.newest.class(life) == Newest::PASSES {
+    pub(crate) fn class(&self, usage: Usage) -> u8 {
+        if self.winner == Rule::Newest && self.newest.class(usage) == Newest::PASSES {
             Self::PASSES
         } else {
-            Reuse::class(life)
+            Reuse::class(usage)
         }
     }
 
@@ -265,7 +265,7 @@ mod tests {
     use super::{Duel, Rule};
     use crate::evict::learned::history::History;
     use crate::evict::learned::reuse::Reuse;
-    use crate::evict::life::{Hint, Life};
+    use crate::evict::usage::{Hint, Usage};
 
     const SLOTS: usize = 64;
 
@@ -305,11 +305,11 @@ mod tests {
     fn newest_first_wins_a_loop_and_lets_what_is_computed_pass() {
         let mut duel = played((0..3000).map(|at| (at % 200, 0)));
         assert_eq!(duel.winner, Rule::Newest);
-        let computed = Life::told(1, 0, false, Hint::None);
+        let computed = Usage::told(1, 0, false, Hint::None);
         assert_eq!(duel.class(computed), Reuse::class(computed));
         duel.evicted();
         assert_eq!(duel.class(computed), Duel::PASSES);
-        let found = Life::told(computed.uses(), computed.length(), true, computed.hint());
+        let found = Usage::told(computed.uses(), computed.length(), true, computed.hint());
         assert_eq!(duel.class(found), Reuse::class(found));
         let reuse = Reuse::new();
         assert!(duel.value(&reuse, Duel::PASSES, 0) < duel.value(&reuse, 0, 1 << 30));
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn the_bonus_wins_where_a_set_that_changes_is_used_beside_a_flood() {
-        let again = Reuse::class(Life::told(2, 0, false, Hint::None));
+        let again = Reuse::class(Usage::told(2, 0, false, Hint::None));
         let uses = (0..6000).map(|at: u32| {
             if at.is_multiple_of(3) {
                 (at / 3 % 30 + at / 600 * 30, again)

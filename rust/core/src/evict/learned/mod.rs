@@ -13,8 +13,8 @@ use crate::base::Result;
 use crate::evict::learned::duel::Duel;
 use crate::evict::learned::history::History;
 use crate::evict::learned::reuse::Reuse;
-use crate::evict::life::{Asks, Life};
 use crate::evict::order::Order;
+use crate::evict::usage::{Asks, Usage};
 
 /// Uses after which some values are made anew.
 const STEP: usize = 512;
@@ -38,7 +38,7 @@ impl Learned {
     }
 
     /// A block of the sample was used.
-    fn sample(&mut self, key: u32, life: Life, now: u32) {
+    fn sample(&mut self, key: u32, usage: Usage, now: u32) {
         if self.history.is_full() {
             self.duel.compact(&mut self.history, self.reuse.cursors());
         }
@@ -50,7 +50,7 @@ impl Learned {
             last.marks
         });
         let marks = self.duel.used(before);
-        self.history.push(key, now, Reuse::class(life), marks);
+        self.history.push(key, now, Reuse::class(usage), marks);
         self.duel.settle(&mut self.history, &self.reuse, now);
 
         self.until_fade -= 1;
@@ -94,14 +94,14 @@ impl Order for Learned {
         }
     }
 
-    fn used(&mut self, key: u64, life: Life, now: u32) {
+    fn used(&mut self, key: u64, usage: Usage, now: u32) {
         if let Some(key) = self.history.sampled(key) {
-            self.sample(key, life, now);
+            self.sample(key, usage, now);
         }
     }
 
-    fn class(&self, life: Life) -> u8 {
-        self.duel.class(life)
+    fn class(&self, usage: Usage) -> u8 {
+        self.duel.class(usage)
     }
 
     fn value(&self, class: u8, age: u32) -> u32 {
@@ -120,9 +120,9 @@ mod tests {
 
     use super::Learned;
     use crate::evict::hint::NextUse;
-    use crate::evict::life::{Hint, Life};
     use crate::evict::order::Order;
     use crate::evict::recency::Recency;
+    use crate::evict::usage::{Hint, Usage};
 
     /// A cache of blocks without parents.
     struct Cache<O> {
@@ -183,9 +183,9 @@ mod tests {
             self.now += 1;
             let uses = self.uses.entry(key).or_default();
             *uses = (*uses + 1).min(15);
-            let life = Life::told(*uses, length, found, Hint::None);
-            self.order.used(key, life, self.now);
-            self.lists[usize::from(self.order.class(life))].push_back((key, self.now));
+            let usage = Usage::told(*uses, length, found, Hint::None);
+            self.order.used(key, usage, self.now);
+            self.lists[usize::from(self.order.class(usage))].push_back((key, self.now));
             self.held.insert(key, self.now);
             found
         }
@@ -244,13 +244,13 @@ mod tests {
     fn growth_keeps_what_was_learned() {
         let mut cache = Cache::<Learned>::new(600);
         cache.hits(mixed(40_000));
-        let [short, long] = [0, 3].map(|length| Life::told(1, length, false, Hint::None));
+        let [short, long] = [0, 3].map(|length| Usage::told(1, length, false, Hint::None));
         cache.order.resize(700);
         cache.slots = 700;
-        let values = [short, long].map(|life| {
+        let values = [short, long].map(|usage| {
             let class = cache
                 .order
-                .class(Life::told(4, life.length(), true, life.hint()));
+                .class(Usage::told(4, usage.length(), true, usage.hint()));
             cache.order.reuse.value(class, 100)
         });
         assert!(values[0] > values[1]);
@@ -278,10 +278,10 @@ mod tests {
             for now in at * 3000..(at + 1) * 3000 {
                 let uses = (now % 7) as u8;
                 let hint = Hint::Soon(NextUse::of_step((now % 9) as u8));
-                let life = Life::told(uses, uses, uses > 1, hint);
-                order.used(u64::from(now * now % 1999), life, now);
-                assert!(usize::from(order.class(life)) < Learned::CLASSES);
-                order.evicted(order.class(life));
+                let usage = Usage::told(uses, uses, uses > 1, hint);
+                order.used(u64::from(now * now % 1999), usage, now);
+                assert!(usize::from(order.class(usage)) < Learned::CLASSES);
+                order.evicted(order.class(usage));
             }
         }
     }
@@ -290,10 +290,10 @@ mod tests {
     fn the_clock_may_wrap() {
         let mut order = Learned::new(100).expect("there is memory");
         for at in 0..4000_u32 {
-            let life = Life::told(1, 0, false, Hint::None);
+            let usage = Usage::told(1, 0, false, Hint::None);
             order.used(
                 u64::from(at % 500),
-                life,
+                usage,
                 (u32::MAX - 2000).wrapping_add(at),
             );
         }

@@ -13,11 +13,11 @@ use std::array;
 use crate::evict::hint::NextUse;
 use crate::evict::learned::gittins::{BINS, CERTAIN, bin, indices, start};
 use crate::evict::learned::history::{History, Use};
-use crate::evict::life::{Hint, Life};
+use crate::evict::usage::{Hint, Usage};
 
 /// Once, again, and often: see `Reuse::class`.
 const GROUPS: usize = 3;
-const PLAIN: usize = Life::LENGTHS as usize * GROUPS;
+const PLAIN: usize = Usage::LENGTHS as usize * GROUPS;
 const ENDED: usize = PLAIN + NextUse::STEPS as usize * GROUPS;
 const RETAIN: usize = ENDED + GROUPS;
 /// What one block counts.
@@ -71,15 +71,15 @@ impl Reuse {
         reuse
     }
 
-    pub(crate) fn class(life: Life) -> u8 {
-        let group = match life.uses() {
+    pub(crate) fn class(usage: Usage) -> u8 {
+        let group = match usage.uses() {
             0 | 1 => 0,
             // Ghosts know uses of long ago: "often" needs one of late, too.
-            4.. if life.found() => 2,
+            4.. if usage.found() => 2,
             _ => 1,
         };
-        let class = match life.hint() {
-            Hint::None => usize::from(life.length().min(Life::LENGTHS - 1)) * GROUPS + group,
+        let class = match usage.hint() {
+            Hint::None => usize::from(usage.length().min(Usage::LENGTHS - 1)) * GROUPS + group,
             Hint::Soon(time) => PLAIN + usize::from(time.step()) * GROUPS + group,
             Hint::Ended => ENDED + group,
             Hint::Retain => RETAIN,
@@ -189,7 +189,7 @@ mod tests {
     use super::{Reuse, bin};
     use crate::evict::hint::NextUse;
     use crate::evict::learned::history::History;
-    use crate::evict::life::{Hint, Life};
+    use crate::evict::usage::{Hint, Usage};
 
     /// Blocks of two classes in turn: those of the first are used again after 256 uses.
     fn taught() -> Reuse {
@@ -236,8 +236,8 @@ mod tests {
         }
         for age in [1, 100, 10_000] {
             let of = |uses, found| {
-                let life = Life::told(uses, 0, found, Hint::None);
-                reuse.value(Reuse::class(life), age)
+                let usage = Usage::told(uses, 0, found, Hint::None);
+                reuse.value(Reuse::class(usage), age)
             };
             assert!(of(1, false) <= of(2, false) && of(3, false) <= of(4, true));
         }
@@ -252,8 +252,8 @@ mod tests {
             .chain(soon)
         {
             for uses in [1, 2, 4] {
-                let life = Life::told(uses, 0, true, hint);
-                let class = Reuse::class(life);
+                let usage = Usage::told(uses, 0, true, hint);
+                let class = Reuse::class(usage);
                 assert!(Reuse::again(class) == (uses > 1) || hint == Hint::Retain);
                 classes.push(class);
             }

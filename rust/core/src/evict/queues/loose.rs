@@ -3,8 +3,8 @@
 
 use super::{BLOCKED, FIRST, Front, OPEN, Queues, STUCK, WAITS};
 use crate::base::{Class, Ix, SlotIx};
-use crate::evict::life::Past;
 use crate::evict::order::Order;
+use crate::evict::usage::UsageView;
 use crate::evict::{Evict, Evictability, HEADS, Opens, Stamps};
 
 impl<O: Order> Queues<O> {
@@ -126,11 +126,11 @@ impl<O: Order> Queues<O> {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past<'_>,
+        view: UsageView<'_>,
         evictability: Evictability,
     ) {
         self.settled = 0;
-        let head = self.head(class, past);
+        let head = self.head(class, view);
         self.lists.push_back(head, slot);
         self.marks[slot.at()] = Self::mark(evictability);
         self.heads[slot.at()] = head as u8;

@@ -1,14 +1,14 @@
 //! The structure under the orders, with recency over it.
 
-mod lives;
+mod usages;
 
 use super::super::bonus::Bonus;
 use super::super::newest::Newest;
 use super::super::recency::Recency;
 use super::*;
 use crate::base::NodeIx;
-use crate::evict::life::{Life, Lives};
 use crate::evict::put;
+use crate::evict::usage::{Usage, UsageTable};
 
 fn slot(number: u32) -> SlotIx {
     SlotIx::new(number)
@@ -41,8 +41,8 @@ fn classes_go_in_order_and_each_by_recency() {
     policy.insert(
         slot(4),
         Class::Ordinary,
-        Past::none(),
-        Place::Before(slot(3)),
+        UsageView::none(),
+        InsertAt::Before(slot(3)),
         Evictability::Leaf,
     );
     assert_eq!(drain(&mut policy), [2, 1, 4, 3, 0]);
@@ -160,7 +160,7 @@ fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
     let mut policy: Queues<Newest> = Queues::new(8, 8, Children::InOrder).unwrap();
     let class = Class::Ordinary;
     for (number, may) in [(0, Evictability::Branch), (1, Evictability::Leaf)] {
-        policy.insert(slot(number), class, Past::none(), Place::Back, may);
+        policy.insert(slot(number), class, UsageView::none(), InsertAt::Back, may);
     }
     assert_eq!(policy.victim(&|_| 0), Some(slot(1)), "0 is set aside");
     policy.refresh(slot(0), Evictability::Blocked);
@@ -177,15 +177,15 @@ fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
 #[test]
 fn what_a_resize_makes_the_next_victim_is_looked_at() {
     let mut policy: Queues<Bonus> = Queues::new(8, 8, Children::InOrder).unwrap();
-    let mut lives = Lives::new(8, Asks::Uses).unwrap();
+    let mut usages = UsageTable::new(8, Asks::Uses).unwrap();
     // The first was used again, and the other five ticks later.
     for (number, before) in [(0, 3), (1, 0)] {
-        lives.born(NodeIx::new(number), before);
-        let past = lives.of(NodeIx::new(number));
+        usages.born(NodeIx::new(number), before);
+        let view = usages.of(NodeIx::new(number));
         let leaf = Evictability::Leaf;
-        policy.insert(slot(number), Class::Ordinary, past, Place::Back, leaf);
+        policy.insert(slot(number), Class::Ordinary, view, InsertAt::Back, leaf);
     }
-    policy.used(0, Life::default(), 10);
+    policy.used(0, Usage::default(), 10);
     let stamps = |at: SlotIx| 5 * at.get();
     let next = |policy: &Queues<Bonus>| {
         let mut out = Vec::new();

@@ -92,7 +92,7 @@ impl State {
         let tier_state = &self.tiers[tier];
         tier_state.order().warms().then(|| {
             let mut slots = Vec::new();
-            tier_state.front(usize::MAX, &self.lives, &mut slots);
+            tier_state.front(usize::MAX, &self.usages, &mut slots);
             let mut places = vec![0; tier_state.pool().len() as usize];
             for (place, slot) in (0..).zip(slots) {
                 places[slot.at()] = place;

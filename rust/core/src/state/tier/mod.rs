@@ -8,7 +8,9 @@ mod size;
 
 use super::Config;
 use crate::base::{Class, Error, Id, Link, NodeIx, Result, Set, SlotIx, Tier};
-use crate::evict::{Children, CopyAhead, Evictability, Life, Lives, Past, Place, Policy};
+use crate::evict::{
+    Children, CopyAhead, Evictability, InsertAt, Policy, Usage, UsageTable, UsageView,
+};
 use crate::tiers::{Cell, Hold, Ledger, Pool, Residency, Trie};
 use descent::Descent;
 use std::collections::BTreeMap;
@@ -113,9 +115,9 @@ pub(super) fn evictability(residency: Residency, cell: &Cell) -> Evictability {
 }
 
 /// The tick at which a request has used the block in this slot last.
-fn last_use(pool: &Pool, lives: &Lives, slot: SlotIx) -> u32 {
+fn last_use(pool: &Pool, usages: &UsageTable, slot: SlotIx) -> u32 {
     let node = pool.cell(slot).node;
-    node.map_or(0, |node| lives.last_use(node.at()))
+    node.map_or(0, |node| usages.last_use(node.at()))
 }
 
 /// The idle parent on the tier that is a leaf once this slot, and those before it, are gone.
@@ -233,13 +235,13 @@ impl TierState {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past<'_>,
+        view: UsageView<'_>,
         evictability: Evictability,
     ) {
         self.order.remove(slot);
         self.pool.cell_mut(slot).hold = Hold::Idle { class };
-        let place = Place::Back;
-        self.order.insert(slot, class, past, place, evictability);
+        let place = InsertAt::Back;
+        self.order.insert(slot, class, view, place, evictability);
     }
 
     /// Takes an idle slot out of the order; [`Self::make_idle`] puts it back.
@@ -263,8 +265,8 @@ impl TierState {
     }
 
     /// A request that ends has used the block of this key.
-    pub(super) fn used(&mut self, key: u64, life: Life, now: u64) {
-        self.order.used(key, life, now);
+    pub(super) fn used(&mut self, key: u64, usage: Usage, now: u64) {
+        self.order.used(key, usage, now);
     }
 
     /// What copies ahead have looked at of its next victims.
@@ -305,8 +307,8 @@ impl TierState {
         &mut self,
         slot: SlotIx,
         class: Class,
-        past: Past<'_>,
-        place: Place,
+        view: UsageView<'_>,
+        place: InsertAt,
         residency: Residency,
     ) {
         let cell = self.pool.cell_mut(slot);
@@ -316,44 +318,56 @@ impl TierState {
         if self.backs(slot, evictability) {
             self.ledger.gain_takeable();
         }
-        self.order.insert(slot, class, past, place, evictability);
+        self.order.insert(slot, class, view, place, evictability);
     }
 
     /// The block that goes next.
     #[inline]
-    pub(super) fn victim(&mut self, lives: &Lives) -> Option<SlotIx> {
+    pub(super) fn victim(&mut self, usages: &UsageTable) -> Option<SlotIx> {
         let pool = &self.pool;
-        self.order.victim(&|slot| last_use(pool, lives, slot))
+        self.order.victim(&|slot| last_use(pool, usages, slot))
     }
 
     /// Takes as many victims out of the order, or fewer.
-    pub(super) fn take(&mut self, count: usize, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
+    pub(super) fn take(
+        &mut self,
+        count: usize,
+        trie: &Trie,
+        usages: &UsageTable,
+        out: &mut Vec<SlotIx>,
+    ) {
         let (pool, tier) = (&self.pool, self.tier);
         let mut gone = BTreeMap::new();
         let mut opens = |slot| opened_by(pool, trie, tier, slot, &mut gone);
-        let stamps = |slot| last_use(pool, lives, slot);
+        let stamps = |slot| last_use(pool, usages, slot);
         self.order.take(count, &stamps, &mut opens, out);
     }
 
     /// Adds the blocks that go next, in order, as far as none becomes a leaf on the way.
-    pub(super) fn front(&self, limit: usize, lives: &Lives, out: &mut Vec<SlotIx>) {
-        let stamps = |slot| last_use(&self.pool, lives, slot);
+    pub(super) fn front(&self, limit: usize, usages: &UsageTable, out: &mut Vec<SlotIx>) {
+        let stamps = |slot| last_use(&self.pool, usages, slot);
         self.order.ahead(limit, &stamps, &mut |_| None, out);
     }
 
     /// Adds all blocks in the order in which they go.
-    pub(super) fn all(&self, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
+    pub(super) fn all(&self, trie: &Trie, usages: &UsageTable, out: &mut Vec<SlotIx>) {
         let mut gone = BTreeMap::new();
         let mut opens = |slot| opened_by(&self.pool, trie, self.tier, slot, &mut gone);
-        let stamps = |slot| last_use(&self.pool, lives, slot);
+        let stamps = |slot| last_use(&self.pool, usages, slot);
         self.order.ahead(usize::MAX, &stamps, &mut opens, out);
     }
 
     /// Adds those of the blocks that go next that no copy ahead has looked at.
-    pub(super) fn unseen(&self, limit: usize, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
+    pub(super) fn unseen(
+        &self,
+        limit: usize,
+        trie: &Trie,
+        usages: &UsageTable,
+        out: &mut Vec<SlotIx>,
+    ) {
         let mut gone = BTreeMap::new();
         let mut opens = |slot| opened_by(&self.pool, trie, self.tier, slot, &mut gone);
-        let stamps = |slot| last_use(&self.pool, lives, slot);
+        let stamps = |slot| last_use(&self.pool, usages, slot);
         self.order.unseen(limit, &stamps, &mut opens, out);
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Evictability, TierState, evictability};
 use crate::base::{Class, Link, NodeIx, Result, SlotIx};
-use crate::evict::{Lives, Place};
+use crate::evict::{InsertAt, UsageTable};
 use crate::state::Config;
 use crate::tiers::{Hold, Trie};
 
@@ -70,7 +70,7 @@ impl TierState {
     pub(crate) fn restore(
         &mut self,
         blocks: impl Iterator<Item = (SlotIx, NodeIx, u32)>,
-        lives: &Lives,
+        usages: &UsageTable,
     ) {
         let mut free: Vec<SlotIx> = self.pool.free_slots().collect();
         let mut restored = 0;
@@ -82,9 +82,9 @@ impl TierState {
                 0 => Evictability::Leaf,
                 _ => Evictability::Branch,
             };
-            let past = lives.of(node);
+            let view = usages.of(node);
             self.order
-                .insert(slot, class, past, Place::Back, evictability);
+                .insert(slot, class, view, InsertAt::Back, evictability);
             restored += 1;
         }
         free.retain(|&slot| matches!(self.pool.cell(slot).hold, Hold::Free { .. }));

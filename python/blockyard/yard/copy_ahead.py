@@ -6,7 +6,7 @@ from blockyard._core import Cache
 from blockyard.shared.layout import TIERS, TierName
 from blockyard.yard.config import Config
 
-__all__ = ["Offload"]
+__all__ = ["CopyAhead"]
 
 
 class _Watermark(NamedTuple):
@@ -16,8 +16,8 @@ class _Watermark(NamedTuple):
     grows: bool
 
 
-class Offload:
-    """Demotes blocks by a watermark; the core selects them by the write policy.
+class CopyAhead:
+    """Demotes blocks by a watermark; the core knows which blocks the write policy means.
 
     While fewer slots of a tier than its watermark are free, that many of its next victims are
     copied down, with all of their paths. A victim then has its copy already; one that was not

@@ -33,9 +33,9 @@ impl Hint {
 /// A block's uses, in two bytes: how often it was used, how long the last request was that used it,
 /// whether that found it here, and its hint.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-pub(crate) struct Life(u16);
+pub(crate) struct Usage(u16);
 
-impl Life {
+impl Usage {
     /// The most uses that are told apart.
     pub(crate) const MOST_USES: u8 = 15;
     /// How many lengths of requests are told apart.
@@ -57,10 +57,11 @@ impl Life {
     /// this.
     #[cfg(test)]
     pub(crate) fn told(uses: u8, length: u8, found: bool, hint: Hint) -> Self {
-        let mut life = Self(u16::from(uses.min(Self::MOST_USES)) | u16::from(found) << Self::FOUND);
+        let mut usage =
+            Self(u16::from(uses.min(Self::MOST_USES)) | u16::from(found) << Self::FOUND);
         let below = usize::from(length).checked_sub(1);
-        life.end(below.map_or(0, |below| Self::BOUNDS[below.min(3)]), hint);
-        life
+        usage.end(below.map_or(0, |below| Self::BOUNDS[below.min(3)]), hint);
+        usage
     }
 
     /// A request has found it here.
@@ -162,16 +163,16 @@ impl Asks {
 
 /// What an order may ask of a block: nothing is read before it asks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Past<'a> {
-    lives: &'a Lives,
+pub(crate) struct UsageView<'a> {
+    usages: &'a UsageTable,
     node: NodeIx,
 }
 
-impl Past<'_> {
+impl UsageView<'_> {
     /// Of a block of which nothing is known.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
-        static NONE: Lives = Lives {
+        static NONE: UsageTable = UsageTable {
             uses: Vec::new(),
             stamps: Vec::new(),
             worths: Vec::new(),
@@ -182,22 +183,22 @@ impl Past<'_> {
     }
 
     #[inline]
-    pub(crate) fn life(self) -> Life {
-        let life = self.lives.uses.get(self.node.at());
-        life.copied().unwrap_or_default()
+    pub(crate) fn usage(self) -> Usage {
+        let usage = self.usages.uses.get(self.node.at());
+        usage.copied().unwrap_or_default()
     }
 
     #[inline]
     pub(crate) fn worth(self) -> Worth {
-        let worth = self.lives.worths.get(self.node.at());
+        let worth = self.usages.worths.get(self.node.at());
         worth.copied().unwrap_or_default()
     }
 }
 
 /// The past of every block, by its place in the trie, as far as the order asks for it.
 #[derive(Hash, Debug)]
-pub(crate) struct Lives {
-    uses: Vec<Life>,
+pub(crate) struct UsageTable {
+    uses: Vec<Usage>,
     /// The tick at which a request has used each last, where the order asks how.
     stamps: Vec<u32>,
     worths: Vec<Worth>,
@@ -206,35 +207,35 @@ pub(crate) struct Lives {
     now: u64,
 }
 
-impl Lives {
+impl UsageTable {
     /// For so many blocks.
     pub(crate) fn new(blocks: usize, asks: Asks) -> Result<Self> {
-        let mut lives = Self {
+        let mut usages = Self {
             uses: Vec::new(),
             stamps: Vec::new(),
             worths: Vec::new(),
             asks,
             now: 0,
         };
-        lives.reserve(blocks)?;
-        lives.grow(blocks);
-        Ok(lives)
+        usages.reserve(blocks)?;
+        usages.grow(blocks);
+        Ok(usages)
     }
 
     /// Bytes for a block.
     pub(crate) fn bytes(asks: Asks) -> usize {
         match asks {
             Asks::Nothing => 0,
-            Asks::Uses => size_of::<Life>() + size_of::<u32>(),
+            Asks::Uses => size_of::<Usage>() + size_of::<u32>(),
             Asks::Worth => size_of::<Worth>(),
         }
     }
 
     pub(crate) fn reserve(&mut self, blocks: usize) -> Result<()> {
         let what = "what is known of the blocks' uses";
-        let lives = usize::from(self.learns()) * blocks;
-        memory::reserve(&mut self.uses, lives, what)?;
-        memory::reserve(&mut self.stamps, lives, what)?;
+        let usages = usize::from(self.learns()) * blocks;
+        memory::reserve(&mut self.uses, usages, what)?;
+        memory::reserve(&mut self.stamps, usages, what)?;
         memory::reserve(
             &mut self.worths,
             usize::from(self.asks == Asks::Worth) * blocks,
@@ -244,9 +245,9 @@ impl Lives {
 
     /// More blocks, for which there is room.
     pub(crate) fn grow(&mut self, blocks: usize) {
-        let lives = usize::from(self.learns()) * blocks;
-        self.uses.resize(lives, Life::default());
-        self.stamps.resize(lives, 0);
+        let usages = usize::from(self.learns()) * blocks;
+        self.uses.resize(usages, Usage::default());
+        self.stamps.resize(usages, 0);
         let worths = usize::from(self.asks == Asks::Worth) * blocks;
         self.worths.resize(worths, Worth::default());
     }
@@ -268,8 +269,8 @@ impl Lives {
     }
 
     #[inline]
-    pub(crate) fn of(&self, node: NodeIx) -> Past<'_> {
-        Past { lives: self, node }
+    pub(crate) fn of(&self, node: NodeIx) -> UsageView<'_> {
+        UsageView { usages: self, node }
     }
 
     /// The tick at which a request has used the block last, of the clock's 32 low bits.
@@ -296,8 +297,8 @@ impl Lives {
 
     #[cold]
     fn be_born(&mut self, node: NodeIx, before: u8) {
-        if let Some(life) = self.uses.get_mut(node.at()) {
-            *life = Life::born(before);
+        if let Some(usage) = self.uses.get_mut(node.at()) {
+            *usage = Usage::born(before);
             self.stamps[node.at()] = self.now as u32;
         }
         if let Some(worth) = self.worths.get_mut(node.at()) {
@@ -308,40 +309,40 @@ impl Lives {
     /// A request has found the block here.
     #[inline]
     pub(crate) fn find(&mut self, node: NodeIx) {
-        if let Some(life) = self.uses.get_mut(node.at()) {
-            life.find();
+        if let Some(usage) = self.uses.get_mut(node.at()) {
+            usage.find();
         }
     }
 
     /// A request of an engine that owns its device has found the block; the first one that says so is the
     /// one that has computed it.
     pub(crate) fn find_again(&mut self, node: NodeIx) {
-        if let Some(life) = self.uses.get_mut(node.at())
-            && life.ended()
+        if let Some(usage) = self.uses.get_mut(node.at())
+            && usage.ended()
         {
-            life.find();
+            usage.find();
         }
     }
 
     /// A request of so many tokens has ended that used the block. Returns what is known of it now.
-    pub(crate) fn end(&mut self, node: NodeIx, tokens: u64, hint: Hint, hints: Hints) -> Life {
+    pub(crate) fn end(&mut self, node: NodeIx, tokens: u64, hint: Hint, hints: Hints) -> Usage {
         self.now += 1;
-        if let Some(life) = self.uses.get_mut(node.at()) {
-            life.end(tokens, hint);
+        if let Some(usage) = self.uses.get_mut(node.at()) {
+            usage.end(tokens, hint);
             self.stamps[node.at()] = self.now as u32;
         }
         if let Some(worth) = self.worths.get_mut(node.at()) {
             *worth = Worth::of(hints, self.now).unwrap_or(*worth);
         }
-        self.of(node).life()
+        self.of(node).usage()
     }
 
     /// The same of a block that is not here, of which only this is known.
-    pub(crate) fn end_of_none(&mut self, before: u8, tokens: u64, hints: Hints) -> Life {
+    pub(crate) fn end_of_none(&mut self, before: u8, tokens: u64, hints: Hints) -> Usage {
         self.now += 1;
-        let mut life = Life::born(before);
-        life.end(tokens, Hint::of(hints));
-        life
+        let mut usage = Usage::born(before);
+        usage.end(tokens, Hint::of(hints));
+        usage
     }
 }
 
@@ -350,29 +351,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_says_what_was_put_in() {
-        let mut life = Life::born(0);
-        assert_eq!((life.uses(), life.found(), life.length()), (1, false, 0));
+    fn a_usage_says_what_was_put_in() {
+        let mut usage = Usage::born(0);
+        assert_eq!((usage.uses(), usage.found(), usage.length()), (1, false, 0));
         for (tokens, length) in [(511, 0), (512, 1), (4096, 2), (16_384, 3), (1 << 40, 4)] {
-            life.end(tokens, Hint::Ended);
-            assert_eq!((life.length(), life.hint()), (length, Hint::Ended));
+            usage.end(tokens, Hint::Ended);
+            assert_eq!((usage.length(), usage.hint()), (length, Hint::Ended));
         }
         for _ in 0..20 {
-            life.find();
+            usage.find();
         }
-        assert_eq!((life.uses(), life.found()), (Life::MOST_USES, true));
+        assert_eq!((usage.uses(), usage.found()), (Usage::MOST_USES, true));
         for step in 0..NextUse::STEPS {
             let soon = Hint::Soon(NextUse::of_step(step));
-            life.end(1, soon);
-            assert_eq!((life.hint(), life.uses()), (soon, Life::MOST_USES));
-            assert!(life.found() && life.length() == 0);
+            usage.end(1, soon);
+            assert_eq!((usage.hint(), usage.uses()), (soon, Usage::MOST_USES));
+            assert!(usage.found() && usage.length() == 0);
         }
-        life.end(1, Hint::Retain);
-        assert_eq!(life.hint(), Hint::Retain);
-        life.end(1, Hint::None);
-        assert_eq!(life.hint(), Hint::None);
-        let again = Life::born(Life::MOST_USES);
-        assert_eq!((again.uses(), again.found()), (Life::MOST_USES, false));
+        usage.end(1, Hint::Retain);
+        assert_eq!(usage.hint(), Hint::Retain);
+        usage.end(1, Hint::None);
+        assert_eq!(usage.hint(), Hint::None);
+        let again = Usage::born(Usage::MOST_USES);
+        assert_eq!((again.uses(), again.found()), (Usage::MOST_USES, false));
     }
 
     #[test]

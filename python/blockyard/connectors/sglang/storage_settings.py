@@ -10,7 +10,7 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds
 
-__all__ = ["START", "Settings", "check_config"]
+__all__ = ["START", "StorageSettings", "check_config"]
 
 START: Final = (
     '--hicache-storage-backend-extra-config \'{"backend_name": "blockyard", '
@@ -30,7 +30,7 @@ _DAY: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class StorageSettings:
     """What the storage does.
 
     Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from blockyard._core import Unavailable
 from blockyard.shared.log import Limited
 
-__all__ = ["Notes"]
+__all__ = ["RestartNotes"]
 
 _log = Limited(__name__, 0)
 _PATIENCE: Final = 1.0
@@ -27,7 +27,7 @@ _CLEARED: Final = re.compile(rb"(?:BYC1 [0-9a-f]{64} )?([0-9]+)\n?")
 """Of what was cleared: SHA-256 of the number, and the number, which versions before had alone."""
 
 
-class Notes:
+class RestartNotes:
     """Two files in the folders of an identity: what was cleared, and the order of a clean end.
 
     The workers hear of a reset with the next step, which may never come; and they have ended before

@@ -1,8 +1,8 @@
 """All that the connector takes from vLLM: no other module imports it.
 
-Each name comes from the recorded interface, `from blockyard.connectors.vllm.engine import Request`.
-A missing name is an empty class, so that the import passes and the connector can report
-which names differ.
+Each name comes from the recorded interface: `from blockyard.connectors.vllm.vllm_api import
+Request`. One that this vLLM has not is an empty class, so that the import passes and the connector
+can say which names differ.
 """
 
 from typing import Any, Final

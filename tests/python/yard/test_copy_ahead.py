@@ -1,4 +1,4 @@
-"""`Offload`: what is copied ahead of need, dispatch by dispatch."""
+"""`CopyAhead`: what is copied ahead of need, dispatch by dispatch."""
 
 from itertools import product
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 import blockyard as by
-from blockyard.yard.offload import Offload
+from blockyard.yard.copy_ahead import CopyAhead
 from yard import begin, publish, publish_below, text
 
 Write = Literal["on-evict", "through", "second-touch"]
@@ -233,17 +233,17 @@ def test_a_disk_without_slots_is_passed_over_and_found_again_when_it_grows() -> 
 
 def test_what_is_due_is_asked_of_each_tier() -> None:
     config = by.Config(block_size=4, device=17, host=16, disk=64, ahead={"device": 2, "host": 14})
-    cache, offload = by.KVCache(config), Offload(config)
-    assert not offload.due(cache)
+    cache, copies = by.KVCache(config), CopyAhead(config)
+    assert not copies.due(cache)
     lease = begin(cache, text(1, 60))
-    assert offload.due(cache), "on the device"
+    assert copies.due(cache), "on the device"
     cache.finish(lease)
-    assert not offload.due(cache)
+    assert not copies.due(cache)
     cache.release(cache.promise(3, tier="host"))
     handle = cache.park(begin(cache, text(2, 12)), 12)
     plan = cache.demote(3, of=handle)
     assert plan is not None
-    assert offload.due(cache), "on the host"
+    assert copies.due(cache), "on the host"
     cache.commit(plan)
     cache.abandon(handle)
 
@@ -257,7 +257,7 @@ def test_what_flies_is_a_part_of_what_is_copied_ahead(policy: dict[str, Any], fl
         publish(cache, text(name, 4))
     if flying:
         cache.demote(flying)
-    Offload(cache.config).decide(cache)
+    CopyAhead(cache.config).decide(cache)
     assert cache.blocks_in_flight("device") == (4, 0)
     for plan in cache.dispatch():
         cache.commit(plan)
@@ -266,7 +266,7 @@ def test_what_flies_is_a_part_of_what_is_copied_ahead(policy: dict[str, Any], fl
 def test_as_many_free_slots_as_the_watermark_says_are_enough() -> None:
     cache = small(device=9, ahead=4)
     publish(cache, text(1, 16))
-    offload = Offload(cache.config)
-    assert (cache.room().free, offload.due(cache)) == (4, False)
+    copies = CopyAhead(cache.config)
+    assert (cache.room().free, copies.due(cache)) == (4, False)
     publish(cache, text(2, 4))
-    assert (cache.room().free, offload.due(cache)) == (3, True)
+    assert (cache.room().free, copies.due(cache)) == (3, True)

@@ -21,7 +21,7 @@ from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Copied, CraneNumbers, Reading
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Exported", "Facts"]
+__all__ = ["EngineHealth", "EngineView"]
 
 _WELL: Final = frozenset({Rule.DEAD, Rule.UNREAD})
 """Rules that are no illness: `failed` says the first; the second is for clients to end."""
@@ -29,7 +29,7 @@ _ABOVE: Final = "above"
 """The device or the host, seen from a disk below both."""
 
 
-class Facts(NamedTuple):
+class EngineHealth(NamedTuple):
     """Why an engine is not well, and which rules speak."""
 
     reasons: tuple[str, ...]
@@ -37,7 +37,7 @@ class Facts(NamedTuple):
     """Those that speak of it by name."""
 
 
-class Exported:
+class EngineView:
     """One engine: its scheduler or its cache, and the cranes of all its ranks.
 
     Any thread may ask it. It asks under no lock of its own, and changes nothing.
@@ -180,8 +180,8 @@ class Exported:
         """Returns how long the parts of a step take, where that is measured."""
         return self.cache.step_times() if self.monitor is None else self.monitor.steps()
 
-    def facts(self) -> Facts:
-        """Returns the problems: a dead engine, a closed or broken cache, or a stall."""
+    def health(self) -> EngineHealth:
+        """Says what is wrong: a dead engine, a cache that is closed or broken, or a stall."""
         rules: dict[Rule, str] = {}
         reasons: list[str] = []
         try:
@@ -191,7 +191,7 @@ class Exported:
                 # A panic has broken it: each verb says so.
                 self.cache.room()
         except BlockyardError as error:
-            return Facts((f"The cache is broken: {error}.",), frozenset())
+            return EngineHealth((f"The cache is broken: {error}.",), frozenset())
         if self.monitor is not None:
             failed = self.monitor.failed
             if failed is not None:
@@ -200,7 +200,7 @@ class Exported:
             reasons += [line for rule, line in rules.items() if rule not in _WELL]
         if self._stalled is not None:
             reasons += _sentences(self._stalled)
-        return Facts(tuple(reasons), frozenset(rules))
+        return EngineHealth(tuple(reasons), frozenset(rules))
 
 
 def _sentences(stalled: Callable[[], Iterable[str]]) -> list[str]:

@@ -18,18 +18,18 @@ from blockyard.shared.plan import Plan
 from blockyard.shared.timings import Clock
 from blockyard.testing.checked_cache import CheckedCache
 from blockyard.testing.checked_reservations import CheckedReservations
-from blockyard.testing.engine import Broken, check
 from blockyard.testing.setup import HEADROOMS, VICTIMS, Setup
+from blockyard.testing.simulated_engine import Broken, check
 from blockyard.testing.simulated_rank import config_of
 
-__all__ = ["Replica", "Replicas"]
+__all__ = ["Replicas", "SimulatedReplica"]
 
 _T = TypeVar("_T")
 _LATE: Final = 16
 """Ticks that what hung may take when it goes on."""
 
 
-class Replica(NamedTuple):
+class SimulatedReplica(NamedTuple):
     """One yard and its scheduler."""
 
     cache: CheckedCache
@@ -63,11 +63,11 @@ class Replicas:
         self.scheduler = first.scheduler
         self.reservations = first.reservations
 
-    def __iter__(self) -> Iterator[Replica]:
+    def __iter__(self) -> Iterator[SimulatedReplica]:
         """Yields every replica."""
         return iter(self._replicas)
 
-    def each(self, call: Callable[[Replica], _T]) -> list[_T]:
+    def each(self, call: Callable[[SimulatedReplica], _T]) -> list[_T]:
         """Makes the same call to every replica, and raises the first error when all are done."""
         answers: list[Any] = []
         for replica in self._replicas:
@@ -196,7 +196,7 @@ def _jumping() -> Clock:
     return lambda: chance.uniform(-1e6, 1e6)
 
 
-def _ask(replica: Replica) -> None:
+def _ask(replica: SimulatedReplica) -> None:
     """Asks what an exporter asks."""
     monitor = replica.scheduler.monitor
     stats = replica.scheduler.stats()
@@ -214,7 +214,7 @@ def _ask(replica: Replica) -> None:
     check(waited is not None, "O6: a measured replica is silent")
 
 
-def _listen(replica: Replica) -> None:
+def _listen(replica: SimulatedReplica) -> None:
     """Takes what has happened, now and then: the audit compares it with what there is."""
     if replica.scheduler.stats()["steps"] % 7 == 0:
         replica.cache.take_events()
@@ -229,7 +229,7 @@ def _replica(
     clock: Clock,
     *,
     watched: bool = False,
-) -> Replica:
+) -> SimulatedReplica:
     cache = CheckedCache(config_of(setup))
     cache.watch(seen, fenced)
     if watched:
@@ -254,10 +254,10 @@ def _replica(
         clock=clock,
         metrics=watched,
     )
-    return Replica(cache, scheduler, CheckedReservations(cache, seen))
+    return SimulatedReplica(cache, scheduler, CheckedReservations(cache, seen))
 
 
-def _check_at_rest(replica: Replica, slots: Mapping[str, int]) -> None:
+def _check_at_rest(replica: SimulatedReplica, slots: Mapping[str, int]) -> None:
     check(replica.scheduler.idle, f"the scheduler is not idle: {replica.scheduler.stats()}")
     for name in ("waiting", "seats", "stopping"):
         check(not replica.scheduler.stats()[name], f"{name}: {replica.scheduler.stats()}")

@@ -1,5 +1,5 @@
-//! Stow: copies of the engine's blocks to a tier below, for all that have the same prefix.
-//! `stow_kept.rs` keeps them for one request.
+//! Offload: copies of the engine's blocks to a tier below, for all that have the same prefix.
+//! `save_request.rs` keeps them for one request.
 
 use super::State;
 use super::engine::check_range;
@@ -42,19 +42,19 @@ impl State {
     /// # Errors
     /// `State` where the device is the yard's own; `Argument` for ids that the engine does not have, that
     /// come twice, or are more than the blocks.
-    pub fn stow(&mut self, keys: &[Key], ids: &[u32], first: u32) -> Result<Option<Plan>> {
-        self.check_stow(keys, ids, first)?;
-        Ok(self.stow_checked(keys, ids, first as usize))
+    pub fn offload(&mut self, keys: &[Key], ids: &[u32], first: u32) -> Result<Option<Plan>> {
+        self.check_offload(keys, ids, first)?;
+        Ok(self.offload_checked(keys, ids, first as usize))
     }
 
     /// The same of several requests, each with its keys, ids and first block, in their order.
     ///
     /// # Errors
-    /// As [`Self::stow`], and `Argument` for an id with two keys; then none of them is copied.
-    pub fn stow_all(&mut self, rows: &[(&[Key], &[u32], u32)]) -> Result<Vec<Option<Plan>>> {
+    /// As [`Self::offload`], and `Argument` for an id with two keys; then none of them is copied.
+    pub fn offload_all(&mut self, rows: &[(&[Key], &[u32], u32)]) -> Result<Vec<Option<Plan>>> {
         let mut given: Vec<(u32, &Key)> = Vec::new();
         for &(keys, ids, first) in rows {
-            self.check_stow(keys, ids, first)?;
+            self.check_offload(keys, ids, first)?;
             given.extend(ids.iter().copied().zip(&keys[first as usize..]));
         }
         given.sort_unstable_by_key(|&(id, _)| id);
@@ -63,20 +63,20 @@ impl State {
             let help = "it comes twice, with two keys: an id has one block";
             return Err(Error::argument("ids", pair[0].0, help));
         }
-        let stow = |&(keys, ids, first): &(&[Key], &[u32], u32)| {
-            self.stow_checked(keys, ids, first as usize)
+        let offload = |&(keys, ids, first): &(&[Key], &[u32], u32)| {
+            self.offload_checked(keys, ids, first as usize)
         };
-        Ok(rows.iter().map(stow).collect())
+        Ok(rows.iter().map(offload).collect())
     }
 
-    fn check_stow(&self, keys: &[Key], ids: &[u32], first: u32) -> Result<()> {
-        self.of_an_engine("stow")?;
+    fn check_offload(&self, keys: &[Key], ids: &[u32], first: u32) -> Result<()> {
+        self.of_an_engine("offload")?;
         self.check_ids(ids)?;
         let first = first as usize;
         check_range(ids, &(first..first + ids.len()), keys.len())
     }
 
-    fn stow_checked(&mut self, keys: &[Key], ids: &[u32], first: usize) -> Option<Plan> {
+    fn offload_checked(&mut self, keys: &[Key], ids: &[u32], first: usize) -> Option<Plan> {
         let to = self.tiers.next_below(Tier::DEVICE)?;
         let above = match first.checked_sub(1) {
             None => Above::Root,
@@ -144,7 +144,7 @@ impl State {
         to: Tier,
         most: usize,
     ) -> Option<Plan> {
-        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Offload);
         let mut moves = Vec::with_capacity(most);
         let mut behind_new = false;
         for ((key, &id), &known) in keys.iter().zip(ids).zip(path) {
@@ -203,15 +203,15 @@ impl State {
             let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
             let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
             self.trie.name(node, *key, gap, uses);
-            self.lives.born(node, ghost.unwrap_or(0));
+            self.usages.born(node, ghost.unwrap_or(0));
             self.tell_named(node);
         } else {
-            self.lives.born(node, 0);
+            self.usages.born(node, 0);
         }
         node
     }
 
-    /// Adds a block to a stow, whose tier has a free slot.
+    /// Adds a block to an offload, whose tier has a free slot.
     pub(super) fn fill_from(
         &mut self,
         node: NodeIx,

@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Told"]
+__all__ = ["TierEvents"]
 
 _KEY: Final = 32
 _NUMBER: Final = 8
 """The last bytes of its hashes are the numbers that vLLM publishes."""
 
 
-class Told:
+class TierEvents:
     """Gives a cache the tokens of vLLM's blocks, and takes its events.
 
     Routers know a block of vLLM's by the number that vLLM tells of it, so that the same block below

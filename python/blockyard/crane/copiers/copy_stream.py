@@ -16,7 +16,7 @@ from blockyard.crane.tiers.pinned import Pinned
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 
-__all__ = ["CALLS", "CopyStream", "Part", "QueuedCopy"]
+__all__ = ["CALLS", "CopyPart", "CopyStream", "QueuedCopy"]
 
 # Slots up to which a kernel reads its tables over the link rather than from a copy of them.
 _SHORT = 64
@@ -83,7 +83,7 @@ class QueuedCopy:
         self.asked = stream.sweeps
 
 
-class Part:
+class CopyPart:
     """A copy that is to be queued, or a part of one.
 
     Args:
@@ -138,12 +138,12 @@ class Part:
         self.marked = False
         """Whether its slots carry its number already."""
 
-    def cut(self, blocks: int) -> "list[Part]":
+    def cut(self, blocks: int) -> "list[CopyPart]":
         """Returns parts of it, each of this many blocks."""
         starts = range(0, len(self.sources), blocks)
         parts = [slice(start, start + blocks) for start in starts]
         ends = [(self.sources[part], self.destinations[part]) for part in parts]
-        return [Part(self.stream, self.pair, *slots, self.jobs) for slots in ends]
+        return [CopyPart(self.stream, self.pair, *slots, self.jobs) for slots in ends]
 
     def drop(self, cause: Cause) -> None:
         """Gives it up: it will not be queued."""
@@ -190,7 +190,7 @@ class CopyStream:
         """The stream that goes the other way."""
         self.queued: deque[QueuedCopy] = deque()
         """Copies that have not landed, the oldest first."""
-        self.later: deque[Part] = deque()
+        self.later: deque[CopyPart] = deque()
         """Parts that were taken, and are queued when there is room."""
         self.sweeps = 0
         self._gpu = gpu
@@ -253,7 +253,7 @@ class CopyStream:
         """Number of the copy that was queued last."""
         return self.queued[-1].number if self.queued else self._landed
 
-    def take(self, task: Part, words: int) -> QueuedCopy | None:
+    def take(self, task: CopyPart, words: int) -> QueuedCopy | None:
         """Begins a copy; returns None when too much is in flight for it.
 
         Args:
@@ -299,7 +299,7 @@ class CopyStream:
         for name, slots in zip(pair, (sources, destinations), strict=True):
             self._touched[name].touch(slots, number)
 
-    def mark(self, task: Part, number: int) -> None:
+    def mark(self, task: CopyPart, number: int) -> None:
         """Touches the slots of a part, once."""
         if not task.marked:
             self.touch(task.pair, number, task.sources, task.destinations)
@@ -317,7 +317,7 @@ class CopyStream:
         met = zip(pair, (sources, destinations), strict=True)
         return max(self._touched[name].latest(slots) for name, slots in met)
 
-    def table(self, span: tuple[int, int], task: Part) -> None:
+    def table(self, span: tuple[int, int], task: CopyPart) -> None:
         """Lays out the slots of a part in staging memory, for kernels."""
         head, end = span
         start = head + 1

@@ -9,12 +9,12 @@ import msgspec
 
 from blockyard._typing import override
 from blockyard.connectors.vllm import stopping
-from blockyard.connectors.vllm.engine import INTERFACE, KVConnectorBase_V1, KVConnectorRole
-from blockyard.connectors.vllm.engine_facts import facts, recompute_on_failure
+from blockyard.connectors.vllm.compatibility import facts, recompute_on_failure
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
+from blockyard.connectors.vllm.vllm_api import INTERFACE, KVConnectorBase_V1, KVConnectorRole
 from blockyard.connectors.vllm.worker_half import WorkerHalf
 from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
@@ -112,7 +112,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @property
     @override
     def requires_kv_delivery(self) -> bool:
-        """No: blocks that are not stowed are recomputed."""
+        """No: what is not offloaded is computed again."""
         return False
 
     @classmethod
@@ -195,7 +195,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Stows what has ended; its blocks may be given to others at once."""
+        """Offloads what has ended; its blocks may be given to others at once."""
         self.front.finished(request, block_ids)
         return False, None
 
@@ -273,7 +273,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Does nothing: blocks are stowed whole."""
+        """Does nothing: blocks are offloaded whole."""
 
     @override
     def wait_for_save(self) -> None:

@@ -3,10 +3,10 @@
 
 use crate::base::{Class, Ix, NodeIx, Result, SlotIx};
 use crate::evict::hint::Hints;
-use crate::evict::life::{Asks, Hint, Life, Lives};
 use crate::evict::order::Order;
 use crate::evict::queues::{FIRST, PASSED, Queues, WAITS};
-use crate::evict::{Children, CopyAhead, Evict, EvictAudit, Evictability, Opens, Place, Stamps};
+use crate::evict::usage::{Asks, Hint, Usage, UsageTable};
+use crate::evict::{Children, CopyAhead, Evict, EvictAudit, Evictability, InsertAt, Opens, Stamps};
 use std::cmp::Reverse;
 
 const SLOTS: usize = 24;
@@ -28,12 +28,12 @@ impl Order for Lengths {
         Ok(Self { last: 0 })
     }
 
-    fn used(&mut self, key: u64, _life: Life, _now: u32) {
+    fn used(&mut self, key: u64, _life: Usage, _now: u32) {
         self.last = key as u32;
     }
 
-    fn class(&self, life: Life) -> u8 {
-        life.length().min(CLASSES as u8 - 1)
+    fn class(&self, usage: Usage) -> u8 {
+        usage.length().min(CLASSES as u8 - 1)
     }
 
     fn value(&self, class: u8, age: u32) -> u32 {
@@ -165,7 +165,7 @@ struct World {
     chance: Chance,
     queues: Queues<Lengths>,
     plain: Plain,
-    lives: Lives,
+    usages: UsageTable,
     forest: Forest,
     /// What copies ahead found, if it holds still.
     settled: Vec<usize>,
@@ -210,7 +210,7 @@ impl World {
                 may: vec![Evictability::Leaf; SLOTS],
                 ..Plain::default()
             },
-            lives: Lives::new(SLOTS, Asks::Uses).expect("there is memory"),
+            usages: UsageTable::new(SLOTS, Asks::Uses).expect("there is memory"),
             forest: Forest {
                 holds: [Hold::Free; SLOTS],
                 parents: [None; SLOTS],
@@ -247,13 +247,13 @@ impl World {
         let own = self.chance.below(CLASSES);
         let tokens = [0, 512, 4 << 10, 16 << 10][own];
         let node = NodeIx::new(slot as u32);
-        self.lives.born(node, 0);
-        self.lives.end(node, tokens, Hint::None, Hints::default());
+        self.usages.born(node, 0);
+        self.usages.end(node, tokens, Hint::None, Hints::default());
         self.plain.stamps[slot] = self.plain.now;
         let may = self.forest.may(slot);
-        let past = self.lives.of(node);
+        let view = self.usages.of(node);
         let at = SlotIx::new(slot as u32);
-        self.queues.insert(at, class, past, Place::Back, may);
+        self.queues.insert(at, class, view, InsertAt::Back, may);
         self.forest.holds[slot] = Hold::Idle;
         let list = match class {
             Class::Ordinary => FIRST + own,
@@ -300,7 +300,7 @@ impl World {
                 self.plain.now += ticks;
                 self.plain.last = 900 + self.chance.below(100) as u32;
                 let (last, now) = (u64::from(self.plain.last), u64::from(self.plain.now));
-                self.queues.used(last, Life::default(), now);
+                self.queues.used(last, Usage::default(), now);
             }
             (7..11, _) => {
                 if let Some(victim) = self.victim() {

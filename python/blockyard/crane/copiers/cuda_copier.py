@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.crane.copiers import Landed, Pair, Receipt, Slots
 from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method
-from blockyard.crane.copiers.stream import CALLS, CopyStream, Part, QueuedCopy
+from blockyard.crane.copiers.copy_stream import CALLS, CopyPart, CopyStream, QueuedCopy
 from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
@@ -44,7 +44,7 @@ class Placed(Tier, Protocol):
         """Where each plane of the layout is."""
 
 
-class Device(Placed, Protocol):
+class GpuTier(Placed, Protocol):
     """Such a tier on the GPU itself."""
 
     @property
@@ -79,7 +79,7 @@ class CudaCopier(Single):
 
     def __init__(
         self,
-        device: Device,
+        device: GpuTier,
         host: Placed | None = None,
         *,
         copy_tuning: CopyTuning | None = None,
@@ -141,7 +141,7 @@ class CudaCopier(Single):
         if stream is None:
             raise Unsupported(f"no copies from {pair[0]} to {pair[1]} here")
         jobs = self._jobs(pair, source, consecutive(sources, destinations), len(sources))
-        task = Part(stream, pair, sources, destinations, jobs)
+        task = CopyPart(stream, pair, sources, destinations, jobs)
         receipt: Receipt | None = None
         try:
             with self._gpu:
@@ -352,7 +352,7 @@ class CudaCopier(Single):
             self._captured = captured
         return captured
 
-    def _cut(self, task: Part) -> list[Part] | None:
+    def _cut(self, task: CopyPart) -> list[CopyPart] | None:
         """Returns parts of a copy that is too long for the driver's queue; None otherwise."""
         most, blocks = self._limits.queued_runs, len(task.sources)
         calls, runs = task.calls, task.runs
@@ -376,7 +376,7 @@ class CudaCopier(Single):
                 stream.later.popleft()
         return not self._lost
 
-    def _begin(self, task: Part) -> QueuedCopy | None:
+    def _begin(self, task: CopyPart) -> QueuedCopy | None:
         """Queues a copy, or a part of one, if its stream has room."""
         tables = any(method in {"kernel", "ring", "layers"} for _, method in task.jobs)
         for stream in self._streams:
@@ -391,7 +391,7 @@ class CudaCopier(Single):
                 self._lose(GpuError(error.name, "a copy", lost=True))
         return copy
 
-    def _queue(self, copy: QueuedCopy, task: Part) -> None:
+    def _queue(self, copy: QueuedCopy, task: CopyPart) -> None:
         """Queues a copy, behind what it must wait for, and its event behind it."""
         stream, sources, destinations = task.stream, task.sources, task.destinations
         try:
@@ -453,7 +453,7 @@ class _Parts:
     """
 
     def __init__(
-        self, stream: CopyStream, parts: Sequence[Part], go_on: Callable[[CopyStream], object]
+        self, stream: CopyStream, parts: Sequence[CopyPart], go_on: Callable[[CopyStream], object]
     ) -> None:
         self._stream = stream
         self._go_on = go_on

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from blockyard._core import Misuse, Unavailable, Unsupported
 from blockyard.connectors.effective import digest, names, of_file, plain
-from blockyard.connectors.sglang import options
-from blockyard.connectors.sglang.engine import INTERFACE
+from blockyard.connectors.sglang import server_args
+from blockyard.connectors.sglang.sglang_api import INTERFACE
 from blockyard.shared.weights import content, folder_of, stated
 
 __all__ = ["adapters_of", "identity_of", "weights_of"]
 
-_OUT: Final = names(*options.OUT)["ServerArgs"]
+_OUT: Final = names(*server_args.OUT)["ServerArgs"]
 _BY_CONTENT: Final = frozenset(
     (
         *("quantization_param_path", "decrypted_config_file", "decrypted_draft_config_file"),
@@ -161,7 +161,7 @@ def _variables() -> dict[str, str]:
     return {
         name: os.environ[name]
         for name in sorted(known)
-        if name in os.environ and not options.ENVIRONMENT_OUT.fullmatch(name)
+        if name in os.environ and not server_args.ENVIRONMENT_OUT.fullmatch(name)
     }
 
 

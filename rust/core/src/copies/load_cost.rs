@@ -5,7 +5,7 @@ use crate::base::{MAX_TIERS, Tier};
 
 /// What moving and computing one block take, in nanoseconds: measured once, the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Speeds {
+pub struct BlockCosts {
     /// Loading a block, by the tier that it comes from; the device's own is not used.
     pub load: [u64; MAX_TIERS],
     /// Computing the first block of a sequence.
@@ -14,7 +14,7 @@ pub struct Speeds {
     pub attend: u64,
 }
 
-impl Speeds {
+impl BlockCosts {
     /// How many leading blocks of `runs` it is best to load, where they follow `after` others and
     /// `queue` blocks of each tier are on their way up already.
     ///
@@ -54,21 +54,21 @@ impl Speeds {
 mod tests {
     use super::*;
 
-    fn speeds(host: u64, disk: u64) -> Speeds {
+    fn block_costs(host: u64, disk: u64) -> BlockCosts {
         let mut load = [0; MAX_TIERS];
         (load[1], load[2]) = (host, disk);
         let (compute, attend) = (100, 10);
-        Speeds {
+        BlockCosts {
             load,
             compute,
             attend,
         }
     }
 
-    fn worth(speeds: Speeds, blocks: u32, after: u32, queue: u32) -> bool {
+    fn worth(block_costs: BlockCosts, blocks: u32, after: u32, queue: u32) -> bool {
         let mut queues = [0; MAX_TIERS];
         queues[1] = queue;
-        let best = speeds.best([(Tier::HOST, blocks)].into_iter(), after, queues);
+        let best = block_costs.best([(Tier::HOST, blocks)].into_iter(), after, queues);
         assert!(best == 0 || best == blocks, "all or nothing");
         best > 0
     }
@@ -76,23 +76,29 @@ mod tests {
     #[test]
     fn a_load_pays_when_it_takes_less_and_not_when_it_takes_as_long() {
         // Blocks 2, 3 and 4: 120 + 130 + 140.
-        assert!(worth(speeds(129, 0), 3, 2, 0));
-        assert!(!worth(speeds(130, 0), 3, 2, 0), "as long");
-        assert!(worth(speeds(77, 0), 3, 2, 2) && !worth(speeds(78, 0), 3, 2, 2));
-        assert!(!worth(speeds(0, 0), 0, 9, 0), "there is nothing to save");
+        assert!(worth(block_costs(129, 0), 3, 2, 0));
+        assert!(!worth(block_costs(130, 0), 3, 2, 0), "as long");
+        assert!(worth(block_costs(77, 0), 3, 2, 2) && !worth(block_costs(78, 0), 3, 2, 2));
+        assert!(
+            !worth(block_costs(0, 0), 0, 9, 0),
+            "there is nothing to save"
+        );
     }
 
     #[test]
     fn the_sum_is_what_adding_block_by_block_gives() {
         for (blocks, after, queue, load) in [(7, 3, 2, 90), (7, 3, 2, 110), (1, 0, 0, 41)] {
-            let speeds = Speeds {
+            let block_costs = BlockCosts {
                 load: [load; MAX_TIERS],
                 compute: 41,
                 attend: 13,
             };
             let computing: u64 = (0..blocks).map(|at| 41 + 13 * u64::from(after + at)).sum();
             let loading = u64::from(queue + blocks) * load;
-            assert_eq!(worth(speeds, blocks, after, queue), loading < computing);
+            assert_eq!(
+                worth(block_costs, blocks, after, queue),
+                loading < computing
+            );
         }
     }
 
@@ -100,29 +106,29 @@ mod tests {
     fn tiers_load_beside_each_other_and_a_slow_run_is_left_with_what_is_behind_it() {
         let (host, disk) = (Tier::HOST, Tier::DISK);
         let runs = [(host, 4), (disk, 2), (host, 4)];
-        let best = |speeds: Speeds, queue| speeds.best(runs.into_iter(), 0, queue);
+        let best = |block_costs: BlockCosts, queue| block_costs.best(runs.into_iter(), 0, queue);
         let free = [0; MAX_TIERS];
         // The disk's two blocks take as long as the host's eight.
-        assert_eq!(best(speeds(50, 200), free), 10);
-        assert_eq!(best(speeds(50, 1000), free), 4, "the disk is too slow");
+        assert_eq!(best(block_costs(50, 200), free), 10);
+        assert_eq!(best(block_costs(50, 1000), free), 4, "the disk is too slow");
         let mut queue = free;
         queue[2] = 20;
-        assert_eq!(best(speeds(50, 200), queue), 4, "or too busy");
+        assert_eq!(best(block_costs(50, 200), queue), 4, "or too busy");
         queue[1] = 20;
-        assert_eq!(best(speeds(50, 200), queue), 0);
+        assert_eq!(best(block_costs(50, 200), queue), 0);
         // All ten are worth it together, where the first run alone is not.
-        assert_eq!(best(speeds(110, 120), free), 10);
+        assert_eq!(best(block_costs(110, 120), free), 10);
     }
 
     #[test]
     fn nothing_overflows() {
-        let most = Speeds {
+        let most = BlockCosts {
             load: [u64::MAX; MAX_TIERS],
             compute: u64::MAX,
             attend: u64::MAX,
         };
         assert!(worth(most, u32::MAX, u32::MAX, u32::MAX));
-        let slow = Speeds { attend: 0, ..most };
+        let slow = BlockCosts { attend: 0, ..most };
         assert!(!worth(slow, u32::MAX, u32::MAX, u32::MAX));
     }
 }

@@ -1,13 +1,13 @@
-//! Keep: stow for one request whose blocks the engine gives up, with its partial block. What it loses
+//! Save: offload for one request whose blocks the engine gives up, with its partial block. What it loses
 //! cuts it to the blocks before: the engine has its sources no more.
 
 use super::State;
+use super::offload::Above;
 use super::record::Parked;
-use super::stow::Above;
 use crate::base::{Error, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, Tier};
 use crate::collections::{Tag, mix};
 use crate::copies::{Plan, Purpose};
-use crate::tiers::{Hold, Keeps};
+use crate::tiers::{Hold, KeepCount};
 
 impl State {
     /// Copies all blocks of a request's `tokens` tokens down that are neither below nor on their way
@@ -15,9 +15,9 @@ impl State {
     /// is new goes to the nearest lower tier that has room for all of it.
     ///
     /// # Errors
-    /// As [`Self::stow`]; `Argument` too for more or fewer ids than blocks, fewer keys than full blocks,
+    /// As [`Self::offload`]; `Argument` too for more or fewer ids than blocks, fewer keys than full blocks,
     /// or keys that contradict each other; `State` for ids that are being filled; `TooLarge` or `NoRoom`.
-    pub fn stow_kept(
+    pub fn save_request(
         &mut self,
         keys: &[Key],
         ids: &[u32],
@@ -41,7 +41,7 @@ impl State {
         }
         let new = path.iter().filter(|node| node.is_none()).count();
         self.make_room(to, new as u32);
-        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Stow);
+        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Offload);
         let (mut moves, mut nodes) = (Vec::with_capacity(new), Vec::with_capacity(path.len()));
         let mut above = Above::Root;
         for (at, (&known, &id)) in path.iter().zip(ids).enumerate() {
@@ -49,7 +49,7 @@ impl State {
                 let gap = |key: &Key| self.trie.seek(key, Tag::of(key)).err();
                 let key = keys.get(at).and_then(|key| Some((key, gap(key)?)));
                 let node = self.new_block(above, key);
-                self.trie[node].keeps = Keeps::one(to);
+                self.trie[node].keeps = KeepCount::one(to);
                 self.fill_from(node, SlotIx::new(id), flight, &mut moves);
                 node
             });
@@ -73,7 +73,7 @@ impl State {
 
     /// Returns how many of the keys are of full blocks.
     fn check_kept(&self, keys: &[Key], ids: &[u32], tokens: u64) -> Result<usize> {
-        self.of_an_engine("keep")?;
+        self.of_an_engine("save_request")?;
         self.check_ids(ids)?;
         if tokens == 0 {
             return Err(Error::argument(
@@ -96,7 +96,7 @@ impl State {
         }
         let filled = |&&id: &&u32| self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null;
         if let Some(id) = ids.iter().find(filled) {
-            let what = format!("keeping block {id} of the engine, which is being filled");
+            let what = format!("saving block {id} of the engine, which is being filled");
             return Err(Error::state(
                 what,
                 "ask must_finish, and wait for that flight",
@@ -140,7 +140,7 @@ impl State {
     fn keep_block(&mut self, node: NodeIx, to: Tier) {
         if self.trie[node].keeps.count() == 0 {
             let home = self.home_below(node).unwrap_or(to);
-            self.trie[node].keeps = Keeps::default().at(home);
+            self.trie[node].keeps = KeepCount::default().at(home);
         }
         let home = self.trie[node].keeps.home();
         if let Some(slot) = self.ready(node, home) {
@@ -163,10 +163,10 @@ impl State {
         }
         let mut refused = None;
         for to in below().filter(|&to| self.tiers[to].pool().room() > 0) {
-            let Some(costs) = self.stow_cost(path, to) else {
+            let Some(costs) = self.save_cost(path, to) else {
                 return Err(Error::Unsupported {
                     what: "kept requests that share a block",
-                    value: u64::from(Keeps::MOST),
+                    value: u64::from(KeepCount::MOST),
                     help: "fetch and release some of them first",
                 });
             };
@@ -182,7 +182,7 @@ impl State {
     /// How many slots of each tier keeping a path takes, of which what is `None` is copied to `to`:
     /// with those that cannot be taken any more, because they are pinned or stand above what is, or is
     /// filling. `None`: too many keep one of them.
-    fn stow_cost(&self, path: &[Option<NodeIx>], to: Tier) -> Option<[u64; MAX_TIERS]> {
+    fn save_cost(&self, path: &[Option<NodeIx>], to: Tier) -> Option<[u64; MAX_TIERS]> {
         let mut costs = [0; MAX_TIERS];
         let mut above = [false; MAX_TIERS];
         for &node in path.iter().rev() {
@@ -193,7 +193,7 @@ impl State {
                 continue;
             };
             let keeps = self.trie[node].keeps.count();
-            if keeps == Keeps::MOST {
+            if keeps == KeepCount::MOST {
                 return None;
             }
             let home = self.home_below(node).filter(|_| keeps == 0);

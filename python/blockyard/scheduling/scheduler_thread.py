@@ -11,17 +11,17 @@ from blockyard.scheduling.shared import Shared
 from blockyard.shared.owner import Owner, owned, thread_name
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Driver", "driven", "made_sound"]
+__all__ = ["SchedulerThread", "driven", "made_sound"]
 
 _RESULTS: Final = "Scheduler.results"
 _SOUND: Final = frozenset({"fail", "reset", "results"})
 """Verbs that may follow an interrupted one."""
 
-_drivers: "Final[WeakKeyDictionary[KVCache, ref[Driver]]]" = WeakKeyDictionary()
+_drivers: "Final[WeakKeyDictionary[KVCache, ref[SchedulerThread]]]" = WeakKeyDictionary()
 """The driver of each cache."""
 
 
-class Driver:
+class SchedulerThread:
     """A scheduler as the one that drives its cache, and the thread that drives the scheduler.
 
     Args:
@@ -59,7 +59,7 @@ class Driver:
             if self._thread is not None:
                 raise Misuse(
                     f"this scheduler is another thread's, {thread_name(self._thread)}: call it "
-                    "there, feed it through an AsyncEngine, or call hand_over() there first"
+                    "there, feed it through an AsyncEngine, or call release_thread() there first"
                 )
             self._thread = thread
         if self._replaced:
@@ -90,7 +90,7 @@ class Driver:
         if self._cache.closed:
             raise Misuse("this cache is closed: make another one, and a scheduler on it")
 
-    def hand_over(self) -> None:
+    def release_thread(self) -> None:
         """Lets another thread have it: the next one that calls."""
         self.check(current_thread())
         self._thread = None
@@ -117,7 +117,7 @@ def made_sound(owner: Owner) -> None:
     owner.interrupted[:] = [call for call in owner.interrupted if call[1] == _RESULTS]
 
 
-def _driver_of(cache: KVCache) -> Driver | None:
+def _driver_of(cache: KVCache) -> SchedulerThread | None:
     driver = _drivers.get(cache)
     return None if driver is None else driver()
 
@@ -128,7 +128,7 @@ class _Driven(Protocol):
     @property
     def _owner(self) -> Owner: ...
 
-    _driver: Driver
+    _thread: SchedulerThread
 
 
 _S = TypeVar("_S", bound=_Driven)
@@ -145,8 +145,8 @@ def driven(verb: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, 
     sound = verb.__name__ in _SOUND
 
     def check(self: _S, thread: Thread) -> None:
-        self._driver.check(thread)
+        self._thread.check(thread)
         if self._owner.interrupted and not sound:
-            self._driver.check_whole(self._owner, verb.__name__)
+            self._thread.check_whole(self._owner, verb.__name__)
 
     return owned(verb, check)

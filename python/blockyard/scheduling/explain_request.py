@@ -50,7 +50,7 @@ class Explainer:
         if (leader := entry.leader) is not None:
             return [f"It is forked of request {leader.id!r} when that has its prompt computed."]
         if entry.held:
-            return ["It is held, as its tokens are not read: `unhold` goes on with it."]
+            return ["It is held, as its tokens are not read: `resume_decoding` goes on with it."]
         if entry.waiting.too_large:
             most, limit = entry.new.max_blocks(self._cache.block_size), self._cache.limit()
             return [
@@ -105,7 +105,9 @@ class Explainer:
             )
         ]
         if seat.request.held:
-            lines.append("It is held, as its tokens are not read: `unhold` goes on with it.")
+            lines.append(
+                "It is held, as its tokens are not read: `resume_decoding` goes on with it."
+            )
         if seat.stop is not None:
             since = f"step {seat.stopped_at}" if seat.stopped_at else "the next step"
             lines.append(f"It waits for the ack of the stop of {since}.")

@@ -104,7 +104,7 @@ class Sums:
 
 
 @dataclass(slots=True)
-class _Row:
+class _BatchRow:
     """A sequence in the running batch."""
 
     start: Start
@@ -113,7 +113,7 @@ class _Row:
     computed: int
 
 
-class _InFlight(NamedTuple):
+class _StepInFlight(NamedTuple):
     """A step that is not computed yet, with its block tables."""
 
     step: Step
@@ -158,8 +158,8 @@ class SimulatedEngine:
         self._ending = ending
         self._eager = eager
         self._drafts = drafts
-        self._rows: dict[int, _Row] = {}
-        self._air: deque[_InFlight] = deque()
+        self._rows: dict[int, _BatchRow] = {}
+        self._air: deque[_StepInFlight] = deque()
         self._tables = np.zeros((0, 0), np.int32)
         self._acks: list[tuple[int, int, Ack]] = []
         self._heard = 0
@@ -224,7 +224,7 @@ class SimulatedEngine:
         heard = self._eager and not self._air and self.stops == "acked"
         fates = [self.fates.popleft() if self.fates else ("", 0) for _ in step.stops]
         writes = self._fenced(step)
-        self._air.append(_InFlight(step, self._tables, self.version, fates, heard, writes))
+        self._air.append(_StepInFlight(step, self._tables, self.version, fates, heard, writes))
         for stop, (fate, _) in zip(step.stops, fates, strict=True):
             if fate == "foreign" and self.stops == "acked":
                 self._answer_for_others(stop)
@@ -328,9 +328,9 @@ class SimulatedEngine:
         sums: list[int] = []
         for token in tokens:
             sums.append(chained(sums[-1] if sums else 0, token))
-        self._rows[start.seat] = _Row(start, tokens, sums, start.cached)
+        self._rows[start.seat] = _BatchRow(start, tokens, sums, start.cached)
 
-    def _compute(self, air: _InFlight) -> Output:
+    def _compute(self, air: _StepInFlight) -> Output:
         step = air.step
         self.done = step.number
         stopped = {stop.seat for stop in step.stops}
@@ -376,7 +376,7 @@ class SimulatedEngine:
         )
 
     def _speculate(
-        self, row: _Row, seat: int, table: Slots, count: int, version: int
+        self, row: _BatchRow, seat: int, table: Slots, count: int, version: int
     ) -> tuple[list[int], bool]:
         """Computes the newest token and drafts; the KV of the wrong drafts is junk."""
         first, tokens, ended = row.computed, list[int](), False
@@ -391,7 +391,7 @@ class SimulatedEngine:
             memory.write(slots, offsets, np.full(len(places), 7, np.uint64))
         return tokens, ended
 
-    def _attend(self, row: _Row, table: Slots, count: int, version: int) -> None:
+    def _attend(self, row: _BatchRow, table: Slots, count: int, version: int) -> None:
         """Reads the KV of all tokens before, and writes the KV of the next ones."""
         first = row.computed
         tag = version * 0x9E3779B9 ^ self.tags.get(row.start.request, 0)
@@ -410,7 +410,7 @@ class SimulatedEngine:
             memory.write(slots[first:], offsets[first:], words[first:])
         row.computed = first + count
 
-    def _sample(self, row: _Row, seat: int) -> tuple[int, bool]:
+    def _sample(self, row: _BatchRow, seat: int) -> tuple[int, bool]:
         sum_ = row.sums[-1]
         token = sampled(sum_)
         row.tokens.append(token)

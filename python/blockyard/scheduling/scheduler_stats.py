@@ -24,7 +24,7 @@ _REASONS: Final = {
     "seat": "a seat, or their turn",
     "prefix": "another request that computes or loads their prefix",
     "parked": "blocks, with their work kept",
-    "held": "a reader: `hold` was called",
+    "held": "a reader: `pause_decoding` was called",
 }
 
 

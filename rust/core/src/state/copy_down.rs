@@ -1,4 +1,4 @@
-//! Place: how one block joins a flight to a tier below the device: its source is marked, and it gets
+//! How one block joins a flight to a tier below the device: its source is marked, and it gets
 //! a slot to fill there, a free one or a victim's. Demote, promote and parked sequences share it.
 
 use super::State;
@@ -86,7 +86,7 @@ impl State {
         tier: Tier,
         may_go: &impl Fn(&Self, NodeIx) -> bool,
     ) -> Option<SlotIx> {
-        let victim = self.tiers[tier].victim(&self.lives)?;
+        let victim = self.tiers[tier].victim(&self.usages)?;
         let node = self.node_in(tier, victim);
         node.is_none_or(|node| may_go(self, node)).then_some(victim)
     }
@@ -135,7 +135,7 @@ impl State {
         let parent = |state: &Self| state.trie.slot(state.trie.parent(node)?, tier);
         while parent(self).is_some()
             && self.tiers[tier].ledger().available() < i64::from(self.shaded_by(node, tier))
-            && let Some(victim) = self.tiers[tier].victim(&self.lives)
+            && let Some(victim) = self.tiers[tier].victim(&self.usages)
         {
             self.evict_with_parents(tier, victim);
         }

@@ -5,9 +5,9 @@ use crate::base::{MAX_TIERS, Tier};
 /// How many parked sequences keep a block, and its home: the one tier below the device where it is
 /// pinned for them, or owed a slot. Without a keeper it has none. The low bits are the home.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct Keeps(u16);
+pub(crate) struct KeepCount(u16);
 
-impl Keeps {
+impl KeepCount {
     const HOME: u16 = 2;
     /// The most sequences that may keep one block.
     pub(crate) const MOST: u16 = u16::MAX >> Self::HOME;
@@ -51,7 +51,7 @@ impl Keeps {
     }
 }
 
-const _: () = assert!(MAX_TIERS <= 1 << Keeps::HOME, "a home has two bits");
+const _: () = assert!(MAX_TIERS <= 1 << KeepCount::HOME, "a home has two bits");
 
 #[cfg(test)]
 mod tests {
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn keepers_are_counted_beside_the_home_which_goes_with_the_last() {
-        let mut keeps = Keeps::default().at(Tier::DISK);
+        let mut keeps = KeepCount::default().at(Tier::DISK);
         keeps.gain();
         keeps.gain();
         assert_eq!((keeps.count(), keeps.home()), (2, Tier::DISK));
@@ -67,10 +67,10 @@ mod tests {
         assert_eq!((moved.count(), moved.home()), (2, Tier::HOST));
         moved.lose();
         moved.lose();
-        assert_eq!(moved, Keeps::default());
-        for _ in 0..Keeps::MOST - 2 {
+        assert_eq!(moved, KeepCount::default());
+        for _ in 0..KeepCount::MOST - 2 {
             keeps.gain();
         }
-        assert_eq!((keeps.count(), keeps.home()), (Keeps::MOST, Tier::DISK));
+        assert_eq!((keeps.count(), keeps.home()), (KeepCount::MOST, Tier::DISK));
     }
 }

@@ -1,3 +1,0 @@
-"""`blockyard.connectors.connector`."""
-
-from blockyard.connectors.connector import *

@@ -1,3 +1,0 @@
-"""`blockyard.reference.exact_matmul`."""
-
-from blockyard.reference.exact_matmul import *

@@ -1,3 +1,0 @@
-"""`blockyard.reference.model`."""
-
-from blockyard.reference.model import *

@@ -1,3 +1,0 @@
-"""`blockyard.reference.parallel`."""
-
-from blockyard.reference.parallel import *

@@ -1,3 +1,0 @@
-"""`blockyard.reference.rank`."""
-
-from blockyard.reference.rank import *

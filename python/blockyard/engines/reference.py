@@ -1,3 +1,0 @@
-"""`blockyard.reference.reference`."""
-
-from blockyard.reference.reference import *

@@ -1,3 +1,0 @@
-"""`blockyard.reference.sampling`."""
-
-from blockyard.reference.sampling import *

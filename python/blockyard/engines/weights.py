@@ -1,3 +1,0 @@
-"""`blockyard.reference.weights`."""
-
-from blockyard.reference.weights import *

@@ -1,3 +1,0 @@
-"""`blockyard.connectors.worker`."""
-
-from blockyard.connectors.worker import *

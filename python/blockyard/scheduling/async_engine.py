@@ -1,3 +1,0 @@
-"""`blockyard.serving.async_engine`."""
-
-from blockyard.serving.async_engine import *

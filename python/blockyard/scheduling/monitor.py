@@ -1,5 +1,0 @@
-"""`blockyard.scheduling.stats`."""
-
-from blockyard.scheduling.stats import Monitor, Waited
-
-__all__ = ["Monitor", "Waited"]

@@ -1,3 +1,0 @@
-"""`blockyard.serving.stream`."""
-
-from blockyard.serving.stream import *
