@@ -105,7 +105,7 @@ def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFix
     [
         ({"hst": 64}, r"there is no 'hst'.*did you mean 'host'"),
         ({"offloads": "finish", "host": 64}, "did you mean 'offload'"),
-        *(({name: 1, "host": 64}, f"{name} = 1: vLLM says that itself") for name in OWN),
+        *(({name: 1, "host": 64}, f"{name} = 1: it comes from vLLM") for name in OWN),
         ({"host": 64, "offload": "always"}, "offload = 'always'"),
         ({"host": 64, "preempt": "drop"}, "preempt = 'drop'"),
         ({"host": 64, "decode": "yes"}, "decode = 'yes'"),
