@@ -246,7 +246,7 @@ def alone(root: Path, check: Checks) -> None:
     second = Server(root)
     try:
         blocks = TOKENS // 32
-        found = second.said(f"Blockyard has found {blocks} blocks on the disk again")
+        found = second.said(f"Blockyard has found {blocks} blocks on the disk")
         check(f"a kill {QUIET:g} s after the answer: {blocks} blocks are found", holds=found == 1)
         check("the same tokens from the disk", holds=second.ask(1) == answer)
         check("they were loaded", holds=second.hits() == [blocks * 32.0], seen=second.hits())
@@ -274,7 +274,7 @@ def replicas(root: Path, check: Checks) -> None:
         first.kill()
     second = Server(root, 2)
     try:
-        found = second.said(f"Blockyard has found {TOKENS // 32} blocks on the disk again")
+        found = second.said(f"Blockyard has found {TOKENS // 32} blocks on the disk")
         check("both find theirs after a kill", holds=found == 2, seen=found)
         again = [second.ask(at, at) for at in (0, 1)]
         check("the same tokens", holds=again == answers)

@@ -42,9 +42,9 @@ _UNITS: Final = {unit: 10 ** (3 * at) for at, unit in enumerate("kmgt", 1)} | {
     unit: 1 << (10 * at) for at, unit in enumerate("KMGT", 1)
 }
 _NONE: Final = object()
-"""Stands for a value that is missing."""
+"""Marks a missing value."""
 _BARE: Final = re.compile(r'(?<=[{\[,:])\s*([^\s"{}\[\],:][^"{}\[\],:]*?)\s*(?=[,:}\]])')
-_JSON: Final = "single quotes stand around the JSON and double quotes in it"
+_JSON: Final = "write single quotes around the JSON and double quotes in it"
 _QUOTES: Final = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
 
 
@@ -65,7 +65,7 @@ class Fault(Misuse):
 
 @dataclass(slots=True)
 class Flags:
-    """What a command line says."""
+    """A parsed command line."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """By the names of the engine's options; only what was said."""
@@ -161,7 +161,7 @@ def _shell(text: str) -> list[str]:
         raise Fault(
             "the command line",
             f"{str(error).lower()} in {shown(text[-60:])}",
-            "close it; JSON stands in single quotes: '{…}'",
+            "close it; write JSON in single quotes: '{…}'",
         ) from error
 
 
@@ -214,7 +214,7 @@ class _RefusedError(Exception):
         self._names = re.findall(r"-[\w-]+", text)
         if "explicit" in text:
             super().__init__("it takes no value")
-            self.do = "leave out the `=` and what stands behind it"
+            self.do = "leave out the `=` and the value"
         else:
             super().__init__(f"{len(self._names) - 1} flags begin so")
             self.do = f"write the whole name, as {' or '.join(self._names[1:4])}"

@@ -1,4 +1,4 @@
-"""The scheduler's half for an engine that gives out its block ids itself. It knows no engine.
+"""The scheduler's half for an engine with its own block allocator. It depends on no engine.
 
 The engine keeps its own allocator and prefix cache. The connector tells it what lies below, and
 plans the copies; a `Worker` beside the model carries them out. In a step of the engine:
@@ -55,12 +55,12 @@ class _ConnectorRow:
     """Whether it has run, or loaded: its prompt is counted."""
     kept: Parked | None = None
     keeping: int | None = None
-    """The flight that copies what is kept, until it has ended."""
+    """The flight that copies the kept blocks, until it has ended."""
     failed: bool = False
     """Whether its last load brought nothing: no other one is offered before it has run."""
 
     def beyond(self, tokens: int) -> Parked | None:
-        """Returns what is kept of it, where that is more than these tokens."""
+        """Returns its kept blocks, if they are more than these tokens."""
         return None if self.kept is None or self.kept.computed <= tokens else self.kept
 
 
@@ -429,8 +429,8 @@ class Connector(Single):
         What runs on offloads its blocks again when it ends: end it first, or call this once more.
 
         Args:
-            keys: The prompt's keys, all of which are meant.
-            force: Whether what is kept of requests that wait goes too: they are computed again.
+            keys: All keys of the prompt.
+            force: Whether kept blocks of waiting requests go too: these are recomputed.
 
         Raises:
             Misuse: As in `KVCache.forget`; nothing is changed.
@@ -449,7 +449,7 @@ class Connector(Single):
         wait stays kept, as far as its copies have ended; all others must be matched again.
 
         Args:
-            memory: Whether what is below is "kept", "lost" as well, or lost but for the disk.
+            memory: Whether the lower tiers are "kept", "lost", or lost except the disk.
         """
         one_of("memory", memory, ("lost", "kept", "disk kept"))
         self.cache.dispatch()
@@ -527,7 +527,7 @@ class Connector(Single):
             self.cache.abandon(kept)
 
     def _lower(self) -> None:
-        """Moves what is kept on the host to the disk, where the host is short of room."""
+        """Moves kept blocks from the host to the disk if the host is full."""
         kept = (row.kept for row in self._waiting)
         self._parking.lower(parked for parked in kept if parked is not None)
 

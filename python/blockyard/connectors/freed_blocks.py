@@ -47,5 +47,5 @@ class FreedBlocks(FreedKeys):
         self.check(ids)
         own = ids[: len(keys) - first]
         if len(own) > 1 and len(set(own)) < len(own):
-            raise Misuse(f"ids = {shown(ids)}: one comes twice, and an id has one block")
+            raise Misuse(f"ids = {shown(ids)}: an id is listed twice; give each id once")
         return (keys, np.array(own), first) if len(own) else None

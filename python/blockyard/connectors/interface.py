@@ -39,7 +39,7 @@ class Interface:
             "names", by the full name of each class, function or value what is touched of it:
             "fields", "methods" with their parameters, "parameters" of a function, "abstract"
             methods of a base class.
-        option: What goes on in spite of a difference, as an operator writes it.
+        option: The operator's option to start despite a difference.
     """
 
     def __init__(self, engine: str, recorded: Mapping[str, Any], *, option: str) -> None:
@@ -98,7 +98,7 @@ class Interface:
         """Refuses an engine whose interface differs from the recorded one.
 
         Args:
-            untested: Whether the operator goes on in spite of it.
+            untested: Whether to start despite the differences.
 
         Raises:
             Unsupported: Names differ; the message has them, the engine's version and the tested.
@@ -107,21 +107,21 @@ class Interface:
         tested = f"{self.engine} {', '.join(self.tested)}"
         if found and not untested:
             raise Unsupported(
-                f"{self.engine} {version} has another interface than {tested}, which this "
-                f"connector was tested with: {_listed(found)}; install that, with "
-                f"{install(self.engine.lower())}, or go on at your own risk with {self._option}"
+                f"the interface of {self.engine} {version} differs from the tested {tested}: "
+                f"{_listed(found)}; install that version, with {install(self.engine.lower())}, or "
+                f"start at your own risk with {self._option}"
             )
         if self._said:
             return
         self._said = True
         if found:
             _log.warning(
-                "%s %s has another interface than %s, and goes on as %s says: %s",
+                "the interface of %s %s differs from %s; it starts because of %s: %s",
                 *(self.engine, version, tested, self._option, _listed(found)),
             )
         elif version not in self.tested:
             _log.info(
-                "%s %s was not tested with Blockyard; what it touches there is as in %s",
+                "%s %s was not tested with Blockyard; the interface that it uses equals %s",
                 *(self.engine, version, tested),
             )
 
@@ -137,7 +137,7 @@ def _found(full: str) -> Any:  # noqa: ANN401 - it is the engine's
 
 
 def _differences(full: str, recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Says what differs of one recorded name."""
+    """Returns the differences of one recorded name."""
     name = full.rpartition(".")[2]
     try:
         one = _found(full)
@@ -152,7 +152,7 @@ def _differences(full: str, recorded: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _compared(name: str, recorded: Mapping[str, Any], one: Any) -> Iterator[str]:  # noqa: ANN401 - as above
-    """Says what differs of what the engine has under a recorded name."""
+    """Returns how the engine's object differs from the recorded name."""
     if {"fields", "methods", "abstract"} & recorded.keys() and not isinstance(one, type):
         yield f"{name} is no class any more"
         return

@@ -30,7 +30,7 @@ class RecordedRequests:
         self._waiting: dict[Hashable, _Arrived] = {}
 
     def add(self, request: Hashable, keys: Keys | None = None) -> None:
-        """Hears of a request; what is heard first counts."""
+        """Notes a request's arrival; the first call counts."""
         if self._recorder is None:
             return
         entry = self._waiting.get(request)
@@ -40,7 +40,7 @@ class RecordedRequests:
             entry.keys = keys
 
     def run(self, request: Hashable) -> None:
-        """Hears that a request runs, or loads."""
+        """Notes that a request runs or loads."""
         if self._recorder is not None and request in self._waiting:
             self._waiting[request].has_run = True
 

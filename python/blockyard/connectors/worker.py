@@ -114,11 +114,11 @@ class Worker(Single):
         """
         layout, blocks = config.layout, config.device_blocks
         if layout is None:
-            raise Misuse("layout = None: what a block is in bytes must be known to copy it")
+            raise Misuse("layout = None: copies need the layout of a block; give Config(layout=…)")
         if disk_path is None and config.disk_blocks:
             raise Misuse(
-                f"disk = {config.disk_blocks} blocks, and no disk_path: give the folder in which "
-                "they outlive this process; a third tier of memory is for Worker(Crane(..., disk=))"
+                f"disk = {config.disk_blocks} blocks without disk_path: give a folder; for a third "
+                "tier in memory, use Worker(Crane(..., disk=))"
             )
         if disk_path is not None and not (config.disk_blocks and "disk" in config.keyed):
             raise Misuse(
@@ -182,7 +182,7 @@ class Worker(Single):
             stream: The stream on which the engine computes, from now on, which must wait for what
                 the one before it was given; None for the device tier's.
 
-        Where it is interrupted nobody knows which of the orders were taken: reset the worker, and
+        After an interrupt it is unknown which orders were taken: reset the worker, and
         commit what `outcomes` and `reconcile` say then.
 
         Raises:
@@ -225,7 +225,7 @@ class Worker(Single):
         """Returns what has ended since the last call, for `Connector.commit`. Never waits.
 
         Where it is interrupted an outcome may come twice, which changes nothing, or be lost on its
-        way to the caller: `reconcile` says it again.
+        way to the caller: `reconcile` returns it again.
         """
         self._poll()
         outcomes, self._outcomes = self._outcomes, []
@@ -233,7 +233,7 @@ class Worker(Single):
 
     @owned
     def reconcile(self, asked: Unreported) -> list[Outcome]:
-        """Returns what it knows of flights whose outcomes may have been lost.
+        """Returns the state of flights whose outcomes may be lost.
 
         Ask the worker, and not its crane, which does not know of blocks that were overwritten.
 
@@ -362,7 +362,7 @@ class Worker(Single):
             if time.monotonic() > until:
                 raise Unavailable(
                     f"flight {min(late)[1]} has not ended for {self.patience:g} s, and the engine "
-                    "would write what it reads: end the step and reset this rank"
+                    "would overwrite its source: end the step and reset this rank"
                 )
             time.sleep(_PAUSE)
 

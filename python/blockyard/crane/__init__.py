@@ -1,1 +1,1 @@
-"""One rank's memory and the copies of its bytes. It knows no block, lease or policy."""
+"""One rank's memory and the copies of its bytes. It has no blocks, leases or policies."""

@@ -26,7 +26,7 @@ __all__ = ["Crane"]
 
 
 class Crane(Single):
-    """Moves the bytes of one rank. It knows slots and bytes, but no block, lease or policy.
+    """Moves the bytes of one rank. It handles slots and bytes, not blocks, leases or policies.
 
     Only `reset` and `close` wait. `submit`, `poll`, `join`, `fence`, `reset` and `close` are for
     one thread at a time: a call that comes during another one is refused. Make it after fork or
@@ -76,7 +76,7 @@ class Crane(Single):
             "flights",
             "counter",
             "crane_flights_failed",
-            "plans of which not every block came whole on this rank",
+            "plans with blocks that were not copied intact on this rank",
         ),
         Stat(
             "crane_blocks",
@@ -133,7 +133,7 @@ class Crane(Single):
 
         Args:
             yard: `Config.yard`, the number of the yard; asked again with the same, nothing ends.
-                None for a yard that is made after this, and of which the first plan tells.
+                None for a yard made later: its first plan has the number.
 
         Raises:
             Misuse: The number is out of range, or of a yard that another one has followed.
@@ -195,7 +195,7 @@ class Crane(Single):
     def poll(self) -> list[Outcome]:
         """Returns what has ended since the last call, each flight once.
 
-        Where it is interrupted, `reconcile` says again what was lost on its way to the caller.
+        After an interrupt, `reconcile` returns the lost outcomes again.
         """
         outcomes = self.traffic.poll()
         self.traffic.told(outcomes)
@@ -217,7 +217,7 @@ class Crane(Single):
 
     @owned
     def reconcile(self, asked: Unreported) -> list[Outcome]:
-        """Returns what it knows of flights whose outcomes may have been lost, for `commit`.
+        """Returns the state of flights whose outcomes may be lost, for `commit`.
 
         Of a flight that has ended here it is the outcome, once more. One that moves or waits is
         left out: a poll will have it. One that never came, or ended long ago, is dead: its copies
@@ -242,7 +242,7 @@ class Crane(Single):
     def join(self, stream: object = None, *, layer: int | None = None) -> bool:
         """Makes the engine's stream wait for the submitted copies up, where that can be.
 
-        The stream also goes on after a copy that failed: its report says so.
+        The stream continues after a failed copy; only the report has the failure.
 
         Args:
             stream: The stream that waits; None for the device tier's.
@@ -302,14 +302,14 @@ class Crane(Single):
         self.traffic.measure(clock)
 
     def numbers(self) -> CraneNumbers:
-        """Returns what the process that exports is told of this rank: it can be pickled."""
+        """Returns this rank's numbers for the exporting process. They can be pickled."""
         return CraneNumbers(self._rank, self.stats(), self.traffic.times(), self._made)
 
     @owned
     def close(self) -> None:
         """Ends the copiers, then frees the tiers. `poll` still reports what was in flight.
 
-        Where it is interrupted, call it again: it goes on with what is open still.
+        After an interrupt, call it again: it closes the rest.
         """
         self.traffic.close()
 

@@ -33,7 +33,7 @@ class Flight:
     cause: Cause | None = None
 
     def __post_init__(self) -> None:
-        """All is good until a copy says otherwise."""
+        """All blocks count as intact until a copy reports otherwise."""
         self.good = self.blocks
 
 
@@ -57,7 +57,7 @@ class Lane:
     """The copies from one tier to another: what waits for their copier, the oldest first.
 
     Copies of one lane begin in the order in which they were submitted. Those of two lanes are in no
-    order: a yard never has two flights at once of which one writes a slot of the other.
+    order: a yard never has two flights where one writes a slot of the other.
 
     Args:
         source: Where the bytes are.

@@ -93,7 +93,7 @@ class PersistentTiers:
         return all(done)
 
     def troubles(self) -> tuple[str, ...]:
-        """Says what is wrong with its disk now; empty where all is well. Any thread may ask."""
+        """Returns the disk's current failure, or "". Any thread may call it."""
         lines = [
             f"The disk at {path} takes no {what}: they failed, and it is tried again soon."
             for tier in self._tiers
@@ -126,7 +126,7 @@ class PersistentTiers:
     def keep_order(self, slots: NDArray[np.uint32]) -> None:
         """Notes the eviction order of its disk for the next process, right before `close`.
 
-        A disk that hangs, rests or has died is left alone: stamps stand in for it then.
+        A disk that hangs, rests or has died is skipped: its stamps give the order.
 
         Args:
             slots: As `KVCache.eviction_order("disk")`.
@@ -139,7 +139,7 @@ class PersistentTiers:
             try:
                 tier.keep_order(slots)
             except Unavailable as error:
-                _log.warning("the eviction order is not kept: %s", error)
+                _log.warning("the eviction order was not stored: %s", error)
 
     @property
     def busy(self) -> bool:

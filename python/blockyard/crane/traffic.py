@@ -23,7 +23,7 @@ _log = Limited("blockyard")
 _APART: Final = nullcontext()
 """The turn of copiers that share nothing."""
 _PAST: Final = 4096
-"""Outcomes that were told and are remembered, at least."""
+"""Least number of reported outcomes that are remembered."""
 
 
 class _CopyWatch:
@@ -93,15 +93,15 @@ class Traffic:
         self.closed = False
         self.counts = dict.fromkeys(("flights", "failed", "blocks"), 0)
         self._yard: int | None = None
-        """The yard whose plans it carries out, once it knows."""
+        """The yard whose plans it executes, once known."""
         self._named = False
-        """Whether that has said its number, so that the next one does, too."""
+        """Whether that yard gave its number in `hello`."""
         self._former: set[int] = set()
         """The yards before."""
         self._past: dict[int, Outcome] = {}
-        """The last outcomes that were told, by flight; and those of lost devices."""
+        """The last reported outcomes by flight, and those of lost devices."""
         self._refused: set[int] = set()
-        """Flights that were said to be dead, and whose plans have not come."""
+        """Flights reported dead whose plans have not arrived."""
         self._used = False
         """Whether plans came since all copies were ended."""
         self._tiers = tiers
@@ -117,14 +117,14 @@ class Traffic:
         """How often it was polled."""
         self._watched: _CopyWatch | None = None
         self._unsure = False
-        """Whether a call has begun to change what is here, and not come to its end."""
+        """Whether a call has begun a change and not finished it."""
         self._lost = False
-        """Whether a copy may be under way whose end nobody can know, until a reset."""
+        """Whether a copy may run whose end cannot be known until a reset."""
         self._open: list[Copier | Voids | Tier] = [*self.copiers, self._voids, *tiers.values()]
 
     @property
     def in_flight(self) -> int:
-        """Flights taken and not yet told."""
+        """Flights accepted and not yet reported."""
         return len(self._flights) + len(self._ended)
 
     def submit(self, plans: list[Plan]) -> None:
@@ -134,7 +134,7 @@ class Traffic:
             Misuse: As there; nothing is taken.
         """
         if self.closed:
-            raise Misuse("the crane is closed: it takes no plan")
+            raise Misuse("the crane is closed, and takes no plan")
         if self._unsure:
             self._mend()
         # Most steps plan nothing.
@@ -153,8 +153,8 @@ class Traffic:
                 raise Misuse(f"flight = {plan.flight}: it is in flight already; submit it once")
             if plan.flight in ended or (plan.flight in self._past and not new):
                 raise Misuse(
-                    f"flight = {plan.flight}: it has been carried out already, and its slots may "
-                    "be others' by now; submit it once, and ask for its outcome by "
+                    f"flight = {plan.flight}: it has been executed already, and its slots may "
+                    "hold other blocks now; submit it once, and get its outcome with "
                     "reconcile(cache.unreported(rank))"
                 )
             ends = frozenset((plan.source_tier, plan.destination_tier))
@@ -183,14 +183,14 @@ class Traffic:
         self._unsure = False
 
     def _stamp(self, plans: list[Plan]) -> None:
-        """Tells tiers that note the order of their writes what will fill them."""
+        """Announces plans to tiers that record the order of their writes."""
         for plan in plans:
             tier = self._stamping.get(plan.destination_tier)
             if tier is not None and len(plan) and not is_void(plan):
                 tier.submitted(plan)
 
     def known(self) -> set[int]:
-        """Returns the numbers of the flights that were taken, and have not been told."""
+        """Returns the flights that were accepted and not yet reported."""
         if self._unsure:
             self._mend()
         return self._flights.keys() | self._untold()
@@ -207,16 +207,18 @@ class Traffic:
             Misuse: As there.
         """
         if self.closed and yard != self._yard:
-            raise Misuse("the crane is closed: it shakes hands with no other yard")
+            raise Misuse("the crane is closed, and accepts no other yard")
         if yard in self._former:
             raise Misuse(
-                f"yard = {yard}: another yard has shaken hands since; a scheduler that starts "
-                "draws a number of its own (Config.named)"
+                f"yard = {yard}: another yard has taken over since; give each start of a scheduler "
+                "a new number (Config.named)"
             )
         if yard is not None and yard == self._yard:
             return
         if self._used:
-            _log.info("another yard has come: %d flights of the one before end", self.in_flight)
+            _log.info(
+                "another yard takes over: %d flights of the previous yard end", self.in_flight
+            )
             self.reset()
         if self._yard is not None:
             self._former.add(self._yard)
@@ -241,13 +243,13 @@ class Traffic:
         return self._named or plan.yard in self._former
 
     def _untold(self) -> set[int]:
-        """Flights of the yard that have ended, and that it may not know yet."""
+        """Ended flights whose outcomes the yard may not have yet."""
         if not self._ended:
             return set()
         return {outcome.flight for outcome in self._ended if outcome.yard == self._yard}
 
     def poll(self) -> list[Outcome]:
-        """Returns what has ended and was not told yet: it comes again until `told`."""
+        """Returns unreported outcomes, again until `told`."""
         self.polls += 1
         if self._unsure:
             self._mend()
@@ -261,7 +263,7 @@ class Traffic:
         return self._ended[:]
 
     def _void(self) -> None:
-        """Goes on with the records that are to be voided."""
+        """Continues to void records."""
         for flight, landed in self._voids.ended(self._flights.values()):
             flight.good, flight.cause = landed.good, landed.cause
             self._report([flight])
@@ -279,7 +281,7 @@ class Traffic:
                 self._moving.popleft()
 
     def _mend(self) -> None:
-        """After an interrupt: of a flight that lacks a copy now, nobody knows how that ended."""
+        """After an interrupt: a flight that lacks a copy now has an unknown end."""
         for number in self._untold() & self._flights.keys():
             del self._flights[number]
         taken = set(self._flights.values())
@@ -312,7 +314,7 @@ class Traffic:
         del self._ended[: len(outcomes)]
 
     def reconcile(self, asked: Unreported) -> list[Outcome]:
-        """Returns what it knows of flights, as `Crane.reconcile`."""
+        """Returns the state of flights, as `Crane.reconcile`."""
         yard, rank = asked.yard, self.rank
         if self._yard is None and yard not in self._former and not self.closed:
             self.meet(yard)
@@ -394,7 +396,7 @@ class Traffic:
             raise failed
 
     def drop(self) -> bool:
-        """Ends what is open for a finalizer, which may run in any thread and waits for none.
+        """Closes the rest for a finalizer, which may run in any thread and never blocks.
 
         Returns:
             Whether anything was, as where a close was interrupted.
@@ -439,8 +441,8 @@ class Traffic:
         keys, parents = plan.keys, plan.parents
         if keys is not None and not isinstance(lane.copier, KeyedCopier):
             raise Misuse(
-                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} takes none: "
-                "give the Crane a copier with start_keyed, or the yard no keyed tiers"
+                f"flight {plan.flight} carries keys, and {type(lane.copier).__name__} has no "
+                "start_keyed: give the Crane a KeyedCopier, or the yard no keyed tiers"
             )
         return lane.copies(flight, sources, destinations, keys, parents)
 

@@ -1,4 +1,4 @@
-"""What a process tells Prometheus, and whether it is well: `serve` puts both on a port."""
+"""Prometheus metrics and the health of a process: `serve` serves both on a port."""
 
 from blockyard.shared.extras import require
 

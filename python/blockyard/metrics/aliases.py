@@ -1,4 +1,4 @@
-"""Names of other engines for numbers of ours, where a router or a dashboard knows no other."""
+"""Other engines' names for our numbers, for routers and dashboards that need them."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from blockyard.shared.validate import one_of
 __all__ = ["Alias", "Names", "aliases", "checked_names", "every_alias"]
 
 Names: TypeAlias = Literal["vllm"]
-"""An engine whose names are told, too."""
+"""An engine whose metric names are exported, too."""
 
 
 class Alias(NamedTuple):
@@ -39,7 +39,7 @@ _VLLM: Final = {
 
 
 def checked_names(names: object) -> Names | None:
-    """Returns which names are told beside our own.
+    """Returns the names exported beside our own.
 
     Raises:
         Misuse: There are no such names here.
@@ -52,7 +52,7 @@ def checked_names(names: object) -> Names | None:
 
 
 def every_alias(names: Names | None) -> list[Alias]:
-    """Returns all that may be told where these names are."""
+    """Returns all metrics that may be exported with these names."""
     return [] if names is None else list(_VLLM.values())
 
 

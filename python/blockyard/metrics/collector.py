@@ -30,8 +30,8 @@ _PARTS: Final = ("schedule", "output", "dispatch", "commit")
 _CACHE_CONFIG: Final = ("vllm:cache_config", "Sizes of the cache.", "info")
 _Told = Mapping[str, list[Sample]]
 _MORE: Final = {
-    "healthy": ("gauge", "1 where /healthz says so: it lives, and no rule of a stall speaks."),
-    "stalled": ("gauge", "1 where a rule says that the loop stands still."),
+    "healthy": ("gauge", "1 if /healthz is ok: the engine runs, and no stall rule holds."),
+    "stalled": ("gauge", "1 while this stall rule holds."),
     "block_tokens": ("gauge", "Tokens of a block."),
     "block_bytes": ("gauge", "Bytes of a block on one rank; 0 without a layout."),
     "step_seconds": ("histogram", "How long a part of the bookkeeping's step takes."),
@@ -43,7 +43,7 @@ _MORE: Final = {
     "copy_seconds": ("histogram", "How long flights took, from submission to report."),
     "copy_bytes": ("histogram", "Bytes of the blocks of a flight that came whole, of all ranks."),
 }
-"""What is exported beside the numbers of `stats()`."""
+"""Metrics in addition to `stats()`."""
 
 
 class _Buckets:
@@ -93,13 +93,13 @@ def _joined(readings: list[Reading], edges: tuple[float, ...]) -> Reading:
 
 
 class EngineCollector(Collector):
-    """What Prometheus is told of the engines of this process, the cranes of all ranks included.
+    """Metrics of the engines of this process, including the cranes of all ranks.
 
     Register it with a registry of your own, or let `serve` do so. Any thread may scrape.
 
     Args:
         engines: The engines by the value of their label `engine`.
-        names: "vllm" to tell vLLM's names, too.
+        names: "vllm" to export vLLM's names, too.
 
     Raises:
         Misuse: There is no engine, one has no name, or there are no such `names`.
@@ -141,7 +141,7 @@ class EngineCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """Reads the engines, and yields what they say."""
+        """Reads the engines, and yields their metrics."""
         told: dict[str, list[Sample]] = {name: [] for name in self._kinds}
         info = Metric(f"{PREFIX}engine", "What an engine was made with.", "info")
         also: dict[Alias, list[Sample]] = {}
@@ -163,7 +163,7 @@ class EngineCollector(Collector):
             yield self._cache_config()
 
     def _cache_config(self) -> Metric:
-        """What routers that know vLLM ask for: how large a block is, and how many there are."""
+        """Yields vLLM's `cache_config_info` for routers: the size and the number of blocks."""
         metric = _metric(*_CACHE_CONFIG, [])
         for engine in self._engines:
             config = engine.view.cache.config

@@ -45,7 +45,7 @@ class EngineView:
     Args:
         source: The scheduler; or the cache, where a scheduler of your own drives it.
         reservations: Reservations for other instances, where there are some.
-        publisher: What publishes the events of its cache, where routers are told.
+        publisher: The publisher of its cache's events, if there is one.
         stalled: Says in sentences what stands still in a loop of your own. A `Scheduler` knows by
             itself.
 
@@ -74,19 +74,19 @@ class EngineView:
         if not isinstance(tells, Publisher | None):
             raise Misuse(f"publisher = {tells!r:.60}: give a Publisher")
         if tells is not None and tells.cache is not self.cache:
-            raise Misuse("this publisher tells of another cache: give the one of this engine")
+            raise Misuse("this publisher is of another cache: give the one of this engine")
         others: object = reservations
         if not isinstance(others, Reservations | None):
             raise Misuse(f"reservations = {others!r:.60}: give Reservations")
         if stalled is not None and not callable(stalled):
-            raise Misuse(f"stalled = {stalled!r:.60}: give what returns sentences")
+            raise Misuse(f"stalled = {stalled!r:.60}: give a function that returns messages")
         self._reservations = reservations
         self._publisher = publisher
         self._stalled = stalled
         self._ranks = Ranks(self.crane_schema(), self.ranks)
 
     def tell(self, numbers: CraneNumbers) -> None:
-        """Takes what a rank in another process says: `Crane.numbers`, every second or so.
+        """Takes the numbers of a rank in another process: `Crane.numbers`, every second or so.
 
         This process exports for all ranks. What has not come is 0. A crane that was made anew
         counts on from what the one before it had said; what comes late changes nothing.
@@ -95,7 +95,7 @@ class EngineView:
             Misuse: It is something else, or the cache has no such rank.
         """
         if isinstance(self.cache, LocalCache):
-            raise Misuse("this cache has its crane in its own process, which is asked already")
+            raise Misuse("the crane of this cache is in this process, and is already read")
         self._ranks.tell(numbers)
 
     @property
@@ -131,7 +131,7 @@ class EngineView:
     def stats(self) -> dict[str, int]:
         """Returns the numbers of `schema`, each under its metric: names of parts are alike.
 
-        Those of events are not there before somebody listens.
+        Event counters appear with the first listener.
 
         Raises:
             Unavailable: The cache is broken.
@@ -148,7 +148,7 @@ class EngineView:
         return found
 
     def cranes(self) -> list[CraneNumbers]:
-        """Returns what each rank has said last."""
+        """Returns the last numbers of each rank."""
         if isinstance(self.cache, LocalCache):
             return [self.cache.crane.numbers()]
         return self._ranks.read()
@@ -204,7 +204,7 @@ class EngineView:
 
 
 def _sentences(stalled: Callable[[], Iterable[str]]) -> list[str]:
-    """What stands still in a loop of another's. Where it cannot say so, that is said."""
+    """Stalls of a loop of another's, or the error of `stalled`."""
     try:
         lines = stalled()
         return [lines] if isinstance(lines, str) else [str(line) for line in lines]
@@ -212,7 +212,7 @@ def _sentences(stalled: Callable[[], Iterable[str]]) -> list[str]:
         if is_foreign(error):
             raise
         # The other engines of this process are told of still.
-        return [f"What stands still cannot be said, as `stalled` raised {error!r:.200}."]
+        return [f"Stalls are unknown, because `stalled` raised {error!r:.200}."]
 
 
 def _by_metric(schema: Iterable[Stat], numbers: dict[str, int]) -> dict[str, int]:

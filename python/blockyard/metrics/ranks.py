@@ -1,4 +1,4 @@
-"""What the ranks in other processes have said, over the restarts of their cranes."""
+"""Numbers of ranks in other processes, across restarts of their cranes."""
 
 from collections.abc import Iterable
 from threading import Lock
@@ -13,7 +13,7 @@ __all__ = ["Ranks"]
 
 
 class Ranks:
-    """The numbers of each rank, of which no counter falls.
+    """The numbers of each rank; no counter falls.
 
     A crane that was made anew counts from 0: what the one before it has counted is added. What
     comes late, or twice, changes nothing.
@@ -30,7 +30,7 @@ class Ranks:
         self._ranks: dict[int, _Rank] = {}
 
     def tell(self, numbers: CraneNumbers) -> None:
-        """Takes what a rank says.
+        """Takes a rank's numbers.
 
         Raises:
             Misuse: It is something else, or there is no such rank.
@@ -47,7 +47,7 @@ class Ranks:
                 rank.tell(numbers)
 
     def read(self) -> list[CraneNumbers]:
-        """Returns what each rank has counted, those that have said something."""
+        """Returns the counters of each rank that has reported."""
         with self._lock:
             return [rank.read() for _, rank in sorted(self._ranks.items())]
 

@@ -1,6 +1,6 @@
 """`serve`: `/metrics` and `/healthz` on one port, for Prometheus and for who starts processes.
 
-`prometheus_client.start_http_server` has no bound: each client that says nothing keeps a thread.
+`prometheus_client.start_http_server` has no bound: each silent client keeps a thread.
 """
 
 import ipaddress
@@ -125,7 +125,7 @@ def serve(
         port: The port; 0 for any that is free.
         host: An address of this machine.
         reach: "network" for an address that other machines reach.
-        names: "vllm" to tell vLLM's names of the same numbers, too.
+        names: "vllm" to export the same numbers under vLLM's names, too.
 
     Raises:
         Misuse: An argument is out of range, or the address is not loopback while `reach` is.
@@ -156,7 +156,7 @@ def serve(
         if is_foreign(error):
             raise  # a timeout of a signal handler is an OSError
         raise Unavailable(
-            f"nothing can be served at {host}, port {port}: {error}; give another port, or port=0 "
+            f"cannot listen on {host}, port {port}: {error}; give another port, or port=0 "
             "for any that is free"
         ) from error
     return MetricsServer(server)
@@ -179,7 +179,7 @@ def _check_reach(host: object, reach: Reach) -> None:
         raise Misuse(f'host = {host!r:.60}: must be an address such as "127.0.0.1"') from error
     if not alone and reach == "loopback":
         raise Misuse(
-            f"host = {host!r}: other machines reach that, and nobody is asked who they are: say "
+            f"host = {host!r}: other machines can reach it without authentication: use "
             'reach="network", behind a firewall'
         )
 
@@ -220,19 +220,19 @@ def _health(collector: EngineCollector) -> tuple[HTTPStatus, str]:
 
 
 class _Dropped(Exception):
-    """Nobody has the server any more."""
+    """The server object was dropped."""
 
 
 class _Server(ThreadingWSGIServer):
     """A thread for each question, and few at a time; none is waited for when it is closed."""
 
     dropped = False
-    """Whether nobody has it any more."""
+    """Whether the server object was dropped."""
     closed = False
 
     @override
     def service_actions(self) -> None:
-        """Ends it where nobody has it any more."""
+        """Ends it if the server object was dropped."""
         if self.dropped:
             raise _Dropped
 
@@ -296,7 +296,7 @@ class _Silent(WSGIRequestHandler):
     """Logs no question: they come every few seconds."""
 
     timeout = 10
-    """Seconds after which a client that says nothing is given up."""
+    """Seconds after which a silent client is dropped."""
 
     @override
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's

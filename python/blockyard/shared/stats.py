@@ -20,7 +20,7 @@ HELP: Final = {
     "copied_blocks": "Blocks in plans, by the tiers that they are copied between.",
     "copies_failed": "Copies that did not end well: blocks that failed or were corrupt below, and "
     "flights without a known end at their deadline.",
-    "disk_resting": "Disks that are left alone after failures, until they are tried again.",
+    "disk_resting": "Disks that rest after failures until a retry.",
     "dropped_blocks": "Blocks that were evicted and are nowhere then, where there is a tier below.",
     "events": "Blocks that came to a tier or left it, by what routers were told of that.",
     "evicted_blocks": "Blocks evicted from a tier.",

@@ -28,7 +28,7 @@ class Word(click.Choice):  # type: ignore[type-arg]  # it takes one only from cl
     """One of some words, in any case of letters; the nearest is named where it is none of them.
 
     Args:
-        words: What is allowed.
+        words: The allowed words.
         aliases: Other names for some of them; those for words that are not allowed do not count.
     """
 

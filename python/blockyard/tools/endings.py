@@ -1,4 +1,4 @@
-"""How a command ends: the exit statuses, and the error that says that a law broke."""
+"""Exit statuses, and the error of a broken law."""
 
 from typing import Final
 
@@ -14,17 +14,17 @@ CLOSED: Final = 141
 """As a shell has it of a program that a closed pipe ends: 128 + SIGPIPE."""
 
 STATUSES: Final = {
-    0: "all is well",
+    0: "success",
     FAILED: (
-        "it failed, as when a process died; of `disk verify`: a block is not whole; of `doctor`: "
-        "something will fail"
+        "failed, for example because a process died; `disk verify` found a damaged block; "
+        "`doctor` found a setting that will fail"
     ),
-    MISUSE: "bad input, before anything runs; or a file or stdout that cannot be written",
-    BROKEN: "a law is broken, a byte is wrong, or tokens differ: a bug of Blockyard",
+    MISUSE: "bad input, found before anything runs; or a file or stdout that cannot be written",
+    BROKEN: "a broken law, a wrong byte, or tokens that differ: a bug of Blockyard",
     INTERRUPTED: "interrupted by Ctrl-C",
-    CLOSED: "whoever read stdout has closed it, as `| head` does; the files are written",
+    CLOSED: "stdout was closed by its reader, as `| head` does; the files are written",
 }
-"""What each exit status means. `BROKEN` hides all others, and `CLOSED` is hidden by all."""
+"""The meaning of each exit status. `BROKEN` replaces any other; any other replaces `CLOSED`."""
 
 
 class Broken(Unavailable):

@@ -60,7 +60,7 @@ class Guarded:
         self._err, sys.stderr = _guarded(sys.stderr)
 
     def status(self, status: int) -> int:
-        """Returns how the process ends, and says in a line where stdout was not written.
+        """Returns the exit status, and logs if stdout could not be written.
 
         Args:
             status: How the command has ended.

@@ -48,7 +48,7 @@ class Done(Generic[_Result]):
 
 
 class Watch(Generic[_Result]):
-    """Is told what happens, in the thread of the caller; this one does nothing with it."""
+    """Gets progress in the caller's thread; this one ignores it."""
 
     def began(self, job: int) -> None:
         """A job begins."""
@@ -198,7 +198,7 @@ class _Jobs(Generic[_Shared, _Argument, _Result]):
     def _attend(
         self, jobs: "dict[Future[list[_Result]], int]", pipe: Connection, stop: "c_byte"
     ) -> None:
-        """Hears what comes of the jobs."""
+        """Receives the results of the jobs."""
         left = set(jobs)
         while left:
             done, left = futures.wait(left, _LOOK, futures.FIRST_COMPLETED)
@@ -226,7 +226,7 @@ class _Jobs(Generic[_Shared, _Argument, _Result]):
         job = next((job for job, owner in self.owners.items() if owner == dead), 0)
         return Unavailable(
             f"{self.names[job]}: its process died with {_cause(ends.get(dead))}; "
-            "run fewer at once, or see what the system says of it"
+            "run fewer at once, or read the system's log"
         )
 
     def _interrupt(self) -> None:

@@ -68,5 +68,5 @@ def test_what_sglangs_other_replicas_and_stages_have_is_not_taken(
 
 
 def test_an_option_without_a_disk_is_refused() -> None:
-    with pytest.raises(by.Misuse, match="disk_reclaim was given, and no disk_path"):
+    with pytest.raises(by.Misuse, match="disk_reclaim was given without disk_path"):
         Settings.of_extra({"host": 64, "disk_reclaim": True})

@@ -36,7 +36,7 @@ WORDS: list[tuple[dict[str, Any], str]] = [
     ({"namespace": "v1"}, "namespace = 'v1': give a mapping of names to text"),
     ({"namespace": {"weights": 1}}, "namespace = {'weights': 1}: give a mapping of names to text"),
     ({"namespace": {}}, 'give "namespace": {"weights": "v1"}'),
-    ({"namespace": None}, "nothing tells these weights from others, and a disk outlives them"),
+    ({"namespace": None}, "the weights cannot be identified"),
 ]
 
 
@@ -90,8 +90,8 @@ def test_other_layouts_of_the_host_are_refused_with_the_option(tmp_path: Path, l
 
 POOLS: list[tuple[dict[str, Any], str]] = [
     ({"shared_allocation_domain": object()}, "start without --enable-unified-memory"),
-    ({"dcp_size": 2}, "Pool of 2 ranks: a page's tokens must lie on one rank"),
-    ({"kv_buffer": None}, "Pool: it has no memory of its own"),
+    ({"dcp_size": 2}, "Pool of 2 ranks: all tokens of a page must be on one rank"),
+    ({"kv_buffer": None}, "Pool: it does not own its memory"),
 ]
 
 
@@ -112,7 +112,7 @@ def test_a_pool_with_uneven_pages_is_refused(tmp_path: Path) -> None:
             places, sizes = super().get_page_buffer_meta(indices)
             return [place + (int(indices[0]) > self.page_size) for place in places], sizes
 
-    with pytest.raises(by.Unsupported, match="Uneven: its pages do not lie at even distances"):
+    with pytest.raises(by.Unsupported, match="Uneven: its pages are not equally spaced in memory"):
         opened(tmp_path, Uneven(PAGES))
 
 
@@ -128,7 +128,9 @@ def test_a_second_pool_is_refused_and_the_first_by_its_name_is_not(store: Storag
 
 @pytest.mark.parametrize("call", ["get", "set", "batch_get", "batch_set"])
 def test_calls_with_tensors_are_refused_with_the_line(store: Storage, call: str) -> None:
-    with pytest.raises(by.Unsupported, match=f'{call}: pages go .* write "interface_v1": 1'):
+    with pytest.raises(
+        by.Unsupported, match=f'{call}: pages are only copied .* write "interface_v1": 1'
+    ):
         getattr(store, call)(keys("a", 1)[0])
 
 

@@ -104,7 +104,7 @@ def test_adapters_of_the_start_are_told_by_their_files(
     assert storage.batch_exists(named) == 0
     storage.close()
     refs[0].lora_path = "of/a-hub"
-    text = "adapter 'sql' at 'of/a-hub': its files are not to be seen"
+    text = "adapter 'sql' at 'of/a-hub': its files cannot be read"
     with pytest.raises(by.Unsupported, match=text):
         Storage(config(disk), {})
     published(monkeypatch, enable_lora=False, lora_paths=refs)

@@ -111,7 +111,7 @@ def test_a_peer_that_writes_before_the_workers_hear_of_its_blocks_is_refused() -
     for around in (moriio(), moriio("kv_consumer", read_mode=False), moriio(read_mode="no")):
         with pytest.raises(by.Misuse, match='write "kv_connector_extra_config"'):
             beside(vllm_config(), around)
-    with pytest.raises(by.Misuse, match="read_mode = False: its peer writes"):
+    with pytest.raises(by.Misuse, match="read_mode = False: its peer would write"):
         beside(vllm_config(), inside("MoRIIOConnector", "Blockyard"))
     for around in (moriio("kv_producer"), moriio(read_mode=True), moriio(read_mode=" True")):
         assert beside(vllm_config(), around) == "MoRIIOConnector"
@@ -122,13 +122,13 @@ def test_one_that_is_not_known_may_stand_there_and_the_log_says_so(
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert beside(vllm_config(), inside("MyConnector", "Blockyard")) == "MyConnector"
-    assert "let it store no KV itself" in caplog.text
+    assert "it must not store KV itself" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("around", "error", "says"),
     [
-        (inside("Blockyard", NIXL), by.Misuse, f"write {NIXL} first, and Blockyard behind it"),
+        (inside("Blockyard", NIXL), by.Misuse, f"write {NIXL} first, then Blockyard"),
         (inside("Blockyard"), by.Misuse, 'write "kv_connector": "Blockyard" alone'),
         (inside(NIXL, "Blockyard", "Blockyard"), by.Misuse, "two Blockyards.*leave one"),
         *(
@@ -146,12 +146,16 @@ def test_one_that_is_not_known_may_stand_there_and_the_log_says_so(
             "OffloadingConnector stores KV",
         ),
         (inside(NIXL, "MoRIIOConnector", "Blockyard"), by.Unsupported, "leave MoRIIO.* out"),
-        (inside("DecodeBenchConnector", "Blockyard"), by.Unsupported, "no KV of a model; leave"),
-        (inside("MultiConnector", "Blockyard"), by.Unsupported, "hides who is in it; leave"),
+        (
+            inside("DecodeBenchConnector", "Blockyard"),
+            by.Unsupported,
+            "without a model's KV; leave",
+        ),
+        (inside("MultiConnector", "Blockyard"), by.Unsupported, "hides its connectors; leave"),
         (
             inside(NIXL, "Blockyard", kv_connector="PdConnector"),
             by.Unsupported,
-            '\'PdConnector\' with Blockyard in it.*write "kv_connector": "MultiConnector"',
+            '\'PdConnector\' around Blockyard.*write "kv_connector": "MultiConnector"',
         ),
         (
             inside(NIXL, "Blockyard", kv_load_failure_policy="fail"),

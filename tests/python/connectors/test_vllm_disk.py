@@ -215,7 +215,7 @@ def test_inv_31_a_reset_outlives_an_engine_that_ends_before_its_next_step(tmp_pa
     def a_link() -> None:
         note.symlink_to(tmp_path / "nowhere")
 
-    says = f"what was cleared cannot be read.*blockyard disk wipe {tmp_path} {note.parent.name}"
+    says = f"cleared blocks cannot be read.*blockyard disk wipe {tmp_path} {note.parent.name}"
     for make in (lambda: note.write_text("what?"), a_link, note.mkdir, lambda: os.mkfifo(note)):
         (note.rmdir if note.is_dir() else note.unlink)()
         make()
@@ -324,7 +324,7 @@ def test_a_worker_that_cannot_write_is_closed_all_the_same(
     monkeypatch.setattr(first.worker.back, "carry", refuses)
     with caplog.at_level("WARNING", "blockyard"):
         first.close()
-    assert "not all is written to the disk: Unavailable: no more" in caplog.text
+    assert "some blocks were not written to the disk: Unavailable: no more" in caplog.text
     assert first.worker.back.worker is None
 
 

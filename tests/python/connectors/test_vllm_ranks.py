@@ -79,7 +79,9 @@ def test_ranks_that_do_not_map_the_same_file_are_refused() -> None:
     scheduler, workers = halves()
     ready = {(0, rank): one.get_handshake_metadata() for rank, one in enumerate(workers)}
     ready[0, 1].file = (1, 2)
-    with pytest.raises(by.Unsupported, match="2 files for it: they must be on one machine"):
+    with pytest.raises(
+        by.Unsupported, match="opened 2 different files: run all ranks on one machine"
+    ):
         scheduler.set_xfer_handshake_metadata_pp_aware(ready)
     for one in workers:
         one.shutdown()

@@ -155,9 +155,9 @@ def test_the_line_at_the_start_says_whose_share_it_is(caplog: pytest.LogCaptureF
         Front(changes=as_replica(1, 2, local=1), host="64 KiB").worker.shutdown()
         Front(changes=as_replica(3, 1), host="64 KiB").worker.shutdown()
     assert "(256 blocks)" in caplog.text
-    assert "it is replica 1 of 2: what is given in bytes is divided among those of" in caplog.text
-    assert "it is replica 1 of 2: what is given in bytes is taken by each of those" in caplog.text
-    assert "replica 3, and how many there are is not known here, so that each" in caplog.text
+    assert "it is replica 1 of 2: sizes in bytes are divided among those of" in caplog.text
+    assert "it is replica 1 of 2: sizes in bytes are taken by each of those" in caplog.text
+    assert "replica 3 of an unknown number, so each" in caplog.text
 
 
 def start(path: Path, number: int, total: int) -> Engine:

@@ -93,7 +93,7 @@ def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFix
     assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
     said = [line for line in caplog.messages if "kv_load_failure_policy" in line]
     assert len(said) == 1
-    assert "which was 'fail'" in said[0]
+    assert "(it was 'fail')" in said[0]
     caplog.clear()
     with caplog.at_level(logging.INFO):
         Blockyard(config, roles.SCHEDULER, kv_config())
@@ -105,15 +105,15 @@ def test_vllm_recomputes_what_a_load_does_not_bring(caplog: pytest.LogCaptureFix
     [
         ({"hst": 64}, r"there is no 'hst'.*did you mean 'host'"),
         ({"offloads": "finish", "host": 64}, "did you mean 'offload'"),
-        *(({name: 1, "host": 64}, f"{name} = 1: vLLM says that itself") for name in OWN),
+        *(({name: 1, "host": 64}, f"{name} = 1: it comes from vLLM") for name in OWN),
         ({"host": 64, "offload": "always"}, "offload = 'always'"),
         ({"host": 64, "preempt": "drop"}, "preempt = 'drop'"),
         ({"host": 64, "decode": "yes"}, "decode = 'yes'"),
         ({"host": 64, "load": 2}, "load = 2"),
         ({"host": 64, "keep_on_reset": "no"}, "keep_on_reset = 'no'"),
         ({}, "host is missing"),
-        ({"host": 64, "disk": 9}, "disk = 9 was given, and no disk_path"),
-        ({"disk": "9 GiB"}, "disk = '9 GiB' was given, and no disk_path"),
+        ({"host": 64, "disk": 9}, "disk = 9 was given without disk_path"),
+        ({"disk": "9 GiB"}, "disk = '9 GiB' was given without disk_path"),
         ({"host": 64, "disk": 9, "disk_path": ""}, "disk_path = ''"),
         ({"host": 64, "disk": 9, "disk_path": "a\0b"}, "give a path"),
         ({"host": 64, "disk": 9, "disk_path": ["/a", "/a/"]}, "give each disk once"),
@@ -150,7 +150,7 @@ def test_an_option_that_is_none_is_named(extra: dict[str, Any], says: str) -> No
         ("save_decode_cache", False, 'write "decode": false'),
         ("offload_prompt_only", True, 'write "decode": false'),
         ("cache_policy", "arc", 'write "eviction": "learned"'),
-        ("kv_role", "kv_both", "leave it out: it stands beside kv_connector_extra_config"),
+        ("kv_role", "kv_both", "leave it out: write it beside kv_connector_extra_config"),
         ("host_memory", "64G", 'write "host": "64 GiB"'),
         ("ram", "512Mi", 'write "host": "512 MiB"'),
         ("cpu", " 64 ", 'write "host": "64 GiB"'),

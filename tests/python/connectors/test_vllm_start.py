@@ -104,7 +104,7 @@ def test_what_was_restored_is_printed_there(tmp_path: Any) -> None:
     front.scheduler.set_xfer_handshake_metadata_pp_aware(
         {(0, 0): front.worker.get_handshake_metadata()}
     )
-    assert "INFO Blockyard has found 0 blocks on the disk again" in printed.getvalue()
+    assert "INFO Blockyard has found 0 blocks on the disk" in printed.getvalue()
     front.worker.shutdown()
 
 

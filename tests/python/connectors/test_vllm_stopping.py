@@ -141,7 +141,7 @@ def test_the_line_at_the_start_says_what_gives_the_end_time(
     with caplog.at_level("INFO", "blockyard"):
         Ranks(tmp_path, timeout=timeout, flush=flush).close()
     (line,) = [one for one in caplog.messages if one.startswith("Blockyard keeps preempted")]
-    assert ("write --shutdown-timeout 60" in line) is says
+    assert ("add --shutdown-timeout 60" in line) is says
     assert (f"--shutdown-timeout {timeout} leaves" in line) is says
 
 

@@ -235,7 +235,7 @@ def test_a_disk_and_an_engine_with_a_tensor_per_layer(tmp_path: Path) -> None:
     tensors = [np.zeros((2, BLOCKS, SIZE, 2, 8), np.float32) for _ in range(3)]
     for number, tensor in enumerate(tensors):
         tensor[:] = 100 * number + np.arange(BLOCKS)[:, None, None, None]
-    with pytest.raises(by.Misuse, match="disk = 16 blocks, and no disk_path"):
+    with pytest.raises(by.Misuse, match="disk = 16 blocks without disk_path"):
         Worker.adopt(config, tensors, axis=1)
     with pytest.raises(by.Misuse, match=r'disk = 16, keyed = \(\): give Config.*keyed=\("disk",\)'):
         Worker.adopt(by.Config(**given), tensors, axis=1, disk_path=tmp_path)

@@ -405,7 +405,7 @@ def test_numpy_speaks_dlpack_as_the_fakes_do() -> None:
     array = zeros(2)
     array.flags.writeable = False
     for tensor in (array, Only(array)):
-        with pytest.raises(Misuse, match="it is read only"):
+        with pytest.raises(Misuse, match="it is read-only"):
             describe(tensor, host=True)
 
 
@@ -617,31 +617,31 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         adopt(flat(), Capsules(bytes_(5, 16), index=1), blocks=5, device=0),
         "it is on device 1, not on 0",
     ),
-    "host memory": (lambda: describe(bytes_(5, 16)), "it lies in host memory: give a tensor in"),
+    "host memory": (lambda: describe(bytes_(5, 16)), "it is in host memory: give a tensor in"),
     "host memory of a refused dtype": (
         lambda: describe(Refusing(TypeError("no"), kind=1)),
-        "it lies in host memory",
+        "it is in host memory",
     ),
-    "pinned memory": (lambda: describe(Capsules(bytes_(5), kind=3)), "it lies in host memory"),
+    "pinned memory": (lambda: describe(Capsules(bytes_(5), kind=3)), "it is in host memory"),
     "another maker's": (
         lambda: describe(OfDevice(bytes_(5), 10, 0)),
         "memory of DLPack's device type 10: give a tensor in the memory of a CUDA device",
     ),
     "read only": (
         lambda: describe(Cuda(bytes_(5), data=(4096, True))),
-        "it is read only: blocks are loaded into it",
+        "it is read-only, and blocks are loaded into it",
     ),
     "read only, by DLPack": (
         lambda: describe(Capsules(bytes_(5), version=(1, 0), flags=1)),
-        "it is read only",
+        "it is read-only",
     ),
     "a copy": (
         lambda: describe(Capsules(bytes_(5), version=(1, 0), flags=2)),
-        "its producer hands out a copy: give the tensor that the engine uses",
+        "DLPack returned a copy: give the tensor that the engine uses",
     ),
     "a version to come": (
         lambda: describe(Capsules(bytes_(5), version=(2, 1))),
-        r"it speaks DLPack 2\.1, not 1\.x",
+        r"it uses DLPack 2\.1, not 1\.x",
     ),
     "half bytes": (
         lambda: describe(Capsules(bytes_(5), bits=4)),
@@ -651,7 +651,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: describe(Capsules(bytes_(5), name=b"used_dltensor")),
         "TypeError: __dlpack__ gave no unused capsule",
     ),
-    "no tensor": (lambda: describe(3), r"this int does not say where it lies .*\.uint8\), shape\)"),
+    "no tensor": (lambda: describe(3), r"this int does not expose its memory .*\.uint8\), shape\)"),
     "a view of another shape": (
         adopt(flat(), (bytes_(5, 16), (5, 3)), blocks=5),
         r"a view of shape \(5, 16\) .* is no uint8 view of shape \(5, 3\)",

@@ -290,17 +290,17 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "memory of a GPU": (
         lambda: MemoryTier.adopt(FLAT, Device(np.zeros((5, 16), np.int8)), blocks=5),
         (
-            "tensor 0 of plane 'kv': it lies in the memory of a CUDA device: give a tensor in host "
+            "tensor 0 of plane 'kv': it is in the memory of a CUDA device: give a tensor in host "
             "memory, or adopt it by a DeviceTier"
         ),
     ),
     "managed memory": (
         lambda: MemoryTier.adopt(FLAT, Capsules(np.zeros((5, 16), np.int8), kind=13), blocks=5),
-        "it lies in managed memory of a CUDA device: give a tensor in host memory",
+        "it is in managed memory of a CUDA device: give a tensor in host memory",
     ),
     "a GPU's without DLPack": (
         lambda: MemoryTier.adopt(FLAT, Cuda(np.zeros((5, 16), np.int8)), blocks=5),
-        "this Cuda does not say where it lies",
+        "this Cuda does not expose its memory",
     ),
     "another maker's": (
         lambda: MemoryTier.adopt(FLAT, OfDevice(np.zeros((5, 16), np.int8), 8, 0), blocks=5),
@@ -308,17 +308,17 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "read only": (
         lambda: MemoryTier.adopt(FLAT, frozen(), blocks=5),
-        "it is read only: blocks are loaded into it",
+        "it is read-only, and blocks are loaded into it",
     ),
     "a read-only buffer": (
         lambda: MemoryTier.adopt(FLAT, memoryview(bytes(80)).cast("B", (5, 16)), blocks=5),
-        "it is read only",
+        "it is read-only",
     ),
     "read only, by DLPack": (
         lambda: MemoryTier.adopt(
             FLAT, Capsules(np.zeros((5, 16), np.int8), version=(1, 0), kind=1, flags=1), blocks=5
         ),
-        "it is read only",
+        "it is read-only",
     ),
     "another dtype": (
         lambda: MemoryTier.adopt(FLAT, np.zeros((5, 16), np.float16), blocks=5),
@@ -344,7 +344,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no tensor": (
         lambda: MemoryTier.adopt(FLAT, 3, blocks=5),
-        "this int does not say where it lies .*a bytes-like object is required",
+        "this int does not expose its memory .*a bytes-like object is required",
     ),
 }
 

@@ -622,7 +622,7 @@ def test_a_stream_is_an_address_or_what_has_one() -> None:
         assert device.stream == address
     CuPy.ptr = 2
     for stream in (2, CuPy()):
-        with pytest.raises(Misuse, match="the default stream of each thread"):
+        with pytest.raises(Misuse, match="the per-thread default stream"):
             device.stream = stream
     assert device.stream == 15
 

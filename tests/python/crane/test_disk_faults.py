@@ -91,7 +91,7 @@ def test_a_disk_that_fills_up_later_costs_its_copies_alone(
             assert cache.audit() is None
             if stats["disk_down_rests"]:
                 assert "takes no writes" in str(cache.explain(range(8)))
-            assert "writes fail and are left out until it is tried again" in caplog.text
+            assert "writes fail; the disk rests and is retried later" in caplog.text
             (full / "another").unlink()
             until = time.monotonic() + 30
             before = cache.stats()["disk_written_blocks"]

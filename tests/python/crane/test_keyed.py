@@ -366,7 +366,9 @@ def test_a_copier_that_takes_no_keys_is_refused_the_plan_and_nothing_is_taken() 
     with Crane(SMALL, device=device, host=host, copier=ThreadCopier(workers=0)) as hands:
         before = held(host)
         plans = plan(1, "down", [1], [1]), keyed_plan(2, DOWN, [3], [7], down=True)
-        with pytest.raises(by.Misuse, match=r"carries keys, and ThreadCopier takes none: give"):
+        with pytest.raises(
+            by.Misuse, match=r"carries keys, and ThreadCopier has no start_keyed: give"
+        ):
             hands.submit(plans)
         assert (hands.in_flight, same(host, before)) == (0, True)
         hands.submit(plans[0])

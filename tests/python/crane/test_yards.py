@@ -115,7 +115,7 @@ def test_a_crane_that_meets_another_yard_ends_what_it_has_of_the_one_before(how:
     assert hands.stats()["crane_failed"] == 3
     hands.submit(plan(9, "down", (5,), (5,), new))
     assert Outcome(1 << 32 | 9, 0, 1, None, new) in hands.poll()
-    with pytest.raises(Misuse, match=f"yard = {old}: another yard has shaken hands since"):
+    with pytest.raises(Misuse, match=f"yard = {old}: another yard has taken over since"):
         hands.hello(old)
     hands.close()
 
@@ -335,7 +335,7 @@ def test_a_closed_crane_meets_no_other_yard_and_says_that_nothing_of_it_writes()
     hands.hello(5)
     hands.submit(plan(1, "down", (1,), (1,), 5))
     hands.close()
-    with pytest.raises(Misuse, match="closed: it shakes hands with no other yard"):
+    with pytest.raises(Misuse, match="closed, and accepts no other yard"):
         hands.hello(6)
     assert hands.hello(5).yard == 5
     dead = Outcome(1 << 32 | 1, 0, 0, Cause.DEAD, 6)

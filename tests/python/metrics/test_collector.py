@@ -161,7 +161,7 @@ def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -
         assert told(own)["blockyard_event_batches_total{}"] == publisher.stats()["batches"] > 0
         assert told(own)["blockyard_event_replays_total{}"] == 0
         assert (collector.most_series, own.most_series) == (most, most + 3)
-        with pytest.raises(by.Misuse, match="this publisher tells of another cache"):
+        with pytest.raises(by.Misuse, match="this publisher is of another cache"):
             EngineView(by.KVCache(device=9), publisher=publisher)
     with pytest.raises(by.Misuse, match="publisher = 3"):
         EngineView(cache, publisher=3)  # type: ignore[arg-type]

@@ -236,7 +236,7 @@ def test_an_engine_that_cannot_say_what_stands_still_is_unwell_and_the_others_ar
         status, words = ask(server, "/healthz")
         assert status == 503
         assert words == (
-            "engine a: What stands still cannot be said, as `stalled` raised KeyError('my_loop').\n"
+            "engine a: Stalls are unknown, because `stalled` raised KeyError('my_loop').\n"
         )
         status, words = ask(server, "/metrics")
         assert status == 200
@@ -265,7 +265,7 @@ if child:
 @pytest.mark.parametrize(
     ("keywords", "said"),
     [
-        ({"host": "0.0.0.0"}, r"other machines reach that.*reach=\"network\""),  # noqa: S104
+        ({"host": "0.0.0.0"}, r"other machines can reach it.*reach=\"network\""),  # noqa: S104
         ({"host": "192.0.2.1"}, "host = '192.0.2.1'"),
         ({"host": "::"}, "host = '::'"),
         ({"host": "example.org"}, "must be an address"),
@@ -282,7 +282,7 @@ def test_an_argument_out_of_range_is_named(keywords: Any, said: str) -> None:
 
 
 def test_an_address_of_no_machine_here_is_refused_and_what_is_no_engine() -> None:
-    with pytest.raises(by.Unavailable, match=r"nothing can be served at 192\.0\.2\.1"):
+    with pytest.raises(by.Unavailable, match=r"cannot listen on 192\.0\.2\.1"):
         serve(by.KVCache(device=9), port=0, host="192.0.2.1", reach="network")
     with pytest.raises(by.Misuse, match="engines = 3"):
         serve(3, port=0)  # type: ignore[arg-type]

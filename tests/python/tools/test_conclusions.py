@@ -97,8 +97,8 @@ def test_a_run_that_keeps_up_says_so_and_what_each_tier_finds() -> None:
 def test_an_overload_is_said_first_with_what_to_give() -> None:
     first = conclusions([run_of(load=OVER)])[0]
     assert first == (
-        "Overloaded: 12.3 requests/s are offered, 4.1 are served; times to first token are those "
-        "of a queue that grows, and say nothing. Give --replicas 4, or --speed 0.3."
+        "Overloaded: 12.3 requests/s are offered, 4.1 are served; times to first token measure "
+        "the growing queue, not the engine. Give --replicas 4, or --speed 0.3."
     )
     # With what was given already, they are from there.
     assert "or --speed 0.6." in conclusions([run_of(load=OVER)], speed=2.0)[0]
@@ -130,7 +130,7 @@ def test_runs_that_were_interrupted_are_not_compared() -> None:
     whole, cut = run_of(), run_of(policy="learned", complete=False, hit_ratio=0.6, requests=9)
     said = " ".join(conclusions([whole, cut]))
     assert "finds the most" not in said
-    assert "Interrupted: the runs got to different requests, so they are not compared." in said
+    assert "Interrupted: the runs served different requests, so they are not compared." in said
     # An overload is said first, and then that it was cut short; without times too.
     over = conclusions([run_of(load=OVER, complete=False)])
     assert over[0].startswith("Overloaded")
@@ -215,9 +215,9 @@ def test_preemptions_are_named_where_they_cost_something() -> None:
 def test_a_tier_that_finds_nothing_is_named() -> None:
     tiers = {"device": 0.37, "host": 0.001}
     last = conclusions([run_of(hit_ratio_by_tier=tiers)])[-1]
-    assert last == "The host finds 0.1%: compare --host 0, which would save it."
+    assert last == "The host finds 0.1%: compare --host 0, which saves its memory."
     last = conclusions([run_of(), run_of(policy="learned")])[-1]
-    assert last == "The host was full: `blockyard sweep` says what more of it would find."
+    assert last == "The host was full: `blockyard sweep` shows the hits of a larger one."
     assert not any("Compare" in said for said in conclusions([run_of(complete=False)]))
 
 
@@ -232,7 +232,7 @@ def test_names_say_only_what_varies() -> None:
 def test_a_trace_that_does_not_tell_hits_is_no_ground_for_any() -> None:
     runs = [run_of(), run_of(policy="learned", hit_ratio=0.7)]
     said = " ".join(conclusions(runs, hits_unknown="it has lengths only"))
-    assert "Hits cannot be told from this trace: it has lengths only." in said
+    assert "This trace does not show hits: it has lengths only." in said
     assert "are found" not in said
     assert "finds the most" not in said
     assert "hold" in said

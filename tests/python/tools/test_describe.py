@@ -112,7 +112,7 @@ def test_without_reuse_and_without_ids_nothing_is_made_up() -> None:
     assert lengths.blocks is None
     assert lengths.reuse is None
     assert lengths.continued is None
-    assert lengths.answer[0] == "Hits cannot be told from this trace: only lengths were logged."
+    assert lengths.answer[0] == "This trace does not show hits: only lengths were logged."
     assert lengths.prompts.p50 == 20
     one = describe(made([(1, [])], 8))
     assert (one.seconds, one.rate.mean, one.rate.busiest, one.rate.variation) == (0, 1, 1, 0)

@@ -437,10 +437,10 @@ def refusals(tmp_path: Path) -> Iterator[tuple[list[object], str]]:
     link.symlink_to(tmp_path)
     for command in (["show"], ["verify"], ["wipe", "--all"]):
         yield [*command, gone], "there is no such folder; give the disk_path"
-        yield [*command, file], "is no folder"
+        yield [*command, file], "is not a folder"
         yield [*command, link], "is a symbolic link"
     yield ["bench", gone], "there is no such folder; make it first"
-    yield ["bench", file], "is no folder"
+    yield ["bench", file], "is not a folder"
     yield ["bench", tmp_path, "--bytes", "900 TiB"], "are needed, and"
     yield ["bench", tmp_path, "--bytes", "1 KiB"], "less than one block of 2097152"
     yield ["bench", tmp_path, "--bytes", "4 GB/rank"], "not by rank or host"

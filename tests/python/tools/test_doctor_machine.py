@@ -69,13 +69,13 @@ ROWS: dict[str, Row] = {
         "ok",
         "4 by the container",
     ),
-    "no status": (host.cores, {}, {}, "unknown", "does not say"),
+    "no status": (host.cores, {}, {}, "unknown", "cannot be read"),
     "a status of nonsense": (
         host.cores,
         {"proc/self/status": "Cpus_allowed_list: 0-\x003,²"},
         {},
         "unknown",
-        "does not say",
+        "cannot be read",
     ),
     "memory": (
         host.memory,
@@ -123,13 +123,13 @@ ROWS: dict[str, Row] = {
         "ok",
         "3.00 GiB are free in the container",
     ),
-    "no meminfo": (host.memory, {}, {"host": GIB}, "unknown", "does not say"),
+    "no meminfo": (host.memory, {}, {"host": GIB}, "unknown", "cannot be read"),
     "a meminfo of nonsense": (
         host.memory,
         {"proc/meminfo": "MemAvailable: many kB\n\x00\xff::"},
         {},
         "unknown",
-        "does not say",
+        "cannot be read",
     ),
     "shared memory": (host.shared_memory, {"dev/shm/x": ""}, {"shared": 1}, "ok", "are free"),
     "no room for all ranks": (
@@ -149,7 +149,13 @@ ROWS: dict[str, Row] = {
         "warn",
         "swapoff",
     ),
-    "nothing of swap": (host.swap, {"proc/meminfo": "SwapTotal: x"}, {}, "unknown", "not say"),
+    "nothing of swap": (
+        host.swap,
+        {"proc/meminfo": "SwapTotal: x"},
+        {},
+        "unknown",
+        "cannot be read",
+    ),
     "one node": (host.numa, {"sys/devices/system/node/online": "0\n"}, {}, "ok", "1 node"),
     "a far node": (
         host.numa,
@@ -192,7 +198,7 @@ ROWS: dict[str, Row] = {
         {"sys/kernel/mm/transparent_hugepage/enabled": "[]"},
         {},
         "unknown",
-        "not say",
+        "cannot be read",
     ),
     "no limit": (
         pinned.limit,
@@ -220,7 +226,7 @@ ROWS: dict[str, Row] = {
         {"proc/self/limits": "Max locked memory"},
         {},
         "unknown",
-        "not say",
+        "cannot be read",
     ),
     "one piece": (pinned.registration, {}, {"pinned": 512 * GIB}, "fail", "500 GiB/rank"),
     "a piece that fits": (pinned.registration, {}, {"pinned": 511 * GIB}, "ok", "511"),
@@ -238,7 +244,7 @@ ROWS: dict[str, Row] = {
         "ok",
         "without instructions",
     ),
-    "no processor": (build.processor, {}, {}, "unknown", "not say"),
+    "no processor": (build.processor, {}, {}, "unknown", "cannot be read"),
     "no GPU": (gpu.driver, {}, {}, "unknown", "no GPU"),
     "no driver": (
         gpu.driver,
@@ -293,7 +299,7 @@ ROWS: dict[str, Row] = {
         },
         {},
         "unknown",
-        "not say",
+        "cannot be read",
     ),
 }
 
@@ -467,7 +473,7 @@ def test_what_a_disk_tier_refuses_is_told_before(tmp_path: Path) -> None:
     names = {"model": "m", "weights": "w"}
     path = folder(tmp_path / "kv")
     with by.local(layout, device=4, disk=4, disk_path=path, namespace=names):
-        same(of(disk.folder, path), "warn", f"process {os.getpid()} owns one")
+        same(of(disk.folder, path), "warn", f"owned by process {os.getpid()}")
     same(of(disk.folder, path), "ok", "1 identities")
 
 
@@ -523,7 +529,7 @@ def test_a_disk_without_room_names_whose_may_be_had(tmp_path: Path) -> None:
     files = os.statvfs(path)
     found = of(disk.room, path, disk=files.f_bavail * files.f_frsize + (1 << 40))
     assert f"blockyard disk wipe '{path}' {one.name} {two.name};" in found.do
-    assert "disk_reclaim takes what the start lacks" in found.do
+    assert "set disk_reclaim" in found.do
     assert "(model: m; weights: v1; " in found.do
     with opened(path, disk=8, namespace={"model": "m", "weights": "v1"}):
         owned = of(disk.room, path, disk=1 << 60)
@@ -544,9 +550,9 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
         (["{} xfs", "/ ext4"], "ok", "xfs"),
         (["/ overlay"], "warn", "goes with the container"),
         (["/ ext4", "{} tmpfs"], "warn", "it is memory"),
-        (["/ ext4", "{} nfs4"], "warn", "elsewhere"),
-        (["/ ext4", "{} fuse.gcsfuse"], "warn", "elsewhere"),
-        (["/other xfs"], "unknown", "not say"),
+        (["/ ext4", "{} nfs4"], "warn", "another machine"),
+        (["/ ext4", "{} fuse.gcsfuse"], "warn", "another machine"),
+        (["/other xfs"], "unknown", "cannot be read"),
     ],
 )
 def test_the_file_system_is_the_one_that_is_mounted_there(

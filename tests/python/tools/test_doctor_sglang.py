@@ -192,7 +192,7 @@ def test_a_wrong_setting_is_named_with_what_to_write(name: str) -> None:
         (LLAMA, "--tp 3", "32 heads are not divided by 3", "write --tensor-parallel-size 2"),
         (LLAMA, "--pp-size 40", "32 layers in 40 stages", "write 32 stages or fewer"),
         (LLAMA, "--context-length 200k", "200000 is more than the", "--context-length 131072"),
-        (LATENT, "--tp 2", "KV that all ranks have alike", "start with --enable-dp-attention"),
+        (LATENT, "--tp 2", "with MLA", "start with --enable-dp-attention"),
         (LLAMA | {"model_type": "jamba"}, "", "host pool 'MAMBA'", "start without"),
         (
             LLAMA | {"model_type": "mistral", "sliding_window": 4096},

@@ -103,10 +103,10 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "small letters": (line(kv_connector="blockyard"), "blockyard", '"kv_connector": "Blockyard"'),
     "LMCache": (line(kv_connector="LMCacheConnectorV1"), "LMCache", '"kv_connector": "Blockyard"'),
     "OffloadingConnector": (line(kv_connector="OffloadingConnector"), "Offloading", "Blockyard"),
-    "inside, and alone": (multi(), "nobody is beside it", '"kv_connector": "Blockyard" alone'),
+    "inside, and alone": (multi(), "Blockyard is alone in it", '"kv_connector": "Blockyard" alone'),
     "inside, and first": (
         multi(OWN, {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}, own=False),
-        "its peer waits",
+        "its peer would wait",
         "write NixlConnector first",
     ),
     "beside another store": (
@@ -152,8 +152,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "yard": (host(yard=2), "yard = 2", "leave it out"),
     "swap space": (line(more="--swap-space 16"), "no such flag", '"host": "16 GiB/rank"'),
     "no host": (line({}), "host is missing", '"host": "64 GiB"'),
-    "a host of nothing": (line({"host": "0 GiB"}), "nothing would be kept", '"host": "64 GiB"'),
-    "a host of no blocks": (host(host=0, preempt="recompute"), "nothing", '"host": "64 GiB"'),
+    "a host of nothing": (line({"host": "0 GiB"}), "no block would be kept", '"host": "64 GiB"'),
+    "a host of no blocks": (host(host=0, preempt="recompute"), "no block", '"host": "64 GiB"'),
     "hosts": (line({"hosts": "9 GiB"}), "no 'hosts'", '"host": "9 GiB"'),
     "host_blocks": (line({"host_blocks": 900}), "no 'host_blocks'", '"host": 900'),
     "cpu_bytes_to_use": (
@@ -204,11 +204,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "vLLM's own": (host(block_size=32), "block_size = 32", "leave it out"),
     "no file": (host(config="/no/such.toml"), "'/no/such.toml'", "give"),
     "a namespace of text": (host(namespace="mine"), "namespace = 'mine'", "give a mapping"),
-    "disk without a path": (host(disk="1 TiB"), "no disk_path", '"disk_path": "/mnt/kv"'),
-    "path without a disk": (host(disk_path="/kv"), "no size", '"disk": "200 GiB"'),
+    "disk without a path": (host(disk="1 TiB"), "without disk_path", '"disk_path": "/mnt/kv"'),
+    "path without a disk": (host(disk_path="/kv"), "without a size", '"disk": "200 GiB"'),
     "disk without a host": (
         line({"disk": "1 TiB", "disk_path": "/kv"}),
-        "no host",
+        "without a host",
         '"host": "16 GiB"',
     ),
     "two names of one disk": (host(disk="1 TiB", disk_path=[]), "disk_path = []", "give a path"),
@@ -367,7 +367,7 @@ def test_variables_that_change_what_is_found_and_told() -> None:
     [
         (LLAMA, {"host": "8 GiB"}, "", "has 8192 blocks, and a tier below has 4096", "larger host"),
         (LLAMA, {"host": "1 MiB"}, "", "smaller than one block of 2097152 bytes", ""),
-        (LLAMA, {"host": "64 GiB"}, "-pp 5", "this stage has 6 layers of KV, of 32", "PARTITION"),
+        (LLAMA, {"host": "64 GiB"}, "-pp 5", "this stage has 6 of the model's 32", "PARTITION"),
         (LATENT, {"host": "64 GiB"}, "-pp 2", "the same on all ranks", "tensor parallel"),
         (LLAMA | {"model_type": "jamba"}, {"host": 9}, "", "2 KV cache groups", "start with"),
         (

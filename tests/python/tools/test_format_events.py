@@ -24,7 +24,7 @@ def test_vllms_own_events_tell_what_was_stored_but_no_hits(tmp_path: Path, name:
     assert ids(trace) == [[0, 1, 2, 3], [0, 1, 4, 5], [6, 7, 8, 9, 10]]
     assert trace.arrival.tolist() == [0, 500, 1000]
     assert trace.trace_block == 16
-    assert "not what was asked for again" in trace.hits_unknown
+    assert "list stored blocks, not requests" in trace.hits_unknown
     assert list(how.notes) == ["blocks stored again after they were removed, for want of room: 4"]
 
 

@@ -103,7 +103,7 @@ def test_a_chat_keeps_what_it_shares_with_the_turn_before(tmp_path: Path) -> Non
     assert trace.output_length.tolist() == [9, 4, 9]
     assert trace.sessions == ("chat 1",)
     assert "requests left out as they failed: 1" in list(how.notes)
-    assert any(note.startswith("parts of messages that are no text") for note in how.notes)
+    assert any(note.startswith("parts of messages without text") for note in how.notes)
 
 
 def test_completions_responses_and_tools_are_read(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_completions_responses_and_tools_are_read(tmp_path: Path) -> None:
     assert trace.output_length.tolist() == [5, 5, 0, 2, 0, 0]
     assert trace.input_length.tolist()[2] == 3
     assert made_of.unanswered == 3
-    assert any(note.startswith("requests that continue what is only named") for note in how.notes)
+    assert any(note.startswith("requests that refer to an earlier response") for note in how.notes)
 
 
 def test_the_two_files_of_a_batch_are_joined(tmp_path: Path) -> None:

@@ -349,14 +349,14 @@ def test_progress_is_told_and_an_interrupt_leaves_what_is_known() -> None:
         ({"host_copies": "never"}, "host_copies = 'never': must be one of 'first', 'last', None"),
         ({"owner": "me"}, "owner = 'me': must be one of 'cache', 'engine'"),
         ({"owner": "engine"}, "host_blocks = 0: an engine that owns its device needs a host"),
-        ({"policy": "optimum", "hints": Hints(end=1)}, "no hints, no engine"),
+        ({"policy": "optimum", "hints": Hints(end=1)}, "without hints and owner"),
         (
             {"write": "never"},
             "write = 'never': must be one of 'on-evict', 'through', 'second-touch'",
         ),
         (
             {"policy": "optimum", "host_blocks": 4},
-            "host_blocks = 4: must be 0, as the optimum knows one tier",
+            "host_blocks = 4: must be 0, because the optimum is for one tier",
         ),
     ],
 )

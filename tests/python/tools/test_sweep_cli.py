@@ -90,9 +90,7 @@ def test_a_trace_is_read_from_its_file() -> None:
 
 def test_a_trace_that_does_not_tell_hits_is_refused() -> None:
     replace(generate(5, requests=20), hits_unknown="lengths only").write("lengths.jsonl")
-    assert "lengths.jsonl: it does not tell what a cache would find: lengths only" in refused(
-        "lengths.jsonl"
-    )
+    assert "lengths.jsonl: it does not show hits: lengths only" in refused("lengths.jsonl")
 
 
 def test_a_trace_too_large_for_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,16 +199,20 @@ BAD: list[tuple[str, dict[str, Any] | str | bytes, str]] = [
     (
         "another parent",
         SECOND | {"hash_ids": [0, 2, 3, 4]},
-        "line 2, field hash_ids[1]: 2 stands after 0, but after 1 in line 1; equal ids must",
+        "line 2, field hash_ids[1]: 2 is after 0 here, but after 1 in line 1; equal ids must",
     ),
-    ("no parent", SECOND | {"hash_ids": [1]}, "hash_ids[0]: 1 stands first, but after 0 in line 1"),
-    ("the root deeper", SECOND | {"hash_ids": [8, 0]}, "0 stands after 8, but first in line 1"),
+    (
+        "no parent",
+        SECOND | {"hash_ids": [1]},
+        "hash_ids[0]: 1 is first here, but after 0 in line 1",
+    ),
+    ("the root deeper", SECOND | {"hash_ids": [8, 0]}, "0 is after 8 here, but first in line 1"),
     (
         "an id twice",
         SECOND | {"hash_ids": [5, 6, 5]},
-        "line 2, field hash_ids[2]: 5 stands in it twice",
+        "line 2, field hash_ids[2]: 5 is in it twice",
     ),
-    ("an id after itself", SECOND | {"hash_ids": [5, 5]}, "line 2, field hash_ids[1]: 5 stands in"),
+    ("an id after itself", SECOND | {"hash_ids": [5, 5]}, "line 2, field hash_ids[1]: 5 is in"),
 ]
 
 

@@ -38,14 +38,14 @@ def identity_of(
 
     Args:
         config: SGLang's `HiCacheStorageConfig`.
-        server: What is known of the server's options, by their names.
+        server: The server's options, by name.
         more: What the operator adds; of `weights` that is a path, their content.
         version: SGLang's.
 
     Raises:
-        Misuse: Nothing tells this model, or its weights, from another one's.
+        Misuse: The model or its weights cannot be identified.
         Unavailable: A file of the weights cannot be read.
-        Unsupported: Nothing tells an adapter's weights from later ones.
+        Unsupported: An adapter's weights cannot be identified.
     """
     path = server.get("model_path")
     name = config.model_name or path
@@ -90,7 +90,7 @@ def identity_of(
 def weights_of(
     server: Mapping[str, Any], more: Mapping[str, str]
 ) -> tuple[str | None, str | None, str | None]:
-    """Returns what tells the weights, and those of a drafter, from others; and their commit.
+    """Returns identities of the weights and of a drafter's, and their commit.
 
     Args:
         server: As in `identity_of`, and so is `more`.
@@ -111,9 +111,9 @@ def weights_of(
     known = (found or commit) and (drafter or not _drafts(server))
     if not (known or more.get("weights")):
         raise Misuse(
-            "nothing tells these weights from others, and a disk outlives them: give "
-            '"namespace": {"weights": "v1"} in --hicache-storage-backend-extra-config, another '
-            "text with each new version; or --revision with a commit, or a folder as --model-path"
+            "the weights cannot be identified, and the disk may have pages of others: give "
+            '"namespace": {"weights": "v1"} in --hicache-storage-backend-extra-config, with a new '
+            "text for each version; or --revision with a commit, or a folder as --model-path"
         )
     return found, drafter, commit
 
@@ -133,7 +133,7 @@ def _drafts(server: Mapping[str, Any]) -> str | None:
 
 
 def _drafter(server: Mapping[str, Any]) -> str | None:
-    """Returns what tells a drafter's weights from another's; None where they are not to be seen."""
+    """Returns the identity of a drafter's weights; None if they cannot be read."""
     path, revision = _drafts(server), server.get("speculative_draft_model_revision")
     if path is None:
         return None
@@ -156,7 +156,7 @@ def _options(server: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _variables() -> dict[str, str]:
-    """Returns the variables that SGLang knows, that are set and that KV may depend on."""
+    """Returns the set environment variables of SGLang on which KV may depend."""
     known = dir(INTERFACE.get("envs"))
     return {
         name: os.environ[name]
@@ -185,8 +185,8 @@ def adapters_of(server: Mapping[str, Any]) -> list[list[str]] | None:
         weights = None if where is None else content(where)
         if weights is None:
             raise Unsupported(
-                f"adapter {name!r} at {path!r}: its files are not to be seen, and others may come "
-                "under its name while the disk stays; give --lora-paths a folder"
+                f"adapter {name!r} at {path!r}: its files cannot be read, so another adapter "
+                "of this name would read its pages; give --lora-paths a folder"
             )
         found.append([name, weights])
     return sorted(found)

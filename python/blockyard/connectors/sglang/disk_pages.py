@@ -77,7 +77,7 @@ class DiskPages:
         self._numbers: dict[int, _Copy] = {}
         """Likewise by the disk's."""
         self._reports: deque[list[tuple[int, int, str]]] = deque()
-        """What the disk has reported, each once, and the yard was not told yet."""
+        """Outcomes that the disk has reported and the yard has not committed yet."""
         self._epoch = 0
         self._clearing = 0
         self._closed = False
@@ -225,12 +225,12 @@ class DiskPages:
                 self._clearing -= 1
         if not done:
             raise Unavailable(
-                f"{self._disk.path}: a clear is not durable after {self._patience} s: a process "
-                "that is killed now would find the pages again; it is tried on"
+                f"{self._disk.path}: a clear is not durable after {self._patience} s: if this "
+                "process is killed now, the next one finds the pages again; retrying"
             )
 
     def close(self, *, flush: float = 0.0) -> int:
-        """Ends all copies, and gives the folder to the next owner. What is durable stays.
+        """Ends all copies, and releases the folder. Durable pages stay.
 
         When it returns, nothing touches the engine's memory. In a forked process it does nothing.
 
@@ -332,7 +332,7 @@ class DiskPages:
         return copy
 
     def _collect(self) -> None:
-        """Tells the yard what has ended."""
+        """Commits ended copies to the yard."""
         # By one call of C, too: the lane tells each end once.
         self._reports.extend(map(methodcaller("poll"), [self._lane]))
         while self._reports:
@@ -376,7 +376,7 @@ class DiskPages:
         return self._cache.ready_keys(keys, len(keys) // KEY_BYTES * self._page_tokens)
 
     def _wait(self, copy: "_Copy") -> bool:
-        """Waits for a copy, whoever has asked for it; returns whether it has ended."""
+        """Waits for a copy of any caller; returns whether it has ended."""
         ended = self._lane.wait(copy.number, self._patience)
         with self._lock:
             self._collect()

@@ -45,7 +45,7 @@ def check_layout(layout: str, *, moves: bool) -> None:
     """
     if layout not in _LAYOUTS:
         raise Misuse(
-            f"hicache_mem_layout = {layout!r}: a page must lie in one piece; start with "
+            f"hicache_mem_layout = {layout!r}: a page must be contiguous; start with "
             "--hicache-mem-layout page_first"
         )
     if moves:
@@ -81,9 +81,11 @@ def host_pages(pool: Any, *, ranks: int) -> HostPages:
     moves = getattr(pool, "shared_allocation_domain", None) is not None
     check_layout(pool.layout, moves=moves)
     if getattr(pool, "dcp_size", 1) > 1:
-        raise Unsupported(f"{kind} of {pool.dcp_size} ranks: a page's tokens must lie on one rank")
+        raise Unsupported(
+            f"{kind} of {pool.dcp_size} ranks: all tokens of a page must be on one rank"
+        )
     if getattr(pool, "kv_buffer", None) is None:
-        raise Unsupported(f"{kind}: it has no memory of its own")
+        raise Unsupported(f"{kind}: it does not own its memory")
     pages, tokens = int(pool.page_num), int(pool.page_size)
     first, sizes = _places(pool, 0)
     strides = [0] * len(first)
@@ -91,7 +93,7 @@ def host_pages(pool: Any, *, ranks: int) -> HostPages:
         strides = [later - one for one, later in zip(first, _places(pool, 1)[0], strict=True)]
         last = [one + (pages - 1) * stride for one, stride in zip(first, strides, strict=True)]
         if _places(pool, pages - 1) != (last, sizes) or min(strides) < 1:
-            raise Unsupported(f"{kind}: its pages do not lie at even distances")
+            raise Unsupported(f"{kind}: its pages are not equally spaced in memory")
     planes = [
         (np.array([address], np.uint64), stride, size)
         for address, stride, size in zip(first, strides, sizes, strict=True)

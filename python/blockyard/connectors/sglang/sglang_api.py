@@ -1,7 +1,7 @@
 """All that the storage takes from SGLang: no other module imports it.
 
 Each name comes from the recorded interface; one that this SGLang has not is an empty class, so that
-the import passes and the storage can say which names differ.
+the import passes and the storage can report the differing names.
 """
 
 from typing import Any, Final

@@ -35,7 +35,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
     goes when the disk is full, the core decides.
 
     Args:
-        storage_config: What SGLang says, and the operator's words in `extra_config`.
+        storage_config: SGLang's configuration, with the operator's keys in `extra_config`.
         kwargs: Nothing, so far.
 
     Raises:
@@ -48,7 +48,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, Any] | None = None
     ) -> None:
         if kwargs:
-            raise Misuse(f"kwargs = {kwargs!r}: SGLang gives none so far")
+            raise Misuse(f"kwargs = {kwargs!r}: SGLang 0.5.23 passes none")
         extra = getattr(storage_config, "extra_config", None)
         self._settings = settings = StorageSettings.of_extra(extra)
         INTERFACE.check(untested=settings.untested)
@@ -136,7 +136,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
 
     @override
     def exists(self, key: str) -> bool:
-        """Tells whether a page is on the disk; see `batch_exists`."""
+        """Returns whether a page is on the disk; see `batch_exists`."""
         return self.batch_exists([key]) == 1
 
     @override
@@ -237,14 +237,16 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         disk.clear()
 
     def close(self) -> None:
-        """Ends all copies and gives the folder to the next owner; what is durable stays.
+        """Ends all copies and releases the folder; durable pages stay.
 
-        Pages that are being written are waited for, as `flush` says.
+        It waits for pages being written, for `flush` seconds at most.
         """
         if self._disk is not None:
             left = self._disk.close(flush=self._settings.flush)
             if left:
-                _log.warning("%d pages were not written: the next process does not find them", left)
+                _log.warning(
+                    "%d pages were not written, and will not be found by the next process", left
+                )
 
     @override
     def get_stats(self) -> Any:
@@ -277,14 +279,14 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         return self._disk, self._host
 
     def _above(self, extra_info: Any) -> bytes | None:
-        """Returns the key of the page before; b"" for none, None where SGLang does not say."""
+        """Returns the key of the page before; b"" for none, None if SGLang does not pass it."""
         before = getattr(extra_info, "prefix_keys", None)
         if before is None:
             if not self._unlinked:
                 self._unlinked = True
                 _log.warning(
-                    "SGLang does not say which pages follow which, so that the last pages of a "
-                    "sequence may outlive its first; write %r: true in "
+                    "SGLang does not pass prefix keys, so the first pages of a sequence may be "
+                    "evicted before its last; write %r: true in "
                     "--hicache-storage-backend-extra-config",
                     "hicache_storage_pass_prefix_keys",
                 )
@@ -300,13 +302,13 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
     @staticmethod
     def _no_tensors(call: str) -> NoReturn:
         raise Unsupported(
-            f"{call}: pages go straight from and to the host pool; write "
+            f"{call}: pages are only copied in place, in the host pool; write "
             f'"interface_v1": 1, as in {START}'
         )
 
 
 def _server() -> dict[str, Any]:
-    """Returns what SGLang says of its options; nothing outside a server."""
+    """Returns SGLang's server options; empty outside a server."""
     said: dict[str, Any] = {}
     for getter in _BAGS:
         # Nobody has published them.

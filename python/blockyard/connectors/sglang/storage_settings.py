@@ -1,4 +1,4 @@
-"""What an operator says in `--hicache-storage-backend-extra-config`, and what of it is refused."""
+"""The operator's keys of `--hicache-storage-backend-extra-config`, and their checks."""
 
 import difflib
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class StorageSettings:
     flush: float = 20.0
     """Seconds for which `close` may wait for pages that are being written; 0 for none."""
     untested: bool = False
-    """Whether an SGLang goes on whose interface is another one than was tested."""
+    """Whether to start with an SGLang whose interface differs from the tested one."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -102,7 +102,7 @@ class StorageSettings:
                 )
         if not given.get("interface_v1"):
             raise Misuse(
-                "interface_v1 is missing: pages would be copied once more, as tensors; write "
+                "interface_v1 is missing: without it SGLang copies pages as tensors; write "
                 f'"interface_v1": 1, as in {START}'
             )
         for name, example in (("disk", '"200 GiB"'), ("disk_path", '"/data/kv"')):
@@ -121,13 +121,13 @@ def check_config(config: Any) -> None:
     """Refuses what of SGLang's `HiCacheStorageConfig` cannot be served.
 
     Raises:
-        Unsupported: Ranks lie otherwise than the disk knows.
+        Unsupported: This arrangement of ranks is not supported.
     """
     if config.is_mla_model and config.tp_size > 1:
         raise Unsupported(
-            f"tp_size = {config.tp_size} with KV that all ranks have alike (MLA): SGLang writes it "
-            "from rank 0 alone, and no other rank would find it; start with --enable-dp-attention, "
-            "so that each attention group has one rank"
+            f"tp_size = {config.tp_size} with MLA: SGLang writes KV only from rank 0, and no "
+            "other rank would find it; start with --enable-dp-attention, so that each attention "
+            "group has one rank"
         )
     for name in ("attn_cp_size", "dcp_size"):
         size = getattr(config, name, 1)
@@ -137,4 +137,4 @@ def check_config(config: Any) -> None:
                 f"--{name.replace('_', '-')} out"
             )
     if config.should_split_heads:
-        raise Unsupported("tp_lcm_size: a page is kept as one rank has it; leave tp_lcm_size out")
+        raise Unsupported("tp_lcm_size: split heads are not supported; leave tp_lcm_size out")

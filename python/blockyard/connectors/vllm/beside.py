@@ -1,4 +1,4 @@
-"""Blockyard inside vLLM's MultiConnector: beside whom, and what is refused there.
+"""Blockyard inside vLLM's MultiConnector: which other connectors it supports.
 
 MultiConnector gives a load to the first connector that has some of a request, and tells all of them
 of every step. So another one may send KV, receive it or load it, and Blockyard, the last, loads
@@ -30,19 +30,19 @@ _WRITES: Final = "MoRIIOConnector"
 _STORES: Final = re.compile(
     r"offload|store|storage|cache|flexkv|3fs|hisparse|^(Example|Dynamo)Connector$", re.IGNORECASE
 )
-"""Names of those that do: all of vLLM's, and others as far as their names say it."""
+"""Names of connectors that store KV: vLLM's, and others by their names."""
 _log = Limited(__name__, 0)
 
 
 def beside(vllm: Any, around: Any) -> str | None:
-    """Returns the connector that Blockyard stands beside; None where it stands alone.
+    """Returns the other connector inside MultiConnector; None if there is none.
 
     Args:
         vllm: Its own `VllmConfig`.
-        around: That of the process; None where it is not known.
+        around: vLLM's configuration of the process; None if unknown.
 
     Raises:
-        Misuse: What stands around both must say something else; the message has the line to write.
+        Misuse: The outer configuration is wrong; the message has the line to write.
         Unsupported: The other one, or their order, cannot be served.
     """
     outer = getattr(around, "kv_transfer_config", None)
@@ -50,8 +50,8 @@ def beside(vllm: Any, around: Any) -> str | None:
         return None
     if outer.kv_connector != _AROUND:
         raise Unsupported(
-            f"kv_connector = {outer.kv_connector!r} with Blockyard in it: it is known how "
-            f'{_AROUND} calls those in it, and of no other; write "kv_connector": "{_AROUND}"'
+            f"kv_connector = {outer.kv_connector!r} around Blockyard: only {_AROUND} is supported; "
+            f'write "kv_connector": "{_AROUND}"'
         )
     inside = _inside(outer.kv_connector_extra_config.get("connectors"))
     other = _other([str(one.get("kv_connector")) for one in inside])
@@ -64,21 +64,21 @@ def beside(vllm: Any, around: Any) -> str | None:
         )
     if outer.kv_role == "kv_producer":
         raise Misuse(
-            'kv_role = "kv_producer" around Blockyard: vLLM would give out blocks that a step '
-            'still writes, and Blockyard loads into them; write "kv_role": "kv_both" beside '
-            f'"kv_connector": "{_AROUND}", and {other} keeps its own'
+            'kv_role = "kv_producer" around Blockyard: vLLM would free blocks that a step '
+            'still writes, and Blockyard would load into them; write "kv_role": "kv_both" beside '
+            f'"kv_connector": "{_AROUND}", and leave the role of {other}'
         )
     return other
 
 
 def _inside(connectors: Any) -> list[Mapping[str, Any]]:
-    """Returns what is said of the connectors that stand inside, in their order."""
+    """Returns the configurations of the inner connectors, in their order."""
     inside = connectors if isinstance(connectors, list | tuple) else ()
     return [one for one in inside if isinstance(one, Mapping)]
 
 
 def _check_writes(inside: list[Mapping[str, Any]]) -> None:
-    """Refuses one whose peer writes to blocks before the workers hear of them.
+    """Refuses a connector whose peer writes to blocks before a worker can wait.
 
     MoRIIO tells its peer of the blocks from the scheduler's process, as they are given out, if it
     is not told to read. No copy from them could be waited for.
@@ -94,14 +94,15 @@ def _check_writes(inside: list[Mapping[str, Any]]) -> None:
             continue
         if one.get("kv_connector") == _WRITES:
             raise Misuse(
-                f"{_WRITES} with read_mode = {reads!r}: its peer writes to blocks while Blockyard "
-                'still copies from them; write "kv_connector_extra_config": {"read_mode": true} '
+                f"{_WRITES} with read_mode = {reads!r}: its peer would write to blocks while "
+                'Blockyard copies from them; write "kv_connector_extra_config": '
+                '{"read_mode": true} '
                 f'beside "kv_connector": "{_WRITES}", here and at its peers'
             )
 
 
 def _other(names: list[str]) -> str:
-    """Returns the one that stands before Blockyard, if there is one that may.
+    """Returns the connector before Blockyard, if it is supported.
 
     Raises:
         Misuse: Their order or their number must be another one.
@@ -110,25 +111,25 @@ def _other(names: list[str]) -> str:
     said = f"{_AROUND} of {shown(names)}"
     others = [name for name in names if name != _OWN]
     if len(names) - len(others) > 1:
-        raise Misuse(f"{said}: two Blockyards would keep everything twice; leave one of them out")
+        raise Misuse(f"{said}: two Blockyards would store all blocks twice; leave one of them out")
     if not others:
-        raise Misuse(f'{said}: nobody is beside it; write "kv_connector": "{_OWN}" alone')
+        raise Misuse(f'{said}: Blockyard is alone in it; write "kv_connector": "{_OWN}" alone')
     for name in others:
         if name not in _SENDS and _STORES.search(name):
             raise Unsupported(
-                f"{said}: {name} stores KV that Blockyard stores; leave one of them out"
+                f"{said}: {name} stores KV that Blockyard stores, too; leave one of them out"
             )
         if name in {"DecodeBenchConnector", _AROUND}:
-            why = "hides who is in it" if name == _AROUND else "fills blocks with no KV of a model"
+            why = "hides its connectors" if name == _AROUND else "fills blocks without a model's KV"
             raise Unsupported(f"{said}: {name} {why}; leave it out")
     if len(others) > 1:
-        raise Unsupported(f"{said}: one may be beside Blockyard; leave {others[-1]} out")
+        raise Unsupported(f"{said}: only one other connector is supported; leave {others[-1]} out")
     (other,) = others
     if names[-1] != _OWN:
         raise Misuse(
-            f"{said}: {other} would be asked for nothing that Blockyard has, and its peer waits; "
-            f"write {other} first, and Blockyard behind it"
+            f"{said}: {other} would not get blocks that Blockyard has, and its peer would wait; "
+            f"write {other} first, then Blockyard"
         )
     if other not in _SENDS:
-        _log.info("Blockyard does not know %s beside it: let it store no KV itself", other)
+        _log.info("%s beside Blockyard is not tested: it must not store KV itself", other)
     return other

@@ -19,7 +19,7 @@ _log = Limited(__name__, 0)
 
 
 class Facts(NamedTuple):
-    """What of vLLM the connector needs to know."""
+    """Facts of vLLM's configuration that the connector needs."""
 
     layout: KVLayout
     blocks: int
@@ -33,19 +33,19 @@ class Facts(NamedTuple):
     weights_change: bool
     """Whether other weights may come while it runs."""
     engine: str
-    """vLLM's name for this engine, which all its processes know."""
+    """vLLM's name for this engine, the same in all its processes."""
     unseen: str | None
-    """Why nothing tells the weights from others, as a disk must know; None where something does."""
+    """Why the weights cannot be identified, which a disk needs; None if they can."""
     replica: Replica
     """Which of the data parallel replicas it is."""
     beside: str | None
-    """The connector that it stands beside in a `MultiConnector`; None where that is not known."""
+    """The other connector in a `MultiConnector`; None if unknown."""
     again: int
     """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
 
 
 def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
-    """Reads what is needed from vLLM's configuration.
+    """Reads the facts from vLLM's configuration.
 
     Args:
         vllm: A `VllmConfig`.
@@ -93,7 +93,7 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
 
 
 def refusals(vllm: Any, kv: Any, *, around: Any = None) -> dict[str, BlockyardError | None]:
-    """Returns what `facts` refuses of the options alone, by what is looked at; None for nothing.
+    """Returns the refusals of the options alone, by check; None for passed ones.
 
     Args:
         vllm: As in `facts`, and so are the others.
@@ -112,7 +112,7 @@ def refusals(vllm: Any, kv: Any, *, around: Any = None) -> dict[str, BlockyardEr
 
 
 def _checks(vllm: Any, kv: Any, around: Any) -> dict[str, Callable[[], object]]:
-    """What is looked at before the KV itself, by name."""
+    """Checks that need no KV cache, by name."""
     return {
         "transfer": partial(_check_transfer, vllm.kv_transfer_config),
         "beside": partial(beside, vllm, around),
@@ -134,8 +134,8 @@ def recompute_on_failure(transfer: Any) -> None:
     if before != "recompute":
         transfer.kv_load_failure_policy = "recompute"
         _log.info(
-            'Blockyard sets kv_load_failure_policy of its part to "recompute", which was %r: what '
-            "a load does not bring is computed again, and ends no request",
+            'Blockyard sets kv_load_failure_policy to "recompute" (it was %r): blocks that a load '
+            "fails to bring are computed again, and the request continues",
             before,
         )
 
@@ -143,18 +143,19 @@ def recompute_on_failure(transfer: Any) -> None:
 def _check_transfer(transfer: Any) -> None:
     if transfer.kv_role != "kv_both":
         raise Unsupported(
-            f'kv_role = {transfer.kv_role!r}: a cache takes and gives; write "kv_role": "kv_both"'
+            f"kv_role = {transfer.kv_role!r}: Blockyard loads and stores; write "
+            '"kv_role": "kv_both"'
         )
 
 
 def _check_attention(vllm: Any) -> None:
     attention = getattr(vllm, "attention_config", None)
     if getattr(attention, "hisparse_config", None) is not None:
-        raise Unsupported("HiSparse keeps KV on the host itself: start without it")
+        raise Unsupported("HiSparse keeps its own KV on the host: start without it")
 
 
 def _looks_ahead(vllm: Any) -> bool:
-    """Whether a block's KV depends on the token behind it, as vLLM says of its drafter."""
+    """Whether a block's KV depends on the token behind it, as with some drafters."""
     drafts = getattr(vllm, "speculative_config", None)
     return drafts is not None and bool(drafts.use_eagle_block_drop())
 
@@ -162,7 +163,7 @@ def _looks_ahead(vllm: Any) -> bool:
 def _check_hashes(algorithm: str) -> None:
     if algorithm not in _SHA:
         raise Unsupported(
-            f"prefix_caching_hash_algo = {algorithm!r}: a key must stand for its tokens; start "
+            f"prefix_caching_hash_algo = {algorithm!r}: a hash must identify its tokens; start "
             "with --prefix-caching-hash-algo sha256"
         )
 
@@ -172,12 +173,12 @@ def _check_ranks(parallel: Any, kv: Any) -> None:
         count = getattr(parallel, name, 1)
         if count != 1:
             raise Unsupported(
-                f"{name} = {count}: a block's tokens must lie on one machine, and on one rank; "
+                f"{name} = {count}: all tokens of a block must be on one machine and one rank; "
                 f"leave --{name.replace('_', '-')} out"
             )
     replicas = getattr(kv, "kv_tp_replicas", 1)
     if replicas not in {1, parallel.tensor_parallel_size}:
-        raise Unsupported(f"kv_tp_replicas = {replicas}: all ranks must be alike, or none")
+        raise Unsupported(f"kv_tp_replicas = {replicas}: must be 1, or tensor_parallel_size")
 
 
 def _check_stages(stages: int, layers: int, model: Any, *, replicated: bool) -> None:
@@ -187,8 +188,9 @@ def _check_stages(stages: int, layers: int, model: Any, *, replicated: bool) -> 
     found = model.get_total_num_hidden_layers()
     if layers * stages != found:
         raise Unsupported(
-            f"pipeline_parallel_size = {stages}: this stage has {layers} layers of KV, of {found} "
-            "in the model; all must have as many: change VLLM_PP_LAYER_PARTITION or the stages"
+            f"pipeline_parallel_size = {stages}: this stage has {layers} of the model's {found} "
+            "layers of KV; all stages must have equally many: change VLLM_PP_LAYER_PARTITION, or "
+            "the number of stages"
         )
     if replicated:
         raise Unsupported(
@@ -209,7 +211,7 @@ def _only_group(kv: Any) -> tuple[Any, str]:
     """Returns the one group of layers, and what kind of KV it has."""
     if len(kv.kv_cache_groups) != 1:
         raise Unsupported(
-            f"{len(kv.kv_cache_groups)} KV cache groups: only one of full attention works so far; "
+            f"{len(kv.kv_cache_groups)} KV cache groups: one group of full attention is supported; "
             "start with --disable-hybrid-kv-cache-manager, or without this connector"
         )
     (group,) = kv.kv_cache_groups

@@ -52,7 +52,7 @@ class Depends(NamedTuple):
 
     namespace: dict[str, dict[str, object]]
     unseen: str | None
-    """Why nothing tells the weights, or a drafter's, from others; None where something does."""
+    """Why the weights, or a drafter's, cannot be identified; None if they can."""
 
 
 def depends(vllm: Any, kv: Any, kind: str, plane: Plane, version: str) -> Depends:
@@ -137,7 +137,7 @@ def _commit(model: Any) -> str | None:
 
 
 def _drafter(drafts: Any, vllm: Any) -> tuple[str | None, str | None]:
-    """Returns what tells a drafter's weights from another's, and why nothing does."""
+    """Returns the identity of a drafter's weights, or why there is none."""
     if drafts is None:
         return None, None
     model = getattr(drafts, "draft_model_config", None)

@@ -26,9 +26,9 @@ class _Meant(NamedTuple):
 
     name: str
     value: Callable[[Any], object] = lambda given: given
-    """What is written there for what was given; it raises TypeError or ValueError for nonsense."""
+    """Converts the given value; raises TypeError or ValueError for nonsense."""
     example: object = None
-    """What is written where that was nonsense; None for what was given, whatever it is."""
+    """The value to suggest for nonsense; None for the given value."""
     beside: str = ""
     """What else is needed, or holds."""
 
@@ -55,7 +55,7 @@ def _blocks(given: Any) -> int:
 
 
 def _amount(given: Any) -> int | str:
-    """Takes what is an amount here; text such as "64G" or "64" is of GiB."""
+    """Converts an amount; text such as "64G" or "64" means GiB."""
     if not isinstance(given, str):
         if not isinstance(given, int):
             raise TypeError
@@ -142,7 +142,7 @@ _WHERE: Final[Mapping[str, _Meant]] = MappingProxyType(
 )
 _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "local_cpu": '"host" alone says that there is one',
+        "local_cpu": '"host" alone enables the tier',
         "chunk_size": "the unit is vLLM's block",
         "blocks_per_chunk": "the unit is vLLM's block",
         "tokens_per_chunk": "the unit is vLLM's block",
@@ -158,9 +158,9 @@ _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(
         "remote_serde": f"there is no remote store yet; a disk is {_DISK}",
         "use_page_cache": "the disk passes the page cache by where it can",
         "disk_buffer_slots": "the disk has its own threads and memory",
-        "connectors": 'it stands in the part of "MultiConnector", and Blockyard is its last one',
-        "kv_load_failure_policy": "it stands beside kv_connector_extra_config, not in it",
-        "kv_role": "it stands beside kv_connector_extra_config, not in it",
+        "connectors": 'set it in the part of "MultiConnector", with Blockyard last',
+        "kv_load_failure_policy": "write it beside kv_connector_extra_config, not in it",
+        "kv_role": "write it beside kv_connector_extra_config, not in it",
     }
 )
 

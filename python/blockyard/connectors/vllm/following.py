@@ -18,7 +18,7 @@ class Following:
 
     Args:
         rows: vLLM's requests.
-        connector: Is told of what they have computed.
+        connector: Gets their computed tokens.
         resets: Has vLLM's block pool.
         ahead: Free blocks of vLLM that are looked at, at most, so that what is in them is offloaded
             before they are given out; 0 for none.
@@ -30,12 +30,12 @@ class Following:
         self._seen = 0
         """Blocks of vLLM's free queue that were looked at, and not given out since."""
         self.is_beside = False
-        """Whether another connector stands beside this one."""
+        """Whether there is another connector beside this one."""
         self.resets_seen = 0
         """Resets that vLLM had begun at the last step."""
 
     def follow(self, output: Any) -> list[int]:
-        """Follows the block tables of what is scheduled; returns what is new in them."""
+        """Follows the block tables of scheduled requests; returns their new blocks."""
         written: list[int] = []
         rows, counts, size = self._rows.by_name, output.num_scheduled_tokens, self._size
         rest = output.total_num_scheduled_tokens

@@ -20,10 +20,10 @@ from blockyard.yard.config import Config
 __all__ = ["HASH_BYTES", "Adapter", "Root", "Start", "fingerprint_of", "namespace_of"]
 
 HASH_BYTES: Final = 32
-"""Bytes of a block hash that can stand for its tokens: vLLM's `sha256` and `sha256_cbor`."""
+"""Bytes of a collision-free block hash: vLLM's `sha256` and `sha256_cbor`."""
 _BLOCK: Final = hashlib.sha256().block_size
 Start: TypeAlias = Any
-"""What is hashed before the blocks of a request: a state of the hash."""
+"""The hash's state before the blocks of a request."""
 
 
 _ZERO: Final = 10**18 // 2
@@ -56,7 +56,7 @@ def namespace_of(
     """Returns what all KV of an engine depends on, as `Config` has it.
 
     Args:
-        said: What vLLM says of its model, weights, dtype, layout and parallel ranks.
+        said: vLLM's model, weights, dtype, layout and parallel ranks.
         more: What the operator adds; of `weights` that is a path, their content.
 
     Raises:
@@ -125,7 +125,7 @@ class Root:
         return state
 
     def _read(self, adapter: Adapter) -> "_Seen | None":
-        """Returns what an adapter was when it was loaded; None where nobody can say."""
+        """Returns an adapter's identity when it was loaded; None if unknown."""
         name = adapter.lora_name, adapter.lora_path, str(adapter.lora_int_id)
         files, seen = files_of(adapter.lora_path), self._seen.get(name)
         if files is None or self._is_newer(files):
@@ -159,7 +159,7 @@ class Root:
             start: Of their request.
 
         Raises:
-            Unsupported: A hash is too short to stand for its tokens.
+            Unsupported: A hash is too short to identify its tokens.
         """
         keys = []
         for one in hashes:

@@ -82,14 +82,14 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             )
 
     def _listens(self, vllm_config: Any) -> bool:
-        """Has events told where vLLM publishes them; returns whether it does."""
+        """Enables events if vLLM publishes them; returns whether it does."""
         said = vllm_config.kv_events_config
         if said is None or not said.enable_kv_cache_events:
             return False
         if not INTERFACE.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"):
             _log.warning(
-                "no events of the host and the disk: they are told by numbers, and "
-                "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 has vLLM tell its own by bytes"
+                "host and disk events are not published: they need integer block hashes, "
+                "and VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 selects bytes"
             )
             return False
         # vLLM's own types: the bytes are those of its publisher.
@@ -118,7 +118,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @classmethod
     @override
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Yes: nothing is copied while it sleeps, and its reset ends what is below."""
+        """Yes: no copy runs while it sleeps, and its reset clears the lower tiers."""
         return True
 
     @classmethod
@@ -127,7 +127,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         """No; but here vLLM shows the operator's words before it loads the weights.
 
         Raises:
-            Misuse: One of them is unknown, or vLLM's to say, or has a wrong value.
+            Misuse: A key is unknown, is set by vLLM, or has a wrong value.
             Unsupported: vLLM's interface is another one than was tested.
         """
         settings, _left = Settings.of_extra(extra_config)
@@ -157,7 +157,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tells how many tokens can come up; None while they are in the air."""
+        """Returns how many tokens can be loaded; None while they are in flight."""
         return self.front.matched(request, num_computed_tokens)
 
     @override
@@ -201,7 +201,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @override
     def take_events(self) -> Iterable[Any]:
-        """Tells vLLM's publisher what came to the host and the disk, and what has gone there."""
+        """Yields events of the host and the disk for vLLM's publisher."""
         for payload in self.front.take_events():
             yield from self._decode(payload).events
 
@@ -267,7 +267,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @override
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: no layer is computed of what is loading."""
+        """Does nothing: a loading request computes no layer."""
 
     @override
     def save_kv_layer(
@@ -309,7 +309,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             except Exception as error:
                 if is_foreign(error):
                     raise
-                _log.warning("not all is written to the disk: %s", described(error))
+                _log.warning("some blocks were not written to the disk: %s", described(error))
             finally:
                 self._back.close()
         if self._front is not None:

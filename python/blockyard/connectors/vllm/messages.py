@@ -17,7 +17,7 @@ __all__ = ["Ready", "Reports", "StepOrders"]
 
 @dataclass
 class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """What a worker says when it has its memory."""
+    """A worker's report that its memory is ready."""
 
     rank: int
     fingerprint: str
@@ -40,13 +40,13 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """Each step of a yard has its own, so that none is carried out twice."""
     orders: Orders
     arrived: set[str] = field(default_factory=set)
-    """Requests whose loads have ended: every worker says so to vLLM."""
+    """Requests whose loads have ended, which every worker reports to vLLM."""
     missing: set[int] = field(default_factory=set)
     """Blocks of those that have not come."""
     run: int = 0
     """As which owner the disks of all ranks count; 0 in all steps but the first ones."""
     cleared: int = 0
-    """How often what is below was cleared so far."""
+    """How often the lower tiers were cleared so far."""
     yard: int | None = None
     """The yard of the scheduler that orders it: another one counts from the beginning."""
     tells: bool = False
@@ -66,7 +66,7 @@ class Reports(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     @override
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
-        """Joins the reports of two ranks; the cache believes the smallest of each flight."""
+        """Joins the reports of two ranks; the cache uses the smallest result of each flight."""
         assert isinstance(other, Reports)  # noqa: S101 - vLLM joins what the same class has made
         return Reports(
             [*self.outcomes, *other.outcomes], self.dead | other.dead, self.ready + other.ready

@@ -1,4 +1,4 @@
-"""The connector's numbers on vLLM's own `/metrics`: which are told, when, and with which labels."""
+"""The connector's metrics on vLLM's `/metrics`: which, when, and with which labels."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,13 +23,13 @@ __all__ = ["INFO", "Figures", "Metrics", "Reporter", "Teller", "rank_stats", "sc
 _EVERY: Final = 1.0
 """Seconds from one report of an engine that works to the next: a report costs 30 us."""
 _UNTAKEN: Final = 8
-"""Steps that an idle engine takes for a report that nobody asks for: vLLM has fewer in the air."""
+"""Steps that an idle engine takes for a last report: vLLM has fewer in flight."""
 _TOLD: Final = (
     *("hit_blocks", "evicted_blocks", "dropped_blocks", "unwritten_blocks"),
     *("copied_blocks", "copies_failed", "outcomes_ignored", "clears", "recorded_requests"),
     *("tier_slots", "slots", "slots_promised", "slots_takeable", "parked", "flights"),
 )
-"""Families of the cache that say something where vLLM has the device: it begins nothing here."""
+"""Metric families of the cache that are meaningful where vLLM owns the device."""
 _SEQUENCES: Final = ("parked", "broken")
 """What happens here to sequences of vLLM."""
 _TOLD_BY_RANKS: Final = (
@@ -54,7 +54,7 @@ _Source: TypeAlias = tuple[Sequence[Stat], Callable[[], Mapping[str, int]]]
 
 
 def _cache_stats(*, disk: bool) -> tuple[Stat, ...]:
-    """What the cache says that vLLM does not say itself."""
+    """Metrics of the cache that vLLM does not export itself."""
     tiers = TIERS if disk else TIERS[:-1]
 
     def is_told(stat: Stat) -> bool:
@@ -77,7 +77,7 @@ def _connector_stats(*, disk: bool) -> tuple[Stat, ...]:
 
 
 def scheduler_stats(*, disk: bool, events: bool) -> tuple[Stat, ...]:
-    """Returns what the scheduler's half tells.
+    """Returns the metrics of the scheduler's half.
 
     Args:
         disk: Whether there is a disk.
@@ -88,7 +88,7 @@ def scheduler_stats(*, disk: bool, events: bool) -> tuple[Stat, ...]:
 
 
 def rank_stats(rank: int) -> tuple[Stat, ...]:
-    """Returns what a worker with a disk tells, with its rank as a label."""
+    """Returns the metrics of a worker with a disk, with its rank as a label."""
 
     def labelled(stat: Stat) -> Stat:
         inside = stat.metric.partition("{")[2] or "}"
@@ -122,7 +122,7 @@ class Figures(KVConnectorStats):  # type: ignore[misc]
 
     @override
     def reduce(self) -> dict[str, int | float]:
-        """Returns what the log shows: what is not 0, but for sizes that never change."""
+        """Returns the numbers for the log: those above 0, except constant sizes."""
         sizes = {stat.metric for stat in _SIZES}
         return {
             f"blockyard {metric}": told
@@ -204,7 +204,7 @@ class Reporter(Teller):
         self._info = _info_of(config)
 
     def is_time(self) -> bool:
-        """Says as a step begins whether all that have numbers report them in it."""
+        """Returns, as a step begins, whether all processes report their numbers in it."""
         if self._begun or self._next is None or self.clock() >= self._next:
             self._begun += 1
         return self._begun > 0

@@ -51,7 +51,7 @@ class OthersLoads:
         """Returns the blocks that another connector fills from this step on.
 
         Args:
-            counts: Tokens of each request in this step, which the rows were told of.
+            counts: Tokens of each request in this step.
         """
         lent: list[int] = []
         admitted, self.admitted = self.admitted, []

@@ -29,13 +29,13 @@ class Replica(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """What tells its folders from those of the others; None for the only one."""
+        """The part of its folders' names; None for the only replica."""
         if self.total == 1:
             return None
         return str(self.number) if self.total is None else f"{self.number} of {self.total}"
 
     def said(self) -> str:
-        """Says what share of the machine it has, for the line at the start; empty for the only one.
+        """Returns its share of the machine, for the first log line; empty for the only replica.
 
         Where several are on this machine, sizes in bytes are divided among them.
         """
@@ -43,11 +43,11 @@ class Replica(NamedTuple):
             return ""
         if self.total is None:
             return (
-                f"; it is data parallel replica {self.number}, and how many there are is not known "
-                "here, so that each of them takes as much"
+                f"; it is data parallel replica {self.number} of an unknown number, so each "
+                "replica takes as much"
             )
         shared = "divided among" if self.here > 1 else "taken by each of"
-        return f"; it is replica {self.name}: what is given in bytes is {shared} those of a machine"
+        return f"; it is replica {self.name}: sizes in bytes are {shared} those of a machine"
 
 
 ALONE: Final = Replica()
@@ -63,7 +63,7 @@ def replica_of(parallel: Any, engine: str = "", arguments: Sequence[str] | None 
     Args:
         parallel: A `ParallelConfig`.
         engine: vLLM's name for the engine, which ends with the number of a replica.
-        arguments: The command line; None for that of this process.
+        arguments: The command line; None for this process's.
     """
     number, count = int(parallel.data_parallel_index), int(parallel.data_parallel_size)
     if count > 1:
@@ -89,7 +89,7 @@ def here_of(said: Flags, count: int) -> int:
 
 
 def others_on_disk(folders: Sequence[str]) -> Iterator[str]:
-    """Says of each disk what another number of replicas has left there, which nobody finds now.
+    """Yields, for each disk, folders of another number of replicas, which are not found now.
 
     Args:
         folders: Of this engine's identity, one on each of its disks.
@@ -116,7 +116,7 @@ def others_on_disk(folders: Sequence[str]) -> Iterator[str]:
 
 
 def _text(folder: Path) -> str | None:
-    """Returns what an identity depends on, as it stands there; None where it cannot be read."""
+    """Returns the text of an identity; None if it cannot be read."""
     with suppress(BlockyardError, OSError):
         return DiskInspector(min(folder.glob("rank-*"), default=folder / "rank-0")).text
     return None

@@ -46,10 +46,10 @@ class Reported:
         """The same: their request writes them."""
 
     def take(self, reports: Reports | None) -> None:
-        """Takes what the workers say of their copies; as vLLM's `update_connector_output`.
+        """Commits the workers' reports on copies; vLLM's `update_connector_output`.
 
         Args:
-            reports: What they say; None for nothing, as at each step.
+            reports: Their reports; None if there are none.
         """
         now = self.now()
         if reports is not None or now >= self.looked + _PAUSE:

@@ -11,10 +11,10 @@ _log = Limited(__name__, 0)
 
 
 class Resets:
-    """Sees that vLLM has reset its prefix cache, which it tells the connector only where asked to.
+    """Detects resets of vLLM's prefix cache, of which vLLM does not always notify a connector.
 
     Args:
-        ends: Whether what is below ends with it: where other weights may have come.
+        ends: Whether a reset also clears the lower tiers, because weights may have changed.
     """
 
     def __init__(self, *, ends: bool) -> None:
@@ -28,12 +28,12 @@ class Resets:
         """Resets that were seen, whatever they end."""
 
     def heard(self) -> None:
-        """Takes note that the connector was told of the reset."""
+        """Notes that the connector was notified of the reset."""
         self._table = self._now()
         self.seen += 1
 
     def unheard(self) -> bool:
-        """Returns whether there was one that nobody told of, and that ends what is below."""
+        """Returns whether there was a reset without notice that clears the lower tiers."""
         # Each step asks. A pool without the table is not vLLM's, as in a test.
         before, now = self._table, getattr(self.pool, _TABLE, None)
         if now is before:
@@ -45,14 +45,14 @@ class Resets:
         if not self._told:
             self._told = True
             _log.warning(
-                "vLLM's prefix cache was reset, and the host keeps its blocks: after new weights "
-                "reset with reset_connector=True (reset_external over HTTP), or say "
-                '"keep_on_reset": false, or old KV is served'
+                "vLLM's prefix cache was reset, and the host keeps its blocks: if the weights have "
+                "changed, old KV would be served; reset with reset_connector=True "
+                '(reset_external over HTTP), or set "keep_on_reset": false'
             )
         return False
 
     def published(self) -> bool:
-        """Returns whether there was one since the last call: vLLM tells of it as a clear of all."""
+        """Returns whether there was a reset since the last call."""
         before, self._published = self._published, self._now()
         return before is not None and before is not self._published
 

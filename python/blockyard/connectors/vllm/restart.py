@@ -29,7 +29,7 @@ class Restart:
         most: Seconds that the writes at the end may take.
         clock: Returns the clock that they are counted by.
         replica: Which of the data parallel replicas it is for.
-        stopping: Tells when vLLM is to end; None where nothing does.
+        stopping: Signals the end of vLLM; None without a signal.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Restart:
         self._replica, self._stopping = replica, stopping
         self._notes = RestartNotes()
         self.run = self.cleared = 0
-        """As which owner the disks count, 0 for none; and how often what is below was cleared."""
+        """The owner number on the disks, 0 for none, and the number of clears."""
         self.restored = 0
         """Blocks that all disks had from before."""
         self._last_flush: Flush | None = None
         self._is_noted = False
 
     def ready(self, workers: Iterable[Ready]) -> None:
-        """Hears that all workers have their memory, and drops the name of what they share.
+        """Notes that all workers are ready, and unlinks their shared memory.
 
         So no file outlives the engine, however it ends.
 
@@ -64,8 +64,8 @@ class Restart:
         files = {worker.file for worker in workers}
         if len(files) > 1:
             raise Unsupported(
-                f"the ranks have the same KV, and {len(files)} files for it: they must be on one "
-                "machine, and see one /dev/shm"
+                f"the ranks share their KV (MLA), but opened {len(files)} different files: run all "
+                "ranks on one machine with one /dev/shm"
             )
         for worker in workers:
             if worker.fingerprint != own:
@@ -82,7 +82,7 @@ class Restart:
             return
         if len(offers) < len(workers):
             raise Misuse(
-                "some workers have a disk, and others have none: give all the same options"
+                "some workers have a disk and others have none: start all with the same options"
             )
         found = Restored.agreed(offers)
         self.run = found.run
@@ -93,14 +93,14 @@ class Restart:
             found = found.ordered(order)
         self._cache.restore("disk", found.slots, found.keys, found.parents)
         self.restored = len(found)
-        _log.info("Blockyard has found %d blocks on the disk again", len(found))
+        _log.info("Blockyard has found %d blocks on the disk", len(found))
         if self._replica.number % self._replica.here == 0:
             # The first on each machine, which has disks of its own.
             for said in others_on_disk(workers[0].folders):
                 _log.warning("%s", said)
 
     def clear(self) -> bool:
-        """Notes that what is below counts no more; returns whether the note is on the disks."""
+        """Notes that the lower tiers are cleared; returns whether the note is durable."""
         self.cleared += 1
         # The workers hear of it with the next step, which may never come.
         return self._notes.clear(self.run)
@@ -140,7 +140,7 @@ class Restart:
             left = len(self._cache.unwritten("disk"))
             if left:
                 _log.warning(
-                    "%d blocks are not on the disk: the next engine does not find them", left
+                    "%d blocks are not on the disk, and will not be found by the next engine", left
                 )
             self._keep_order()
 

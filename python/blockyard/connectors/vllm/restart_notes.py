@@ -49,7 +49,7 @@ class RestartNotes:
         """Returns the last owner of whose blocks nothing is to be found; 0 for none.
 
         Raises:
-            Unavailable: It cannot be read, so that nobody knows.
+            Unavailable: It cannot be read, so cleared blocks are unknown.
         """
         return max((_cleared(folder / "cleared") for folder in self._folders), default=0)
 
@@ -74,7 +74,9 @@ class RestartNotes:
         until = time.monotonic() + _PATIENCE
         late = [folder for folder, done in begun.items() if not done.wait(until - time.monotonic())]
         for folder in late:
-            _log.warning("%s: a reset is not durable: a restart may find what was before", folder)
+            _log.warning(
+                "%s: a reset is not durable: a restart may find blocks from before it", folder
+            )
         return not late
 
     def keep_order(self, run: int, slots: NDArray[np.uint32]) -> None:
@@ -112,7 +114,7 @@ class RestartNotes:
 
 
 def _cleared(path: Path) -> int:
-    """Returns what a note says was cleared; 0 where there is none."""
+    """Returns the cleared epoch of a note; 0 if there is none."""
     try:
         said = _read(path)
     except FileNotFoundError:
@@ -127,7 +129,7 @@ def _cleared(path: Path) -> int:
 
 
 def _write(writing: threading.Lock, path: Path, said: bytes) -> threading.Event:
-    """Writes a file in place of another, in a thread; returns what is set once it is durable."""
+    """Replaces a file in a thread; returns an event that is set once it is durable."""
     done = threading.Event()
     threading.Thread(target=_replace, args=(writing, path, said, done), daemon=True).start()
     return done
@@ -141,15 +143,15 @@ def _replace(writing: threading.Lock, path: Path, said: bytes, done: threading.E
             new.replace(path)
             _sync(path.parent)
     except OSError as error:
-        _log.warning("%s cannot be noted: %s", path, error)
+        _log.warning("%s cannot be written: %s", path, error)
         return
     done.set()
 
 
 def _unknown(path: Path, why: object) -> Unavailable:
     return Unavailable(
-        f"{path}: what was cleared cannot be read: {why}; put back what it was, or wipe it: "
-        f"blockyard disk wipe {shlex.quote(str(path.parents[1]))} {path.parent.name}"
+        f"{path}: the list of cleared blocks cannot be read: {why}; restore the file, or wipe "
+        f"the blocks: blockyard disk wipe {shlex.quote(str(path.parents[1]))} {path.parent.name}"
     )
 
 

@@ -44,7 +44,7 @@ class Row:
     offloaded: int = 0
     """Leading blocks that were offloaded since it began."""
     preemptions: int = 0
-    """How often it was preempted, as far as that was heard."""
+    """How often it was preempted."""
     loading: list[int] = field(default_factory=list)
     """Its block table while it loads."""
 
@@ -93,7 +93,7 @@ class Rows:
 
     Args:
         cache: Takes their keys.
-        settings: What holds for those that say nothing else.
+        settings: Defaults for requests without options.
     """
 
     def __init__(self, cache: KVCache, settings: Settings) -> None:
@@ -155,7 +155,7 @@ class Rows:
         return Row(request, settings, start)
 
     def _warn(self, text: str) -> None:
-        """Says something once."""
+        """Logs a message once."""
         if text not in self._warned and len(self._warned) < 1000:  # noqa: PLR2004 - clients make it
             self._warned.add(text)
             _log.warning(text)

@@ -31,7 +31,7 @@ class SchedulerHalf:
         weights_change: Whether the engine may get other weights while it runs.
         again: As in `Connector`.
         replica: Which of the data parallel replicas it is for.
-        stopping: Tells when vLLM is to end; None where nothing does.
+        stopping: Signals the end of vLLM; None without a signal.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class SchedulerHalf:
         self._restart = Restart(self.cache, settings.flush, self._clock, replica, stopping)
         self._others = OthersLoads(config.block_size)
         self._is_heard = False
-        """Whether the workers have said that they are ready."""
+        """Whether the workers have reported that they are ready."""
         self._steps = 0
         self._is_durable = True
 
     def ready(self, workers: Iterable[Ready]) -> None:
-        """Hears that all workers have their memory, as `Restart.ready`."""
+        """Notes that all workers are ready, as `Restart.ready`."""
         self._is_heard = True
         self._restart.ready(workers)
 
@@ -206,7 +206,7 @@ class SchedulerHalf:
         return StepOrders(self._steps, orders, arrived, missing, run, cleared, self._yard)
 
     def reported(self, reports: Reports | None) -> None:
-        """Takes what the workers say of their copies; as vLLM's `update_connector_output`."""
+        """Commits the workers' reports on copies; vLLM's `update_connector_output`."""
         self.settle()
         if reports is not None and reports.ready:
             self._following.is_beside = True
@@ -222,7 +222,7 @@ class SchedulerHalf:
             self._others.settle(self._rows.by_name.values())
 
     def is_busy(self) -> bool:
-        """As vLLM's `has_pending_push_work`: whether an idle engine goes on stepping.
+        """Whether an idle engine continues to step; vLLM's `has_pending_push_work`.
 
         It does while copies are in the air or due, so that the last answers before a quiet hour
         reach the disk. Where nothing comes of them, as with a disk that hangs or fails, the engine
@@ -243,7 +243,7 @@ class SchedulerHalf:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        """Ends an epoch, and lets nothing of what is in vLLM's blocks now into the next."""
+        """Ends an epoch; blocks that vLLM holds now do not enter the next."""
         for row in self._rows.by_name.values():
             if row.request.num_preemptions > row.preemptions:
                 # It has left its blocks, and comes back with nothing.

@@ -1,4 +1,4 @@
-"""What an operator says in `kv_connector_extra_config`, and the cache that follows from it."""
+"""The operator's keys of `kv_connector_extra_config`, and the resulting configuration."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ OWN: Final = (
     *("layout", "block_size", "device", "engine", "groups", "ranks", "null_slots"),
     *("recompute", "keyed", "key_hash", "yard"),
 )
-"""Fields of `Config` that are vLLM's to say."""
+"""Fields of `Config` that vLLM sets."""
 _BOOLS: Final = (True, False)
 DEADLINE: Final = 60_000
 """Milliseconds after which the end of a copy counts as unknown, where nothing else is said."""
@@ -63,9 +63,9 @@ class Settings:
     """Seconds for which the end of the engine may write what is not on the disk, and no longer than
     vLLM lets it live; 0 for none."""
     untested: bool = False
-    """Whether a vLLM goes on whose interface is another one than was tested."""
+    """Whether to start with a vLLM whose interface differs from the tested one."""
     hints: Hints = NO_HINTS
-    """What a request says of its own future; an operator says it of none."""
+    """Hints of a request about its own future; not an operator's options."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -108,7 +108,7 @@ class Settings:
             blocks: The blocks that vLLM gives out.
             namespace: What its KV depends on; the operator's `namespace` adds to it.
             longest: Tokens of the longest request.
-            unseen: Why nothing tells the weights from others; None where something does.
+            unseen: Why the weights cannot be identified; None if they can.
             replica: Which of the data parallel replicas it is. Memory and disks of the machine are
                 divided among those there, and each has a file of its own to record in.
 
@@ -145,7 +145,7 @@ class Settings:
             extra: As in `read`.
 
         Returns:
-            Its values, and what is left for `Config`.
+            Its values, and the rest for `Config`.
 
         Raises:
             Misuse: As in `read`.
@@ -155,7 +155,7 @@ class Settings:
         known = sorted((own | {field.name for field in fields(Config)}) - set(OWN))
         for name in given:
             if name in OWN:
-                raise Misuse(f"{name} = {given[name]!r}: vLLM says that itself, leave it out")
+                raise Misuse(f"{name} = {given[name]!r}: it comes from vLLM; leave it out")
             if name not in known:
                 meant = here(name, given[name]) or f"did you mean {_nearest(name, known)!r}?"
                 raise Misuse(f"there is no {name!r} in kv_connector_extra_config: {meant}")
@@ -165,14 +165,13 @@ class Settings:
             )
         if given.get("disk") and given.get("disk_path") is None:
             raise Misuse(
-                f"disk = {given['disk']!r} was given, and no disk_path: give the folder in which "
-                'it outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give '
-                "a larger host"
+                f"disk = {given['disk']!r} was given without disk_path: give a folder, as "
+                '"disk_path": "/mnt/kv"; or leave disk out, and give a larger host'
             )
         if given.get("disk_reclaim") and given.get("disk_path") is None:
             raise Misuse(
-                "disk_reclaim was given, and no disk_path: give the folder whose room it may take, "
-                'as "disk_path": "/mnt/kv"; or leave it out'
+                "disk_reclaim was given without disk_path: give a folder, as "
+                '"disk_path": "/mnt/kv"; or leave it out'
             )
         said = {name: given.pop(name) for name in own & given.keys()}
         return cls(**{**said, "disk_path": _at_home(said.get("disk_path"))}), given
@@ -218,7 +217,7 @@ class Settings:
         return replace(self, offload="none", preempt="recompute", load=False)
 
     def said(self, config: Config) -> str:
-        """Says what the connector will do, and with how much memory."""
+        """Returns the first log line: what the connector does, with how much memory."""
         layout = config.layout
         assert layout is not None  # noqa: S101 - `read` has given it
         tiers = {"host": config.host_blocks, "disk": config.disk_blocks}
@@ -246,19 +245,19 @@ class Settings:
     ) -> None:
         """Checks that a disk that outlives the engine has a size, a host, and weights by name."""
         if not given.get("disk"):
-            raise Misuse('disk_path was given, and no size: give "disk": "200 GiB"')
+            raise Misuse('disk_path was given without a size: give "disk": "200 GiB"')
         if not given.get("host"):
             raise Misuse(
-                "disk_path was given, and no host: what ends is kept there first; give "
+                "disk_path was given without a host, through which blocks reach the disk; give "
                 '"host": "16 GiB"'
             )
         weights = namespace.get("weights", {})
         known = not unseen and (weights.get("content") or weights.get("pinned"))
         if not (known or more.get("weights")):
             raise Misuse(
-                "disk_path was given, and nothing says which weights the model has: "
-                f'{unseen or "they are no files here"}; give "namespace": {{"weights": "v1"}}, '
-                "another text with each version"
+                "disk_path was given, and the model's weights cannot be identified: "
+                f'{unseen or "they are not files here"}; give "namespace": {{"weights": "v1"}}, '
+                "with a new text for each version"
             )
 
     def check_room(self, config: Config, longest: int) -> None:
@@ -266,7 +265,7 @@ class Settings:
         wants = -(-longest // config.block_size)
         room = max(config.host_blocks, config.disk_blocks)
         if not room:
-            raise Misuse('host = 0, and no disk: nothing would be kept; give "host": "64 GiB"')
+            raise Misuse('host = 0 without a disk: no block would be kept; give "host": "64 GiB"')
         if self.preempt == "park" and room < wants:
             raise TooLarge(
                 f"a request of max_model_len = {longest} tokens has {wants} blocks, and a tier "

@@ -1,4 +1,4 @@
-"""Hears that vLLM is to end, which it tells no connector before its workers have ended."""
+"""Detects the end of vLLM, of which a connector is notified only after its workers have ended."""
 
 import signal
 import threading
@@ -16,17 +16,17 @@ LEAST = 1.0
 
 
 def said(timeout: float) -> str:
-    """Says, for the line at the start, that the end leaves no time; empty where it leaves some."""
+    """Returns a warning for the first log line if the end leaves no time, or ""."""
     if timeout > LEAST:
         return ""
     return (
-        f"; --shutdown-timeout {timeout:g} leaves the end no time to write what is not on the disk:"
-        " write --shutdown-timeout 60"
+        f"; --shutdown-timeout {timeout:g} leaves no time to write blocks to the disk at the "
+        "end: add --shutdown-timeout 60"
     )
 
 
 class Stopping:
-    """Hears the signals by which vLLM ends the process of its scheduler, behind vLLM's handlers.
+    """Handles the signals that end vLLM's scheduler process, behind vLLM's handlers.
 
     Make it in that process, in the thread that gets signals. Where vLLM has no handlers, as in a
     process of the user's, it hears nothing.

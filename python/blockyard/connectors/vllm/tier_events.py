@@ -1,4 +1,4 @@
-"""What vLLM's publisher is told of the tiers below, by the names that it gives to blocks itself."""
+"""Publishes events of the host and disk tiers under vLLM's own block hashes."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -29,7 +29,7 @@ class TierEvents:
         cache.listen(clears="own")
 
     def describe(self, request: Any, keys: bytearray, have: int) -> None:
-        """Says what the blocks of a request stand for, from block `have` on.
+        """Passes the tokens of a request's blocks, from block `have` on.
 
         Args:
             request: vLLM's.
@@ -64,7 +64,7 @@ class TierEvents:
         """Returns batches of what has happened since the last call.
 
         Args:
-            again: Whether vLLM has told meanwhile that all blocks are gone, as it does of its own.
+            again: Whether vLLM has published a clear of all blocks meanwhile.
                 What is below is there still, and told again.
         """
         more = True

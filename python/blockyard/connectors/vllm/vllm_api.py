@@ -43,7 +43,7 @@ def register() -> None:
         if is_foreign(error):
             raise
         _log.warning(
-            "vLLM %s takes no name of a connector (%s): write %s in --kv-transfer-config",
+            "vLLM %s does not register connectors by name (%s): write %s in --kv-transfer-config",
             *(INTERFACE.version, described(error)),
             '"kv_connector_module_path": "blockyard.connectors.vllm"',
         )

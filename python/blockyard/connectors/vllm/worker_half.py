@@ -70,10 +70,12 @@ class WorkerHalf:
         """Takes vLLM's tensors, one for each layer.
 
         Raises:
-            Misuse: A layer is missing, or a tensor is not what the scheduler's half was told.
+            Misuse: A layer is missing, or a tensor differs from the scheduler half's layout.
         """
         if self.worker is not None:
-            raise Misuse("vLLM has registered its KV caches twice: what is below is of the first")
+            raise Misuse(
+                "vLLM has registered its KV caches twice: host and disk have blocks of the first"
+            )
         names = self._known.layers
         absent = [name for name in names if name not in caches]
         if absent:
@@ -111,7 +113,7 @@ class WorkerHalf:
         return self._known.beside is not None
 
     def ready(self) -> Ready:
-        """Says that its memory is there."""
+        """Reports that its memory is ready."""
         known, shared = self._known, self._shared
         folders: tuple[str, ...] = ()
         if self.worker is not None:
@@ -165,7 +167,7 @@ class WorkerHalf:
 
     def _there(self) -> Worker:
         if self.worker is None:
-            raise Misuse("vLLM has registered no KV caches: orders cannot be carried out")
+            raise Misuse("vLLM has registered no KV caches, so no copy can start")
         return self.worker
 
     def carry(self, step: StepOrders) -> Reports | None:

@@ -25,7 +25,7 @@ __all__ = [
 Slots = NDArray[np.uint32]
 """Numbers of slots, shape (blocks,)."""
 BlockKeys = NDArray[np.uint8]
-"""Keys of blocks, shape (blocks, 32); `Plan.keys` says which of them are nobody's."""
+"""Keys of blocks, shape (blocks, 32); see `Plan.keys` for rows without a key."""
 
 Pair = tuple[str, str]
 """The names of the tiers that a copy goes from and to."""
@@ -46,7 +46,7 @@ class Receipt(Protocol):
     def poll(self) -> Landed | None:
         """Returns how the copy has ended; None while it may still read or write. Never waits.
 
-        Once it has ended, each further poll says the same.
+        After its end, each further poll returns the same.
         """
 
 
@@ -54,7 +54,7 @@ class Copier(Protocol):
     """Copies blocks between two tiers of one rank, or within one.
 
     A crane calls it from one thread at a time, and so should others. One copier may serve several
-    pairs of tiers. Then what is slow or full for one pair should hold up no other.
+    pairs of tiers. A slow or full pair should not delay the others.
 
     Of a plane that is replicated over ranks, a crane asks each rank to write its share of the slots
     below the device. It cannot ask so where one of the tiers is not `Mapped`: there the copier gets
@@ -89,7 +89,7 @@ class Copier(Protocol):
 
 @runtime_checkable
 class KeyedCopier(Protocol):
-    """A copier for tiers that must know the keys of their blocks.
+    """A copier for tiers that store the keys of their blocks.
 
     A crane calls `start_keyed` for the plans that carry keys, and `start` for all others.
     """

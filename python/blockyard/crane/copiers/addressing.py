@@ -169,7 +169,7 @@ class Addressing:
 
 
 def width(source: Places, destination: Places, piece_bytes: int) -> int:
-    """Returns the widest load, 16, 8, 4 or 1 bytes, of which everything is a multiple."""
+    """Returns the widest load, 16, 8, 4 or 1 bytes, that divides all sizes."""
     every = [*source.pieces.tolist(), *destination.pieces.tolist()]
     every += [source.stride, destination.stride, piece_bytes]
     return next(bytes_ for bytes_ in (16, 8, 4, 1) if all(not one % bytes_ for one in every))

@@ -288,11 +288,11 @@ class _Bounced:
         except Exception as error:
             if broke_in(error):
                 if isinstance(error, Reentry):
-                    _log.warning("a copy by way of pinned memory was broken into: %r", error)
+                    _log.warning("a copy through pinned memory was interrupted: %r", error)
                     return
                 raise
             # It fails this copy, and no other's call.
-            _log.warning("a copy by way of pinned memory was refused: %r", error)
+            _log.warning("a copy through pinned memory was refused: %r", error)
             self._cut(part, 0, Cause.FAILED)
             part.over, part.lost = True, False
             return
@@ -328,7 +328,7 @@ class _Part:
         """Whether it is on the second half of its way."""
         self.over = False
         self.lost = False
-        """Whether nobody knows how it ends."""
+        """Whether its end is unknown."""
 
     def turn(self, good: int) -> None:
         """Goes to the second half of the way, with the blocks that have come so far."""

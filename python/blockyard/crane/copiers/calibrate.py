@@ -199,7 +199,7 @@ def _duel(
 
 
 def _seconds(copier: CudaCopier, ends: tuple[Placed, Placed], order: Slots, clock: Clock) -> float:
-    """Returns the seconds from the start of a copy until a poll says that it has landed."""
+    """Returns the seconds from the start of a copy until a poll reports its end."""
     begun = clock()
     receipt = copier.start(*ends, order, order[::-1])
     assert receipt is not None  # noqa: S101 - nothing else is in flight, nothing is captured

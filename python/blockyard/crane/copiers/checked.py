@@ -35,7 +35,7 @@ _log = Limited("blockyard")
 class Checksums:
     """The checksums of what one rank has written to the tiers below its device.
 
-    A rank knows those of the blocks that it has written itself. Of a plane that ranks share, each
+    A rank has the checksums of the blocks that it wrote. Of a plane that ranks share, each
     has written some slots, and all of them read all: so one of them checks each block, and the
     least that a rank reports is believed.
 
@@ -57,7 +57,7 @@ class Checksums:
 
         Args:
             tier: A tier below the device.
-            slots: Its slots, which nobody writes before the answer is there.
+            slots: Its slots, which must not change before the answer is there.
             noted: Whether they are noted; else they are compared with what was noted.
 
         Returns:
@@ -87,7 +87,7 @@ class Checksums:
         return done
 
     def settle(self) -> None:
-        """Waits for all that was begun, also where an interrupt has kept what tells its end."""
+        """Waits for all started copies, also after an interrupt."""
         if self._pool is not None:
             self._ending.append(self._pool)
             self._pool = self._threads()
@@ -185,7 +185,7 @@ class CheckedCopier(Single):
 
     @owned
     def reset(self) -> None:
-        """Ends all copies, and what is computed for them."""
+        """Ends all copies and their checksums."""
         self.copier.reset()
         self.sums.settle()
         for copy in self._compared:
@@ -194,7 +194,7 @@ class CheckedCopier(Single):
 
     @owned
     def close(self) -> None:
-        """Ends all copies, what is computed for them, and the threads that do."""
+        """Ends all copies, their checksums, and the threads."""
         self.closed = True
         self.copier.close()
         self.sums.close()
@@ -256,7 +256,7 @@ class _Checked:
         return len(self.sources) if self.comparing is None else self.comparing.result()
 
     def begin(self) -> bool:
-        """Copies what is good; returns whether the copier has taken it."""
+        """Copies the intact blocks; returns whether the copier accepted them."""
         good = self._good
         # So it stays where the copier is broken into: it may have the copy by then.
         self._landed = Landed(0, Cause.LOST)
@@ -315,7 +315,7 @@ class _Checked:
         return self._landed
 
     def _end(self, landed: Landed) -> None:
-        """Begins to note what has come, and says where the copy was cut."""
+        """Starts to note the copied blocks; returns where the copy was cut."""
         if landed.good and _is_checked(self._destination) and not self._copier.closed:
             slots = self._destinations[: landed.good]
             self._noting = self._copier.sums.begin(self._destination, slots, noted=True)

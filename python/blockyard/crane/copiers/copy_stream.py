@@ -257,7 +257,7 @@ class CopyStream:
         """Begins a copy; returns None when too much is in flight for it.
 
         Args:
-            task: What it copies, which is told of it.
+            task: The copy that it belongs to.
             words: Words of staging memory.
         """
         calls, runs = task.calls, task.runs

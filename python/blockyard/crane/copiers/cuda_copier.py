@@ -433,7 +433,7 @@ class CudaCopier(Single):
             return
         if not self._lost:
             self._lost = error.name
-            _log.warning("the device is lost, and all that is in flight: %s", error)
+            _log.warning("the device is lost, with all copies in flight: %s", error)
         for stream in self._streams:
             stream.lose()
 

@@ -59,7 +59,7 @@ class DiskCopier(Single):
         self.collected = False
 
     def start(self, source: Tier, destination: Tier, _from: Slots, _to: Slots) -> Receipt | None:
-        """Refuses: a disk must know whose blocks it has.
+        """Refuses: a disk needs the keys of its blocks.
 
         Raises:
             Misuse: Always.
@@ -221,10 +221,10 @@ class DiskCopier(Single):
         resting = self._disk.resting()
         for path, what in resting:
             if (path, what) not in self._resting:
-                _log.warning("%s: %s fail and are left out until it is tried again", path, what)
+                _log.warning("%s: %s fail; the disk rests and is retried later", path, what)
         for back in self._resting:
             if back not in resting:
-                _log.warning("%s: %s are tried again", *back)
+                _log.warning("%s: %s are retried", *back)
         self._resting = resting
 
     @owned

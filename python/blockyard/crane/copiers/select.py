@@ -40,7 +40,7 @@ def select_copiers(
         copy_tuning: How copies are best made, on a GPU.
 
     Raises:
-        Misuse: There is no copier for a pair, and the message says what to give; or `given` has a
+        Misuse: There is no copier for a pair (the message has the remedy); or `given` has a
             pair that there is not.
         Unavailable: There is not enough memory; nothing is left open.
     """

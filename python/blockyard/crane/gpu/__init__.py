@@ -92,7 +92,7 @@ class PitchedCopy(NamedTuple, Generic[_Where]):
     to: _Where
     """Where the first row of a block goes."""
     to_pitch: int
-    """Bytes from the start of a row to that of the next, there."""
+    """Bytes from the start of a row to the next, there."""
     from_: _Where
     from_pitch: int
     width: int
@@ -173,7 +173,7 @@ class Gpu(Protocol):
         """Records the event: it comes when what was submitted to the stream has ended."""
 
     def wait(self, stream: int, event: int) -> None:
-        """Makes what is submitted to the stream from now on wait for the event's last record."""
+        """Makes later work on the stream wait for the event's last record."""
 
     def ended(self, event: int) -> bool:
         """Whether the event has come; allowed while another stream is being captured.
@@ -189,7 +189,7 @@ class Gpu(Protocol):
         """Copies runs of bytes, in any order, shape (runs,) each.
 
         Raises:
-            Unavailable: The driver has no such call; `batches` says so beforehand.
+            Unavailable: The driver has no such call; check `batches` first.
         """
 
     @property
@@ -206,7 +206,7 @@ class Gpu(Protocol):
         """Copies many blocks, in any order, each as `copy_rows` does one.
 
         Raises:
-            Unavailable: The driver has no such call; `batches_blocks` says so beforehand.
+            Unavailable: The driver has no such call; check `batches_blocks` first.
         """
 
     @property
@@ -255,11 +255,11 @@ def address_of(stream: object) -> int:
     if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - (version, address)
         found = found[1]
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise Misuse(f"stream = {stream!r}: give its address, or PyTorch's or CuPy's object")
+        raise Misuse(f"stream = {stream!r}: give its address, or a stream of PyTorch or CuPy")
     if found == _PER_THREAD:
         raise Misuse(
-            f"stream = {stream!r}: the default stream of each thread is another one in every "
-            "thread, and copies would wait for the wrong one; give a stream that was made, or 0"
+            f"stream = {stream!r}: the per-thread default stream is a different stream in each "
+            "thread, and copies would wait for the wrong one; give a created stream, or 0"
         )
     return found
 

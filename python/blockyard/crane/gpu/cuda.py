@@ -98,7 +98,7 @@ class Cuda:
         device: Its number.
 
     Raises:
-        Unavailable: There is no CuPy, no driver or no such device; it says what to install.
+        Unavailable: CuPy, the driver or the device is missing.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -260,7 +260,7 @@ class Cuda:
         self._driver.record(event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        """Makes what is submitted to the stream from now on wait for the event's last record."""
+        """Makes later work on the stream wait for the event's last record."""
         self._driver.wait(stream, event, 0)
 
     def ended(self, event: int) -> bool:

@@ -1,6 +1,6 @@
 """The kernels that move pieces of blocks: their source, and how they are compiled and launched.
 
-This is the one place that knows both sides; it needs neither CuPy nor a device.
+Only this file depends on both sides; it needs neither CuPy nor a device.
 """
 
 from importlib.resources import files
@@ -25,7 +25,7 @@ THREADS = 256
 OCCUPY, OCCUPIERS = "blockyard_occupy", 1024
 """The kernel that does nothing for a while, and the threads of its thread blocks."""
 WIDTHS = (16, 8, 4, 1)
-"""Bytes per load, for each of which there is a kernel."""
+"""Bytes per load; there is a kernel for each."""
 # Most threads that share a chunk, and the words that each of them copies of it: 2 KiB by 16 bytes.
 _LANES = 32
 _UNROLL = 4

@@ -4,7 +4,7 @@ It has the members of `Tier`, and nothing lists it. If it is also `Mapped`, thre
 If it is not, or copies faster in another way, it comes with a copier: one new file in
 `blockyard.crane.copiers`, which a line in `copiers/select.py` chooses for such a tier, or which is
 given to the crane with the names of its two tiers, `Crane(..., copier={("host", "disk"): ...})`.
-The name of a tier says where it stands, not of which kind it is.
+The name of a tier is its level, not its kind.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ class Tier(Protocol):
 
 
 class Mapped(Tier, Protocol):
-    """A tier with its planes in memory, where copiers reach them. `is_mapped` tells."""
+    """A tier with its planes in memory, where copiers access them; see `is_mapped`."""
 
     @property
     def planes(self) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class Persistent(Protocol):
 
     @property
     def run(self) -> int:
-        """The number of this owner: higher than that of any before."""
+        """The number of this owner, higher than any earlier one."""
 
     def count_as(self, run: int) -> None:
         """Counts as this owner, where that is a later one, before the first block is written."""
@@ -82,7 +82,7 @@ class Persistent(Protocol):
         """Clears all that was submitted so far; returns whether no restart brings it back."""
 
     def forget(self) -> None:
-        """Lets no restart find what is written from here on."""
+        """Hides blocks written from now on from later restarts."""
 
     def keep_order(self, slots: NDArray[np.uint32]) -> None:
         """Notes the eviction order for the next owner."""
@@ -123,7 +123,7 @@ def planes_of(tier: Tier) -> tuple[Any, ...]:
     """
     if not is_mapped(tier):
         raise Misuse(
-            f"the {tier.name} tier has no planes in memory: what is copied from or to it needs a "
+            f"the {tier.name} tier has no planes in memory: copies from and to it need a "
             "copier of its own"
         )
     return tier.planes

@@ -56,7 +56,7 @@ def places(
         gpu: As in `describe`.
 
     Raises:
-        Misuse: They do not fit; the message says what was found and what is wanted.
+        Misuse: They do not fit; the message has both shapes.
     """
     if blocks is not None:
         blocks = integer("blocks", blocks)

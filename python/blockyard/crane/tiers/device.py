@@ -76,7 +76,7 @@ class DeviceTier(Single):
         gpu: Gpu | None = None,
         stream: object = 0,
     ) -> Self:
-        """Makes a device tier of tensors that an engine has allocated and goes on owning.
+        """Makes a device tier of an engine's own tensors.
 
         Args:
             layout: What a block is.

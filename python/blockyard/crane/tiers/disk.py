@@ -44,7 +44,7 @@ Slots = NDArray[np.uint32]
 _NAMED = ("model", "weights")
 _SEQUENCE: Final = (1 << 32) - 1
 _ILL: Final = ("hung", "down_rests", "up_rests", "dead", "clearing")
-"""Numbers of a lane that say that its disk may not answer."""
+"""Counters of a lane whose disk may hang."""
 _log = Limited("blockyard")
 
 
@@ -143,7 +143,7 @@ class DiskTier(Single):
         identity: What the bytes depend on beside the layout, as `Config.namespace`: it names
             `model` and `weights` at least, and a path stands for the content of weights there.
         rank: The rank.
-        name: Where it stands: "host" or "disk".
+        name: Its level, "host" or "disk".
         direct: Whether the system's page cache is passed by, where it can be.
         threads: Threads that read, and as many that write, for each path.
         reclaim: Whether other identities under the same paths are removed where there is no room:
@@ -271,7 +271,7 @@ class DiskTier(Single):
 
     @property
     def run(self) -> int:
-        """The number of this owner: higher than that of any before."""
+        """The number of this owner, higher than any earlier one."""
         return self._run
 
     @owned
@@ -324,7 +324,7 @@ class DiskTier(Single):
     def stamps_of(self, slots: Slots) -> tuple[NDArray[np.uint64], int]:
         """Returns the stamps of the leading blocks of a plan, and its number.
 
-        What nobody has submitted gets stamps now, and has no number, which is 0.
+        Plans that were not submitted get stamps now, and the number 0.
 
         Args:
             slots: Where they go, shape (blocks,).
@@ -352,7 +352,7 @@ class DiskTier(Single):
             part.lane.void_records(keys, spared, before)
 
     def void(self, keys: NDArray[np.uint8], spared: NDArray[np.uint8], before: int) -> object:
-        """Voids records, as `crane.voids.Voiding`: its copier hears when that is durable.
+        """Voids records, as `crane.voids.Voiding`: its copier's receipt ends when this is durable.
 
         Args:
             keys: As there.
@@ -426,15 +426,15 @@ class DiskTier(Single):
         ]
         if not all(done):
             _log.warning(
-                "%s: a clear is not durable after %s s; until it is nothing counts as written, and "
-                "a process that is killed now would find the blocks again. %s",
+                "%s: a clear is not durable after %s s; until then no block counts as written, and "
+                "if this process is killed, the next one finds the blocks again. %s",
                 *(self.path, patience, self.why()),
             )
         return all(done)
 
     @owned
     def forget(self) -> None:
-        """Lets no restart find what is written from here on.
+        """Hides blocks written from now on from later restarts.
 
         It is for bytes that depend on what `identity` does not say, as on weights that were changed
         in place.
@@ -446,7 +446,7 @@ class DiskTier(Single):
     def keep_order(self, slots: Slots) -> None:
         """Notes the eviction order for the next owner; `close` comes next.
 
-        A disk that hangs, rests or has died is left alone: stamps stand in for it then.
+        A disk that hangs, rests or has died is skipped: its stamps give the order.
 
         Args:
             slots: As `KVCache.eviction_order`, shape (blocks,).

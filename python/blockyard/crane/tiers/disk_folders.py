@@ -1,4 +1,4 @@
-"""What is under the path of a disk tier: a folder for each identity, in it one for each rank."""
+"""Folders of a disk tier: one for each identity, with one for each rank in it."""
 
 import errno
 import fcntl
@@ -73,7 +73,7 @@ class Identity(NamedTuple):
 
     @property
     def writer(self) -> str | None:
-        """The version of Blockyard that has opened it last, where one says so."""
+        """The version of Blockyard that opened it last, if it is recorded."""
         said = (rank.survey.writer for rank in self.ranks if rank.survey is not None)
         return next((one for one in said if one is not None), None)
 
@@ -121,7 +121,7 @@ class Wiped(NamedTuple):
     nbytes: int
     """Bytes of disk that its files took."""
     left: tuple[Path, ...]
-    """What is not Blockyard's, and stays."""
+    """Other files, which stay."""
 
 
 def identities(root: Path) -> list[Identity]:
@@ -132,13 +132,13 @@ def identities(root: Path) -> list[Identity]:
     """
     try:
         if root.is_symlink():
-            raise Misuse(f"{root} is a symbolic link: give the folder that it leads to")
+            raise Misuse(f"{root} is a symbolic link: give the folder that it points to")
         found = [Identity(path.name, path, _ranks(path)) for path in _folders(root, _IDENTITY)]
         return [one for one in found if one.ranks]
     except FileNotFoundError:
         raise Misuse(f"{root}: there is no such folder; give the disk_path of a cache") from None
     except NotADirectoryError:
-        raise Misuse(f"{root} is no folder: give the disk_path of a cache") from None
+        raise Misuse(f"{root} is not a folder: give the disk_path of a cache") from None
     except OSError as error:
         raise Misuse(f"{root} cannot be read: {error.strerror or error}") from None
 
@@ -161,7 +161,7 @@ def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
     """Unlinks the files of an identity, and then its folders where nothing else is in them.
 
     Each rank is locked first, so that either none of them is owned or nothing is removed. No
-    symbolic link is followed, and what is not Blockyard's stays.
+    symbolic link is followed, and other files stay.
 
     Args:
         identity: What to remove.
@@ -275,12 +275,12 @@ def _locked(rank: RankFolder, *, broken: bool) -> Iterator[int]:
             except BlockingIOError:
                 owner = None if rank.survey is None else rank.survey.owner
                 who = "a process" if owner is None else f"process {owner}"
-                raise Misuse(f"{rank.path}: {who} owns it; end that first, then wipe") from None
+                raise Misuse(f"{rank.path}: {who} owns it; stop that process first") from None
         yield folder
 
 
 def _is_known(found: dict[str, int]) -> bool:
-    """Whether a rank says that it is Blockyard's."""
+    """Whether a rank's folder has Blockyard's title."""
     return "identity" in found and any(
         os.pread(found["identity"], len(TITLE), at) == TITLE.encode() for at in _TEXTS
     )
@@ -315,7 +315,7 @@ def _foreign(rank: RankFolder, why: str, *, broken: bool) -> str:
 
 
 def _unlink(folder: int, names: tuple[str, ...]) -> int:
-    """Removes what is Blockyard's own; returns how many bytes of disk that took."""
+    """Removes Blockyard's files; returns the bytes that they took on the disk."""
     nbytes = 0
     for name in names:
         try:

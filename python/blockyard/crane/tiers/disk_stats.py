@@ -41,14 +41,14 @@ DISK_STATS: Final = (
         "failures",
         "counter",
         "disk_failures",
-        "reads, writes and syncs that the system has refused",
+        "reads, writes and syncs that failed",
     ),
     Stat(
         "disk_corrupt",
         "blocks",
         "counter",
         "disk_corrupt_blocks",
-        "blocks that were not what their record says, or had none",
+        "blocks whose bytes did not match their record, or without a record",
     ),
     Stat(
         "disk_given_up",
@@ -62,7 +62,7 @@ DISK_STATS: Final = (
         "rests",
         "counter",
         "disk_rests",
-        "how often a disk was left alone after failures in a row",
+        "how often a disk began to rest after failures in a row",
     ),
     Stat(
         "disk_in_flight",
@@ -76,7 +76,7 @@ DISK_STATS: Final = (
         "slots",
         "gauge",
         "disk_held_slots",
-        "slots that a disk's threads write, or hang at",
+        "slots that a disk's threads write or hang at",
     ),
     Stat(
         "disk_hung",
@@ -90,14 +90,14 @@ DISK_STATS: Final = (
         "disks",
         "gauge",
         "disk_resting{way=writes}",
-        "disks that take no writes, until they are tried again",
+        "disks that rest from writes until a retry",
     ),
     Stat(
         "disk_up_rests",
         "disks",
         "gauge",
         "disk_resting{way=reads}",
-        "disks that take no reads, likewise",
+        "disks that rest from reads until a retry",
     ),
     Stat(
         "disk_dead",

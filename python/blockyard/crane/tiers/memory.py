@@ -31,7 +31,7 @@ class MemoryTier(Single):
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
-        name: "device", "host" or "disk": where it stands.
+        name: Its level: "device", "host" or "disk".
         shared: File for planes that are replicated over several ranks, below the device; best on a
             memory file system, and for each tier another one. The first rank makes it, and it is
             left there; it is not touched where no plane is replicated.
@@ -70,7 +70,7 @@ class MemoryTier(Single):
         axis: int | Mapping[str, int] | None = None,
         name: str = "device",
     ) -> Self:
-        """Makes a tier of host memory that an engine has allocated and goes on owning.
+        """Makes a tier of an engine's own host memory.
 
         Nothing is copied: copies of blocks write to the engine's own arrays. A plane is a view of
         them where its pieces are evenly apart, and `Pieces` where they are not, as in most engines
@@ -202,8 +202,8 @@ def mapped(path: Path, size: int) -> Bytes:
             elif found != size:
                 raise Misuse(
                     f"shared = {path}: it has {found} bytes and should have {size}; give every "
-                    "rank the same layout and blocks, and a file that nothing else uses; remove it "
-                    "where it is left of a process that has died"
+                    "rank the same layout and blocks, and a file of their own; if a dead process "
+                    "left this file, remove it"
                 )
             return np.frombuffer(mmap.mmap(file, size), np.uint8)
         finally:

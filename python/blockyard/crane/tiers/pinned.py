@@ -130,7 +130,7 @@ def _settled(gpu: Gpu) -> bool:
         with gpu:
             gpu.settle()
     except GpuError as error:
-        _log.warning("pinned memory is left as it is: %s", error)
+        _log.warning("pinned memory stays pinned: %s", error)
         return False
     return True
 
@@ -140,7 +140,7 @@ def _unpinned(gpu: Gpu, address: int, _array: Bytes) -> None:
         with gpu:
             gpu.unregister(address)
     except GpuError as error:
-        _log.warning("pinned memory was not given back: %s", error)
+        _log.warning("pinned memory was not unpinned: %s", error)
 
 
 class PinnedTier(Single):
@@ -151,7 +151,7 @@ class PinnedTier(Single):
     Args:
         layout: What a block is.
         blocks: Slots, 1 or more.
-        name: "host" or "disk": where it stands.
+        name: Its level, "host" or "disk".
         gpu: The GPU that copies; None for the current CUDA device.
         shared: File for planes that are replicated over several ranks, as in `MemoryTier`.
         progress: Is called with (bytes taken, bytes in all) while a large pool is made.

@@ -80,7 +80,7 @@ def alone(roots: Iterable[Path]) -> Iterator[None]:
 
 
 def no_room(error: Unavailable, wants: Sequence[Wanted]) -> Unavailable:
-    """Returns an error that also says whose room may be had, and by which command.
+    """Returns the error with identities to remove, and the command.
 
     Args:
         error: What a `DiskLane` has raised for lack of room.
@@ -172,7 +172,7 @@ def _alike(fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kept(root: Path, others: Sequence[Identity], beside: Sequence[Identity]) -> str:
-    """Says of one of the identities that stay why it does."""
+    """Returns why an identity is kept."""
     for one in others:
         if one.owners:
             who = f"{described(one)} by process {one.owners[0]}"
@@ -186,7 +186,7 @@ def _kept(root: Path, others: Sequence[Identity], beside: Sequence[Identity]) ->
 
 
 def _said(disk: _Disk) -> str:
-    """Says what else lies on a disk, and how its room is had."""
+    """Describes other identities on a disk, and how to remove them."""
     if not disk.idle:
         return disk.kept or f"{disk.root} has no other identity's blocks"
     some = disk.enough
@@ -209,7 +209,7 @@ def _said(disk: _Disk) -> str:
 
 
 def described(one: Identity) -> str:
-    """Says what an identity is of, its size, and when it was used last."""
+    """Describes an identity: its model, its size and its last use."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
     return f"{one.name} ({one.about}; {_size(one.nbytes)}, last used {when})"
 
@@ -229,7 +229,7 @@ def _free(root: Path) -> int:
 
 
 def _locked(folder: int) -> bool:
-    """Takes the lock of a folder; tells whether it has it."""
+    """Takes the lock of a folder; returns whether it succeeded."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

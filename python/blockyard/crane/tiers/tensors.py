@@ -17,14 +17,14 @@ __all__ = ["Tensor", "describe", "is_buffer", "is_pair"]
 
 
 class Tensor(NamedTuple):
-    """What is known of a tensor, in bytes."""
+    """A tensor's memory, in bytes."""
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
     device: int | None
-    """Index of its GPU; None on the host, and where its producer does not say."""
+    """Index of its GPU; None on the host, or if it is unknown."""
     owner: object
     """It keeps the memory alive."""
 
@@ -53,8 +53,8 @@ def describe(tensor: Any, *, host: bool = False, gpu: bool = True) -> Tensor:  #
             refusals.append(f"{type(error).__name__}: {error}")
     shape = tuple(getattr(tensor, "shape", ())) or "shape"
     raise Misuse(
-        f"this {type(tensor).__name__} does not say where it lies ({'; '.join(refusals)}): where "
-        "its dtype is what is refused, give a uint8 view and the shape, as "
+        f"this {type(tensor).__name__} does not expose its memory ({'; '.join(refusals)}): if "
+        "its dtype is refused, give a uint8 view and the shape, as "
         f"(tensor.view(torch.uint8), {shape})"
     )
 
@@ -154,9 +154,9 @@ def _of_dlpack(tensor: Any, kinds: tuple[int, ...]) -> Tensor:  # noqa: ANN401 -
     if _valid(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if managed.major != _VERSION[0]:
-            raise Misuse(f"it speaks DLPack {managed.major}.{managed.minor}, not {_VERSION[0]}.x")
+            raise Misuse(f"it uses DLPack {managed.major}.{managed.minor}, not {_VERSION[0]}.x")
         if managed.flags & _COPIED:
-            raise Misuse("its producer hands out a copy: give the tensor that the engine uses")
+            raise Misuse("DLPack returned a copy: give the tensor that the engine uses")
         _writable(read_only=bool(managed.flags & _READ_ONLY))
         raw = managed.tensor
     elif _valid(capsule, b"dltensor"):
@@ -184,12 +184,12 @@ def _device(kind: int, index: int, kinds: tuple[int, ...]) -> int | None:
     other = "the memory of a CUDA device" if _CUDA in kinds else "host memory"
     tier = {_CUDA: "DeviceTier", _MANAGED: "DeviceTier"} | dict.fromkeys(_HOST, "MemoryTier")
     also = f", or adopt it by a {tier[kind]}" if kind in tier else ""
-    raise Misuse(f"it lies in {where}: give a tensor in {other}{also}")
+    raise Misuse(f"it is in {where}: give a tensor in {other}{also}")
 
 
 def _writable(*, read_only: bool) -> None:
     if read_only:
-        raise Misuse("it is read only: blocks are loaded into it, so give one that may be written")
+        raise Misuse("it is read-only, and blocks are loaded into it: give a writable tensor")
 
 
 def _compact(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ class BlockLane:
             self._land(flying)
 
     def read(self) -> None:
-        """Reads all blocks, each of which is checked.
+        """Reads and verifies all blocks.
 
         Raises:
             Unavailable: The disk has failed, or a block is not what was written.
@@ -276,7 +276,7 @@ def _check(path: Path, needed: int) -> None:
     if not path.exists():
         raise Misuse(f"{path}: there is no such folder; make it first")
     if not path.is_dir():
-        raise Misuse(f"{path} is no folder: give one on the disk to measure")
+        raise Misuse(f"{path} is not a folder: give one on the disk to measure")
     if not os.access(path, os.W_OK | os.X_OK):
         raise Misuse(f"{path}: no permission to write there; give another folder")
     found = os.statvfs(path)

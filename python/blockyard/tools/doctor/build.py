@@ -1,4 +1,4 @@
-"""Python, the core, and what is installed beside it."""
+"""Python, the core, and installed extras."""
 
 import ast
 import sys
@@ -72,7 +72,7 @@ def processor(site: Site) -> Finding:
     about = site.lines("proc/cpuinfo")
     flags = frozenset((about.get("flags") or about.get("Features") or "").split())
     if not flags:
-        return unknown("processor", "the system does not say what it can")
+        return unknown("processor", "its features cannot be read")
     name = about.get("model name", "a processor")
     has = "with" if flags & _SHA else "without"
     return Finding("processor", "ok", f"{name}, {has} instructions for SHA-256")

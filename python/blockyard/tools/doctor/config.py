@@ -57,7 +57,7 @@ def tried(config: Config) -> None:
 
 
 def parses(path: Path, config: Config | BlockyardError, _: Site) -> Finding:
-    """Whether the file says a configuration, and one whose parts go together."""
+    """Whether the file is a valid configuration."""
     if isinstance(config, Config):
         try:
             tried(config)
@@ -74,7 +74,9 @@ def parses(path: Path, config: Config | BlockyardError, _: Site) -> Finding:
             "they are no fields of Config",
             f'give it there, as --vllm \'… "kv_connector_extra_config": {{"config": "{path}"}} …\'',
         )
-    return Finding("config", "fail", f"{path}: {config}", means, "write it as the message says")
+    return Finding(
+        "config", "fail", f"{path}: {config}", means, "correct it as the message describes"
+    )
 
 
 def _is_of_vllm(path: Path) -> bool:
@@ -87,7 +89,7 @@ def _is_of_vllm(path: Path) -> bool:
 
 
 def bookkeeping(config: Config, site: Site) -> Finding:
-    """Room for the bookkeeping, of which each slot takes some."""
+    """Memory for the bookkeeping of all slots."""
     slots = config.device_blocks + config.host_blocks + config.disk_blocks
     needs, free = slots * _SLOT, free_memory(site.root)
     fact = f"{slots:,} slots take {size(needs)} at most"
@@ -113,7 +115,7 @@ def policies(config: Config, _: Site) -> Finding:
 
 
 def checks(path: Path, config: Config | BlockyardError) -> tuple[Check, ...]:
-    """Returns the checks of a file and what it says."""
+    """Returns the checks of a file, and its configuration."""
     first = partial(parses, path, config)
     if isinstance(config, BlockyardError):
         return (first,)

@@ -21,7 +21,7 @@ from blockyard.tools.units import duration, size
 __all__ = ["checks"]
 
 _BLOCK: Final = 2 << 20
-"""Bytes of a block where nothing says it."""
+"""Default bytes of a block."""
 _ROUND: Final = 32 << 20
 """Bytes that are written and read."""
 _SLOWER: Final = 1.5
@@ -66,7 +66,7 @@ def folder(path: Path, _: Site) -> Finding:
     name, where, there = f"folder {path}", _where(path), path.is_dir()
     refused = "a disk tier is refused there"
     if where is None:
-        lacks = "it is no folder" if path.exists() else f"there is no {path.parent}"
+        lacks = "it is not a folder" if path.exists() else f"there is no {path.parent}"
         have = "give a folder" if path.exists() else f"mkdir -p {path.parent}"
         return Finding(name, "fail", lacks, refused, have)
     try:
@@ -81,9 +81,9 @@ def folder(path: Path, _: Site) -> Finding:
         return Finding(name, "fail", who, refused, f"chown {user} {where}, or another path")
     owners = [owner for one in found for owner in one.owners]
     fact = f"{len(found)} identities" if there else "it will be made"
-    fact += f", of which process {owners[0]} owns one" if owners else ""
-    owned = "an engine with the same model and options is refused while that one runs"
-    moves = "it is another folder where the engine is started elsewhere"
+    fact += f", one owned by process {owners[0]}" if owners else ""
+    owned = "an engine with the same model and options is refused while that process runs"
+    moves = "a relative path depends on the directory in which the engine starts"
     return judged(
         name,
         fact,
@@ -96,9 +96,9 @@ def file_system(path: Path, site: Site) -> Finding:
     """What the folder lies on."""
     name, kind = f"file system {path}", _kind(path, site)
     if kind is None:
-        return unknown(name, "the system does not say what it is")
+        return unknown(name, "its type cannot be read")
     own = "give a folder on a disk of the machine, mounted into the container"
-    far = "it is elsewhere: locks and syncs are what the other side makes of them"
+    far = "it is on another machine, which decides how locks and syncs work"
     return judged(
         name,
         kind,
@@ -147,7 +147,7 @@ def room(path: Path, where: Path, site: Site) -> Finding:
 
 
 def _makes_room(path: Path, others: list[Identity], lacking: int) -> str:
-    """Says whose room may be had, those first that were used last longest ago."""
+    """Lists removable identities, least recently used first."""
     had, some = 0, []
     for one in oldest(others):
         if had < lacking:
@@ -159,7 +159,7 @@ def _makes_room(path: Path, others: list[Identity], lacking: int) -> str:
     about = "; ".join(map(described, some[:_LISTED]))
     about += f" and {len(some) - _LISTED} more" if len(some) > _LISTED else ""
     return (
-        "disk_reclaim takes what the start lacks; or remove what is not this engine's own, as "
+        "set disk_reclaim; or remove blocks of other engines, such as "
         f"{about}: blockyard disk wipe {shlex.quote(str(path))} {names}; or a smaller disk"
     )
 

@@ -24,7 +24,7 @@ _NEAR: Final = 0.85
 _DO: Final = re.compile(
     r"(.*?)[;:,.] ((?:write|[gG]ive|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
 )
-"""A refusal: what is wrong, and what to do."""
+"""A refusal: the problem and the remedy."""
 
 
 def told(name: str, wrong: Iterable[tuple[str, str]], means: str, fine: str) -> Finding:
@@ -43,13 +43,13 @@ class Engine(ABC):
     Args:
         flags: Its command line.
         environ: The variables that it will have.
-        bare: Whether JSON stood without quotes in its text.
+        bare: Whether its text had JSON without quotes.
     """
 
     package: ClassVar[str]
     interface: ClassVar[Interface]
     means: ClassVar[str]
-    """What follows where what is here refuses something."""
+    """The consequence of a refusal."""
 
     flags: Flags
     environ: Mapping[str, str]
@@ -66,7 +66,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def wanted(self) -> Wanted:
-        """What its flags say of the model."""
+        """The model's options from its flags."""
 
     @property
     @abstractmethod
@@ -81,12 +81,12 @@ class Engine(ABC):
     @property
     @abstractmethod
     def extra(self) -> Mapping[str, Any]:
-        """What is said to what is here, by its keys."""
+        """The keys for Blockyard."""
 
     @property
     @abstractmethod
     def read(self) -> object:
-        """What is made of all that is said, or why it is refused."""
+        """The resulting settings, or their refusal."""
 
     @abstractmethod
     def alone(self, name: str) -> BlockyardError | None:
@@ -95,11 +95,11 @@ class Engine(ABC):
     @property
     @abstractmethod
     def line(self) -> str:
-        """What to write where a refusal does not say it."""
+        """The remedy for a refusal without one."""
 
     @property
     def sound(self) -> str:
-        """What to say of settings that are accepted."""
+        """The fact for accepted settings."""
         return "they go together"
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Engine(ABC):
 
     @cached_property
     def model(self) -> Model | str:
-        """What the model's configuration says, or why it says nothing."""
+        """The model's configuration, or why it is unknown."""
         return self.wanted.look()
 
     def refusal(self, name: str, error: BlockyardError) -> Finding:
@@ -123,7 +123,7 @@ class Engine(ABC):
         return Finding(name, "fail", fact, self.means, do)
 
     def keys(self) -> Iterator[Check]:
-        """Gives the checks of what is said, one by one."""
+        """Yields the checks one by one."""
         return (partial(self._key, name) for name in self.extra)
 
     def _key(self, name: str, _: Site) -> Finding:
@@ -178,19 +178,21 @@ def _strange(engine: Engine, flag: str, stops: str, _: Site) -> Finding:
 
 def _bare(_: Site) -> Finding:
     """JSON without quotes: it came out of the quotes of an option, or it is a script's."""
-    lost = "a shell takes the quotes of the JSON away, and the engine does not start"
-    do = "where this stands in a script, write single quotes around it: '{…}'"
-    return Finding("quotes", "warn", "JSON stands without quotes around it", lost, do)
+    lost = "a shell removes the quotes of the JSON, and the engine does not start"
+    do = "in a script, write single quotes around the JSON: '{…}'"
+    return Finding("quotes", "warn", "the JSON has no quotes around it", lost, do)
 
 
 def _installed(engine: Engine, _: Site) -> Finding:
-    """The engine, and whether what is here was tested with it."""
+    """The engine, and whether its version was tested."""
     name, tested = engine.package, ", ".join(engine.interface.tested)
     if engine.version is None:
         return unknown(name, f"{engine.interface.engine} is not here: it is taken for {tested}")
     if engine.version in engine.interface.tested:
         return Finding(name, "ok", engine.version)
     # To compare what it has would take its imports: that is done at the start.
-    fact = f"{engine.version}, and tested was {tested}"
-    late = "it starts if what is touched of it is the same, and names what differs"
+    fact = f"{engine.version}; the tested version is {tested}"
+    late = (
+        "it starts if its interface equals the tested one; otherwise the error has the differences"
+    )
     return Finding(name, "warn", fact, late, install(name))

@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
     name: str
     level: Level
-    """"fail" for what will not work, "unknown" for what cannot be told here."""
+    """"fail" if it will not work, "unknown" if it cannot be checked here."""
     fact: str
     means: str = ""
     """What follows from it; empty where all is well."""
@@ -44,13 +44,13 @@ def judged(name: str, fact: str, *problems: Problem) -> Finding:
 
 
 def unknown(name: str, fact: str) -> Finding:
-    """Returns a finding of what cannot be told on this machine."""
+    """Returns a finding that cannot be checked on this machine."""
     return Finding(name, "unknown", fact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the machine is to have, as far as the command line says it."""
+    """Requirements of the command line on the machine."""
 
     host: int = 0
     """Bytes of the host tiers of all ranks and replicas; 0 for none."""
@@ -71,7 +71,7 @@ class Asked:
     """Nanoseconds to load a block from the disk, as `block_costs` has it."""
 
     def joined(self, other: "Asked") -> "Asked":
-        """Returns what both ask for, of which the larger counts."""
+        """Returns the larger of both requirements."""
         sizes = ("host", "pinned", "shared", "disk", "device", "ranks")
         return replace(
             self,
@@ -96,7 +96,7 @@ def _locks(nbytes: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """The machine, and what is asked of it."""
+    """The machine and its requirements."""
 
     asked: Asked = field(default_factory=Asked)
     root: Path = Path("/")
@@ -106,7 +106,7 @@ class Site:
     """Locks so many bytes for a moment."""
 
     def text(self, path: str) -> str | None:
-        """Returns what a file below the root says, without blanks; None where it does not."""
+        """Returns a file's text below the root, stripped; None if it cannot be read."""
         try:
             return (self.root / path).read_text("utf-8", "replace").strip()
         except (OSError, ValueError):
@@ -117,7 +117,7 @@ class Site:
         return whole((self.text(path) or "").partition(" ")[0])
 
     def lines(self, path: str) -> dict[str, str]:
-        """Returns the lines of a file such as /proc/meminfo, by what stands before the colon."""
+        """Returns the lines of a file such as /proc/meminfo, by the text before the colon."""
         pairs = (line.partition(":") for line in (self.text(path) or "").splitlines())
         return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -20,11 +20,11 @@ _DISPLAY: Final = ("0x0300", "0x0302")
 """Classes of PCI devices that compute."""
 _NODE: Final = "proc/driver/nvidia/version"
 _NEEDS: Final = {"cupy-cuda12x": 12, "cupy-cuda13x": 13}
-"""The CUDA of each package, of which the driver must have at least as late a one."""
+"""The CUDA version of each package, the least that the driver must support."""
 _PATIENCE: Final = 40
 """Seconds that a copy is given, with CUDA's start."""
 _SLOW: Final = 0.5
-"""Of what the link's width and speed say: less is named."""
+"""Least share of the link's rate; less is a warning."""
 _LANE: Final = {"2.5": 0.25, "5.0": 0.5, "8.0": 0.985, "16.0": 1.969, "32.0": 3.938, "64.0": 7.56}
 """GB/s of a lane, by its transfers in 10⁹ a second."""
 
@@ -135,7 +135,7 @@ def link(site: Site) -> Finding:
             said.append(f"{name} x{now} of x{most}")
             narrow += [name] if now < most else []
     if not said:
-        return unknown("link", "the bus does not say how wide it is")
+        return unknown("link", "its width cannot be read")
     slow = f"copies of {', '.join(narrow)} take as many times as long"
     moved = "put the card into a slot of full width, or ask the machine's provider"
     return judged("link", ", ".join(said), (narrow, "warn", slow, moved))
@@ -173,7 +173,7 @@ def _most(site: Site) -> float | None:
 
 
 def judged_copies(found: dict[str, Any], most: float | None, asked: int) -> Finding:
-    """Judges what the probe has said, the link's GB/s and the bytes of a device tier."""
+    """Judges the probe's results, the link's GB/s and the bytes of a device tier."""
     if "error" in found:
         what = "a GPU tier fails likewise"
         return Finding("copies", "fail", str(found["error"])[:300], what, "nvidia-smi; dmesg")
@@ -186,7 +186,7 @@ def judged_copies(found: dict[str, Any], most: float | None, asked: int) -> Find
     return judged(
         "copies",
         fact,
-        (never, "fail", "its compute mode lets nobody use it", "nvidia-smi -c DEFAULT"),
+        (never, "fail", "its compute mode forbids all processes", "nvidia-smi -c DEFAULT"),
         (asked > found["free"], "fail", f"the device tier asks for {size(asked)}", smaller),
         (min(up, down) < (most or 0) * _SLOW, "warn", slow, alone),
     )

@@ -50,7 +50,7 @@ def cores(site: Site) -> Finding:
     """Enough cores for the processes that compute, and one for the scheduler."""
     usable = count_of(site.lines("proc/self/status").get("Cpus_allowed_list"))
     if usable is None:
-        return unknown("cores", "the system does not say which cores may be used")
+        return unknown("cores", "the usable cores cannot be read")
     quota = _quota(site)
     fact = f"{usable} may be used" + ("" if quota is None else f", {quota:g} by the container")
     least, ranks = min(usable, quota or usable), site.asked.ranks
@@ -87,7 +87,7 @@ def memory(site: Site) -> Finding:
     """Room for the host tier, in the machine and in the container."""
     free = free_memory(site.root)
     if free is None:
-        return unknown("memory", "the system does not say how much is free")
+        return unknown("memory", "the free memory cannot be read")
     available = _meminfo(site).get("MemAvailable")
     limited = available is None or free < available
     fact = f"{size(free)} are free" + (" in the container" if limited else "")
@@ -128,7 +128,7 @@ def swap(site: Site) -> Finding:
     """Swap: memory that is not pinned may go there."""
     total, free = (_meminfo(site).get(name) for name in ("SwapTotal", "SwapFree"))
     if total is None or free is None:
-        return unknown("swap", "the system does not say how much there is")
+        return unknown("swap", "its size cannot be read")
     if not total:
         return Finding("swap", "ok", "none")
     used = max(total - free, 0)
@@ -171,7 +171,7 @@ def pages(site: Site) -> Finding:
     modes = site.text("sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", modes or "")
     if chosen is None:
-        return unknown("pages", "the system does not say whether it has huge pages")
+        return unknown("pages", "the setting of huge pages cannot be read")
     fact = f"transparent huge pages: {chosen[1]}"
     do = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
     slow = "taking and pinning a large host tier takes several times as long"

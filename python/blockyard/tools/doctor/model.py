@@ -1,4 +1,4 @@
-"""What an engine will make of a model's KV, as far as its configuration alone says it."""
+"""The KV of a model in an engine, from its configuration alone."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ _WIDTHS: Final = {
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
 }
-"""Bytes of a value, by what `--kv-cache-dtype` or `--dtype` says."""
+"""Bytes of a value, by `--kv-cache-dtype` or `--dtype`."""
 _STATES: Final = (
     *("mamba", "ssm", "rwkv", "jamba", "bamba", "zamba", "falcon_h1", "granitemoehybrid"),
     *("lfm2", "minimax_text", "nemotron_h", "plamo2", "qwen3_next", "qwen3_5", "kimi_linear"),
 )
 """Types of models whose layers keep states beside KV, or in its place."""
 _UNTOLD: Final = ("index_topk", "compress_ratios", "block_configs", "per_layer_config")
-"""Fields of models whose layers keep KV in ways that a configuration alone does not tell."""
+"""Fields of models whose KV cannot be derived from the configuration."""
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -52,7 +52,7 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an engine's flags say of the model."""
+    """The model's options from an engine's flags."""
 
     name: str
     """Its path, or its name at a hub."""
@@ -66,7 +66,7 @@ class Wanted:
     tensor: int = 1
     stages: int = 1
     longest: object = None
-    """Tokens of the longest request, where the flags say it."""
+    """Tokens of the longest request, if the flags have it."""
     stretched: bool = False
     """Whether that may be more than the model was made for."""
 
@@ -86,7 +86,7 @@ class Wanted:
             return f"{where}/config.json cannot be read: {error}"
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             said = f"{type(error).__name__}: {error}"
-            return f"{where}/config.json does not say what its KV is: {said}"
+            return f"{where}/config.json does not describe the KV: {said}"
 
     def _model(self, config: dict[str, Any]) -> Model | str:
         text = {**config, **(config.get("text_config") or {})}

@@ -26,7 +26,7 @@ def limit(site: Site) -> Finding:
         re.MULTILINE,
     )
     if found is None:
-        return unknown("memlock", "the system does not say how much memory may be locked")
+        return unknown("memlock", "the limit of locked memory cannot be read")
     asked = site.asked.pinned
     if found[1] == "unlimited":
         return Finding("memlock", "ok", "unlimited")

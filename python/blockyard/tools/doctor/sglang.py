@@ -32,7 +32,7 @@ _LOADED: Final = {
     "module_path": ("blockyard.engines.sglang", "blockyard.connectors.sglang"),
     "class_name": ("Storage",),
 }
-"""Keys by which SGLang finds the storage, and what may stand there."""
+"""Keys by which SGLang finds the storage, and their values."""
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "prefetch_threshold": (int,),
     "prefetch_timeout_base": (int, float),
@@ -61,7 +61,7 @@ class Launch(Engine):
     @property
     @override
     def wanted(self) -> Wanted:
-        """What its flags say of the model."""
+        """The model's options from its flags."""
         flags = self.flags
         return Wanted(
             name=flags.text("model_path"),
@@ -100,12 +100,12 @@ class Launch(Engine):
     @cached_property
     @override
     def extra(self) -> dict[str, Any]:
-        """What is said to the storage, by its keys."""
+        """The storage's keys."""
         return self.given if isinstance(self.given, dict) else {}
 
     @cached_property
     def given(self) -> dict[str, Any] | str:
-        """What is said to the storage, or what is wrong with how it is said."""
+        """The storage's keys, or the error in them."""
         given = self.flags.values.get("hicache_storage_backend_extra_config")
         if given is None:
             return "it is missing"
@@ -229,7 +229,7 @@ def conflicts(launch: Launch, _: Site) -> Finding:
 
 
 def extra(launch: Launch, _: Site) -> Finding:
-    """The flag that says which storage, and how large it is."""
+    """The flags of the storage's kind and size."""
     said = launch.given
     if isinstance(said, dict):
         return Finding(_FLAG, "ok", "it is there")
@@ -265,7 +265,7 @@ def keys(launch: Launch, _: Site) -> Finding:
 
 
 def prefixes(launch: Launch, _: Site) -> Finding:
-    """Whether SGLang says which pages follow which."""
+    """Whether SGLang passes prefix keys."""
     name = "hicache_storage_pass_prefix_keys"
     if launch.extra.get(name):
         return Finding(name, "ok", "true")
@@ -309,7 +309,7 @@ def ranks(launch: Launch, _: Site) -> Finding:
 
 
 def model(launch: Launch, _: Site) -> Finding:
-    """What KV the model has: the storage takes that of full attention alone."""
+    """The model's kind of KV: the storage supports only full attention."""
     if isinstance(launch.model, str):
         return unknown("model", launch.model)
     kinds = launch.model.kinds
@@ -332,11 +332,11 @@ def weights(launch: Launch, _: Site) -> Finding:
             do = 'run it again then, or give "namespace": {"weights": "v1"}'
             return Finding("weights", "warn", "they are not here", late, do)
         return launch.refusal("weights", error)
-    return Finding("weights", "ok", "they are told from others")
+    return Finding("weights", "ok", "they can be identified")
 
 
 def adapters(launch: Launch, _: Site) -> Finding:
-    """Whether the files of the adapters of the start are to be seen: a disk must know them."""
+    """Whether the adapters' files can be read, which a disk needs."""
     given = launch.flags.values.get("lora_paths") or ()
     try:
         adapters_of({"enable_lora": True, "lora_paths": [_adapter(one) for one in given]})

@@ -1,4 +1,4 @@
-"""What stands for vLLM's configurations, where there is no vLLM."""
+"""Substitutes for vLLM's configurations, without vLLM."""
 
 from types import SimpleNamespace
 from typing import Any, Final
@@ -15,9 +15,9 @@ BLOCK: Final = 16
 
 
 def configuration(flags: Flags, model: Model | None) -> Any:
-    """Returns what stands for vLLM's `VllmConfig`, as these flags make it.
+    """Returns a substitute for vLLM's `VllmConfig` with these flags.
 
-    It has the fields that the connector reads; what flags do not say has vLLM's defaults.
+    It has the fields that the connector reads; other fields have vLLM's defaults.
 
     Args:
         flags: vLLM's.
@@ -73,7 +73,7 @@ def configuration(flags: Flags, model: Model | None) -> Any:
 
 
 def kv_cache(flags: Flags, model: Model | None) -> Any:
-    """Returns what stands for vLLM's `KVCacheConfig`, likewise."""
+    """Returns a substitute for vLLM's `KVCacheConfig`, likewise."""
     kinds = ("FullAttentionSpec",) if model is None else model.kinds
     latent = "MLAAttentionSpec" in kinds
     block = flags.number("block_size", 64 if latent else BLOCK)

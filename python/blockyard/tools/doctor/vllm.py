@@ -92,13 +92,13 @@ class Serve(Engine):
     @property
     @override
     def line(self) -> str:
-        """What to write where a refusal does not say it."""
+        """The remedy for a refusal without one."""
         return _line()
 
     @property
     @override
     def sound(self) -> str:
-        """What to say of settings that are accepted."""
+        """The fact for accepted settings."""
         if isinstance(self.known, Facts) and isinstance(self.read, tuple):
             own, config = self.read
             return own.said(config).partition(", below")[0]
@@ -107,7 +107,7 @@ class Serve(Engine):
     @property
     @override
     def wanted(self) -> Wanted:
-        """What its flags say of the model."""
+        """The model's options from its flags."""
         flags = self.flags
         name = flags.text("model")
         return Wanted(
@@ -125,19 +125,19 @@ class Serve(Engine):
 
     @cached_property
     def transfer(self) -> dict[str, Any]:
-        """What `--kv-transfer-config` says."""
+        """The parsed `--kv-transfer-config`."""
         return self.flags.mapping(_TRANSFER)
 
     @cached_property
     @override
     def extra(self) -> dict[str, Any]:
-        """What is said to the connector."""
+        """The connector's keys."""
         given = self.own.get(_EXTRA)
         return dict(given) if isinstance(given, Mapping) else {}
 
     @cached_property
     def told(self) -> dict[str, Any]:
-        """What is said to the connector, with what stands in the file that `config` names."""
+        """The connector's keys, with those of the file `config`."""
         try:
             return with_file(self.extra)
         except BlockyardError:
@@ -161,7 +161,7 @@ class Serve(Engine):
 
     @cached_property
     def engine(self) -> tuple[Any, Any, Any]:
-        """What stands for vLLM's configurations: the connector's, the KV's, and the process's."""
+        """Substitutes for vLLM's configurations of the connector, the KV and the process."""
         model = self.model if isinstance(self.model, Model) else None
         named = dict(self.own) or {"kv_connector": "Blockyard", "kv_role": "kv_both"}
         if named.get("kv_load_failure_policy") not in _POLICIES:
@@ -185,7 +185,7 @@ class Serve(Engine):
     @cached_property
     @override
     def read(self) -> tuple[Settings, Config] | BlockyardError:
-        """What the connector will make of all that is said to it."""
+        """The connector's resulting settings."""
         layout = KVLayout((Plane("kv", 1, _SOME),), dtype="uint8", ranks=self.workers)
         known = self.known if isinstance(self.known, Facts) else None
         more: dict[str, Any] = {"namespace": {"weights": {"content": "unknown"}}, "longest": 1}
@@ -338,7 +338,7 @@ def connector(serve: Serve, _: Site) -> Finding:
     name = serve.transfer.get("kv_connector")
     if "kv_offloading_size" in serve.flags.values:
         backend = serve.flags.text("kv_offloading_backend", "native")
-        lost = "vLLM puts its own connector in the place of this one, and says nothing"
+        lost = "vLLM replaces this connector by its own, without a message"
         own = here("kv_offloading_size", serve.flags.values["kv_offloading_size"])
         do = f"leave --kv-offloading-size out; for the same {own}"
         return Finding("kv_connector", "fail", f"--kv-offloading-size ({backend})", lost, do)
@@ -387,10 +387,10 @@ def settings(serve: Serve, site: Site) -> Finding:
     if not isinstance(serve.transfer.get(_EXTRA, {}), Mapping):
         return unknown("settings", "they are not understood")
     found, known = serve.settings(site), serve.known
-    if isinstance(known, Facts) and known.unseen and "which weights the model has" in found.fact:
-        # vLLM may bring them: their files tell it then.
+    if isinstance(known, Facts) and known.unseen and "weights cannot be identified" in found.fact:
+        # vLLM may download them, and their files identify them then.
         named = '"namespace": {"weights": "v1"}'
-        late = "vLLM downloads them, and the disk is refused if they are not to be seen then"
+        late = "vLLM downloads them, and refuses the disk if their files cannot be read then"
         do = f"run it again then, or give {named}"
         return Finding("settings", "warn", known.unseen, late, do)
     return found
@@ -438,30 +438,30 @@ def allocator(serve: Serve, _: Site) -> Finding:
 
 
 def variables(serve: Serve, _: Site) -> Finding:
-    """Variables that are for another connector, or that change what is found and told."""
+    """Environment variables of other connectors, or that change hits and events."""
     others = sorted(name for name in serve.environ if name.startswith("LMCACHE_"))
     events = serve.flags.mapping("kv_events_config").get("enable_kv_cache_events")
     by_bytes = events and serve.environ.get(_INTEGERS) == "0"
     seed = serve.environ.get("PYTHONHASHSEED") if serve.told.get("disk_path") else None
     facts = [*others, *([f"{_INTEGERS}=0"] if by_bytes else [])]
     if seed is not None:
-        facts.append(f"PYTHONHASHSEED={seed}: with another value nothing is found on the disk")
-    told_by = "events of the host and the disk are told by numbers, and not at all beside it"
-    sizes = f'unset {" ".join(others)}; sizes stand in {_EXTRA}, as "host": "64 GiB"'
+        facts.append(f"PYTHONHASHSEED={seed}: with another value no block on the disk is found")
+    told_by = "host and disk events need integer block hashes, so they are not published"
+    sizes = f'unset {" ".join(others)}; set sizes in {_EXTRA}, as "host": "64 GiB"'
     return judged(
         "variables",
         "; ".join(facts) or "none of another connector",
-        (others, "warn", "nobody reads them here", sizes),
+        (others, "warn", "Blockyard does not read them", sizes),
         (by_bytes, "warn", told_by, f"unset {_INTEGERS}"),
     )
 
 
 def end(serve: Serve, _: Site) -> Finding:
-    """Whether the end of vLLM leaves time to write what is not on the disk."""
+    """Whether vLLM's shutdown leaves time to write blocks to the disk."""
     if not serve.told.get("disk_path"):
-        return Finding("end", "ok", "nothing outlives it")
+        return Finding("end", "ok", "there is no disk to write to")
     given = serve.flags.number("shutdown_timeout", 0)
-    lost = "vLLM ends its engine at once: what is not on the disk yet is computed again"
+    lost = "vLLM ends its engine at once: blocks that are not on the disk yet are lost"
     short: Problem = (given <= LEAST, "warn", lost, "add --shutdown-timeout 60")
     return judged("end", f"--shutdown-timeout {given}", short)
 

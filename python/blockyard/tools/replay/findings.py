@@ -39,12 +39,12 @@ def conclusions(
         cut: Whether the trace was cut short when it was made.
     """
     main = runs[0]
-    whole = ["The trace is incomplete: what comes after its end is not served."] if cut else []
+    whole = ["The trace is incomplete: later requests are missing."] if cut else []
     if hits_unknown:
         # What is found there, and what an order gains by it, are not what a cache would do.
         return [
             *_load(runs, speed),
-            f"Hits cannot be told from this trace: {hits_unknown}.",
+            f"This trace does not show hits: {hits_unknown}.",
             *whole,
             *_pinned(main),
             *_preempted(main),
@@ -67,7 +67,7 @@ def _load(runs: Sequence[Run], speed: float) -> Iterator[str]:
     if over:
         yield _overload(runs, over, speed)
     if not main.complete:
-        yield "Interrupted: what follows is of the requests up to that moment."
+        yield "Interrupted: these figures are of the requests served so far."
     elif over or main.ttft_ms is None:
         return
     elif not main.output_tokens:
@@ -109,8 +109,8 @@ def _overload(runs: Sequence[Run], over: Sequence[Load], speed: float) -> str:
     enough = max(math.ceil(engines * beyond / _SPARE - 1e-9), engines + 1)
     return (
         f"Overloaded{where}: {_rate(load.offered_requests_per_second)} requests/s are offered, "
-        f"{_rate(served)} are served; times to first token are those of a queue that grows, and "
-        f"say nothing. Give --replicas {enough}, or --speed {_below(speed * _SPARE / beyond)}."
+        f"{_rate(served)} are served; times to first token measure the growing queue, not the "
+        f"engine. Give --replicas {enough}, or --speed {_below(speed * _SPARE / beyond)}."
     )
 
 
@@ -142,7 +142,7 @@ def _better(runs: Sequence[Run]) -> Iterator[str]:
     bound = next((run for run in runs if run.policy == "optimum"), None)
     real = [(name, run) for name, run in zip(names, runs, strict=True) if run.policy != "optimum"]
     if not all(run.complete for run in runs):
-        yield "Interrupted: the runs got to different requests, so they are not compared."
+        yield "Interrupted: the runs served different requests, so they are not compared."
         return
     if len(real) > 1:
         yield _best(real)
@@ -221,11 +221,11 @@ def _next(runs: Sequence[Run]) -> Iterator[str]:
     host = main.hit_ratio_by_tier.get("host", 0.0)
     orders = {run.policy for run in runs}
     if main.host_blocks and host < _LITTLE and main.owner == "cache":
-        yield f"The host finds {host:.1%}: compare --host 0, which would save it."
+        yield f"The host finds {host:.1%}: compare --host 0, which saves its memory."
     elif orders == {"recency"} and main.hit_ratio > _LITTLE and not any(r.hints for r in runs):
         yield "Compare --policy recency --policy learned: an order costs nothing to change."
     elif main.peak.get("host", 0) >= _FULL * main.host_blocks > 0:
-        yield "The host was full: `blockyard sweep` says what more of it would find."
+        yield "The host was full: `blockyard sweep` shows the hits of a larger one."
 
 
 def _rate(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What an engine would say of a request's future when it ends, right or wrong by so much.
+"""Hints of an engine about a request's future, with a chosen error.
 
 The truth comes from the trace. A request's session has ended if no later one uses the last full
 block of its prompt; otherwise the next use is when the next one does. Hints degrade it by seed.
@@ -19,7 +19,7 @@ from blockyard.tools.traces.trace import Trace
 __all__ = ["Hint", "Hints"]
 
 _FALSE: Final = 0.02
-"""The share of requests of which the end of the session is said wrongly, where none is given."""
+"""Default share of requests that are wrongly marked as their session's end."""
 _FACTOR: Final = 2.0
 """By what factor a next use is wrong at most, likewise."""
 _LATEST: Final = 4096.0
@@ -28,7 +28,7 @@ _FORM: Final = "end=RECALL[:FALSE],next=RECALL[:FACTOR] with either part, or lie
 
 
 class Hint(TypedDict):
-    """What is said of one request, as `KVCache.finish` and `KVCache.used` take it."""
+    """The hint of one request, for `KVCache.finish` and `KVCache.used`."""
 
     retention: NotRequired[Literal["session-ended"]]
     next_use: NotRequired[float]
@@ -38,22 +38,22 @@ class Hint(TypedDict):
 class Hints:
     """How well the future is known.
 
-    A request that is said to be the last of its session is given no next use.
+    A request marked as the last of its session gets no next use.
 
     Raises:
         Misuse: A value is out of range.
     """
 
     end: float = 0.0
-    """The share of the sessions' ends that are said."""
+    """The share of session ends that are marked."""
     end_false: float = 0.0
-    """The share of the other requests that are said to be their sessions' ends."""
+    """The share of other requests that are wrongly marked as session ends."""
     next: float = 0.0
-    """The share of the requests used again whose next use is said."""
+    """The share of continued requests with a next use."""
     factor: float = 1.0
-    """A next use is said too late, or too early, by up to this factor; its logarithm is uniform."""
+    """A next use is too late or too early by up to this factor; its logarithm is uniform."""
     lies: bool = False
-    """Whether nothing of it is true: a coin says that a session has ended, or a random time."""
+    """Whether all hints are random: an ended session, or a random time."""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -96,7 +96,7 @@ class Hints:
         return "lies" if self.lies else ",".join(said or parts[:1])
 
     def of(self, trace: Trace, seed: int) -> list[Hint]:
-        """Returns what is said when each request ends, the same for the same seed.
+        """Returns the hint of each request's end, the same for the same seed.
 
         Args:
             trace: The requests. One without a full block is given no hint.
@@ -124,7 +124,7 @@ class Hints:
     def _said(
         self, ends: NDArray[np.bool_], ahead: NDArray[np.float64], draw: np.random.Generator
     ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """Returns which sessions are said to have ended, and the next uses; NaN where none is."""
+        """Returns the marked session ends, and the next uses; NaN for none."""
         coin, chance, error = draw.random((3, len(ends)))
         if self.lies:
             return coin < 0.5, np.exp(error * math.log(_LATEST))  # noqa: PLR2004 - a coin's

@@ -1,4 +1,4 @@
-"""Names of runs, by what tells them from each other."""
+"""Names of runs, by their differences."""
 
 from collections.abc import Sequence
 from typing import Final

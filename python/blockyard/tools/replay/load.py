@@ -14,7 +14,7 @@ __all__ = ["NEVER", "offered", "summed"]
 NEVER: Final = -1.0
 """In place of the time of what has not happened."""
 _ENOUGH: Final = 40
-"""With fewer requests a queue that grows cannot be told from chance."""
+"""With fewer requests a growing queue may be chance."""
 _BEHIND: Final = 0.05
 """The most of the offered load that an engine does not serve and still keeps up with it."""
 _CHANCE: Final = 2.0

@@ -1,4 +1,4 @@
-"""The bound of one tier that knows the future."""
+"""The upper bound of one tier, from the trace's future."""
 
 import heapq
 

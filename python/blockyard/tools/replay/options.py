@@ -86,7 +86,7 @@ class Replays(NamedTuple):
 
 
 def resolve(options: Options) -> Replays:
-    """Returns what is to be replayed.
+    """Returns the trace to replay.
 
     Raises:
         Misuse: An option is wrong, or does not go with another.
@@ -124,7 +124,7 @@ def _check_memory_of_bytes(name: DeviceName) -> None:
 
 def _check_virtual(options: Options) -> None:
     if "optimum" in options["policy"]:
-        raise Misuse("--policy optimum knows the future: it needs --model sequential")
+        raise Misuse("--policy optimum needs the trace's future: give --model sequential")
     for option, given in (("--hints", options["hints"]), ("--owner", options["owner"])):
         if given:
             raise Misuse(f"{option} needs --model sequential")
@@ -145,7 +145,7 @@ def _check_sequential(options: Options) -> None:
             raise Misuse(f"{option} is for --model virtual: leave it out with --model sequential")
     for option, sizes in (("--host", options["host"]), ("--disk", options["disk"])):
         if "optimum" in options["policy"] and any(size.strip("0 ") for size in sizes):
-            raise Misuse(f"--policy optimum knows one tier: leave {option} out")
+            raise Misuse(f"--policy optimum is for one tier: leave {option} out")
 
 
 def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
@@ -216,7 +216,7 @@ def _of_sizes(options: Options, sized: RunSpec) -> Iterator[RunSpec]:
 
 
 def _caches(options: Options, *, host: int, below: int) -> list[_Cache]:
-    """Returns what is to be compared of the cache, each combination once."""
+    """Returns the combinations of cache options to compare, each once."""
     if options["host_copies"] and not host:
         raise Misuse("--host-copies needs a host: give --host, or leave it out")
     if "engine" in options["owner"] and not below:

@@ -181,7 +181,7 @@ class Bookkeeping(Struct, frozen=True, kw_only=True):
     """Steps of the engine."""
     us_per_step: Spread
     """Microseconds of CPU time of scheduler and cache for one step, with admissions and their keys.
-    What is spent while no request could run counts to the next step."""
+    Time spent while no request could run counts to the next step."""
     us_per_request: float
     """Microseconds of CPU time to add one request to the queue, mean."""
     share: float
@@ -200,7 +200,7 @@ class Verified(Struct, frozen=True, kw_only=True):
     wrong_answers: int
     """Answers that differ from the trace's; anything but 0 is a bug."""
     block_bytes: int
-    """Real bytes per block and rank, which stand for those of the layout."""
+    """Real bytes per block and rank, in place of the layout's."""
 
 
 class Series(Struct, frozen=True, kw_only=True):
@@ -265,17 +265,17 @@ class Run(Struct, frozen=True, kw_only=True):
     model: Literal["virtual", "sequential"]
     """How time was modelled."""
     policy: str
-    """Eviction: recency, learned, heap, or optimum, which knows the future."""
+    """Eviction: recency, learned, heap, or optimum, which uses the trace's future."""
     write_policy: str
     """When blocks are copied down: on-evict, through, second-touch. Where `model` is sequential a
-    copy takes no time, and on-evict copies what is evicted and nothing else."""
+    copy takes no time, and on-evict copies only evicted blocks."""
     host_copies: str | None
     """When copies on the host of what the device has too are evicted: first, last; null for what
     suits the policy."""
     hints: str | None
-    """What was said of each request's future when it ended, as given; null for nothing."""
+    """The hints about each request's future, as given; null for none."""
     owner: Literal["cache", "engine"]
-    """Who gave out the device's blocks; if an engine did, `policy` is that of the tiers below."""
+    """Who allocated the device's blocks; with engine, `policy` is that of the lower tiers."""
     role: str | None
     """Mixed, prefill or decode; null with model sequential."""
     headroom: str | None
@@ -348,7 +348,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """Everything; the keys of the first run stand at the top as well."""
+    """The whole result; the keys of the first run are at the top level, too."""
 
     format: int
     """Version of these keys."""

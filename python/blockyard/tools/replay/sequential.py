@@ -193,9 +193,9 @@ def _check(setup: Setup, policy: Policy, hints: Hints | None, owner: Owner) -> N
         return
     for name, value in (("host_blocks", setup.host), ("disk_blocks", setup.disk)):
         if value:
-            raise Misuse(f"{name} = {value}: must be 0, as the optimum knows one tier")
+            raise Misuse(f"{name} = {value}: must be 0, because the optimum is for one tier")
     if hints is not None or owner != "cache":
-        raise Misuse("policy = 'optimum': it knows the future of one cache: no hints, no engine")
+        raise Misuse("policy = 'optimum': it is for one cache, without hints and owner")
 
 
 class _Server(Protocol):

@@ -1,4 +1,4 @@
-"""Whether this machine has memory for what is to be replayed."""
+"""Whether this machine has memory for the replay."""
 
 import os
 from typing import Final

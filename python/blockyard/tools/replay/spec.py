@@ -1,4 +1,4 @@
-"""What one run needs to know, and the progress that it reports."""
+"""The specification of one run, and its progress."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -97,7 +97,7 @@ class RunSpec:
     """When copies on the host of what the device has too are evicted; None for what suits the
     policy."""
     hints: Hints | None = None
-    """What is said of a request's future when it ends; only with model "sequential"."""
+    """Hints about a request's future; only with model "sequential"."""
     owner: Owner = "cache"
     """Who gives out the device's blocks; an engine does so only with model "sequential"."""
     role: Role = "mixed"

@@ -208,7 +208,7 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
 
 
 def _cache(of: Run) -> list[str]:
-    """Returns what tells a run's cache from those of others, in words."""
+    """Describes how a run's cache differs from the others."""
     copies = [] if of.host_copies is None else [f"copies {of.host_copies}"]
     hints = [] if of.hints is None else str(of.hints).split(",")
     owner = ["engine's device"] if of.owner == "engine" else []

@@ -18,7 +18,7 @@ __all__ = ["Future"]
 
 
 class Future:
-    """What a trace tells of the next use of each block, prepared once for all sizes.
+    """Next uses of each block of a trace, prepared once for all sizes.
 
     Args:
         trace: The requests; their full blocks are what is cached.

@@ -130,7 +130,7 @@ def resolve(options: Options) -> Plan:
 def _check(options: Options) -> None:
     check_source(options)
     if options["sizes"] is not None and (options["first"] or options["last"]):
-        raise Misuse("--sizes says them all: leave --from and --to out")
+        raise Misuse("--sizes lists all sizes: leave --from and --to out")
     sample = options["sample"]
     if sample is not None and sample & (sample - 1):
         raise Misuse(f"--sample {sample}: must be a power of two, like 8, or 1 for all blocks")
@@ -161,7 +161,7 @@ def _trace(options: Options) -> Trace:
     if path is not None:
         if trace.hits_unknown:
             raise Misuse(
-                f"{path}: it does not tell what a cache would find: {trace.hits_unknown}; give a "
+                f"{path}: it does not show hits: {trace.hits_unknown}; give a "
                 "trace of prompts, from `blockyard trace from`"
             )
         _check_memory(path, trace)

@@ -142,7 +142,7 @@ class SweepResult(Struct, frozen=True, kw_only=True):
     command: str
     """The command that repeats this sweep."""
     complete: bool
-    """False after an interruption: what is there is right, and some is missing."""
+    """False after an interruption: the figures are right, and some are missing."""
     answer: list[str]
     """Sentences: what to buy first, then what else should be known."""
     advice: Advice

@@ -1,4 +1,4 @@
-"""The sweep itself: what is exact first, then what must be simulated, then what it comes to."""
+"""The sweep: exact curves first, then simulations, then the recommendation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ _ENGINE_BLOCK: Final = 16
 
 
 class Watcher(Protocol):
-    """Is told how far the sweep is."""
+    """Gets the progress of the sweep."""
 
     def part(self, name: str, done: float) -> None:
         """A part of it, and the share of that which is done."""
@@ -42,7 +42,7 @@ class Watcher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Swept:
-    """What is known so far."""
+    """Results so far."""
 
     plan: Plan
     setting: Setting
@@ -66,12 +66,12 @@ class _Swept:
 def sweep(plan: Plan, command: str, watcher: Watcher, processes: int | None) -> SweepResult:
     """Sweeps a trace over sizes.
 
-    After Ctrl-C it returns what is done, with `complete` false.
+    After Ctrl-C it returns the finished part, with `complete` false.
 
     Args:
         plan: What to sweep.
         command: The command that repeats it.
-        watcher: Is told how far it is.
+        watcher: Gets the progress.
         processes: The most that run at once; None for as many as there are cores.
 
     Raises:
@@ -164,7 +164,7 @@ def _exact(plan: Plan, watcher: Watcher) -> _Swept:
             future = Future(trace)
             for number, size in enumerate(swept.sizes, 1):
                 swept.optimum[size] = future.hits(size)
-                watcher.part("the bound that knows the future", number / len(swept.sizes))
+                watcher.part("the upper bound of the optimum", number / len(swept.sizes))
         except KeyboardInterrupt:
             swept.complete = False
     return swept

@@ -14,12 +14,12 @@ __all__ = ["POINT", "Setting", "advise", "sentences"]
 POINT: Final = 0.01
 """The share of prompt tokens that the next doubling must add to be worth it."""
 _NOTICED: Final = 0.0005
-"""Shares closer than this are told to be the same: they are shown with one digit."""
+"""Shares closer than this count as equal, because they are shown with one digit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known beside the points."""
+    """Data beside the points."""
 
     curve: Curve
     tokens: int
@@ -235,8 +235,8 @@ def _sampled(setting: Setting) -> Iterator[str]:
     """How far the figures can be trusted."""
     if setting.sampled > 1:
         yield (
-            f"One block in {setting.sampled} was simulated; what the sample gets wrong under "
-            "recency was taken off, and recency and the optimum are exact."
+            f"One block in {setting.sampled} was simulated; the sample's error under recency "
+            "was subtracted, and recency and the optimum are exact."
         )
 
 

@@ -99,7 +99,7 @@ class Display(Watch[Simulated | Run | None]):
 
 
 def parts(result: SweepResult, width: int) -> Iterator[RenderableType]:
-    """Yields what is shown of a sweep in `width` columns; the answer comes last."""
+    """Yields a sweep's output in `width` columns; the recommendation comes last."""
     yield Text(f"\n{result.trace}", "bold")
     sampled = f", 1 block in {result.sampled} simulated" if result.sampled > 1 else ""
     yield Text(
@@ -115,7 +115,7 @@ def parts(result: SweepResult, width: int) -> Iterator[RenderableType]:
         yield _engine(result)
         yield ""
     if not result.complete:
-        yield Text("Interrupted: what is there is right, and some is missing.\n", "yellow")
+        yield Text("Interrupted: the figures are right, and some are missing.\n", "yellow")
     for sentence in result.answer[1:]:
         yield Text(sentence)
     yield Text(f"\n{result.answer[0]}\n", "bold")
@@ -145,7 +145,7 @@ def _curve(result: SweepResult, width: int) -> Table:
         )
     notes = ["of the prompt tokens found"]
     if "optimum" in orders:
-        notes.append("* a bound that knows the future: no order can find more")
+        notes.append("* an upper bound, from the trace's future")
     table.caption = "; ".join(notes)
     table.caption_justify = "left"
     return table
@@ -204,14 +204,14 @@ def _engine(result: SweepResult) -> Table:
     served = max(one.requests for one in result.modelled)
     table.caption = (
         f"modelled, for the first {served:,} requests, from an empty cache\n"
-        "* found where copies take no time, one request after another, as in what stands above"
+        "* hits with instant copies and one request after another, as in the tables above"
     )
     table.caption_justify = "left"
     return table
 
 
 def _note(one: Modelled) -> Text:
-    """Says what makes the figures of a size useless."""
+    """Warns if the figures of a size are meaningless."""
     if not one.requests:
         return Text("too small", "yellow")
     return Text("overloaded", "yellow") if one.overloaded else Text()

@@ -1,4 +1,4 @@
-"""Traces of requests: read, generated, and what they tell of their own future."""
+"""Traces of requests: reading, generation, and future uses."""
 
 from blockyard.shared.extras import require
 

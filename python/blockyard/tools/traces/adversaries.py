@@ -75,7 +75,7 @@ def shift(
     prompts: int = 1_000,
     zipf: float = 1.0,
 ) -> Trace:
-    """Returns prompts of which some are popular; half way through the trace others are.
+    """Returns prompts with popular ones, which change half way through the trace.
 
     Args:
         seed: 0 or more.

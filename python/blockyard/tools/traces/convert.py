@@ -41,7 +41,7 @@ class Converted:
     unanswered: int
     """Requests whose answer has no length in the files; it is written as 0."""
     complete: bool = True
-    """False after Ctrl-C: the trace has what was read until then, and says so."""
+    """False after Ctrl-C: the trace has the requests read until then, and is marked."""
 
 
 def convert(

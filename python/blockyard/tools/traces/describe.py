@@ -1,4 +1,4 @@
-"""Works out what is in a trace."""
+"""Computes the description of a trace."""
 
 from typing import Final
 
@@ -36,7 +36,7 @@ _BURSTS: Final = 1.5
 
 
 def describe(trace: Trace) -> Description:
-    """Returns what is in a trace; it takes about 100 bytes for each block of each prompt."""
+    """Returns a trace's description; takes about 100 bytes per block of each prompt."""
     known = not trace.hits_unknown
     blocks, reuse = _blocks(trace) if known else (None, None)
     found = Description(
@@ -73,15 +73,15 @@ def _answer(found: Description) -> list[str]:
         "answer in the median."
     )
     if found.blocks is None:
-        return [f"Hits cannot be told from this trace: {found.hits_unknown}.", arriving]
+        return [f"This trace does not show hits: {found.hits_unknown}.", arriving]
     most = found.blocks.infinite_hit_ratio
     if found.reuse is None:
         return ["No cache would find anything: no full block is used twice.", arriving]
     reuse = found.reuse
     again = (
-        f"Half of what is used again is used within {duration(reuse.seconds.p50)}, and an LRU "
-        f"cache of {reuse.blocks.p50:,.0f} blocks still holds it; {found.blocks.once:.0%} of the "
-        "blocks are never used again."
+        f"Half of all reuse is within {duration(reuse.seconds.p50)}, and an LRU cache of "
+        f"{reuse.blocks.p50:,.0f} blocks still holds it; {found.blocks.once:.0%} of the blocks "
+        "are never used again."
     )
     return [
         f"A cache without a limit would find {most:.1%} of the prompts' tokens.",

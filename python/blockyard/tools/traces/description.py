@@ -1,4 +1,4 @@
-"""What is in a trace: the JSON that `blockyard trace describe` writes, field by field."""
+"""The JSON of `blockyard trace describe`, field by field."""
 
 import msgspec
 from msgspec import Struct
@@ -96,7 +96,7 @@ class Continued(Struct, frozen=True, kw_only=True):
     share: float
     """Their share of all requests, 0 to 1."""
     pause: Quantiles
-    """Seconds from a request's arrival to that of the next that continues it."""
+    """Seconds from a request's arrival to the arrival of the next that continues it."""
 
 
 class Sessions(Struct, frozen=True, kw_only=True):
@@ -143,13 +143,13 @@ class Description(Struct, frozen=True, kw_only=True):
     answers: Quantiles
     """Tokens per answer."""
     hits_unknown: str | None
-    """Why the trace does not tell what a cache would find; null where it does."""
+    """Why the trace does not show hits; null if it does."""
     blocks: Blocks | None
-    """Null where hits cannot be told."""
+    """Null if hits are unknown."""
     reuse: Reuse | None
-    """Null where hits cannot be told, or no block is used twice."""
+    """Null if hits are unknown, or no block is used twice."""
     continued: Continued | None
-    """Null where hits cannot be told, or no request is continued."""
+    """Null if hits are unknown, or no request is continued."""
     sessions: Sessions | None
     """Null where the trace names none."""
 

@@ -1,4 +1,4 @@
-"""What a trace tells of its own future and past: which request uses a block next, or used it."""
+"""Next and previous uses of blocks in a trace."""
 
 import numpy as np
 from numpy.typing import NDArray

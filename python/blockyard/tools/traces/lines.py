@@ -1,4 +1,4 @@
-"""The lines of a text file, gzipped or not, and errors that say where in it."""
+"""The lines of a text file, gzipped or not, and errors with their position."""
 
 import gzip
 import zlib
@@ -17,14 +17,14 @@ class TraceError(Misuse):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands, for errors."""
+    """A position in a file, for errors."""
 
     path: Path
     line: int
     """The line's number, from 1."""
 
     def wrong(self, field: str | None, what: str) -> TraceError:
-        """Returns the error that says what is wrong here, and what to give."""
+        """Returns the error for this position, with the remedy."""
         where = "" if field is None else f", field {field}"
         return TraceError(f"{self.path}, line {self.line}{where}: {what}")
 

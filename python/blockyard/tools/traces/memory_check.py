@@ -1,4 +1,4 @@
-"""Says that memory runs out before it does."""
+"""Raises an error before memory runs out."""
 
 from typing import Final
 

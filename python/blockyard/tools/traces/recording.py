@@ -1,7 +1,7 @@
 """Recordings: what a cache with `record` in its configuration has written of its requests.
 
 `rust/record/src/frame.rs` says what the bytes are. A crash or a full disk may have torn one:
-reading goes on at the next frame, or the next header, that is whole.
+reading continues at the next intact frame or header.
 """
 
 import mmap
@@ -148,7 +148,7 @@ def _body(data: mmap.mmap, at: int, least: int) -> bytes | None:
 
 
 def _behind(data: mmap.mmap, at: int) -> int:
-    """Returns where reading goes on behind what is torn: the next header, or the end.
+    """Returns where reading continues after a torn frame: the next header, or the end.
 
     Where a bit has flipped in a frame, its length still leads to the next one.
     """

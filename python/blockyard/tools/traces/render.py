@@ -26,7 +26,7 @@ _STYLE: Final = "#plots { margin-top: 14px; } main { padding-bottom: 40px; }"
 
 
 def tables(found: Description) -> Iterator[RenderableType]:
-    """Yields what is shown on the terminal."""
+    """Yields the terminal output."""
     yield Text(f"\n{found.trace}", "bold")
     for sentence in found.answer:
         yield Text(sentence)

@@ -12,7 +12,7 @@ __all__ = ["Source", "check_source", "trace_of"]
 
 
 class Source(TypedDict):
-    """The options that say it; None where one was left out."""
+    """The options for it; None for one that was left out."""
 
     trace: Path | None
     trace_block: int | None

@@ -43,7 +43,7 @@ _WANTED: Final = {
     "hash_ids": f"a list of whole numbers from 0 to {_GREATEST}, one for each block of the prompt",
     "session": "text, the same for all requests of one session",
     "block_size": f"tokens per id, a whole number from 1 to {LONGEST}",
-    "hits_unknown": "text that says why",
+    "hits_unknown": "text with the reason",
     "incomplete": "true or false",
 }
 
@@ -90,7 +90,7 @@ class Trace:
     sessions: tuple[str, ...] = ()
     """Names of the sessions, in the order they first appear."""
     hits_unknown: str = ""
-    """Why the ids do not tell what a cache would find, where they do not; "" where they do."""
+    """Why the ids do not show hits; "" if they do."""
     incomplete: bool = False
     """Whether it was cut short by Ctrl-C when it was made."""
 
@@ -195,7 +195,7 @@ def read(
 
 
 def _of_lines(path: Path, trace_block: int | None, requests: int | None) -> Trace:
-    """Reads what is no recording."""
+    """Reads a trace that is not a recording."""
     # Eight bytes for each number: a list of integers takes five times as many.
     head, flat, counts, session = array("q"), array("q"), array("q"), array("q")
     codes: dict[str | None, int] = {None: -1}
@@ -253,7 +253,7 @@ def _of_lines(path: Path, trace_block: int | None, requests: int | None) -> Trac
 
 
 def _of_recording(path: Path, trace_block: int | None, requests: int | None) -> Trace:
-    """Reads what a cache has recorded; its requests stand there in the order of their ends."""
+    """Reads a recording, whose requests are in the order of their ends."""
     size = block_size(path)
     if trace_block not in {None, size}:
         raise Misuse(f"trace_block = {trace_block}: the recording {path} has {size}; leave it out")
@@ -344,7 +344,7 @@ def _guess(path: Path, inputs: NDArray[np.int64], counts: NDArray[np.int64]) -> 
 
 
 def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
-    """Checks that each id has one parent, and so stands only once in a request."""
+    """Checks that each id has one parent, and so is only once in a request."""
     parents = np.concatenate(([-1], ids[:-1]))[: len(ids)]
     parents[offsets[:-1][np.diff(offsets) > 0]] = -1
     # In a good trace neighbours in this order tell it all, for half the memory of `unique`.
@@ -359,11 +359,11 @@ def _check_parents(path: Path, ids: NDArray[np.int64], offsets: NDArray[np.int64
     line, line_seen = np.searchsorted(offsets, [at, seen], side="right").tolist()
     where = f"hash_ids[{at - offsets[line - 1]}]"
     if line == line_seen:
-        what = f"{ids[at]} stands in it twice; an id is for one place in a prompt"
+        what = f"{ids[at]} is in it twice; an id is for one position in a prompt"
     else:
         after = ["first" if i < 0 else f"after {i}" for i in (parents[at], parents[seen])]
         what = (
-            f"{ids[at]} stands {after[0]}, but {after[1]} in line {line_seen}; "
+            f"{ids[at]} is {after[0]} here, but {after[1]} in line {line_seen}; "
             "equal ids must have equal prefixes: give it another id"
         )
     raise Place(path, line).wrong(where, what)

@@ -17,18 +17,18 @@ _CLOSE: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, as far as the file tells it. It has `tokens`, or `keys`, or only its length."""
+    """A request in a file. It has `tokens`, or `keys`, or only its length."""
 
     input_length: int
     """Tokens of the prompt, 1 or more."""
     milliseconds: int | None = None
     """Arrival, from any moment; None where the file has no times."""
     tokens: Sequence[int] | NDArray[Any] | None = None
-    """The prompt: whole numbers from 0 that stand for its tokens."""
+    """The prompt: integers from 0, one for each token."""
     keys: Sequence[Hashable] | None = None
     """A key for each block of the prompt, in order: equal keys have equal prefixes."""
     output_length: int | None = None
-    """Tokens of the answer; None where the file does not say, or says it later."""
+    """Tokens of the answer; None if they are unknown, or follow later."""
     session: str | None = None
     """The same for all requests of one session."""
     salt: str = ""
@@ -47,7 +47,7 @@ class Answered:
 
 
 class Notes:
-    """What the user should know of a file that could be read: counted, and said once each."""
+    """Notes for the user about a readable file, each counted and printed once."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -106,6 +106,6 @@ class Format:
     read: Callable[[Path, How], Iterator[Asked | Answered]]
     """Reads one file; raises TraceError with file, line and field."""
     hits_unknown: str = ""
-    """Why these files do not tell what a cache would find; "" where they do."""
+    """Why these files do not show hits; "" if they do."""
     block_size: Callable[[Path], int] | None = None
-    """Tells the tokens per key, for a format of `keys`; None for a format of tokens."""
+    """Returns the tokens per key, for a format of `keys`; None for a format of tokens."""

@@ -1,13 +1,13 @@
-"""The KV cache events of vLLM and SGLang, which say what was stored and removed.
+"""The KV cache events of vLLM and SGLang: blocks stored and removed.
 
 Both publish batches of events over ZMQ, in the same form (checked with vLLM 0.33, distributed/
 kv_events.py, and SGLang 0.5.23, srt/disaggregation/kv_events.py). A file has the payloads of the
 messages one after another, as they come in msgpack, or as JSON with a batch in each line.
 
-Events tell what was stored, and not what was asked for again: a request that finds its whole prompt
+Events list stored blocks, not requests: a request that finds its whole prompt
 stores nothing, and an answer that grows stores block after block. So there are no requests here.
 Each branch of the tree of blocks becomes a line, at the time of its first block: what the cache has
-held, and how much of it. Hits cannot be told, and the trace says so.
+held, and how much of it. Hits are unknown, and the trace is marked so.
 """
 
 import gzip
@@ -124,7 +124,7 @@ def _block_size(path: Path) -> int:
 
 
 def _events(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yields where an event stands, its time in milliseconds, and its fields by name."""
+    """Yields an event's position, its time in milliseconds, and its fields by name."""
     for where, batch in _batches(path):
         if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):  # noqa: PLR2004
             raise TraceError(f"{where}: it is no batch; {_GIVE}")
@@ -150,7 +150,7 @@ def _named(where: str, event: object) -> dict[str, Any]:
 
 
 def _batches(path: Path) -> Iterator[tuple[str, object]]:
-    """Yields where a batch stands, and the batch as it was decoded."""
+    """Yields a batch's position, and the decoded batch."""
     if _packed(path):
         yield from _unpacked(path)
         return
@@ -190,6 +190,6 @@ FORMAT: Final = Format(
     "kv-events",
     "KV cache events of vLLM and SGLang, msgpack or JSON lines",
     _read,
-    hits_unknown="KV events tell what was stored, and not what was asked for again",
+    hits_unknown="KV events list stored blocks, not requests",
     block_size=_block_size,
 )

@@ -62,7 +62,7 @@ def _requests(
         how.notes.count("lines left out as their prompt is empty")
     if values.get("previous_response_id") or values.get("conversation"):
         how.notes.count(
-            "requests that continue what is only named, so that their prompts lack what came before"
+            "requests that refer to an earlier response by id, so that their prompts are too short"
         )
     logged, given = _usage(answer, "input", _ASKED), _usage(answer, "output", _GIVEN)
     if logged:
@@ -165,9 +165,7 @@ def _message(item: Mapping[str, Any], how: How) -> str:
             lines.append(part["text"])
         elif part is not None:
             # A picture or a sound is one word: how many tokens it takes is the model's affair.
-            how.notes.count(
-                "parts of messages that are no text, each of which counts as a token or a few"
-            )
+            how.notes.count("parts of messages without text, each counted as a token or a few")
             lines.append(blake2b(_json(part).encode(), digest_size=6).hexdigest())
     lines += [
         f"{field} {value if isinstance(value, str) else _json(value)}"

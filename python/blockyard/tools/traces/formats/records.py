@@ -20,7 +20,7 @@ _MOST_SHOWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An object, and where it stands.
+    """An object and its position.
 
     A field may have one of several names; the first that is found counts.
     """
@@ -56,7 +56,7 @@ class Record:
         return value
 
     def tokens(self, name: str, value: object) -> list[int]:
-        """Returns token ids, of which there is at least one."""
+        """Returns token ids, at least one."""
         what = "give a list of whole numbers from 0, the ids of the prompt's tokens"
         if not isinstance(value, list) or not value:
             raise self.wrong(name, f"{shown(value)}; {what}")
@@ -91,7 +91,7 @@ class Record:
             raise self.wrong(name, str(error)) from None
 
     def wrong(self, name: str | None, what: str) -> TraceError:
-        """Returns the error that says what is wrong here."""
+        """Returns the error for this position."""
         return self.place.wrong(name, what)
 
 

@@ -10,7 +10,7 @@ __all__ = ["milliseconds"]
 _PER_SECOND: Final[dict[TimeUnit, int]] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = 10**11
-"""Seconds of the year 5138: what is more is in another unit."""
+"""Seconds of the year 5138: a larger number is in another unit."""
 
 
 def milliseconds(value: object, unit: TimeUnit) -> int:
@@ -21,7 +21,7 @@ def milliseconds(value: object, unit: TimeUnit) -> int:
         unit: Of a number.
 
     Raises:
-        ValueError: It is no time. The message says what it must be.
+        ValueError: It is not a time. The message has the valid forms.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # Compared before it is divided: a whole number may be too large for a float.

@@ -32,7 +32,7 @@ _LEAST, _MOST = 1.0, 16.0
 class Words:
     """Hashes words, and estimates their tokens, so that texts that begin alike have tokens that do.
 
-    Lengths are estimates. What is shared between prompts is told exactly, to a word.
+    Lengths are estimates. Shared prefixes are exact, to a word.
 
     Args:
         chars_per_token: In the mean, from 1 to 16. A short word is a token all the same.
