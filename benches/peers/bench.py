@@ -134,8 +134,10 @@ class Bench:
 
 
 def _ways(spec: Spec, side: str) -> list[str]:
-    if spec.stat in {"beside", "two"}:
-        return ["long", spec.stat]
+    if spec.stat == "beside":
+        return ["long", "beside", "control", "control-beside"]
+    if spec.stat == "two":
+        return ["long", "two"]
     if spec.stat == "told":
         return ["told"]
     each = "each-wall" if side in spec.wall else "each"
@@ -160,13 +162,15 @@ def figures(stat: str, said: dict[str, Any]) -> dict[str, Any]:
     if stat == "told":
         return {"value": middle(each), "wall": middle(each), "each": each}
     if stat in {"beside", "two"}:
-        # In some peers another thread still disturbs rounds alone, so the least one counts.
-        alone, other = min(mean("long", "wall")), middle(mean(stat, "wall"))
-        value = other / alone if stat == "beside" else alone / other
+        share = middle(mean("long", "wall")) / middle(mean(stat, "wall"))
+        value = share
+        if stat == "beside":
+            alone, beside = mean("control", "wall"), mean("control-beside", "wall")
+            value = share / (middle(alone) / middle(beside))
         errors = [error for one in said["rounds"] for error in one.get("errors", ())]
         # A thread that raised did not make all of its calls.
         found = {"failed": f"raised {errors[0]}"} if errors else {"value": value}
-        return {**found, "alone": alone, "with": other, "errors": errors}
+        return {**found, "share": share, "errors": errors}
     return {
         "value": middle(mean("alone", "cpu")),
         "wall": middle(mean("alone", "wall")),

@@ -48,6 +48,16 @@ class Row:
         """Restores the state after a round; this is not timed."""
 
 
+class Control(Row):
+    """Python that never leaves the interpreter: what a call beside a busy thread can keep at most."""
+
+    again = True
+
+    @override
+    def prepare(self) -> Sequence[Operation]:
+        return [partial(sum, range(100))] * 1000
+
+
 #: Nanoseconds after which a round beside a busy thread ends.
 MOST = 1e9
 
@@ -142,8 +152,12 @@ LONG = 1e8
 def play(row: Row, how: str) -> dict[str, Any]:
     """Plays a round: `alone` or `long`, `each` on one of two clocks, `told`, `beside` or `two`.
 
+    `control` and `control-beside` play the control in the row's place.
+
     The same operations run untimed first, since another process has just used the caches.
     """
+    if how.startswith("control"):
+        row, how = Control(), "beside" if how.endswith("beside") else "long"
     spent = took = 0.0
     for _ in range(PASSES):
         operations = row.prepare()

@@ -73,6 +73,8 @@ class Process:
         around = {**os.environ, **QUIET}
         if place:
             around.pop("PYTHONPATH", None)
+        if not python.exists():
+            raise Failed(f"{side}: no {python}; run benches/peers/setup.py {place}")
         self.side = side
         self.log = work.parent / f"{re.sub(r'[^a-z]+', '-', side.lower())}.log"
         with self.log.open("w") as log:

@@ -4,7 +4,7 @@
 use crate::work::{BLOCK, Rig, Row};
 use blockyard_core::{
     Answer, Cache, Cells, Chain, EvictionPolicy, Extras, Filling, Key, Lease, LeaseId, Loading,
-    Plan, Request, Retention, Sealing, Seals, Tier,
+    Plan, Request, Retention, Sealing, Seals, TableCells, Tier,
 };
 use std::hint::black_box;
 
@@ -327,7 +327,13 @@ impl Decode {
             lease.append(&[7]).expect("open");
         }
         let tables = &mut self.tables;
-        let write = |at: usize, slot: u32| tables[at] = slot.cast_signed();
+        let write = |cells: TableCells<'_>| {
+            let at = cells.row * WIDTH + cells.first;
+            let slots = cells.slots();
+            for (cell, slot) in tables[at..at + slots.len()].iter_mut().zip(slots) {
+                *cell = slot.cast_signed();
+            }
+        };
         self.cache
             .lock()
             .block_tables(&self.ids, WIDTH, Cells::Changed, Loading::Refuse, write)

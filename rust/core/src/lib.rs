@@ -38,5 +38,5 @@ pub use mirror::{Clears, Heard, Salts};
 pub use state::{
     Answer, Begun, Cells, Condemned, Config, Counters, Fetch, Field, Filling, Forgotten, Holder,
     HolderId, HostCopies, Kind, Loading, MAX_RUNS, Need, ParkedView, Pending, Probe, Request, Room,
-    Sealing, State, Stats, Stop, TierStats, View, Violation, Wanted, WritePolicy,
+    Sealing, State, Stats, Stop, TableCells, TierStats, View, Violation, Wanted, WritePolicy,
 };

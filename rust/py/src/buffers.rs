@@ -8,7 +8,10 @@ use pyo3::exceptions::{PyException, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyInt, PyIterator};
+use std::cell::Cell;
 use std::ffi::CStr;
+use std::ops::Range;
+use std::slice;
 
 /// One call takes at most this many values of anything. No prompt or batch has as many, and an endless
 /// iterator reaches them in a second or two.
@@ -311,7 +314,7 @@ enum Owner<T: Element> {
     Tensor(Tensor),
 }
 
-impl<T: Element> Out<T> {
+impl<T: Element + Default> Out<T> {
     pub(crate) fn new(from: &Bound<'_, PyAny>, dtype: &str, dimensions: usize) -> PyResult<Self> {
         let wrong = |what: String| {
             Failure::misuse(format!(
@@ -383,20 +386,47 @@ impl<T: Element> Out<T> {
         &self.shape
     }
 
-    /// Writes one element.
+    /// Writes elements that follow each other.
     ///
     /// # Panics
-    /// If `at` is beyond the array.
-    #[expect(
-        unsafe_code,
-        reason = "PyO3 has no safe way to write single elements of a buffer"
-    )]
-    pub(crate) fn set(&self, _py: Python<'_>, at: usize, value: T) {
-        assert!(at < self.count, "out has {} elements", self.count);
+    /// If they reach beyond the array.
+    pub(crate) fn write(
+        &self,
+        py: Python<'_>,
+        at: usize,
+        values: impl ExactSizeIterator<Item = T>,
+    ) {
+        let cells = self.cells(py, at..at + values.len());
+        for (cell, value) in cells.iter().zip(values) {
+            cell.set(value);
+        }
+    }
+
+    /// Writes zeros.
+    ///
+    /// # Panics
+    /// If they reach beyond the array.
+    pub(crate) fn clear(&self, py: Python<'_>, at: Range<usize>) {
+        for cell in self.cells(py, at) {
+            cell.set(T::default());
+        }
+    }
+
+    #[expect(unsafe_code, reason = "PyO3 gives a slice of cells only of a whole buffer")]
+    fn cells<'a>(&'a self, _py: Python<'a>, at: Range<usize>) -> &'a [Cell<T>] {
+        assert!(
+            at.start <= at.end && at.end <= self.count,
+            "out has {} elements",
+            self.count
+        );
+        if at.is_empty() {
+            return &[];
+        }
         // SAFETY: `new` has checked that the array is writable, C-contiguous and of elements of this
         // type, so that `count` of them, aligned, follow `first`; the owner keeps them there while
-        // `self` lives, and `_py` shows that no Python code runs meanwhile.
-        unsafe { self.first.add(at).write(value) }
+        // `self` lives. Others may write them too, so they are cells, and `_py` shows that no Python
+        // code runs meanwhile.
+        unsafe { slice::from_raw_parts(self.first.add(at.start).cast::<Cell<T>>(), at.len()) }
     }
 }
 

@@ -58,15 +58,16 @@ pub(crate) fn enter_weighed<T: Send>(
 /// The same for a verb that is short, attached, and only if no other thread has the yard.
 pub(crate) fn attached<T>(
     cache: &Cache,
-    blocks: usize,
+    weigh: impl FnOnce(&State) -> usize,
     act: impl FnOnce(&mut State) -> core::Result<T>,
 ) -> Outcome<Option<T>> {
-    if blocks > SHORT {
+    let Some(mut locked) = contained(cache, || cache.try_enter())? else {
+        return Ok(None);
+    };
+    if contained(cache, || Ok(weigh(&locked)))? > SHORT {
         return Ok(None);
     }
-    let locked = contained(cache, || cache.try_enter())?;
-    let done = locked.map(|mut locked| contained(cache, move || act(&mut locked)));
-    done.transpose()
+    contained(cache, move || act(&mut locked)).map(Some)
 }
 
 /// Makes keys of `tokens` tokens, outside the yard. A panic in it breaks the cache: keys that are

@@ -66,8 +66,18 @@ def test_what_is_done_on_another_thread_is_judged_by_elapsed_time() -> None:
 
 def test_beside_a_busy_thread_our_own_figure_has_a_bound() -> None:
     spec = ROWS["match-beside"]
-    assert [line.verdict for line in judged("match-beside", spec, {OURS: said(3.1)})] == ["missed"]
-    assert [line.verdict for line in judged("match-beside", spec, {OURS: said(2.9)})] == ["met"]
+    assert [line.verdict for line in judged("match-beside", spec, {OURS: said(0.94)})] == ["missed"]
+    assert [line.verdict for line in judged("match-beside", spec, {OURS: said(0.95)})] == ["met"]
+
+
+def test_the_share_beside_a_busy_thread_is_of_medians_and_over_that_of_the_control() -> None:
+    def play(how: str, *walls: float) -> list[dict[str, Any]]:
+        return [{"how": how, "wall": wall, "cpu": 0, "operations": 10} for wall in walls]
+
+    # One round alone was fast by chance: a least one would make a third of the half.
+    rounds = [*play("long", 100, 60, 100), *play("beside", 200, 210, 190)]
+    rounds += [*play("control", 10, 10, 10), *play("control-beside", 20, 25, 15)]
+    assert figures("beside", {"unit": 1, "rounds": rounds})["value"] == 1.0
 
 
 def test_a_side_that_failed_has_no_line_and_the_others_do() -> None:

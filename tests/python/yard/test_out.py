@@ -90,6 +90,35 @@ def test_a_large_batch_is_written_too_where_the_yard_is_busy(rows: int) -> None:
         other.join()
 
 
+@pytest.mark.parametrize("rows", [3, 1100], ids=["directly", "gathered first"])
+@pytest.mark.parametrize("width", [BLOCKS, BLOCKS + 1, 600])
+def test_every_cell_is_a_slot_or_padding_and_nothing_beyond_is_written(
+    rows: int, width: int
+) -> None:
+    cache = by.KVCache(device=rows * BLOCKS + 1)
+    lengths = [1 + 11 * row % TOKENS for row in range(rows)]
+    batch = [
+        cache.begin(range(TOKENS * row, TOKENS * row + n), reserve=TOKENS - n)
+        for row, n in enumerate(lengths)
+    ]
+    memory = zeros(rows + 2, width)
+    assert cache.block_tables(batch, memory) == rows * width
+    ends = [-(-n // 16) for n in lengths]
+    for row, end in enumerate(ends):
+        assert cache.block_tables(batch[row])[0].tolist() == memory[row, :end].tolist()
+        assert not memory[row, end:].any()
+    assert np.unique(memory[:rows]).tolist() == list(range(sum(ends) + 1))
+    assert (memory[rows:] == -1).all()
+    # What has been added since, and nothing else.
+    memory[:rows] = -1
+    cache.grow(batch, [TOKENS - n for n in lengths])
+    added = rows * BLOCKS - sum(ends)
+    assert cache.block_tables(batch, memory, cells="changed") == added
+    assert (memory != -1).sum() == added
+    assert all((memory[row, end:BLOCKS] > 0).all() for row, end in enumerate(ends))
+    assert cache.audit() is None
+
+
 @pytest.mark.parametrize("shape", [(1, BLOCKS), (4, BLOCKS)])
 def test_strides_of_an_axis_of_one_or_of_nothing_do_not_matter(
     cache: by.KVCache, shape: tuple[int, int]

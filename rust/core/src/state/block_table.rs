@@ -1,7 +1,8 @@
 //! Block tables and slot mappings, written into the engine's own arrays.
 
 use super::State;
-use crate::base::{Error, Ix, LeaseId, Result};
+use super::record::Running;
+use crate::base::{Error, Ix, LeaseId, Result, SlotIx};
 
 /// Which cells of a block table are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,8 +25,35 @@ pub enum Loading {
     Joined,
 }
 
+/// Cells of a block table that follow each other in a row.
+#[derive(Clone, Copy, Debug)]
+pub struct TableCells<'a> {
+    /// The row.
+    pub row: usize,
+    /// The column of the first.
+    pub first: usize,
+    slots: &'a [SlotIx],
+}
+
+impl TableCells<'_> {
+    /// The device slots that the cells show.
+    pub fn slots(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.slots.iter().map(|slot| slot.get())
+    }
+}
+
 impl State {
-    /// Writes each lease's device slots into its row of `width` cells; returns the cells written.
+    /// How many cells `block_tables` would write, without the padding; rows that it refuses count
+    /// as empty.
+    pub fn table_cells(&self, leases: &[LeaseId], cells: Cells) -> usize {
+        let known = leases.iter().filter_map(|&id| self.lease(id).ok());
+        known
+            .map(|lease| unshown(&self.leases[lease], cells).1.len())
+            .sum()
+    }
+
+    /// Writes each lease's device slots into its row of `width` cells; returns the cells written,
+    /// with the padding. The caller pads: outside the lock, as a row may be long.
     ///
     /// # Errors
     /// `Spent`; `State` for a lease that loads, unless `loading` allows it; `Argument` when a table is
@@ -36,7 +64,7 @@ impl State {
         width: usize,
         cells: Cells,
         loading: Loading,
-        mut write: impl FnMut(usize, u32),
+        mut write: impl FnMut(TableCells<'_>),
     ) -> Result<u64> {
         self.check_rows(leases)?;
         for (row, &id) in leases.iter().enumerate() {
@@ -53,21 +81,9 @@ impl State {
         let mut written = 0;
         for (row, id) in leases.iter().enumerate() {
             let record = &mut self.leases[id.at()];
-            let first = if cells == Cells::All {
-                0
-            } else {
-                record.shown as usize
-            };
-            for (column, &slot) in record.table.iter().enumerate().skip(first) {
-                write(row * width + column, slot.get());
-            }
-            written += record.table.len() - first.min(record.table.len());
-            if cells == Cells::All {
-                for column in record.table.len()..width {
-                    write(row * width + column, 0);
-                }
-                written += width - record.table.len();
-            }
+            let (first, slots) = unshown(record, cells);
+            write(TableCells { row, first, slots });
+            written += if cells == Cells::All { width } else { slots.len() };
             record.shown = record.blocks();
         }
         Ok(written as u64)
@@ -117,6 +133,13 @@ impl State {
         }
         Ok(at as u64)
     }
+}
+
+/// The cells of a lease to write, from which column on.
+fn unshown(record: &Running, cells: Cells) -> (usize, &[SlotIx]) {
+    let shown = if cells == Cells::All { 0 } else { record.shown };
+    let first = record.table.len().min(shown as usize);
+    (first, &record.table[first..])
 }
 
 /// What is read in its slots before its copies have landed is not its KV, and what is written there is

@@ -50,7 +50,7 @@ mod withdraw;
 
 pub use audit::Violation;
 pub use begin::{Filling, Request};
-pub use block_table::{Cells, Loading};
+pub use block_table::{Cells, Loading, TableCells};
 pub use config::Config;
 pub use demote::WritePolicy;
 pub use dry_run::Need;
