@@ -49,7 +49,7 @@ class Row:
 
 
 class Control(Row):
-    """Python that never leaves the interpreter: what a call beside a busy thread can keep at most."""
+    """Python that never leaves the interpreter: the most that a call keeps beside a busy thread."""
 
     again = True
 
