@@ -180,6 +180,7 @@ class CopyStream:
         gpu: Gpu,
         tiers: Sequence[Tier],
         depth: int,
+        *,
         parts: int,
         runs: int,
         lose: Callable[[GpuError], object],
