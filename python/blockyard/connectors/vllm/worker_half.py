@@ -14,8 +14,8 @@ from blockyard.connectors.vllm.engine_facts import Facts
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Teller, rank_stats
+from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.worker import Worker
-from blockyard.crane.tiers.disk import DiskPath
 from blockyard.shared.plan import Cause
 from blockyard.yard.config import Config
 
@@ -31,23 +31,15 @@ class WorkerHalf:
 
     Args:
         known: What vLLM has.
+        settings: What it does.
         config: Sizes and policies, as the scheduler's half has them.
-        checksums: Whether what comes up is compared with what went down.
-        disk_path: As in `Settings`.
     """
 
-    def __init__(
-        self,
-        known: Facts,
-        config: Config,
-        *,
-        checksums: bool = True,
-        disk_path: DiskPath | None = None,
-    ) -> None:
+    def __init__(self, known: Facts, settings: Settings, config: Config) -> None:
         self._known = known
         self._config = config
-        self._checksums = checksums
-        self._disk_path = disk_path
+        self._checksums = settings.checksums
+        self._disk_path = settings.disk_path
         self._shared = _file_of(known)
         self.copier: Copier | None = None
         """How it copies, for tests; set before `register`."""
