@@ -51,7 +51,11 @@ pub(crate) struct DiskLane {
 #[pymethods]
 impl DiskLane {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    #[expect(
+        clippy::too_many_arguments,
+        clippy::fn_params_excessive_bools,
+        reason = "Python names them"
+    )]
     #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=4, owned=true,
         rest=0.5))]
     fn new(
@@ -80,7 +84,8 @@ impl DiskLane {
         let opened = wait(py, || {
             let geometry = Geometry::new(slots, block_bytes)?;
             if owned {
-                SlotFiles::own(&root, &fields, rank, geometry, way, options)
+                let folder = Folder::open(&root, &fields, rank)?;
+                SlotFiles::own(folder, rank, geometry, way, options)
             } else {
                 let place = Place::of(&root, &fields, rank);
                 Ok(SlotFiles::read(place, rank, geometry, way, options))
