@@ -57,7 +57,7 @@ class Bench(NamedTuple):
     """As in `calibrate`."""
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913 - keywords
     device: Device,
     host: Placed,
     *,

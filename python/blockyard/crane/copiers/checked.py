@@ -235,7 +235,7 @@ class CheckedKeyedCopier(CheckedCopier):
     """Likewise, of a copier that takes keys."""
 
     @owned
-    def start_keyed(
+    def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
         self,
         source: Tier,
         destination: Tier,

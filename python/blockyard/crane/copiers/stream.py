@@ -175,7 +175,7 @@ class CopyStream:
         owner: The copier's.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         gpu: Gpu,
         tiers: Sequence[Tier],
