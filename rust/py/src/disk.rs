@@ -51,11 +51,7 @@ pub(crate) struct DiskLane {
 #[pymethods]
 impl DiskLane {
     #[new]
-    #[expect(
-        clippy::too_many_arguments,
-        clippy::fn_params_excessive_bools,
-        reason = "Python names them"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=4, owned=true,
         rest=0.5))]
     fn new(
