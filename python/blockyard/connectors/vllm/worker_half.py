@@ -38,8 +38,7 @@ class WorkerHalf:
     def __init__(self, known: Facts, settings: Settings, config: Config) -> None:
         self._known = known
         self._config = config
-        self._checksums = settings.checksums
-        self._disk_path = settings.disk_path
+        self._settings = settings
         self._shared = _file_of(known)
         self.copier: Copier | None = None
         """How it copies, for tests; set before `register`."""
@@ -85,11 +84,11 @@ class WorkerHalf:
             copier=self.copier,
             shared=self._shared,
             # What tests give says itself what it checks.
-            checksums=self._checksums and self.copier is None,
-            disk_path=self._disk_path,
+            checksums=self._settings.checksums and self.copier is None,
+            disk_path=self._settings.disk_path,
             replica=self._known.replica.name,
         )
-        if self._disk_path is not None:
+        if self._settings.disk_path is not None:
             self._teller = Teller(
                 (rank_stats(self._known.rank), self.worker.crane.persistent.stats)
             )
