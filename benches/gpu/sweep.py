@@ -5,7 +5,14 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
-from blockyard.crane.copiers.calibrate import Sample, calibrate, crossover, pieces, sizes
+from blockyard.crane.copiers.calibrate import (
+    Bench,
+    Sample,
+    calibrate,
+    crossover,
+    pieces,
+    sizes,
+)
 from blockyard.shared.copy_tuning import CopyTuning
 from flights import Result, need_peak
 from pairs import Pair
@@ -46,14 +53,15 @@ def sweep(rig: Rig, until: float, said: Result) -> None:
         said[name] = _rates(rig, blocks, variants, next(ends))
         say(f"  {name}: done")
     said["flags"] = _flags(rig, next(ends))
-    said["pieces"] = _samples(pieces(rig.gpu, known, clock=rig.clock, end=next(ends), busy=False))
+    bench = Bench(rig.gpu, rig.clock, busy=False)
+    said["pieces"] = _samples(pieces(bench, known, end=next(ends)))
     layer_first = rig.sizes.cases[0].make("layer-first").planes[0]
     end = next(ends)
     half = rig.clock() + (end - rig.clock()) / 2
-    whole = sizes(rig.gpu, known, clock=rig.clock, end=half, busy=False)
+    whole = sizes(bench, known, end=half)
     said["sizes, in one piece"] = _samples(whole)
     piece = layer_first.piece_bytes
-    apart = sizes(rig.gpu, known, piece, clock=rig.clock, end=end, busy=False)
+    apart = sizes(bench, known, piece, end=end)
     said["sizes, in pieces"] = _samples(apart)
     said["best"] = {
         "ring_bytes": _least(said["ring_bytes"]),

@@ -382,7 +382,7 @@ class LocalCache(KVCache):
         self.close(flush=None if kind is None else 0)
 
 
-def local(
+def local(  # noqa: PLR0913 - keywords
     config: Config | KVLayout,
     /,
     *,

@@ -115,16 +115,7 @@ class Worker(Single):
         layout, blocks = config.layout, config.device_blocks
         if layout is None:
             raise Misuse("layout = None: copies need the layout of a block; give Config(layout=…)")
-        if disk_path is None and config.disk_blocks:
-            raise Misuse(
-                f"disk = {config.disk_blocks} blocks without disk_path: give a folder; for a third "
-                "tier in memory, use Worker(Crane(..., disk=))"
-            )
-        if disk_path is not None and not (config.disk_blocks and "disk" in config.keyed):
-            raise Misuse(
-                f"disk_path was given, and disk = {config.disk_blocks}, keyed = {config.keyed}: "
-                'give Config(disk="200 GiB", keyed=("disk",))'
-            )
+        _check_disk(config, disk_path)
         device: DeviceTier | MemoryTier
         if gpu is None:
             device = MemoryTier.adopt(layout, tensors, blocks=blocks, axis=axis)
@@ -365,6 +356,19 @@ class Worker(Single):
                     "would overwrite its source: end the step and reset this rank"
                 )
             time.sleep(_PAUSE)
+
+
+def _check_disk(config: Config, disk_path: DiskPath | None) -> None:
+    if disk_path is None and config.disk_blocks:
+        raise Misuse(
+            f"disk = {config.disk_blocks} blocks without disk_path: give a folder; for a third "
+            "tier in memory, use Worker(Crane(..., disk=))"
+        )
+    if disk_path is not None and not (config.disk_blocks and "disk" in config.keyed):
+        raise Misuse(
+            f"disk_path was given, and disk = {config.disk_blocks}, keyed = {config.keyed}: "
+            'give Config(disk="200 GiB", keyed=("disk",))'
+        )
 
 
 def _name(one: Plan | Outcome) -> _Name:

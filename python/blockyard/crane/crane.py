@@ -89,7 +89,7 @@ class Crane(Single):
     )
     """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         layout: KVLayout,
         *,

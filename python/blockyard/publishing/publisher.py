@@ -185,7 +185,7 @@ class Publisher(Single):
     SCHEMA: Final = (*EVENT_STATS, *PUBLISHER_STATS)
     """Name, unit, kind, metric and meaning of each number in `stats` that is exported."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         cache: Cache,
         endpoint: str = "tcp://127.0.0.1:5557",

@@ -321,7 +321,7 @@ class Admission:
                 self._prefetched = -1
                 return
 
-    def take_back(self, but: Request | None = None, *, apart: bool = False) -> bool:
+    def take_back(self, but: Request | None = None) -> bool:
         """Takes back the ticket of the last request, if nothing goes on for want of room.
 
         Otherwise requests that were each promised a part of the room would wait for one another.
@@ -329,20 +329,24 @@ class Admission:
 
         Args:
             but: A request that keeps its ticket.
-            apart: Whether only requests outside the queue's order give theirs back.
 
         Returns:
             Whether there was a ticket to take back.
         """
-        promised = self._queue.promised
-        others = [entry for entry in promised if entry is not but and (entry.apart or not apart)]
-        if others:
-            last = max(others, key=lambda entry: (entry.apart, entry.rank))
+        return self._take_back([entry for entry in self._queue.promised if entry is not but])
+
+    def take_back_apart(self) -> bool:
+        """Takes a ticket back as `take_back`, only from one that stands in no line."""
+        return self._take_back([entry for entry in self._queue.promised if entry.apart])
+
+    def _take_back(self, promised: list[Request]) -> bool:
+        if promised:
+            last = max(promised, key=lambda entry: (entry.apart, entry.rank))
             last.give_back(self._cache)
             self._queue.drop_ticket(last)
             last.waiting.ticket = None
             self._refused = None
-        return bool(others)
+        return bool(promised)
 
     def spare(self) -> int:
         """Device blocks to be had that are promised to none; below 0 after a resize."""

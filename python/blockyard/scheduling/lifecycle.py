@@ -13,7 +13,7 @@ from blockyard.scheduling.output_checks import check_acks
 from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result
 from blockyard.scheduling.request_checks import whole
 from blockyard.scheduling.shared import Shared
-from blockyard.shared.hints import NO_HINTS
+from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.owner import Owner
 from blockyard.shared.validate import bounded, one_of
 
@@ -301,19 +301,24 @@ class Lifecycle:
 
     def recompute(self, seat: Seat) -> None:
         """Puts the request of a seat back in the queue, with the tokens that it has now."""
-        self.release(seat, ends=False)
+        self.release(seat, NO_HINTS)
         if self._parking.must_park and seat.request.outputs:
             self.end(seat.request, RequestState.FAILED, "kv_lost: this engine cannot recompute it")
             return
         seat.request.recompute()
         self._queue_up(seat.request)
 
-    def release(self, seat: Seat, *, ends: bool = True) -> None:
-        """Returns the blocks of a seat once the steps in flight that may write them are done."""
+    def release(self, seat: Seat, hints: Hints | None = None) -> None:
+        """Returns the blocks of a seat once the steps in flight that may write them are done.
+
+        Args:
+            seat: The seat.
+            hints: What is known of the blocks' future; None for what its request says.
+        """
         after = self._batch.pending_write(seat)
         if after is not None:
             self._batch.hold_back(self._cache.exclusive_blocks(seat.lease), after)
-        hints = seat.request.hints if ends else NO_HINTS
+        hints = seat.request.hints if hints is None else hints
         self._cache.finish(seat.lease, **hints.keywords, after=after)
         if seat.ticket is not None:
             self._cache.release(seat.ticket)

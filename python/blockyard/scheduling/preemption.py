@@ -349,8 +349,8 @@ class Pressure:
         if refused is not None:
             first, lacks, below = refused
             if below:
-                self._unread.outlast(first, below=True)
-            elif lacks > 0 and not self._admission.take_back(apart=True):
+                self._unread.outlast(first, self._unread.keepers())
+            elif lacks > 0 and not self._admission.take_back_apart():
                 self._give_way(first, lacks)
             self._preemptor.relieve(lacks, behind=first)
             idle = len(self._seats) == len(self._batch.held)
@@ -370,7 +370,7 @@ class Pressure:
         victims, short = self._preemptor.held(lacks, behind=first)
         self._preempt(victims)
         if short:
-            self._unread.outlast(first, below=False)
+            self._unread.outlast(first, self._unread.seated())
 
     def make_room(self, grown: Grown) -> Grown:
         """Lets rows without room skip the step, and stops victims where too little comes.
@@ -382,7 +382,7 @@ class Pressure:
             grown = self._batch.grow()
             if not grown.skipped:
                 return grown
-        self._admission.take_back(apart=True)
+        self._admission.take_back_apart()
         self._counters.skipped += len(grown.skipped)
         self._preempt(self._preemptor.outgrown(grown.skipped))
         victims = self._preemptor.victims(grown, self._admission.growth())

@@ -127,7 +127,7 @@ class Reservations(Single):
         self._counts = dict.fromkeys((*ReservationState, "refused"), 0)
 
     @owned
-    def open(
+    def open(  # noqa: PLR0913 - keywords
         self,
         request: Hashable,
         blocks: int,

@@ -35,16 +35,15 @@ class Unread:
         """Steps for which it may."""
         self._waiting: Request | None = None
 
-    def keepers(self, *, below: bool = True) -> list[Request]:
-        """The held requests that keep seats or blocks, those with a seat first, then the newest.
+    def keepers(self) -> list[Request]:
+        """The held requests that keep seats or blocks, those with a seat first, then the newest."""
+        return self.seated() + _newest(
+            entry for entry in tuple(self._queue.held) if entry.parked is not None
+        )
 
-        Args:
-            below: Whether those count, too, that are parked.
-        """
-        keepers = [seat.request for seat in self._batch.held]
-        if below:
-            keepers += [entry for entry in tuple(self._queue.held) if entry.parked is not None]
-        return sorted(keepers, key=lambda entry: (entry.parked is None, entry.rank), reverse=True)
+    def seated(self) -> list[Request]:
+        """The held requests that have a seat, the newest first."""
+        return _newest(seat.request for seat in self._batch.held)
 
     @property
     def waiting(self) -> Request | None:
@@ -57,15 +56,14 @@ class Unread:
         """Notes that no request waits for them in this step, as far as is known yet."""
         self._waiting = None
 
-    def outlast(self, waiting: Request, *, below: bool) -> None:
+    def outlast(self, waiting: Request, keepers: list[Request]) -> None:
         """Counts a step in which they keep a request waiting, and fails the first that may not.
 
         Args:
             waiting: The request that waits.
-            below: Whether it waits for room below the device, which parked ones keep, too.
+            keepers: The `keepers` where it waits for room below the device, else the `seated`.
         """
         self._waiting = waiting
-        keepers = self.keepers(below=below)
         for entry in keepers:
             entry.kept_steps += 1
         late = next((entry for entry in keepers if entry.kept_steps > self.most), None)
@@ -78,6 +76,10 @@ class Unread:
         )
         _log.warning("request %r fails, %s", late.id, why)
         self._lifecycle.give_up(late, why)
+
+
+def _newest(entries: Iterable[Request]) -> list[Request]:
+    return sorted(entries, key=lambda entry: entry.rank, reverse=True)
 
 
 def named(entries: Iterable[Request]) -> str:

@@ -12,7 +12,7 @@ from blockyard.scheduling.engine import Engine
 from blockyard.scheduling.new_request import NewRequest, check_id, checked
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.serving.step_loop import Call, StepLoop
+from blockyard.serving.step_loop import Call, Reader, StepLoop
 from blockyard.serving.stream import Channel, Front, Stream
 from blockyard.shared.log import Limited, unclosed
 from blockyard.shared.owner import thread_name
@@ -78,7 +78,8 @@ class AsyncEngine(Single):
     ) -> None:
         self._scheduler = scheduler
         self._max_unread = integer("max_unread", max_unread)
-        self._steps = StepLoop(scheduler, engine, self._tell, move, self._is_over, steps_in_flight)
+        reader = Reader(self._tell, self._is_over)
+        self._steps = StepLoop(scheduler, engine, reader, move, steps_in_flight)
         self._closed = False
         """Whether `drain` or `close` was called."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -227,7 +228,7 @@ class AsyncEngine(Single):
         """
         self._check_loop()
         self._closed = True
-        self._steps.close(abort=False)
+        self._steps.drain()
         await self._wait("drain")
 
     async def close(self) -> None:
@@ -242,7 +243,7 @@ class AsyncEngine(Single):
         """
         self._check_loop()
         self._closed = True
-        self._steps.close(abort=True)
+        self._steps.close()
         await self._wait("close")
 
     def _check_loop(self) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from blockyard.shared.log import Limited, described
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, shown
 
-__all__ = ["Call", "StepLoop"]
+__all__ = ["Call", "Reader", "StepLoop"]
 
 Call: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 """A function to call in the reader's thread, and its arguments."""
@@ -42,17 +42,26 @@ _log = Limited(__name__)
 _mute = Limited(__name__, 60.0)
 
 
+class Reader(NamedTuple):
+    """The thread that reads tokens."""
+
+    tell: Callable[[list[Call]], None]
+    """Makes calls in it, and raises RuntimeError where it is gone."""
+    gone: Callable[[], bool]
+    """Tells whether it is gone: then all is aborted, and the loop ends."""
+
+
 class StepLoop(Single):
     """Schedules, submits, polls and moves copies, and passes tokens to their readers.
 
-    `run` is the thread's. `do`, `resume`, `abort`, `drop`, `close` and `wake` are for any thread.
+    `run` is the thread's. `do`, `resume`, `abort`, `drop`, `drain`, `close` and `wake` are for any
+    thread.
 
     Args:
         scheduler: The scheduler.
         engine: The engine; its `notify`, if it has one, is given `wake`.
-        tell: Makes calls in the reader's thread; it raises RuntimeError if that is gone.
+        reader: The thread that reads.
         move: Moves copies, once a turn; None for the cache's own `step`.
-        gone: Returns whether the reader's thread is gone: then all requests are aborted.
         steps_in_flight: Most steps that the engine has at a time.
 
     Raises:
@@ -64,16 +73,14 @@ class StepLoop(Single):
         self,
         scheduler: Scheduler,
         engine: Engine,
-        tell: Callable[[list[Call]], None],
+        reader: Reader,
         move: Callable[[], object] | None,
-        gone: Callable[[], bool],
         steps_in_flight: int,
     ) -> None:
         scheduler.check(engine)
-        self._gone = gone
+        self._reader = reader
         self._scheduler = scheduler
         self._engine = engine
-        self._tell_reader = tell
         step = getattr(scheduler.cache, "step", None) if move is None else move
         if not callable(step):
             raise Misuse(
@@ -136,11 +143,18 @@ class StepLoop(Single):
         if self._failure is not None:
             raise Unavailable(f"the engine failed: {described(self._failure)}") from self._failure
 
-    def close(self, *, abort: bool) -> None:
-        """Takes nothing more, and ends when all requests have: by themselves, or as aborted."""
+    def drain(self) -> None:
+        """Takes nothing more, and ends when all requests have ended by themselves."""
+        self._end_with(self._unhold_all)
+
+    def close(self) -> None:
+        """Takes nothing more, aborts all requests, and ends when they have ended."""
+        self._end_with(self._abort_all)
+
+    def _end_with(self, act: Callable[[], None]) -> None:
         with self._lock:
             self._closing = True
-            self._commands.append(self._abort_all if abort else self._unhold_all)
+            self._commands.append(act)
         self.wake()
 
     def left(self) -> str:
@@ -213,8 +227,8 @@ class StepLoop(Single):
                 if wait is None or wait:
                     self._event.wait(_LOOK if wait is None else wait)
                 self._warn_mute()
-                if self._gone() and not self._closing:
-                    self.close(abort=True)
+                if self._reader.gone() and not self._closing:
+                    self.close()
         except BaseException as error:  # noqa: BLE001 - each reader gets it
             self._fail(error)
         with contextlib.suppress(Misuse):
@@ -334,7 +348,7 @@ class StepLoop(Single):
         if not calls:
             return
         try:
-            self._tell_reader(calls)
+            self._reader.tell(calls)
         except RuntimeError:
             # The readers' event loop is closed.
             self._closing = True

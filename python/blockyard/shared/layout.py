@@ -224,7 +224,7 @@ class KVLayout:
         )
 
     @classmethod
-    def mla(
+    def mla(  # noqa: PLR0913 - they are the figures of a model
         cls,
         layers: int,
         latent: int = 512,

@@ -73,7 +73,7 @@ class Script(tuple[Action, ...]):
     __slots__ = ()
 
     @classmethod
-    def seeded(
+    def seeded(  # noqa: PLR0913 - keywords
         cls,
         seed: int,
         *,

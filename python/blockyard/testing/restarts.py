@@ -46,7 +46,9 @@ class Remains:
         lasts = setup.disk_lasts and setup.cranes == "here" and config.disk_blocks
         assert layout is not None  # noqa: S101 - `config_of` makes one
         self.disks = [
-            SimulatedDisk(layout, config.disk_blocks, rank, folder, common, seen)
+            SimulatedDisk(
+                layout, config.disk_blocks, rank=rank, folder=folder, common=common, seen=seen
+            )
             for rank in range(config.ranks if lasts else 0)
         ]
         """One for each rank; none where they do not outlive the process."""

@@ -54,10 +54,11 @@ class SimulatedDisk(MemoryTier):
         seen: Where it counts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         layout: KVLayout,
         blocks: int,
+        *,
         rank: int,
         folder: Path,
         common: Records,
@@ -315,7 +316,7 @@ class SimulatedDiskCopier(QueueCopier):
         super().__init__(("to disk", "from disk"), **named)
         self._disk = disk
 
-    def start_keyed(
+    def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
         self,
         source: Tier,
         destination: Tier,

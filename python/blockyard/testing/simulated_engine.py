@@ -142,7 +142,7 @@ class SimulatedEngine:
         eager: Whether an idle engine acknowledges a stop before it computes the step with it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         memory: list[Sums],
         *,

@@ -41,7 +41,7 @@ class SimulatedGpu:
 
     device = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         seed: int = 0,
         *,

@@ -67,7 +67,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def side_by_side(
+def side_by_side(  # noqa: PLR0913 - keywords
     work: Callable[[_Shared, _Argument, Callable[[Any], None]], _Result],
     shared: _Shared,
     arguments: Sequence[_Argument],

@@ -53,7 +53,7 @@ class Flush:
         clock: Seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         cache: Cache,
         copy_ahead: CopyAhead,

@@ -382,6 +382,16 @@ impl Shared {
         }
     }
 
+    /// Waits until something was written, or so long.
+    fn await_written<'queue>(
+        &self,
+        queue: MutexGuard<'queue, Queue>,
+        left: Duration,
+    ) -> MutexGuard<'queue, Queue> {
+        let waited = self.written.wait_timeout(queue, left);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
     /// What the last thread does: makes durable what was cleared, and then what was written.
     fn sync(&self) {
         let mut queue = self.queue();
@@ -402,8 +412,7 @@ impl Shared {
                 if queue.closing {
                     return;
                 }
-                let waited = self.written.wait_timeout(queue, self.options.rest);
-                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                queue = self.await_written(queue, self.options.rest);
                 continue;
             }
             if let Some((number, family)) = queue.due_void(self.now()) {
@@ -431,14 +440,12 @@ impl Shared {
                     let left = queue
                         .next_void(self.now())
                         .map_or(left, |next| left.min(next));
-                    let waited = self.written.wait_timeout(queue, left);
-                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    queue = self.await_written(queue, left);
                 }
                 Due::Never if queue.closing => return,
                 Due::Never if queue.next_void(self.now()).is_some() => {
                     let left = queue.next_void(self.now()).unwrap_or_default();
-                    let waited = self.written.wait_timeout(queue, left);
-                    queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    queue = self.await_written(queue, left);
                 }
                 Due::Never => {
                     let waited = self.written.wait(queue);

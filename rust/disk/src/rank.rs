@@ -38,20 +38,19 @@ impl Epochs for NotMine {
 }
 
 impl SlotFiles {
-    /// Opens them as their one owner, or makes them.
+    /// Opens those in a rank's folder as their one owner, or makes them.
     ///
     /// # Errors
-    /// As [`Folder::open`] and [`Files::open`]. `NoRoom`, with what all files want, comes last: nothing else is wrong
+    /// As [`Files::open`]. `NoRoom`, with what all files want, comes last: nothing else is wrong
     /// with the folder then, and no room was taken.
     pub fn own(
-        root: &Path,
-        fields: &[(&str, &str)],
+        folder: Folder,
         rank: u16,
         geometry: Geometry,
         way: Way,
         options: Options,
     ) -> Result<Self> {
-        let folder = Arc::new(Folder::open(root, fields, rank)?);
+        let folder = Arc::new(folder);
         let path = folder.path().to_owned();
         forget_if_empty(&path, geometry).map_err(Error::system(&path, "empty"))?;
         check_length(&path.join("slots"), geometry.payload_bytes(), geometry)?;

@@ -412,7 +412,10 @@ impl<T: Element + Default> Out<T> {
         }
     }
 
-    #[expect(unsafe_code, reason = "PyO3 gives a slice of cells only of a whole buffer")]
+    #[expect(
+        unsafe_code,
+        reason = "PyO3 gives a slice of cells only of a whole buffer"
+    )]
     fn cells<'a>(&'a self, _py: Python<'a>, at: Range<usize>) -> &'a [Cell<T>] {
         assert!(
             at.start <= at.end && at.end <= self.count,

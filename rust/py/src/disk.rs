@@ -82,7 +82,8 @@ impl DiskLane {
         let opened = wait(py, || {
             let geometry = Geometry::new(slots, block_bytes)?;
             if owned {
-                SlotFiles::own(&root, &fields, rank, geometry, way, options)
+                let folder = Folder::open(&root, &fields, rank)?;
+                SlotFiles::own(folder, rank, geometry, way, options)
             } else {
                 let place = FolderPlace::of(&root, &fields, rank);
                 Ok(SlotFiles::read(place, rank, geometry, way, options))

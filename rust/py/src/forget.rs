@@ -56,37 +56,31 @@ impl Cache {
         force: bool,
     ) -> PyResult<Forgotten> {
         self.check_open()?;
-        let forgotten = match (keys, salt) {
-            (Some(keys), None) if adapter.is_none() => {
+        let given = match (keys, salt, adapter) {
+            (Some(keys), None, None) => {
                 let keys = self.named(keys)?;
-                beside(py, &self.inner, || {
+                let forgotten = beside(py, &self.inner, || {
                     self.inner.forget(Condemned::Keys(&keys), force)
-                })
+                });
+                return Ok(Forgotten::from(forgotten?));
             }
-            (None, Some(salt)) => {
+            (None, Some(salt), adapter) => {
                 let adapter = adapter.map(|lora| text("adapter", lora)).transpose()?;
                 let salt = text("salt", salt)?;
                 let root = self.inner.seed().root_of(adapter.as_deref(), Some(&salt));
-                beside(py, &self.inner, || {
+                let forgotten = beside(py, &self.inner, || {
                     self.inner.forget(Condemned::Root(root), force)
-                })
+                });
+                return Ok(Forgotten::from(forgotten?));
             }
-            _ => Err(wrong(keys.is_some(), salt.is_some(), adapter.is_some())),
+            (Some(_), Some(_), _) => "keys and a salt",
+            (Some(_), None, Some(_)) => "keys and an adapter",
+            (None, None, Some(_)) => "an adapter without a salt",
+            (None, None, None) => "neither keys nor a salt",
         };
-        Ok(Forgotten::from(forgotten?))
+        let help = "give keys=, or salt= and the adapter of its sequences";
+        Err(Failure::misuse(format!("forget was given {given}: {help}")).into())
     }
-}
-
-fn wrong(keys: bool, salt: bool, adapter: bool) -> Failure {
-    let given = match (keys, salt) {
-        (true, true) => "keys and a salt",
-        (true, false) => "keys and an adapter",
-        (false, _) if adapter => "an adapter without a salt",
-        _ => "neither keys nor a salt",
-    };
-    Failure::misuse(format!(
-        "forget was given {given}: give keys=, or salt= and the adapter of its sequences"
-    ))
 }
 
 impl Cache {

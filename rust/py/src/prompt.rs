@@ -160,6 +160,7 @@ impl Cache {
     ///     Misuse: A value is out of range, or there are more than 2**25 tokens. One call takes at
     ///         most that many values of any sequence or array.
     ///     Unavailable: There is no memory for the keys.
+    #[expect(clippy::too_many_arguments, reason = "keywords")]
     #[pyo3(signature = (tokens, *, lora=None, salt=None, media=None, after=None))]
     fn keys(
         &self,

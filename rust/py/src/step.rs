@@ -269,6 +269,7 @@ impl Cache {
     ///         another kind of array. Nothing is written.
     ///     SpentLease: A row has ended before; nothing is written.
     ///     ForeignLease: A row is another cache's; nothing is written.
+    #[expect(clippy::too_many_arguments, reason = "keywords")]
     #[pyo3(signature = (batch, first, counts=None, out=None, *, loading="refuse"))]
     fn slot_mapping(
         &self,

@@ -17,7 +17,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.plan import Outcome
 from blockyard.tools.cli import cli
-from blockyard.tools.replay.memory import _serve, scaled
+from blockyard.tools.replay.memory import Own, _serve, scaled
 from yard import plan_of
 
 LAYOUT = by.KVLayout.llama(2, 2, 8, block_size=4)
@@ -90,7 +90,7 @@ def test_a_rank_in_a_process_has_the_device_of_that_name(
     simulated.installed(monkeypatch)
     config = by.Config(device=8, host=4, layout=scaled(16, ranks))
     here, there = multiprocessing.Pipe()
-    what = (there, config.to_mapping(), ranks - 1, None, 0, "cuda")
+    what = there, Own(config.to_mapping(), ranks - 1, None, 0, "cuda")
     serving = threading.Thread(target=_serve, args=what)
     serving.start()
     slots, keys = np.array([1, 2], np.int32), np.array([5, 6], np.uint64)
@@ -119,7 +119,8 @@ def test_what_is_wrong_with_the_device_of_a_process_is_said_where_it_is_waited_f
     simulated.installed(monkeypatch, missing)
     config = by.Config(device=8, host=4, layout=scaled(16, 1))
     here, there = multiprocessing.Pipe()
-    serving = threading.Thread(target=_serve, args=(there, config.to_mapping(), 0, None, 0, "cuda"))
+    own = Own(config.to_mapping(), 0, None, 0, "cuda")
+    serving = threading.Thread(target=_serve, args=(there, own))
     serving.start()
     here.send(("hello", ()))
     assert isinstance(here.recv(), by.Unavailable)

@@ -63,7 +63,7 @@ class Rig:
         if isinstance(copier, Slow):
             copier.settle()
         if isinstance(copier, ThreadCopier):
-            while copier._workers and any(copy._moving for copy in copier._in_flight):
+            while copier.workers and any(copy._moving for copy in copier._in_flight):
                 time.sleep(1e-5)
 
     def run(self) -> None:
@@ -344,7 +344,7 @@ def test_of_a_checked_copy_whose_start_was_broken_into_the_end_is_unknown(how: s
         inner = Broken(interrupt if how == "interrupt" else ring)
         copier: Any = checked({("host", "device"): inner}, workers=0)["host", "device"]
         compared: Future[int] = Future()
-        vars(copier.sums)["begin"] = lambda *_, **__: compared
+        vars(copier.sums)["compare"] = lambda *_, **__: compared
         device, host = memory()
         two = np.arange(2, dtype=np.uint32)
         first = copier.start(host, device, two, two)

@@ -348,6 +348,4 @@ class Drafts:
 
 def read(extra: dict[str, Any], longest: int = 64) -> tuple[Settings, by.Config]:
     known = facts(vllm_config(), kv_config(), version="0.33.0")
-    return Settings.read(
-        extra, layout=known.layout, blocks=BLOCKS, namespace=known.namespace, longest=longest
-    )
+    return Settings.read(extra, known._replace(blocks=BLOCKS, longest=longest))

@@ -50,7 +50,7 @@ def test_the_conversation_trace_gives_the_figures_that_were_simulated(
     )
     assert 100 * result.hit_ratio == pytest.approx(hits, abs=0.1)
     assert result.audit == ("none" if policy == "optimum" else "ok")
-    assert result.requests == result.requests_in_trace == 12_031
+    assert result.requests == 12_031
     assert result.tokens == 144_793_823
     # 100 times as fast as it happened would be 36.
     assert result.seconds < 10
@@ -288,7 +288,7 @@ def test_below_an_engine_the_host_adds_hits_under_every_order(policy: Policy) ->
     assert result.hits[:, 0].tolist() == alone.hits[:, 0].tolist()
     assert result.hits[:, 1].sum() == result.blocks_up > 0
     assert result.blocks_down > 0
-    assert (result.owner, result.audit) == ("engine", "ok")
+    assert result.audit == "ok"
 
 
 def test_hints_reach_the_cache() -> None:
@@ -331,7 +331,6 @@ def test_progress_is_told_and_an_interrupt_leaves_what_is_known() -> None:
     part = sequential(trace, device_blocks=500, progress=interrupt)
     assert part.interrupted
     assert part.requests == 300
-    assert part.requests_in_trace == 450
     assert part.tokens == trace.input_length[:300].sum()
     assert np.array_equal(part.hits, whole.hits[:300])
     assert part.audit == "ok"

@@ -27,6 +27,7 @@ impl World {
     }
 
     /// The engine gives a waiting request its blocks, and asks what is below.
+    #[expect(clippy::too_many_lines, reason = "what an engine does in one call")]
     fn admit(&mut self) {
         let Some(name) = self.pick(|request| !request.runs && request.loads.is_empty()) else {
             return;

@@ -51,7 +51,7 @@ class DiskPages:
         Unavailable: The disk cannot be read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         disk: DiskTier,
         *,

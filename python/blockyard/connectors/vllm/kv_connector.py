@@ -47,28 +47,14 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config, *more)
         around = INTERFACE.get("get_current_vllm_config_or_none")()
         known = facts(vllm_config, kv_cache_config, version=INTERFACE.version, around=around)
-        settings, config = Settings.read(
-            extra,
-            layout=known.layout,
-            blocks=known.blocks,
-            namespace=known.namespace,
-            longest=known.longest,
-            unseen=known.unseen,
-            replica=known.replica,
-        )
+        settings, config = Settings.read(extra, known)
         self._front: SchedulerHalf | None = None
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
             recompute_on_failure(transfer)
             lasts = settings.disk_path is not None and settings.flush > 0
-            self._front = SchedulerHalf(
-                settings,
-                config,
-                weights_change=known.weights_change,
-                again=known.again,
-                replica=known.replica,
-                stopping=stopping.Stopping(vllm_config.shutdown_timeout) if lasts else None,
-            )
+            end = stopping.Stopping(vllm_config.shutdown_timeout) if lasts else None
+            self._front = SchedulerHalf(known, settings, config, stopping=end)
             if settings.disk_path is not None and config.ranks == 1:
                 _FRONTS[self._front.cache.config.yard] = self._front
             ending = stopping.said(vllm_config.shutdown_timeout) if lasts else ""
@@ -77,9 +63,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
                 self._front.cache, self._front.connector, events=self._listens(vllm_config)
             )
         else:
-            self._back = WorkerHalf(
-                known, config, checksums=settings.checksums, disk_path=settings.disk_path
-            )
+            self._back = WorkerHalf(known, settings, config)
 
     def _listens(self, vllm_config: Any) -> bool:
         """Enables events if vLLM publishes them; returns whether it does."""

@@ -5,10 +5,10 @@ from typing import Any
 
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.orders import Orders
+from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.following import Following, overwritten_blocks
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.others import OthersLoads, comes_from_afar
-from blockyard.connectors.vllm.replicas import ALONE, Replica
 from blockyard.connectors.vllm.reported import Reported
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.restart import Restart
@@ -26,35 +26,31 @@ class SchedulerHalf:
     """Finds, fetches, keeps and offloads for vLLM's scheduler; its thread calls it.
 
     Args:
+        known: What vLLM has.
         settings: What it does.
         config: Sizes and policies of its cache; a tick of its deadlines is a millisecond.
-        weights_change: Whether the engine may get other weights while it runs.
-        again: As in `Connector`.
-        replica: Which of the data parallel replicas it is for.
         stopping: Signals the end of vLLM; None without a signal.
     """
 
     def __init__(
         self,
+        known: Facts,
         settings: Settings,
         config: Config,
         *,
-        weights_change: bool = False,
-        again: int = 0,
-        replica: Replica = ALONE,
         stopping: Stopping | None = None,
     ) -> None:
         self.cache = KVCache(config.named())
-        self.connector = Connector(self.cache, again=again)
+        self.connector = Connector(self.cache, again=known.again)
         self._settings, self._size = settings, config.block_size
         self._yard = self.cache.config.yard
         keeps = settings.keep_on_reset
-        self.resets = Resets(ends=weights_change if keeps is None else not keeps)
+        self.resets = Resets(ends=known.weights_change if keeps is None else not keeps)
         ahead = config.ahead_of("device") if settings.offload != "none" else 0
         self._rows = Rows(self.cache, settings)
         self._following = Following(self._rows, self.connector, self.resets, ahead)
         self._reported = Reported(self._rows, self.connector, config)
-        self._restart = Restart(self.cache, settings.flush, self._clock, replica, stopping)
+        self._restart = Restart(self.cache, settings.flush, self._clock, known.replica, stopping)
         self._others = OthersLoads(config.block_size)
         self._is_heard = False
         """Whether the workers have reported that they are ready."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from blockyard._core import Misuse, TooLarge
+from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
-from blockyard.connectors.vllm.replicas import ALONE, Replica
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.sizes import parse_size
@@ -88,29 +88,15 @@ class Settings:
             raise Misuse(f"disk_path = {self.disk_path!r}: give each disk once")
 
     @classmethod
-    def read(
-        cls,
-        extra: Mapping[str, Any],
-        *,
-        layout: KVLayout,
-        blocks: int,
-        namespace: Mapping[str, Mapping[str, object]],
-        longest: int,
-        unseen: str | None = None,
-        replica: Replica = ALONE,
-    ) -> tuple[Self, Config]:
+    def read(cls, extra: Mapping[str, Any], known: Facts) -> tuple[Self, Config]:
         """Reads the operator's words, and completes them by what vLLM has.
 
         Args:
             extra: `kv_connector_extra_config`; `config` in it names a TOML file, whose values it
                 overrides.
-            layout: Of a block, as vLLM has it.
-            blocks: The blocks that vLLM gives out.
-            namespace: What its KV depends on; the operator's `namespace` adds to it.
-            longest: Tokens of the longest request.
-            unseen: Why the weights cannot be identified; None if they can.
-            replica: Which of the data parallel replicas it is. Memory and disks of the machine are
-                divided among those there, and each has a file of its own to record in.
+            known: What vLLM has. The operator's `namespace` adds to its own. Memory and disks of
+                the machine are divided among its replicas there, and each has a file of its own to
+                record in.
 
         Raises:
             Misuse: A key is unknown or vLLM's own, or a value is out of range.
@@ -121,20 +107,22 @@ class Settings:
         more = given.pop("namespace", None) or {}
         if not isinstance(more, Mapping):
             raise Misuse(f"namespace = {more!r}: give a mapping of names to text")
-        said = namespace_of(namespace, more)
+        replica = known.replica
+        said = namespace_of(known.namespace, more)
         if given.get("deadline") is None:
             given["deadline"] = DEADLINE
         if settings.disk_path is not None:
-            settings.check_disk(given, namespace, more, unseen)
+            settings.check_disk(given, known.namespace, more, known.unseen)
             given["keyed"] = ("disk",)
             # What reaches the host is on the disk soon after: a kill loses little of it.
             given.setdefault("write", {"host": "through"})
         for tier in ("host", "disk") if replica.here > 1 else ():
-            given[tier] = _share(tier, given.get(tier, 0), layout, replica.here)
+            given[tier] = _share(tier, given.get(tier, 0), known.layout, replica.here)
         if replica.name and isinstance(given.get("record"), str):
             given["record"] = f"{given['record']}.{replica.number}"
-        config = Config.of({**given, "layout": layout, "engine": blocks, "namespace": said})
-        settings.check_room(config, longest)
+        own = {"layout": known.layout, "engine": known.blocks, "namespace": said}
+        config = Config.of({**given, **own})
+        settings.check_room(config, known.longest)
         return settings, config
 
     @classmethod

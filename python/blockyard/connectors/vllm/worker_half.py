@@ -13,9 +13,9 @@ from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Teller, rank_stats
+from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.connectors.worker import Worker
-from blockyard.crane.tiers.disk import DiskPath
 from blockyard.shared.plan import Cause
 from blockyard.yard.config import Config
 
@@ -31,23 +31,14 @@ class WorkerHalf:
 
     Args:
         known: What vLLM has.
+        settings: What it does.
         config: Sizes and policies, as the scheduler's half has them.
-        checksums: Whether what comes up is compared with what went down.
-        disk_path: As in `Settings`.
     """
 
-    def __init__(
-        self,
-        known: Facts,
-        config: Config,
-        *,
-        checksums: bool = True,
-        disk_path: DiskPath | None = None,
-    ) -> None:
+    def __init__(self, known: Facts, settings: Settings, config: Config) -> None:
         self._known = known
         self._config = config
-        self._checksums = checksums
-        self._disk_path = disk_path
+        self._settings = settings
         self._shared = _file_of(known)
         self.copier: Copier | None = None
         """How it copies, for tests; set before `register`."""
@@ -95,11 +86,11 @@ class WorkerHalf:
             copier=self.copier,
             shared=self._shared,
             # What tests give says itself what it checks.
-            checksums=self._checksums and self.copier is None,
-            disk_path=self._disk_path,
+            checksums=self._settings.checksums and self.copier is None,
+            disk_path=self._settings.disk_path,
             replica=self._known.replica.name,
         )
-        if self._disk_path is not None:
+        if self._settings.disk_path is not None:
             self._teller = Teller(
                 (rank_stats(self._known.rank), self.worker.crane.persistent.stats)
             )

@@ -94,7 +94,7 @@ class KeyedCopier(Protocol):
     A crane calls `start_keyed` for the plans that carry keys, and `start` for all others.
     """
 
-    def start_keyed(
+    def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
         self,
         source: Tier,
         destination: Tier,

@@ -80,7 +80,7 @@ class BounceCopier(Single):
         self._copier.start(source, destination, sources, destinations)
 
     @owned
-    def start_keyed(
+    def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
         self,
         source: Tier,
         destination: Tier,

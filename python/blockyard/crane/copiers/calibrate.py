@@ -47,7 +47,17 @@ class Sample(NamedTuple):
     """By the other method."""
 
 
-def calibrate(
+class Bench(NamedTuple):
+    """Where copies are measured, and how."""
+
+    gpu: Gpu
+    clock: Clock
+    """Returns seconds."""
+    busy: bool
+    """As in `calibrate`."""
+
+
+def calibrate(  # noqa: PLR0913 - keywords
     device: GpuTier,
     host: Placed,
     *,
@@ -80,12 +90,13 @@ def calibrate(
         raise Misuse("the tiers are of two GPUs: give both the same gpu=")
     found = CopyTuning() if copy_tuning is None else copy_tuning
     begun = clock()
+    bench = Bench(gpu, clock, busy=busy)
     if gpu.batches:
-        samples = pieces(gpu, found, clock=clock, end=begun + budget / 2, busy=busy)
+        samples = pieces(bench, found, end=begun + budget / 2)
         found = replace(found, piece_bytes=crossover(samples))
     plane = max(device.layout.planes, key=lambda plane: plane.block_bytes)
     piece = plane.piece_bytes if plane.pieces > 1 else None
-    samples = sizes(gpu, found, piece, clock=clock, end=begun + budget, busy=busy)
+    samples = sizes(bench, found, piece, end=begun + budget)
     least = crossover(samples)
     return (
         replace(found, whole_below=least) if piece is None else replace(found, kernel_below=least)
@@ -103,39 +114,27 @@ def crossover(samples: Iterable[Sample]) -> int:
     return min([*starts, 2 * starts[-1]], key=lost)
 
 
-def pieces(
-    gpu: Gpu, known: CopyTuning, *, clock: Clock, end: float, busy: bool = True
-) -> Iterator[Sample]:
+def pieces(bench: Bench, known: CopyTuning, *, end: float) -> Iterator[Sample]:
     """Measures pieces of each size: all through the ring, and each by a copy of its own."""
     apart = replace(known, kernel_below=0, whole_below=0)
     ring = replace(apart, piece_bytes=_ALWAYS)
     runs = replace(apart, piece_bytes=0, most_runs=_ALWAYS)
     for left, piece in zip(range(len(_PIECES), 0, -1), _PIECES, strict=True):
-        now = clock()
+        now = bench.clock()
         plane = Plane("kv", _BLOCK // piece, piece)
-        yield Sample(
-            piece, *_duel(gpu, plane, _BLOCKS, (ring, runs), clock, now + (end - now) / left, busy)
-        )
+        yield Sample(piece, *_duel(bench, plane, _BLOCKS, (ring, runs), now + (end - now) / left))
 
 
 def sizes(
-    gpu: Gpu,
-    known: CopyTuning,
-    piece: int | None = None,
-    *,
-    clock: Clock,
-    end: float,
-    busy: bool = True,
+    bench: Bench, known: CopyTuning, piece: int | None = None, *, end: float
 ) -> Iterator[Sample]:
     """Measures one block of each size: by the kernel over the link, and by another method.
 
     Args:
-        gpu: The GPU that copies.
+        bench: Where, and how.
         known: The other fields.
         piece: Bytes of each of its pieces; None for a block in one piece.
-        clock: Returns seconds.
         end: When it should be over.
-        busy: As in `calibrate`.
     """
     kernel = replace(known, kernel_below=_ALWAYS, whole_below=_ALWAYS)
     other = replace(known, kernel_below=0, whole_below=0)
@@ -143,24 +142,17 @@ def sizes(
     # A block of very long pieces is larger than any threshold: one size is enough.
     tried = tried or [_SIZES[-1]]
     for left, size in zip(range(len(tried), 0, -1), tried, strict=True):
-        now = clock()
+        now = bench.clock()
         length = size if piece is None else min(piece, size)
         plane = Plane("kv", size // length, length)
-        yield Sample(
-            size, *_duel(gpu, plane, 1, (kernel, other), clock, now + (end - now) / left, busy)
-        )
+        yield Sample(size, *_duel(bench, plane, 1, (kernel, other), now + (end - now) / left))
 
 
 def _duel(
-    gpu: Gpu,
-    plane: Plane,
-    blocks: int,
-    rivals: tuple[CopyTuning, CopyTuning],
-    clock: Clock,
-    end: float,
-    busy: bool,  # noqa: FBT001 - it is handed on
+    bench: Bench, plane: Plane, blocks: int, rivals: tuple[CopyTuning, CopyTuning], end: float
 ) -> tuple[float, float]:
     """Returns the seconds of a copy down and one up, by each of two methods in turn."""
+    gpu, clock, busy = bench
     layout = KVLayout((plane,), dtype="uint8")
     order = np.concatenate((np.arange(0, blocks, 2), np.arange(1, blocks, 2))).astype(np.uint32)
     with ExitStack() as stack:

@@ -1,8 +1,9 @@
 """Copies that are checked: what leaves a tier below the device is what came there."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,34 +53,55 @@ class Checksums:
         self._sums: dict[tuple[str, str], NDArray[np.uint64]] = {}
         self._known: dict[tuple[str, str], NDArray[np.bool_]] = {}
 
-    def begin(self, tier: Tier, slots: Slots, *, noted: bool) -> Future[int]:
-        """Begins to note the checksums of blocks that have come, or to compare those of blocks.
+    def note(self, tier: Tier, slots: Slots) -> Future[int]:
+        """Begins to note the checksums of blocks that have come.
 
         Args:
             tier: A tier below the device.
             slots: Its slots, which must not change before the answer is there.
-            noted: Whether they are noted; else they are compared with what was noted.
 
         Returns:
-            How many of the blocks, from the first on, are what was noted: all where it is noted
-            now, and where this rank has not written them.
+            How many blocks these are.
         """
-        planes = zip(tier.layout.planes, planes_of(tier), strict=True)
-        work = [
-            (bytes_, *self._of((tier.name, plane.name), tier.blocks)) for plane, bytes_ in planes
-        ]
+        work = self._work(tier)
+
+        def act() -> int:
+            for bytes_, sums, known in work:
+                sums[slots], known[slots] = checksums(bytes_, slots), True
+            return len(slots)
+
+        return self._begin(act)
+
+    def compare(self, tier: Tier, slots: Slots) -> Future[int]:
+        """Begins to compare the checksums of blocks with those that were noted.
+
+        Args:
+            tier: As in `note`.
+            slots: As there.
+
+        Returns:
+            How many of the blocks, from the first on, are what was noted: all where this rank has
+            not written them.
+        """
+        work = self._work(tier)
 
         def act() -> int:
             good = len(slots)
             for bytes_, sums, known in work:
-                have = checksums(bytes_, slots)
-                if noted:
-                    sums[slots], known[slots] = have, True
-                    continue
-                bad = np.flatnonzero(known[slots] & (sums[slots] != have))
+                bad = np.flatnonzero(known[slots] & (sums[slots] != checksums(bytes_, slots)))
                 good = min(good, int(bad[0]) if len(bad) else good)
             return good
 
+        return self._begin(act)
+
+    def _work(self, tier: Tier) -> "list[tuple[Any, NDArray[np.uint64], NDArray[np.bool_]]]":
+        """The bytes of each plane of a tier, their checksums, and which of these are known."""
+        planes = zip(tier.layout.planes, planes_of(tier), strict=True)
+        return [
+            (bytes_, *self._of((tier.name, plane.name), tier.blocks)) for plane, bytes_ in planes
+        ]
+
+    def _begin(self, act: Callable[[], int]) -> Future[int]:
         if self._pool is not None:
             return self._pool.submit(act)
         done: Future[int] = Future()
@@ -153,7 +175,7 @@ class CheckedCopier(Single):
 
     def _take(self, copy: "_Checked") -> Receipt | None:
         if _is_checked(copy.source):
-            copy.comparing = self.sums.begin(copy.source, copy.sources, noted=False)
+            copy.comparing = self.sums.compare(copy.source, copy.sources)
             self._compared.append(copy)
             self._go_on()
             return copy
@@ -213,7 +235,7 @@ class CheckedKeyedCopier(CheckedCopier):
     """Likewise, of a copier that takes keys."""
 
     @owned
-    def start_keyed(
+    def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
         self,
         source: Tier,
         destination: Tier,
@@ -318,7 +340,7 @@ class _Checked:
         """Starts to note the copied blocks; returns where the copy was cut."""
         if landed.good and _is_checked(self._destination) and not self._copier.closed:
             slots = self._destinations[: landed.good]
-            self._noting = self._copier.sums.begin(self._destination, slots, noted=True)
+            self._noting = self._copier.sums.note(self._destination, slots)
         if landed.good == self._good < len(self.sources):
             landed = Landed(landed.good, Cause.CORRUPT)
         # At last: what is interrupted before is done once more.

@@ -175,11 +175,12 @@ class CopyStream:
         owner: The copier's.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         gpu: Gpu,
         tiers: Sequence[Tier],
         depth: int,
+        *,
         parts: int,
         runs: int,
         lose: Callable[[GpuError], object],

@@ -9,6 +9,7 @@ yard reports that it has landed.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Literal, Protocol
 
@@ -296,12 +297,13 @@ class CudaCopier(Single):
     def _open(self, tiers: list[Placed], depth: int) -> None:
         named = {tier.name: tier for tier in tiers}
         most = self._limits.queued_runs
-        up = CopyStream(self._gpu, tiers, depth, self._layers, most, self._lose, self._owner)
+        make = partial(CopyStream, self._gpu, tiers, depth, runs=most, lose=self._lose)
+        up = make(parts=self._layers, owner=self._owner)
         self._streams.append(up)
         self._by_pair["device", "device"] = up
         if len(tiers) > 1:
             self._by_pair[self._up] = up
-            down = CopyStream(self._gpu, tiers, depth, 1, most, self._lose, self._owner)
+            down = make(parts=1, owner=self._owner)
             self._streams.append(down)
             self._by_pair[self._up[::-1]] = down
             down.other, up.other = up, down

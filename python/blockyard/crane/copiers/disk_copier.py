@@ -70,7 +70,7 @@ class DiskCopier(Single):
         )
 
     @owned
-    def start_keyed(
+    def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
         self,
         source: Tier,
         destination: Tier,

@@ -50,7 +50,8 @@ class ThreadCopier(Single):
     def __init__(self, *, workers: int = 2, depth: int = 64) -> None:
         workers = integer("workers", workers, least=0)
         depth = integer("depth", depth)
-        self._workers = workers
+        self.workers = workers
+        """As in the arguments."""
         self._depth = depth
         self._owner = Owner()
         # One entry per worker and copy, so that all work on the oldest; None ends the workers.
@@ -76,14 +77,14 @@ class ThreadCopier(Single):
         self._in_flight = [copy for copy in self._in_flight if copy.landed is None]
         if len(self._in_flight) >= self._depth:
             return None
-        while len(self._threads) < self._workers:
+        while len(self._threads) < self.workers:
             name = "blockyard-copier"
             thread = threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
         if not self._in_flight:
             self._gave_way = time.monotonic()
-        copy = _Copy(self, source, destination, sources, destinations, self._workers)
+        copy = _Copy(self, source, destination, sources, destinations)
         try:
             self._in_flight.append(copy)
             for _ in self._threads:
@@ -172,8 +173,8 @@ class _Copy:
         destination: Tier,
         sources: Slots,
         destinations: Slots,
-        workers: int,
     ) -> None:
+        workers = copier.workers
         planes = zip(planes_of(source), planes_of(destination), strict=True)
         self._planes = tuple(pair for plane in planes for pair in aligned(*plane))
         self._sources = sources

@@ -27,7 +27,7 @@ class Adopted(NamedTuple):
     """They keep the memory alive; hold them for as long as the places are used."""
 
 
-def places(
+def places(  # noqa: PLR0913 - keywords
     layout: KVLayout,
     tensors: object,
     *,

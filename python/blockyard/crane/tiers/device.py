@@ -66,7 +66,7 @@ class DeviceTier(Single):
         )
 
     @classmethod
-    def adopt(
+    def adopt(  # noqa: PLR0913 - keywords
         cls,
         layout: KVLayout,
         tensors: object,

@@ -161,7 +161,7 @@ class PinnedTier(Single):
         Unavailable: There is no GPU, or the machine does not pin so much; nothing is left pinned.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         layout: KVLayout,
         blocks: int,

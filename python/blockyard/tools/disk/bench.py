@@ -183,7 +183,7 @@ def room_for(blocks: int, block_bytes: int) -> int:
     return blocks * (2 * stride + _RECORD) + _ALIGNED
 
 
-def measure(
+def measure(  # noqa: PLR0913 - keywords
     path: Path,
     *,
     block_bytes: int,

@@ -16,7 +16,7 @@ from blockyard._core import BlockyardError, Misuse
 from blockyard._typing import override
 from blockyard.connectors.vllm.compatibility import Facts, facts, refusals
 from blockyard.connectors.vllm.elsewhere import here
-from blockyard.connectors.vllm.replicas import here_of
+from blockyard.connectors.vllm.replicas import ALONE, here_of
 from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.stopping import LEAST
 from blockyard.connectors.vllm.vllm_api import INTERFACE
@@ -186,20 +186,9 @@ class Serve(Engine):
     @override
     def read(self) -> tuple[Settings, Config] | BlockyardError:
         """The connector's resulting settings."""
-        layout = KVLayout((Plane("kv", 1, _SOME),), dtype="uint8", ranks=self.workers)
-        known = self.known if isinstance(self.known, Facts) else None
-        more: dict[str, Any] = {"namespace": {"weights": {"content": "unknown"}}, "longest": 1}
-        if known is not None:
-            more = {
-                "namespace": known.namespace,
-                "longest": known.longest,
-                "unseen": known.unseen,
-                "replica": known.replica,
-            }
+        known = self.known if isinstance(self.known, Facts) else _some(self.workers)
         try:
-            read = Settings.read(
-                self.extra, layout=layout if known is None else known.layout, blocks=2, **more
-            )
+            read = Settings.read(self.extra, known._replace(blocks=2))
             of_config.tried(read[1])
         except BlockyardError as error:
             return error
@@ -280,6 +269,24 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def _some(ranks: int) -> Facts:
+    """What a vLLM may have, where nothing is known of the one that is asked about."""
+    return Facts(
+        layout=KVLayout((Plane("kv", 1, _SOME),), dtype="uint8", ranks=ranks),
+        blocks=2,
+        rank=0,
+        longest=1,
+        namespace={"weights": {"content": "unknown"}},
+        layers=("",),
+        weights_change=False,
+        engine="",
+        unseen=None,
+        replica=ALONE,
+        beside=None,
+        again=0,
+    )
 
 
 def _nbytes(given: object, ranks: int, replicas: int) -> int:

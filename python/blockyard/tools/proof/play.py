@@ -10,7 +10,7 @@ import numpy as np
 
 from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
-from blockyard.crane.tiers.disk import DiskPath, DiskTier
+from blockyard.crane.tiers.disk import DiskPath
 from blockyard.local import local
 from blockyard.reference.model import Model
 from blockyard.reference.rank import Rank
@@ -28,8 +28,6 @@ from blockyard.yard.parking import PreemptMode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from blockyard.crane.tiers import Tier
 
 __all__ = ["Figures", "MemoryBudget", "Play"]
 
@@ -109,12 +107,10 @@ class Play:
             config = {"namespace": named, "keyed": ("disk",), **config}
         whole = Config.of({"layout": layout, **sizes, **config})
         in_memory = 0 if disk_path is not None else memory.disk
-        tiers = on.tiers(layout, memory.device, memory.host, in_memory)
-        below: Tier | None = tiers[2]
-        if disk_path is not None:
-            below = DiskTier(layout, disk_path, blocks=memory.disk, identity=whole.identity)
-        self.cache = local(whole, memory=(tiers[0], tiers[1], below), copier=copier)
-        rank = Rank(model, tiers[0], sampling=sampling)
+        device, host, below = on.tiers(layout, memory.device, memory.host, in_memory)
+        tiers = (device, host) if disk_path is not None else (device, host, below)
+        self.cache = local(whole, memory=tiers, copier=copier, disk_path=disk_path)
+        rank = Rank(model, device, sampling=sampling)
         self.engine = ReferenceEngine(self.cache, rank, stops=stops, lag=lag, late=late)
         self.scheduler = Scheduler(
             self.cache,
@@ -138,7 +134,7 @@ class Play:
         """Block tables of the newest step, shape (rows, columns)."""
         self.said: dict[str, list[int]] = {}
         """Prompt and answer of every turn, so far."""
-        self.kv = model.view(tiers[0])
+        self.kv = model.view(device)
         """The device's memory, as in `Model.view`."""
         self.conversations = {conversation.name: conversation for conversation in conversations}
         """The conversations, by name."""

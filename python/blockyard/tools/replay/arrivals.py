@@ -15,7 +15,6 @@ from blockyard.tools.replay.clock import LinkDirection
 from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.traces.trace import Trace
-from blockyard.yard.cache import KVCache
 
 __all__ = ["Arrivals", "Transfers"]
 
@@ -112,8 +111,7 @@ class Transfers(Arrivals):
         spec: What is modelled.
         trace: The requests.
         tokens: Their tokens.
-        scheduler: Where they are added.
-        cache: Where room is reserved.
+        scheduler: Where they are added, and in whose cache room is reserved.
         headroom: The scheduler's policy.
     """
 
@@ -123,11 +121,10 @@ class Transfers(Arrivals):
         trace: Trace,
         tokens: Tokens,
         scheduler: Scheduler,
-        cache: KVCache,
         headroom: HeadroomPolicy,
     ) -> None:
         super().__init__(spec, trace, tokens, scheduler)
-        self._cache = cache
+        self._cache = cache = scheduler.cache
         self._headroom = headroom
         self._size = spec.block_size
         machine = spec.roofline.machine

@@ -1,11 +1,13 @@
 """What one pass counts, and the `Run` made of it."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from operator import add
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.engine import VirtualEngine
@@ -27,9 +29,8 @@ from blockyard.tools.replay.samples import Played, Samples
 from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.replay.timeline import Timeline, spread
 from blockyard.tools.replay.verify import Verifier
-from blockyard.yard.cache import KVCache
 
-__all__ = ["Levels", "RunCounts", "bookkeeping"]
+__all__ = ["End", "Levels", "RunCounts", "bookkeeping", "verified"]
 
 _WAYS: Final = ("down", "up", "across", "disk down", "disk up")
 
@@ -54,6 +55,19 @@ class Levels:
         return [self.device, self.pinned, self.promised, self.host, self.running, self.waiting]
 
 
+class End(NamedTuple):
+    """How a pass has ended."""
+
+    levels: Levels
+    complete: bool
+    """Whether every request has ended or was refused."""
+    seconds: float
+    """Time of the modelled engine."""
+    wall: float
+    """Seconds that the pass took."""
+    verified: Verified | None
+
+
 @dataclass(slots=True, eq=False)
 class RunCounts:
     """Sums and lists. Times are seconds of the modelled engine; `_ns` is measured."""
@@ -62,9 +76,7 @@ class RunCounts:
     """In the trace."""
     timeline: Timeline = field(default_factory=Timeline)
     ended: int = 0
-    device_hit: int = 0
-    host_hit: int = 0
-    disk_hit: int = 0
+    hits: CachedTokens = field(default_factory=CachedTokens)
     input_tokens: int = 0
     output_tokens: int = 0
     loaded_requests: int = 0
@@ -101,36 +113,30 @@ class RunCounts:
     @property
     def hit_ratio(self) -> float:
         """The prompt tokens found / all prompt tokens."""
-        found = self.device_hit + self.host_hit + self.disk_hit
-        return found / max(self.input_tokens, 1)
+        return self.hits.total / max(self.input_tokens, 1)
 
-    def begins(
-        self, request: int, at: float, *, prompt: int, device: int, host: int, disk: int = 0
-    ) -> None:
+    def begins(self, request: int, at: float, prompt: int, found: CachedTokens) -> None:
         """Counts a request that was admitted and computes from now on.
 
         Args:
             request: Its number.
             at: When it was admitted.
             prompt: The tokens of its prompt.
-            device: The tokens that it found on the device.
-            host: The tokens that were loaded for it from the host.
-            disk: The tokens that were loaded for it from the disk.
+            found: The tokens that it found on the device, and those that were loaded for it.
         """
-        self.loaded_requests += host + disk > 0
+        below = found.host + found.disk
+        self.loaded_requests += below > 0
         if self.began[request] != NEVER:
             since, lost = self.stopped.pop(request)
-            self.found += min(device + host + disk, lost)
+            self.found += min(found.total, lost)
             self.away.append(at - since)
             return
         self.began[request] = at
-        self.device_hit += device
-        self.host_hit += host
-        self.disk_hit += disk
+        self.hits = CachedTokens(*map(add, self.hits, found))
         self.input_tokens += prompt
-        self.timeline.add("device_hit", device)
-        self.timeline.add("host_hit", host + disk)
-        self.timeline.add("missed", prompt - device - host - disk)
+        self.timeline.add("device_hit", found.device)
+        self.timeline.add("host_hit", below)
+        self.timeline.add("missed", prompt - found.total)
 
     def sampled(
         self, requests: NDArray[np.int64], places: NDArray[np.int64], at: float, times: list[float]
@@ -162,37 +168,26 @@ class RunCounts:
             self.promised.append(levels.promised)
             self.seconds.append(seconds)
 
-    def result(  # noqa: PLR0913 - every part of a pass has figures
+    def result(
         self,
         spec: RunSpec,
-        cache: KVCache,
         scheduler: Scheduler,
         engine: VirtualEngine,
         arrivals: Arrivals,
-        verifier: Verifier | None,
-        *,
-        levels: Levels,
-        complete: bool,
-        seconds: float,
-        wall: float,
+        end: End,
     ) -> Played:
         """Returns all figures of the pass, and the values behind them.
 
         Args:
             spec: What was modelled.
-            cache: The cache, which is audited here.
-            scheduler: Has counted waits and preemptions.
+            scheduler: Has counted waits and preemptions; its cache is audited here.
             engine: Has counted what was computed.
             arrivals: Has counted arrivals and refusals.
-            verifier: Has compared bytes; None without --verify.
-            levels: The levels at the end.
-            complete: Whether every request has ended or was refused.
-            seconds: Time of the modelled engine.
-            wall: Seconds that the pass took.
+            end: How it has ended.
         """
-        stats = cache.stats()
-        violation = cache.audit()
-        tokens = max(self.input_tokens, 1)
+        stats = scheduler.cache.stats()
+        violation = scheduler.cache.audit()
+        hits, tokens = self.hits, max(self.input_tokens, 1)
         samples = self._samples(arrivals, engine)
         run = Run(
             model="virtual",
@@ -211,16 +206,16 @@ class RunCounts:
             block_bytes=spec.block_bytes,
             requests=self.ended,
             refused=arrivals.refused,
-            complete=complete,
+            complete=end.complete,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             hit_ratio=self.hit_ratio,
-            hit_ratio_by_tier={"device": self.device_hit / tokens, "host": self.host_hit / tokens},
+            hit_ratio_by_tier={"device": hits.device / tokens, "host": hits.host / tokens},
             skipped_slow=stats["slow"],
-            engine_seconds=seconds,
-            wall_seconds=wall,
-            tokens_per_second=self.output_tokens / max(seconds, 1e-9),
-            load=self._load(engine, arrivals, seconds),
+            engine_seconds=end.seconds,
+            wall_seconds=end.wall,
+            tokens_per_second=self.output_tokens / max(end.seconds, 1e-9),
+            load=self._load(engine, arrivals, end.seconds),
             replicas=[],
             ttft_ms=spread(samples.ttft),
             itl_ms=spread(samples.gaps, samples.gap_counts),
@@ -231,10 +226,10 @@ class RunCounts:
             pinned=self._mean(self.pinned),
             peak=dict(self.peak),
             disk=self._disk(spec) if spec.disk_blocks else None,
-            bookkeeping=bookkeeping(samples, seconds),
-            verified=_verified(spec, verifier),
+            bookkeeping=bookkeeping(samples, end.seconds),
+            verified=end.verified,
             audit="ok" if violation is None else f"{violation.law}: {violation.detail}",
-            series=self.timeline.series(levels.seen),
+            series=self.timeline.series(end.levels.seen),
         )
         return Played(run, samples)
 
@@ -317,7 +312,7 @@ class RunCounts:
     def _disk(self, spec: RunSpec) -> DiskReport:
         down, up = self.moved["disk down"], self.moved["disk up"]
         return DiskReport(
-            hit_ratio=self.disk_hit / max(self.input_tokens, 1),
+            hit_ratio=self.hits.disk / max(self.input_tokens, 1),
             blocks_down=down,
             blocks_up=up,
             bytes_down=down * spec.block_bytes,
@@ -346,7 +341,8 @@ def bookkeeping(samples: Samples, seconds: float) -> Bookkeeping:
     )
 
 
-def _verified(spec: RunSpec, verifier: Verifier | None) -> Verified | None:
+def verified(spec: RunSpec, verifier: Verifier | None) -> Verified | None:
+    """Returns what a verifier has compared; None without --verify."""
     if verifier is None:
         return None
     return Verified(

@@ -115,7 +115,7 @@ class Hints:
         )
         said = full > 0
         return [
-            _hint(ends, after)
+            _hint(after, ended=ends)
             for ends, after in zip(
                 (ended & said).tolist(), np.where(said, seconds, np.nan).tolist(), strict=True
             )
@@ -133,7 +133,7 @@ class Hints:
         return ended, np.where(~ends & (chance < self.next), ahead * wrong, np.nan)
 
 
-def _hint(ended: bool, seconds: float) -> Hint:  # noqa: FBT001 - a column of them
+def _hint(seconds: float, *, ended: bool) -> Hint:
     if ended:
         return {"retention": "session-ended"}
     return {} if math.isnan(seconds) else {"next_use": seconds}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +201,7 @@ class ProcessMemory:
         self._ranks: list[tuple[Any, Connection]] = []
         for rank in range(config.ranks):
             here, there = context.Pipe()
-            what = (there, config.to_mapping(), rank, shared, seed, on)
+            what = there, Own(config.to_mapping(), rank, shared, seed, on)
             process = context.Process(target=_serve, args=what, daemon=True)
             with ignore_sigint():
                 process.start()
@@ -260,15 +260,24 @@ class ProcessMemory:
         return answers
 
 
-def _serve(
-    pipe: Connection, config: dict[str, Any], rank: int, shared: Path, seed: int, on: DeviceName
-) -> None:
+class Own(NamedTuple):
+    """What `LocalMemory` takes, of one rank, as a process is given it."""
+
+    config: dict[str, Any]
+    rank: int
+    shared: Path | None
+    seed: int
+    on: DeviceName
+
+
+def _serve(pipe: Connection, own: Own) -> None:
     """Runs one rank's process: it obeys verbs of `LocalMemory` until the pipe closes."""
     memory: LocalMemory | None = None
     fault: Exception | None = None
     answers = {"hello", "land", "wrong"}
     try:
-        memory = LocalMemory(Config.of(config), rank, shared, seed=seed, on=device(on))
+        config, on = Config.of(own.config), device(own.on)
+        memory = LocalMemory(config, own.rank, own.shared, seed=own.seed, on=on)
     except Exception as error:  # noqa: BLE001 - raised again where the answer is awaited
         fault = error
     while True:

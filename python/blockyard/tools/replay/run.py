@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from blockyard.crane.devices import device
+from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Start, Step
 from blockyard.scheduling.headroom import HeadroomPolicy, Watermark
 from blockyard.scheduling.options import SchedulerOptions
@@ -15,7 +16,7 @@ from blockyard.shared.plan import Plan
 from blockyard.tools.endings import Broken
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.clock import Link
-from blockyard.tools.replay.counters import Levels, RunCounts
+from blockyard.tools.replay.counters import End, Levels, RunCounts, verified
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.memory import (
     LocalMemory,
@@ -139,7 +140,7 @@ class _Replay:
         )
         tokens = Tokens(trace, spec.seed)
         self.arrivals = (
-            Transfers(spec, trace, tokens, self.scheduler, cache, headroom)
+            Transfers(spec, trace, tokens, self.scheduler, headroom)
             if decodes
             else Arrivals(spec, trace, tokens, self.scheduler)
         )
@@ -176,15 +177,16 @@ class _Replay:
         progress(self.progress())
         return self.counts.result(
             self.spec,
-            self.cache,
             self.scheduler,
             self.engine,
             self.arrivals,
-            self.verifier,
-            levels=self.levels(),
-            complete=self.over and not stopped,
-            seconds=self.seconds,
-            wall=time.perf_counter() - wall,
+            End(
+                levels=self.levels(),
+                complete=self.over and not stopped,
+                seconds=self.seconds,
+                wall=time.perf_counter() - wall,
+                verified=verified(self.spec, self.verifier),
+            ),
         )
 
     @property
@@ -285,10 +287,8 @@ class _Replay:
         self.counts.begins(
             request,
             min(admitted, default=self.now),
-            prompt=int(self.trace.input_length[request]),
-            device=device,
-            host=start.cached - device - disk,
-            disk=disk,
+            int(self.trace.input_length[request]),
+            CachedTokens(device, start.cached - device - disk, disk),
         )
 
     def output(self, step: Step) -> int:

@@ -31,16 +31,10 @@ _OFTEN: Final = 100
 class Sequential:
     """The figures, as far as the trace was served."""
 
-    policy: Policy
-    write: WritePolicy
-    owner: Owner
-    device_blocks: int
-    host_blocks: int
     block_size: int
     """Tokens per block: the trace's."""
     requests: int
     """Requests served."""
-    requests_in_trace: int
     tokens: int
     """Tokens of the prompts served, with those in no full block."""
     hits: NDArray[np.int64]
@@ -154,14 +148,8 @@ def sequential(  # noqa: PLR0913 - keywords
         interrupted = True
     seconds = time.thread_time() - start
     return Sequential(
-        policy=policy,
-        write=write,
-        owner=owner,
-        device_blocks=device_blocks,
-        host_blocks=host_blocks,
         block_size=trace.trace_block,
         requests=served,
-        requests_in_trace=len(trace),
         tokens=int(trace.input_length[:served].sum()),
         hits=hits[:served],
         blocks_down=server.down,

@@ -1,6 +1,6 @@
 """The sweep: exact curves first, then simulations, then the recommendation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -81,18 +81,8 @@ def sweep(plan: Plan, command: str, watcher: Watcher, processes: int | None) -> 
     swept = _exact(plan, watcher)
     splits = [(text, _split(swept, text)) for text in _splits(swept)]
     engines = dict(_engines(swept))
-    # First what the answer needs, then the largest, so that no long job comes last.
-    sizes = sorted(swept.sizes, key=lambda size: (size != swept.setting.knee, -size))
-    jobs: list[Job] = [
-        *(swept.simulate(order, Split(size, 0, 0)) for order in plan.orders for size in sizes),
-        *(
-            swept.simulate(order, split)
-            for _, split in splits
-            for order in ("recency", *plan.orders)
-        ),
-        *engines.values(),
-    ]
     if swept.complete:
+        jobs = [*_simulations(swept, [split for _, split in splits]), *engines.values()]
         _run(swept, list(dict.fromkeys(jobs)), watcher, processes)
     points = [_point(swept, size) for size in swept.sizes]
     advice = advise(swept.setting, points)
@@ -130,6 +120,15 @@ def sweep(plan: Plan, command: str, watcher: Watcher, processes: int | None) -> 
             if isinstance(got := swept.done.get(engine), Run)
         ],
     )
+
+
+def _simulations(swept: _Swept, splits: Iterable[Split]) -> Iterator[Job]:
+    """First what the answer needs, then the largest, so that no long job comes last."""
+    sizes = sorted(swept.sizes, key=lambda size: (size != swept.setting.knee, -size))
+    orders = swept.plan.orders
+    yield from (swept.simulate(order, Split(size, 0, 0)) for order in orders for size in sizes)
+    for split in splits:
+        yield from (swept.simulate(order, split) for order in ("recency", *orders))
 
 
 def _exact(plan: Plan, watcher: Watcher) -> _Swept:

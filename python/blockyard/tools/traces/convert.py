@@ -3,7 +3,7 @@
 import gzip
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class Converted:
     """False after Ctrl-C: the trace has the requests read until then, and is marked."""
 
 
-def convert(
+def convert(  # noqa: PLR0913 - keywords
     form: Format,
     paths: Sequence[Path],
     how: How,
@@ -77,7 +77,8 @@ def convert(
     with _spool(output) as spool:
         rows = _Rows(spool, block_size, rate)
         try:
-            _read(rows, form, paths, how, requests, progress)
+            found = ((path, one) for path in paths for one in form.read(path, how))
+            _read(rows, found, requests, progress)
         except KeyboardInterrupt:
             if not len(rows):
                 raise
@@ -107,22 +108,19 @@ def _spool(output: Path) -> Iterator[IO[bytes]]:
 
 def _read(
     rows: "_Rows",
-    form: Format,
-    paths: Sequence[Path],
-    how: How,
+    found: Iterable[tuple[Path, Asked | Answered]],
     requests: int | None,
     progress: Callable[[int], object] | None,
 ) -> None:
-    for path in paths:
-        for seen in form.read(path, how):
-            if isinstance(seen, Answered):
-                rows.answer(seen)
-                continue
-            if len(rows) == requests:
-                return
-            rows.add(seen, path)
-            if progress is not None and len(rows) % _OFTEN == 0:
-                progress(len(rows))
+    for path, seen in found:
+        if isinstance(seen, Answered):
+            rows.answer(seen)
+            continue
+        if len(rows) == requests:
+            return
+        rows.add(seen, path)
+        if progress is not None and len(rows) % _OFTEN == 0:
+            progress(len(rows))
 
 
 class _Rows:

@@ -245,7 +245,7 @@ impl State {
         }
         hits[0] = prefix.device as u32;
         if let Some((tier, slot, node)) = last {
-            plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
+            plans.push(self.private_copy(id, (tier, slot, Some(node)), &mut table));
             hits[tier.at()] += 1;
         }
         self.tiers[Tier::DEVICE].claim(total, &mut table);

@@ -83,7 +83,11 @@ impl State {
             let record = &mut self.leases[id.at()];
             let (first, slots) = unshown(record, cells);
             write(TableCells { row, first, slots });
-            written += if cells == Cells::All { width } else { slots.len() };
+            written += if cells == Cells::All {
+                width
+            } else {
+                slots.len()
+            };
             record.shown = record.blocks();
         }
         Ok(written as u64)

@@ -5,8 +5,21 @@ use super::State;
 use crate::base::{FlightIx, NodeIx, SlotIx, Tier};
 use crate::copies::{Move, Plan, Purpose};
 
+/// A flight that is not launched yet, and the copies that have joined it.
+pub(super) struct Draft {
+    pub(super) flight: FlightIx,
+    pub(super) moves: Vec<Move>,
+}
+
 impl State {
-    pub(super) fn launch_if_any(&mut self, flight: FlightIx, moves: Vec<Move>) -> Option<Plan> {
+    pub(super) fn draft(&mut self, from: Tier, to: Tier, purpose: Purpose) -> Draft {
+        Draft {
+            flight: self.open_flight(from, to, purpose),
+            moves: Vec::new(),
+        }
+    }
+
+    pub(super) fn launch_if_any(&mut self, Draft { flight, moves }: Draft) -> Option<Plan> {
         if moves.is_empty() {
             self.flights.remove(flight);
             return None;
@@ -16,36 +29,32 @@ impl State {
 
     /// The same for blocks that were not copied by whole paths: what stands on one of them may have been
     /// passed over because that had no copy, and is looked at again.
-    pub(super) fn launch_named(&mut self, flight: FlightIx, moves: Vec<Move>) -> Option<Plan> {
-        let to = self.flights[flight].to;
+    pub(super) fn launch_named(&mut self, draft: Draft) -> Option<Plan> {
+        let to = self.flights[draft.flight].to;
         for tier in (0..to.at()).map(Tier) {
             let ends_short = |copy: &Move| {
                 let node = copy.node.and_then(|id| self.trie.live(id));
                 let children = |node, tier| self.trie.residency(node, tier).children;
                 node.is_some_and(|node| children(node, tier) > children(node, to))
             };
-            if self.tiers[tier].descent.is_cut() && moves.iter().any(ends_short) {
+            if self.tiers[tier].descent.is_cut() && draft.moves.iter().any(ends_short) {
                 self.tiers[tier].look_at_ends();
             }
         }
-        self.launch_if_any(flight, moves)
+        self.launch_if_any(draft)
     }
 
     /// The flight of the next block of several tiers' that go to one: the open one where that comes from
     /// the same tier; else a new one, and the open one is launched.
-    pub(super) fn of_run(
+    pub(super) fn of_run<'open>(
         &mut self,
         (from, to): (Tier, Tier),
-        open: &mut Option<FlightIx>,
-        moves: &mut Vec<Move>,
+        open: &'open mut Option<Draft>,
         plans: &mut Vec<Plan>,
-    ) -> FlightIx {
-        if let Some(flight) = open.filter(|&flight| self.flights[flight].from == from) {
-            return flight;
-        }
-        let done = open.take();
-        plans.extend(done.and_then(|flight| self.launch_named(flight, std::mem::take(moves))));
-        *open.insert(self.open_flight(from, to, Purpose::Below { parked: None }))
+    ) -> &'open mut Draft {
+        let done = open.take_if(|draft| self.flights[draft.flight].from != from);
+        plans.extend(done.and_then(|draft| self.launch_named(draft)));
+        open.get_or_insert_with(|| self.draft(from, to, Purpose::Below { parked: None }))
     }
 
     /// Adds a block to a flight; `false` where it finds no room. `may_go` says whether a block's copy
@@ -53,12 +62,11 @@ impl State {
     pub(super) fn copy_one(
         &mut self,
         node: NodeIx,
-        flight: FlightIx,
-        moves: &mut Vec<Move>,
+        draft: &mut Draft,
         may_go: impl Fn(&Self, NodeIx) -> bool,
     ) -> bool {
-        match self.ready(node, self.flights[flight].from) {
-            Some(from) => self.copy_from(node, from, flight, moves, may_go),
+        match self.ready(node, self.flights[draft.flight].from) {
+            Some(from) => self.copy_from(node, from, draft, may_go),
             None => false,
         }
     }
@@ -68,15 +76,14 @@ impl State {
         &mut self,
         node: NodeIx,
         from: SlotIx,
-        flight: FlightIx,
-        moves: &mut Vec<Move>,
+        draft: &mut Draft,
         may_go: impl Fn(&Self, NodeIx) -> bool,
     ) -> bool {
-        let Some(to) = self.place(node, from, flight, may_go) else {
+        let Some(to) = self.place(node, from, draft.flight, may_go) else {
             return false;
         };
         let node = Some(self.trie.id(node));
-        moves.push(Move { node, from, to });
+        draft.moves.push(Move { node, from, to });
         true
     }
 

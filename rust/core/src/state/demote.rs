@@ -2,8 +2,9 @@
 
 use super::State;
 use super::paths::Descent;
-use crate::base::{Class, FlightIx, Id, LeaseId, NodeIx, Result, SlotIx, Tier};
-use crate::copies::{Move, Plan, Purpose};
+use super::place::Draft;
+use crate::base::{Class, Id, LeaseId, NodeIx, Result, SlotIx, Tier};
+use crate::copies::{Plan, Purpose};
 use crate::evict::Passed;
 use crate::tiers::{Hold, Uses};
 use std::cell::OnceCell;
@@ -50,12 +51,11 @@ impl State {
     /// The same, so far ahead.
     pub(super) fn descend(&mut self, from: Tier, size: Ahead) -> Option<Plan> {
         let to = self.tiers.next_below(from)?;
-        let flight = self.open_flight(from, to, Purpose::Below { parked: None });
-        let mut moves = Vec::new();
+        let mut draft = self.draft(from, to, Purpose::Below { parked: None });
         let victims = self.unseen_victims(from, size.look);
         self.spare_copies(from, &victims);
-        let waits = self.copy_fresh(size, flight, &mut moves);
-        self.copy_victims(&victims, size, flight, &mut moves);
+        let waits = self.copy_fresh(size, &mut draft);
+        self.copy_victims(&victims, size, &mut draft);
         self.scratch.victims = victims;
         if let Some(id) = waits {
             self.tiers[from].descent.put_back(id);
@@ -69,21 +69,19 @@ impl State {
             self.tiers[from].descent.take_fresh();
         }
         if size.paths {
-            self.launch_if_any(flight, moves)
+            self.launch_if_any(draft)
         } else {
-            self.launch_named(flight, moves)
+            self.launch_named(draft)
         }
     }
 
     /// Copies what came to the tier, until a block finds no room; returns that block.
-    fn copy_fresh(
-        &mut self,
-        size: Ahead,
-        flight: FlightIx,
-        moves: &mut Vec<Move>,
-    ) -> Option<Id<NodeIx>> {
+    fn copy_fresh(&mut self, size: Ahead, draft: &mut Draft) -> Option<Id<NodeIx>> {
         let most = size.blocks as usize;
-        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        let (from, to) = (
+            self.flights[draft.flight].from,
+            self.flights[draft.flight].to,
+        );
         // No block loses its last copy for it, and no next victim the copy that it needs soon.
         let copied = Hold::Idle {
             class: Class::Copied,
@@ -93,7 +91,7 @@ impl State {
             state.trie.slot(other, from).is_none()
                 || below.is_some_and(|slot| state.hold(to, slot) == copied)
         };
-        while moves.len() < most
+        while draft.moves.len() < most
             && let Some(id) = self.tiers[from].descent.take_fresh()
         {
             let node = self
@@ -102,9 +100,9 @@ impl State {
                 .filter(|&node| self.wants_copy(node, from));
             let Some(node) = node else { continue };
             let done = if size.paths {
-                self.copy_path(node, flight, most, moves, spare) != Descent::Waits
+                self.copy_path(node, draft, most, spare) != Descent::Waits
             } else {
-                self.copy_one(node, flight, moves, spare)
+                self.copy_one(node, draft, spare)
             };
             if !done {
                 return Some(id);
@@ -134,14 +132,8 @@ impl State {
     }
 
     /// Copies those of the next victims that want a copy, until one finds no room.
-    fn copy_victims(
-        &mut self,
-        ahead: &[SlotIx],
-        size: Ahead,
-        flight: FlightIx,
-        moves: &mut Vec<Move>,
-    ) {
-        let from = self.flights[flight].from;
+    fn copy_victims(&mut self, ahead: &[SlotIx], size: Ahead, draft: &mut Draft) {
+        let from = self.flights[draft.flight].from;
         let most = size.blocks as usize;
         let mut cut = None;
         // What the device has too needs no copy.
@@ -171,10 +163,10 @@ impl State {
                         other.is_none_or(|other| state.goes_before(from, slot, other, &passed))
                     };
                     if !size.paths {
-                        return moves.len() < most
-                            && self.copy_from(node, slot, flight, moves, later);
+                        return draft.moves.len() < most
+                            && self.copy_from(node, slot, draft, later);
                     }
-                    let descent = self.copy_path(node, flight, most, moves, later);
+                    let descent = self.copy_path(node, draft, most, later);
                     cut = Some(node).filter(|_| descent == Descent::Cut);
                     if cut.is_some() {
                         self.tiers[from].descent.cut();
@@ -183,7 +175,7 @@ impl State {
                 });
             done && self.tiers[from].copies_ahead().see(slot)
         });
-        if whole && moves.is_empty() {
+        if whole && draft.moves.is_empty() {
             self.tiers[from].copies_ahead().settle(size.look as usize);
         }
     }
@@ -291,21 +283,20 @@ impl State {
         let path: Vec<NodeIx> = (0..record.sealed)
             .map_while(|block| self.published(record, block))
             .collect();
-        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Below { parked: None });
-        let mut moves = Vec::new();
+        let mut draft = self.draft(Tier::DEVICE, to, Purpose::Below { parked: None });
         for node in path {
-            if moves.len() >= blocks as usize {
+            if draft.moves.len() >= blocks as usize {
                 break;
             }
             let lacks =
                 self.ready(node, Tier::DEVICE).is_some() && !self.is_below(node, Tier::DEVICE);
             let parent = self.trie.parent(node);
             let others = |_: &Self, other| Some(other) != parent;
-            if lacks && !self.copy_one(node, flight, &mut moves, others) {
+            if lacks && !self.copy_one(node, &mut draft, others) {
                 break;
             }
         }
-        Ok(self.launch_named(flight, moves))
+        Ok(self.launch_named(draft))
     }
 }
 

@@ -111,13 +111,11 @@ impl State {
         self.launch(flight, moves)
     }
 
-    /// Puts the copy of a marked slot into a private one in flight.
+    /// Puts the copy of a marked slot, with its block where that is published, into a private one in flight.
     pub(super) fn private_copy(
         &mut self,
         lease: LeaseId,
-        tier: Tier,
-        from: SlotIx,
-        node: Option<NodeIx>,
+        (tier, from, node): (Tier, SlotIx, Option<NodeIx>),
         table: &mut Vec<SlotIx>,
     ) -> Plan {
         let block = table.len() as u32;

@@ -2,9 +2,10 @@
 //! order that it leaves there.
 
 use super::State;
+use super::place::Draft;
 use super::record::Keep;
-use crate::base::{FlightIx, Ix, Key, LeaseIx, NodeIx, ParkedIx, Result, SlotIx, Tier};
-use crate::copies::{Move, Plan};
+use crate::base::{Ix, Key, LeaseIx, NodeIx, ParkedIx, Result, SlotIx, Tier};
+use crate::copies::Plan;
 use crate::tiers::Hold;
 
 /// What is known of a block while the tiers are searched.
@@ -176,7 +177,7 @@ impl State {
         instead: &[Key],
     ) -> Result<(Vec<Plan>, usize)> {
         self.check_lower(to)?;
-        let (mut plans, mut flight, mut moves) = (Vec::new(), None, Vec::new());
+        let (mut plans, mut draft) = (Vec::new(), None);
         let mut goes = instead.iter();
         for key in keys {
             let Some(node) = self
@@ -189,10 +190,10 @@ impl State {
             let Some(from) = self.nearest_above(node, to) else {
                 continue;
             };
-            let flight = self.of_run((from, to), &mut flight, &mut moves, &mut plans);
-            self.write_one(node, flight, &mut moves, &mut goes);
+            let draft = self.of_run((from, to), &mut draft, &mut plans);
+            self.write_one(node, draft, &mut goes);
         }
-        plans.extend(flight.and_then(|flight| self.launch_named(flight, moves)));
+        plans.extend(draft.and_then(|draft| self.launch_named(draft)));
         Ok((plans, instead.len() - goes.len()))
     }
 
@@ -200,11 +201,13 @@ impl State {
     fn write_one<'keys>(
         &mut self,
         node: NodeIx,
-        flight: FlightIx,
-        moves: &mut Vec<Move>,
+        draft: &mut Draft,
         goes: &mut impl Iterator<Item = &'keys Key>,
     ) {
-        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        let (from, to) = (
+            self.flights[draft.flight].from,
+            self.flights[draft.flight].to,
+        );
         if self.tiers[to].ledger().free() == 0 {
             // Nothing goes for a copy that a promise forbids.
             let owed = i64::from(self.is_owed(node, to));
@@ -223,7 +226,7 @@ impl State {
             };
             self.evict_with_parents(to, victim);
         }
-        self.copy_one(node, flight, moves, |_, _| false);
+        self.copy_one(node, draft, |_, _| false);
     }
 
     /// Whether no promise needs a block that a copy from the tier would read.

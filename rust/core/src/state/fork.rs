@@ -44,7 +44,7 @@ impl State {
         let mut plans = Vec::new();
         if let Some(slot) = source {
             self.mark(Tier::DEVICE, slot);
-            plans.push(self.private_copy(child, Tier::DEVICE, slot, None, &mut table));
+            plans.push(self.private_copy(child, (Tier::DEVICE, slot, None), &mut table));
         }
         self.tiers[Tier::DEVICE].claim(total, &mut table);
         self.leases[child.at()].start(table, plans.len(), None);

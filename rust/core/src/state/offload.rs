@@ -3,7 +3,8 @@
 
 use super::State;
 use super::engine::check_range;
-use crate::base::{Error, FlightIx, Ix, Key, NodeIx, Result, SlotIx, Tier};
+use super::place::Draft;
+use crate::base::{Error, Ix, Key, NodeIx, Result, SlotIx, Tier};
 use crate::collections::{Gap, Tag};
 use crate::copies::{Move, Plan, Purpose};
 use crate::tiers::{Hold, Uses};
@@ -144,8 +145,8 @@ impl State {
         to: Tier,
         most: usize,
     ) -> Option<Plan> {
-        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Offload);
-        let mut moves = Vec::with_capacity(most);
+        let mut draft = self.draft(Tier::DEVICE, to, Purpose::Offload);
+        draft.moves.reserve(most);
         let mut behind_new = false;
         for ((key, &id), &known) in keys.iter().zip(ids).zip(path) {
             let node = match known {
@@ -155,21 +156,21 @@ impl State {
                     }
                     node
                 }
-                Err(_) if moves.len() == most => break,
+                Err(_) if draft.moves.len() == most => break,
                 Err(tag) => {
                     let Err(gap) = self.trie.seek(key, tag) else {
                         // It comes twice.
                         break;
                     };
                     let node = self.new_block(above, Some((key, gap)));
-                    self.fill_from(node, SlotIx::new(id), flight, &mut moves);
+                    self.fill_from(node, SlotIx::new(id), &mut draft);
                     node
                 }
             };
             behind_new = known.is_err();
             above = Above::Block(node);
         }
-        self.launch_if_any(flight, moves)
+        self.launch_if_any(draft)
     }
 
     /// Whether a block names this one as its parent, or one that was dropped.
@@ -212,18 +213,12 @@ impl State {
     }
 
     /// Adds a block to an offload, whose tier has a free slot.
-    pub(super) fn fill_from(
-        &mut self,
-        node: NodeIx,
-        id: SlotIx,
-        flight: FlightIx,
-        moves: &mut Vec<Move>,
-    ) {
-        let to = self.flights[flight].to;
+    pub(super) fn fill_from(&mut self, node: NodeIx, id: SlotIx, draft: &mut Draft) {
+        let to = self.flights[draft.flight].to;
         // It is in no order and backs nothing, so that a mark is all there is to it.
         self.tiers[Tier::DEVICE].read(id);
-        if let Some(slot) = self.attach(node, to, flight) {
-            moves.push(Move {
+        if let Some(slot) = self.attach(node, to, draft.flight) {
+            draft.moves.push(Move {
                 node: Some(self.trie.id(node)),
                 from: id,
                 to: slot,

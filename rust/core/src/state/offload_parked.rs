@@ -2,6 +2,7 @@
 //! which owes it a slot; then, when its home is short of room, to a lower one (INV-34).
 
 use super::State;
+use super::place::Draft;
 use crate::base::{Error, FlightIx, NodeIx, ParkedId, Result, Tier};
 use crate::copies::{Plan, Purpose};
 
@@ -27,9 +28,9 @@ impl State {
         let record = &self.parked[parked];
         let most = to.map_or(record.on_device as usize, |_| record.path.len());
         let path = record.path[..most].to_vec();
-        let (mut flight, mut moves, mut changed) = (None, Vec::new(), false);
+        let (mut draft, mut changed) = (None::<Draft>, false);
         for node in path.into_iter().rev() {
-            if moves.len() >= blocks as usize {
+            if draft.as_ref().map_or(0, |draft| draft.moves.len()) >= blocks as usize {
                 break;
             }
             let Some((from, to)) = (match to {
@@ -39,17 +40,15 @@ impl State {
                 continue;
             };
             let purpose = Purpose::Below { parked: Some(id) };
-            let flight = *flight.get_or_insert_with(|| self.open_flight(from, to, purpose));
-            if self.is_between(flight, from, to)
-                && !self.copy_one(node, flight, &mut moves, |_, _| true)
-            {
+            let draft = draft.get_or_insert_with(|| self.draft(from, to, purpose));
+            if self.is_between(draft.flight, from, to) && !self.copy_one(node, draft, |_, _| true) {
                 break;
             }
         }
         if changed {
             self.shrink_keeps();
         }
-        Ok(flight.and_then(|flight| self.launch_named(flight, moves)))
+        Ok(draft.and_then(|draft| self.launch_named(draft)))
     }
 
     /// A tier below the device that has slots.

@@ -3,9 +3,10 @@
 //! Eviction is leaf first, so that it is the end, too, that is dropped.
 
 use super::demote::Ahead;
+use super::place::Draft;
 use super::{State, WritePolicy};
-use crate::base::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
-use crate::copies::{Move, Plan, Purpose};
+use crate::base::{Class, Ix, LeaseIx, NodeIx, Tier};
+use crate::copies::{Plan, Purpose};
 use crate::tiers::{Hold, Uses};
 
 /// How much of a path that was used once may take the place of what others would lose by it: this part
@@ -124,26 +125,20 @@ impl State {
     /// only paths of which no less has been used again than once, as sessions have that go on.
     fn descend_running(&mut self, most: u32) -> Option<Plan> {
         let to = self.tiers.next_below(Tier::DEVICE)?;
-        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Below { parked: None });
-        let (mut moves, most) = (Vec::new(), most as usize);
+        let mut draft = self.draft(Tier::DEVICE, to, Purpose::Below { parked: None });
+        let most = most as usize;
         let places = self.leases.places() as u32;
         for _ in 0..LEASES.min(places) {
             self.turn = (self.turn + 1) % places;
             let lease = LeaseIx::new(self.turn);
-            if moves.len() < most && self.leases.occupied(lease) && !self.detached(lease) {
-                self.copy_running(lease, flight, most, &mut moves);
+            if draft.moves.len() < most && self.leases.occupied(lease) && !self.detached(lease) {
+                self.copy_running(lease, &mut draft, most);
             }
         }
-        self.launch_if_any(flight, moves)
+        self.launch_if_any(draft)
     }
 
-    fn copy_running(
-        &mut self,
-        lease: LeaseIx,
-        flight: FlightIx,
-        most: usize,
-        moves: &mut Vec<Move>,
-    ) {
+    fn copy_running(&mut self, lease: LeaseIx, draft: &mut Draft, most: usize) {
         let record = &self.leases[lease];
         // What has a copy stands before what has none.
         let (mut first, mut end) = (0, record.sealed);
@@ -160,11 +155,11 @@ impl State {
             let Some(node) = node.filter(|&node| self.wants_copy(node, Tier::DEVICE)) else {
                 return;
             };
-            let full = self.tiers[self.flights[flight].to].ledger().free() == 0;
+            let full = self.tiers[self.flights[draft.flight].to].ledger().free() == 0;
             if full && self.standing(node) > 0 {
                 return;
             }
-            if self.copy_path(node, flight, most, moves, alone) != Descent::Whole {
+            if self.copy_path(node, draft, most, alone) != Descent::Whole {
                 return;
             }
         }
@@ -194,13 +189,15 @@ impl State {
     pub(super) fn copy_path(
         &mut self,
         node: NodeIx,
-        flight: FlightIx,
+        draft: &mut Draft,
         most: usize,
-        moves: &mut Vec<Move>,
         may_go: impl Fn(&Self, NodeIx) -> bool,
     ) -> Descent {
-        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
-        if moves.len() >= most || !self.finds_room(to, &may_go) {
+        let (from, to) = (
+            self.flights[draft.flight].from,
+            self.flights[draft.flight].to,
+        );
+        if draft.moves.len() >= most || !self.finds_room(to, &may_go) {
             return Descent::Waits;
         }
         let mut path = std::mem::take(&mut self.scratch.nodes);
@@ -221,9 +218,9 @@ impl State {
                     && may_go(state, other)
                     && (earns || state.is_spare(other, to))
             };
-            if moves.len() >= most {
+            if draft.moves.len() >= most {
                 descent = Descent::Waits;
-            } else if !self.copy_one(next, flight, moves, goes) {
+            } else if !self.copy_one(next, draft, goes) {
                 descent = if earns || self.finds_room(to, &goes) {
                     Descent::Waits
                 } else {

@@ -87,7 +87,7 @@ impl State {
     /// finds no room: no block of the path makes room for another.
     fn promote_to(&mut self, path: &[NodeIx], device: usize, blocks: u32, to: Tier) -> Vec<Plan> {
         let own: BTreeSet<NodeIx> = path.iter().copied().collect();
-        let (mut plans, mut flight, mut moves) = (Vec::new(), None, Vec::new());
+        let (mut plans, mut draft) = (Vec::new(), None);
         let mut left = blocks;
         for &node in &path[device..] {
             let above = (1..=to.at()).map(Tier);
@@ -97,13 +97,13 @@ impl State {
             let Some(from) = self.source(node).ok().filter(|_| lies_below && left > 0) else {
                 continue;
             };
-            let flight = self.of_run((from, to), &mut flight, &mut moves, &mut plans);
-            if !self.copy_one(node, flight, &mut moves, |_, victim| !own.contains(&victim)) {
+            let draft = self.of_run((from, to), &mut draft, &mut plans);
+            if !self.copy_one(node, draft, |_, victim| !own.contains(&victim)) {
                 break;
             }
             left -= 1;
         }
-        plans.extend(flight.and_then(|flight| self.launch_named(flight, moves)));
+        plans.extend(draft.and_then(|draft| self.launch_named(draft)));
         plans
     }
 }

@@ -41,8 +41,9 @@ impl State {
         }
         let new = path.iter().filter(|node| node.is_none()).count();
         self.make_room(to, new as u32);
-        let flight = self.open_flight(Tier::DEVICE, to, Purpose::Offload);
-        let (mut moves, mut nodes) = (Vec::with_capacity(new), Vec::with_capacity(path.len()));
+        let mut draft = self.draft(Tier::DEVICE, to, Purpose::Offload);
+        draft.moves.reserve(new);
+        let mut nodes = Vec::with_capacity(path.len());
         let mut above = Above::Root;
         for (at, (&known, &id)) in path.iter().zip(ids).enumerate() {
             let node = known.unwrap_or_else(|| {
@@ -50,7 +51,7 @@ impl State {
                 let key = keys.get(at).and_then(|key| Some((key, gap(key)?)));
                 let node = self.new_block(above, key);
                 self.trie[node].keeps = KeepCount::one(to);
-                self.fill_from(node, SlotIx::new(id), flight, &mut moves);
+                self.fill_from(node, SlotIx::new(id), &mut draft);
                 node
             });
             if known.is_some() && at > 0 && path[at - 1].is_none() {
@@ -67,7 +68,7 @@ impl State {
             ..Parked::default()
         });
         self.counters.parked += 1;
-        let plan = self.launch_if_any(flight, moves);
+        let plan = self.launch_if_any(draft);
         Ok((ParkedId(self.parked.id(parked)), plan))
     }
 
