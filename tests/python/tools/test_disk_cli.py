@@ -440,9 +440,14 @@ def refusals(tmp_path: Path) -> Iterator[tuple[list[object], str]]:
     yield ["bench", gone], "there is no such folder; make it first"
     yield ["bench", file], "is no folder"
     yield ["bench", tmp_path, "--bytes", "900 TiB"], "are needed, and"
-    yield ["bench", tmp_path, "--bytes", "1 KiB"], "less than one block of 2097152"
+    yield (
+        ["bench", tmp_path, "--bytes", "1 KiB"],
+        "--bytes = '1 KiB': smaller than one block of 2,097,152 bytes",
+    )
     yield ["bench", tmp_path, "--bytes", "4 GB/rank"], "not by rank or host"
-    yield ["bench", tmp_path, "--bytes", "much"], "much"
+    yield ["bench", tmp_path, "--bytes", "much"], ": --bytes = 'much': give bytes, or memory like"
+    yield ["bench", tmp_path, "--bytes", "8 blocks"], "give bytes, or memory like '2 MiB', in KiB"
+    yield ["bench", tmp_path, "--bytes", "-1"], "--bytes = '-1': give bytes, or memory like"
     yield ["bench", tmp_path, "--block-bytes", 0], "must be 1 to"
     yield ["bench", tmp_path, "--block-bytes", "3 GiB"], "must be 1 to 2,147,483,648 bytes"
     yield ["bench", tmp_path, "--threads", 65], "65 is not in the range"

@@ -403,8 +403,8 @@ def test_sizes_are_blocks_or_bytes(text: str, blocks: int) -> None:
         ("nan", "give blocks, or memory"),
         ("1.5", "give blocks, or memory"),
         ("20g", "in KiB, MiB, GiB, TiB, MB, GB"),
-        ("0", "less than one block"),
-        ("1MiB", "less than one block of 2,097,152 bytes"),
+        ("0", "smaller than one block"),
+        ("1MiB", "smaller than one block of 2,097,152 bytes"),
         ("3 apples", "give blocks, or memory"),
         ("9999999999999TiB", "more than 1,000,000,000 blocks"),
     ],
@@ -438,7 +438,7 @@ def test_a_split_is_of_shares_or_sizes(text: str, split: Split) -> None:
         ("20%+20%", "40 % in all"),
         ("0%+100%", "a device of nothing"),
         ("1GiB+", "give blocks, or memory"),
-        ("0GiB+1GiB", "less than one block"),
+        ("0GiB+1GiB", "smaller than one block"),
     ],
 )
 def test_a_split_that_makes_no_sense_is_refused(text: str, said: str) -> None:

@@ -148,7 +148,7 @@ def test_of_a_trace_that_was_cut_off_it_says_so() -> None:
         (("--preset", "llama-3.1-405b/h100"), "give more ranks"),
         (("--ranks", "3"), "--ranks 3: must divide"),
         (("--set", "params"), "must be FIGURE=VALUE"),
-        (("--model-size", "0"), "less than one block"),
+        (("--model-size", "0"), "smaller than one block"),
         (("--rate", "0"), "rate = 0"),
         (("--trace-block", "16"), "is for a TRACE"),
         (("nowhere.jsonl",), "there is no such file"),

@@ -16,7 +16,7 @@ from blockyard.connectors.sglang.engine import INTERFACE
 from blockyard.connectors.sglang.host_pool import check_layout, one_pool_alone
 from blockyard.connectors.sglang.identity import adapters_of, weights_of
 from blockyard.connectors.sglang.settings import START, Settings, check_config
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor.engine import Engine, told
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, judged, unknown
@@ -151,9 +151,9 @@ class Launch(Engine):
         if not isinstance(self.read, Settings):
             return asked
         nbytes = 0
-        if isinstance(self.read.disk, str):
+        if isinstance(counted(self.read.disk), str):
             # Each stage, each replica and each attention group has as much, in a folder of its own.
-            amount = parse_size("disk", self.read.disk)
+            amount = parse_size("disk", str(self.read.disk))
             nbytes = amount.nbytes if amount.per == "rank" else amount.nbytes // self.tensor
         return asked.joined(Asked(disk=nbytes * ranks, paths=(self.read.disk_path,)))
 

@@ -21,7 +21,7 @@ from blockyard.connectors.vllm.replicas import here_of
 from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.stopping import LEAST
 from blockyard.shared.layout import KVLayout, Plane
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
 from blockyard.tools.doctor.engine import Engine, told
@@ -284,7 +284,7 @@ def _expanded(path: str) -> Path:
 
 def _nbytes(given: object, ranks: int, replicas: int) -> int:
     """What one replica has of it."""
-    if not isinstance(given, str):
+    if not isinstance(given, str) or isinstance(counted(given), int):
         return 0
     amount = parse_size("host", given)
     return amount.nbytes * ranks if amount.per == "rank" else amount.nbytes // replicas

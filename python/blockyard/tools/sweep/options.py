@@ -92,14 +92,17 @@ def resolve(options: Options) -> Plan:
         raise Misuse(f"--split: {len(texts)} of them; give at most {MOST_SPLITS}")
     trace = _trace(options)
     block = roofline.kv_bytes_per_token * trace.trace_block
+    ranks = roofline.ranks
     first, last = (
-        None if text is None else parse_blocks(option, text, block)
+        None if text is None else parse_blocks(option, text, block, ranks=ranks)
         for option, text in (("--from", options["first"]), ("--to", options["last"]))
     )
     if first is not None and last is not None and first >= last:
         raise Misuse(f"--from {options['first']}: not below --to {options['last']}; swap them")
     splits = tuple(
-        SplitText.parse(text, block) for text in dict.fromkeys(texts) if text.lower() != "none"
+        SplitText.parse(text, block, ranks)
+        for text in dict.fromkeys(texts)
+        if text.lower() != "none"
     )
     return Plan(
         trace=trace,
@@ -107,7 +110,7 @@ def resolve(options: Options) -> Plan:
         preset=options["preset"].lower(),
         block_bytes=block,
         device_blocks=roofline.device_blocks(trace.trace_block),
-        sizes=_sizes(options["sizes"], block),
+        sizes=_sizes(options["sizes"], block, ranks),
         first=first,
         last=last,
         points=options["points"],
@@ -119,7 +122,12 @@ def resolve(options: Options) -> Plan:
         optimum="optimum" in options["policy"],
         splits=splits if texts else None,
         model_sizes=tuple(
-            sorted({parse_blocks("--model-size", text, block) for text in options["model_size"]})
+            sorted(
+                {
+                    parse_blocks("--model-size", text, block, ranks=ranks)
+                    for text in options["model_size"]
+                }
+            )
         ),
         model_requests=_modelled(options, len(trace)),
         sample=options["sample"],
@@ -136,7 +144,7 @@ def _check(options: Options) -> None:
         raise Misuse(f"--sample {sample}: must be a power of two, like 8, or 1 for all blocks")
 
 
-def _sizes(text: str | None, block_bytes: int) -> tuple[int, ...]:
+def _sizes(text: str | None, block_bytes: int, ranks: int) -> tuple[int, ...]:
     if text is None:
         return ()
     parts = [part for part in text.split(",") if part.strip()]
@@ -144,7 +152,8 @@ def _sizes(text: str | None, block_bytes: int) -> tuple[int, ...]:
         raise Misuse(f"--sizes {text!r}: no size; give some, like 10GiB,20GiB")
     if len(parts) > MOST_POINTS:
         raise Misuse(f"--sizes: {len(parts)} of them; give at most {MOST_POINTS}")
-    return tuple(sorted({parse_blocks("--sizes", part, block_bytes) for part in parts}))
+    sizes = {parse_blocks("--sizes", part, block_bytes, ranks=ranks) for part in parts}
+    return tuple(sorted(sizes))
 
 
 def _modelled(options: Options, requests: int) -> int:
