@@ -10,7 +10,7 @@ from rich.console import Console
 from blockyard._core import Misuse, __version__
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
-from blockyard.tools.click_types import FILE, ORDERS, Word, number
+from blockyard.tools.click_types import FILE, ORDERS, QUIET, Word, number
 from blockyard.tools.endings import INTERRUPTED, Broken
 from blockyard.tools.help import Remembered
 from blockyard.tools.outputs import claim, write_all
@@ -185,7 +185,7 @@ __all__ = ["replay"]
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
 @click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
 @number("--jobs", 1, 1024, None, "The most runs at once; default: as many as suit this machine.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@QUIET
 @click.pass_context
 def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     """Replay TRACE, or a generated workload, through a cache.

@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 
 from blockyard._core import Misuse
-from blockyard.tools.click_types import FILE, ORDERS, Word, number
+from blockyard.tools.click_types import FILE, ORDERS, QUIET, Word, number
 from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.help import Remembered, Section
 from blockyard.tools.outputs import claim, write_all
@@ -136,7 +136,7 @@ _SECTIONS: Final = (
 @number("--jobs", 1, 1024, None, "Simulations at once; default: one for each core.")
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
 @click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@QUIET
 @click.pass_context
 def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     """Say how much memory to buy for the traffic of TRACE, or of a generated workload.

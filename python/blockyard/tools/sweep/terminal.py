@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from textwrap import shorten
 from typing import Final
 
 from rich import box
@@ -91,7 +92,7 @@ class Display(Watch[Simulated | Run | None]):
             return
         self._told = now
         if self._live:
-            line = f"blockyard: {text}"[: self._console.width - 1]
+            line = shorten(f"blockyard: {text}", max(self._console.width - 1, 10), placeholder=" …")
             self._console.file.write(f"\r\x1b[2K{line}")
             self._console.file.flush()
         else:
