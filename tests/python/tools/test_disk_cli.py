@@ -492,15 +492,15 @@ def test_inv_37_no_key_is_ever_shown(tmp_path: Path) -> None:
         assert repr(bytes.fromhex(key))[2:20] not in said
 
 
-def test_a_survey_sees_what_a_lane_has(tmp_path: Path) -> None:
+def test_an_inspector_sees_what_a_lane_has(tmp_path: Path) -> None:
     lane = DiskLane(tmp_path, [("model", "m")], rank=7, slots=3, block_bytes=5000)
-    survey = DiskInspector(lane.path)
-    assert (survey.rank, survey.owner, survey.slots) == (7, os.getpid(), 3)
-    assert (survey.slot_bytes, survey.text) == (
+    inspector = DiskInspector(lane.path)
+    assert (inspector.rank, inspector.owner, inspector.slots) == (7, os.getpid(), 3)
+    assert (inspector.slot_bytes, inspector.text) == (
         8192,
         'Blockyard\'s blocks, format 1\nmodel = "m"\n',
     )
-    assert dict(survey.count())["void"] == 3
+    assert dict(inspector.count())["void"] == 3
     lane.close()
     with pytest.raises(by.Unavailable, match="its name is not rank-"):
         DiskInspector(tmp_path)

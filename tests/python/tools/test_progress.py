@@ -42,7 +42,7 @@ class Shown:
         """The lines that come of a job's progress at a moment."""
         before = len(self.file.getvalue())
         self.now = now
-        self.display.told(job, Progress(done, 1000, 0.0, 0.5, 50, 0, 0, 0))
+        self.display.on_progress(job, Progress(done, 1000, 0.0, 0.5, 50, 0, 0, 0))
         return self.file.getvalue()[before:].splitlines()
 
 

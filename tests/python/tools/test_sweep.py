@@ -459,9 +459,9 @@ def test_progress_is_told_now_and_then() -> None:
 
     class Told(Display):
         @override
-        def told(self, job: int, progress: float) -> None:
+        def on_progress(self, job: int, progress: float) -> None:
             seen.append(progress)
-            super().told(job, progress)
+            super().on_progress(job, progress)
 
     sweep(plan(generate(1, requests=1100), points=2, optimum=False), "", Told(None), 1)
     assert seen

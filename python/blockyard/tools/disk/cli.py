@@ -96,14 +96,14 @@ def verify(
     _claim(output)
     found = chosen(path, names)
     scrubbed: dict[Path, dict[str, Any]] = {}
-    surveys = [rank for one in found for rank in one.ranks if rank.survey is not None]
-    length = sum(rank.survey.slots for rank in surveys if rank.survey is not None)
+    readable = [rank for one in found for rank in one.ranks if rank.inspector is not None]
+    length = sum(rank.inspector.slots for rank in readable if rank.inspector is not None)
     with _progress(length, quiet=quiet) as step:
-        for rank in surveys:
+        for rank in readable:
             scrubbed[rank.path] = _scrub(rank, threads, step)
     described = [_described(one, lambda rank: scrubbed[rank.path]) for one in found]
     bad = sum(len(one["bad"]) for one in scrubbed.values())
-    unseen = [rank for one in found for rank in one.ranks if rank.survey is None]
+    unseen = [rank for one in found for rank in one.ranks if rank.inspector is None]
     whole = not bad and not unseen
     faults = _write(output, {"path": str(path), "whole": whole, "identities": described})
     for one in found:
@@ -233,15 +233,15 @@ def _print(output: str | None, line: str) -> None:
 
 def _scrub(rank: Rank, threads: int, step: Callable[[int], object]) -> dict[str, Any]:
     """Reads all blocks of a rank, so many at once that an interrupt is soon heard."""
-    survey = rank.survey
+    inspector = rank.inspector
     counts: Counter[str] = Counter()
     bad: list[int] = []
     nbytes = 0
-    if survey is None or not survey.slots:
+    if inspector is None or not inspector.slots:
         return {"bad": bad, "bytes_read": nbytes}
-    size = max(_AT_ONCE // survey.slot_bytes, 1)
-    for first in range(0, survey.slots, size):
-        found, wrong, read = survey.scrub(first, size, threads)
+    size = max(_AT_ONCE // inspector.slot_bytes, 1)
+    for first in range(0, inspector.slots, size):
+        found, wrong, read = inspector.scrub(first, size, threads)
         counts.update(dict(found))
         bad += wrong
         nbytes += read
@@ -250,7 +250,7 @@ def _scrub(rank: Rank, threads: int, step: Callable[[int], object]) -> dict[str,
 
 
 def _counted(rank: Rank) -> dict[str, Any]:
-    counts = {} if rank.survey is None else dict(rank.survey.count())
+    counts = {} if rank.inspector is None else dict(rank.inspector.count())
     # Only who reads payloads knows the others.
     return {name: n for name, n in counts.items() if name not in {"torn", "unreadable", "busy"}}
 
@@ -258,16 +258,16 @@ def _counted(rank: Rank) -> dict[str, Any]:
 def _described(one: Identity, count: Callable[[Rank], dict[str, Any]]) -> dict[str, Any]:
     ranks = []
     for rank in one.ranks:
-        survey = rank.survey
-        if survey is None:
+        inspector = rank.inspector
+        if inspector is None:
             ranks.append({"rank": rank.number, "error": rank.why})
             continue
         about = {
             "rank": rank.number,
-            "owner": survey.owner,
-            "slots": survey.slots,
-            "slot_bytes": survey.slot_bytes,
-            "disk_bytes": survey.disk_bytes,
+            "owner": inspector.owner,
+            "slots": inspector.slots,
+            "slot_bytes": inspector.slot_bytes,
+            "disk_bytes": inspector.disk_bytes,
         }
         ranks.append(about | count(rank))
     return {
@@ -287,17 +287,19 @@ def _headed(one: Identity) -> str:
 
 
 def _line(rank: Rank) -> str:
-    survey = rank.survey
-    if survey is None:
+    inspector = rank.inspector
+    if inspector is None:
         return f"  rank {rank.number}: {rank.why}"
     try:
         counts = _counted(rank)
     except BlockyardError as error:
         return f"  rank {rank.number}: {error}"
-    owned = "no process owns it" if survey.owner is None else f"process {survey.owner} owns it"
+    owned = (
+        "no process owns it" if inspector.owner is None else f"process {inspector.owner} owns it"
+    )
     return (
-        f"  rank {rank.number}: {survey.slots:,} slots of {size_of(survey.slot_bytes)}, "
-        f"{size_of(survey.disk_bytes)} on disk; {owned}\n    {_told(counts)}"
+        f"  rank {rank.number}: {inspector.slots:,} slots of {size_of(inspector.slot_bytes)}, "
+        f"{size_of(inspector.disk_bytes)} on disk; {owned}\n    {_told(counts)}"
     )
 
 
@@ -305,9 +307,9 @@ def _verdict(rank: Rank, found: dict[str, Any] | None) -> str:
     if found is None:
         return f"  rank {rank.number}: {rank.why}"
     lines = [f"  rank {rank.number}: {size_of(found['bytes_read'])} read"]
-    survey = rank.survey
-    if survey is not None and survey.owner is not None:
-        lines[0] += f" beside process {survey.owner}, which owns it"
+    inspector = rank.inspector
+    if inspector is not None and inspector.owner is not None:
+        lines[0] += f" beside process {inspector.owner}, which owns it"
     lines.append(f"    {_told(found)}")
     if found["bad"]:
         more = len(found["bad"]) - _LISTED

@@ -109,7 +109,7 @@ class Display(Watch[Played]):
         )
 
     @override
-    def told(self, job: int, progress: Progress) -> None:
+    def on_progress(self, job: int, progress: Progress) -> None:
         """Moves the bar, or writes a line if it is time for one."""
         self._done[job] = progress.requests_done
         if self._bar is not None:

@@ -62,7 +62,7 @@ class Display(Watch[Simulated | Run | None]):
         self._state(self._names[job])
 
     @override
-    def told(self, job: int, progress: float) -> None:
+    def on_progress(self, job: int, progress: float) -> None:
         """A job tells the share that is done."""
         self._shares[job] = progress
         self._state(self._names[job])
