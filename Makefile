@@ -140,6 +140,7 @@ run: $(BLOCKYARD)  ## show that no token is lost; then replay generated traffic 
 # It shows the installed wheel, whose stub has the docstrings of the core.
 site: $(VENV)/run.group $(VENV)/site.group $(BLOCKYARD)  ## the documentation as a site, in target/site, with every link checked
 	$(MKDOCS) build --strict
+	$(BIN)/python .ci/search.py target/site
 
 site-serve: $(VENV)/run.group $(VENV)/site.group $(BLOCKYARD)  ## show the site at http://127.0.0.1:8000 while you write
 	$(MKDOCS) serve --livereload
