@@ -24,7 +24,7 @@ import traces
 from blockyard.shared.extras import install
 from blockyard.tools.cli import _GROUPS, cli
 from blockyard.tools.replay import comparison
-from blockyard.tools.replay.play import play
+from blockyard.tools.replay.play_trace import play
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.trace import Trace
@@ -619,7 +619,7 @@ def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.Mo
 
     simulated.installed(monkeypatch)
     monkeypatch.setattr(comparison, "play", ran)
-    monkeypatch.setattr("blockyard.tools.replay.sizes.os.sysconf", lambda _name: 1 << 14)
+    monkeypatch.setattr("blockyard.tools.replay.memory_limits.os.sysconf", lambda _name: 1 << 14)
     large = ["--requests", "3", "--device", "100000", "--verify"]
     assert "takes 39" in refused(*large, "memory")
     assert "it has begun" in typed(*large, "cuda").stderr

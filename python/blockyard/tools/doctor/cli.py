@@ -15,7 +15,7 @@ from blockyard.shared.owner import is_foreign
 from blockyard.tools.click_types import FILE, QUIET
 from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, sglang, vllm
 from blockyard.tools.doctor.engine import Engine
-from blockyard.tools.doctor.finding import LEVELS, Asked, Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import LEVELS, Check, Demand, Finding, Site, unknown
 from blockyard.tools.endings import FAILED
 from blockyard.tools.help import Once
 from blockyard.tools.outputs import claim, write_all
@@ -105,7 +105,7 @@ def examined(
     """
     site = site or Site()
     groups: dict[str, tuple[Check, ...]] = {}
-    asked = Asked(paths=tuple(path.absolute() for path in paths))
+    asked = Demand(paths=tuple(path.absolute() for path in paths))
     environ = dict(site.environ)
     for engine, line in (lines or {}).items():
         flags, bare = _flags(engine, line)

@@ -25,7 +25,7 @@ from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
 from blockyard.tools.doctor.engine import Engine, told
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged, unknown
+from blockyard.tools.doctor.finding import Check, Demand, Finding, Problem, Site, judged, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv_cache
 from blockyard.tools.units import size
@@ -246,14 +246,14 @@ class Serve(Engine):
         return meant if said else f"leave it out, and {meant} in {_EXTRA}"
 
     @override
-    def asked(self) -> Asked:
+    def asked(self) -> Demand:
         """Returns what the machine is to have."""
         paths = self.told.get("disk_path")
         named = paths if isinstance(paths, list) else [paths]
         folders = tuple(_expanded(one) for one in named if isinstance(one, str))
         # Ray's may be anywhere.
         far = self.flags.values.get("distributed_executor_backend") == "ray"
-        whole = Asked(paths=folders, ranks=0 if far else self.workers * self.replicas)
+        whole = Demand(paths=folders, ranks=0 if far else self.workers * self.replicas)
         if isinstance(self.read, BlockyardError):
             return whole
         if isinstance(self.known, Facts):
@@ -262,7 +262,7 @@ class Serve(Engine):
             # Without the model a number of blocks is no number of bytes.
             given = (self.told.get(tier) for tier in ("host", "disk"))
             host, disk = (_nbytes(one, self.workers, self.replicas) for one in given)
-            asked = Asked(host=host, pinned=host // self.workers, disk=disk)
+            asked = Demand(host=host, pinned=host // self.workers, disk=disk)
         many = self.replicas
         asked = replace(
             asked,

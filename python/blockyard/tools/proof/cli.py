@@ -16,7 +16,7 @@ from blockyard.tools.endings import Broken
 from blockyard.tools.help import Once
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
-from blockyard.tools.proof.terminal import ProgressLine, Row, table
+from blockyard.tools.proof.result_table import ProgressLine, Row, table
 
 __all__ = ["proof"]
 

@@ -20,7 +20,7 @@ from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import duration
 from blockyard.tools.workers import Watch
 
-__all__ = ["Display", "names"]
+__all__ = ["ReplayDisplay", "names"]
 
 _EVERY: Final = 10.0
 """The most seconds between two lines."""
@@ -42,7 +42,7 @@ def names(jobs: Sequence[Job], replicas: int) -> list[str]:
     ]
 
 
-class Display(Watch[Played]):
+class ReplayDisplay(Watch[Played]):
     """Shows live bars on a terminal; elsewhere lines at the start and end of each run, and between.
 
     Args:

@@ -9,18 +9,18 @@ from blockyard.shared.machine import free_memory
 from blockyard.shared.sizes import parse_blocks
 from blockyard.tools.replay.hardware import Roofline, roofline_of
 from blockyard.tools.replay.spec import Eviction, Policy
-from blockyard.tools.sweep.sizes import SplitText
+from blockyard.tools.sweep.splits import SplitText
 from blockyard.tools.traces.source import Source, check_source, trace_of
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import size
 
-__all__ = ["MOST_POINTS", "MOST_SPLITS", "Options", "Plan", "resolve"]
+__all__ = ["MOST_POINTS", "MOST_SPLITS", "Plan", "SweepOptions", "resolve"]
 
 MOST_SPLITS: Final = 5
 MOST_POINTS: Final = 200
 
 
-class Options(Source):
+class SweepOptions(Source):
     """The options as given; None where one was left out."""
 
     preset: str
@@ -79,7 +79,7 @@ _QUICK: Final = 1000
 """Requests that a virtual engine serves in a second or two: so many are modelled without a word."""
 
 
-def resolve(options: Options) -> Plan:
+def resolve(options: SweepOptions) -> Plan:
     """Returns what to sweep; the trace is read last.
 
     Raises:
@@ -135,7 +135,7 @@ def resolve(options: Options) -> Plan:
     )
 
 
-def _check(options: Options) -> None:
+def _check(options: SweepOptions) -> None:
     check_source(options)
     if options["sizes"] is not None and (options["first"] or options["last"]):
         raise Misuse("--sizes says them all: leave --from and --to out")
@@ -156,7 +156,7 @@ def _sizes(text: str | None, block_bytes: int, ranks: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _modelled(options: Options, requests: int) -> int:
+def _modelled(options: SweepOptions, requests: int) -> int:
     given = options["model_requests"]
     if given is not None:
         return min(given, requests)
@@ -165,7 +165,7 @@ def _modelled(options: Options, requests: int) -> int:
     return requests if requests <= _QUICK else 0
 
 
-def _trace(options: Options) -> Trace:
+def _trace(options: SweepOptions) -> Trace:
     trace, path = trace_of(options), options["trace"]
     if path is not None:
         if trace.hits_unknown:

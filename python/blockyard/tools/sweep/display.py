@@ -17,7 +17,7 @@ from blockyard.tools.sweep.result import Modelled, Point, SweepResult
 from blockyard.tools.units import duration, size
 from blockyard.tools.workers import Watch
 
-__all__ = ["Display", "parts"]
+__all__ = ["SweepDisplay", "parts"]
 
 _EVERY: Final = 10.0
 """Seconds between two lines, where there is no terminal."""
@@ -31,7 +31,7 @@ _LEAST_BAR: Final = 10
 _MARK: Final = " ← knee"
 
 
-class Display(Watch[Simulated | Run | None]):
+class SweepDisplay(Watch[Simulated | Run | None]):
     """One line that is written again and again on a terminal; elsewhere a line now and then.
 
     Args:
@@ -49,7 +49,7 @@ class Display(Watch[Simulated | Run | None]):
         """A part of what is exact."""
         self._say(f"{name}: {done:.0%}")
 
-    def jobs(self, names: list[str]) -> "Display":
+    def jobs(self, names: list[str]) -> "SweepDisplay":
         """Begins the jobs."""
         self._begun = time.monotonic()
         self._names = names
