@@ -84,12 +84,18 @@ def parse_size(name: str, text: str) -> Size:
     return Size(ceil(Decimal(number) * nbytes), amount, per)
 
 
-def counted(size: int | str) -> int | str:
-    """Returns the number of blocks that "4096" and "4096 blocks" say; anything else as it is."""
+def counted(size: int | str, *, bare: bool = False) -> int | str:
+    """Returns the number of blocks that "4096 blocks" says; anything else as it is.
+
+    Args:
+        size: The size.
+        bare: Whether "4096" says blocks, too, as on a command line, where all is text. In a
+            configuration it would be taken for GiB, and is refused.
+    """
     if not isinstance(size, str) or len(size) > _LONGEST:
         return size
     found = _COUNT.fullmatch(size)
-    return size if found is None else int(found[1])
+    return int(found[1]) if found is not None and (bare or found[2]) else size
 
 
 def too_small(name: str, text: str, block_bytes: int) -> Misuse:
@@ -134,7 +140,7 @@ def parse_blocks(name: str, text: str, block_bytes: int, *, ranks: int = 1, leas
     Raises:
         Misuse: It is no size, smaller than one block, or more than `MOST_BLOCKS`.
     """
-    blocks = counted(text)
+    blocks = counted(text, bare=True)
     none = blocks == 0
     if isinstance(blocks, str):
         found = parse_size(name, text)

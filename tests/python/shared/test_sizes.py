@@ -130,12 +130,10 @@ def read_everywhere(text: str, tier: str = "host") -> list[int | str]:
 @pytest.mark.parametrize(
     ("text", "blocks"),
     [
-        ("4096", 4096),
-        (" 4_096 ", 4096),
         ("4096 blocks", 4096),
+        (" 4_096 blocks ", 4096),
         ("4096Blocks", 4096),
         ("1 block", 1),
-        ("0", 0),
         ("0 blocks", 0),
         ("0 GiB", 0),
         ("4GiB", 2048),
@@ -146,6 +144,12 @@ def read_everywhere(text: str, tier: str = "host") -> list[int | str]:
 )
 def test_a_size_is_the_same_in_a_configuration_and_a_command(text: str, blocks: int) -> None:
     assert read_everywhere(text) == [blocks, blocks]
+
+
+def test_a_number_in_quotes_is_refused_but_on_a_command_line_where_all_is_text() -> None:
+    library, command = read_everywhere("4_096")
+    assert str(library).startswith("host = '4_096': give blocks, or memory like '64 GiB'")
+    assert command == 4096
 
 
 @pytest.mark.parametrize(
