@@ -42,7 +42,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host test test-rust test-engines \
+.PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host lint-subjects test test-rust test-engines \
 	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu deploy-vllm fmt clean
 
@@ -61,7 +61,7 @@ $(BIN)/python: | check-tools
 MB.run := 130
 MB.wheel := 440
 MB.test := 535
-MB.lint := 125
+MB.lint := 130
 MB.site := 120
 MB.mutants := 25
 
@@ -140,6 +140,7 @@ run: $(BLOCKYARD)  ## show that no token is lost; then replay generated traffic 
 # It shows the installed wheel, whose stub has the docstrings of the core.
 site: $(VENV)/run.group $(VENV)/site.group $(BLOCKYARD)  ## the documentation as a site, in target/site, with every link checked
 	$(MKDOCS) build --strict
+	$(BIN)/python .ci/search.py target/site
 
 site-serve: $(VENV)/run.group $(VENV)/site.group $(BLOCKYARD)  ## show the site at http://127.0.0.1:8000 while you write
 	$(MKDOCS) serve --livereload
@@ -151,7 +152,7 @@ check: lint  ## formats, lints, types and the quick tests, while you work: some 
 	$(CARGO_TEST) --locked --package blockyard-core --lib --test laws --test regressions
 	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 
-lint: lint-rust lint-python lint-host  ## formats, lints, types, stubs, layers, workflows
+lint: lint-rust lint-python lint-host lint-subjects  ## formats, lints, types, stubs, layers, workflows, subjects of commits
 
 lint-rust: $(BIN)/python
 	cargo fmt --all --check
@@ -181,6 +182,11 @@ lint-host: $(VENV)/lint.group  ## workflows, actions and forms, which the reposi
 	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SCHEMA) vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*))
 	$(BIN)/zizmor --quiet --offline --no-progress .
+
+# Merges have subjects of git's own. Where there is no such branch, as in an unpacked sdist, there is nothing to check.
+lint-subjects: $(VENV)/lint.group  ## the subjects of the commits since the branch left BASE=main
+	@base=$$(git merge-base $(BASE) HEAD 2>/dev/null) || exit 0; \
+		$(BIN)/gitlint --commits "$$base..HEAD"
 
 CRATES := --package blockyard-core --package blockyard-disk --package blockyard-record
 

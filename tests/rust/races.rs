@@ -182,8 +182,8 @@ fn table(state: &mut State, id: LeaseId, blocks: u32) -> Vec<u32> {
     let mut table = vec![0; blocks as usize];
     let width = table.len();
     state
-        .block_tables(&[id], width, Cells::All, Loading::Joined, |at, slot| {
-            table[at] = slot;
+        .block_tables(&[id], width, Cells::All, Loading::Joined, |cells| {
+            cells.copy_to(&mut table);
         })
         .expect("it runs");
     table

@@ -1,4 +1,4 @@
-"""Sizes as text, such as "64 GiB", "8 GiB/rank" or "4096" blocks: read here and nowhere else."""
+"""Sizes as text, such as "64 GiB", "8 GiB/rank" or "4096 blocks": read here and nowhere else."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,16 @@ from typing import Final, Literal, NamedTuple, cast
 
 from blockyard._core import Misuse
 
-__all__ = ["MOST_BLOCKS", "UNITS", "Size", "parse_blocks", "parse_size"]
+__all__ = [
+    "MOST_BLOCKS",
+    "UNITS",
+    "Size",
+    "counted",
+    "parse_blocks",
+    "parse_bytes",
+    "parse_size",
+    "too_small",
+]
 
 MOST_BLOCKS: Final = 10**9
 """The most blocks that a command takes for a tier."""
@@ -27,8 +36,12 @@ UNITS: Final[Mapping[str, int]] = MappingProxyType(
 """Bytes of each unit."""
 
 _BYTES = {unit.lower(): nbytes for unit, nbytes in UNITS.items()}
+_WHOLE = r"\d+(?:_\d+)*"
+_COUNT = re.compile(rf"\s*({_WHOLE})\s*(blocks?)?\s*", re.ASCII | re.IGNORECASE)
+_LONGEST: Final = 100
+"""Characters of a number of blocks; longer ones are refused."""
 _TEXT = re.compile(
-    r"\s*(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d{1,4})?\s*([a-z]+)\s*((?:/|\bper\b)\s*(rank|host))?\s*",
+    rf"\s*({_WHOLE}\.?\d*|\.\d+)(e[+-]?\d{{1,4}})?\s*([a-z]+)\s*((?:/|\bper\b)\s*(rank|host))?\s*",
     re.ASCII | re.IGNORECASE,
 )
 
@@ -71,8 +84,51 @@ def parse_size(name: str, text: str) -> Size:
     return Size(ceil(Decimal(number) * nbytes), amount, per)
 
 
+def counted(size: int | str, *, bare: bool = False) -> int | str:
+    """Returns the number of blocks that "4096 blocks" says; anything else as it is.
+
+    Args:
+        size: The size.
+        bare: Whether "4096" says blocks, too, as on a command line, where all is text. In a
+            configuration it would be taken for GiB, and is refused.
+    """
+    if not isinstance(size, str) or len(size) > _LONGEST:
+        return size
+    found = _COUNT.fullmatch(size)
+    return int(found[1]) if found is not None and (bare or found[2]) else size
+
+
+def too_small(name: str, text: str, block_bytes: int) -> Misuse:
+    """Returns the error of a size that holds no block."""
+    return Misuse(f"{name} = {text!r}: smaller than one block of {block_bytes:,} bytes; give more")
+
+
+def parse_bytes(name: str, text: str, *, most: int) -> int:
+    """Reads an amount of bytes: "4096", or what `parse_size` takes without "/rank" and "/host".
+
+    Args:
+        name: What the error calls it.
+        text: The amount.
+        most: The most bytes.
+
+    Raises:
+        Misuse: It is no such text, less than a byte, or more than `most`.
+    """
+    try:
+        size = None if text.isascii() and text.isdecimal() else parse_size(name, text)
+    except Misuse:
+        units = ", ".join(UNITS)
+        raise Misuse(f"{name} = {text!r}: give bytes, or memory like '2 MiB', in {units}") from None
+    if size is not None and size.per is not None:
+        raise Misuse(f"{name} = {text!r}: this is not by rank or host; give {size.amount!r}")
+    nbytes = int(text) if size is None else size.nbytes
+    if not 0 < nbytes <= most:
+        raise Misuse(f"{name} = {text!r}: must be 1 to {most:,} bytes")
+    return nbytes
+
+
 def parse_blocks(name: str, text: str, block_bytes: int, *, ranks: int = 1, least: int = 1) -> int:
-    """Reads a size as blocks: "4096", "64 GiB" over all ranks, or "8 GiB/rank".
+    """Reads a size as blocks: "4096", "4096 blocks", "64 GiB" over all ranks, or "8 GiB/rank".
 
     Args:
         name: What the error calls it.
@@ -82,16 +138,16 @@ def parse_blocks(name: str, text: str, block_bytes: int, *, ranks: int = 1, leas
         least: The fewest blocks; 0 where "0" stands for none.
 
     Raises:
-        Misuse: It is no size, less than one block, or more than `MOST_BLOCKS`.
+        Misuse: It is no size, smaller than one block, or more than `MOST_BLOCKS`.
     """
-    if re.fullmatch(r"\s*\d[\d_]*\s*", text, re.ASCII):
-        blocks, none = int(text), int(text) == 0
-    else:
+    blocks = counted(text, bare=True)
+    none = blocks == 0
+    if isinstance(blocks, str):
         found = parse_size(name, text)
-        blocks, none = found.nbytes * (ranks if found.per == "rank" else 1), found.nbytes == 0
-        blocks //= block_bytes
+        none = found.nbytes == 0
+        blocks = found.nbytes * (ranks if found.per == "rank" else 1) // block_bytes
     if blocks < least or (not blocks and not none):
-        raise Misuse(f"{name} = {text!r}: less than one block of {block_bytes:,} bytes; give more")
+        raise too_small(name, text, block_bytes)
     if blocks > MOST_BLOCKS:
         raise Misuse(f"{name} = {text!r}: more than {MOST_BLOCKS:,} blocks; give less")
     return blocks

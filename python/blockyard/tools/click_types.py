@@ -1,4 +1,4 @@
-"""What options of the command line may be: words, by other names too, numbers and files."""
+"""What options of the command line may be: words, by other names too, numbers, files; `--quiet`."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -9,10 +9,15 @@ import click
 
 from blockyard._typing import override
 
-__all__ = ["FILE", "ORDERS", "Word", "number"]
+__all__ = ["FILE", "ORDERS", "QUIET", "Word", "number"]
 
 FILE: Final = click.Path(path_type=Path)
 """The type of an option that is a path."""
+
+QUIET: Final = click.option(
+    "--quiet", is_flag=True, help="Show the result, warnings and errors alone."
+)
+"""The option that every command has: no progress, and nothing that is no result."""
 
 ORDERS: Final = {
     "lru": "recency",

@@ -22,14 +22,15 @@ class Section(NamedTuple):
 
 
 class Once(click.Command):
-    """A command that refuses an option given twice where only one value counts."""
+    """A command that refuses an option given twice, unless it may be repeated to say several."""
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses them, and names what comes twice."""
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for param in order:
-            single = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
+            # What is eager, such as --help, ends the command at once.
+            single = isinstance(param, click.Option) and not (param.multiple or param.is_eager)
             if single and order.count(param) > 1:
                 option = max(param.opts, key=len)
                 ctx.fail(f"{option} is given {order.count(param)} times: give it once")

@@ -53,7 +53,7 @@ class Watch(Generic[_Result]):
     def began(self, job: int) -> None:
         """A job begins."""
 
-    def told(self, job: int, progress: Any) -> None:  # noqa: ANN401 - whatever the job reports
+    def on_progress(self, job: int, progress: Any) -> None:  # noqa: ANN401 - whatever the job reports
         """A job has reported."""
 
     def ended(self, job: int, result: _Result) -> None:
@@ -209,7 +209,7 @@ class _Jobs(Generic[_Shared, _Argument, _Result]):
                         self.owners[job] = what
                         self.watch.began(job)
                     else:
-                        self.watch.told(job, what)
+                        self.watch.on_progress(job, what)
             for future in done - {one for one in done if one.cancelled()}:
                 # What died after Ctrl-C has no result.
                 with suppress(BrokenProcessPool) if stop.value else nullcontext():
@@ -238,7 +238,7 @@ class _Jobs(Generic[_Shared, _Argument, _Result]):
         self.watch.ended(job, result)
 
     def _telling(self, job: int) -> Callable[[Any], None]:
-        return lambda progress: self.watch.told(job, progress)
+        return lambda progress: self.watch.on_progress(job, progress)
 
     def _done(self) -> Done[_Result]:
         return Done(dict(sorted(self.results.items())), interrupted=self.interrupted)

@@ -2,7 +2,7 @@
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import KVLayout
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import counted, parse_size, too_small
 from blockyard.shared.validate import integer
 
 __all__ = ["in_blocks"]
@@ -13,12 +13,14 @@ def in_blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
 
     Args:
         tier: Its name, or "engine" for a device whose blocks an engine gives out.
-        size: Blocks, or memory as text: per rank for the device, per host below it.
+        size: Blocks, also as text such as "4096 blocks"; or memory as text, per rank for the device
+            and per host below it.
         layout: The bytes of a block; None if only numbers of blocks are known.
 
     Raises:
         Misuse: The text is no size, there is no layout for it, or it is less than a block.
     """
+    size = counted(size)
     if not isinstance(size, str):
         return integer(tier, size, least=0)
     nbytes, amount, per = parse_size(tier, size)
@@ -32,5 +34,5 @@ def in_blocks(tier: str, size: int | str, layout: KVLayout | None) -> int | str:
     else:
         blocks = layout.host_blocks(gib, per=per or "host")
     if blocks < 1 and nbytes:
-        raise Misuse(f"{tier} = {size!r} is smaller than one block of {layout.block_bytes} bytes")
+        raise too_small(tier, size, layout.block_bytes)
     return blocks

@@ -145,7 +145,9 @@ def test_before_there_is_a_pool_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_disk_smaller_than_a_page_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(by.Misuse, match="disk = '1 KiB' is smaller than one block of 1536 bytes"):
+    with pytest.raises(
+        by.Misuse, match="disk = '1 KiB': smaller than one block of 1,536 bytes; give more"
+    ):
         opened(tmp_path, extra={"disk": "1 KiB"})
     with pytest.raises(by.Misuse, match="disk = 0: must be an integer >= 1"):
         opened(tmp_path, extra={"disk": 0})

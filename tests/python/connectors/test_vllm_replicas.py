@@ -144,7 +144,7 @@ def test_memory_is_that_of_this_machine_alone() -> None:
 
 def test_a_share_of_less_than_a_block_is_refused() -> None:
     with pytest.raises(
-        by.Misuse, match="smaller than a block of 128 bytes for each of 64 replicas"
+        by.Misuse, match="smaller than one block of 128 bytes for each of 64 replicas"
     ):
         blocks({"host": "4 KiB", "preempt": "recompute"}, as_replica(0, 64))
 

@@ -49,7 +49,9 @@ def blocks(disk: Path) -> dict[str, int]:
     """Blocks of each identity."""
     return {
         one.name: sum(
-            dict(rank.survey.count())["blocks"] for rank in one.ranks if rank.survey is not None
+            dict(rank.inspector.count())["blocks"]
+            for rank in one.ranks
+            if rank.inspector is not None
         )
         for one in identities(disk)
     }

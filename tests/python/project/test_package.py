@@ -128,10 +128,12 @@ def test_the_examples_of_its_docstrings_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_code_in_the_documents_runs(path: Path) -> None:
-    names: dict[str, Any] = {}
+def test_the_code_in_the_documents_runs_alone_or_says_what_it_continues(path: Path) -> None:
+    above: dict[str, Any] = {}
     for code in CODE.findall(path.read_text()):
+        names = dict(above) if code.startswith("# continues the blocks above\n") else {}
         exec(compile(code, path.name, "exec"), names)  # noqa: S102
+        above |= names
 
 
 def documented(tree: ast.Module) -> Iterator[tuple[str, ast.AST, object]]:

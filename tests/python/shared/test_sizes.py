@@ -1,15 +1,20 @@
 """Amounts of memory as text."""
 
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard._core import Misuse
-from blockyard.shared.sizes import UNITS, Size, parse_size
+from blockyard.shared.layout import KVLayout
+from blockyard.shared.sizes import UNITS, Size, parse_blocks, parse_bytes, parse_size
+from blockyard.yard.sizes import in_blocks
 from yard import profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PER: list[Literal["host", "rank"] | None] = [None, "host", "rank"]
 
@@ -90,6 +95,9 @@ def test_a_number_is_exact_and_rounded_up(text: str, nbytes: int) -> None:
         "8 GiBrank",
         "8 GiB rank",
         "8 GiB/rank/rank",
+        "4_ GiB",
+        "4__0 GiB",
+        "9" * 5000,
     ],
 )
 def test_what_is_no_size_is_named_and_the_units_are_listed(text: str) -> None:
@@ -99,3 +107,79 @@ def test_what_is_no_size_is_named_and_the_units_are_listed(text: str) -> None:
         f"host = {text!r}: give blocks, or memory like '64 GiB' or '8 GiB/rank', "
         "in KiB, MiB, GiB, TiB, MB, GB"
     )
+
+
+LAYOUT = KVLayout.llama(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", block_size=16)
+
+
+def read_everywhere(text: str, tier: str = "host") -> list[int | str]:
+    """Returns what a configuration and a command make of a size: blocks, or the error."""
+    found: list[int | str] = []
+    reads: list[Callable[[], int | str]] = [
+        lambda: in_blocks(tier, text, LAYOUT),
+        lambda: parse_blocks(tier, text, LAYOUT.block_bytes, least=0),
+    ]
+    for read in reads:
+        try:
+            found.append(read())
+        except Misuse as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("4096 blocks", 4096),
+        (" 4_096 blocks ", 4096),
+        ("4096Blocks", 4096),
+        ("1 block", 1),
+        ("0 blocks", 0),
+        ("0 GiB", 0),
+        ("4GiB", 2048),
+        ("4 gib", 2048),
+        ("4GiB/rank", 2048),
+        ("4 GiB/host", 2048),
+    ],
+)
+def test_a_size_is_the_same_in_a_configuration_and_a_command(text: str, blocks: int) -> None:
+    assert read_everywhere(text) == [blocks, blocks]
+
+
+def test_a_number_in_quotes_is_refused_but_on_a_command_line_where_all_is_text() -> None:
+    library, command = read_everywhere("4_096")
+    assert str(library).startswith("host = '4_096': give blocks, or memory like '64 GiB'")
+    assert command == 4096
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "-1", "-4 GiB", "+4GiB", "1.5", "1e3", "nan", "4_", "4__0", "4,096", "10 %"),
+        *("4 PiB", "1024 block s", "1024 tokens", "4Gb", "0x10", "٣", "1 KiB", "4GiB 2MiB"),
+        "9" * 5000,
+    ],
+)
+def test_what_is_no_size_is_refused_alike_in_a_configuration_and_a_command(text: str) -> None:
+    library, command = read_everywhere(text)
+    assert library == command
+    assert str(library).startswith(f"host = {text!r}: ")
+    assert "give " in str(library)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("much", "give bytes, or memory like '2 MiB', in KiB, MiB, GiB, TiB, MB, GB"),
+        ("8 blocks", "give bytes, or memory like '2 MiB', in KiB, MiB, GiB, TiB, MB, GB"),
+        ("4 MiB/rank", "this is not by rank or host; give '4 MiB'"),
+        ("0", "must be 1 to 4,194,304 bytes"),
+        ("5 MiB", "must be 1 to 4,194,304 bytes"),
+    ],
+)
+def test_an_amount_of_bytes_is_refused_in_its_own_words(text: str, says: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        parse_bytes("--bytes", text, most=4 << 20)
+    assert str(caught.value) == f"--bytes = {text!r}: {says}"
+    assert parse_bytes("--bytes", "4096", most=4 << 20) == 4096
+    assert parse_bytes("--bytes", "4MiB", most=4 << 20) == 4 << 20

@@ -24,7 +24,7 @@ import traces
 from blockyard.shared.extras import install
 from blockyard.tools.cli import _GROUPS, cli
 from blockyard.tools.replay import comparison
-from blockyard.tools.replay.play import play
+from blockyard.tools.replay.play_trace import play
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.trace import Trace
@@ -98,21 +98,21 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--set ranks=2", "give --ranks 2"),
         ("--ranks 3", "--ranks 3: must divide the 32 heads of llama-3-8b"),
         ("--ranks 0", "0 is not in the range"),
-        ("--device 0", "--device = '0': less than one block"),
+        ("--device 0", "--device = '0': smaller than one block"),
         ("--device -5", "--device = '-5': give blocks, or memory like '64 GiB'"),
         ("--device many", "--device = 'many': give blocks, or memory like '64 GiB'"),
         ("--device 1.5", "--device = '1.5': give blocks, or memory"),
         ("--device 4Gb", "--device = '4Gb': give blocks, or memory"),
         ("--host -1", "--host = '-1'"),
-        ("--device 0.001GiB", "less than one block of 2,097,152 bytes"),
-        ("--device 0GiB", "less than one block of 2,097,152 bytes"),
+        ("--device 0.001GiB", "smaller than one block of 2,097,152 bytes"),
+        ("--device 0GiB", "smaller than one block of 2,097,152 bytes"),
         ("--device nanGiB", "--device = 'nanGiB'"),
         ("--device 1e30GiB", "more than 1,000,000,000 blocks"),
         ("--device 4GiB --device lots", "--device = 'lots'"),
         ("--host -3GiB", "--host = '-3GiB'"),
-        ("--host 0.001GiB", "less than one block"),
+        ("--host 0.001GiB", "smaller than one block"),
         ("--disk -3GiB", "--disk = '-3GiB'"),
-        ("--disk 0.001GiB", "less than one block"),
+        ("--disk 0.001GiB", "smaller than one block"),
         ("--device-gib 4", "No such option"),
         ("--preset a/b --preset c/d", "--preset is given 2 times: give it once"),
         ("--seed 1 --requests 3 --seed 1 --seed=2", "--seed is given 3 times: give it once"),
@@ -619,7 +619,7 @@ def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.Mo
 
     simulated.installed(monkeypatch)
     monkeypatch.setattr(comparison, "play", ran)
-    monkeypatch.setattr("blockyard.tools.replay.sizes.os.sysconf", lambda _name: 1 << 14)
+    monkeypatch.setattr("blockyard.tools.replay.memory_limits.os.sysconf", lambda _name: 1 << 14)
     large = ["--requests", "3", "--device", "100000", "--verify"]
     assert "takes 39" in refused(*large, "memory")
     assert "it has begun" in typed(*large, "cuda").stderr

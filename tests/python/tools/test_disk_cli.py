@@ -442,9 +442,14 @@ def refusals(tmp_path: Path) -> Iterator[tuple[list[object], str]]:
     yield ["bench", gone], "there is no such folder; make it first"
     yield ["bench", file], "is not a folder"
     yield ["bench", tmp_path, "--bytes", "900 TiB"], "are needed, and"
-    yield ["bench", tmp_path, "--bytes", "1 KiB"], "less than one block of 2097152"
+    yield (
+        ["bench", tmp_path, "--bytes", "1 KiB"],
+        "--bytes = '1 KiB': smaller than one block of 2,097,152 bytes",
+    )
     yield ["bench", tmp_path, "--bytes", "4 GB/rank"], "not by rank or host"
-    yield ["bench", tmp_path, "--bytes", "much"], "much"
+    yield ["bench", tmp_path, "--bytes", "much"], ": --bytes = 'much': give bytes, or memory like"
+    yield ["bench", tmp_path, "--bytes", "8 blocks"], "give bytes, or memory like '2 MiB', in KiB"
+    yield ["bench", tmp_path, "--bytes", "-1"], "--bytes = '-1': give bytes, or memory like"
     yield ["bench", tmp_path, "--block-bytes", 0], "must be 1 to"
     yield ["bench", tmp_path, "--block-bytes", "3 GiB"], "must be 1 to 2,147,483,648 bytes"
     yield ["bench", tmp_path, "--threads", 65], "65 is not in the range"
@@ -489,15 +494,15 @@ def test_inv_37_no_key_is_ever_shown(tmp_path: Path) -> None:
         assert repr(bytes.fromhex(key))[2:20] not in said
 
 
-def test_a_survey_sees_what_a_lane_has(tmp_path: Path) -> None:
+def test_an_inspector_sees_what_a_lane_has(tmp_path: Path) -> None:
     lane = DiskLane(tmp_path, [("model", "m")], rank=7, slots=3, block_bytes=5000)
-    survey = DiskInspector(lane.path)
-    assert (survey.rank, survey.owner, survey.slots) == (7, os.getpid(), 3)
-    assert (survey.slot_bytes, survey.text) == (
+    inspector = DiskInspector(lane.path)
+    assert (inspector.rank, inspector.owner, inspector.slots) == (7, os.getpid(), 3)
+    assert (inspector.slot_bytes, inspector.text) == (
         8192,
         'Blockyard\'s blocks, format 1\nmodel = "m"\n',
     )
-    assert dict(survey.count())["void"] == 3
+    assert dict(inspector.count())["void"] == 3
     lane.close()
     with pytest.raises(by.Unavailable, match="its name is not rank-"):
         DiskInspector(tmp_path)

@@ -12,7 +12,7 @@ import blockyard as by
 from blockyard.crane.tiers.disk_folders import identities
 from blockyard.testing.simulated_gpu import SimulatedGpu
 from blockyard.tools.doctor import build, disk, gpu, host, pinned
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Site
+from blockyard.tools.doctor.finding import Check, Demand, Finding, Site
 from blockyard.tools.doctor.probe import probe
 from disks import opened
 
@@ -30,7 +30,7 @@ def planted(root: Path, files: dict[str, str], **asked: Any) -> Site:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Site(root=root, environ={}, asked=Asked(**asked), locks=lambda _: False)
+    return Site(root=root, environ={}, asked=Demand(**asked), locks=lambda _: False)
 
 
 Row = tuple[Check, dict[str, str], dict[str, Any], str, str]
@@ -440,7 +440,7 @@ def folder(path: Path, mode: int = 0o700) -> Path:
 
 
 def of(check: Callable[[Path, Site], Finding], path: Path, **asked: Any) -> Finding:
-    found = check(path, Site(asked=Asked(paths=(path,), **asked)))
+    found = check(path, Site(asked=Demand(paths=(path,), **asked)))
     assert found.name.endswith(f" {path}")
     return found
 
@@ -448,7 +448,7 @@ def of(check: Callable[[Path, Site], Finding], path: Path, **asked: Any) -> Find
 def test_a_folder_that_can_be_one_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     own = folder(tmp_path / "kv")
     for path in (own, own / "not yet"):
-        site = Site(asked=Asked(paths=(path,), disk=1 << 20))
+        site = Site(asked=Demand(paths=(path,), disk=1 << 20))
         found = {check.func: check(site) for check in disk.checks(site)}  # type: ignore[attr-defined]
         assert {one.level for one in found.values()} <= {"ok", "warn", "unknown"}
         assert found[disk.folder].level == found[disk.room].level == "ok"

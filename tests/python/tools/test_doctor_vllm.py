@@ -366,7 +366,7 @@ def test_variables_that_change_what_is_found_and_told() -> None:
     ("config", "extra", "more", "says", "do"),
     [
         (LLAMA, {"host": "8 GiB"}, "", "has 8192 blocks, and a tier below has 4096", "larger host"),
-        (LLAMA, {"host": "1 MiB"}, "", "smaller than one block of 2097152 bytes", ""),
+        (LLAMA, {"host": "1 MiB"}, "", "smaller than one block of 2,097,152 bytes", ""),
         (LLAMA, {"host": "64 GiB"}, "-pp 5", "this stage has 6 of the model's 32", "PARTITION"),
         (LATENT, {"host": "64 GiB"}, "-pp 2", "the same on all ranks", "tensor parallel"),
         (LLAMA | {"model_type": "jamba"}, {"host": 9}, "", "2 KV cache groups", "start with"),

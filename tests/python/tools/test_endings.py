@@ -22,7 +22,7 @@ from blockyard.tools.endings import STATUSES
 from blockyard.tools.outputs import claim
 from blockyard.tools.proof import cli as proofs
 from blockyard.tools.proof.play import Play
-from blockyard.tools.proof.terminal import Row
+from blockyard.tools.proof.result_table import Row
 from blockyard.tools.replay import cli as replays
 from mounts import tmpfs
 

@@ -9,7 +9,7 @@ from rich.console import Console
 import traces
 from blockyard.tools.replay import hardware
 from blockyard.tools.replay.comparison import Job
-from blockyard.tools.replay.progress import Display, names
+from blockyard.tools.replay.progress import ReplayDisplay, names
 from blockyard.tools.replay.spec import Policy, Progress, RunSpec
 
 
@@ -34,7 +34,7 @@ class Shown:
         parts = [traces.made([(16, [1])] * 1000, block=16)]
         jobs = [Job(spec_of("recency"), 0), Job(spec_of("learned"), 0)]
         console = Console(file=self.file, force_terminal=terminal, width=100)
-        self.display = Display(
+        self.display = ReplayDisplay(
             jobs, parts, names(jobs, 1), None if quiet else console, lambda: self.now
         )
 
@@ -42,7 +42,7 @@ class Shown:
         """The lines that come of a job's progress at a moment."""
         before = len(self.file.getvalue())
         self.now = now
-        self.display.told(job, Progress(done, 1000, 0.0, 0.5, 50, 0, 0, 0))
+        self.display.on_progress(job, Progress(done, 1000, 0.0, 0.5, 50, 0, 0, 0))
         return self.file.getvalue()[before:].splitlines()
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from blockyard.tools.replay.findings import conclusions
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.labels import labels
-from blockyard.tools.replay.play import play
+from blockyard.tools.replay.play_trace import play
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Replica, Result
 from blockyard.tools.replay.spec import Progress, RunSpec

@@ -15,16 +15,16 @@ from blockyard._typing import override
 from blockyard.shared.sizes import parse_blocks
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.sequential import sequential
+from blockyard.tools.sweep.display import SweepDisplay
 from blockyard.tools.sweep.jobs import head
-from blockyard.tools.sweep.optimum import Future
-from blockyard.tools.sweep.options import Plan
-from blockyard.tools.sweep.recency import Curve
+from blockyard.tools.sweep.optimum_curve import Future
+from blockyard.tools.sweep.plan import Plan
+from blockyard.tools.sweep.recency import RecencyCurve
 from blockyard.tools.sweep.result import SweepResult
 from blockyard.tools.sweep.run import sweep
 from blockyard.tools.sweep.sampling import Sample, suitable
-from blockyard.tools.sweep.sizes import Split, SplitText, geometric
+from blockyard.tools.sweep.splits import Split, SplitText, geometric
 from blockyard.tools.sweep.summary import Setting, _better
-from blockyard.tools.sweep.terminal import Display
 from blockyard.tools.traces.adversaries import ADVERSARIES
 from blockyard.tools.traces.future import full_blocks
 from blockyard.tools.traces.trace import Trace, read
@@ -76,13 +76,13 @@ def plan(trace: Trace, **wanted: Any) -> Plan:
 
 
 def swept(trace: Trace, **wanted: Any) -> SweepResult:
-    return sweep(plan(trace, **wanted), "blockyard sweep", Display(None), 1)
+    return sweep(plan(trace, **wanted), "blockyard sweep", SweepDisplay(None), 1)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_recency_is_that_of_the_replay_at_every_size(seed: int) -> None:
     trace = tree(seed)
-    curve = Curve.of(trace)
+    curve = RecencyCurve.of(trace)
     distinct = len(np.unique(trace.ids))
     longest = int(full_blocks(trace).max())
     assert longest > 8  # so at many sizes a prompt is cut to what fits
@@ -106,7 +106,7 @@ def test_the_bound_is_that_of_the_replay_at_every_size(seed: int) -> None:
 )
 def test_real_traces_agree_with_the_replay_to_the_last_block(name: str, block: int) -> None:
     trace = read(real(name), trace_block=block, requests=800)
-    curve, future = Curve.of(trace), Future(trace)
+    curve, future = RecencyCurve.of(trace), Future(trace)
     for size in (40, 700, 6000):
         assert curve.hits(size) == sequential(trace, device_blocks=size).hits.sum()
     bound = sequential(trace, device_blocks=700, policy="optimum").hits.sum()
@@ -114,7 +114,7 @@ def test_real_traces_agree_with_the_replay_to_the_last_block(name: str, block: i
 
 
 def test_a_curve_tells_the_size_for_so_many_hits() -> None:
-    curve = Curve(np.array([3, 10]), np.array([5, 9]))
+    curve = RecencyCurve(np.array([3, 10]), np.array([5, 9]))
     assert [curve.hits(size) for size in (1, 2, 3, 9, 10, 99)] == [0, 0, 5, 5, 9, 9]
     assert [curve.size_of(hits) for hits in (0, 1, 5, 5.5, 9)] == [0, 3, 3, 10, 10]
     assert curve.size_of(10) is None
@@ -135,7 +135,7 @@ def sessions(*shared: int, count: int = 100, turns: int = 3, own: int = 8) -> Tr
 
 def test_behind_the_knee_no_doubling_is_worth_it() -> None:
     for trace in (tree(3), tree(4), sessions(12), sessions(3, 30, count=20)):
-        curve = Curve.of(trace)
+        curve = RecencyCurve.of(trace)
         for least in (0.5, 1, 3, 9, 40):
             worth = [
                 size
@@ -144,12 +144,14 @@ def test_behind_the_knee_no_doubling_is_worth_it() -> None:
             ]
             half = next(n for n in range(curve.enough + 1) if 2 * curve.hits(n) >= curve.most)
             assert curve.knee(least) == max([half, *(size + 1 for size in worth)])
-    assert Curve(np.zeros(0, np.int64), np.zeros(0, np.int64)).knee(1) == 0
+    assert RecencyCurve(np.zeros(0, np.int64), np.zeros(0, np.int64)).knee(1) == 0
 
 
 def test_what_all_sessions_share_is_not_all_that_is_worth_buying() -> None:
     trace = sessions(12)
-    assert Curve.of(trace).hits(12) * 4 / int(trace.input_length.sum()) == pytest.approx(0.598)
+    assert RecencyCurve.of(trace).hits(12) * 4 / int(trace.input_length.sum()) == pytest.approx(
+        0.598
+    )
     result = swept(trace, device_blocks=100)
     assert (result.advice.blocks, result.advice.next_gain) == (12 + 100 * 8, 0)
     assert result.advice.hit_ratio == pytest.approx(0.865, abs=0.001)
@@ -158,7 +160,7 @@ def test_what_all_sessions_share_is_not_all_that_is_worth_buying() -> None:
 
 
 def test_a_long_slope_without_a_worthy_doubling_has_its_knee_at_half() -> None:
-    slope = Curve(2 ** np.arange(12), np.arange(1, 13))
+    slope = RecencyCurve(2 ** np.arange(12), np.arange(1, 13))
     assert slope.knee(2) == slope.size_of(6) == 32
 
 
@@ -173,7 +175,7 @@ def test_what_the_device_finds_by_itself_is_always_said(device: int) -> None:
 
 def test_nothing_below_a_cliff_is_a_knee() -> None:
     loop = ADVERSARIES["loop"](0, requests=300)
-    curve = Curve.of(loop)
+    curve = RecencyCurve.of(loop)
     tokens = int(loop.input_length.sum())
     assert curve.hits(curve.enough // 4) == 0
     assert curve.knee(0.01 * tokens / loop.trace_block) > curve.enough // 2
@@ -181,7 +183,7 @@ def test_nothing_below_a_cliff_is_a_knee() -> None:
 
 def test_a_sample_is_corrected_by_what_it_gets_wrong_under_recency() -> None:
     trace = generate(4, requests=2500, workload=Workload(trace_block=64))
-    curve = Curve.of(trace)
+    curve = RecencyCurve.of(trace)
     sample = Sample.of(trace, curve, 4)
     assert 0.2 < len(sample.trace.ids) / sample.uses < 0.3
     tokens = int(trace.input_length.sum()) / trace.trace_block
@@ -292,7 +294,11 @@ def test_the_answer_says_what_to_buy_and_what_the_next_doubling_gives() -> None:
     equal = advice.better_equals
     if equal is not None and advice.better_hit_ratio is not None:
         share = advice.better_hit_ratio * int(trace.input_length.sum()) / 16
-        assert Curve.of(trace).hits(equal) >= round(share) > Curve.of(trace).hits(equal - 1)
+        assert (
+            RecencyCurve.of(trace).hits(equal)
+            >= round(share)
+            > RecencyCurve.of(trace).hits(equal - 1)
+        )
 
 
 def test_what_the_device_holds_need_not_be_bought() -> None:
@@ -341,7 +347,7 @@ def test_a_sample_is_named() -> None:
         assert one.hit_ratio["optimum"] == other.hit_ratio["optimum"]
 
 
-class Interrupts(Display):
+class Interrupts(SweepDisplay):
     """Presses Ctrl-C when so many jobs have begun."""
 
     def __init__(self, after: int) -> None:
@@ -376,7 +382,7 @@ def test_ctrl_c_leaves_what_was_done() -> None:
 
 def test_processes_find_what_one_finds() -> None:
     trace = generate(1, requests=60)
-    two = sweep(plan(trace, points=3), "blockyard sweep", Display(None), 2)
+    two = sweep(plan(trace, points=3), "blockyard sweep", SweepDisplay(None), 2)
     assert two == swept(trace, points=3)
 
 
@@ -403,8 +409,8 @@ def test_sizes_are_blocks_or_bytes(text: str, blocks: int) -> None:
         ("nan", "give blocks, or memory"),
         ("1.5", "give blocks, or memory"),
         ("20g", "in KiB, MiB, GiB, TiB, MB, GB"),
-        ("0", "less than one block"),
-        ("1MiB", "less than one block of 2,097,152 bytes"),
+        ("0", "smaller than one block"),
+        ("1MiB", "smaller than one block of 2,097,152 bytes"),
         ("3 apples", "give blocks, or memory"),
         ("9999999999999TiB", "more than 1,000,000,000 blocks"),
     ],
@@ -438,7 +444,7 @@ def test_a_split_is_of_shares_or_sizes(text: str, split: Split) -> None:
         ("20%+20%", "40 % in all"),
         ("0%+100%", "a device of nothing"),
         ("1GiB+", "give blocks, or memory"),
-        ("0GiB+1GiB", "less than one block"),
+        ("0GiB+1GiB", "smaller than one block"),
     ],
 )
 def test_a_split_that_makes_no_sense_is_refused(text: str, said: str) -> None:
@@ -457,11 +463,11 @@ def test_sizes_grow_by_one_factor() -> None:
 def test_progress_is_told_now_and_then() -> None:
     seen: list[float] = []
 
-    class Told(Display):
+    class Told(SweepDisplay):
         @override
-        def told(self, job: int, progress: float) -> None:
+        def on_progress(self, job: int, progress: float) -> None:
             seen.append(progress)
-            super().told(job, progress)
+            super().on_progress(job, progress)
 
     sweep(plan(generate(1, requests=1100), points=2, optimum=False), "", Told(None), 1)
     assert seen

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from blockyard.tools.cli import cli
-from blockyard.tools.sweep import options
+from blockyard.tools.sweep import plan
+from blockyard.tools.sweep.display import SweepDisplay
 from blockyard.tools.sweep.result import SweepResult
-from blockyard.tools.sweep.terminal import Display
 from blockyard.tools.traces.workload import generate
 from blockyard.tools.units import size
 from browser import Reader, look, whole
@@ -96,7 +96,7 @@ def test_a_trace_that_does_not_tell_hits_is_refused() -> None:
 def test_a_trace_too_large_for_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = generate(5, requests=20)
     trace.write("large.jsonl")
-    monkeypatch.setattr(options, "free_memory", lambda: 1000)
+    monkeypatch.setattr(plan, "free_memory", lambda: 1000)
     said = refused("large.jsonl")
     assert f"its {len(trace.ids):,} uses of blocks need " in said
     assert said.endswith("give --requests for the first of its requests")
@@ -146,7 +146,7 @@ def test_of_a_trace_that_was_cut_off_it_says_so() -> None:
         (("--preset", "llama-3.1-405b/h100"), "give more ranks"),
         (("--ranks", "3"), "--ranks 3: must divide"),
         (("--set", "params"), "must be FIGURE=VALUE"),
-        (("--model-size", "0"), "less than one block"),
+        (("--model-size", "0"), "smaller than one block"),
         (("--rate", "0"), "rate = 0"),
         (("--trace-block", "16"), "is for a TRACE"),
         (("nowhere.jsonl",), "there is no such file"),
@@ -162,18 +162,18 @@ def test_ctrl_c_before_anything_is_known_leaves_nothing(monkeypatch: pytest.Monk
     def press(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Display, "part", press)
+    monkeypatch.setattr(SweepDisplay, "part", press)
     done = typed(*SMALL, "--report", "page.html")
     assert (done.exit_code, done.stderr) == (130, "blockyard: interrupted\n")
     assert not Path("page.html").exists()
 
 
 def test_ctrl_c_later_leaves_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    def press(_: Display, name: str, done: float) -> None:
+    def press(_: SweepDisplay, name: str, done: float) -> None:
         if "bound" in name and done > 0.2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Display, "part", press)
+    monkeypatch.setattr(SweepDisplay, "part", press)
     done = typed(*SMALL, "--json", "result.json", "--report", "page.html")
     assert done.exit_code == 130
     assert "Interrupted" in done.stdout

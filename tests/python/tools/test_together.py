@@ -15,7 +15,7 @@ from blockyard.tools.cli import cli
 from blockyard.tools.replay import hardware
 from blockyard.tools.replay.comparison import compare, jobs_of
 from blockyard.tools.replay.merge import together
-from blockyard.tools.replay.play import played
+from blockyard.tools.replay.play_trace import played
 from blockyard.tools.replay.routing import routed
 from blockyard.tools.replay.samples import Played
 from blockyard.tools.replay.spec import Progress, RunSpec

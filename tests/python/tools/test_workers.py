@@ -30,7 +30,7 @@ class Heard(Watch[Any]):
         self.said.append(("began", job))
 
     @override
-    def told(self, job: int, progress: Any) -> None:
+    def on_progress(self, job: int, progress: Any) -> None:
         self.said.append(("told", job, progress))
 
     @override
@@ -120,7 +120,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from blockyard.tools.workers import Watch, side_by_side
 from test_workers import {work}
 class Said(Watch):
-    def told(self, job, progress):
+    def on_progress(self, job, progress):
         print("told", job, flush=True)
 try:
     done = side_by_side({work}, None, [0, 1, 2], processes=2, watch=Said())

@@ -238,8 +238,8 @@ fn changed_cells_tell_an_engine_of_every_duplicate_that_was_given_up() {
     let mut row = [u32::MAX; 3];
     let show = |row: &mut [u32; 3]| {
         let (mut state, id) = (yard.cache.lock(), [second.id()]);
-        let written = state.block_tables(&id, 3, Cells::Changed, Loading::Refuse, |at, slot| {
-            row[at] = slot;
+        let written = state.block_tables(&id, 3, Cells::Changed, Loading::Refuse, |cells| {
+            cells.copy_to(row);
         });
         written.expect("it is wide enough")
     };

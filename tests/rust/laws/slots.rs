@@ -147,7 +147,7 @@ fn a_stale_handle_is_an_error_value_even_when_its_place_is_taken_again() {
         state.demote_lease(old, 1),
         Err(Error::Spent { .. })
     ));
-    let table = state.block_tables(&[old], 8, Cells::All, Loading::Refuse, |_, _| {});
+    let table = state.block_tables(&[old], 8, Cells::All, Loading::Refuse, |_| {});
     assert!(matches!(table, Err(Error::Spent { .. })));
     drop(state);
     let parked = yard.park(lease, 8);

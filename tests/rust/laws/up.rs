@@ -44,17 +44,17 @@ fn the_slots_of_a_lease_that_loads_are_told_only_to_who_waits_for_the_copies() {
     let other = yard.run(&text(2, 2));
     let ids = [other.id(), lease.id()];
     let ask = |how| {
-        let (mut state, mut cells, mut places) = (yard.cache.lock(), 0, 0);
-        let all = state.block_tables(&ids, 8, Cells::All, how, |_, _| cells += 1);
-        let new = state.block_tables(&ids, 8, Cells::Changed, how, |_, _| cells += 1);
+        let (mut state, mut rows, mut places) = (yard.cache.lock(), 0, 0);
+        let all = state.block_tables(&ids, 8, Cells::All, how, |_| rows += 1);
+        let new = state.block_tables(&ids, 8, Cells::Changed, how, |_| rows += 1);
         let mapped = state.slot_mapping(&ids, &[0, 16], |_| 1, how, |_, _| places += 1);
         let refused = [all, new, mapped].map(|answer| answer.is_err());
-        (refused, cells, places)
+        (refused, rows, places)
     };
     assert_eq!(ask(Loading::Refuse), ([true; 3], 0, 0), "nor the other's");
-    assert_eq!(ask(Loading::Joined), ([false; 3], 16, 2));
+    assert_eq!(ask(Loading::Joined), ([false; 3], 4, 2));
     yard.land(&begun.plans);
-    assert_eq!(ask(Loading::Refuse), ([false; 3], 16, 2));
+    assert_eq!(ask(Loading::Refuse), ([false; 3], 4, 2));
     yard.finish(other);
     yard.finish(lease);
     yard.at_rest();

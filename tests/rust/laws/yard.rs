@@ -371,9 +371,7 @@ impl Yard {
             width,
             Cells::All,
             Loading::Joined,
-            |at, slot| {
-                table[at] = slot;
-            },
+            |cells| cells.copy_to(&mut table),
         );
         written.expect("it runs");
         self.then(table)
@@ -386,9 +384,7 @@ impl Yard {
             row.len(),
             Cells::Changed,
             Loading::Joined,
-            |at, slot| {
-                row[at] = slot;
-            },
+            |cells| cells.copy_to(row),
         );
         changed.expect("it runs");
         self.sound();

@@ -5,7 +5,8 @@ use crate::ops::{Op, Prompt, Setup};
 use crate::yard::Yard;
 use blockyard_core::{
     Cache, Cells, Chain, Clears, Config, Error, EvictionPolicy, Extras, FlightId, HostCopies, Key,
-    KeyHash, Lease, LeaseId, Loading, Namespace, Need, Parked, Plan, Result, Salts, Ticket, Tier,
+    KeyHash, Lease, LeaseId, Loading, Namespace, Need, Parked, Plan, Result, Salts, TableCells,
+    Ticket, Tier,
 };
 use std::collections::BTreeMap;
 
@@ -253,12 +254,12 @@ impl World {
                 continue;
             }
             let row = self.rows.entry(id).or_insert_with(|| vec![u32::MAX; WIDTH]);
-            let unseen = |_, _| unreachable!("a refused call writes nothing");
+            let unseen = |_: TableCells<'_>| unreachable!("a refused call writes nothing");
             if seq.loading > 0 {
                 let row = state.block_tables(&[id], WIDTH, Cells::All, Loading::Refuse, unseen);
                 assert!(matches!(row, Err(Error::State { .. })), "{row:?}");
             }
-            let write = |at, slot| row[at] = slot;
+            let write = |cells: TableCells<'_>| cells.copy_to(row);
             let written = state.block_tables(&[id], WIDTH, Cells::Changed, Loading::Joined, write);
             written.expect("it is wide enough");
             assert_eq!(row[..seq.table.len()], seq.table, "{id:?}");

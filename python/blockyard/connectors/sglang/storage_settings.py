@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds
 
 __all__ = ["START", "StorageSettings", "check_config"]
@@ -58,10 +58,11 @@ class StorageSettings:
 
     def __post_init__(self) -> None:
         """Checks every value."""
-        if isinstance(self.disk, str):
-            parse_size("disk", self.disk)
+        disk = counted(self.disk)
+        if isinstance(disk, str):
+            parse_size("disk", disk)
         else:
-            integer("disk", self.disk)
+            integer("disk", disk)
         integer("threads", self.threads, most=64)
         one_of("direct", self.direct, (True, False))
         one_of("disk_reclaim", self.disk_reclaim, (True, False))

@@ -12,7 +12,7 @@ from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import KVLayout
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import folder, one_of, seconds
 from blockyard.yard.config import Config
 from blockyard.yard.tier_sizes import in_blocks
@@ -287,13 +287,14 @@ def _share(tier: str, size: Any, layout: KVLayout, replicas: int) -> Any:
 
     A number of blocks, and what is given for each rank, is for each replica.
     """
+    size = counted(size)
     if not isinstance(size, str) or parse_size(tier, size).per == "rank":
         return size
     blocks = int(in_blocks(tier, size, layout)) // replicas
     if not blocks and parse_size(tier, size).nbytes:
         raise Misuse(
-            f"{tier} = {size!r} is smaller than a block of {layout.block_bytes} bytes for each of "
-            f"{replicas} replicas on this machine"
+            f"{tier} = {size!r}: smaller than one block of {layout.block_bytes:,} bytes for each "
+            f"of {replicas} replicas on this machine; give more"
         )
     return blocks
 

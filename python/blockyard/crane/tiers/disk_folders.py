@@ -46,7 +46,7 @@ class RankFolder(NamedTuple):
 
     number: int
     path: Path
-    survey: DiskInspector | None
+    inspector: DiskInspector | None
     """None where it cannot be looked at."""
     why: str
     """Why it cannot; else empty."""
@@ -63,7 +63,7 @@ class Identity(NamedTuple):
     @property
     def text(self) -> str:
         """What it depends on, in clear text; empty where no rank can be looked at."""
-        return next((rank.survey.text for rank in self.ranks if rank.survey is not None), "")
+        return next((rank.inspector.text for rank in self.ranks if rank.inspector is not None), "")
 
     @property
     def format(self) -> int | None:
@@ -74,7 +74,7 @@ class Identity(NamedTuple):
     @property
     def writer(self) -> str | None:
         """The version of Blockyard that opened it last, if it is recorded."""
-        said = (rank.survey.writer for rank in self.ranks if rank.survey is not None)
+        said = (rank.inspector.writer for rank in self.ranks if rank.inspector is not None)
         return next((one for one in said if one is not None), None)
 
     @property
@@ -95,7 +95,7 @@ class Identity(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of disk that its files take."""
-        return sum(rank.survey.disk_bytes for rank in self.ranks if rank.survey is not None)
+        return sum(rank.inspector.disk_bytes for rank in self.ranks if rank.inspector is not None)
 
     @property
     def used(self) -> float:
@@ -106,12 +106,12 @@ class Identity(NamedTuple):
     @property
     def is_idle(self) -> bool:
         """Whether all of it is Blockyard's, and no process owns a rank of it."""
-        return not self.owners and all(rank.survey is not None for rank in self.ranks)
+        return not self.owners and all(rank.inspector is not None for rank in self.ranks)
 
     @property
     def owners(self) -> tuple[int, ...]:
         """The processes that own ranks of it."""
-        owners = (rank.survey.owner for rank in self.ranks if rank.survey is not None)
+        owners = (rank.inspector.owner for rank in self.ranks if rank.inspector is not None)
         return tuple(sorted({owner for owner in owners if owner is not None}))
 
 
@@ -273,7 +273,7 @@ def _locked(rank: RankFolder, *, broken: bool) -> Iterator[int]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner = None if rank.survey is None else rank.survey.owner
+                owner = None if rank.inspector is None else rank.inspector.owner
                 who = "a process" if owner is None else f"process {owner}"
                 raise Misuse(f"{rank.path}: {who} owns it; stop that process first") from None
         yield folder

@@ -13,7 +13,8 @@ import click
 from blockyard._core import BlockyardError, Misuse, Unavailable, __version__
 from blockyard.crane.tiers.disk_folders import Identity, RankFolder, Wiped, chosen, identities
 from blockyard.crane.tiers.disk_folders import wipe as unlink
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import parse_bytes, too_small
+from blockyard.tools.click_types import QUIET
 from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.tools.endings import FAILED
 from blockyard.tools.help import Group
@@ -40,24 +41,6 @@ _PATH = click.argument("path", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "output", metavar="PATH", help="Write it as JSON; - is stdout.")
 
 
-def _nbytes(most: int) -> Callable[[click.Context, click.Parameter, str], int]:
-    """What reads an amount of memory: bytes, or text with a unit."""
-
-    def read(_: click.Context, param: click.Parameter, text: str) -> int:
-        try:
-            size = None if text.isdecimal() else parse_size(param.opts[0], text)
-        except Misuse as error:
-            raise click.BadParameter(str(error)) from None
-        if size is not None and size.per is not None:
-            raise click.BadParameter(f"{text!r}: this is not by rank or host")
-        nbytes = int(text) if size is None else size.nbytes
-        if not 0 < nbytes <= most:
-            raise click.BadParameter(f"{text!r}: must be 1 to {most:,} bytes")
-        return nbytes
-
-    return read
-
-
 @click.group(cls=Group, context_settings={"show_default": True})
 def disk() -> None:
     """Look at the folder of a disk tier, check it, empty it, or measure its disk.
@@ -68,8 +51,9 @@ def disk() -> None:
 
 @disk.command(epilog="Example: blockyard disk show /mnt/kv")
 @_PATH
+@QUIET
 @_JSON
-def show(path: Path, output: str | None) -> None:
+def show(path: Path, quiet: bool, output: str | None) -> None:  # noqa: ARG001, FBT001 - it shows the result alone
     """Show what is under PATH: whose blocks, of which process, how many and how large.
 
     It only reads, and works while processes own what is there.
@@ -92,7 +76,7 @@ def show(path: Path, output: str | None) -> None:
 @_PATH
 @click.option("--identity", "names", multiple=True, metavar="HEX", help="Only this one of PATH.")
 @click.option("--threads", type=_THREADS, default=4, help="Threads that read.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@QUIET
 @_JSON
 @click.pass_context
 def verify(
@@ -112,14 +96,14 @@ def verify(
     _claim(output)
     found = chosen(path, names)
     scrubbed: dict[Path, dict[str, Any]] = {}
-    surveys = [rank for one in found for rank in one.ranks if rank.survey is not None]
-    length = sum(rank.survey.slots for rank in surveys if rank.survey is not None)
+    readable = [rank for one in found for rank in one.ranks if rank.inspector is not None]
+    length = sum(rank.inspector.slots for rank in readable if rank.inspector is not None)
     with _progress(length, quiet=quiet) as step:
-        for rank in surveys:
+        for rank in readable:
             scrubbed[rank.path] = _scrub(rank, threads, step)
     described = [_described(one, lambda rank: scrubbed[rank.path]) for one in found]
     bad = sum(len(one["bad"]) for one in scrubbed.values())
-    unseen = [rank for one in found for rank in one.ranks if rank.survey is None]
+    unseen = [rank for one in found for rank in one.ranks if rank.inspector is None]
     whole = not bad and not unseen
     faults = _write(output, {"path": str(path), "whole": whole, "identities": described})
     for one in found:
@@ -143,12 +127,14 @@ def verify(
 @click.option("--all", "everything", is_flag=True, help="Wipe all identities of PATH.")
 @click.option("--broken", is_flag=True, help="Also where an identity file is lost or not whole.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@QUIET
 def wipe(
     path: Path,
     names: tuple[str, ...],
     everything: bool,  # noqa: FBT001 - as click has it
     broken: bool,  # noqa: FBT001 - likewise
     yes: bool,  # noqa: FBT001 - likewise
+    quiet: bool,  # noqa: FBT001 - likewise
 ) -> None:
     """Remove identities from PATH, named by their 16 digits as `show` has them.
 
@@ -166,7 +152,7 @@ def wipe(
     if not found:
         click.echo(f"{path} has no blocks")
         return
-    for one in found:
+    for one in found if not (quiet and yes) else ():
         click.echo(_headed(one))
     if not yes:
         click.confirm("Remove all blocks of these?", abort=True)
@@ -176,19 +162,15 @@ def wipe(
 
 @disk.command(epilog="Example: blockyard disk bench /mnt/kv --block-bytes 320KiB")
 @_PATH
-@click.option(
-    "--block-bytes", callback=_nbytes(_BLOCK), default="2 MiB", help="Size of a block, with unit."
-)
-@click.option(
-    "--bytes", "nbytes", callback=_nbytes(_MOST), default="1 GiB", help="Size of a round, likewise."
-)
+@click.option("--block-bytes", "block", default="2 MiB", help="Size of a block, with unit.")
+@click.option("--bytes", "whole", default="1 GiB", help="Size of a round, likewise.")
 @click.option("--threads", type=_THREADS, default=4, help="Threads that write and read.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@QUIET
 @_JSON
 def bench(
     path: Path,
-    block_bytes: int,
-    nbytes: int,
+    block: str,
+    whole: str,
     threads: int,
     quiet: bool,  # noqa: FBT001 - as click has it
     output: str | None,
@@ -199,8 +181,10 @@ def bench(
     reports what is durable. All of it lies in a folder of its own, which goes away.
     """
     _claim(output)
+    block_bytes = parse_bytes("--block-bytes", block, most=_BLOCK)
+    nbytes = parse_bytes("--bytes", whole, most=_MOST)
     if nbytes < block_bytes:
-        raise Misuse(f"--bytes {nbytes}: less than one block of {block_bytes}; give more")
+        raise too_small("--bytes", whole, block_bytes)
     with _progress(4 * (ROUNDS + 1), quiet=quiet) as step:
         found = measure(
             path,
@@ -249,15 +233,15 @@ def _print(output: str | None, line: str) -> None:
 
 def _scrub(rank: RankFolder, threads: int, step: Callable[[int], object]) -> dict[str, Any]:
     """Reads all blocks of a rank, so many at once that an interrupt is soon heard."""
-    survey = rank.survey
+    inspector = rank.inspector
     counts: Counter[str] = Counter()
     bad: list[int] = []
     nbytes = 0
-    if survey is None or not survey.slots:
+    if inspector is None or not inspector.slots:
         return {"bad": bad, "bytes_read": nbytes}
-    size = max(_AT_ONCE // survey.slot_bytes, 1)
-    for first in range(0, survey.slots, size):
-        found, wrong, read = survey.scrub(first, size, threads)
+    size = max(_AT_ONCE // inspector.slot_bytes, 1)
+    for first in range(0, inspector.slots, size):
+        found, wrong, read = inspector.scrub(first, size, threads)
         counts.update(dict(found))
         bad += wrong
         nbytes += read
@@ -266,7 +250,7 @@ def _scrub(rank: RankFolder, threads: int, step: Callable[[int], object]) -> dic
 
 
 def _counted(rank: RankFolder) -> dict[str, Any]:
-    counts = {} if rank.survey is None else dict(rank.survey.count())
+    counts = {} if rank.inspector is None else dict(rank.inspector.count())
     # Only who reads payloads knows the others.
     return {name: n for name, n in counts.items() if name not in {"torn", "unreadable", "busy"}}
 
@@ -274,16 +258,16 @@ def _counted(rank: RankFolder) -> dict[str, Any]:
 def _described(one: Identity, count: Callable[[RankFolder], dict[str, Any]]) -> dict[str, Any]:
     ranks = []
     for rank in one.ranks:
-        survey = rank.survey
-        if survey is None:
+        inspector = rank.inspector
+        if inspector is None:
             ranks.append({"rank": rank.number, "error": rank.why})
             continue
         about = {
             "rank": rank.number,
-            "owner": survey.owner,
-            "slots": survey.slots,
-            "slot_bytes": survey.slot_bytes,
-            "disk_bytes": survey.disk_bytes,
+            "owner": inspector.owner,
+            "slots": inspector.slots,
+            "slot_bytes": inspector.slot_bytes,
+            "disk_bytes": inspector.disk_bytes,
         }
         ranks.append(about | count(rank))
     return {
@@ -303,17 +287,19 @@ def _headed(one: Identity) -> str:
 
 
 def _line(rank: RankFolder) -> str:
-    survey = rank.survey
-    if survey is None:
+    inspector = rank.inspector
+    if inspector is None:
         return f"  rank {rank.number}: {rank.why}"
     try:
         counts = _counted(rank)
     except BlockyardError as error:
         return f"  rank {rank.number}: {error}"
-    owned = "no process owns it" if survey.owner is None else f"process {survey.owner} owns it"
+    owned = (
+        "no process owns it" if inspector.owner is None else f"process {inspector.owner} owns it"
+    )
     return (
-        f"  rank {rank.number}: {survey.slots:,} slots of {size_of(survey.slot_bytes)}, "
-        f"{size_of(survey.disk_bytes)} on disk; {owned}\n    {_told(counts)}"
+        f"  rank {rank.number}: {inspector.slots:,} slots of {size_of(inspector.slot_bytes)}, "
+        f"{size_of(inspector.disk_bytes)} on disk; {owned}\n    {_told(counts)}"
     )
 
 
@@ -321,9 +307,9 @@ def _verdict(rank: RankFolder, found: dict[str, Any] | None) -> str:
     if found is None:
         return f"  rank {rank.number}: {rank.why}"
     lines = [f"  rank {rank.number}: {size_of(found['bytes_read'])} read"]
-    survey = rank.survey
-    if survey is not None and survey.owner is not None:
-        lines[0] += f" beside process {survey.owner}, which owns it"
+    inspector = rank.inspector
+    if inspector is not None and inspector.owner is not None:
+        lines[0] += f" beside process {inspector.owner}, which owns it"
     lines.append(f"    {_told(found)}")
     if found["bad"]:
         more = len(found["bad"]) - _LISTED

@@ -12,10 +12,10 @@ import click
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.shared.owner import is_foreign
-from blockyard.tools.click_types import FILE
+from blockyard.tools.click_types import FILE, QUIET
 from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, sglang, vllm
 from blockyard.tools.doctor.engine import Engine
-from blockyard.tools.doctor.finding import LEVELS, Asked, Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import LEVELS, Check, Demand, Finding, Site, unknown
 from blockyard.tools.endings import FAILED
 from blockyard.tools.help import Once
 from blockyard.tools.outputs import claim, write_all
@@ -27,6 +27,7 @@ _FORMAT: Final = 1
 """Of the JSON."""
 _NAMES: Final = re.compile(r"(vllm|sglang)(?=$|[.:-])")
 _MARKS: Final = {"ok": "ok", "unknown": "-", "warn": "WARN", "fail": "FAIL"}
+_MATTER: Final = ("warn", "fail")
 Groups = dict[str, list[Finding]]
 _ENGINES: Final[Mapping[str, tuple[type[Engine], Any]]] = {
     "vllm": (vllm.Serve, vllm.checks),
@@ -50,6 +51,7 @@ _ENGINES: Final[Mapping[str, tuple[type[Engine], Any]]] = {
     help="Write it as JSON; stdout without a PATH.",
 )
 @click.option("--strict", is_flag=True, help="Warnings end with status 1, too.")
+@QUIET
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
 def doctor(
@@ -60,6 +62,7 @@ def doctor(
     sglang: str | None,
     output: str | None,
     strict: bool,  # noqa: FBT001 - as click has it
+    quiet: bool,  # noqa: FBT001 - likewise
     command: tuple[str, ...],
 ) -> None:
     """Look at this machine and at settings, and say what will fail before it does.
@@ -76,7 +79,7 @@ def doctor(
     claim({"--json": None if output in {None, "-"} else Path(str(output))})
     found = examined(file=file, paths=paths, lines=dict(lines))
     faults = _write(output, found)
-    for text in _told(found):
+    for text in _told(found, quiet=quiet):
         click.echo(text, err=output == "-")
     if faults:
         raise Misuse(faults[0])
@@ -102,7 +105,7 @@ def examined(
     """
     site = site or Site()
     groups: dict[str, tuple[Check, ...]] = {}
-    asked = Asked(paths=tuple(path.absolute() for path in paths))
+    asked = Demand(paths=tuple(path.absolute() for path in paths))
     environ = dict(site.environ)
     for engine, line in (lines or {}).items():
         flags, bare = _flags(engine, line)
@@ -174,13 +177,14 @@ def _write(output: str | None, found: Groups) -> list[str]:
     return write_all({Path(output): f"{text}\n".encode()})
 
 
-def _told(found: Groups) -> Iterator[str]:
-    """The findings as lines, and how many there are of those that matter."""
+def _told(found: Groups, *, quiet: bool) -> Iterator[str]:
+    """The findings as lines, and how many there are of those that matter; quiet, these alone."""
     for group, findings in found.items():
-        yield group
-        for one in findings:
+        shown = [one for one in findings if one.level in _MATTER or not quiet]
+        yield from [group] if shown else []
+        for one in shown:
             yield f"  {_MARKS[one.level]:<4}  {one.name}: {one.fact}"
-            if one.level in {"warn", "fail"}:
+            if one.level in _MATTER:
                 yield f"        {one.means}"
                 yield f"        -> {one.do}"
     levels = [one.level for group in found.values() for one in group]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from blockyard._core import BlockyardError
 from blockyard.shared.machine import free_memory
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged
+from blockyard.tools.doctor.finding import Check, Demand, Finding, Problem, Site, judged
 from blockyard.tools.units import size
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import BlockCosts, Config
@@ -24,14 +24,14 @@ _MOST: Final = 2_147_483_631
 _OF_VLLM: Final = frozenset({"offload", "preempt", "decode", "load", "checksums", "keep_on_reset"})
 
 
-def asked_of(config: Config) -> Asked:
+def asked_of(config: Config) -> Demand:
     """Returns what a configuration asks of the machine."""
     layout, block_costs = config.layout, config.block_costs
     load = block_costs.disk if isinstance(block_costs, BlockCosts) else None
     if layout is None:
-        return Asked(ranks=config.ranks, load=load)
+        return Demand(ranks=config.ranks, load=load)
     shared = sum(plane.block_bytes for plane in layout.planes if plane.replicated)
-    return Asked(
+    return Demand(
         host=config.host_blocks * layout.host_block_bytes,
         pinned=config.host_blocks * layout.block_bytes,
         shared=config.host_blocks * shared if layout.ranks > 1 else 0,

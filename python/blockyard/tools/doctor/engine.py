@@ -14,7 +14,7 @@ from blockyard.connectors.command_line import Fault, Flags, known
 from blockyard.connectors.interface import Interface
 from blockyard.shared.extras import install
 from blockyard.shared.validate import shown
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Check, Demand, Finding, Site, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 
 __all__ = ["Engine", "told"]
@@ -103,7 +103,7 @@ class Engine(ABC):
         return "they go together"
 
     @abstractmethod
-    def asked(self) -> Asked:
+    def asked(self) -> Demand:
         """What the machine is to have."""
 
     @abstractmethod

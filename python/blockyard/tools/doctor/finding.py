@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import whole
 
-__all__ = ["LEVELS", "Asked", "Check", "Finding", "Level", "Problem", "Site", "judged", "unknown"]
+__all__ = ["LEVELS", "Check", "Demand", "Finding", "Level", "Problem", "Site", "judged", "unknown"]
 
 Level: TypeAlias = Literal["ok", "unknown", "warn", "fail"]
 LEVELS: Final[tuple[Level, ...]] = ("ok", "unknown", "warn", "fail")
@@ -49,7 +49,7 @@ def unknown(name: str, fact: str) -> Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Demand:
     """Requirements of the command line on the machine."""
 
     host: int = 0
@@ -70,7 +70,7 @@ class Asked:
     load: int | None = None
     """Nanoseconds to load a block from the disk, as `block_costs` has it."""
 
-    def joined(self, other: "Asked") -> "Asked":
+    def joined(self, other: "Demand") -> "Demand":
         """Returns the larger of both requirements."""
         sizes = ("host", "pinned", "shared", "disk", "device", "ranks")
         return replace(
@@ -98,7 +98,7 @@ def _locks(nbytes: int) -> bool:
 class Site:
     """The machine and its requirements."""
 
-    asked: Asked = field(default_factory=Asked)
+    asked: Demand = field(default_factory=Demand)
     root: Path = Path("/")
     """Where `proc` and `sys` are."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

@@ -16,10 +16,10 @@ from blockyard.connectors.sglang.disk_identity import adapters_of, weights_of
 from blockyard.connectors.sglang.host_pool import check_layout, one_pool_alone
 from blockyard.connectors.sglang.sglang_api import INTERFACE
 from blockyard.connectors.sglang.storage_settings import START, StorageSettings, check_config
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor.engine import Engine, told
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, judged, unknown
+from blockyard.tools.doctor.finding import Check, Demand, Finding, Site, judged, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 
 __all__ = ["Launch", "checks"]
@@ -142,20 +142,20 @@ class Launch(Engine):
         return None
 
     @override
-    def asked(self) -> Asked:
+    def asked(self) -> Demand:
         """Returns what the machine is to have."""
         pinned = max(self.flags.number("hicache_size", 0), 0) * _GB
         machines = max(self.flags.number("nnodes"), 1)
         ranks = max(self.workers * self.replicas // machines, 1)
-        asked = Asked(host=pinned * ranks, pinned=pinned, ranks=ranks)
+        asked = Demand(host=pinned * ranks, pinned=pinned, ranks=ranks)
         if not isinstance(self.read, StorageSettings):
             return asked
         nbytes = 0
-        if isinstance(self.read.disk, str):
+        if isinstance(counted(self.read.disk), str):
             # Each stage, each replica and each attention group has as much, in a folder of its own.
-            amount = parse_size("disk", self.read.disk)
+            amount = parse_size("disk", str(self.read.disk))
             nbytes = amount.nbytes if amount.per == "rank" else amount.nbytes // self.tensor
-        return asked.joined(Asked(disk=nbytes * ranks, paths=(self.read.disk_path,)))
+        return asked.joined(Demand(disk=nbytes * ranks, paths=(self.read.disk_path,)))
 
 
 def _table(path: str) -> object:

@@ -21,11 +21,11 @@ from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.stopping import LEAST
 from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.shared.layout import KVLayout, Plane
-from blockyard.shared.sizes import parse_size
+from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
 from blockyard.tools.doctor.engine import Engine, told
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged, unknown
+from blockyard.tools.doctor.finding import Check, Demand, Finding, Problem, Site, judged, unknown
 from blockyard.tools.doctor.model import Model, Wanted
 from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv_cache
 from blockyard.tools.units import size
@@ -235,14 +235,14 @@ class Serve(Engine):
         return meant if said else f"leave it out, and {meant} in {_EXTRA}"
 
     @override
-    def asked(self) -> Asked:
+    def asked(self) -> Demand:
         """Returns what the machine is to have."""
         paths = self.told.get("disk_path")
         named = paths if isinstance(paths, list) else [paths]
         folders = tuple(_expanded(one) for one in named if isinstance(one, str))
         # Ray's may be anywhere.
         far = self.flags.values.get("distributed_executor_backend") == "ray"
-        whole = Asked(paths=folders, ranks=0 if far else self.workers * self.replicas)
+        whole = Demand(paths=folders, ranks=0 if far else self.workers * self.replicas)
         if isinstance(self.read, BlockyardError):
             return whole
         if isinstance(self.known, Facts):
@@ -251,7 +251,7 @@ class Serve(Engine):
             # Without the model a number of blocks is no number of bytes.
             given = (self.told.get(tier) for tier in ("host", "disk"))
             host, disk = (_nbytes(one, self.workers, self.replicas) for one in given)
-            asked = Asked(host=host, pinned=host // self.workers, disk=disk)
+            asked = Demand(host=host, pinned=host // self.workers, disk=disk)
         many = self.replicas
         asked = replace(
             asked,
@@ -291,7 +291,7 @@ def _some(ranks: int) -> Facts:
 
 def _nbytes(given: object, ranks: int, replicas: int) -> int:
     """What one replica has of it."""
-    if not isinstance(given, str):
+    if not isinstance(given, str) or isinstance(counted(given), int):
         return 0
     amount = parse_size("host", given)
     return amount.nbytes * ranks if amount.per == "rank" else amount.nbytes // replicas

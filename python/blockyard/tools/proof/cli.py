@@ -11,11 +11,12 @@ from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.reference.model import Model
 from blockyard.reference.weights import ModelConfig
+from blockyard.tools.click_types import QUIET
 from blockyard.tools.endings import Broken
 from blockyard.tools.help import Once
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
-from blockyard.tools.proof.terminal import ProgressLine, Row, table
+from blockyard.tools.proof.result_table import ProgressLine, Row, table
 
 __all__ = ["proof"]
 
@@ -45,7 +46,8 @@ _SIZE = 8
     default="memory",
     help="Compute with NumPy in main memory, or on a GPU.",
 )
-def proof(seed: int, conversations: int, squeeze: int, name: DeviceName) -> None:
+@QUIET
+def proof(seed: int, conversations: int, squeeze: int, name: DeviceName, quiet: bool) -> None:  # noqa: FBT001 - as click has it
     """Show that no request loses its work when memory runs out.
 
     A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations five
@@ -77,7 +79,7 @@ def proof(seed: int, conversations: int, squeeze: int, name: DeviceName) -> None
     with ExitStack() as ends:
         for play in plays.values():
             ends.callback(play.close)
-        spent = _play(plays, turns)
+        spent = _play(plays, turns, quiet=quiet)
         host = max(plays["parking"].figures.kept // _PART, 1)
         memory = MemoryBudget(tight + 1, host, "park", disk=ample)
         path = None
@@ -87,7 +89,7 @@ def proof(seed: int, conversations: int, squeeze: int, name: DeviceName) -> None
             play = Play(seeded, memory, model, block_size=_SIZE, on=on, disk_path=path)
             ends.callback(play.close)
             plays[third] = play
-            spent |= _play({third: play}, turns)
+            spent |= _play({third: play}, turns, quiet=quiet)
             # What it has is in the table still, and the next one owns the folder.
             play.close()
         broken = _told(_rows(plays, spent), turns)
@@ -95,11 +97,11 @@ def proof(seed: int, conversations: int, squeeze: int, name: DeviceName) -> None
         raise Broken("; ".join(broken))
 
 
-def _play(plays: dict[str, Play], turns: int) -> dict[str, float]:
+def _play(plays: dict[str, Play], turns: int, *, quiet: bool) -> dict[str, float]:
     """Plays all of them in turns; returns the CPU time that each took."""
     spent = dict.fromkeys(plays, 0.0)
     shown = 0.0
-    with ProgressLine(turns) as watch:
+    with ProgressLine(turns, quiet=quiet) as watch:
         while not all(play.over for play in plays.values()):
             for name, play in plays.items():
                 if not play.over:

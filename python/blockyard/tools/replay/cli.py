@@ -10,17 +10,17 @@ from rich.console import Console
 from blockyard._core import Misuse, __version__
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
-from blockyard.tools.click_types import FILE, ORDERS, Word, number
+from blockyard.tools.click_types import FILE, ORDERS, QUIET, Word, number
 from blockyard.tools.endings import INTERRUPTED, Broken
 from blockyard.tools.help import Remembered
 from blockyard.tools.outputs import claim, write_all
-from blockyard.tools.replay import terminal
 from blockyard.tools.replay.comparison import compare, jobs_of
 from blockyard.tools.replay.findings import conclusions
-from blockyard.tools.replay.options import Options, Replays, resolve
-from blockyard.tools.replay.progress import Display, names
+from blockyard.tools.replay.options import ReplayOptions, Replays, resolve
+from blockyard.tools.replay.progress import ReplayDisplay, names
 from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Run
+from blockyard.tools.replay.result_tables import tables
 from blockyard.tools.replay.routing import RouterName
 from blockyard.tools.replay.sections import SECTIONS
 from blockyard.tools.replay.spec import (
@@ -185,9 +185,9 @@ __all__ = ["replay"]
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
 @click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
 @number("--jobs", 1, 1024, None, "The most runs at once; default: as many as suit this machine.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@QUIET
 @click.pass_context
-def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
+def replay(ctx: click.Context, /, **options: Unpack[ReplayOptions]) -> None:
     """Replay TRACE, or a generated workload, through a cache.
 
     TRACE has one request per line, in the Mooncake format; see docs/replay.md. The exit status is 3
@@ -204,7 +204,7 @@ def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     faults = write_all(_results(options, result))
     # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-")
-    for part in terminal.tables(result, table.width):
+    for part in tables(result, table.width):
         show(table, part)
     if options["json"] == "-":
         click.echo(result.encode())
@@ -227,19 +227,19 @@ def _broken(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{run.verified.wrong_answers:,} answers were wrong"
 
 
-def _play(replays: Replays, options: Options) -> list[Run]:
+def _play(replays: Replays, options: ReplayOptions) -> list[Run]:
     """Returns the runs; after Ctrl-C those so far, incomplete, and none after a second one."""
     jobs = jobs_of(replays.specs, replays.parts)
     called = names(jobs, len(replays.parts))
     console = None if options["quiet"] else Console(stderr=True)
     try:
-        with Display(jobs, replays.parts, called, console) as watch:
+        with ReplayDisplay(jobs, replays.parts, called, console) as watch:
             return compare(jobs, replays.parts, watch, names=called, processes=options["jobs"])
     except KeyboardInterrupt:
         return []
 
 
-def _files(options: Options) -> dict[str, Path | None]:
+def _files(options: ReplayOptions) -> dict[str, Path | None]:
     """Returns the files that are read and written, by option."""
     to_file = options["json"] is not None and options["json"] != "-"
     return {
@@ -250,12 +250,12 @@ def _files(options: Options) -> dict[str, Path | None]:
     }
 
 
-def _results(options: Options, result: Result) -> dict[Path | None, bytes]:
+def _results(options: ReplayOptions, result: Result) -> dict[Path | None, bytes]:
     json, report = _files(options)["--json"], options["report"]
     return {json: result.encode() + b"\n"} | ({} if report is None else {report: page(result)})
 
 
-def _result(replays: Replays, options: Options, command: str, runs: Sequence[Run]) -> Result:
+def _result(replays: Replays, options: ReplayOptions, command: str, runs: Sequence[Run]) -> Result:
     spec, trace = replays.specs[0], replays.trace
     return Result(
         format=FORMAT,

@@ -330,13 +330,15 @@ def roofline_of(name: str, figures: Iterable[str], ranks: int | None) -> Rooflin
         Misuse: The preset or a figure is unknown or out of range, the model cannot be split so, or
             its KV would take no memory.
     """
-    given = {}
+    given: dict[str, str] = {}
     for figure in figures:
         key, equals, value = figure.partition("=")
         if not equals:
             raise Misuse(f"--set {figure}: must be FIGURE=VALUE, like hbm_share=0.8")
         if key == "ranks":
             raise Misuse(f"--set {figure}: give --ranks {value} instead")
+        if key in given:
+            raise Misuse(f"--set {figure}: {key} is given twice; give it once")
         given[key] = value
     if ranks is not None:
         given["ranks"] = str(ranks)

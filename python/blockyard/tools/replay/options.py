@@ -13,8 +13,8 @@ from blockyard.scheduling.headroom import Role, default_headroom
 from blockyard.shared.sizes import parse_blocks
 from blockyard.tools.replay.hardware import Roofline, roofline_of
 from blockyard.tools.replay.hints import Hints
+from blockyard.tools.replay.memory_limits import check_memory
 from blockyard.tools.replay.routing import RouterName, faster, routed
-from blockyard.tools.replay.sizes import check_memory
 from blockyard.tools.replay.spec import (
     HEADROOMS,
     HeadroomName,
@@ -31,12 +31,12 @@ from blockyard.tools.traces.source import Source, check_source, trace_of
 from blockyard.tools.traces.trace import Trace
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["Options", "Replays", "resolve"]
+__all__ = ["ReplayOptions", "Replays", "resolve"]
 
 _Cache: TypeAlias = tuple[Policy, HostCopies | None, WritePolicy, Hints | None, Owner]
 
 
-class Options(Source):
+class ReplayOptions(Source):
     """The options of `blockyard replay`; None where one was left out."""
 
     save_trace: Path | None
@@ -85,7 +85,7 @@ class Replays(NamedTuple):
     """What sends requests to replicas; None where there is one engine."""
 
 
-def resolve(options: Options) -> Replays:
+def resolve(options: ReplayOptions) -> Replays:
     """Returns the trace to replay.
 
     Raises:
@@ -100,7 +100,7 @@ def resolve(options: Options) -> Replays:
     return Replays(trace, parts, specs, router)
 
 
-def _check(options: Options) -> None:
+def _check(options: ReplayOptions) -> None:
     """Checks what needs neither the trace nor the preset."""
     check_source(options)
     if options["router"] is not None and options["replicas"] == 1:
@@ -122,7 +122,7 @@ def _check_memory_of_bytes(name: DeviceName) -> None:
         raise Misuse(f"--verify {name}: {error}") from error
 
 
-def _check_virtual(options: Options) -> None:
+def _check_virtual(options: ReplayOptions) -> None:
     if "optimum" in options["policy"]:
         raise Misuse("--policy optimum needs the trace's future: give --model sequential")
     for option, given in (("--hints", options["hints"]), ("--owner", options["owner"])):
@@ -130,7 +130,7 @@ def _check_virtual(options: Options) -> None:
             raise Misuse(f"{option} needs --model sequential")
 
 
-def _check_sequential(options: Options) -> None:
+def _check_sequential(options: ReplayOptions) -> None:
     idle = {
         "--verify": options["verify"],
         "--prefetch": options["prefetch"],
@@ -148,7 +148,7 @@ def _check_sequential(options: Options) -> None:
             raise Misuse(f"--policy optimum is for one tier: leave {option} out")
 
 
-def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
+def _specs(options: ReplayOptions, roofline: Roofline, trace: Trace) -> list[RunSpec]:
     block_size = options["block_size"] or 16
     if options["model"] == "sequential":
         if options["block_size"] not in {None, trace.trace_block}:
@@ -178,7 +178,7 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
     return [spec for sized in _sized(options, first, trace) for spec in _of_sizes(options, sized)]
 
 
-def _sized(options: Options, first: RunSpec, trace: Trace) -> Iterator[RunSpec]:
+def _sized(options: ReplayOptions, first: RunSpec, trace: Trace) -> Iterator[RunSpec]:
     """Yields the spec with each combination of sizes, which this machine has memory for."""
     for above, host, disk in product(*_sizes(options, first, trace)):
         spec = replace(first, device_blocks=above, host_blocks=host, disk_blocks=disk)
@@ -192,7 +192,7 @@ def _sized(options: Options, first: RunSpec, trace: Trace) -> Iterator[RunSpec]:
         yield spec
 
 
-def _of_sizes(options: Options, sized: RunSpec) -> Iterator[RunSpec]:
+def _of_sizes(options: ReplayOptions, sized: RunSpec) -> Iterator[RunSpec]:
     """Yields a spec for each combination of policies."""
     host, below = sized.host_blocks, sized.host_blocks or sized.disk_blocks
     modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if below else ["recompute"])
@@ -215,7 +215,7 @@ def _of_sizes(options: Options, sized: RunSpec) -> Iterator[RunSpec]:
         )
 
 
-def _caches(options: Options, *, host: int, below: int) -> list[_Cache]:
+def _caches(options: ReplayOptions, *, host: int, below: int) -> list[_Cache]:
     """Returns the combinations of cache options to compare, each once."""
     if options["host_copies"] and not host:
         raise Misuse("--host-copies needs a host: give --host, or leave it out")
@@ -242,7 +242,7 @@ def _default_headroom(role: Role) -> HeadroomName:
     return next(name for name, one in HEADROOMS.items() if one is policy)
 
 
-def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[Sequence[int], ...]:
+def _sizes(options: ReplayOptions, spec: RunSpec, trace: Trace) -> tuple[Sequence[int], ...]:
     """Returns the blocks of device, host and disk to be compared, each size once."""
     above, host = 0, 0
     if not (options["device"] and options["host"]):
@@ -260,7 +260,7 @@ def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[Sequence[int]
 
 
 def _blocks(
-    options: Options, tier: Literal["device", "host", "disk"], spec: RunSpec, least: int
+    options: ReplayOptions, tier: Literal["device", "host", "disk"], spec: RunSpec, least: int
 ) -> list[int]:
     each = (
         parse_blocks(f"--{tier}", text, spec.block_bytes, ranks=spec.ranks, least=least)
@@ -269,7 +269,7 @@ def _blocks(
     return list(dict.fromkeys(each))
 
 
-def _disk_speed(options: Options) -> float:
+def _disk_speed(options: ReplayOptions) -> float:
     """Returns its bandwidth in bytes/s."""
     gbps = options["disk_gbps"]
     if not (math.isfinite(gbps) and gbps > 0):

@@ -20,7 +20,7 @@ from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import duration
 from blockyard.tools.workers import Watch
 
-__all__ = ["Display", "names"]
+__all__ = ["ReplayDisplay", "names"]
 
 _EVERY: Final = 10.0
 """The most seconds between two lines."""
@@ -42,7 +42,7 @@ def names(jobs: Sequence[Job], replicas: int) -> list[str]:
     ]
 
 
-class Display(Watch[Played]):
+class ReplayDisplay(Watch[Played]):
     """Shows live bars on a terminal; elsewhere lines at the start and end of each run, and between.
 
     Args:
@@ -109,7 +109,7 @@ class Display(Watch[Played]):
         )
 
     @override
-    def told(self, job: int, progress: Progress) -> None:
+    def on_progress(self, job: int, progress: Progress) -> None:
         """Moves the bar, or writes a line if it is time for one."""
         self._done[job] = progress.requests_done
         if self._bar is not None:

@@ -7,15 +7,15 @@ import click
 from rich.console import Console
 
 from blockyard._core import Misuse
-from blockyard.tools.click_types import FILE, ORDERS, Word, number
+from blockyard.tools.click_types import FILE, ORDERS, QUIET, Word, number
 from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.help import Remembered, Section
 from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.replay.spec import Policy
 from blockyard.tools.screen import show
-from blockyard.tools.sweep import terminal
-from blockyard.tools.sweep.options import MOST_POINTS, Options, resolve
+from blockyard.tools.sweep.display import SweepDisplay, parts
 from blockyard.tools.sweep.page import page
+from blockyard.tools.sweep.plan import MOST_POINTS, SweepOptions, resolve
 from blockyard.tools.sweep.result import SweepResult
 from blockyard.tools.sweep.run import sweep as swept
 from blockyard.tools.traces.adversaries import AdversaryName
@@ -136,9 +136,9 @@ _SECTIONS: Final = (
 @number("--jobs", 1, 1024, None, "Simulations at once; default: one for each core.")
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
 @click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@QUIET
 @click.pass_context
-def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
+def sweep(ctx: click.Context, /, **options: Unpack[SweepOptions]) -> None:
     """Say how much memory to buy for the traffic of TRACE, or of a generated workload.
 
     It finds what caches of many sizes would find, and ends in one sentence. TRACE has one request
@@ -146,7 +146,7 @@ def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     """
     claim(_files(options))
     plan = resolve(options)
-    display = terminal.Display(None if options["quiet"] else Console(stderr=True))
+    display = SweepDisplay(None if options["quiet"] else Console(stderr=True))
     try:
         result = swept(plan, ctx.obj, display, options["jobs"])
     except KeyboardInterrupt:
@@ -156,7 +156,7 @@ def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     faults = write_all(_results(options, result))
     # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-", highlight=False)
-    for part in terminal.parts(result, table.width):
+    for part in parts(result, table.width):
         show(table, part)
     if options["json"] == "-":
         click.echo(result.encode())
@@ -166,7 +166,7 @@ def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
         ctx.exit(INTERRUPTED)
 
 
-def _files(options: Options) -> dict[str, Path | None]:
+def _files(options: SweepOptions) -> dict[str, Path | None]:
     """Returns the files that are read and written, by option."""
     to_file = options["json"] is not None and options["json"] != "-"
     return {
@@ -176,6 +176,6 @@ def _files(options: Options) -> dict[str, Path | None]:
     }
 
 
-def _results(options: Options, result: SweepResult) -> dict[Path | None, bytes]:
+def _results(options: SweepOptions, result: SweepResult) -> dict[Path | None, bytes]:
     json, report = _files(options)["--json"], options["report"]
     return {json: result.encode() + b"\n"} | ({} if report is None else {report: page(result)})

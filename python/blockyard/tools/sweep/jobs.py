@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blockyard.tools.endings import Broken
-from blockyard.tools.replay.play import play
+from blockyard.tools.replay.play_trace import play
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Eviction, Progress, RunSpec
-from blockyard.tools.sweep.sizes import Split
+from blockyard.tools.sweep.splits import Split
 from blockyard.tools.traces.trace import Trace
 
-__all__ = ["Engine", "Job", "Shared", "Simulate", "Simulated", "head", "run"]
+__all__ = ["Job", "ServeModelled", "Shared", "Simulate", "Simulated", "head", "run"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,13 +46,13 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ServeModelled:
     """A virtual engine with a size."""
 
     spec: RunSpec
 
 
-Job = Simulate | Engine
+Job = Simulate | ServeModelled
 
 
 def run(shared: Shared, job: Job, tell: Callable[[float], None]) -> Simulated | Run | None:
@@ -65,7 +65,7 @@ def run(shared: Shared, job: Job, tell: Callable[[float], None]) -> Simulated | 
         Broken: The bookkeeping broke a law.
         BlockyardError: The configuration is impossible here.
     """
-    if isinstance(job, Engine):
+    if isinstance(job, ServeModelled):
         return _served(shared, job, tell)
     requests = len(shared.trace)
     got = sequential(
@@ -86,7 +86,7 @@ def run(shared: Shared, job: Job, tell: Callable[[float], None]) -> Simulated | 
     )
 
 
-def _served(shared: Shared, job: Engine, tell: Callable[[float], None]) -> Run | None:
+def _served(shared: Shared, job: ServeModelled, tell: Callable[[float], None]) -> Run | None:
     assert shared.head is not None  # noqa: S101 - it comes with the job
 
     def told(progress: Progress) -> None:

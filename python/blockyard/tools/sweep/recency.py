@@ -9,10 +9,10 @@ from blockyard.tools.traces.distances import NEVER, stack_distances
 from blockyard.tools.traces.future import full_blocks
 from blockyard.tools.traces.trace import Trace
 
-__all__ = ["Curve"]
+__all__ = ["RecencyCurve"]
 
 
-class Curve:
+class RecencyCurve:
     """Blocks found by size, exact at every size; it never falls.
 
     It needs no word of prompts that are longer than the cache, although these are cut to what fits:

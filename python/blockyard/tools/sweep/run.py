@@ -11,13 +11,13 @@ from blockyard.shared.sizes import MOST_BLOCKS
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Eviction, RunSpec
-from blockyard.tools.sweep.jobs import Engine, Job, Shared, Simulate, Simulated, head, run
-from blockyard.tools.sweep.optimum import Future
-from blockyard.tools.sweep.options import Plan
-from blockyard.tools.sweep.recency import Curve
+from blockyard.tools.sweep.jobs import Job, ServeModelled, Shared, Simulate, Simulated, head, run
+from blockyard.tools.sweep.optimum_curve import Future
+from blockyard.tools.sweep.plan import Plan
+from blockyard.tools.sweep.recency import RecencyCurve
 from blockyard.tools.sweep.result import FORMAT, Modelled, Point, SplitResult, SweepResult
 from blockyard.tools.sweep.sampling import Sample, suitable
-from blockyard.tools.sweep.sizes import Split, SplitText, geometric
+from blockyard.tools.sweep.splits import Split, SplitText, geometric
 from blockyard.tools.sweep.summary import Setting, advise, sentences
 from blockyard.tools.traces.future import full_blocks, on_paths
 from blockyard.tools.workers import Watch, side_by_side
@@ -135,7 +135,7 @@ def _exact(plan: Plan, watcher: Watcher) -> _Swept:
     """Finds what needs no simulation of the cache: recency at all sizes, and the bound."""
     trace = plan.trace
     watcher.part("recency at every size", 0.0)
-    curve = Curve.of(trace)
+    curve = RecencyCurve.of(trace)
     paths = np.stack((trace.offsets[:-1], trace.offsets[:-1] + full_blocks(trace)), 1)
     distinct = len(np.unique(trace.ids[on_paths(paths)[0]]))
     setting = Setting(
@@ -209,7 +209,7 @@ def _split(swept: _Swept, text: SplitText) -> Split:
     return text.of(swept.setting.knee or swept.sizes[-1])
 
 
-def _engines(swept: _Swept) -> Iterator[tuple[int, Engine]]:
+def _engines(swept: _Swept) -> Iterator[tuple[int, ServeModelled]]:
     """Yields the sizes for the virtual engine: what the device has not is on the host."""
     plan, trace = swept.plan, swept.plan.trace
     if not plan.model_requests:
@@ -226,7 +226,7 @@ def _engines(swept: _Swept) -> Iterator[tuple[int, Engine]]:
         host = blocks - device
         yield (
             size,
-            Engine(
+            ServeModelled(
                 RunSpec(
                     preset=plan.preset,
                     roofline=plan.roofline,
@@ -245,7 +245,7 @@ def _run(swept: _Swept, jobs: list[Job], watcher: Watcher, processes: int | None
     if not jobs:
         return
     plan = swept.plan
-    engines = any(isinstance(job, Engine) for job in jobs)
+    engines = any(isinstance(job, ServeModelled) for job in jobs)
     shared = Shared(swept.sample.trace, head(plan.trace, plan.model_requests) if engines else None)
     names = [
         f"{job.order}, {sum(job.split) * swept.sample.one_in:,} blocks"

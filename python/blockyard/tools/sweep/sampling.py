@@ -13,7 +13,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.tools.sweep.recency import Curve
+from blockyard.tools.sweep.recency import RecencyCurve
 from blockyard.tools.traces.future import full_blocks, on_paths
 from blockyard.tools.traces.trace import Trace
 
@@ -36,13 +36,13 @@ class Sample:
     one_in: int
     uses: int
     """Uses of full blocks in the whole trace."""
-    curve: Curve
+    curve: RecencyCurve
     """Recency on the sample."""
-    whole: Curve
+    whole: RecencyCurve
     """Recency on the whole trace."""
 
     @classmethod
-    def of(cls, trace: Trace, whole: Curve, one_in: int) -> Self:
+    def of(cls, trace: Trace, whole: RecencyCurve, one_in: int) -> Self:
         """Draws a sample.
 
         Args:
@@ -54,7 +54,7 @@ class Sample:
         if one_in == 1:
             return cls(trace, 1, uses, whole, whole)
         thin = _thinned(trace, one_in)
-        return cls(thin, one_in, uses, Curve.of(thin), whole)
+        return cls(thin, one_in, uses, RecencyCurve.of(thin), whole)
 
     def size(self, blocks: int) -> int:
         """Returns the size in the sample that stands for a size."""

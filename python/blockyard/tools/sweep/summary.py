@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from blockyard.tools.sweep.recency import Curve
+from blockyard.tools.sweep.recency import RecencyCurve
 from blockyard.tools.sweep.result import Advice, Point, SplitResult
 from blockyard.tools.units import size
 
@@ -21,7 +21,7 @@ _NOTICED: Final = 0.0005
 class Setting:
     """Data beside the points."""
 
-    curve: Curve
+    curve: RecencyCurve
     tokens: int
     """Prompt tokens of all requests."""
     block: int

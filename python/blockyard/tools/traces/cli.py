@@ -1,8 +1,8 @@
 """`blockyard trace`: makes traces of what the user has, and says what is in one."""
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from blockyard._core import Misuse
-from blockyard.tools.click_types import FILE, Word
+from blockyard.tools.click_types import FILE, QUIET, Word
 from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.help import Group
 from blockyard.tools.outputs import claim, write_all
@@ -116,7 +116,7 @@ def trace() -> None:
 @click.option(
     "--rate", type=float, metavar="HZ", help="Requests per second, evenly, instead of any times."
 )
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@QUIET
 @click.pass_context
 def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
     """Checks the options, converts, and says what came of it."""
@@ -130,12 +130,7 @@ def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
     how = How(splitter, options["time_unit"], _fields(options["fields"]))
     form = FORMATS[options["form"]]
     block_size = _block_size(form, files[0], options["block_size"])
-    console = Console(stderr=True)
-    with ExitStack() as stack:
-        progress = None
-        if console.is_terminal and not options["quiet"]:
-            status = stack.enter_context(console.status("reading"))
-            progress = lambda done: status.update(f"{done:,} requests")  # noqa: E731 - one line
+    with _reading(quiet=options["quiet"]) as progress:
         made = convert(
             form,
             files,
@@ -168,13 +163,20 @@ def make(ctx: click.Context, /, **options: Unpack[_Options]) -> None:
 )
 @click.option("--json", metavar="PATH", help="Write all figures as JSON; - is stdout.")
 @click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
-def tell(
-    path: Path, trace_block: int | None, requests: int | None, json: str | None, report: Path | None
+@QUIET
+def tell(  # noqa: PLR0913, PLR0917 - as click has it
+    path: Path,
+    trace_block: int | None,
+    requests: int | None,
+    json: str | None,
+    report: Path | None,
+    quiet: bool,  # noqa: FBT001 - as click has it
 ) -> None:
     """Say what is in TRACE: rate, lengths, reuse, sessions, and what a cache could find at most."""
     to_file = None if json in {None, "-"} else Path(json or "")
     claim({"TRACE": path, "--json": to_file, "--report": report})
-    found = describe(read(path, trace_block=trace_block, requests=requests))
+    with _reading(quiet=quiet):
+        found = describe(read(path, trace_block=trace_block, requests=requests))
     encoded = found.encode()
     files: dict[Path | None, bytes] = {to_file: encoded + b"\n"}
     if report is not None:
@@ -190,6 +192,17 @@ def tell(
         raise Misuse("; ".join(faults))
 
 
+@contextmanager
+def _reading(*, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Shows on a terminal that it reads; returns what is called with the requests so far."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with console.status("reading") as status:
+        yield lambda done: status.update(f"{done:,} requests")
+
+
 def _splitter(tokenizer: Path | None, chars_per_token: float | None) -> Splitter:
     if tokenizer is None:
         return Words(CHARS_PER_TOKEN if chars_per_token is None else chars_per_token)
@@ -199,13 +212,15 @@ def _splitter(tokenizer: Path | None, chars_per_token: float | None) -> Splitter
 
 
 def _fields(words: Sequence[str]) -> dict[str, str]:
-    fields = {}
+    fields: dict[str, str] = {}
     for word in words:
         what, equals, name = word.partition("=")
         if not equals or not name or what not in _FIELDS:
             raise Misuse(
                 f"--field {word}: must be WHAT=NAME, where WHAT is one of {', '.join(_FIELDS)}"
             )
+        if what in fields:
+            raise Misuse(f"--field {word}: {what} is given twice; give it once")
         fields[what] = name
     return fields
 

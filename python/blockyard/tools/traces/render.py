@@ -32,9 +32,9 @@ def tables(found: Description) -> Iterator[RenderableType]:
         yield Text(sentence)
     yield ""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for name in ("mean", "10 %", "median", "90 %", "99 %", "most"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=7)
+        table.add_column(name, justify="right", no_wrap=True)
     for name, row, seconds in _rows(found):
         values = (row.mean, row.p10, row.p50, row.p90, row.p99, row.max)
         table.add_row(name, *(_time(v) if seconds else _number(v) for v in values))

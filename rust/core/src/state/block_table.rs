@@ -40,6 +40,13 @@ impl TableCells<'_> {
     pub fn slots(&self) -> impl ExactSizeIterator<Item = u32> {
         self.slots.iter().map(|slot| slot.get())
     }
+
+    /// Writes the slots into their cells of a row, which has as many at least.
+    pub fn copy_to(&self, row: &mut [u32]) {
+        for (cell, slot) in row[self.first..].iter_mut().zip(self.slots()) {
+            *cell = slot;
+        }
+    }
 }
 
 impl State {

@@ -1,8 +1,8 @@
 //! Demote: copies the next victims of a tier down, ahead of need, so that evicting them is free.
 
 use super::State;
+use super::copy_down::Draft;
 use super::paths::Descent;
-use super::place::Draft;
 use crate::base::{Class, Id, LeaseId, NodeIx, Result, SlotIx, Tier};
 use crate::copies::{Plan, Purpose};
 use crate::evict::Passed;

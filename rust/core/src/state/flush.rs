@@ -2,7 +2,7 @@
 //! order that it leaves there.
 
 use super::State;
-use super::place::Draft;
+use super::copy_down::Draft;
 use super::record::Keep;
 use crate::base::{Ix, Key, LeaseIx, NodeIx, ParkedIx, Result, SlotIx, Tier};
 use crate::copies::Plan;

@@ -2,8 +2,8 @@
 //! `save_request.rs` keeps them for one request.
 
 use super::State;
+use super::copy_down::Draft;
 use super::engine::check_range;
-use super::place::Draft;
 use crate::base::{Error, Ix, Key, NodeIx, Result, SlotIx, Tier};
 use crate::collections::{Gap, Tag};
 use crate::copies::{Move, Plan, Purpose};

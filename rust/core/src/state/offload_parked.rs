@@ -2,7 +2,7 @@
 //! which owes it a slot; then, when its home is short of room, to a lower one (INV-34).
 
 use super::State;
-use super::place::Draft;
+use super::copy_down::Draft;
 use crate::base::{Error, FlightIx, NodeIx, ParkedId, Result, Tier};
 use crate::copies::{Plan, Purpose};
 

@@ -2,8 +2,8 @@
 //! copied with it, the root first, so that where room or time ends it is the end that is not copied.
 //! Eviction is leaf first, so that it is the end, too, that is dropped.
 
+use super::copy_down::Draft;
 use super::demote::Ahead;
-use super::place::Draft;
 use super::{State, WritePolicy};
 use crate::base::{Class, Ix, LeaseIx, NodeIx, Tier};
 use crate::copies::{Plan, Purpose};

@@ -48,7 +48,7 @@ class SplitText(NamedTuple):
     shares: tuple[float, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, block_bytes: int) -> "SplitText":
+    def parse(cls, text: str, block_bytes: int, ranks: int = 1) -> "SplitText":
         """Reads "20%+80%", "20+80" or "20GiB+80GiB"; another third part is the disk below it.
 
         Numbers without a unit are shares too, of whatever their sum is.
@@ -58,17 +58,19 @@ class SplitText(NamedTuple):
         """
         parts = [part.strip() for part in text.split("+")]
         if not 1 <= len(parts) <= _TIERS:
-            raise Misuse(f"--split {text}: {len(parts)} parts; give one to three: DEVICE+HOST+DISK")
+            raise Misuse(
+                f"--split {text!r}: {len(parts)} parts; give one to three: DEVICE+HOST+DISK"
+            )
         if not all(re.fullmatch(r"\d+(\.\d*)?\s*%?", part) for part in parts):
             if any(part.endswith("%") for part in parts):
-                raise Misuse(f"--split {text}: shares and sizes; give one kind, like 20%+80%")
-            return cls(text, blocks=tuple(_part(text, part, block_bytes) for part in parts))
+                raise Misuse(f"--split {text!r}: shares and sizes; give one kind, like 20%+80%")
+            return cls(text, blocks=tuple(_part(text, part, block_bytes, ranks) for part in parts))
         shares = [float(part.rstrip("% ")) for part in parts]
         total = sum(shares)
         if not shares[0] or not math.isfinite(total):
-            raise Misuse(f"--split {text}: a device of nothing; give it a share, like 20%+80%")
+            raise Misuse(f"--split {text!r}: a device of nothing; give it a share, like 20%+80%")
         if any(part.endswith("%") for part in parts) and abs(total - 100) > 1:
-            raise Misuse(f"--split {text}: these are {total:g} % in all; give shares of 100 %")
+            raise Misuse(f"--split {text!r}: these are {total:g} % in all; give shares of 100 %")
         return cls(text, shares=tuple(share / total for share in shares))
 
     def of(self, total: int) -> Split:
@@ -82,7 +84,7 @@ class SplitText(NamedTuple):
         return Split(device, host, disk)
 
 
-def _part(text: str, part: str, block_bytes: int) -> int:
+def _part(text: str, part: str, block_bytes: int, ranks: int) -> int:
     if re.fullmatch(r"0+(\.0*)?\s*[a-zA-Z]*", part) and not text.startswith(part):
         return 0
-    return parse_blocks(f"--split {text}: a part", part, block_bytes)
+    return parse_blocks(f"--split {text!r}: a part", part, block_bytes, ranks=ranks)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from textwrap import shorten
 from typing import Final
 
 from rich import box
@@ -16,7 +17,7 @@ from blockyard.tools.sweep.result import Modelled, Point, SweepResult
 from blockyard.tools.units import duration, size
 from blockyard.tools.workers import Watch
 
-__all__ = ["Display", "parts"]
+__all__ = ["SweepDisplay", "parts"]
 
 _EVERY: Final = 10.0
 """Seconds between two lines, where there is no terminal."""
@@ -30,7 +31,7 @@ _LEAST_BAR: Final = 10
 _MARK: Final = " ← knee"
 
 
-class Display(Watch[Simulated | Run | None]):
+class SweepDisplay(Watch[Simulated | Run | None]):
     """One line that is written again and again on a terminal; elsewhere a line now and then.
 
     Args:
@@ -48,7 +49,7 @@ class Display(Watch[Simulated | Run | None]):
         """A part of what is exact."""
         self._say(f"{name}: {done:.0%}")
 
-    def jobs(self, names: list[str]) -> "Display":
+    def jobs(self, names: list[str]) -> "SweepDisplay":
         """Begins the jobs."""
         self._begun = time.monotonic()
         self._names = names
@@ -61,7 +62,7 @@ class Display(Watch[Simulated | Run | None]):
         self._state(self._names[job])
 
     @override
-    def told(self, job: int, progress: float) -> None:
+    def on_progress(self, job: int, progress: float) -> None:
         """A job tells the share that is done."""
         self._shares[job] = progress
         self._state(self._names[job])
@@ -91,7 +92,7 @@ class Display(Watch[Simulated | Run | None]):
             return
         self._told = now
         if self._live:
-            line = f"blockyard: {text}"[: self._console.width - 1]
+            line = shorten(f"blockyard: {text}", max(self._console.width - 1, 10), placeholder=" …")
             self._console.file.write(f"\r\x1b[2K{line}")
             self._console.file.flush()
         else:

@@ -9,18 +9,18 @@ from blockyard.shared.machine import free_memory
 from blockyard.shared.sizes import parse_blocks
 from blockyard.tools.replay.hardware import Roofline, roofline_of
 from blockyard.tools.replay.spec import Eviction, Policy
-from blockyard.tools.sweep.sizes import SplitText
+from blockyard.tools.sweep.splits import SplitText
 from blockyard.tools.traces.source import Source, check_source, trace_of
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import size
 
-__all__ = ["MOST_POINTS", "MOST_SPLITS", "Options", "Plan", "resolve"]
+__all__ = ["MOST_POINTS", "MOST_SPLITS", "Plan", "SweepOptions", "resolve"]
 
 MOST_SPLITS: Final = 5
 MOST_POINTS: Final = 200
 
 
-class Options(Source):
+class SweepOptions(Source):
     """The options as given; None where one was left out."""
 
     preset: str
@@ -79,7 +79,7 @@ _QUICK: Final = 1000
 """Requests that a virtual engine serves in a second or two: so many are modelled without a word."""
 
 
-def resolve(options: Options) -> Plan:
+def resolve(options: SweepOptions) -> Plan:
     """Returns what to sweep; the trace is read last.
 
     Raises:
@@ -92,14 +92,17 @@ def resolve(options: Options) -> Plan:
         raise Misuse(f"--split: {len(texts)} of them; give at most {MOST_SPLITS}")
     trace = _trace(options)
     block = roofline.kv_bytes_per_token * trace.trace_block
+    ranks = roofline.ranks
     first, last = (
-        None if text is None else parse_blocks(option, text, block)
+        None if text is None else parse_blocks(option, text, block, ranks=ranks)
         for option, text in (("--from", options["first"]), ("--to", options["last"]))
     )
     if first is not None and last is not None and first >= last:
         raise Misuse(f"--from {options['first']}: not below --to {options['last']}; swap them")
     splits = tuple(
-        SplitText.parse(text, block) for text in dict.fromkeys(texts) if text.lower() != "none"
+        SplitText.parse(text, block, ranks)
+        for text in dict.fromkeys(texts)
+        if text.lower() != "none"
     )
     return Plan(
         trace=trace,
@@ -107,7 +110,7 @@ def resolve(options: Options) -> Plan:
         preset=options["preset"].lower(),
         block_bytes=block,
         device_blocks=roofline.device_blocks(trace.trace_block),
-        sizes=_sizes(options["sizes"], block),
+        sizes=_sizes(options["sizes"], block, ranks),
         first=first,
         last=last,
         points=options["points"],
@@ -119,7 +122,12 @@ def resolve(options: Options) -> Plan:
         optimum="optimum" in options["policy"],
         splits=splits if texts else None,
         model_sizes=tuple(
-            sorted({parse_blocks("--model-size", text, block) for text in options["model_size"]})
+            sorted(
+                {
+                    parse_blocks("--model-size", text, block, ranks=ranks)
+                    for text in options["model_size"]
+                }
+            )
         ),
         model_requests=_modelled(options, len(trace)),
         sample=options["sample"],
@@ -127,7 +135,7 @@ def resolve(options: Options) -> Plan:
     )
 
 
-def _check(options: Options) -> None:
+def _check(options: SweepOptions) -> None:
     check_source(options)
     if options["sizes"] is not None and (options["first"] or options["last"]):
         raise Misuse("--sizes lists all sizes: leave --from and --to out")
@@ -136,7 +144,7 @@ def _check(options: Options) -> None:
         raise Misuse(f"--sample {sample}: must be a power of two, like 8, or 1 for all blocks")
 
 
-def _sizes(text: str | None, block_bytes: int) -> tuple[int, ...]:
+def _sizes(text: str | None, block_bytes: int, ranks: int) -> tuple[int, ...]:
     if text is None:
         return ()
     parts = [part for part in text.split(",") if part.strip()]
@@ -144,10 +152,11 @@ def _sizes(text: str | None, block_bytes: int) -> tuple[int, ...]:
         raise Misuse(f"--sizes {text!r}: no size; give some, like 10GiB,20GiB")
     if len(parts) > MOST_POINTS:
         raise Misuse(f"--sizes: {len(parts)} of them; give at most {MOST_POINTS}")
-    return tuple(sorted({parse_blocks("--sizes", part, block_bytes) for part in parts}))
+    sizes = {parse_blocks("--sizes", part, block_bytes, ranks=ranks) for part in parts}
+    return tuple(sorted(sizes))
 
 
-def _modelled(options: Options, requests: int) -> int:
+def _modelled(options: SweepOptions, requests: int) -> int:
     given = options["model_requests"]
     if given is not None:
         return min(given, requests)
@@ -156,7 +165,7 @@ def _modelled(options: Options, requests: int) -> int:
     return requests if requests <= _QUICK else 0
 
 
-def _trace(options: Options) -> Trace:
+def _trace(options: SweepOptions) -> Trace:
     trace, path = trace_of(options), options["trace"]
     if path is not None:
         if trace.hits_unknown:
