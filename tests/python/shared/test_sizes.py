@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from blockyard._core import Misuse
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.sizes import UNITS, Size, parse_blocks, parse_bytes, parse_size
-from blockyard.yard.sizes import in_blocks
+from blockyard.yard.tier_sizes import in_blocks
 from yard import profile
 
 if TYPE_CHECKING:
