@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from typing import Literal
 
 import msgspec
 import pytest
@@ -219,6 +220,75 @@ def test_while_all_is_told_again_what_goes_is_told_too(seed: int, ring: int) -> 
             payload, _ = cache.take_events()
             if payload is not None:
                 router.hear(payload)
+
+
+@pytest.mark.law("O1")
+@pytest.mark.parametrize("clears", ["all", "own"])
+@pytest.mark.parametrize("ring", [9, 24, 4096])
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_follows_from_any_snapshot_knows_what_the_first_one_knows(
+    seed: int, ring: int, clears: Literal["all", "own"]
+) -> None:
+    chance = random.Random(seed)
+    cache = by.KVCache(block_size=SIZE, device=21, host=18, disk=12, write="through")
+    cache.listen(ring=ring, clears=clears)
+    first, late, running, most = Router(), Router(late=True), [], 0
+    for turn in range(400):
+        prompt = [chance.randrange(3)] * SIZE * chance.randrange(1, 4)
+        prompt += [*[chance.randrange(5)] * SIZE * chance.randrange(4), 1]
+        extras = chance.choice([{}, {}, {"salt": "s"}, {"lora": "own"}, {"media": [(1, 3, "i")]}])
+        with contextlib.suppress(by.NoRoom):
+            running.append((cache.begin(prompt, **extras), len(prompt)))
+        if running and chance.random() < 0.7:
+            lease, length = running.pop(chance.randrange(len(running)))
+            if lease.state == "ready":
+                cache.seal(lease, length)
+            cache.finish(lease)
+        cache.demote(chance.randrange(1, 9), tier=chance.choice(["device", "host"]))
+        if chance.random() < 0.5 and (plans := cache.dispatch()):
+            good = [chance.choice([len(plan), chance.randrange(len(plan) + 1)]) for plan in plans]
+            cache.commit(plans, good=good)
+        match chance.randrange(60):
+            case 0:
+                cache.clear()
+            case 1:
+                cache.forget(keys=cache.keys(prompt))
+            case 2:
+                cache.resize("host", chance.choice([9, 18]))
+        assert cache.audit() is None
+        if turn % 97 == 50:
+            # Some of what has happened is in no batch yet.
+            late = Router(late=True)
+            late.hear(cache.snapshot_events())
+        if chance.random() < 0.2:
+            payload, _ = cache.take_events()
+            for router in (first, late) if payload is not None else ():
+                router.hear(payload)
+            most = max(most, len(first.blocks))
+    more = True
+    while more:
+        payload, more = cache.take_events()
+        for router in (first, late) if payload is not None else ():
+            router.hear(payload)
+    snapshot = Router()
+    snapshot.hear(cache.snapshot_events())
+    assert first.blocks == late.blocks == snapshot.blocks
+    assert most > 10, "it knows some"
+
+
+def test_of_a_place_that_is_used_again_before_anybody_asks_each_block_has_its_own_tokens() -> None:
+    cache = listening(device=7, host=0)
+    play(cache, [1] * 3 * SIZE)
+    (old,) = stored(taken(cache))
+    for name in (2, 3, 4):
+        # The places of all blocks are used again, of some twice.
+        play(cache, [name] * 6 * SIZE)
+    removed, new = taken(cache)
+    assert isinstance(removed, BlockRemoved)
+    assert removed.block_hashes == old.block_hashes[::-1], "the deepest first"
+    assert isinstance(new, BlockStored)
+    assert (new.token_ids, new.parent_block_hash) == ([4] * 6 * SIZE, None)
+    assert cache.events_told()["stored"] == 3 + 6, "what came and went meanwhile is not told"
 
 
 def test_what_is_told_again_names_its_parent_by_the_number_that_it_had() -> None:

@@ -4,8 +4,8 @@ use super::lease::{Lease, Parked, Ticket};
 use super::shared::{Drained, Keys, Locked, Shared};
 use crate::base::sync::Arc;
 use crate::base::{Error, Group, Key, LeaseId, ParkedId, Result, TicketId};
+use crate::events::{Clears, Heard, Late, Salts};
 use crate::keys::{Chain, Extras, KeyHash, Namespace, Seed};
-use crate::mirror::{Clears, Heard, Late, Salts};
 use crate::state::{Condemned, Config, Forgotten, Lineage, State, Violation};
 use std::ops::Range;
 
@@ -126,8 +126,8 @@ impl Cache {
         self.shared.has_listener()
     }
 
-    /// What has happened since the last time, as a batch of events of this time and rank. It takes the
-    /// lock for one swap, and encodes outside of it.
+    /// Some of what has happened since the last time, as a batch of events of this time and rank. Under the
+    /// lock it copies a slice, and it encodes outside of it.
     ///
     /// # Errors
     /// `State` where nobody listens; `Broken`.
@@ -143,9 +143,9 @@ impl Cache {
         self.shared.snapshot(time, rank)
     }
 
-    /// The first law found broken: [`State::audit`], and whether a listener knows what there is.
+    /// The first law found broken: [`State::audit`].
     pub fn audit(&self) -> Option<Violation> {
-        self.shared.audit()
+        self.shared.lock().audit()
     }
 
     /// How much was told, and how much not.

@@ -2,10 +2,9 @@
 
 use crate::base::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
-use crate::events::{Batch, Told};
+use crate::events::{Batch, Clears, Heard, Late, SLICE, Salts, Slice, Walk};
 use crate::keys::Chain;
-use crate::mirror::{Clears, Heard, Late, Mirror, Salts};
-use crate::state::{State, Violation};
+use crate::state::State;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -25,14 +24,16 @@ pub(crate) struct Shared {
 
 /// A listener, beside the yard. Its lock is taken before the yard's, and held while events are encoded.
 struct Ear {
-    mirror: Mutex<(Mirror, Told)>,
-    /// Tokens that come beside their blocks, until the mirror takes them, and how many.
+    slice: Mutex<Slice>,
+    block_size: u32,
+    clears: Clears,
+    /// Tokens that come beside their blocks, until they are taken, and how many.
     late: Mutex<(Vec<Late>, usize)>,
-    /// Whether the mirror knows blocks without their tokens.
+    /// Whether there are blocks without their tokens.
     lacks: AtomicBool,
 }
 
-/// Tokens that wait for the mirror at most.
+/// Tokens that wait to be taken at most.
 const MOST_LATE: usize = 1 << 24;
 
 /// What a listener is told at one time.
@@ -40,7 +41,7 @@ const MOST_LATE: usize = 1 << 24;
 pub struct Drained {
     /// A batch of events in vLLM's form, or `None` where nothing has happened.
     pub payload: Option<Vec<u8>>,
-    /// Whether everything is told again just now, and more of it is to come.
+    /// Whether more is to come at once.
     pub more: bool,
 }
 
@@ -102,9 +103,10 @@ impl Shared {
     ) -> Result<()> {
         // Under the lock, as two that come together must not both have the room.
         let mut state = self.enter()?;
-        let (told, blocks) = state.listen(most)?;
         let ear = Ear {
-            mirror: Mutex::new((Mirror::new(block_size, salts, clears, 2 * blocks), told)),
+            slice: Mutex::new(state.listen(most, salts, clears)?),
+            block_size,
+            clears,
             late: Mutex::default(),
             lacks: AtomicBool::new(true),
         };
@@ -142,53 +144,49 @@ impl Shared {
         })
     }
 
-    /// What has happened since the last time.
+    /// Some of what has happened since the last time.
     pub(crate) fn drain(&self, time: f64, rank: Option<u32>) -> Result<Drained> {
         let ear = self.ear()?;
-        let mut heard = wait(&ear.mirror);
-        let (mirror, told) = &mut *heard;
-        // Before the list, so that the blocks that these are of are in it.
+        let mut slice = wait(&ear.slice);
         let (late, _) = std::mem::take(&mut *wait(&ear.late));
-        let whole = self.enter()?.hand_over(told);
+        for late in &late {
+            let all = late.keys.len();
+            for first in (0..all).step_by(SLICE) {
+                self.enter()?.describe(late, first..all.min(first + SLICE));
+            }
+        }
+        let mut state = self.enter()?;
+        let more = state.hand_over(&mut slice);
+        ear.lacks
+            .store(state.heard().lacking > 0, Ordering::Relaxed);
+        drop(state);
         let mut batch = Batch::new(time);
-        mirror.follow(told, &late, &mut batch);
-        told.reset();
-        ear.lacks.store(mirror.lacks() > 0, Ordering::Relaxed);
+        slice.encode(ear.block_size, &mut batch);
         let payload = (batch.events() > 0).then(|| batch.finish(rank));
-        Ok(Drained {
-            payload,
-            more: !whole,
-        })
+        Ok(Drained { payload, more })
     }
 
     /// All that the listener was told and that is true still.
     pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
-        let mut heard = wait(&self.ear()?.mirror);
+        let ear = self.ear()?;
+        // While nobody drains, nothing more counts as told.
+        let mut slice = wait(&ear.slice);
         let mut batch = Batch::new(time);
-        heard.0.snapshot(&mut batch);
+        if ear.clears == Clears::All {
+            batch.cleared();
+        }
+        let (mut walk, mut seen) = (Walk::default(), Vec::new());
+        self.enter()?.count_snapshot();
+        while self.enter()?.tell_late(&mut walk, &mut seen, &mut slice) {
+            slice.encode(ear.block_size, &mut batch);
+        }
+        slice.encode(ear.block_size, &mut batch);
         Ok(batch.finish(rank))
     }
 
     pub(crate) fn heard(&self) -> Result<Heard> {
-        Ok(wait(&self.ear()?.mirror).0.heard())
-    }
-
-    /// The first law found broken, of what a listener knows too. What it was not told yet counts as told.
-    pub(crate) fn audit(&self) -> Option<Violation> {
-        let Some(ear) = self.ear.get() else {
-            return self.lock().audit();
-        };
-        let heard = wait(&ear.mirror);
-        let state = self.lock();
-        state.audit().or_else(|| {
-            let told = heard.0.check(state.pending_events(), &state.told_blocks());
-            Some(Violation {
-                law: "O1",
-                detail: told.err()?,
-                slot: None,
-                block: None,
-            })
-        })
+        self.ear()?;
+        Ok(self.enter()?.heard())
     }
 
     /// The yard, unless a panic has left it half changed.

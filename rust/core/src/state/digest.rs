@@ -159,6 +159,7 @@ mod tests {
             computed: request.tokens,
             first: 0,
             keys: &keys,
+            spoken: None,
         };
         state.seal(&[row]).expect("it is computed");
         begun.lease
@@ -194,6 +195,7 @@ mod tests {
             computed: 48,
             first: 3,
             keys: &[],
+            spoken: None,
         };
         let parked = state.park(&row, None).expect("the host has room");
         state

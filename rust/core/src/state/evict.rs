@@ -116,6 +116,7 @@ impl State {
             ghosts.remember(&block.key, uses);
         }
         self.trie.remove_tagged(node, tag);
+        self.tell_dropped(node);
         true
     }
 

@@ -76,6 +76,9 @@ impl State {
         tier_state.descent.reserve(&self.config, tier, slots)?;
         let blocks = self.config.resting(&tiers).iter().sum();
         self.lives.reserve(blocks)?;
+        if let Some(events) = &mut self.events {
+            events.reserve(blocks)?;
+        }
         self.trie.reserve(&self.config.resting(&tiers))
     }
 

@@ -4,73 +4,48 @@
 //! Blocks without a key, and those of an ended epoch, are not told. On the device a parent is told
 //! before its child.
 
+use super::audit::Violation;
 use super::{Sealing, State};
-use crate::base::{Error, Id, Ix, MAX_TIERS, NodeIx, Result, Tier};
+use crate::base::{Error, Ix, MAX_TIERS, NodeIx, Result, Tier};
 use crate::copies::Move;
-use crate::events::{Above, Events, NO_TOKENS, Name, Stage, StagedRow, Told, number};
-use crate::mirror::Known;
+use crate::events::{Above, Clears, Events, Heard, Late, SLICE, Salts, Slice, Walk, bits, number};
 use std::ops::Range;
 
-/// Blocks that are told again in one slice, or places that are passed.
-const SLICE: usize = 1024;
-
 impl State {
-    /// Somebody listens from here on: what is there already is told first. `most`: events that are
-    /// kept until they are taken. Returns an empty list, and how many blocks there may be.
+    /// Somebody listens from here on: what is there already is told first. `most`: events that wait
+    /// until they are taken. Returns an empty slice.
     ///
     /// # Errors
     /// `State` where somebody listens already; `Argument` for no room; `Memory`.
-    pub(crate) fn listen(&mut self, most: usize) -> Result<(Told, usize)> {
+    pub(crate) fn listen(&mut self, most: usize, salts: Salts, clears: Clears) -> Result<Slice> {
         if self.events.is_some() {
             let what = "listening to a cache that has a listener".to_owned();
             return Err(Error::state(what, "one listener tells all others"));
         }
-        // A slice names a block, and tells it on every tier.
         if most <= 2 * MAX_TIERS {
-            let help = "room for a few events at least: 131,072 are 12 MiB";
+            let help = "room for a few events at least: 131,072 are 5 MiB";
             return Err(Error::argument("ring", most, help));
         }
-        let blocks = self.slots();
-        let mut events = Box::new(Events::new(most, blocks)?);
-        events.tell_again();
+        let size = self.config.block_size;
+        let blocks = self.tiers.iter().map(|tier| tier.pool.len() as usize).sum();
+        let mut events = Box::new(Events::new(size, blocks, (most, salts, clears))?);
+        if self.trie.is_new() {
+            events.walk = Walk::ENDED;
+        }
+        let slice = Slice::with_room(size, most.min(blocks))?;
         self.events = Some(events);
-        Ok((Events::room(most)?, blocks))
+        Ok(slice)
     }
 
-    /// Slots of all tiers.
-    fn slots(&self) -> usize {
-        let slots = self.tiers.iter().map(|tier| tier.pool.len() as usize);
-        slots.sum()
+    /// What was told so far, and what not.
+    pub(crate) fn heard(&self) -> Heard {
+        self.events
+            .as_ref()
+            .map(|own| own.heard)
+            .unwrap_or_default()
     }
 
-    /// Hands over what has happened, for a list that was worked through and reset, and tells the next slice
-    /// where all is told again. `false`: more of that is to come.
-    pub(crate) fn hand_over(&mut self, other: &mut Told) -> bool {
-        self.tell_slice();
-        let Some(events) = &mut self.events else {
-            return true;
-        };
-        events.swap(other);
-        events.retelling.is_none()
-    }
-
-    /// Takes the tokens of blocks that the next seal may publish.
-    pub(crate) fn stage(&mut self, mut stage: Stage) {
-        if self.events.is_none() {
-            return;
-        }
-        let known = |row: &StagedRow| match self.lease(row.lease) {
-            Ok(lease) if !self.detached(lease) => {
-                self.leases[lease].sealed.saturating_sub(row.first)
-            }
-            _ => row.blocks,
-        };
-        stage.cut(self.config.block_size as usize, known);
-        let slots = self.slots();
-        if let Some(events) = &mut self.events {
-            events.stage(stage, slots);
-        }
-    }
+    // -- what happens -----------------------------------------------------------------------
 
     /// Whether what happens to a block is told.
     #[inline]
@@ -79,13 +54,13 @@ impl State {
         !block.is_anonymous() && block.epoch == self.trie.epoch()
     }
 
-    /// A block may be read on a tier from here on.
-    fn tell_ready(&mut self, node: NodeIx, tier: Tier) {
-        if self.is_told(node)
-            && let Some(events) = &mut self.events
-        {
-            events.ready(self.trie.id(node), tier);
-        }
+    /// The tiers where a block may be read, a bit for each.
+    fn ready_on(&self, node: NodeIx) -> u8 {
+        let ready = self
+            .tiers
+            .all()
+            .filter(|&tier| self.ready(node, tier).is_some());
+        ready.fold(0, |set, tier| set | 1 << tier.at())
     }
 
     /// Copies have landed, the root first: those that can be read now are told in that order.
@@ -96,8 +71,10 @@ impl State {
         for step in moves {
             if let Some(node) = self.arrival(tier, step)
                 && self.ready(node, tier).is_some()
+                && self.is_told(node)
+                && let Some(events) = &mut self.events
             {
-                self.tell_ready(node, tier);
+                events.stored(node);
             }
         }
     }
@@ -113,25 +90,37 @@ impl State {
     #[cold]
     #[inline(never)]
     fn tell_gone_to_listener(&mut self, node: NodeIx, tier: Tier) {
-        if self.is_told(node)
+        let Some(events) = &mut self.events else {
+            return;
+        };
+        events.removed(node, tier, &self.trie[node].key);
+        if events.lacks(node)
+            && self.ready_on(node) & !(1 << tier.at()) == 0
             && let Some(events) = &mut self.events
         {
-            events.gone(self.trie.id(node), tier);
+            events.lack(node, false);
         }
     }
 
-    /// A block is found no more on any tier: it was told so far, and is not any more.
+    /// A block has left the trie.
+    #[inline]
+    pub(super) fn tell_dropped(&mut self, node: NodeIx) {
+        if self.events.is_some()
+            && let Some(events) = &mut self.events
+        {
+            events.dropped(node);
+        }
+    }
+
+    /// A block is found no more on any tier.
     pub(super) fn tell_forgotten(&mut self, node: NodeIx) {
-        if self.events.is_none() || self.trie[node].is_anonymous() {
+        let Some(events) = &mut self.events else {
             return;
+        };
+        for tier in bits(events.told(node)) {
+            events.removed(node, Tier(tier.into()), &self.trie[node].key);
         }
-        for tier in self.tiers.all() {
-            if self.ready(node, tier).is_some()
-                && let Some(events) = &mut self.events
-            {
-                events.gone(self.trie.id(node), tier);
-            }
-        }
+        events.lack(node, false);
     }
 
     /// These blocks of a row are published. One branch for all of them, as a seal is nothing but its
@@ -146,248 +135,297 @@ impl State {
     #[cold]
     #[inline(never)]
     fn tell_sealed_to_listener(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
-        let end = row.first + row.keys.len() as u32;
-        let events = self.events.as_mut();
-        let staged = events.and_then(|events| events.staged_for(row.lease, end));
-        let named = blocks.end - blocks.start;
+        let Some(mut events) = self.events.take() else {
+            return;
+        };
+        let (size, mut above) = (self.config.block_size as usize, None);
         for block in blocks {
-            if let Some(node) = self.published(&self.leases[row.lease.at()], block) {
-                let from = staged.and_then(|(first, number)| {
-                    Some(number + u64::from(block.checked_sub(first)?))
-                });
-                self.tell_name_and_copies(node, from.unwrap_or(NO_TOKENS));
-            }
-        }
-        self.pass_names(named);
-    }
-
-    /// So many blocks were named. Where nobody takes the list, twice as many of the oldest names make
-    /// room, and those that stand still are named again: so each block keeps its name and its tokens,
-    /// and no verb does much for it.
-    fn pass_names(&mut self, named: u32) {
-        let size = self.config.block_size as usize;
-        for _ in 0..2 * named {
-            let Some(passed) = self.events.as_mut().and_then(|events| events.pass(size)) else {
-                return;
+            let Some(node) = self.published(&self.leases[row.lease.at()], block) else {
+                continue;
             };
-            let node = passed.node;
-            let stands = self.trie.alive(node)
-                && self.is_told(node)
-                && number(&self.trie[node].key) == passed.key;
-            if stands && !passed.is_again {
-                let mut name = self.name_of(node, NO_TOKENS);
-                if name.above == Above::Unknown {
-                    // What was before it stays what it was.
-                    name.above = passed.above;
-                }
-                if let Some(events) = &mut self.events {
-                    events.name_again(name, passed.kept);
-                }
+            if !events.is_placed(node) {
+                let above = above.unwrap_or_else(|| self.above(&events, node));
+                events.place(node, above);
             }
+            if !events.has_tokens(node)
+                && let Some(spoken) = row.spoken.and_then(|all| all.of(block, size))
+            {
+                events.speak(node, spoken);
+            }
+            events.stored(node);
+            above = Some(Above::Block(events.number_of(node, &self.trie[node].key)));
         }
+        self.events = Some(events);
     }
 
-    /// A block has got its key, and may have been there before.
+    /// A block has got its key, and no copy yet. Its parent may be dropped before it has.
     #[inline]
     pub(super) fn tell_named(&mut self, node: NodeIx) {
         if self.events.is_some() {
-            self.tell_name_and_copies(node, NO_TOKENS);
-            self.pass_names(1);
-        }
-    }
-
-    /// `from`: its staged tokens.
-    #[inline(never)]
-    fn tell_name_and_copies(&mut self, node: NodeIx, from: u64) {
-        let (name, id) = (self.name_of(node, from), self.trie.id(node));
-        let waits = self.is_below_untold(node);
-        if let Some(events) = &mut self.events {
-            events.named(name, id, waits);
-        }
-        self.tell_copies(node);
-    }
-
-    fn tell_copies(&mut self, node: NodeIx) {
-        if !self.is_told(node) {
-            return;
-        }
-        for tier in self.tiers.all() {
-            if self.ready(node, tier).is_some()
-                && let Some(events) = &mut self.events
-            {
-                events.ready(self.trie.id(node), tier);
-            }
+            self.tell_place(node);
         }
     }
 
     /// A block that had lost its parent has one again.
     pub(super) fn tell_linked(&mut self, node: NodeIx) {
-        if self.events.is_none() || !self.is_told(node) {
-            return;
-        }
-        // Its parent must not be told after a copy of its own comes to the device. The walk that
-        // has found it came along this path.
-        let mut path = Vec::new();
-        let mut above = self.trie.parent(node);
-        while let Some(next) = above.filter(|&next| self.is_untold(next)) {
-            path.push(next);
-            above = self.trie.parent(next);
-        }
-        let mut named = 1;
-        for next in path.into_iter().rev() {
-            if self.is_below_untold(next) {
-                // The list has overflowed meanwhile: all are told again, these in their turn.
-                break;
+        if self.events.is_some() && self.is_told(node) {
+            self.tell_place(node);
+            if let Some(events) = &mut self.events {
+                events.stored(node);
             }
-            self.tell_whole(next);
-            named += 1;
         }
-        let name = self.name_of(node, NO_TOKENS);
-        if let Some(events) = &mut self.events {
-            events.name(name);
+    }
+
+    /// Notes what stands before a block.
+    fn tell_place(&mut self, node: NodeIx) {
+        if let Some(events) = &self.events
+            && !events.is_placed(node)
+        {
+            let above = self.above(events, node);
+            if let Some(events) = &mut self.events {
+                events.place(node, above);
+            }
         }
-        self.pass_names(named);
     }
 
-    /// Whether a block is to be told again, and was not yet.
-    fn is_untold(&self, node: NodeIx) -> bool {
-        let retelling = self.events.as_ref().and_then(|own| own.retelling.as_ref());
-        retelling.is_some_and(|retelling| !retelling.is_told(self.trie.id(node)))
-            && self.is_told(node)
-    }
-
-    /// Whether the block above this one is.
-    fn is_below_untold(&self, node: NodeIx) -> bool {
-        let above = self.trie.parent(node);
-        above.is_some_and(|above| self.is_untold(above))
-    }
-
-    fn name_of(&self, node: NodeIx, from: u64) -> Name {
-        let above = match self.trie[node].parent {
-            None => Above::Root,
-            Some(id) => match self.trie.live(id) {
-                Some(parent) if !self.trie[parent].is_anonymous() => {
-                    Above::Block(parent, number(&self.trie[parent].key))
-                }
-                _ => Above::Unknown,
-            },
+    fn above(&self, events: &Events, node: NodeIx) -> Above {
+        let Some(id) = self.trie[node].parent else {
+            return Above::Root;
         };
-        Name {
-            node,
-            key: number(&self.trie[node].key),
-            above,
-            from,
-        }
-    }
-
-    /// Tells what a block is, and where.
-    fn tell_whole(&mut self, node: NodeIx) {
-        let name = self.name_of(node, NO_TOKENS);
-        let id = self.trie.id(node);
-        if let Some(events) = &mut self.events {
-            if let Some(retelling) = &mut events.retelling {
-                retelling.set_told(id);
+        match self.trie.live(id) {
+            Some(parent) if !self.trie[parent].is_anonymous() => {
+                Above::Block(events.number_of(parent, &self.trie[parent].key))
             }
-            events.name(name);
+            _ => Above::Unknown,
         }
-        self.tell_copies(node);
-    }
-
-    /// Tells the next blocks again, ancestors first, as many as a slice has.
-    fn tell_slice(&mut self) {
-        for _ in 0..SLICE {
-            let Some(events) = self.events.as_mut() else {
-                return;
-            };
-            if !events.has_room(2 * MAX_TIERS) {
-                return;
-            }
-            let Some(retelling) = &mut events.retelling else {
-                return;
-            };
-            let Some(next) = retelling.path.last().copied() else {
-                if let Some(behind) = retelling.behind.pop() {
-                    retelling.path.push(behind);
-                    continue;
-                }
-                let place = NodeIx::new(retelling.cursor);
-                if retelling.cursor as usize >= self.trie.places() {
-                    events.retelling = None;
-                    return;
-                }
-                retelling.cursor += 1;
-                if self.trie.alive(place) {
-                    retelling.path.push(self.trie.id(place));
-                }
-                continue;
-            };
-            self.tell_next(next);
-        }
-    }
-
-    /// Tells a block, or first the one above it.
-    fn tell_next(&mut self, id: Id<NodeIx>) {
-        let node = self.trie.live(id).filter(|&node| self.is_untold(node));
-        let above = node.and_then(|node| self.trie.parent(node));
-        let above = above.filter(|&above| self.is_untold(above));
-        let above = above.map(|above| self.trie.id(above));
-        if let Some(retelling) = self.events.as_mut().and_then(|own| own.retelling.as_mut()) {
-            if let Some(above) = above {
-                return retelling.path.push(above);
-            }
-            retelling.path.pop();
-        }
-        if let Some(node) = node {
-            self.tell_whole(node);
-        }
-    }
-
-    /// What a listener must know: each block that has a key, is of this epoch and may be read, by its
-    /// number, and where. It takes time in proportion to the trie, and is for tests.
-    pub fn ready_blocks(&self) -> Vec<(u64, Tier)> {
-        let mut ready = Vec::new();
-        for (node, block) in self.trie.iter().filter(|&(node, _)| self.is_told(node)) {
-            for tier in self.tiers.all() {
-                if self.ready(node, tier).is_some() {
-                    ready.push((number(&block.key), tier));
-                }
-            }
-        }
-        ready
-    }
-
-    /// The same by place, with a bit for each tier, but for what is to be told again and was not yet:
-    /// what the audit compares a listener with.
-    pub(crate) fn told_blocks(&self) -> Vec<Known> {
-        let told = |&(node, _): &(NodeIx, _)| self.is_told(node) && !self.is_untold(node);
-        let known = |(node, block): (NodeIx, &crate::tiers::Node)| {
-            let ready = self
-                .tiers
-                .all()
-                .filter(|&tier| self.ready(node, tier).is_some());
-            let tiers = ready.fold(0, |set, tier| set | 1 << tier.at());
-            (node.get(), number(&block.key), tiers)
-        };
-        let known = self.trie.iter().filter(told).map(known);
-        known.filter(|&(_, _, tiers)| tiers != 0).collect()
-    }
-
-    /// What a listener has not taken yet.
-    pub(crate) fn pending_events(&self) -> Option<&Told> {
-        self.events.as_ref().map(|events| events.pending())
     }
 
     /// The epoch has ended.
     pub(super) fn tell_cleared(&mut self) {
-        if let Some(events) = &mut self.events {
-            events.clear();
+        let Some(mut events) = self.events.take() else {
+            return;
+        };
+        let mut order = Vec::new();
+        if events.removes_each() {
+            // Each behind the blocks above it.
+            let mut seen = vec![false; self.trie.places()];
+            for (node, _) in self.trie.iter() {
+                let (start, mut next) = (order.len(), Some(node));
+                while let Some(node) = next.filter(|node| !seen[node.at()]) {
+                    seen[node.at()] = true;
+                    order.push(node);
+                    next = self.trie.parent(node);
+                }
+                order[start..].reverse();
+            }
         }
+        let key = |&node: &NodeIx| (node, &self.trie[node].key);
+        events.clear(order.iter().rev().map(key));
+        self.events = Some(events);
     }
 
     /// So much has changed that all is told again.
     pub(super) fn tell_all(&mut self) {
         if let Some(events) = &mut self.events {
-            events.tell_again();
+            events.start_over();
         }
+    }
+
+    // -- what is handed over ----------------------------------------------------------------
+
+    /// Takes tokens of some blocks that came, or may come, without them.
+    pub(crate) fn describe(&mut self, late: &Late, blocks: Range<usize>) {
+        let Some(events) = &mut self.events else {
+            return;
+        };
+        let size = self.config.block_size as usize;
+        for at in blocks {
+            let (key, own) = (&late.keys[at], late.number(at));
+            let (above, spoken) = (late.above(at), late.spoken(at, size));
+            let found = self.trie.find(key);
+            if let Some(node) = found.filter(|&node| !events.has_tokens(node)) {
+                events.describe(node, own, above, spoken);
+                events.stored(node);
+            }
+            if late.early {
+                events.foretell(number(key), own, above, spoken);
+            }
+        }
+    }
+
+    /// Hands over some of what has happened, for a slice that is empty. Returns whether there is more.
+    pub(crate) fn hand_over(&mut self, out: &mut Slice) -> bool {
+        let Some(mut events) = self.events.take() else {
+            return false;
+        };
+        events.hand_removed(out);
+        for _ in 0..events.steps() {
+            if !self.tell_next(&mut events, out) {
+                break;
+            }
+        }
+        let more = events.has_more();
+        self.events = Some(events);
+        more
+    }
+
+    /// Tells the next block, or looks at the one above it first. `false`: there is none.
+    fn tell_next(&self, events: &mut Events, out: &mut Slice) -> bool {
+        let next = match events.walk.path.pop() {
+            Some(id) => self.trie.live(id),
+            None => match events.next(self.trie.places()) {
+                Some(node) => Some(node).filter(|&node| self.trie.alive(node)),
+                None => return false,
+            },
+        };
+        let Some(node) = next.filter(|&node| self.is_told(node)) else {
+            return true;
+        };
+        let above = self.trie.parent(node);
+        if let Some(above) = above.filter(|&above| self.goes_first(events, above)) {
+            let ids = [node, above].map(|node| self.trie.id(node));
+            events.walk.path.extend(ids);
+        } else {
+            self.tell_one(events, node, out);
+        }
+        true
+    }
+
+    /// Whether a block must be told before those below it, and can be.
+    fn goes_first(&self, events: &Events, node: NodeIx) -> bool {
+        events.is_due(node)
+            && !events.lacks(node)
+            && events.is_tellable(node)
+            && self.is_told(node)
+            && self.ready_on(node) & !events.told(node) != 0
+    }
+
+    /// Tells a block on all tiers where it is ready and was not told.
+    fn tell_one(&self, events: &mut Events, node: NodeIx, out: &mut Slice) {
+        let mut tiers = self.ready_on(node) & !events.told(node);
+        if tiers == 0 {
+            return;
+        }
+        let key = &self.trie[node].key;
+        if !events.has_tokens(node) {
+            events.recall(node, number(key));
+        }
+        if !events.is_placed(node) {
+            events.place(node, self.above(events, node));
+        }
+        let mut untold = 0;
+        if !events.is_tellable(node) {
+            untold = tiers;
+        } else if tiers & 1 != 0
+            && let Some(above) = self.trie.parent(node)
+            && events.told(above) & 1 == 0
+        {
+            // A router would drop it.
+            events.wait_for(above);
+            untold = 1;
+        }
+        events.heard.untold += u64::from(untold.count_ones());
+        events.lack(node, untold != 0);
+        tiers &= !untold;
+        if tiers != 0 {
+            events.tell(node, tiers, key, out);
+        }
+    }
+
+    /// Copies some of what was told and is true still, for whoever comes late. `seen`: places that were
+    /// copied before. Returns whether there is more.
+    pub(crate) fn tell_late(&self, walk: &mut Walk, seen: &mut Vec<bool>, out: &mut Slice) -> bool {
+        let Some(events) = &self.events else {
+            return false;
+        };
+        let places = self.trie.places();
+        seen.resize(places.max(seen.len()), false);
+        for _ in 0..SLICE {
+            let next = match walk.path.pop() {
+                Some(id) => self.trie.live(id),
+                None => match walk.next(places) {
+                    Some(node) => Some(node),
+                    None => return false,
+                },
+            };
+            let wanted = |node: &NodeIx| events.is_heard(*node) && !seen[node.at()];
+            let Some(node) = next.filter(wanted) else {
+                continue;
+            };
+            if let Some(above) = self.trie.parent(node).filter(wanted) {
+                let ids = [node, above].map(|node| self.trie.id(node));
+                walk.path.extend(ids);
+                continue;
+            }
+            seen[node.at()] = true;
+            events.copy(node, events.told(node), &self.trie[node].key, out);
+        }
+        true
+    }
+
+    /// One more snapshot was made.
+    pub(crate) fn count_snapshot(&mut self) {
+        if let Some(events) = &mut self.events {
+            events.heard.snapshots += 1;
+        }
+    }
+
+    // -- for tests ----------------------------------------------------------------------------
+
+    /// What a listener must know: each block that has a key, is of this epoch and may be read, by its
+    /// number, and where. It takes time in proportion to the trie, and is for tests.
+    pub fn ready_blocks(&self) -> Vec<(u64, Tier)> {
+        let told = self.trie.iter().filter(|&(node, _)| self.is_told(node));
+        let on = told.flat_map(|(node, block)| {
+            bits(self.ready_on(node)).map(|tier| (number(&block.key), Tier(tier.into())))
+        });
+        on.collect()
+    }
+
+    /// What a listener was told is there, and what is there was told, waits in its turn, or lacks its
+    /// tokens.
+    pub(super) fn heard_rightly(&self) -> std::result::Result<(), Violation> {
+        let Some(events) = &self.events else {
+            return Ok(());
+        };
+        let mut lacking = 0;
+        for node in (0..self.trie.places() as u32).map(NodeIx::new) {
+            let is_told = self.trie.alive(node) && self.is_told(node);
+            let ready = if is_told { self.ready_on(node) } else { 0 };
+            let told = events.told(node);
+            lacking += u64::from(events.lacks(node));
+            let waits = events.is_due(node)
+                || events.lacks(node)
+                || events.walk.path.iter().any(|id| id.index == node);
+            let above = if is_told {
+                self.trie.parent(node)
+            } else {
+                None
+            };
+            let is_orphan = told & 1 != 0 && above.is_some_and(|above| events.told(above) & 1 == 0);
+            if told & !ready != 0 || (told != ready && !waits) || is_orphan {
+                let place = node.get();
+                let detail = format!(
+                    "a listener knows place {place} on tiers {told:#b}, and it is on {ready:#b}"
+                );
+                return Err(unheard(detail));
+            }
+        }
+        if lacking == events.heard.lacking {
+            return Ok(());
+        }
+        let counted = events.heard.lacking;
+        Err(unheard(format!(
+            "{lacking} blocks lack, and {counted} are counted"
+        )))
+    }
+}
+
+fn unheard(detail: String) -> Violation {
+    Violation {
+        law: "O1",
+        detail,
+        slot: None,
+        block: None,
     }
 }

@@ -1,0 +1,161 @@
+//! What is copied under the lock for a listener, and how it is encoded outside of it.
+
+use super::wire::{Batch, Extra, Head};
+use super::{Origin, SLICE, bits};
+use crate::base::{Result, memory};
+use crate::keys::{Extras, Media};
+
+/// A block as a listener must know it.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) number: u64,
+    /// `None` at the root.
+    pub(crate) parent: Option<u64>,
+    pub(crate) origin: Origin,
+    /// Its place in its sequence.
+    pub(crate) block: u32,
+    /// A bit for each tier where it is stored.
+    pub(crate) tiers: u8,
+}
+
+/// Some of what has happened: nothing is true any more, then what is gone, then what is stored.
+#[derive(Default)]
+pub(crate) struct Slice {
+    pub(crate) cleared: bool,
+    pub(crate) removed: Vec<(u64, u8)>,
+    stored: Vec<Stored>,
+    tokens: Vec<u32>,
+}
+
+impl Slice {
+    /// One with room for all that a slice may have, and for so many removals.
+    ///
+    /// # Errors
+    /// `Memory` where there is none.
+    pub(crate) fn with_room(block_size: u32, removed: usize) -> Result<Self> {
+        let mut slice = Self::default();
+        memory::reserve(&mut slice.removed, removed, "the events")?;
+        memory::reserve(&mut slice.stored, SLICE, "the events")?;
+        let tokens = SLICE.saturating_mul(block_size as usize);
+        memory::reserve(&mut slice.tokens, tokens, "the events")?;
+        Ok(slice)
+    }
+
+    pub(crate) fn store(&mut self, stored: Stored, tokens: &[u32]) {
+        self.stored.push(stored);
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Adds it to a batch, and empties it; its room stays.
+    pub(crate) fn encode(&mut self, block_size: u32, batch: &mut Batch) {
+        batch.reserve(self.stored.len(), self.removed.len(), block_size);
+        if self.cleared {
+            batch.cleared();
+        }
+        let mut numbers = Vec::new();
+        for gone in self.removed.chunk_by(|one, next| one.1 == next.1) {
+            numbers.clear();
+            numbers.extend(gone.iter().map(|&(number, _)| number));
+            batch.removed(gone[0].1, &numbers);
+        }
+        let all = self.stored.iter().fold(0, |set, one| set | one.tiers);
+        for tier in bits(all) {
+            let mut at = 0;
+            while at < self.stored.len() {
+                at = self.encode_run(at, tier, block_size, &mut numbers, batch);
+            }
+        }
+        self.cleared = false;
+        self.removed.clear();
+        self.stored.clear();
+        self.tokens.clear();
+    }
+
+    /// Adds the blocks from this one on that follow each other on a tier, as one event. Returns the first
+    /// behind them.
+    fn encode_run(
+        &self,
+        start: usize,
+        tier: u8,
+        block_size: u32,
+        numbers: &mut Vec<u64>,
+        batch: &mut Batch,
+    ) -> usize {
+        let first = &self.stored[start];
+        if first.tiers & 1 << tier == 0 {
+            return start + 1;
+        }
+        numbers.clear();
+        numbers.push(first.number);
+        let (mut before, own) = (first, apart(&first.origin));
+        for next in &self.stored[start + 1..] {
+            let follows = next.tiers & 1 << tier != 0
+                && next.parent == Some(before.number)
+                && apart(&next.origin) == own;
+            if !follows {
+                break;
+            }
+            numbers.push(next.number);
+            before = next;
+        }
+        let end = start + numbers.len();
+        let (lora, salt) = (own.0.map(text), own.1.map(text));
+        let head = Head {
+            parent: first.parent,
+            tier,
+            block_size,
+            lora: lora.as_deref(),
+            salt: salt.as_deref(),
+        };
+        let size = block_size as usize;
+        let tokens = &self.tokens[start * size..end * size];
+        let run = &self.stored[start..end];
+        let extras_in = |one: &Stored| match &one.origin {
+            Some(own) => extras_of(own, one.block, block_size),
+            None => Vec::new(),
+        };
+        let mut extras: Vec<Vec<Extra>> = Vec::new();
+        if run.iter().any(|one| one.origin.is_some()) {
+            extras.extend(run.iter().map(extras_in));
+        }
+        let has_some = extras.iter().any(|extras| !extras.is_empty());
+        batch.stored(&head, numbers, tokens, has_some.then_some(&extras));
+        end
+    }
+}
+
+/// The adapter and the salt of a sequence: one event tells blocks that have them in common.
+fn apart(origin: &Origin) -> (Option<&[u8]>, Option<&[u8]>) {
+    let own = origin.as_deref();
+    own.map_or((None, None), |own| {
+        (own.lora.as_deref(), own.salt.as_deref())
+    })
+}
+
+/// What the key of a block has besides its tokens, as vLLM says it: the salt in the first block, and the
+/// media items that the block has a part of.
+fn extras_of(origin: &Extras, block: u32, size: u32) -> Vec<Extra> {
+    let start = u64::from(block) * u64::from(size);
+    let end = start + u64::from(size);
+    let over = |item: &&Media| item.start < end && item.end > start;
+    let part = |item: &Media| {
+        // Both are below 2^63.
+        let offset = item.start.cast_signed() - start.cast_signed();
+        Extra::Media(text(&item.id), offset)
+    };
+    let mut extras: Vec<Extra> = origin.media.iter().filter(over).map(part).collect();
+    if let Some(salt) = origin.salt.as_deref().filter(|_| start == 0) {
+        extras.push(Extra::Salt(text(salt)));
+    }
+    extras
+}
+
+/// Bytes as text: as they are, or as hexadecimal digits where they are none.
+fn text(bytes: &[u8]) -> String {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        return text.to_owned();
+    }
+    let digits = b"0123456789abcdef";
+    let pair = |byte: &u8| [digits[(byte >> 4) as usize], digits[(byte & 15) as usize]];
+    bytes.iter().flat_map(pair).map(char::from).collect()
+}
