@@ -2,10 +2,11 @@
 
 `docs/asyncio.md` explains it. Try it:
 
-    python examples/server.py
+    python examples/server.py --disk-path kv
     curl -N http://127.0.0.1:8000/generate -d '{"prompt": [1, 2, 3], "max_tokens": 20}'
 """
 
+import argparse
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -75,8 +76,10 @@ async def stats(request: web.Request) -> web.Response:
     return web.json_response(await request.app[FRONT].ask(by.Scheduler.stats))
 
 
-def make_app(*, device: int = 256, host: int = 1024, max_num_seqs: int = 64) -> web.Application:
-    """A server of a small model, with so many blocks of memory."""
+def make_app(
+    *, device: int = 256, host: int = 1024, disk_path: str | None = None, max_num_seqs: int = 64
+) -> web.Application:
+    """A server of a small model, with so many blocks of memory, and 4,096 on a disk if any."""
     app = web.Application()
     app[NUMBERS] = itertools.count()
     app.router.add_post("/generate", generate)
@@ -84,8 +87,14 @@ def make_app(*, device: int = 256, host: int = 1024, max_num_seqs: int = 64) -> 
 
     async def engine(app: web.Application) -> AsyncIterator[None]:
         model = Model(ModelConfig())
-        config = by.Config(layout=model.config.layout(), device=device, host=host)
-        cache, engine = alone(model, config)
+        config = by.Config(
+            layout=model.config.layout(),
+            device=device,
+            host=host,
+            disk=4096 if disk_path else 0,
+            namespace={"model": "reference", "weights": "1"},  # of other weights no block is found
+        )
+        cache, engine = alone(model, config, disk_path=disk_path)
         options = by.SchedulerOptions(max_num_seqs=max_num_seqs, stops=engine.stops)
         with cache:
             front = by.AsyncEngine(by.Scheduler(cache, options), engine)
@@ -99,5 +108,8 @@ def make_app(*, device: int = 256, host: int = 1024, max_num_seqs: int = 64) -> 
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--disk-path", help="a folder where KV outlives this process")
     # Where a client hangs up, its handler is cancelled, and that aborts its request.
-    web.run_app(make_app(), host="127.0.0.1", port=8000, handler_cancellation=True)
+    app = make_app(disk_path=parser.parse_args().disk_path)
+    web.run_app(app, host="127.0.0.1", port=8000, handler_cancellation=True)

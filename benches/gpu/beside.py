@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from flights import Result
 from pairs import Pair, landed
 from sizes import ORDERS, WAYS
@@ -90,8 +90,8 @@ def compute(rig: Rig, until: float, said: Result) -> None:
         (order, {}, rig.sizes.pairs) for order in ORDERS
     ]
     for groups in (32, 64, 256, 512):
-        limits = Thresholds(groups=groups)
-        tried.append(("layer-first", {"thresholds": limits}, rig.sizes.pairs // 2))
+        limits = CopyTuning(groups=groups)
+        tried.append(("layer-first", {"copy_tuning": limits}, rig.sizes.pairs // 2))
     ends = shares(until, rig.clock(), 3 * len(tried))
     delayed = said.setdefault("delayed", [])
     for order, options, pairs in tried:
@@ -104,7 +104,7 @@ def compute(rig: Rig, until: float, said: Result) -> None:
                     {
                         "order": order,
                         "way": way,
-                        "groups": options.get("thresholds", Thresholds()).groups,
+                        "groups": options.get("copy_tuning", CopyTuning()).groups,
                         "default": not options,
                         **_losses(pair, product, way, pairs, next(ends)),
                     }
@@ -156,7 +156,7 @@ def connections(rig: Rig, until: float, said: Result) -> None:
 def _losses(pair: Pair, product: Product, way: str, pairs: int, until: float) -> Result:
     """Pairs of products, alone and beside copies that begin before and end after them."""
     # No more than is queued at once: what waits to be queued would look like a copy under way.
-    count = min(pair.host.blocks // 2, Thresholds().queued_runs)
+    count = min(pair.host.blocks // 2, CopyTuning().queued_runs)
     ratios, uncovered = [], 0
     for turn in range(pairs + 1):
         alone = product._timed()

@@ -4,7 +4,7 @@ import time
 from statistics import median
 from typing import Any
 
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from pairs import Pair, check, landed
 from sizes import ORDERS, WAYS
 from yardstick import Rig, busy_thread, repeated, say, shares, summary
@@ -200,7 +200,7 @@ def submit(rig: Rig, until: float, said: Result) -> None:
             pair.close()
         # Where tables of slots are needed, there is room for four tiers' worth of them.
         blocks = count if order == "page-first" else count // 8
-        pair = Pair(rig, case.make(order), count, thresholds=Thresholds(queued_runs=1 << 20))
+        pair = Pair(rig, case.make(order), count, copy_tuning=CopyTuning(queued_runs=1 << 20))
         try:
             deep.append({"order": order, "blocks": blocks, "elapsed": _queue(pair, blocks)})
             next(ends)

@@ -6,7 +6,7 @@
 this comes before everything else on a GPU: batches of 1 to 32,768 copies of 16 bytes, 4 KiB and
 2 MiB, up and down, over and over, every byte checked. A rung that crashes or hangs costs nothing
 but itself: the JSON is written after each. It ends with 1 where bytes were wrong, with 2 where a
-batch of as many copies as `Thresholds.batch_runs` did not come back, and else with 0.
+batch of as many copies as `CopyTuning.batch_runs` did not come back, and else with 0.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from blockyard import Unavailable
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.pinned import Pinned
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.testing.gpu import SimulatedGpu
 from children import ended, missing
 
@@ -166,7 +166,7 @@ def main() -> int:
         if why:
             parser.exit(1, f"{why}\n")
     said = climbed(command, SIMULATED if given.simulated else RUNGS, keep)
-    return verdict(said, Thresholds().batch_runs)
+    return verdict(said, CopyTuning().batch_runs)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The section to choose defaults of `Thresholds` by."""
+"""The section to choose defaults of `CopyTuning` by."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from blockyard.crane.copiers.calibrate import Sample, calibrate, crossover, pieces, sizes
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from flights import Result, need_peak
 from pairs import Pair
 from sizes import ORDERS, WAYS
@@ -18,7 +18,7 @@ _ALWAYS = 1 << 62
 def sweep(rig: Rig, until: float, said: Result) -> None:
     """Ring, thread blocks and the two crossovers; each part by itself."""
     need_peak(rig)
-    known = Thresholds()
+    known = CopyTuning()
     known = replace(known, whole_below=0)
     ring = replace(known, kernel_below=0, piece_bytes=_ALWAYS)
     kernel = replace(known, kernel_below=_ALWAYS)
@@ -26,8 +26,8 @@ def sweep(rig: Rig, until: float, said: Result) -> None:
     rows = replace(ring, rows_bytes=0)
     many, few = rig.sizes.swept, rig.sizes.linked
     ends = shares(until, rig.clock(), 10)
-    said["defaults"] = asdict(Thresholds())
-    tried: dict[str, tuple[int, list[tuple[Any, Thresholds]]]] = {
+    said["defaults"] = asdict(CopyTuning())
+    tried: dict[str, tuple[int, list[tuple[Any, CopyTuning]]]] = {
         "ring_bytes": (
             many,
             [(size, replace(ring, ring_bytes=size)) for size in rig.sizes.rings],
@@ -68,7 +68,7 @@ def sweep(rig: Rig, until: float, said: Result) -> None:
 
 
 def _rates(
-    rig: Rig, blocks: int, variants: list[tuple[Any, Thresholds]], until: float
+    rig: Rig, blocks: int, variants: list[tuple[Any, CopyTuning]], until: float
 ) -> list[Result]:
     """Bytes per second of layer-first flights by each variant."""
     layout = rig.sizes.cases[0].make("layer-first")
@@ -76,7 +76,7 @@ def _rates(
     for (value, limits), end in zip(
         variants, shares(until, rig.clock(), len(variants)), strict=True
     ):
-        pair = Pair(rig, layout, blocks, thresholds=limits)
+        pair = Pair(rig, layout, blocks, copy_tuning=limits)
         try:
             row: Result = {"value": value}
             for way in WAYS:
@@ -120,9 +120,9 @@ def _calibrated(rig: Rig) -> Result:
         try:
             for busy in (False, True):
                 begun = rig.clock()
-                thresholds = calibrate(pair.device, pair.host, clock=rig.clock, busy=busy)
+                copy_tuning = calibrate(pair.device, pair.host, clock=rig.clock, busy=busy)
                 name = f"{order}, {'beside compute' if busy else 'idle'}"
-                found[name] = {**asdict(thresholds), "seconds": rig.clock() - begun}
+                found[name] = {**asdict(copy_tuning), "seconds": rig.clock() - begun}
         finally:
             pair.close()
     return found

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from blockyard._core import DiskFloor, DiskLane, Unavailable
+from blockyard._core import DiskBaseline, DiskLane, Unavailable
 from peers.disk_side import Asked, Memory, Store, override, serve, unlink
 
 THREADS = 4
@@ -102,7 +102,7 @@ class Alone(Store):
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked)
         self.path = asked.folder / "alone"
-        self.floor = DiskFloor(
+        self.floor = DiskBaseline(
             self.path, slots=asked.blocks, block_bytes=asked.block_bytes, threads=THREADS
         )
 

@@ -4,7 +4,7 @@
 
 Each row alternates with what it is compared with, in one process, and its figure is the median of
 the ratios of the rounds: the machine is never alone, and no two days are alike. The floor is that
-of `blockyard disk bench` (`DiskFloor`, whose threads are the core's: as Python's they would be
+of `blockyard disk bench` (`DiskBaseline`, whose threads are the core's: as Python's they would be
 slower than the disk at 72 KiB). A file per block is how other caches keep blocks on a disk: through
 the page cache, written beside and renamed, and not durable. It fails where a goal is missed.
 """
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import blockyard as by
-from blockyard._core import DiskFloor, DiskSurvey, checksums
+from blockyard._core import DiskBaseline, DiskInspector, checksums
 from blockyard.tools.disk.bench import BlockLane, in_turns, timed
 from blockyard.tools.disk.bench import Figure as Timing
 from report import Figure, busy, report
@@ -91,7 +91,7 @@ def floors(given: Given) -> Iterator[Figure]:
     for size, block_bytes in SIZES.items():
         with folder(given) as path, lane_of(path, given, block_bytes) as lane:
             blocks = given.nbytes // block_bytes
-            floor = DiskFloor(
+            floor = DiskBaseline(
                 path / "floor", slots=blocks, block_bytes=block_bytes, threads=THREADS
             )
             figures = in_turns(
@@ -129,7 +129,7 @@ def beside(given: Given) -> Iterator[Figure]:
         yield compared(f"read {name}", goal, figures["br"], figures["r"], nbytes)
 
 
-def records(survey: DiskSurvey, block_bytes: int) -> np.ndarray:
+def records(survey: DiskInspector, block_bytes: int) -> np.ndarray:
     """A full table: sequences of `CHAIN` blocks, in slots without order."""
     mixed = np.random.default_rng(1)
     text = np.frombuffer(survey.text.encode(), np.uint8)
@@ -160,7 +160,7 @@ def opening(given: Given) -> Iterator[Figure]:
     with folder(given) as path:
         with local(path / "kv", 1) as cache:
             own = cache.crane._tiers["disk"].path
-        table = records(DiskSurvey(own), layout.block_bytes)
+        table = records(DiskInspector(own), layout.block_bytes)
         os.truncate(own / "slots", TABLE * layout.block_bytes)
         (own / "table").write_bytes(table.tobytes())
         figure, opened = Timing([], []), list[Any]()
@@ -240,7 +240,7 @@ def files(given: Given) -> Iterator[Figure]:
     blocks = given.nbytes // block_bytes
     with folder(given) as path, lane_of(path, given, block_bytes) as lane:
         peer = FilePerBlock(path / "files", blocks, block_bytes)
-        floor = DiskFloor(path / "floor", slots=blocks, block_bytes=block_bytes, threads=THREADS)
+        floor = DiskBaseline(path / "floor", slots=blocks, block_bytes=block_bytes, threads=THREADS)
         floor.write()
         works = {
             "pw": peer.write,

@@ -22,7 +22,7 @@ from blockyard._typing import override
 from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.testing.gpu import SimulatedGpu
 from report import Figure, asked, busy, report
 
@@ -70,8 +70,8 @@ def opened(order: Order) -> Callable[[int], Callable[[], None]]:
     layout = KVLayout.llama(layers=32, kv_heads=1, head_dim=8, block_size=1, order=order)
     device, host = DeviceTier(layout, POOL, gpu=gpu), PinnedTier(layout, POOL, gpu=gpu)
     ring = BLOCKS // 8 * layout.block_bytes
-    limits = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1024, ring_bytes=ring)
-    copier = CudaCopier(device, host, thresholds=limits, depth=64)
+    limits = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=1024, ring_bytes=ring)
+    copier = CudaCopier(device, host, copy_tuning=limits, depth=64)
     chance = np.random.default_rng(1)
 
     air: deque[Any] = deque()

@@ -13,9 +13,9 @@ __all__ = [
     "DEBUG",
     "BlockyardError",
     "Cache",
-    "DiskFloor",
+    "DiskBaseline",
+    "DiskInspector",
     "DiskLane",
-    "DiskSurvey",
     "ForeignLease",
     "Forgotten",
     "InUse",
@@ -757,7 +757,7 @@ class DiskLane:
     def close(self, *, patience: float = 5.0) -> None: ...
 
 @final
-class DiskSurvey:
+class DiskInspector:
     def __new__(cls, path: Path) -> Self: ...
     @property
     def text(self) -> str: ...
@@ -777,7 +777,7 @@ class DiskSurvey:
     ) -> tuple[list[tuple[str, int]], list[int], int]: ...
 
 @final
-class DiskFloor:
+class DiskBaseline:
     def __new__(cls, path: Path, *, slots: int, block_bytes: int, threads: int = 4) -> Self: ...
     @property
     def direct(self) -> bool: ...

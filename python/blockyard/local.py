@@ -11,7 +11,7 @@ from blockyard._core import Cache, Forgotten, Keys, Lease, Misuse, NoRoom, Parke
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
-from blockyard.crane.tiers import Lasting, Tier
+from blockyard.crane.tiers import Persistent, Tier
 from blockyard.crane.tiers.disk import DiskPath, DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout, TierName
@@ -74,7 +74,7 @@ class LocalCache(KVCache):
             Misuse: As there; or there is such a disk, and a thread is in a verb that drives the
                 steps.
         """
-        if memory != "lost" or not self._crane.lasting.folders:
+        if memory != "lost" or not self._crane.persistent.folders:
             super().clear(memory=memory)
         else:
             self._clear()
@@ -85,10 +85,10 @@ class LocalCache(KVCache):
 
     @override
     def _end_epoch(self, *, forget: bool = False) -> None:
-        if self._crane.lasting.folders:
+        if self._crane.persistent.folders:
             # What was planned before belongs below the floor, too.
             self._submit()
-            self._crane.lasting.clear_now(forget=forget)
+            self._crane.persistent.clear_now(forget=forget)
         super()._end_epoch()
 
     @override
@@ -117,7 +117,7 @@ class LocalCache(KVCache):
             Unavailable: As there.
         """
         given = keys, salt, adapter
-        if self._crane.lasting.folders:
+        if self._crane.persistent.folders:
             return self._forget_on_disk(*given, force=force)
         return self._forget_blocks(*given, force=force)
 
@@ -142,7 +142,7 @@ class LocalCache(KVCache):
         Raises:
             Misuse: As `clear`.
         """
-        if not self._crane.lasting.folders:
+        if not self._crane.persistent.folders:
             super().update_weights()
         else:
             self._update_weights()
@@ -179,7 +179,7 @@ class LocalCache(KVCache):
         ended = self._take(outcomes, done, self._now + 1)
         traffic.told(outcomes)
         if outcomes and any(outcome.cause is Cause.FAILED for outcome in outcomes):
-            self._dead = withdraw_dead(self, self._crane.lasting.dead(), self._dead)
+            self._dead = withdraw_dead(self, self._crane.persistent.dead(), self._dead)
         return ended
 
     def _submit(self) -> None:
@@ -244,7 +244,7 @@ class LocalCache(KVCache):
             Misuse: As in `KVCache.explain`.
         """
         found = super().explain(request)
-        return replace(found, lines=(*found.lines, *self._crane.lasting.troubles()))
+        return replace(found, lines=(*found.lines, *self._crane.persistent.troubles()))
 
     @override
     def pending_copies(self) -> PendingCopies:
@@ -253,7 +253,7 @@ class LocalCache(KVCache):
         A copy that a disk does not end is left out: it is given up in time, and the log says so.
         """
         pending, crane = super().pending_copies(), self._crane
-        if pending.unreported is not None and crane.lasting.busy:
+        if pending.unreported is not None and crane.persistent.busy:
             pending = pending._replace(unreported=None)
         return pending._replace(unpolled=(crane.in_flight, crane.traffic.polls))
 
@@ -307,8 +307,8 @@ class LocalCache(KVCache):
         return self._flush(bound, clock)
 
     @override
-    def _lasting_tier(self) -> TierName | None:
-        return self._crane.lasting.name
+    def _persistent_tier(self) -> TierName | None:
+        return self._crane.persistent.name
 
     def _flush(self, bound: float, clock: Clock, *, final: bool = False) -> int:
         def carry() -> int:
@@ -320,7 +320,7 @@ class LocalCache(KVCache):
             _log.warning(
                 "%d blocks are not on the disk: the next process does not find them%s",
                 left,
-                "".join(f"; {line}" for line in self._crane.lasting.troubles()),
+                "".join(f"; {line}" for line in self._crane.persistent.troubles()),
             )
         return left
 
@@ -364,9 +364,9 @@ class LocalCache(KVCache):
         self._give_back_lost()
 
     def _keep_order(self) -> None:
-        lasting = self._crane.lasting
-        if not self._crane.closed and lasting.name is not None:
-            lasting.keep_order_now(self.eviction_order(lasting.name, alone=True))
+        persistent = self._crane.persistent
+        if not self._crane.closed and persistent.name is not None:
+            persistent.keep_order_now(self.eviction_order(persistent.name, alone=True))
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -453,7 +453,7 @@ def local(
             host=tiers.get("host"),
             disk=tiers.get("disk"),
             copier=copier,
-            thresholds=config.copying,
+            copy_tuning=config.copying,
             fingerprint=config.fingerprint,
         )
         opened.callback(crane.close)
@@ -463,7 +463,7 @@ def local(
         cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead = frozenset()  # noqa: SLF001 - likewise
         cache._bound = bound  # noqa: SLF001 - likewise
-        found, below = crane.lasting.restored(), crane.lasting.name
+        found, below = crane.persistent.restored(), crane.persistent.name
         if found is not None and below is not None:
             found = Restored.agreed([found])
             cache.restore(below, found.slots, found.keys, found.parents)
@@ -490,19 +490,19 @@ def _on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | No
             "this process; or for a third tier of memory, which does not, "
             'memory=(device, host, MemoryTier(layout, blocks, name="disk"))'
         )
-    lasting = [name for name, tier in given.items() if isinstance(tier, Lasting)]
-    lasting += [] if disk_path is None else ["disk"]
-    if "device" in lasting:
+    persistent = [name for name, tier in given.items() if isinstance(tier, Persistent)]
+    persistent += [] if disk_path is None else ["disk"]
+    if "device" in persistent:
         raise Misuse(
             "memory[0] is slot files, and no kernel computes there: give memory on the device, "
             'MemoryTier(layout, blocks, name="device")'
         )
-    if len(lasting) > 1:
-        raise Misuse(f"{' and '.join(lasting)} are slot files: one tier of a cache can be")
+    if len(persistent) > 1:
+        raise Misuse(f"{' and '.join(persistent)} are slot files: one tier of a cache can be")
     for tier in given.values():
         if isinstance(tier, DiskTier):
             _check_identity(config, tier)
-    missing = [name for name in lasting if name not in config.keyed]
+    missing = [name for name in persistent if name not in config.keyed]
     return replace(config, keyed=(*config.keyed, *missing)) if missing else config
 
 

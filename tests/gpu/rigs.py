@@ -22,25 +22,25 @@ from blockyard.crane.tiers import Mapped
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.testing.gpu import SimulatedGpu
 
 Bytes = list[NDArray[np.uint8]]
 Slots = NDArray[np.uint32]
 
-KERNEL = Thresholds(kernel_below=1 << 40, whole_below=1 << 40)
-RUNS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 20)
-RING = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1 << 40, ring_bytes=3000)
-ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=1 << 40, rows_bytes=0)
-#: Thresholds that force each method that bytes may take.
+KERNEL = CopyTuning(kernel_below=1 << 40, whole_below=1 << 40)
+RUNS = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 20)
+RING = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=1 << 40, ring_bytes=3000)
+ROWS = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=1 << 40, rows_bytes=0)
+#: CopyTuning that force each method that bytes may take.
 METHODS = {
-    "as it comes": Thresholds(),
+    "as it comes": CopyTuning(),
     "kernel": KERNEL,
     "runs": RUNS,
     "ring": RING,
     "rows": ROWS,
     "ring in parts": replace(RING, ring_parts=2),
-    "no batches": Thresholds(kernel_below=0, whole_below=0, batch_runs=0),
+    "no batches": CopyTuning(kernel_below=0, whole_below=0, batch_runs=0),
 }
 
 

@@ -27,7 +27,7 @@ BOTH = LAYOUTS["fp8 with scales, layer-first"]
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bytes_come_exactly_and_nothing_else_changes(rig: Rig, layout: str, method: str) -> None:
-    pair = rig.pair(LAYOUTS[layout], 12, 9, thresholds=METHODS[method])
+    pair = rig.pair(LAYOUTS[layout], 12, 9, copy_tuning=METHODS[method])
     for way, sources, destinations in (
         (DOWN, [3, 4, 11, 0], [8, 2, 3, 5]),
         (UP, [8, 0], [1, 10]),
@@ -46,7 +46,7 @@ def test_bytes_come_exactly_and_nothing_else_changes(rig: Rig, layout: str, meth
 @pytest.mark.parametrize("bytes_", [16, 24, 20, 7, 1, 2048, 65537])
 def test_every_width_of_a_piece_is_copied_whole(gpu: Rig, bytes_: int) -> None:
     layout = KVLayout((Plane("some", 3, bytes_), Plane("one", 1, bytes_)), dtype="uint8")
-    pair = gpu.pair(layout, 6, 6, thresholds=KERNEL)
+    pair = gpu.pair(layout, 6, 6, copy_tuning=KERNEL)
     pair.copy(DOWN, [5, 0, 2], [1, 4, 0])
     pair.copy(UP, [1, 4], [3, 5])
     pair.check()
@@ -56,7 +56,7 @@ def test_every_width_of_a_piece_is_copied_whole(gpu: Rig, bytes_: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_thousands_of_scattered_blocks_come_exactly(rig: Rig, method: str) -> None:
     layout = KVLayout.llama(2, 1, 4, block_size=2, order="layer-first")
-    pair = rig.pair(layout, 5000, 4000, thresholds=METHODS[method])
+    pair = rig.pair(layout, 5000, 4000, copy_tuning=METHODS[method])
     chance = np.random.default_rng(7)
     for way, blocks in ((DOWN, 4000), (UP, 3000), (DOWN, 2500)):
         sizes = {"device": 5000, "host": 4000}
@@ -71,7 +71,7 @@ def test_thousands_of_scattered_blocks_come_exactly(rig: Rig, method: str) -> No
 def test_copies_that_meet_in_a_slot_come_in_the_order_of_their_start(
     gpu: Rig, layout: str, method: str
 ) -> None:
-    pair = gpu.pair(LAYOUTS[layout], 4, 4, thresholds=METHODS[method])
+    pair = gpu.pair(LAYOUTS[layout], 4, 4, copy_tuning=METHODS[method])
     ways = itertools.cycle([(DOWN, [0, 1], [2, 3]), (UP, [2, 3], [1, 0]), (UP, [3, 1], [2, 3])])
     receipts = [pair.start(*next(ways)) for _ in range(24)]
     assert [landed(receipt).good for receipt in receipts] == [2] * 24
@@ -103,7 +103,7 @@ def given(gpu: Rig, pair: Pair, work: Callable[[int], object]) -> None:
 def test_what_the_engine_still_writes_is_copied_down_when_it_is_there(
     gpu: Rig, method: str
 ) -> None:
-    pair = gpu.pair(BOTH, thresholds=METHODS[method])
+    pair = gpu.pair(BOTH, copy_tuning=METHODS[method])
 
     def write(value: int) -> None:
         for plane in pair.device.planes:
@@ -216,7 +216,7 @@ def test_a_full_queue_takes_nothing_until_something_has_ended(gpu: Rig) -> None:
 
 @pytest.mark.law("INV-6")
 def test_tables_of_slots_are_used_again_only_when_they_were_read(gpu: Rig) -> None:
-    pair = gpu.pair(LAYERED, 80, 80, thresholds=KERNEL)
+    pair = gpu.pair(LAYERED, 80, 80, copy_tuning=KERNEL)
     chance = np.random.default_rng(3)
     waiting: list[Any] = []
     for _ in range(30):

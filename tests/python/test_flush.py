@@ -435,11 +435,11 @@ class Ranks:
             named = config.fingerprint
             self.cranes.append(Crane(layout, rank=rank, fingerprint=named, **tiers))
         self.cache = by.KVCache(by.agree(config, [one.hello(config.yard) for one in self.cranes]))
-        offers = [one for crane in self.cranes if (one := crane.lasting.restored()) is not None]
+        offers = [one for crane in self.cranes if (one := crane.persistent.restored()) is not None]
         found = Restored.agreed(offers)
         self.cache.restore("disk", found.slots, found.keys, found.parents)
         for crane in self.cranes:
-            crane.lasting.count_as(found.run)
+            crane.persistent.count_as(found.run)
         self.restored = len(found)
 
     def step(self) -> None:

@@ -219,7 +219,7 @@ def made(path: Path) -> Iterator[tuple[Any, dict[str, tuple[Any, ...]]]]:
     more = {"step": (), "close": (), "clear": (), "update_weights": ()}
     yield cache, OF_A_YARD | more
     yield cache.crane, OF_A_CRANE
-    yield cache.crane.lasting, OF_THE_LASTING
+    yield cache.crane.persistent, OF_THE_LASTING
     yield by.KVCache(device=9, host=9), OF_A_YARD
     yield by.KVCache(engine=9, host=9), {"ended": ()}
     disk = DiskTier(LAYOUT, path / "two", blocks=9, identity=NAMES)

@@ -9,16 +9,16 @@ from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Fencing, Joining, Pair
 from blockyard.crane.copiers.select import select_copiers
 from blockyard.crane.lanes import plans_of
-from blockyard.crane.lasting import LastingTiers
+from blockyard.crane.persistent import PersistentTiers
 from blockyard.crane.tiers import Tier
 from blockyard.crane.traffic import Traffic
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import unclosed
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import MOST_YARD, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.shared.stats import Stat
-from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.timings import Clock, CraneNumbers
 from blockyard.shared.validate import integer, shown
 
@@ -48,7 +48,7 @@ class Crane(Single):
         copier: One for all lanes, or some by the names of their two tiers, as in
             `{("host", "disk"): ...}`. The other lanes have what fits their tiers: a `CudaCopier`
             between a GPU and pinned memory, else a `ThreadCopier` each.
-        thresholds: The configuration's, for a `CudaCopier` that is made here.
+        copy_tuning: The configuration's, for a `CudaCopier` that is made here.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
 
@@ -98,7 +98,7 @@ class Crane(Single):
         host: Tier | None = None,
         disk: Tier | None = None,
         copier: Copier | Mapping[Pair, Copier] | None = None,
-        thresholds: Thresholds | None = None,
+        copy_tuning: CopyTuning | None = None,
         fingerprint: str = "",
     ) -> None:
         rank = integer("rank", rank, least=0)
@@ -114,13 +114,13 @@ class Crane(Single):
         self._layout = layout
         self._rank = rank
         self._fingerprint = fingerprint or layout.fingerprint
-        copiers = select_copiers(self._tiers, copier, thresholds)
+        copiers = select_copiers(self._tiers, copier, copy_tuning)
         self.called = f"the Crane of rank {rank}"
         """What a warning calls it where it was dropped and not closed."""
         self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes)
         """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
         self._owner = Owner()
-        self.lasting = LastingTiers(self._tiers.values(), self._owner)
+        self.persistent = PersistentTiers(self._tiers.values(), self._owner)
         """Its disk, where that outlives this process."""
         self._made = time.time_ns()
 
@@ -291,7 +291,7 @@ class Crane(Single):
         memory = sum(tier.nbytes for tier in self._tiers.values())
         numbers = self.traffic.counts | {"in_flight": self.in_flight, "bytes": memory}
         found = {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
-        return found | self.lasting.stats()
+        return found | self.persistent.stats()
 
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long flights take between each two tiers, for `numbers`.

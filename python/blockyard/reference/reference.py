@@ -9,6 +9,7 @@ import numpy as np
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
+from blockyard.crane.tiers.disk import DiskPath
 from blockyard.local import LocalCache, local
 from blockyard.reference.model import Model
 from blockyard.reference.parallel import Ranks
@@ -237,7 +238,7 @@ class ReferenceEngine(Single):
             self._acks += [(self._polls + self._late, Ack(*stop)) for stop in stops]
 
 
-def alone(
+def alone(  # noqa: PLR0913 - keywords
     model: Model,
     config: Config,
     *,
@@ -247,6 +248,7 @@ def alone(
     late: int = 0,
     copier: Copier | None = None,
     on: Device = NUMPY,
+    disk_path: DiskPath | None = None,
 ) -> tuple[LocalCache, ReferenceEngine]:
     """Returns a cache with its crane, and an engine, in one process.
 
@@ -259,6 +261,7 @@ def alone(
         late: As in `ReferenceEngine`.
         copier: As in `local`.
         on: The device that computes, and has the memory.
+        disk_path: Where the blocks of `disk` outlive this process, as in `local`; None for memory.
 
     Raises:
         Misuse: A value is out of range, or the layout is not the model's.
@@ -267,7 +270,9 @@ def alone(
     layout = config.layout
     if layout is None:
         raise Misuse("layout = None: the engine needs bytes; give ModelConfig.layout")
-    tiers = on.tiers(layout, config.device_blocks, config.host_blocks, config.disk_blocks)
-    rank = Rank(model, tiers[0], sampling=sampling)
-    cache = local(config, memory=tiers, copier=copier)
+    disk = config.disk_blocks if disk_path is None else 0
+    device, host, below = on.tiers(layout, config.device_blocks, config.host_blocks, disk)
+    rank = Rank(model, device, sampling=sampling)
+    memory = (device, host) if disk_path is not None else (device, host, below)
+    cache = local(config, memory=memory, copier=copier, disk_path=disk_path)
     return cache, ReferenceEngine(cache, rank, stops=stops, lag=lag, late=late)

@@ -88,8 +88,8 @@ class Restored:
         for number, one in enumerate(ranks):
             if not isinstance(one, Restored):
                 raise Misuse(
-                    f"ranks[{number}] = {one!r}: must be what `lasting.restored()` gave; where a "
-                    "rank has no disk, nothing is restored on any"
+                    f"ranks[{number}] = {one!r}: must be what `persistent.restored()` gave; where "
+                    "a rank has no disk, nothing is restored on any"
                 )
         shared = any(one.share != (0, 1) for one in ranks)
         found = _union(ranks) if shared else ranks[0]

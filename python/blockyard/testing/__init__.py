@@ -31,8 +31,8 @@ from blockyard.testing.copier import (
     hang,
 )
 from blockyard.testing.engine import Broken, SimulatedEngine
+from blockyard.testing.fault_coverage import ROWS
 from blockyard.testing.play import Ran, minimised, simulate
-from blockyard.testing.rows import ROWS
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import Event, Setup
 

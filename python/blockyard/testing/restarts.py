@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from blockyard.crane.lasting import LastingTiers
+from blockyard.crane.persistent import PersistentTiers
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 from blockyard.testing.engine import check
@@ -50,7 +50,7 @@ class Remains:
             for rank in range(config.ranks if lasts else 0)
         ]
         """One for each rank; none where they do not outlive the process."""
-        self._ranks: list[LastingTiers] = []
+        self._ranks: list[PersistentTiers] = []
         self._run = self._count = 0
         self._forgets = False
         self._sent: set[_Block] = set()
@@ -94,7 +94,7 @@ class Remains:
         """Clears the disks, after the plans of before.
 
         Args:
-            forget: As in `LastingTiers.clear`.
+            forget: As in `PersistentTiers.clear`.
         """
         for rank in self._ranks:
             rank.clear(forget=forget)
@@ -119,7 +119,7 @@ class Remains:
         for number, disk in enumerate(self.disks):
             disk.end(random.Random(f"{seed} {number}"))  # noqa: S311 - not for cryptography
 
-    def begin(self, ranks: list[LastingTiers], caches: Iterable[KVCache]) -> None:
+    def begin(self, ranks: list[PersistentTiers], caches: Iterable[KVCache]) -> None:
         """Begins a process on the remains, and checks what its yards are given (INV-26 to 31).
 
         Args:

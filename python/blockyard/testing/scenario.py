@@ -8,10 +8,10 @@ from typing import Any, Self
 from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.scheduling.request import max_blocks, sample_ids
+from blockyard.testing.disk_faults import has_disk, parking_on_disk, with_disk, with_restarts
 from blockyard.testing.dying import with_losses, with_processes
 from blockyard.testing.orders import with_orders
 from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
-from blockyard.testing.third_tier import has_disk, parking_on_disk, with_disk, with_restarts
 
 __all__ = ["Scenario"]
 

@@ -29,7 +29,7 @@ class Record(NamedTuple):
     parent: bytes
     stamp: int
     sum: int
-    lasting: bool
+    persistent: bool
     """Whether a restart may find it."""
 
 
@@ -169,7 +169,7 @@ class SimulatedDisk(MemoryTier):
         rows = [
             (places.get(slot, self.blocks), one.stamp, slot)
             for slot, one in records.items()
-            if one.lasting and one.stamp >= self._floor
+            if one.persistent and one.stamp >= self._floor
         ]
         slots = [slot for *_, slot in sorted(rows)]
         return Restored(
@@ -214,10 +214,10 @@ class SimulatedDisk(MemoryTier):
 
     def write(self, slot: int, key: bytes, parent: bytes, layout: KVLayout) -> None:
         """Writes the record of the block whose bytes are in a slot."""
-        lasting = not is_anonymous(key) and not self._forgets
+        persistent = not is_anonymous(key) and not self._forgets
         for records, planes in self.parts(layout):
             sum_ = self.sum(slot, planes)
-            records[slot] = Record(key, parent, self._stamps[slot], sum_, lasting)
+            records[slot] = Record(key, parent, self._stamps[slot], sum_, persistent)
 
 
 class Write:
@@ -344,7 +344,7 @@ class SimulatedDiskCopier(QueueCopier):
 
 
 _FATES = ("not begun", "void", "torn", "whole")
-_NONE = Record(b"", b"", -1, -1, lasting=False)
+_NONE = Record(b"", b"", -1, -1, persistent=False)
 
 
 def _rows(keys: list[bytes]) -> NDArray[np.uint8]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blockyard.crane.crane import Crane
-from blockyard.crane.lasting import LastingTiers
+from blockyard.crane.persistent import PersistentTiers
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.plan import Outcome, Plan
@@ -51,7 +51,7 @@ class SimulatedRank:
         self._copiers = self._near, self._disk
         self.memory: list[Sums] = []
         self.crane: SimulatedCrane = RemoteCrane(rank, setup.disk_polls)
-        self.lasting = LastingTiers([] if disk is None else [disk])
+        self.persistent = PersistentTiers([] if disk is None else [disk])
         """Its disk, as a crane knows it where it outlives the process."""
         self._ranks = config.ranks
         self._near_flights: set[tuple[int, int]] = set()

@@ -15,11 +15,11 @@ from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.displacements import Displacements
 from blockyard.testing.engine import SimulatedEngine, check
+from blockyard.testing.fault_coverage import PARKING
 from blockyard.testing.orders import as_retained
 from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Death, Requests
 from blockyard.testing.restarts import Remains
-from blockyard.testing.rows import PARKING
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import FAULTS, Setup
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
@@ -117,8 +117,8 @@ class Simulation:
         self._engine.seen = self.seen
         seconds = setup.tick_ms / 1000
         self._replicas = Replicas(setup, self.seen, self._fenced, clock=lambda: self.now * seconds)
-        lasting = [rank.lasting for rank in self._ranks]
-        self._remains.begin(lasting, [replica.cache for replica in self._replicas])
+        persistent = [rank.persistent for rank in self._ranks]
+        self._remains.begin(persistent, [replica.cache for replica in self._replicas])
         self._reconciles: list[tuple[int, list[int], int]] = []
         self._copies = Copies(setup, self.seen, self._remains)
         self._slots: dict[str, int] = {tier: getattr(setup, tier) for tier in TIERS}

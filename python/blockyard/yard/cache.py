@@ -408,12 +408,12 @@ class KVCache(Cache):
     def _flushing(self, bound: float, clock: Clock, *, final: bool = False) -> Flush:
         layout = self._config.layout
         size = None if layout is None else layout.block_bytes
-        tier = self._lasting_tier()
+        tier = self._persistent_tier()
         if final and tier is not None and bound > 0:
             self._end_promises()
         return Flush(self, self._offload, tier, bound, block_bytes=size, clock=clock)
 
-    def _lasting_tier(self) -> TierName | None:
+    def _persistent_tier(self) -> TierName | None:
         """The tier that outlives the process."""
         keyed = [tier for tier in TIERS if tier in self._config.keyed and self.limit(tier)]
         return keyed[-1] if keyed else None

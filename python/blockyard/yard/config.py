@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
 
 from blockyard._core import Misuse
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
-from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import file, integer, known, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.sizes import in_blocks
@@ -70,7 +70,7 @@ class ConfigKeywords(TypedDict, total=False):
     ahead: int | Mapping[str, int] | None
     deadline: int | Mapping[str, int] | None
     speeds: Speeds | tuple[int, int, int] | tuple[int, int, int, int] | None
-    thresholds: Thresholds | Mapping[str, int] | None
+    copy_tuning: CopyTuning | Mapping[str, int] | None
     recompute: bool
     copy_retries: int
     groups: int
@@ -124,7 +124,7 @@ class Config:
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
         speeds: A prefix is loaded only where that is faster than computing it. None loads all.
-        thresholds: How copies between a GPU and its host are best made, as `calibrate` found it;
+        copy_tuning: How copies between a GPU and its host are best made, as `calibrate` found it;
             None for the defaults.
         recompute: Whether the engine can recompute KV that was lost.
         copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
@@ -160,7 +160,7 @@ class Config:
     ahead: ByTier[int] | Mapping[str, int] | None = None
     deadline: ByTier[int] | Mapping[str, int] | None = None
     speeds: Speeds | tuple[int, int, int] | tuple[int, int, int, int] | None = None
-    thresholds: Thresholds | Mapping[str, int] | None = None
+    copy_tuning: CopyTuning | Mapping[str, int] | None = None
     recompute: bool = True
     copy_retries: int = 3
     groups: int = 1
@@ -254,7 +254,7 @@ class Config:
             if isinstance(values[name], tuple):
                 values[name] = dict(values[name])
         if self.copying is not None:
-            values["thresholds"] = asdict(self.copying)
+            values["copy_tuning"] = asdict(self.copying)
         values["keyed"] = list(self.keyed) or None
         values["device" if self.engine else "engine"] = None
         return {name: value for name, value in values.items() if value is not None}
@@ -342,13 +342,13 @@ class Config:
         return of_tier(self.deadline, tier, None)
 
     @property
-    def copying(self) -> Thresholds | None:
-        """`thresholds`, as cranes take it."""
-        return self.thresholds if isinstance(self.thresholds, Thresholds) else None
+    def copying(self) -> CopyTuning | None:
+        """`copy_tuning`, as cranes take it."""
+        return self.copy_tuning if isinstance(self.copy_tuning, CopyTuning) else None
 
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
-        others = {"layout", "ranks", "ahead", "deadline", "thresholds", "record", "yard"}
+        others = {"layout", "ranks", "ahead", "deadline", "copy_tuning", "record", "yard"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -431,7 +431,7 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "host_copies": lambda given: known("host_copies", given, get_args(HostCopies)),
     "keyed": partial(tiers_below, "keyed"),
     "speeds": _speeds,
-    "thresholds": Thresholds.of,
+    "copy_tuning": CopyTuning.of,
     "namespace": _namespace,
     "record": partial(file, "record"),
     "yard": partial(integer, "yard", most=MOST_YARD),

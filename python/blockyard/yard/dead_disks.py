@@ -21,7 +21,7 @@ def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
 
     Args:
         cache: The cache whose disk tier they are of.
-        dead: All that any rank has found dead, as `LastingTiers.dead`.
+        dead: All that any rank has found dead, as `PersistentTiers.dead`.
         before: What the last call returned.
 
     Returns:

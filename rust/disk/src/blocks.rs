@@ -1,9 +1,9 @@
 //! A rank's blocks: payloads in one file, their records in another, and no order between the two that a
 //! reader relies on.
 
-use crate::disk::Medium;
 use crate::error::{Error, Result};
 use crate::files::ALIGNED;
+use crate::medium::Medium;
 use crate::record::{Found, Key, Owner, RECORD, Record, sum_of};
 use std::collections::HashSet;
 use std::io;

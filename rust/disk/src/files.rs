@@ -1,7 +1,7 @@
 //! Files of the system: preallocated, and read and written past the page cache where the system can.
 
-use crate::disk::Medium;
 use crate::error::{Error, Result};
+use crate::medium::Medium;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use std::fs::{self, File};
 use std::io;

@@ -1,9 +1,9 @@
 //! A folder of blocks: which process owns it, and what was cleared.
 
-use crate::disk::Epochs;
 use crate::error::{Error, Result};
 use crate::files::make_folder;
 use crate::identity::{Identity, Numbers, PAGE, spoiled, text_of};
+use crate::medium::Epochs;
 use crate::order;
 use crate::witness::{self, FLOOR, Table};
 use rustix::fs::{FlockOperation, Mode, OFlags};

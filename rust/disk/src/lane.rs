@@ -5,11 +5,11 @@
 
 use crate::blocks::{Blocks, Family};
 use crate::breaker::Breaker;
-use crate::disk::Epochs;
 use crate::flight::{Copy, Direction, Flying, Landed, Memory, Short, Written};
+use crate::medium::Epochs;
 use crate::queue::{Counts, Due, LaneState, Queue, Task};
 use crate::record::Record;
-use crate::ring::Ring;
+use crate::staging::Staging;
 use std::io;
 use std::process;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,7 +59,7 @@ pub struct Lane {
 struct Shared {
     blocks: Blocks,
     floor: Arc<dyn Epochs>,
-    ring: Ring,
+    ring: Staging,
     options: Options,
     queue: Mutex<Queue>,
     /// Something has come for a thread of either direction.
@@ -88,7 +88,7 @@ impl Lane {
         let threads = options.threads.max(1);
         let breaker = Breaker::new(options.failures, options.rest);
         let shared = Arc::new(Shared {
-            ring: Ring::new(2 * threads, blocks.geometry().stride()),
+            ring: Staging::new(2 * threads, blocks.geometry().stride()),
             blocks,
             floor,
             options,

@@ -9,12 +9,12 @@
 //!
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: error
-//! layer: record disk
+//! layer: record medium
 //! layer: identity
-//! layer: paper files
-//! layer: blocks order ring breaker witness
+//! layer: `crashing_disk` files
+//! layer: blocks order staging breaker witness
 //! layer: folder
-//! layer: flight floor survey
+//! layer: flight baseline inspect
 //! layer: queue
 //! layer: lane
 //! layer: rank
@@ -25,36 +25,36 @@
     reason = "its threads wait for a disk, and never under a yard's lock"
 )]
 
+mod baseline;
 mod blocks;
 mod breaker;
-mod disk;
+mod crashing_disk;
 mod error;
 mod files;
 mod flight;
-mod floor;
 mod folder;
 mod identity;
+mod inspect;
 mod lane;
+mod medium;
 mod order;
-mod paper;
 mod queue;
 mod rank;
 mod record;
-mod ring;
-mod survey;
+mod staging;
 mod witness;
 
+pub use baseline::Baseline;
 pub use blocks::{Asked, Blocks, Doubt, Family, Geometry};
-pub use disk::{Epochs, Medium};
+pub use crashing_disk::CrashingDisk;
 pub use error::{Error, Result};
 pub use files::{ALIGNED, Files, Foreign, Way};
 pub use flight::{Copy, Landed, Memory, Short, Written};
-pub use floor::Floor;
 pub use folder::{Folder, Place};
+pub use inspect::{Inspector, Scrubbed, State, Tally};
 pub use lane::{Lane, Options};
-pub use paper::Paper;
+pub use medium::{Epochs, Medium};
 pub use queue::{Counts, LaneState};
 pub use rank::SlotFiles;
 pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
-pub use ring::{Buffer, Ring};
-pub use survey::{Scrubbed, State, Survey, Tally};
+pub use staging::{Buffer, Staging};

@@ -1,12 +1,12 @@
 //! A rank's slot files: their folder, their blocks and their lane, opened together.
 
 use crate::blocks::{Blocks, Geometry};
-use crate::disk::{Epochs, Medium};
 use crate::error::{Error, Result};
 use crate::files::{Files, Foreign, Way};
 use crate::folder::{Folder, Place};
 use crate::identity::wipe;
 use crate::lane::{Lane, Options};
+use crate::medium::{Epochs, Medium};
 use crate::record::Record;
 use std::fs::{self, File};
 use std::io;

@@ -2,8 +2,8 @@
 
 use crate::arguments::Counts;
 use crate::buffers::{MOST, each, room, too_many};
+use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::face::Cache;
 use crate::lease::Lease;
 use blockyard_core as core;
 use blockyard_core::{LeaseId, Seals};

@@ -1,15 +1,15 @@
 //! `probe` looks a prefix up; `begin` admits a sequence, or brings a parked one back; `fork` makes one
 //! more of a sequence.
 
-use crate::answers::{Probe, Soon};
 use crate::arguments;
+use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::face::Cache;
 use crate::gil::enter;
 use crate::keys::Keys;
 use crate::lease::Lease;
 use crate::parked::Parked;
 use crate::prompt::{Apart, chain, check_plain, read};
+use crate::results::{Probe, Soon};
 use crate::ticket::Ticket;
 use blockyard_core::{self as core, Answer, Request, State};
 use blockyard_guard::guarded;

@@ -1,15 +1,15 @@
 //! How a cache is made, closed and resized, and the verbs that see all of it.
 
-use crate::answers::Violation;
 use crate::arguments;
 use crate::buffers::{array, integers};
+use crate::cache_class::Cache;
 use crate::error::Failure;
-use crate::face::Cache;
 use crate::gil::{LONG, beside, enter};
 use crate::keys::key_rows;
 use crate::on_disk::key_array;
 use crate::plan::Plan;
 use crate::recorder::Recorder;
+use crate::results::Violation;
 use blockyard_core::{self as core, Config, KeyHash, Speeds};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

@@ -1,14 +1,14 @@
 //! Verbs of a cache whose device belongs to an engine that gives out its blocks itself.
 
-use crate::answers::{Probe, Soon};
 use crate::arguments;
 use crate::buffers::{each, integers};
+use crate::cache_class::Cache;
 use crate::error::Failure;
-use crate::face::Cache;
 use crate::gil::enter;
 use crate::keys::Keys;
 use crate::parked::Parked;
 use crate::plan::Plan;
+use crate::results::{Probe, Soon};
 use blockyard_core::{self as core, Fetch, Key, NextUse, Priority, Wanted};
 use blockyard_guard::guarded;
 use pyo3::IntoPyObjectExt;

@@ -2,8 +2,8 @@
 
 use crate::arguments;
 use crate::buffers::integers;
+use crate::cache_class::Cache;
 use crate::error::Failure;
-use crate::face::Cache;
 use crate::gil::beside;
 use crate::keys::Keys;
 use crate::prompt::Apart;

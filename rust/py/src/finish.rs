@@ -2,8 +2,8 @@
 
 use crate::arguments;
 use crate::batch::Batch;
+use crate::cache_class::Cache;
 use crate::error::{Failure, SpentLease};
-use crate::face::Cache;
 use crate::gil::enter;
 use crate::lease::Lease;
 use crate::recorder::record;

@@ -2,8 +2,8 @@
 
 use crate::arguments::{self, Counts, flight};
 use crate::buffers::{each, integers, shown};
+use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::face::Cache;
 use crate::gil::{SHORT, enter, enter_weighed};
 use crate::keys::Keys;
 use crate::lease::Lease;

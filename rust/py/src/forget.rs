@@ -1,11 +1,11 @@
 //! Forget: blocks leave all tiers, and no restart brings them back.
 
-use crate::answers::Forgotten;
+use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::face::Cache;
 use crate::gil::beside;
 use crate::keys::{Keys, ready_keys};
 use crate::prompt::text;
+use crate::results::Forgotten;
 use blockyard_core::{Condemned, Key};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

@@ -1,10 +1,10 @@
 //! `Lease`: what a running sequence holds.
 
-use crate::answers::stop_word;
+use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::face::Cache;
 use crate::gil::enter;
 use crate::plan::Plan;
+use crate::results::stop_word;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use blockyard_record::Seen;

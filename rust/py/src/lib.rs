@@ -5,34 +5,35 @@
 //! layer: gil
 //! layer: dlpack
 //! layer: buffers
-//! layer: arguments keys places plan runs face
-//! layer: on_disk answers
+//! layer: arguments keys places plan runs cache_class
+//! layer: on_disk results
 //! layer: recorder
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine events finish flights forget park promises questions step sums survey
+//! layer: begin cache disk engine events finish flights forget park promises queries step checksums inspect
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `build.rs` puts them into the stub of the wheel.
 
 #![expect(clippy::doc_markdown, reason = "docstrings are for Python's readers")]
 
-mod answers;
 mod arguments;
 mod batch;
 mod begin;
 mod buffers;
 mod cache;
+mod cache_class;
+mod checksums;
 mod disk;
 mod dlpack;
 mod engine;
 mod error;
 mod events;
-mod face;
 mod finish;
 mod flights;
 mod forget;
 mod gil;
+mod inspect;
 mod keys;
 mod lease;
 mod on_disk;
@@ -42,12 +43,11 @@ mod places;
 mod plan;
 mod promises;
 mod prompt;
-mod questions;
+mod queries;
 mod recorder;
+mod results;
 mod runs;
 mod step;
-mod sums;
-mod survey;
 mod ticket;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
@@ -60,11 +60,13 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::answers::{Forgotten, Need, Probe, Room, Soon, Violation};
+    use crate::cache_class::Cache;
+    #[pymodule_export]
+    use crate::checksums::checksums;
     #[pymodule_export]
     use crate::disk::DiskLane;
     #[pymodule_export]
-    use crate::face::Cache;
+    use crate::inspect::{DiskBaseline, DiskInspector};
     #[pymodule_export]
     use crate::keys::Keys;
     #[pymodule_export]
@@ -76,11 +78,9 @@ mod _core {
     #[pymodule_export]
     use crate::recorder::Recorder;
     #[pymodule_export]
+    use crate::results::{Forgotten, Need, Probe, Room, Soon, Violation};
+    #[pymodule_export]
     use crate::runs::{Marks, consecutive, runs, through};
-    #[pymodule_export]
-    use crate::sums::checksums;
-    #[pymodule_export]
-    use crate::survey::{DiskFloor, DiskSurvey};
     #[pymodule_export]
     use crate::ticket::Ticket;
 
@@ -93,7 +93,7 @@ mod _core {
     /// Marks a fork, in the child: caches that were made before it refuse to be used there.
     #[pyfunction]
     fn _forked() {
-        crate::face::forked();
+        crate::cache_class::forked();
     }
 
     /// Panics on purpose, so that tests see that a panic is contained.

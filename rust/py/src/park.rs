@@ -1,7 +1,7 @@
 //! `park` takes a sequence off the device; `abandon` gives it up. `begin` brings it back.
 
 use crate::arguments::{self, Counts};
-use crate::face::Cache;
+use crate::cache_class::Cache;
 use crate::gil::enter;
 use crate::lease::Lease;
 use crate::parked::Parked;

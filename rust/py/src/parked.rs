@@ -1,7 +1,7 @@
 //! `Parked`: what is kept of a sequence that is off the device.
 
+use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::face::Cache;
 use crate::gil::enter;
 use crate::plan::Plan;
 use blockyard_core as core;

@@ -1,7 +1,7 @@
 //! The verbs that promise blocks which no lease has: tickets, and the headroom of the running batch.
 
 use crate::arguments;
-use crate::face::Cache;
+use crate::cache_class::Cache;
 use crate::gil::enter;
 use crate::ticket::Ticket;
 use blockyard_guard::guarded;

@@ -2,8 +2,8 @@
 
 use crate::arguments;
 use crate::buffers::{each, integers, shown};
+use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::face::Cache;
 use crate::gil::hash;
 use crate::keys::{Keys, ready_keys};
 use blockyard_core::{self as core, Chain, Extras, Key, Media};

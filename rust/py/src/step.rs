@@ -3,8 +3,8 @@
 use crate::arguments::{self, Counts};
 use crate::batch::Batch;
 use crate::buffers::{MOST, Out, array, integers, room, too_many, zeros};
+use crate::cache_class::Cache;
 use crate::error::Failure;
-use crate::face::Cache;
 use crate::gil::{LONG, attached, enter, hash};
 use crate::keys::ready_keys;
 use crate::lease::Lease;

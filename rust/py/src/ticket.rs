@@ -1,6 +1,6 @@
 //! `Ticket`: blocks promised to a request that does not have them yet.
 
-use crate::face::Cache;
+use crate::cache_class::Cache;
 use blockyard_core as core;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

@@ -124,7 +124,7 @@ def test_the_orders_of_a_new_scheduler_are_not_taken_for_those_of_the_one_before
     back: Any = front.worker.back
     cleared: list[object] = []
     monkeypatch.setattr(
-        type(back.worker.crane.lasting), "clear", lambda _, **given: cleared.append(given)
+        type(back.worker.crane.persistent), "clear", lambda _, **given: cleared.append(given)
     )
     ended(front, "one", list(range(8)), [1, 2])
     front.step()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from blockyard.crane.copiers.addressing import Addressing, Runs
 from blockyard.crane.gpu import Places
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 
-LIMITS = Thresholds(
+LIMITS = CopyTuning(
     kernel_below=1000, whole_below=900, piece_bytes=64, most_runs=20, ring_bytes=1 << 20
 )
 

@@ -21,8 +21,8 @@ from blockyard.crane.gpu import GpuError
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.log import Limited
-from blockyard.shared.thresholds import Thresholds
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.testing.gpu import SimulatedGpu
 from copying import LAYERED, METHODS, opened, work
@@ -144,8 +144,8 @@ def test_the_link_is_busy_before_all_of_a_flight_is_queued(layout: str) -> None:
     gpu = TimedGpu(link)
     blocks = KVLayout.llama(2, 1, 128, order=layout)  # type: ignore[arg-type]
     device, host = DeviceTier(blocks, 256, gpu=gpu), PinnedTier(blocks, 256, gpu=gpu)
-    limits = Thresholds(kernel_below=0, whole_below=0, ring_bytes=128 * blocks.block_bytes)
-    copier = CudaCopier(device, host, thresholds=limits)
+    limits = CopyTuning(kernel_below=0, whole_below=0, ring_bytes=128 * blocks.block_bytes)
+    copier = CudaCopier(device, host, copy_tuning=limits)
     order = np.random.default_rng(1).permutation(256).astype(np.uint32)
     begun = gpu.clock()
     receipt = copier.start(device, host, order, order[::-1])
@@ -158,7 +158,7 @@ def test_the_link_is_busy_before_all_of_a_flight_is_queued(layout: str) -> None:
 
 def test_a_ring_is_filled_as_often_as_the_blocks_need_and_no_more() -> None:
     ring = 10 * LAYERED.block_bytes
-    limits = Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=1)
+    limits = CopyTuning(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=1)
     halves = replace(limits, ring_parts=2)
     # What fits into a part takes no other stream.
     for limits_, blocks, fillings, events in (
@@ -168,7 +168,7 @@ def test_a_ring_is_filled_as_often_as_the_blocks_need_and_no_more() -> None:
         (halves, 6, 2, 2 + 1),
         (halves, 42, 9, 9 + 7 + 1),
     ):
-        gpu, device, host, copier = opened(device=100, host=100, thresholds=limits_, eager=0)
+        gpu, device, host, copier = opened(device=100, host=100, copy_tuning=limits_, eager=0)
         before = gpu.calls.copy()
         order = slots(*range(blocks))
         copier.start(device, host, order, order)
@@ -180,8 +180,8 @@ def test_a_ring_is_filled_as_often_as_the_blocks_need_and_no_more() -> None:
 def test_while_one_half_of_a_ring_is_emptied_the_other_is_filled() -> None:
     """The kernel that gathers and the engine that copies work side by side, and meet no byte."""
     ring = 8 * LAYERED.block_bytes
-    limits = Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=2)
-    gpu, device, host, copier = opened(device=60, host=60, thresholds=limits, eager=0)
+    limits = CopyTuning(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=2)
+    gpu, device, host, copier = opened(device=60, host=60, copy_tuning=limits, eager=0)
     stream = copier._by_pair["device", "host"]
     bytes_, mine = filled(device, 1), filled(host, 2)
     order = slots(*range(40))
@@ -201,11 +201,11 @@ def test_while_one_half_of_a_ring_is_emptied_the_other_is_filled() -> None:
 def test_what_a_failed_copy_left_on_the_ring_is_over_before_the_next_one_uses_it(way: str) -> None:
     """The part that fills a ring on a stream of its own, for a flight that the driver refused."""
     ring = 8 * LAYERED.block_bytes
-    limits = Thresholds(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=2)
+    limits = CopyTuning(kernel_below=0, piece_bytes=10**9, ring_bytes=ring, ring_parts=2)
     for seed in range(4):
         for call, after_ in itertools.product(("record", "wait"), range(3, 9)):
             gpu, device, host, copier = opened(
-                device=60, host=60, thresholds=limits, eager=0, seed=seed
+                device=60, host=60, copy_tuning=limits, eager=0, seed=seed
             )
             bytes_, mine = filled(device, 1), filled(host, 2)
             ends: list[Any] = [device, host] if way == "down" else [host, device]
@@ -251,7 +251,7 @@ def test_polling_asks_the_driver_once_a_stream_however_much_is_in_flight() -> No
 def test_a_call_that_the_driver_refuses_fails_that_flight_alone(
     said: pytest.LogCaptureFixture,
 ) -> None:
-    gpu, device, host, copier = opened(thresholds=METHODS[1])
+    gpu, device, host, copier = opened(copy_tuning=METHODS[1])
     first = copier.start(device, host, slots(1), slots(1))
     gpu.fail("copy", "CUDA_ERROR_INVALID_VALUE")
     second = copier.start(device, host, slots(2), slots(2))
@@ -286,7 +286,7 @@ def test_a_lost_device_takes_all_that_is_in_flight_with_it(
 def test_whichever_call_finds_the_device_lost_no_flight_is_left_without_an_end(call: str) -> None:
     # A ring of two blocks: batches, and a copy of one block at the end.
     limits = replace(METHODS[2], ring_bytes=2 * LAYERED.block_bytes)
-    gpu, device, host, copier = opened(device=100, host=100, eager=0, thresholds=limits)
+    gpu, device, host, copier = opened(device=100, host=100, eager=0, copy_tuning=limits)
     first = copier.start(device, host, slots(1), slots(1))
     gpu.fail(call, "CUDA_ERROR_LAUNCH_FAILED", lost=True)
     many = slots(*range(81))
@@ -392,7 +392,7 @@ def test_a_crane_reports_a_flight_as_lost_when_any_copy_of_it_was() -> None:
 def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, device, host, copier = opened(BOTH, eager=0, thresholds=METHODS[1])
+    gpu, device, host, copier = opened(BOTH, eager=0, copy_tuning=METHODS[1])
     runs, seen = Addressing.runs, []
 
     def second(*arguments: Any) -> Any:
@@ -566,7 +566,7 @@ def test_a_crane_on_a_gpu_picks_the_copier_for_it() -> None:
 def test_tiers_of_one_slot_are_copied_too(layout: str) -> None:
     for sizes, limits in itertools.product([(1, 1), (1, 5), (5, 1)], METHODS):
         _gpu, device, host, copier = opened(
-            LAYOUTS[layout], device=sizes[0], host=sizes[1], thresholds=limits
+            LAYOUTS[layout], device=sizes[0], host=sizes[1], copy_tuning=limits
         )
         bytes_, mine = filled(device, 1), filled(host, 2)
         copier.start(device, host, slots(0), slots(0))

@@ -14,14 +14,14 @@ from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.testing.gpu import SimulatedGpu
 from copying import opened
 from cranes import LAYOUTS, after, filled, plan, same, slots
 
 PAGES, LAYERS = LAYOUTS["page-first"], LAYOUTS["layer-first"]
-BATCHES = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 30)
-RING = Thresholds(kernel_below=0, piece_bytes=1 << 40)
+BATCHES = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 30)
+RING = CopyTuning(kernel_below=0, piece_bytes=1 << 40)
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +50,9 @@ def longest(gpu: SimulatedGpu) -> list[int]:
     ("layout", "limits"), [(PAGES, BATCHES), (LAYERS, BATCHES), (LAYERS, RING)]
 )
 def test_no_call_is_longer_than_a_thousand_runs_and_none_blocks(
-    layout: KVLayout, limits: Thresholds
+    layout: KVLayout, limits: CopyTuning
 ) -> None:
-    gpu, device, host, copier = opened(layout, device=4000, host=4000, thresholds=limits, eager=0)
+    gpu, device, host, copier = opened(layout, device=4000, host=4000, copy_tuning=limits, eager=0)
     bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(4000)
     lengths = longest(gpu)
     receipt = copier.start(device, host, order, order[::-1])
@@ -67,15 +67,15 @@ def test_no_call_is_longer_than_a_thousand_runs_and_none_blocks(
 def test_a_driver_whose_queue_is_full_blocks_its_caller() -> None:
     """What the simulated GPU shows: so it was with all runs in one call."""
     limits = replace(BATCHES, batch_runs=1 << 20, queued_runs=1 << 20)
-    gpu, device, host, copier = opened(PAGES, device=4000, host=4000, thresholds=limits, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=4000, host=4000, copy_tuning=limits, eager=0)
     copier.start(device, host, scattered(4000), scattered(4000, 2))
     assert gpu.blocked > 0
 
 
 @pytest.mark.parametrize("layout", [PAGES, LAYERS])
 def test_a_switch_does_without_the_call_for_many(layout: KVLayout) -> None:
-    limits = Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, batch_runs=0)
-    gpu, device, host, copier = opened(layout, device=300, host=300, thresholds=limits)
+    limits = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=0, batch_runs=0)
+    gpu, device, host, copier = opened(layout, device=300, host=300, copy_tuning=limits)
     bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(300)
     receipt = copier.start(device, host, order, order[::-1])
     copier.reset()
@@ -85,12 +85,12 @@ def test_a_switch_does_without_the_call_for_many(layout: KVLayout) -> None:
     assert gpu.calls["copy"] == gpu.calls["copy_blocks"] == 0
 
 
-@pytest.mark.parametrize("limits", [RING, Thresholds(kernel_below=1 << 40)])
-def test_a_flight_down_does_not_wait_behind_all_that_comes_up(limits: Thresholds) -> None:
+@pytest.mark.parametrize("limits", [RING, CopyTuning(kernel_below=1 << 40)])
+def test_a_flight_down_does_not_wait_behind_all_that_comes_up(limits: CopyTuning) -> None:
     """Its tables of slots go by a kernel: the engine that brings blocks up has others to bring."""
-    gpu, device, host, copier = opened(LAYERS, device=200, host=200, thresholds=limits, eager=0)
+    gpu, device, host, copier = opened(LAYERS, device=200, host=200, copy_tuning=limits, eager=0)
     above, below = DeviceTier(LAYERS, 1000, gpu=gpu), PinnedTier(LAYERS, 1000, gpu=gpu)
-    other = CudaCopier(above, below, thresholds=replace(RING, rows_bytes=0))
+    other = CudaCopier(above, below, copy_tuning=replace(RING, rows_bytes=0))
     copying.OPENED.append((gpu, other, above, below))
     up = other.start(below, above, scattered(1000), scattered(1000, 2))
     down = copier.start(device, host, scattered(100), scattered(100, 2))
@@ -134,7 +134,7 @@ def test_a_block_in_one_piece_waits_for_no_matrix_product() -> None:
 
 
 def test_what_is_not_queued_yet_is_minded_by_those_that_go_the_other_way() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(3000)
     receipt = copier.start(device, host, order, order[::-1])
     assert receipt is not None
@@ -155,7 +155,7 @@ def test_what_is_not_queued_yet_is_minded_by_those_that_go_the_other_way() -> No
 
 
 def test_an_engine_is_told_that_some_of_what_comes_up_is_not_queued_yet() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     crane = Crane(PAGES, device=device, host=host, copier=copier)
     crane.submit(plan(1, "up", scattered(3000).tolist(), scattered(3000, 2).tolist()))
     assert not crane.join()
@@ -167,7 +167,7 @@ def test_an_engine_is_told_that_some_of_what_comes_up_is_not_queued_yet() -> Non
 
 @pytest.mark.parametrize("way", ["reset", "close", "lost"])
 def test_what_was_not_queued_yet_has_an_end_as_all_has(way: str) -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     bytes_ = filled(device, 1)
     order = scattered(3000)
     receipt = copier.start(device, host, order, order)
@@ -184,7 +184,7 @@ def test_what_was_not_queued_yet_has_an_end_as_all_has(way: str) -> None:
 
 
 def test_a_part_that_the_driver_refuses_ends_the_good_prefix() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     # The first part of 512 blocks takes six calls, as batches grow, and each other one takes one.
     gpu.fail("copy", after=7)
     receipt = copier.start(device, host, scattered(3000), scattered(3000, 2))
@@ -195,7 +195,7 @@ def test_a_part_that_the_driver_refuses_ends_the_good_prefix() -> None:
 
 
 def test_what_is_not_queued_yet_waits_for_the_end_of_a_capture() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     receipt = copier.start(device, host, scattered(3000), scattered(3000, 2))
     assert receipt is not None
     with gpu.capture():
@@ -210,7 +210,7 @@ def test_what_is_not_queued_yet_waits_for_the_end_of_a_capture() -> None:
 def test_a_flight_of_more_calls_than_a_queue_holds_is_cut_too() -> None:
     """A ring of one block takes two calls for each, and is filled a thousand times."""
     limits = replace(RING, ring_bytes=1)
-    gpu, device, host, copier = opened(LAYERS, device=1000, host=1000, thresholds=limits, eager=0)
+    gpu, device, host, copier = opened(LAYERS, device=1000, host=1000, copy_tuning=limits, eager=0)
     bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(1000)
     before = gpu.calls.total()
     receipt = copier.start(device, host, order, order[::-1])
@@ -264,7 +264,7 @@ def test_a_step_that_finds_the_device_lost_ends_all_as_lost(call: str) -> None:
 
 def test_a_block_that_is_read_twice_is_not_overwritten_before_the_last_part_has_read_it() -> None:
     limits = replace(BATCHES, queued_runs=4)
-    gpu, device, host, copier = opened(PAGES, device=40, host=40, thresholds=limits, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=40, host=40, copy_tuning=limits, eager=0)
     bytes_, mine = filled(device, 1), filled(host, 2)
     sources = slots(3, 1, 2, 0, 5, 6, 3, 7)
     receipt = copier.start(device, host, sources, slots(*range(8)))
@@ -277,7 +277,7 @@ def test_a_block_that_is_read_twice_is_not_overwritten_before_the_last_part_has_
 
 
 def test_after_a_reset_with_parts_to_come_all_is_as_before() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     copier.start(device, host, scattered(3000), scattered(3000, 2))
     copier.reset()
     for slot in (7, 900, 2000):
@@ -289,7 +289,7 @@ def test_after_a_reset_with_parts_to_come_all_is_as_before() -> None:
 
 
 def test_a_device_that_is_lost_between_two_parts_leaves_no_receipt_without_an_end() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     first = copier.start(device, host, scattered(3000), scattered(3000, 2))
     gpu.fail("ended", "CUDA_ERROR_LAUNCH_FAILED", lost=True)
     second = copier.start(host, device, slots(1), slots(2))
@@ -301,7 +301,7 @@ def test_a_device_that_is_lost_between_two_parts_leaves_no_receipt_without_an_en
 
 
 def test_an_error_before_a_part_is_queued_fails_that_flight_and_no_other() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     first = copier.start(device, host, scattered(3000), scattered(3000, 2))
     other = copier.start(host, device, slots(7), slots(2500))
     assert first is not None
@@ -322,7 +322,7 @@ def test_an_error_before_a_part_is_queued_fails_that_flight_and_no_other() -> No
 def test_where_memory_is_out_for_a_part_that_flight_has_failed_and_no_poll_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES, eager=0)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     crane = Crane(PAGES, device=device, host=host, copier=copier)
     crane.submit(plan(1, "down", scattered(3000).tolist(), scattered(3000, 2).tolist()))
 
@@ -337,7 +337,7 @@ def test_where_memory_is_out_for_a_part_that_flight_has_failed_and_no_poll_raise
 
 
 def test_a_receipt_that_is_never_polled_holds_up_no_other() -> None:
-    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, thresholds=BATCHES)
+    gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES)
     order = scattered(3000)
     copier.start(device, host, order, order)
     taken = 0
@@ -349,8 +349,8 @@ def test_a_receipt_that_is_never_polled_holds_up_no_other() -> None:
 
 def test_scattered_blocks_in_one_piece_are_left_to_engines_whatever_a_ring_is_good_for() -> None:
     layout = KVLayout.llama(layers=40, kv_heads=1, head_dim=256, block_size=16)
-    limits = Thresholds(piece_bytes=1 << 20)
-    gpu, device, host, copier = opened(layout, device=12, host=12, thresholds=limits, eager=0)
+    limits = CopyTuning(piece_bytes=1 << 20)
+    gpu, device, host, copier = opened(layout, device=12, host=12, copy_tuning=limits, eager=0)
     copier.start(device, host, slots(1, 5, 9), slots(3, 2, 8))
     assert (gpu.calls["copy"], gpu.calls["move"]) == (1, 0)
     gpu.run()

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import blockyard as by
-from blockyard._core import DiskSurvey
+from blockyard._core import DiskInspector
 from blockyard.tools.disk.cli import disk as command
 from disks import BLOCKS, TALKS, opened, talks
 
@@ -130,7 +130,7 @@ def test_inv_31_whatever_happens_to_a_file_what_was_cleared_is_gone(
     DAMAGES[what](path)
     why = REFUSED.get((name, what))
     if why is None:
-        counts = dict(DiskSurvey(rank(root)).count())
+        counts = dict(DiskInspector(rank(root)).count())
         with opened(root) as cache:
             if (name, what) not in {("slots", "lost"), ("slots", "empty")}:
                 assert counts["blocks"] == cache.restored
@@ -219,7 +219,7 @@ def test_each_bit_of_an_identity_may_flip_and_it_is_whole_afterwards(root: Path)
     ]
     for number, at in enumerate(places):
         flip(path, 8 * at + number % 8)
-        assert dict(DiskSurvey(rank(root)).count())["blocks"] == len(NEW) * BLOCKS
+        assert dict(DiskInspector(rank(root)).count())["blocks"] == len(NEW) * BLOCKS
         with opened(root) as cache:
             assert cache.restored == len(NEW) * BLOCKS, at
         for page in (0, 12288):
@@ -246,7 +246,7 @@ def test_a_folder_of_a_version_before_is_opened_and_its_text_is_kept_twice_then(
         with pytest.raises((by.Unavailable, by.Misuse), match=remedy):
             opened(root)
         with pytest.raises((by.Unavailable, by.Misuse), match=remedy):
-            DiskSurvey(rank(root))
+            DiskInspector(rank(root))
         path.write_bytes(whole)
     with opened(root) as cache:
         assert cache.restored == len(NEW) * BLOCKS
@@ -266,7 +266,7 @@ def test_inv_31_small_files_of_a_backup_are_older_than_the_table(
         with pytest.raises(by.Unavailable, match=f"{why}.*blockyard disk wipe"):
             opened(root)
         with pytest.raises(by.Unavailable, match=why):
-            DiskSurvey(rank(root))
+            DiskInspector(rank(root))
 
 
 # -- beside the owner ------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_a_disk_that_keeps_no_order_costs_the_others_nothing(tmp_path: Path) -> 
         path.mkdir()
     with opened(tmp_path, disk_path=paths) as cache:
         talks(cache)
-        cache.crane.lasting.keep_order(cache.eviction_order("disk"))
+        cache.crane.persistent.keep_order(cache.eviction_order("disk"))
         first, second, third = (next(path.glob("*/*/order")) for path in paths)
         for order in (first, second, third):
             order.unlink()
@@ -134,7 +134,7 @@ def test_the_last_disk_that_works_is_not_given_up(tmp_path: Path) -> None:
         talks(cache)
         mend = [dies(path) for path in paths]
         until(cache, lambda: cache.stats()["disk_dead"] == 2)
-        assert cache.crane.lasting.dead() == frozenset()
+        assert cache.crane.persistent.dead() == frozenset()
         # One may have been given up before the other counted as dead.
         assert capacity(cache) >= HALF
         for revive in mend:

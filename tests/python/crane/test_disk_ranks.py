@@ -51,12 +51,12 @@ class Engine:
         """A scheduler starts: it shakes hands, and restores what all ranks have."""
         config = self.config.named()
         self.cache = by.KVCache(by.agree(config, [one.hello(config.yard) for one in self.cranes]))
-        offers = [one for crane in self.cranes if (one := crane.lasting.restored()) is not None]
+        offers = [one for crane in self.cranes if (one := crane.persistent.restored()) is not None]
         found = Restored.agreed(offers)
         self.cache.restore("disk", found.slots, found.keys, found.parents)
         self.run = found.run
         for crane in self.cranes:
-            crane.lasting.count_as(self.run)
+            crane.persistent.count_as(self.run)
         keys = {key.tobytes() for key in found.keys}
         assert self.written <= keys <= self.sent
         self.sent, self.written = set(keys), set(keys)
@@ -67,10 +67,10 @@ class Engine:
         self.cranes[rank].close()
         self.cranes[rank] = crane = self.opened(rank)
         crane.hello(self.cache.config.yard)
-        offer = crane.lasting.restored()
+        offer = crane.persistent.restored()
         assert offer is not None
         for one in self.cranes if all_count else ():
-            one.lasting.count_as(offer.run)
+            one.persistent.count_as(offer.run)
         self.cache.reset(rank, memory="kept")
 
     def restart(self) -> int:
@@ -124,7 +124,7 @@ class Engine:
     def clear(self) -> None:
         self.cache.clear()
         for crane in self.cranes:
-            assert crane.lasting.clear()
+            assert crane.persistent.clear()
         self.sent.clear()
         self.written.clear()
 
@@ -287,7 +287,7 @@ def test_ranks_agree_by_plans_and_by_stamps_where_a_folder_names_no_plan(
 def test_stamps_of_a_plan_are_given_when_it_is_submitted(tmp_path: Path) -> None:
     """So a clear is between the plans before it and after it, whenever their copiers begin."""
     engine = Engine(tmp_path, 2)
-    disk: Any = engine.cranes[0].lasting._tiers[0]
+    disk: Any = engine.cranes[0].persistent._tiers[0]
     first, second = engine.plan(1), engine.plan(2)
     for plan in (first, second):
         disk.submitted(plan)
@@ -379,6 +379,6 @@ def test_one_dead_rank_does_not_cost_the_disk(tmp_path: Path, ranks: int) -> Non
     for crane in engine.cranes:
         crane.close()
     engine.cranes = [engine.opened(crane.rank) for crane in engine.cranes]
-    offers = [crane.lasting.restored() for crane in engine.cranes]
+    offers = [crane.persistent.restored() for crane in engine.cranes]
     assert len(Restored.agreed([one for one in offers if one is not None])) == 3 * BLOCKS
     engine.close()

@@ -27,8 +27,8 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.plan import Cause
-from blockyard.shared.thresholds import Thresholds
 from blockyard.testing.gpu import SimulatedGpu
 from interrupted import Places, alarm
 from slow_copier import Slow
@@ -219,7 +219,7 @@ def of_bounce(path: Path) -> Rig:
 def of_gpu(_: Path, *, checks: bool = False, layers: int = 1, **limits: int) -> Rig:
     gpu = SimulatedGpu(1)
     tiers = DeviceTier(LAYOUT, BLOCKS, gpu=gpu), PinnedTier(LAYOUT, BLOCKS, gpu=gpu)
-    copier: Any = CudaCopier(*tiers, thresholds=Thresholds(**limits), depth=4, layers=layers)
+    copier: Any = CudaCopier(*tiers, copy_tuning=CopyTuning(**limits), depth=4, layers=layers)
     if checks:
         copier = checked({("device", "host"): copier}, workers=0)["device", "host"]
     return Rig(copier, *tiers, gpu)

@@ -271,7 +271,7 @@ def test_a_reset_gives_back_what_was_held_for_steps_that_are_never_done() -> Non
     loop.finish()
 
 
-def lasting(device: int) -> by.KVCache:
+def persistent(device: int) -> by.KVCache:
     """Its host is slot files, which outlive the ranks' processes."""
     return by.KVCache(block_size=4, device=device, host=32, keyed=("host",), ahead=0)
 
@@ -284,7 +284,7 @@ def was_reset(loop: Loop, **keywords: Any) -> None:
 
 @pytest.mark.law("INV-24")
 def test_where_the_disk_is_kept_what_ran_loads_from_it_after_a_reset() -> None:
-    cache = lasting(33)
+    cache = persistent(33)
     publish_below(cache, text(1, 12))
     loop = Loop(cache=cache)
     loop.add("one", text(1, 14), 5)
@@ -303,7 +303,7 @@ def test_where_the_disk_is_kept_what_ran_loads_from_it_after_a_reset() -> None:
 
 @pytest.mark.law("INV-24")
 def test_where_the_disk_is_kept_what_is_parked_there_stays_so_through_a_reset() -> None:
-    loop = parked(cache=lasting(9))
+    loop = parked(cache=persistent(9))
     while loop.handle().on_device:
         loop.cache.demote(8, of=loop.handle())
         loop.plans += loop.cache.dispatch()

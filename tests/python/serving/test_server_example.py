@@ -31,7 +31,7 @@ def example() -> ModuleType:
 
 
 @asynccontextmanager
-async def serving(example: ModuleType, **memory: int) -> AsyncIterator[aiohttp.ClientSession]:
+async def serving(example: ModuleType, **memory: Any) -> AsyncIterator[aiohttp.ClientSession]:
     app = example.make_app(**memory)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
@@ -83,6 +83,23 @@ def test_the_usage_of_an_answer_says_what_was_cached(example: ModuleType) -> Non
             return found
 
     assert asyncio.run(scene()) == [0, 96, 0]
+
+
+def test_a_restart_finds_what_was_answered_before(example: ModuleType, tmp_path: Path) -> None:
+    asked = {"prompt": [n % 50 + 1 for n in range(100)], "max_tokens": 20}
+
+    async def scene() -> dict[str, Any]:
+        async with (
+            serving(example, disk_path=str(tmp_path)) as session,
+            session.post("/generate", json=asked) as response,
+        ):
+            lines = [json.loads(line) async for line in response.content]
+        tokens = [token for line in lines[:-1] for token in line["tokens"]]
+        return {"tokens": tokens, "found": lines[-1]["usage"]["prompt_tokens_details"]}
+
+    first, second = asyncio.run(scene()), asyncio.run(scene())
+    assert second["tokens"] == first["tokens"]
+    assert (first["found"], second["found"]) == ({"cached_tokens": 0}, {"cached_tokens": 96})
 
 
 def test_fifty_clients_at_once_get_what_each_gets_alone(example: ModuleType) -> None:

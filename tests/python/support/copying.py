@@ -10,20 +10,20 @@ from blockyard.crane.copiers import Landed
 from blockyard.crane.copiers.cuda import CudaCopier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.testing.gpu import SimulatedGpu
 from cranes import LAYOUTS, after, filled, same, slots
 
 Harm = Callable[[CudaCopier, SimulatedGpu], object]
 SMALL = [name for name in LAYOUTS if name != "odd"]
 LAYERED = LAYOUTS["layer-first"]
-ROWS = Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0)
+ROWS = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=10**9, rows_bytes=0)
 METHODS = [
-    Thresholds(),
-    Thresholds(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=10**9),
-    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=2000, ring_parts=1),
-    Thresholds(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=3000, ring_parts=3),
-    Thresholds(kernel_below=300, whole_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
+    CopyTuning(),
+    CopyTuning(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=10**9),
+    CopyTuning(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=2000, ring_parts=1),
+    CopyTuning(kernel_below=0, whole_below=0, piece_bytes=10**9, ring_bytes=3000, ring_parts=3),
+    CopyTuning(kernel_below=300, whole_below=300, piece_bytes=64, most_runs=9, ring_bytes=500),
     replace(ROWS, batch_runs=3, queued_runs=4),
 ]
 
@@ -72,7 +72,7 @@ class Work:
             seed=seed,
             batches=chance.random() < 0.8,
             eager=chance.choice([0, 2, 30]),
-            thresholds=chance.choice(METHODS),
+            copy_tuning=chance.choice(METHODS),
             depth=chance.choice([2, 5, 64]),
             layers=chance.choice(parts),
             **options,

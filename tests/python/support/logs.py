@@ -9,7 +9,7 @@ import pytest
 from blockyard.tools.traces.convert import Converted, convert
 from blockyard.tools.traces.formats.format import How
 from blockyard.tools.traces.formats.registry import FORMATS
-from blockyard.tools.traces.formats.words import Words
+from blockyard.tools.traces.formats.tokenizer import Words
 from blockyard.tools.traces.trace import Trace, TraceError, read
 
 DATA = Path(__file__).parents[1] / "tools" / "data"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from blockyard import testing
-from blockyard.crane.lasting import LastingTiers
+from blockyard.crane.persistent import PersistentTiers
 from blockyard.scheduling.request import RequestState
 from blockyard.shared.restored import Restored
 from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate, simulated_disk
@@ -171,7 +171,7 @@ def test_what_is_torn_is_a_miss() -> None:
     assert (seen["restored, served"], seen["restored, torn"]) == (2, 1)
 
 
-def no_order(_self: LastingTiers, _right: Any, _slots: Any) -> None:
+def no_order(_self: PersistentTiers, _right: Any, _slots: Any) -> None:
     """A clean close keeps no order."""
 
 
@@ -192,12 +192,12 @@ def fewer(self: SimulatedDisk, right: Any) -> Restored:
     return found.take(np.arange(len(found)) > 0)
 
 
-def not_cleared(self: LastingTiers, _right: Any, *, forget: bool = False) -> None:
+def not_cleared(self: PersistentTiers, _right: Any, *, forget: bool = False) -> None:
     for tier in self._tiers if forget else ():
         tier.forget()
 
 
-def not_forgotten(self: LastingTiers, right: Any, *, forget: bool = False) -> None:
+def not_forgotten(self: PersistentTiers, right: Any, *, forget: bool = False) -> None:
     del forget
     right(self)
 
@@ -210,12 +210,12 @@ def one_sum(_self: SimulatedDisk, _right: Any, _slot: int, _planes: Any) -> int:
 @pytest.mark.parametrize(
     ("of", "verb", "wrong", "scenario", "found"),
     [
-        (LastingTiers, "keep_order", no_order, USED, "restored blocks leave in the order"),
+        (PersistentTiers, "keep_order", no_order, USED, "restored blocks leave in the order"),
         (SimulatedDisk, "restored", old_order, USED, "restored blocks leave in the order"),
         (KVCache, "restore", reversed_rows, USED, "restored blocks leave in the order"),
         (SimulatedDisk, "restored", fewer, USED, "INV-27: a restart does not find"),
-        (LastingTiers, "clear", not_cleared, CLEARED, "INV-28, INV-31: a restart finds"),
-        (LastingTiers, "clear", not_forgotten, OTHER_WEIGHTS, "INV-28, INV-31: a restart finds"),
+        (PersistentTiers, "clear", not_cleared, CLEARED, "INV-28, INV-31: a restart finds"),
+        (PersistentTiers, "clear", not_forgotten, OTHER_WEIGHTS, "INV-28, INV-31: a restart finds"),
         (SimulatedDisk, "sum", one_sum, TORN, "holds something else"),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_part_of_a_parked_request_that_comes_back_is_noticed(
 def test_a_failure_is_minimised_to_the_restart_that_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(LastingTiers, "clear", lambda _self, **_: None)
+    monkeypatch.setattr(PersistentTiers, "clear", lambda _self, **_: None)
     scenario = CLEARED.with_events((*CLEARED.events, Event(20, "stall", (2,)), add(5, "c")))
     verbs = [event.verb for event in minimised(scenario).events]
     assert verbs == ["add", "weights", "restart"]

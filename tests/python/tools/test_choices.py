@@ -4,7 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from blockyard.tools.choices import ORDERS, Word
+from blockyard.tools.click_types import ORDERS, Word
 
 
 @click.command

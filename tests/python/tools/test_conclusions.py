@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from blockyard.tools.replay.conclusions import conclusions
+from blockyard.tools.replay.findings import conclusions
 from blockyard.tools.replay.labels import labels
 from blockyard.tools.replay.result import Load, Moved, Preempted, Replica, Run
 from blockyard.tools.replay.timeline import spread

@@ -18,7 +18,7 @@ from blockyard.tools.cli import cli
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.description import Description
-from blockyard.tools.traces.shown import page
+from blockyard.tools.traces.render import page
 from blockyard.tools.traces.trace import Trace, read
 from needs import without
 from traces import AGENTIC, CLAUDE_CODE, CONVERSATION, made, real

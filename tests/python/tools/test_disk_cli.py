@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import blockyard as by
-from blockyard._core import DiskLane, DiskSurvey
+from blockyard._core import DiskInspector, DiskLane
 from blockyard.tools.cli import cli
 from blockyard.tools.disk import bench as measuring
 from blockyard.tools.disk.folders import identities, wipe
@@ -489,7 +489,7 @@ def test_inv_37_no_key_is_ever_shown(tmp_path: Path) -> None:
 
 def test_a_survey_sees_what_a_lane_has(tmp_path: Path) -> None:
     lane = DiskLane(tmp_path, [("model", "m")], rank=7, slots=3, block_bytes=5000)
-    survey = DiskSurvey(lane.path)
+    survey = DiskInspector(lane.path)
     assert (survey.rank, survey.owner, survey.slots) == (7, os.getpid(), 3)
     assert (survey.slot_bytes, survey.text) == (
         8192,
@@ -498,4 +498,4 @@ def test_a_survey_sees_what_a_lane_has(tmp_path: Path) -> None:
     assert dict(survey.count())["void"] == 3
     lane.close()
     with pytest.raises(by.Unavailable, match="its name is not rank-"):
-        DiskSurvey(tmp_path)
+        DiskInspector(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from blockyard.tools.traces.formats.format import How
 from blockyard.tools.traces.formats.times import milliseconds
-from blockyard.tools.traces.formats.words import Words
+from blockyard.tools.traces.formats.tokenizer import Words
 from logs import ids, made, put, refused
 
 

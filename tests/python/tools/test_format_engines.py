@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blockyard.tools.traces.formats.format import How
-from blockyard.tools.traces.formats.words import Words
+from blockyard.tools.traces.formats.tokenizer import Words
 from blockyard.tools.traces.trace import TraceError
 from logs import DATA, ids, made, put, refused
 

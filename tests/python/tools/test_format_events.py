@@ -12,7 +12,7 @@ from blockyard._typing import override
 from blockyard.tools.traces.formats.format import How
 from blockyard.tools.traces.formats.msgpack import split
 from blockyard.tools.traces.formats.registry import FORMATS
-from blockyard.tools.traces.formats.words import Words
+from blockyard.tools.traces.formats.tokenizer import Words
 from logs import DATA, ids, made, put, refused
 from yard import profile
 

@@ -11,7 +11,7 @@ import pytest
 
 import blockyard as by
 from blockyard.tools.traces.formats.format import How
-from blockyard.tools.traces.formats.words import Tokenizer, Words
+from blockyard.tools.traces.formats.tokenizer import Tokenizer, Words
 from logs import CHAT, ids, made, put, refused
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import blockyard as by
 from blockyard._typing import override
-from blockyard.tools.traces import room
+from blockyard.tools.traces import memory_check
 from blockyard.tools.traces.convert import Converted, convert
 from blockyard.tools.traces.formats.blocks import Numbering
 from blockyard.tools.traces.formats.format import How
 from blockyard.tools.traces.formats.registry import FORMATS
-from blockyard.tools.traces.formats.words import Words
+from blockyard.tools.traces.formats.tokenizer import Words
 from blockyard.tools.traces.trace import TraceError, read
 from logs import TOKENS, ids, made, put, refused
 from yard import profile
@@ -178,8 +178,8 @@ def test_half_a_character_is_read(tmp_path: Path) -> None:
 def test_memory_that_runs_out_is_said_before_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "_OFTEN", 4)
-    monkeypatch.setattr(room, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(memory_check, "_OFTEN", 4)
+    monkeypatch.setattr(memory_check, "free_memory", lambda: 1 << 20)
     with pytest.raises(TraceError, match=r"memory runs out after 5 distinct blocks of 4 tokens"):
         made(tmp_path, "tokens", put(tmp_path, TOKENS), block_size=4)
     assert [file.name for file in tmp_path.iterdir()] == ["log"]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockyard.tools.replay.conclusions import conclusions
+from blockyard.tools.replay.findings import conclusions
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.labels import labels
 from blockyard.tools.replay.play import play

@@ -14,15 +14,15 @@ from blockyard import Misuse
 from blockyard._typing import override
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.sequential import sequential
-from blockyard.tools.sweep.answer import Setting, _better
 from blockyard.tools.sweep.jobs import head
 from blockyard.tools.sweep.optimum import Future
 from blockyard.tools.sweep.options import Plan
 from blockyard.tools.sweep.recency import Curve
 from blockyard.tools.sweep.result import SweepResult
+from blockyard.tools.sweep.run import sweep
 from blockyard.tools.sweep.sampling import Sample, suitable
 from blockyard.tools.sweep.sizes import Split, SplitText, geometric, parse_size
-from blockyard.tools.sweep.swept import sweep
+from blockyard.tools.sweep.summary import Setting, _better
 from blockyard.tools.sweep.terminal import Display
 from blockyard.tools.traces.adversaries import ADVERSARIES
 from blockyard.tools.traces.future import full_blocks

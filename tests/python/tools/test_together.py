@@ -14,11 +14,11 @@ from blockyard._typing import override
 from blockyard.tools.cli import cli
 from blockyard.tools.replay import hardware
 from blockyard.tools.replay.comparison import compare, jobs_of
+from blockyard.tools.replay.merge import together
 from blockyard.tools.replay.play import played
 from blockyard.tools.replay.routing import routed
 from blockyard.tools.replay.samples import Played
 from blockyard.tools.replay.spec import Progress, RunSpec
-from blockyard.tools.replay.together import together
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.traces.workload import generate
 from blockyard.tools.workers import Watch

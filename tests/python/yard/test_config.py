@@ -12,8 +12,8 @@ import pytest
 
 import blockyard as by
 from blockyard import _core
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import Hello
-from blockyard.shared.thresholds import Thresholds
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=4, head_dim=8, block_size=8, ranks=2)
 
@@ -184,11 +184,11 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": 8, "speeds": 5}, "speeds = 5"),
         ({"device": 8, "speeds": [1]}, r"speeds = \[1\]"),
         ({"device": 8, "speeds": [1, 2, -3]}, "speeds: attend = -3"),
-        ({"device": 8, "thresholds": {"ring": 5}}, "no 'ring' in thresholds: did you mean"),
-        ({"device": 8, "thresholds": {"ring_bytes": 0}}, "thresholds: ring_bytes = 0"),
-        ({"device": 8, "thresholds": {"most_runs": 1.5}}, r"thresholds: most_runs = 1\.5"),
-        ({"device": 8, "thresholds": [1]}, r"thresholds = \[1\]: give a mapping"),
-        ({"device": 8, "thresholds": 7}, "thresholds = 7: give a mapping"),
+        ({"device": 8, "copy_tuning": {"ring": 5}}, "no 'ring' in copy_tuning: did you mean"),
+        ({"device": 8, "copy_tuning": {"ring_bytes": 0}}, "copy_tuning: ring_bytes = 0"),
+        ({"device": 8, "copy_tuning": {"most_runs": 1.5}}, r"copy_tuning: most_runs = 1\.5"),
+        ({"device": 8, "copy_tuning": [1]}, r"copy_tuning = \[1\]: give a mapping"),
+        ({"device": 8, "copy_tuning": 7}, "copy_tuning = 7: give a mapping"),
         ({"device": 8, "namespace": {"model": 3}}, "'model', 3"),
         ({"device": 8, "recompute": 1}, "recompute = 1"),
         ({"device": 8, "keyed": ["host", "tape"]}, "keyed = 'tape': must be one of 'host', 'disk'"),
@@ -283,7 +283,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"ahead": 3},
         {"deadline": 9},
         {"speeds": (1, 2, 3)},
-        {"thresholds": {"kernel_below": 1}},
+        {"copy_tuning": {"kernel_below": 1}},
         {"recompute": False},
         {"copy_retries": 1},
         {"namespace": {"model": "a"}},
@@ -349,8 +349,8 @@ def test_a_config_is_whole() -> None:
 
 
 def test_thresholds_are_whole_however_few_were_given_and_come_back_from_a_mapping() -> None:
-    config = by.Config(device=8, thresholds={"piece_bytes": 65536})
-    assert config.copying == Thresholds(piece_bytes=65536)
+    config = by.Config(device=8, copy_tuning={"piece_bytes": 65536})
+    assert config.copying == CopyTuning(piece_bytes=65536)
     assert by.Config.of(config.to_mapping()) == config
     assert by.Config(device=8).copying is None
 

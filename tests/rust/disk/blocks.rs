@@ -14,7 +14,7 @@ fn rounds() -> u64 {
 /// Writes blocks in groups, and cuts the power after any call.
 fn cuts(seed: u64, cuts: usize, ordered: bool) -> (usize, usize) {
     let mut chance = Chance(seed);
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let blocks = if ordered {
         over(payloads.clone(), table.clone())
     } else {
@@ -77,7 +77,7 @@ fn inv_26_where_nothing_is_ordered_what_is_torn_is_found_out() {
 #[test]
 fn inv_26_each_flipped_bit_is_one_miss() {
     let mut chance = Chance(5);
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let blocks = over(payloads.clone(), table.clone());
     let mut written = Written::default();
     for slot in 0..SLOTS {
@@ -89,16 +89,16 @@ fn inv_26_each_flipped_bit_is_one_miss() {
     assert_eq!(written.check(&blocks, "whole"), (SLOTS as usize, 0));
     for _ in 0..600 {
         let slot = chance.below(SLOTS as usize);
-        let (paper, start, bytes) = if chance.below(2) == 0 {
+        let (crashing_disk, start, bytes) = if chance.below(2) == 0 {
             (&table, slot * 128, 128)
         } else {
             (&payloads, slot * geometry().stride(), BYTES as usize)
         };
         let bit = start * 8 + chance.below(bytes * 8);
-        paper.flip(bit);
+        crashing_disk.flip(bit);
         let (served, _) = written.check(&blocks, "after a flip");
         assert_eq!(served, SLOTS as usize - 1, "bit {bit}");
-        paper.flip(bit);
+        crashing_disk.flip(bit);
         assert_eq!(written.check(&blocks, "undone").0, SLOTS as usize);
     }
 }
@@ -106,7 +106,7 @@ fn inv_26_each_flipped_bit_is_one_miss() {
 /// Law: INV-26
 #[test]
 fn inv_26_what_is_of_another_is_not_served() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let one = over(payloads.clone(), table.clone());
     let record = one.write(3, Owner::First(key(1)), 9, &payload(1)).unwrap();
     one.commit(std::slice::from_ref(&record)).unwrap();
@@ -138,7 +138,7 @@ fn inv_26_what_is_of_another_is_not_served() {
 /// Law: INV-30
 #[test]
 fn inv_30_a_slot_has_no_record_while_another_block_comes() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let blocks = over(payloads.clone(), table.clone());
     let record = blocks
         .write(2, Owner::First(key(1)), 1, &payload(1))
@@ -163,7 +163,7 @@ fn inv_30_a_slot_has_no_record_while_another_block_comes() {
 /// Law: INV-28
 #[test]
 fn inv_28_what_is_nobodys_is_read_and_never_restored() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let blocks = over(payloads, table);
     let record = blocks
         .write(1, Owner::Nobody(key(4)), 1, &payload(8))
@@ -180,7 +180,7 @@ fn inv_28_what_is_nobodys_is_read_and_never_restored() {
 
 #[test]
 fn what_is_not_there_is_an_error_and_no_panic() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let blocks = over(payloads, table);
     let says = |error: io::Error| error.to_string();
     let staged = payload(1);

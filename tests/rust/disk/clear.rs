@@ -1,8 +1,8 @@
 //! Clears: what was cleared comes back by no late write and by no power cut. (INV-31)
 
 use crate::lane::{Hanging, Noted, Numbers, SOON, Told, down, landed, short, stamped, whole};
-use crate::support::{Chance, over, paper};
-use blockyard_disk::{Epochs, Lane, Options, Paper, Short};
+use crate::support::{Chance, crashing_disk, over};
+use blockyard_disk::{CrashingDisk, Epochs, Lane, Options, Short};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Law: INV-31
 #[test]
 fn inv_31_what_was_asked_for_before_a_clear_is_below_its_floor_however_late_it_is_written() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let told = Arc::new(Told::default());
     told.set(false, true);
     let blocks = over(Hanging(payloads.clone(), Arc::clone(&told)), table.clone());
@@ -34,9 +34,9 @@ fn inv_31_what_was_asked_for_before_a_clear_is_below_its_floor_however_late_it_i
 /// Law: INV-31
 #[test]
 fn inv_31_nothing_is_acknowledged_before_what_was_cleared_is_durable() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let told = Arc::new(Told::default());
-    let floors = Hanging(Paper::new(512), Arc::clone(&told));
+    let floors = Hanging(CrashingDisk::new(512), Arc::clone(&told));
     let noted = Noted(floors.0.clone());
     let blocks = over(payloads, table);
     let lane = Lane::new(blocks, Arc::new(floors), Options::default());
@@ -61,7 +61,7 @@ fn inv_31_nothing_is_acknowledged_before_what_was_cleared_is_durable() {
 /// Law: INV-31
 #[test]
 fn inv_31_no_power_cut_undoes_a_clear() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let noted = Noted::new();
     let lane = Lane::new(
         over(payloads, table),
@@ -97,7 +97,7 @@ impl Epochs for Full {
 /// Law: INV-31
 #[test]
 fn inv_31_while_a_clear_cannot_be_noted_nothing_is_acknowledged() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let lane = Lane::new(over(payloads, table), Arc::new(Full), Options::default());
     assert!(!lane.clear(2, Duration::from_millis(2)));
     lane.submit(stamped(2, &[(0, 1)]), Numbers::of(&[1]));
@@ -108,7 +108,7 @@ fn inv_31_while_a_clear_cannot_be_noted_nothing_is_acknowledged() {
 /// Law: INV-31
 #[test]
 fn inv_31_a_floor_that_cannot_be_noted_is_tried_again() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let noted = Noted::new();
     let options = Options {
         rest: Duration::from_millis(5),

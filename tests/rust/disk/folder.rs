@@ -15,7 +15,7 @@ fn mode(path: &Path) -> u32 {
 fn blocks_of_a_file_system_are_there_when_it_is_opened_again() {
     for way in [Way::Direct, Way::Buffered] {
         let place = Place::new("again");
-        let ring = blockyard_disk::Ring::new(1, geometry().stride());
+        let ring = blockyard_disk::Staging::new(1, geometry().stride());
         let open = || {
             let [payloads, table] = [
                 ("slots", geometry().payload_bytes(), way),
@@ -49,7 +49,7 @@ fn blocks_of_a_file_system_are_there_when_it_is_opened_again() {
 fn what_another_process_writes_is_read_as_soon_as_it_is_there() {
     for way in [Way::Direct, Way::Buffered] {
         let place = Place::new("foreign");
-        let ring = blockyard_disk::Ring::new(1, geometry().stride());
+        let ring = blockyard_disk::Staging::new(1, geometry().stride());
         let [slots, table] = ["slots", "table"].map(|name| place.0.join(name));
         let bytes = [geometry().payload_bytes(), geometry().table_bytes()];
         let reader = over(

@@ -1,9 +1,11 @@
 //! The lane: copies, group commits, failures and hangs.
 
-use crate::support::{Chance, IDENTITY, SLOTS, Written as Safe, cut, key, over, paper, payload};
+use crate::support::{
+    Chance, IDENTITY, SLOTS, Written as Safe, crashing_disk, cut, key, over, payload,
+};
 use blockyard_disk::{
-    Asked, Blocks, Copy, Doubt, Epochs, Geometry, Landed, Lane, Medium, Memory, Options, Owner,
-    Paper, Short, Written,
+    Asked, Blocks, Copy, CrashingDisk, Doubt, Epochs, Geometry, Landed, Lane, Medium, Memory,
+    Options, Owner, Short, Written,
 };
 use std::collections::HashMap;
 use std::io;
@@ -100,11 +102,11 @@ pub(crate) fn short(number: u64, good: usize, short: Short) -> Landed {
 
 /// Notes what was cleared as a file would: a power cut before the sync forgets it.
 #[derive(Clone, Debug)]
-pub(crate) struct Noted(pub(crate) Paper);
+pub(crate) struct Noted(pub(crate) CrashingDisk);
 
 impl Noted {
     pub(crate) fn new() -> Self {
-        Self(Paper::new(512))
+        Self(CrashingDisk::new(512))
     }
 
     /// What a restart finds after a power cut now.
@@ -121,7 +123,7 @@ impl Epochs for Noted {
     }
 }
 
-fn lane_over(payloads: &Paper, table: &Paper, options: Options) -> Lane {
+fn lane_over(payloads: &CrashingDisk, table: &CrashingDisk, options: Options) -> Lane {
     let blocks = over(payloads.clone(), table.clone());
     Lane::new(blocks, Arc::new(Noted::new()), options)
 }
@@ -157,7 +159,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn what_a_lane_has_written_it_reads() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     for threads in [1, 4] {
         let lane = lane_over(
             &payloads,
@@ -198,7 +200,7 @@ fn what_a_lane_has_written_it_reads() {
 /// Law: INV-27
 #[test]
 fn inv_27_what_a_lane_reports_as_written_outlives_a_power_cut() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let lane = lane_over(&payloads, &table, Options::default());
     let mut chance = Chance(9);
     let mut written = Safe::default();
@@ -221,7 +223,7 @@ fn inv_27_what_a_lane_reports_as_written_outlives_a_power_cut() {
 fn many_blocks_at_once_are_all_there() {
     let geometry = Geometry::new(512, 100).unwrap();
     let bytes = [geometry.payload_bytes(), geometry.table_bytes()];
-    let [payloads, table] = bytes.map(|bytes| Paper::new(usize::try_from(bytes).unwrap()));
+    let [payloads, table] = bytes.map(|bytes| CrashingDisk::new(usize::try_from(bytes).unwrap()));
     let blocks = Blocks::new(Arc::new(payloads), Arc::new(table), geometry, IDENTITY, 0);
     let lane = lane_of(blocks, Options::default());
     for slot in 0..512 {
@@ -238,7 +240,7 @@ fn many_blocks_at_once_are_all_there() {
 #[test]
 fn inv_32_a_disk_that_fails_cuts_copies_and_rests_and_is_tried_again() {
     static CLOCK: Clock = Clock::new();
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let options = Options {
         threads: 1,
         failures: 2,
@@ -278,7 +280,7 @@ fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_blo
         (None, Some(false), true),
         (Some(true), Some(false), false),
     ] {
-        let (payloads, table) = paper();
+        let (payloads, table) = crashing_disk();
         let options = Options {
             threads: 1,
             failures: 1,
@@ -309,7 +311,7 @@ fn inv_32_a_disk_is_dead_that_takes_no_writes_and_not_one_that_cannot_read_a_blo
 /// Law: INV-27
 #[test]
 fn inv_27_what_could_not_be_synced_is_not_reported_as_written() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let lane = lane_over(
         &payloads,
         &table,
@@ -326,7 +328,7 @@ fn inv_27_what_could_not_be_synced_is_not_reported_as_written() {
 
 /// A file that hangs in reads and writes until it is told to go on.
 #[derive(Debug)]
-pub(crate) struct Hanging(pub(crate) Paper, pub(crate) Arc<Told>);
+pub(crate) struct Hanging(pub(crate) CrashingDisk, pub(crate) Arc<Told>);
 
 /// Whether reads and writes hang that begin now; and how often those that hang were let go.
 #[derive(Debug, Default)]
@@ -364,7 +366,7 @@ impl Told {
 
 /// A disk whose payloads hang when they are told to.
 fn hanging() -> (Blocks, Arc<Told>) {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let told = Arc::new(Told::default());
     (over(Hanging(payloads, Arc::clone(&told)), table), told)
 }
@@ -464,7 +466,7 @@ fn inv_32_a_copy_that_is_given_up_lands_when_nobody_is_at_its_memory_any_more() 
 
 /// Whether a copy is given up while a thread is at its memory, which that leaves after so long.
 fn given_up_at_its_memory(in_time: bool, leaves: Duration) -> bool {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let lane = lane_over(&payloads, &table, Options::default());
     lane.submit(down(&[(0, 1)]), Numbers::of(&[1]));
     assert_eq!(landed(&lane, 1), [whole(0, 1)]);
@@ -589,7 +591,7 @@ fn inv_32_a_lane_does_not_close_before_its_threads_have_ended() {
 
 #[test]
 fn a_lane_that_closes_reports_all() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let lane = lane_over(&payloads, &table, Options::default());
     for number in 0..50 {
         lane.submit(down(&[(0, number)]), Numbers::of(&[number]));

@@ -1,6 +1,6 @@
-//! A small disk of paper, and what it was given.
+//! A small disk in memory, and what it was given.
 
-use blockyard_disk::{Asked, Blocks, Doubt, Geometry, Key, Medium, Paper};
+use blockyard_disk::{Asked, Blocks, CrashingDisk, Doubt, Geometry, Key, Medium};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -52,16 +52,16 @@ pub(crate) fn over(payloads: impl Medium + 'static, table: impl Medium + 'static
     Blocks::new(Arc::new(payloads), Arc::new(table), geometry(), IDENTITY, 0)
 }
 
-pub(crate) fn paper() -> (Paper, Paper) {
+pub(crate) fn crashing_disk() -> (CrashingDisk, CrashingDisk) {
     let geometry = geometry();
     let bytes = [geometry.payload_bytes(), geometry.table_bytes()];
-    let [payloads, table] = bytes.map(|bytes| Paper::new(usize::try_from(bytes).unwrap()));
+    let [payloads, table] = bytes.map(|bytes| CrashingDisk::new(usize::try_from(bytes).unwrap()));
     (payloads, table)
 }
 
 /// A file that is synced by hand alone.
 #[derive(Debug)]
-pub(crate) struct ByHand(pub(crate) Paper);
+pub(crate) struct ByHand(pub(crate) CrashingDisk);
 
 impl Medium for ByHand {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
@@ -130,13 +130,13 @@ impl Written {
 
 pub(crate) fn cut(
     chance: &mut Chance,
-    payloads: &Paper,
-    table: &Paper,
+    payloads: &CrashingDisk,
+    table: &CrashingDisk,
     written: &Written,
     sums: (usize, usize),
 ) -> (usize, usize) {
-    let [payloads, table] =
-        [payloads, table].map(|paper| Paper::holding(paper.cut(|most| chance.below(most))));
+    let [payloads, table] = [payloads, table]
+        .map(|crashing_disk| CrashingDisk::holding(crashing_disk.cut(|most| chance.below(most))));
     let (served, torn) = written.check(&over(payloads, table), "after a power cut");
     (sums.0 + served, sums.1 + torn)
 }

@@ -2,8 +2,10 @@
 //! and nothing else goes. (INV-42)
 
 use crate::lane::{Noted, Numbers, SOON, landed, stamped, whole};
-use crate::support::{Chance, SLOTS, key, over, paper, payload};
-use blockyard_disk::{Blocks, Family, Key, Landed, Lane, Options, Owner, Paper, Record, Short};
+use crate::support::{Chance, SLOTS, crashing_disk, key, over, payload};
+use blockyard_disk::{
+    Blocks, CrashingDisk, Family, Key, Landed, Lane, Options, Owner, Record, Short,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,8 +51,8 @@ fn found(blocks: &Blocks) -> BTreeSet<u64> {
 }
 
 /// Two sequences of one root, that of another, and one without.
-fn forest() -> (Blocks, Paper, Paper) {
-    let (payloads, table) = paper();
+fn forest() -> (Blocks, CrashingDisk, CrashingDisk) {
+    let (payloads, table) = crashing_disk();
     let blocks = over(payloads.clone(), table.clone());
     let owners = [
         first(10, 1),
@@ -112,7 +114,8 @@ fn no_power_cut_undoes_it_also_where_a_slot_was_void_before() {
         let spared = vec![key(51)];
         let family = family(&[root(1)], 70);
         blocks.void_family(&Family { spared, ..family }).unwrap();
-        let cut = [&payloads, &table].map(|one| Paper::holding(one.cut(|most| chance.below(most))));
+        let cut = [&payloads, &table]
+            .map(|one| CrashingDisk::holding(one.cut(|most| chance.below(most))));
         let [payloads, table] = cut;
         let left = found(&over(payloads, table));
         assert_eq!(left, BTreeSet::from([30, 31, 40, 51]), "seed {seed}");
@@ -122,7 +125,7 @@ fn no_power_cut_undoes_it_also_where_a_slot_was_void_before() {
 /// Law: INV-42
 #[test]
 fn a_lane_reports_it_when_it_is_durable_and_tries_again_what_fails() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let blocks = over(payloads.clone(), table.clone());
     let options = Options {
         rest: Duration::from_millis(5),
@@ -152,7 +155,7 @@ fn a_lane_reports_it_when_it_is_durable_and_tries_again_what_fails() {
 /// Law: INV-42
 #[test]
 fn a_close_does_what_was_asked_for_as_its_last_act() {
-    let (payloads, table) = paper();
+    let (payloads, table) = crashing_disk();
     let blocks = over(payloads.clone(), table.clone());
     let lane = Lane::new(blocks, Arc::new(Noted::new()), Options::default());
     let slots: Vec<(u32, u64)> = (0..SLOTS).map(|slot| (slot, slot.into())).collect();

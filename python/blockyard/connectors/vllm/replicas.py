@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from blockyard._core import BlockyardError, DiskSurvey
+from blockyard._core import BlockyardError, DiskInspector
 
 __all__ = ["ALONE", "Replica", "others_on_disk", "replica_of"]
 
@@ -129,7 +129,7 @@ def others_on_disk(folders: Sequence[str]) -> Iterator[str]:
 def _text(folder: Path) -> str | None:
     """Returns what an identity depends on, as it stands there; None where it cannot be read."""
     with suppress(BlockyardError, OSError):
-        return DiskSurvey(min(folder.glob("rank-*"), default=folder / "rank-0")).text
+        return DiskInspector(min(folder.glob("rank-*"), default=folder / "rank-0")).text
     return None
 
 

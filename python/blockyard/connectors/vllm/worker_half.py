@@ -103,8 +103,8 @@ class WorkerHalf:
         folders: tuple[str, ...] = ()
         if self.worker is not None:
             if self._restored is None:
-                self._restored = self.worker.crane.lasting.restored()
-            folders = self.worker.crane.lasting.folders
+                self._restored = self.worker.crane.persistent.restored()
+            folders = self.worker.crane.persistent.folders
         own = fingerprint_of(self._config)
         return Ready(known.rank, own, shared, self._file, self._restored, folders)
 
@@ -120,12 +120,12 @@ class WorkerHalf:
         self._arrived |= step.arrived
         self._missing |= step.missing
         if step.run > self._run:
-            self._there().crane.lasting.count_as(step.run)
+            self._there().crane.persistent.count_as(step.run)
             self._run = step.run
         if step.cleared > self._cleared:
             # Nobody says whether the weights are what the folder's name says from here on.
             self._cleared = step.cleared
-            self._there().crane.lasting.clear(forget=True)
+            self._there().crane.persistent.clear(forget=True)
         self._there().begin(step.orders._replace(up=()), self.stream())
 
     def load(self, step: StepOrders) -> None:
@@ -179,7 +179,7 @@ class WorkerHalf:
         if not outcomes:
             return None
         if any(outcome.cause is Cause.FAILED for outcome in outcomes):
-            return Reports(outcomes, self._there().crane.lasting.dead())
+            return Reports(outcomes, self._there().crane.persistent.dead())
         return Reports(outcomes)
 
     def close(self) -> None:

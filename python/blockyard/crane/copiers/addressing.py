@@ -10,7 +10,7 @@ from blockyard._core import runs, through
 from blockyard.crane.copiers import Slots
 from blockyard.crane.gpu import Addresses, Gpu, Memory, Places
 from blockyard.crane.tiers.pinned import Pinned
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["AddressTables", "Addressing", "Method", "Runs", "width"]
 
@@ -107,7 +107,7 @@ class Addressing:
         """Bytes that a kernel may load at a time here."""
         return width(self.source, self.destination, self.piece_bytes)
 
-    def method(self, runs: int, blocks: int, limits: Thresholds, *, batches: bool) -> Method:
+    def method(self, runs: int, blocks: int, limits: CopyTuning, *, batches: bool) -> Method:
         """Returns the method by which that many blocks are best copied.
 
         Args:

@@ -16,11 +16,11 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, Reentry, broke_in, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
-from blockyard.shared.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class BounceCopier(Single):
         device: The GPU's memory.
         disk: The disk.
         copier: What copies between memory and that disk; this closes it.
-        thresholds: As in `CudaCopier`.
+        copy_tuning: As in `CudaCopier`.
 
     Raises:
         Unavailable: There is not enough memory to pin.
@@ -54,14 +54,14 @@ class BounceCopier(Single):
         device: DeviceTier,
         disk: DiskTier,
         copier: DiskCopier,
-        thresholds: Thresholds | None = None,
+        copy_tuning: CopyTuning | None = None,
     ) -> None:
         layout = device.layout
         slots = max(min(_BYTES // layout.block_bytes, disk.blocks), 2)
         # It is this rank's alone, also planes that ranks share.
         self._memory = PinnedTier(replace(layout, ranks=1), slots, gpu=device.gpu)
         try:
-            self._gpu = CudaCopier(device, self._memory, thresholds=thresholds)
+            self._gpu = CudaCopier(device, self._memory, copy_tuning=copy_tuning)
         except BaseException:
             self._memory.close()
             raise

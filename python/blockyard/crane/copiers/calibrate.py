@@ -1,4 +1,4 @@
-"""Measures how copies between a GPU and its host are best made here, for `Thresholds`."""
+"""Measures how copies between a GPU and its host are best made here, for `CopyTuning`."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +17,8 @@ from blockyard.crane.copiers.cuda import CudaCopier, Device, Placed
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import KVLayout, Plane
-from blockyard.shared.thresholds import Thresholds
 
 __all__ = ["Sample", "calibrate", "crossover", "pieces", "sizes"]
 
@@ -51,11 +51,11 @@ def calibrate(
     device: Device,
     host: Placed,
     *,
-    thresholds: Thresholds | None = None,
+    copy_tuning: CopyTuning | None = None,
     clock: Clock = time.perf_counter,
     budget: float = 2.0,
     busy: bool = True,
-) -> Thresholds:
+) -> CopyTuning:
     """Finds `piece_bytes`, and `whole_below` or `kernel_below`; the others stay as given.
 
     It copies between small tiers of its own, on a stream of its own: no byte of the tiers given is
@@ -63,9 +63,9 @@ def calibrate(
     `whole_below` where the layout has a block in one piece, else `kernel_below`.
 
     Args:
-        device: The device tier that the thresholds are for.
+        device: The device tier that is tuned.
         host: Its host tier.
-        thresholds: The thresholds to start from; None for the defaults.
+        copy_tuning: What to start from; None for the defaults.
         clock: Returns seconds.
         budget: Seconds after which every size has its last turn; each has two or more.
         busy: Whether every copy begins beside compute that leaves no room for kernels, as it will
@@ -78,7 +78,7 @@ def calibrate(
     gpu = device.gpu
     if host.gpu is not gpu:
         raise Misuse("the tiers are of two GPUs: give both the same gpu=")
-    found = Thresholds() if thresholds is None else thresholds
+    found = CopyTuning() if copy_tuning is None else copy_tuning
     begun = clock()
     if gpu.batches:
         samples = pieces(gpu, found, clock=clock, end=begun + budget / 2, busy=busy)
@@ -104,7 +104,7 @@ def crossover(samples: Iterable[Sample]) -> int:
 
 
 def pieces(
-    gpu: Gpu, known: Thresholds, *, clock: Clock, end: float, busy: bool = True
+    gpu: Gpu, known: CopyTuning, *, clock: Clock, end: float, busy: bool = True
 ) -> Iterator[Sample]:
     """Measures pieces of each size: all through the ring, and each by a copy of its own."""
     apart = replace(known, kernel_below=0, whole_below=0)
@@ -120,7 +120,7 @@ def pieces(
 
 def sizes(
     gpu: Gpu,
-    known: Thresholds,
+    known: CopyTuning,
     piece: int | None = None,
     *,
     clock: Clock,
@@ -131,7 +131,7 @@ def sizes(
 
     Args:
         gpu: The GPU that copies.
-        known: The other thresholds.
+        known: The other fields.
         piece: Bytes of each of its pieces; None for a block in one piece.
         clock: Returns seconds.
         end: When it should be over.
@@ -155,7 +155,7 @@ def _duel(
     gpu: Gpu,
     plane: Plane,
     blocks: int,
-    rivals: tuple[Thresholds, Thresholds],
+    rivals: tuple[CopyTuning, CopyTuning],
     clock: Clock,
     end: float,
     busy: bool,  # noqa: FBT001 - it is handed on
@@ -176,7 +176,7 @@ def _duel(
         for limits in rivals:
             ring = min(limits.ring_bytes, layout.block_bytes * blocks)
             fitted = replace(limits, ring_bytes=ring)
-            copiers.append(CudaCopier(device, host, thresholds=fitted, depth=2))
+            copiers.append(CudaCopier(device, host, copy_tuning=fitted, depth=2))
             stack.callback(copiers[-1].close)
         # It has ended before memory is freed.
         stack.callback(_ended, gpu, compute)
@@ -207,7 +207,7 @@ def _seconds(copier: CudaCopier, ends: tuple[Placed, Placed], order: Slots, cloc
         pass
     taken = clock() - begun
     if landed.cause is not None:
-        raise Unavailable(f"a copy failed while thresholds were measured: {landed.cause}")
+        raise Unavailable(f"a copy failed while copy tuning was measured: {landed.cause}")
     return taken
 
 

@@ -19,11 +19,11 @@ from blockyard.crane.copiers.stream import CALLS, CopyStream, Part, QueuedCopy
 from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, broke_in, owned
 from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
-from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import integer
 
 __all__ = ["CudaCopier", "Placed"]
@@ -65,7 +65,7 @@ class CudaCopier(Single):
     Args:
         device: The device tier; copies wait for its `stream`.
         host: The tier below, pinned for the same GPU, whatever its name; None for none.
-        thresholds: How copies are best made.
+        copy_tuning: How copies are best made.
         depth: Most copies in flight each way; `start` then returns None.
         layers: The number of parts in which KV comes up where a block has several pieces, so that
             `join` can wait for the first layers. Each part is an equal share of the
@@ -82,7 +82,7 @@ class CudaCopier(Single):
         device: Device,
         host: Placed | None = None,
         *,
-        thresholds: Thresholds | None = None,
+        copy_tuning: CopyTuning | None = None,
         depth: int = 64,
         layers: int = 1,
     ) -> None:
@@ -92,7 +92,7 @@ class CudaCopier(Single):
             raise Misuse("the tiers are of two GPUs: give both the same gpu=")
         self._device = device
         self._gpu = device.gpu
-        self._limits = Thresholds() if thresholds is None else thresholds
+        self._limits = CopyTuning() if copy_tuning is None else copy_tuning
         self._layers = layers
         self._closed = self._ended = False
         self._lost = ""
@@ -123,7 +123,7 @@ class CudaCopier(Single):
             raise
 
     @property
-    def thresholds(self) -> Thresholds:
+    def copy_tuning(self) -> CopyTuning:
         """How copies are made."""
         return self._limits
 

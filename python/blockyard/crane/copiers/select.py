@@ -14,8 +14,8 @@ from blockyard.crane.tiers import Tier, is_mapped
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS
-from blockyard.shared.thresholds import Thresholds
 from blockyard.shared.validate import known
 
 __all__ = ["select_copiers"]
@@ -26,7 +26,7 @@ _ACROSS = "device", "device"
 def select_copiers(
     tiers: Mapping[str, Tier],
     given: Copier | Mapping[Pair, Copier] | None = None,
-    thresholds: Thresholds | None = None,
+    copy_tuning: CopyTuning | None = None,
 ) -> dict[Pair, Copier]:
     """Returns the copier for each pair of these tiers, and for copies within the device.
 
@@ -37,7 +37,7 @@ def select_copiers(
     Args:
         tiers: The tiers by name, from the device down.
         given: A copier for all pairs, or copiers for some.
-        thresholds: How copies are best made, on a GPU.
+        copy_tuning: How copies are best made, on a GPU.
 
     Raises:
         Misuse: There is no copier for a pair, and the message says what to give; or `given` has a
@@ -56,7 +56,7 @@ def select_copiers(
             near = tier.copier if isinstance(tier.copier, DiskCopier) else DiskCopier(tier)
             made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), near)
             if on_gpu is not None and ("device", tier.name) not in own:
-                far = BounceCopier(on_gpu, tier, near, thresholds)
+                far = BounceCopier(on_gpu, tier, near, copy_tuning)
                 made |= dict.fromkeys([("device", tier.name), (tier.name, "device")], far)
     missing = [pair for pair in pairs if pair not in own and pair not in made]
     streams = [pair for pair in missing if "device" in pair and on_gpu is not None]
@@ -65,7 +65,7 @@ def select_copiers(
         _check(pair, tiers, pinned=on_gpu is not None)
     made |= {pair: ThreadCopier() for pair in threads}
     if on_gpu is not None and streams:
-        made |= _of_gpu(on_gpu, streams, tiers, thresholds)
+        made |= _of_gpu(on_gpu, streams, tiers, copy_tuning)
     return made | own
 
 
@@ -97,7 +97,7 @@ def _of_gpu(
     device: DeviceTier,
     pairs: list[Pair],
     tiers: Mapping[str, Tier],
-    thresholds: Thresholds | None,
+    copy_tuning: CopyTuning | None,
 ) -> dict[Pair, Copier]:
     """Makes copiers between a GPU and each tier that is pinned for it, as these pairs need them."""
     below: dict[str, PinnedTier] = {}
@@ -112,11 +112,11 @@ def _of_gpu(
     made: dict[Pair, Copier] = {}
     with ExitStack() as opened:
         for name, tier in below.items():
-            copier = CudaCopier(device, tier, thresholds=thresholds)
+            copier = CudaCopier(device, tier, copy_tuning=copy_tuning)
             opened.callback(copier.close)
             made |= dict.fromkeys([("device", name), (name, "device")], copier)
             made.setdefault(_ACROSS, copier)
         if not made:
-            made[_ACROSS] = CudaCopier(device, thresholds=thresholds)
+            made[_ACROSS] = CudaCopier(device, copy_tuning=copy_tuning)
         opened.pop_all()
     return made

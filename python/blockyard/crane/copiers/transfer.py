@@ -7,7 +7,7 @@ import numpy as np
 from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method, Runs, width
 from blockyard.crane.copiers.stream import Part
 from blockyard.crane.gpu import Gpu, Memory, Move, PitchedCopy, Places
-from blockyard.shared.thresholds import Thresholds
+from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["Transfer"]
 
@@ -41,7 +41,7 @@ class Transfer:
         addressing: Addressing,
         ring: Memory | None,
         tables: AddressTables,
-        limits: Thresholds,
+        limits: CopyTuning,
     ) -> None:
         self.addressing = addressing
         self._gpu = gpu

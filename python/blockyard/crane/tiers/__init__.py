@@ -18,7 +18,7 @@ from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 
-__all__ = ["Lasting", "Mapped", "Stamping", "Tier", "is_mapped", "planes_of"]
+__all__ = ["Mapped", "Persistent", "Stamping", "Tier", "is_mapped", "planes_of"]
 
 
 class Tier(Protocol):
@@ -57,7 +57,7 @@ class Mapped(Tier, Protocol):
 
 
 @runtime_checkable
-class Lasting(Protocol):
+class Persistent(Protocol):
     """A tier whose blocks outlive the process."""
 
     @property

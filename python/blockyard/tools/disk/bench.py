@@ -1,6 +1,6 @@
 """What a disk tier reaches on a disk, beside what the disk itself does: in one run, in turns.
 
-The floor is `DiskFloor`: threads that write and read the same blocks in no order, past the page
+The floor is `DiskBaseline`: threads that write and read the same blocks in no order, past the page
 cache, with one sync at the end. It is the core's, and not threads of Python, because those would
 be slower than the disk at small blocks, and would flatter the tier. `benches/python/disk.py`
 compares with the same floor.
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from blockyard._core import DiskFloor, DiskLane, Misuse, Unavailable
+from blockyard._core import DiskBaseline, DiskLane, Misuse, Unavailable
 
 __all__ = ["ROUNDS", "BlockLane", "Figure", "Measured", "in_turns", "measure", "room_for", "timed"]
 
@@ -215,7 +215,7 @@ def measure(
             raise Misuse(f"{path} cannot be written to: {error.strerror or error}") from None
         own = Path(made)
         sizes = {"block_bytes": block_bytes, "threads": threads}
-        floor = DiskFloor(own / "floor", slots=blocks, **sizes)
+        floor = DiskBaseline(own / "floor", slots=blocks, **sizes)
         lane = stack.enter_context(BlockLane(own / "tier", blocks=blocks, **sizes))
         works = {
             "floor write": floor.write,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from blockyard._core import BlockyardError, DiskSurvey, Misuse
+from blockyard._core import BlockyardError, DiskInspector, Misuse
 
 __all__ = ["Identity", "Rank", "Wiped", "chosen", "identities", "wipe"]
 
@@ -39,7 +39,7 @@ class Rank(NamedTuple):
 
     number: int
     path: Path
-    survey: DiskSurvey | None
+    survey: DiskInspector | None
     """None where it cannot be looked at."""
     why: str
     """Why it cannot; else empty."""
@@ -157,7 +157,7 @@ def _ranks(path: Path) -> tuple[Rank, ...]:
     for folder in _folders(path, _RANK):
         number = int(folder.name.removeprefix("rank-"))
         try:
-            made.append(Rank(number, folder, DiskSurvey(folder), ""))
+            made.append(Rank(number, folder, DiskInspector(folder), ""))
         except BlockyardError as error:
             made.append(Rank(number, folder, None, str(error)))
     return tuple(sorted(made, key=lambda rank: rank.number))

@@ -9,7 +9,7 @@ import click
 
 from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard.shared.owner import is_foreign
-from blockyard.tools.choices import FILE
+from blockyard.tools.click_types import FILE
 from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, vllm
 from blockyard.tools.doctor.finding import LEVELS, Asked, Check, Finding, Site, unknown
 from blockyard.tools.doctor.flags import Fault, Flags, parsed, split

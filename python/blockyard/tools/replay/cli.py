@@ -10,13 +10,13 @@ from rich.console import Console
 from blockyard._core import Misuse, __version__
 from blockyard.crane.devices import DeviceName
 from blockyard.scheduling.headroom import Role
-from blockyard.tools.choices import FILE, ORDERS, Word, number
+from blockyard.tools.click_types import FILE, ORDERS, Word, number
 from blockyard.tools.endings import INTERRUPTED, Broken
 from blockyard.tools.help import Remembered
 from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.replay import terminal
 from blockyard.tools.replay.comparison import compare, jobs_of
-from blockyard.tools.replay.conclusions import conclusions
+from blockyard.tools.replay.findings import conclusions
 from blockyard.tools.replay.options import Options, Replays, resolve
 from blockyard.tools.replay.progress import Display, names
 from blockyard.tools.replay.report import page

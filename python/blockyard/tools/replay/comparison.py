@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from blockyard.tools.replay.merge import together
 from blockyard.tools.replay.play import play, played
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.samples import Played
 from blockyard.tools.replay.sizes import fit_at_once
 from blockyard.tools.replay.spec import Progress, RunSpec
-from blockyard.tools.replay.together import together
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.workers import Watch, cores, side_by_side
 

@@ -130,7 +130,7 @@ class LocalMemory:
             device=self._device,
             host=host,
             disk=disk,
-            thresholds=config.copying,
+            copy_tuning=config.copying,
             fingerprint=config.fingerprint,
         )
         self._early: dict[int, Outcome] = {}

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from blockyard._core import Misuse
 from blockyard.shared.validate import one_of
+from blockyard.tools.replay.device_owner import CacheOwned, EngineOwned, Setup
 from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.optimum import Optimum
-from blockyard.tools.replay.owners import CacheOwned, EngineOwned, Setup
 from blockyard.tools.replay.spec import HostCopies, Owner, Policy, WritePolicy
 from blockyard.tools.traces.future import full_blocks
 from blockyard.tools.traces.trace import Trace

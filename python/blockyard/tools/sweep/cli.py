@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 
 from blockyard._core import Misuse
-from blockyard.tools.choices import FILE, ORDERS, Word, number
+from blockyard.tools.click_types import FILE, ORDERS, Word, number
 from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.help import Remembered, Section
 from blockyard.tools.outputs import claim, write_all
@@ -16,7 +16,7 @@ from blockyard.tools.sweep import terminal
 from blockyard.tools.sweep.options import MOST_POINTS, Options, resolve
 from blockyard.tools.sweep.page import page
 from blockyard.tools.sweep.result import SweepResult
-from blockyard.tools.sweep.swept import sweep as swept
+from blockyard.tools.sweep.run import sweep as swept
 from blockyard.tools.traces.adversaries import AdversaryName
 from blockyard.tools.traces.workload import WorkloadName
 

@@ -10,15 +10,15 @@ import click
 from rich.console import Console
 
 from blockyard._core import Misuse
-from blockyard.tools.choices import FILE, Word
+from blockyard.tools.click_types import FILE, Word
 from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.traces.convert import Converted, convert
 from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.formats.format import Format, How, Splitter, TimeUnit
 from blockyard.tools.traces.formats.registry import FORMATS
-from blockyard.tools.traces.formats.words import CHARS_PER_TOKEN, Tokenizer, Words
-from blockyard.tools.traces.shown import page, tables
+from blockyard.tools.traces.formats.tokenizer import CHARS_PER_TOKEN, Tokenizer, Words
+from blockyard.tools.traces.render import page, tables
 from blockyard.tools.traces.trace import LONGEST, read
 from blockyard.tools.units import duration
 

@@ -18,8 +18,8 @@ from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.tools.outputs import write
 from blockyard.tools.traces.lines import Place, TraceError, lines
+from blockyard.tools.traces.memory_check import Room
 from blockyard.tools.traces.recording import block_size, is_recording, recorded
-from blockyard.tools.traces.room import Room
 
 __all__ = ["LONGEST", "Line", "Trace", "TraceError", "read"]
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.tools.traces.room import Room
+from blockyard.tools.traces.memory_check import Room
 
 __all__ = ["Numbering"]
 

@@ -4,7 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails says where")]
 
 use blockyard_disk::{
-    Blocks, Epochs, Error, Files, Floor, Folder, Geometry, Key, Medium, Owner, State, Survey, Way,
+    Baseline, Blocks, Epochs, Error, Files, Folder, Geometry, Inspector, Key, Medium, Owner, State,
+    Way,
 };
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
@@ -24,7 +25,7 @@ struct Place(PathBuf);
 
 impl Place {
     fn new(name: &str) -> Self {
-        let name = format!("blockyard-survey-{name}-{}", process::id());
+        let name = format!("blockyard-inspector-{name}-{}", process::id());
         let path = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).unwrap();
@@ -61,7 +62,7 @@ fn owned(root: &Path, rank: u16) -> (Folder, Blocks) {
 
 /// A staged block at an aligned address, as direct writes need it.
 fn staged(number: u32) -> blockyard_disk::Buffer {
-    let mut buffer = blockyard_disk::Ring::new(1, STRIDE as usize).take();
+    let mut buffer = blockyard_disk::Staging::new(1, STRIDE as usize).take();
     for (at, byte) in buffer.iter_mut().take(BYTES as usize).enumerate() {
         *byte = (number as usize + at / 64) as u8;
     }
@@ -82,7 +83,7 @@ fn flip(path: &Path, at: u64) {
 }
 
 fn refused(path: &Path) -> String {
-    match Survey::open(path) {
+    match Inspector::open(path) {
         Err(error @ (Error::System { .. } | Error::Format { .. })) => error.to_string(),
         other => panic!("{other:?}"),
     }
@@ -111,17 +112,27 @@ fn what_is_counted_is_what_is_there() {
     let file = OpenOptions::new().write(true).open(path.join("table"));
     let seven = &table[7 * 128..8 * 128];
     file.unwrap().write_all_at(seven, 20 * 128).unwrap();
-    let survey = Survey::open(&path).unwrap();
-    assert_eq!((survey.slots(), survey.stride()), (SLOTS, STRIDE as u32));
-    assert_eq!((survey.rank(), survey.owner()), (3, Some(process::id())));
-    assert!(survey.text().ends_with("model = \"m\"\nweights = \"w\"\n"));
-    assert!(survey.disk_bytes() >= u64::from(SLOTS) * STRIDE);
-    let tally = survey.count().unwrap();
+    let inspector = Inspector::open(&path).unwrap();
+    assert_eq!(
+        (inspector.slots(), inspector.stride()),
+        (SLOTS, STRIDE as u32)
+    );
+    assert_eq!(
+        (inspector.rank(), inspector.owner()),
+        (3, Some(process::id()))
+    );
+    assert!(
+        inspector
+            .text()
+            .ends_with("model = \"m\"\nweights = \"w\"\n")
+    );
+    assert!(inspector.disk_bytes() >= u64::from(SLOTS) * STRIDE);
+    let tally = inspector.count().unwrap();
     let counted = State::ALL.map(|state| tally.of(state));
     // Void, broken, another, cleared, parked, blocks, torn, unreadable, busy.
     assert_eq!(counted, [21, 1, 1, 4, 1, 4, 0, 0, 0]);
     assert_eq!(tally.all(), u64::from(SLOTS));
-    let scrubbed = survey.scrub(0, u32::MAX, 3).unwrap();
+    let scrubbed = inspector.scrub(0, u32::MAX, 3).unwrap();
     assert_eq!(scrubbed.tally, tally, "all payloads are whole");
     assert_eq!(scrubbed.bad, [8, 20]);
     assert_eq!(
@@ -130,7 +141,7 @@ fn what_is_counted_is_what_is_there() {
         "what was cleared is not read"
     );
     drop(folder);
-    assert_eq!(Survey::open(&path).unwrap().owner(), None);
+    assert_eq!(Inspector::open(&path).unwrap().owner(), None);
 }
 
 #[test]
@@ -142,28 +153,28 @@ fn inv_26_a_scrub_finds_each_flipped_bit() {
         write(&blocks, slot, Owner::First(key(slot)), stamp);
     }
     let path = folder.path().to_owned();
-    let survey = Survey::open(&path).unwrap();
+    let inspector = Inspector::open(&path).unwrap();
     for (slot, at) in [(5, 0), (17, 4999), (31, 4095)] {
         flip(&path.join("slots"), slot * STRIDE + at);
     }
     // What fills a slot up is nobody's byte.
     flip(&path.join("slots"), 9 * STRIDE + 5000);
-    let found = survey.scrub(0, SLOTS, 4).unwrap();
+    let found = inspector.scrub(0, SLOTS, 4).unwrap();
     assert_eq!(found.bad, [5, 17, 31]);
     assert_eq!(
         (found.tally.of(State::Torn), found.tally.of(State::Block)),
         (3, 29)
     );
-    let part = survey.scrub(6, 12, 1).unwrap();
+    let part = inspector.scrub(6, 12, 1).unwrap();
     assert_eq!((part.bad, part.tally.all()), (vec![17], 12));
-    assert_eq!(survey.scrub(SLOTS, 4, 2).unwrap().tally.all(), 0);
+    assert_eq!(inspector.scrub(SLOTS, 4, 2).unwrap().tally.all(), 0);
     fs::OpenOptions::new()
         .write(true)
         .open(path.join("slots"))
         .unwrap()
         .set_len(30 * STRIDE)
         .unwrap();
-    let found = survey.scrub(0, SLOTS, 4).unwrap();
+    let found = inspector.scrub(0, SLOTS, 4).unwrap();
     assert_eq!(found.tally.of(State::Unreadable), 2, "{found:?}");
     assert!(refused(&path).contains("do not fit"));
 }
@@ -189,10 +200,10 @@ fn inv_30_what_is_written_meanwhile_is_never_torn() {
             }
         }
     });
-    let survey = Survey::open(folder.path()).unwrap();
+    let inspector = Inspector::open(folder.path()).unwrap();
     let (mut whole, mut busy) = (0, 0);
     while whole < 500 || busy < 5 {
-        let found = survey.scrub(0, SLOTS, 1).unwrap();
+        let found = inspector.scrub(0, SLOTS, 1).unwrap();
         assert_eq!(found.bad, [] as [u32; 0], "{found:?}");
         whole += found.tally.of(State::Block);
         busy += found.tally.of(State::Busy);
@@ -208,10 +219,10 @@ fn inv_29_a_look_leaves_the_folder_to_its_next_owner() {
     let (folder, _) = owned(&place.0, 0);
     let path = folder.path().to_owned();
     drop(folder);
-    let survey = Survey::open(&path).unwrap();
+    let inspector = Inspector::open(&path).unwrap();
     let (again, _) = owned(&place.0, 0);
-    assert_eq!(survey.owner(), None);
-    assert_eq!(Survey::open(&path).unwrap().owner(), Some(process::id()));
+    assert_eq!(inspector.owner(), None);
+    assert_eq!(Inspector::open(&path).unwrap().owner(), Some(process::id()));
     drop(again);
 }
 
@@ -229,7 +240,7 @@ fn what_is_no_folder_of_blocks_is_refused() {
     fs::write(path.join("identity"), "Blockyard's blocks, format 9\n").unwrap();
     assert!(refused(&path).contains("its format is 9"));
     fs::write(path.join("identity"), "Blockyard's blocks, format 1\n").unwrap();
-    let young = Survey::open(&path).unwrap();
+    let young = Inspector::open(&path).unwrap();
     assert_eq!((young.slots(), young.count().unwrap().all()), (0, 0));
     assert_eq!(young.scrub(0, 9, 2).unwrap().tally.all(), 0);
     fs::write(place.0.join("elsewhere"), "secret").unwrap();
@@ -244,7 +255,7 @@ fn what_is_no_folder_of_blocks_is_refused() {
 fn the_floor_writes_and_reads_each_block() {
     let place = Place::new("floor");
     let path = place.0.join("floor");
-    let floor = Floor::open(&path, geometry(), 3).unwrap();
+    let floor = Baseline::open(&path, geometry(), 3).unwrap();
     floor.write().unwrap();
     let bytes = fs::read(&path).unwrap();
     assert_eq!(bytes.len() as u64, geometry().payload_bytes());

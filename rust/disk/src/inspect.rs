@@ -6,7 +6,7 @@ use crate::files::ALIGNED;
 use crate::folder::{LOST, Place, settled};
 use crate::identity::{Identity, Numbers, spoiled, version_of};
 use crate::record::{Found, Owner, RECORD, Record, sum_of};
-use crate::ring::Ring;
+use crate::staging::Staging;
 use crate::witness::{FLOOR, Table};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -94,7 +94,7 @@ pub struct Scrubbed {
 
 /// The folder of a rank and an identity.
 #[derive(Debug)]
-pub struct Survey {
+pub struct Inspector {
     path: PathBuf,
     text: String,
     identity: u64,
@@ -108,7 +108,7 @@ pub struct Survey {
     disk_bytes: u64,
 }
 
-impl Survey {
+impl Inspector {
     /// Looks at a folder `rank-N` of an identity.
     ///
     /// Whether it is owned is found out by taking its locks, shared, and giving them back at once. An owner
@@ -286,7 +286,7 @@ impl Survey {
         let places = self.places(first, slots)?;
         let places = places.as_chunks().0;
         let threads = threads.clamp(1, 64).min(places.len().max(1));
-        let ring = Ring::new(threads, self.stride as usize);
+        let ring = Staging::new(threads, self.stride as usize);
         let next = AtomicUsize::new(0);
         let all = Mutex::new(Scrubbed::default());
         let work = || {

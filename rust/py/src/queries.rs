@@ -1,12 +1,12 @@
 //! Questions of a scheduler, or of an operator who asks why. They change nothing.
 
-use crate::answers::{Need, Room};
 use crate::arguments;
+use crate::cache_class::Cache;
 use crate::error::Failure;
-use crate::face::Cache;
 use crate::gil::{LONG, enter, enter_weighed};
 use crate::lease::Lease;
 use crate::prompt::{Apart, read};
+use crate::results::{Need, Room};
 use blockyard_core::{FlightId, HolderId, Request, State, Tier};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;

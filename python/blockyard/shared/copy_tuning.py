@@ -8,13 +8,13 @@ from typing import Self
 from blockyard._core import Misuse
 from blockyard.shared.validate import integer, shown
 
-__all__ = ["Thresholds"]
+__all__ = ["CopyTuning"]
 
 _POSITIVE = {"queued_runs", "ring_bytes", "ring_parts", "groups", "link_groups"}
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
+class CopyTuning:
     """Where one method of copying begins to beat another.
 
     They change how bytes move, never which bytes: ranks may differ in them without harm. The
@@ -64,15 +64,15 @@ class Thresholds:
         """Checks every field."""
         for field in fields(self):
             least = int(field.name in _POSITIVE)
-            given = integer(f"thresholds: {field.name}", getattr(self, field.name), least=least)
+            given = integer(f"copy_tuning: {field.name}", getattr(self, field.name), least=least)
             object.__setattr__(self, field.name, given)
 
     @classmethod
     def of(cls, given: object) -> Self:
-        """Returns thresholds as they are, or made of some of them by name.
+        """Returns a tuning as it is, or made of some of them by name.
 
         Args:
-            given: Thresholds, or a mapping.
+            given: CopyTuning, or a mapping.
 
         Raises:
             Misuse: It is neither, a name is unknown, or a value is out of range.
@@ -82,10 +82,10 @@ class Thresholds:
         names = [field.name for field in fields(cls)]
         if not isinstance(given, Mapping):
             raise Misuse(
-                f"thresholds = {shown(given)}: give a mapping with some of {', '.join(names)}"
+                f"copy_tuning = {shown(given)}: give a mapping with some of {', '.join(names)}"
             )
         for name in given:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
-                raise Misuse(f"there is no {name!r} in thresholds: did you mean {near[0]!r}?")
+                raise Misuse(f"there is no {name!r} in copy_tuning: did you mean {near[0]!r}?")
         return cls(**given)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// A few buffers of one size.
 #[derive(Clone, Debug)]
-pub struct Ring(Arc<Shared>);
+pub struct Staging(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -26,11 +26,11 @@ struct Aligned {
 /// A buffer, which goes back when it is dropped.
 #[derive(Debug)]
 pub struct Buffer {
-    ring: Ring,
+    ring: Staging,
     aligned: Option<Aligned>,
 }
 
-impl Ring {
+impl Staging {
     /// Makes buffers of so many bytes, zero at first.
     pub fn new(buffers: usize, bytes: usize) -> Self {
         let made = || {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_aligned_and_goes_back() {
-        let ring = Ring::new(2, 5 * ALIGNED);
+        let ring = Staging::new(2, 5 * ALIGNED);
         let (mut one, two) = (ring.take(), ring.take());
         assert_eq!((one.as_ptr().addr() % ALIGNED, one.len()), (0, 5 * ALIGNED));
         assert_ne!(one.as_ptr(), two.as_ptr());

@@ -4,7 +4,7 @@ use crate::gil::wait;
 use crate::on_disk::refused;
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
-use disk::{Floor, Geometry, Scrubbed, State, Survey, Tally, Way};
+use disk::{Baseline, Geometry, Inspector, Scrubbed, State, Tally, Way};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
@@ -37,54 +37,54 @@ fn counts(tally: &Tally) -> Counts {
 /// Raises:
 ///     Unavailable: It is no such folder, of a later format, or the system refuses.
 #[pyclass(frozen, module = "blockyard._core")]
-pub(crate) struct DiskSurvey {
-    survey: Survey,
+pub(crate) struct DiskInspector {
+    inspector: Inspector,
 }
 
 #[guarded]
 #[pymethods]
-impl DiskSurvey {
+impl DiskInspector {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let opened = wait(py, || Survey::open(&path));
-        let survey = opened.map_err(|error| refused(&error))?;
-        Ok(Self { survey })
+        let opened = wait(py, || Inspector::open(&path));
+        let inspector = opened.map_err(|error| refused(&error))?;
+        Ok(Self { inspector })
     }
 
     /// What its bytes depend on, in clear text: a title, and a line for each field.
     #[getter]
     fn text(&self) -> &str {
-        self.survey.text()
+        self.inspector.text()
     }
 
     /// Its rank.
     #[getter]
     fn rank(&self) -> u16 {
-        self.survey.rank()
+        self.inspector.rank()
     }
 
     /// The process that owned it when this was made, or None.
     #[getter]
     fn owner(&self) -> Option<u32> {
-        self.survey.owner()
+        self.inspector.owner()
     }
 
     /// Its slots; 0 where its files have no length yet.
     #[getter]
     fn slots(&self) -> u32 {
-        self.survey.slots()
+        self.inspector.slots()
     }
 
     /// Bytes from a slot to the next: a block's, up to a multiple of 4 KiB.
     #[getter]
     fn slot_bytes(&self) -> u32 {
-        self.survey.stride()
+        self.inspector.stride()
     }
 
     /// Bytes that its files take on the disk.
     #[getter]
     fn disk_bytes(&self) -> u64 {
-        self.survey.disk_bytes()
+        self.inspector.disk_bytes()
     }
 
     /// Counts what its slots have, by the table alone.
@@ -97,7 +97,7 @@ impl DiskSurvey {
     /// Raises:
     ///     Unavailable: The table cannot be read.
     fn count(&self, py: Python<'_>) -> PyResult<Counts> {
-        let tally = wait(py, || self.survey.count());
+        let tally = wait(py, || self.inspector.count());
         Ok(counts(&tally.map_err(|error| refused(&error))?))
     }
 
@@ -122,7 +122,7 @@ impl DiskSurvey {
         slots: u32,
         threads: usize,
     ) -> PyResult<(Counts, Vec<u32>, u64)> {
-        let found = wait(py, || self.survey.scrub(first, slots, threads));
+        let found = wait(py, || self.inspector.scrub(first, slots, threads));
         let Scrubbed { tally, bad, bytes } = found.map_err(|error| refused(&error))?;
         Ok((counts(&tally), bad, bytes))
     }
@@ -142,13 +142,13 @@ impl DiskSurvey {
 ///     Misuse: A number is out of range.
 ///     Unavailable: There is no room, or the system refuses.
 #[pyclass(frozen, module = "blockyard._core")]
-pub(crate) struct DiskFloor {
-    floor: Floor,
+pub(crate) struct DiskBaseline {
+    floor: Baseline,
 }
 
 #[guarded]
 #[pymethods]
-impl DiskFloor {
+impl DiskBaseline {
     #[new]
     #[pyo3(signature = (path, *, slots, block_bytes, threads=4))]
     fn new(
@@ -159,7 +159,7 @@ impl DiskFloor {
         threads: usize,
     ) -> PyResult<Self> {
         let opened = wait(py, || {
-            Floor::open(&path, Geometry::new(slots, block_bytes)?, threads)
+            Baseline::open(&path, Geometry::new(slots, block_bytes)?, threads)
         });
         let floor = opened.map_err(|error| refused(&error))?;
         Ok(Self { floor })

@@ -2,10 +2,10 @@
 //! sums, copies and acknowledgements. What a lane reaches is told as a part of it.
 
 use crate::blocks::Geometry;
-use crate::disk::Medium;
 use crate::error::{Error, Result};
 use crate::files::{Files, Way};
-use crate::ring::{Buffer, Ring};
+use crate::medium::Medium;
+use crate::staging::{Buffer, Staging};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,16 +14,16 @@ use std::thread;
 
 /// A file that threads write and read, one block at a time, in an order without order.
 #[derive(Debug)]
-pub struct Floor {
+pub struct Baseline {
     file: Files,
-    ring: Ring,
+    ring: Staging,
     threads: usize,
     stride: usize,
     /// Where blocks begin in the file.
     places: Vec<u64>,
 }
 
-impl Floor {
+impl Baseline {
     /// Opens a file, or makes it. It has no more than the blocks.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl Floor {
     pub fn open(path: &Path, geometry: Geometry, threads: usize) -> Result<Self> {
         let threads = threads.clamp(1, 64);
         let file = Files::open(path, geometry.payload_bytes(), Way::Direct)?;
-        let ring = Ring::new(threads, geometry.stride());
+        let ring = Staging::new(threads, geometry.stride());
         // Not zeros, which a disk may not write at all.
         let mut numbers = Numbers(u64::from(geometry.slots()));
         let mut all: Vec<Buffer> = (0..threads).map(|_| ring.take()).collect();

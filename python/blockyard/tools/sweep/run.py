@@ -10,7 +10,6 @@ from blockyard._core import Misuse, __version__
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Eviction, RunSpec
-from blockyard.tools.sweep.answer import Setting, advise, sentences
 from blockyard.tools.sweep.jobs import Engine, Job, Shared, Simulate, Simulated, head, run
 from blockyard.tools.sweep.optimum import Future
 from blockyard.tools.sweep.options import Plan
@@ -18,6 +17,7 @@ from blockyard.tools.sweep.recency import Curve
 from blockyard.tools.sweep.result import FORMAT, Modelled, Point, SplitResult, SweepResult
 from blockyard.tools.sweep.sampling import Sample, suitable
 from blockyard.tools.sweep.sizes import MOST_BLOCKS, Split, SplitText, geometric
+from blockyard.tools.sweep.summary import Setting, advise, sentences
 from blockyard.tools.traces.future import full_blocks, on_paths
 from blockyard.tools.workers import Watch, side_by_side
 

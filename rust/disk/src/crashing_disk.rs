@@ -1,6 +1,6 @@
-//! A disk of paper: of what was written and not synced, a power cut keeps or loses each sector by itself.
+//! A file in memory that a power cut damages: of what was written and not synced, each sector is kept or lost by itself.
 
-use crate::disk::Medium;
+use crate::medium::Medium;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,9 +21,9 @@ struct State {
 
 /// A file in memory, for tests. Clones are the same file.
 #[derive(Clone, Debug)]
-pub struct Paper(Arc<Mutex<State>>);
+pub struct CrashingDisk(Arc<Mutex<State>>);
 
-impl Paper {
+impl CrashingDisk {
     /// Makes a file of zeros.
     pub fn new(bytes: usize) -> Self {
         Self::holding(vec![0; bytes])
@@ -92,7 +92,7 @@ fn span(at: u64, length: usize, all: usize) -> io::Result<std::ops::Range<usize>
         .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-impl Medium for Paper {
+impl Medium for CrashingDisk {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let state = self.call()?;
         into.copy_from_slice(&state.bytes[span(at, into.len(), state.bytes.len())?]);
@@ -124,30 +124,40 @@ mod tests {
 
     #[test]
     fn a_cut_keeps_or_loses_each_sector_that_was_not_synced() {
-        let paper = Paper::new(4 * SECTOR);
-        paper.write(0, &[1; 2 * SECTOR]).expect("there is room");
-        paper.sync().expect("it does not fail");
-        paper.write(SECTOR as u64, &[2; 2 * SECTOR]).expect("room");
-        paper.write(SECTOR as u64 + 10, &[3; 5]).expect("room");
-        let kept = paper.cut(|versions| versions - 1);
+        let crashing_disk = CrashingDisk::new(4 * SECTOR);
+        crashing_disk
+            .write(0, &[1; 2 * SECTOR])
+            .expect("there is room");
+        crashing_disk.sync().expect("it does not fail");
+        crashing_disk
+            .write(SECTOR as u64, &[2; 2 * SECTOR])
+            .expect("room");
+        crashing_disk
+            .write(SECTOR as u64 + 10, &[3; 5])
+            .expect("room");
+        let kept = crashing_disk.cut(|versions| versions - 1);
         assert_eq!(kept[SECTOR + 10..SECTOR + 15], [3; 5]);
-        let lost = paper.cut(|_| 0);
+        let lost = crashing_disk.cut(|_| 0);
         assert_eq!(lost[..2 * SECTOR], [1; 2 * SECTOR]);
         assert_eq!(lost[2 * SECTOR..], [0; 2 * SECTOR]);
-        let between = paper.cut(|_| 1);
+        let between = crashing_disk.cut(|_| 1);
         assert_eq!(between[SECTOR..3 * SECTOR], [2; 2 * SECTOR]);
-        assert_eq!(paper.cut(|versions| versions - 1), kept, "it is as it was");
+        assert_eq!(
+            crashing_disk.cut(|versions| versions - 1),
+            kept,
+            "it is as it was"
+        );
     }
 
     #[test]
     fn beyond_its_end_there_is_nothing() {
-        let paper = Paper::new(SECTOR);
-        assert!(paper.read(SECTOR as u64, &mut [0]).is_err());
-        assert!(paper.write(SECTOR as u64 - 1, &[0; 2]).is_err());
-        assert!(paper.write(u64::MAX, &[0]).is_err());
-        paper.fail_after(1);
-        assert!(paper.sync().is_ok());
-        assert!(paper.sync().is_err());
-        assert!(paper.sync().is_ok());
+        let crashing_disk = CrashingDisk::new(SECTOR);
+        assert!(crashing_disk.read(SECTOR as u64, &mut [0]).is_err());
+        assert!(crashing_disk.write(SECTOR as u64 - 1, &[0; 2]).is_err());
+        assert!(crashing_disk.write(u64::MAX, &[0]).is_err());
+        crashing_disk.fail_after(1);
+        assert!(crashing_disk.sync().is_ok());
+        assert!(crashing_disk.sync().is_err());
+        assert!(crashing_disk.sync().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked of a file of blocks. `files.rs` has those of a system, `paper.rs` one that loses what was
+//! What is asked of a file of blocks. `files.rs` has those of a system, `crashing_disk.rs` one that loses what was
 //! not synced.
 
 use std::fmt::Debug;

@@ -6,18 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Unavailable
-from blockyard.crane.tiers import Lasting, Tier
+from blockyard.crane.tiers import Persistent, Tier
 from blockyard.shared.layout import TIERS, TierName
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.restored import Restored
 
-__all__ = ["LastingTiers"]
+__all__ = ["PersistentTiers"]
 
 _log = Limited("blockyard")
 
 
-class LastingTiers:
+class PersistentTiers:
     """Those tiers of one rank that outlive the process: a disk, or none.
 
     `restored`, `count_as`, `clear` and `keep_order` are for one thread at a time, as the crane's
@@ -29,7 +29,7 @@ class LastingTiers:
     """
 
     def __init__(self, tiers: Iterable[Tier], owner: Owner | None = None) -> None:
-        self._tiers = [tier for tier in tiers if isinstance(tier, Lasting)]
+        self._tiers = [tier for tier in tiers if isinstance(tier, Persistent)]
         self._owner = Owner() if owner is None else owner
 
     @property
