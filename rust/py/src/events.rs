@@ -53,7 +53,7 @@ impl Cache {
 
     /// Returns what has happened since the last call, in the form that vLLM publishes.
     ///
-    /// It locks the cache for one swap. Tokens are added, and all is encoded, outside of that and
+    /// It holds the lock while it copies 1,024 blocks at most. All is encoded outside of that and
     /// detached from Python, so that a thread of its own may call it.
     ///
     /// Args:
@@ -61,8 +61,8 @@ impl Cache {
     ///     rank: The data parallel rank to put on it; None for none.
     ///
     /// Returns:
-    ///     A batch in msgpack, or None where nothing has happened; and whether more is to come at
-    ///     once, as all is told again in slices.
+    ///     A batch in msgpack, or None where there is nothing to tell; and whether more is to come
+    ///     at once, as so much has happened, or all is told again in slices.
     ///
     /// Raises:
     ///     Misuse: Nobody listens.
