@@ -176,7 +176,8 @@ impl Shared {
             batch.cleared();
         }
         let (mut walk, mut seen) = (Walk::default(), Vec::new());
-        self.enter()?.count_snapshot();
+        let blocks = self.enter()?.count_snapshot();
+        batch.reserve(blocks, 0, ear.block_size);
         while self.enter()?.tell_late(&mut walk, &mut seen, &mut slice) {
             slice.encode(ear.block_size, &mut batch);
         }

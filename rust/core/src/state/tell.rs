@@ -363,11 +363,12 @@ impl State {
         true
     }
 
-    /// One more snapshot was made.
-    pub(crate) fn count_snapshot(&mut self) {
+    /// One more snapshot is made. Returns how many blocks it may have.
+    pub(crate) fn count_snapshot(&mut self) -> usize {
         if let Some(events) = &mut self.events {
             events.heard.snapshots += 1;
         }
+        self.trie.len()
     }
 
     // -- for tests ----------------------------------------------------------------------------
