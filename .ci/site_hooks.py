@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import blockyard
 from blockyard import _core
+from blockyard.connectors.connector import Connector
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.publishing.publisher import Publisher
@@ -118,6 +119,7 @@ def stats() -> Iterator[str]:
         "The scheduler": Scheduler.SCHEMA,
         "Reservations for others": Reservations.SCHEMA,
         "Events for routers": Publisher.SCHEMA,
+        "A connector": Connector.SCHEMA,
     }.items():
         yield f"\n## {part}\n"
         yield "| name | unit | kind | meaning | metric |\n|---|---|---|---|---|"

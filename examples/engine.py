@@ -110,7 +110,7 @@ def serve(
         while coming or not scheduler.idle:
             while coming and coming[0].step <= number:
                 ask = coming.popleft()
-                scheduler.add(ask.name, ask.prompt, max_tokens=ask.max_tokens)
+                scheduler.add(by.NewRequest(ask.name, ask.prompt, max_tokens=ask.max_tokens))
             if number in aborts:
                 scheduler.abort(aborts[number])
             if len(engine) <= 1:  # one step that runs, and one that waits for it

@@ -37,10 +37,12 @@ async def generate(request: web.Request) -> web.StreamResponse:
         check(ask["prompt"])
         numbers = request.app[NUMBERS]
         stream = request.app[FRONT].add(
-            next(numbers),
-            ask["prompt"],
-            max_tokens=ask["max_tokens"],
-            salt=ask.get("tenant"),  # only prompts of the same tenant share blocks
+            by.NewRequest(
+                next(numbers),
+                ask["prompt"],
+                max_tokens=ask["max_tokens"],
+                salt=ask.get("tenant"),  # only prompts of the same tenant share blocks
+            )
         )
     except (KeyError, TypeError, ValueError, by.Misuse) as error:
         raise web.HTTPBadRequest(text=f"{type(error).__name__}: {error}\n") from error

@@ -24,6 +24,7 @@ from peers.table import (
     OURS,
     PYTHON,
     RUST,
+    SIMPLE,
     VLLM,
     XXHASH,
 )
@@ -41,6 +42,7 @@ SIDES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     LEGACY: ("sglang", "side_sglang.py", ("legacy",)),
     INSIDE: ("vllm", "side_connector.py", ("sha256", "blockyard")),
     OFFLOADING: ("vllm", "side_connector.py", ("sha256", "offloading")),
+    SIMPLE: ("vllm", "side_connector.py", ("sha256", "simple")),
     DYNAMO: ("dynamo", "side_dynamo.py", ()),
     DISK: ("", "side_disk_blockyard.py", ()),
     DISK_VLLM: ("vllm", "side_disk_vllm.py", ()),

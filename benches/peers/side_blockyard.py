@@ -139,7 +139,7 @@ class Schedule(Row):
         self.scheduler = scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=sizes.SEATS))
         prompts = [work.fresh(18, 12 + row % BLOCK) for row in range(sizes.SEATS)]
         for row, prompt in enumerate(prompts):
-            scheduler.add(row, _array(prompt).astype(np.int64), max_tokens=100_000)
+            scheduler.add(by.NewRequest(row, _array(prompt).astype(np.int64), max_tokens=100_000))
         step = scheduler.schedule()
         while len(step.decode) < sizes.SEATS:
             last = [

@@ -1,6 +1,6 @@
-"""Connectors in vLLM's scheduler: Blockyard's, or vLLM's own OffloadingConnector.
+"""Connectors in vLLM's scheduler: Blockyard's, or one of vLLM's own two.
 
-    python side_connector.py WORK sha256 blockyard|offloading
+    python side_connector.py WORK sha256 blockyard|offloading|simple
 
 Every call of the connector's scheduler half is timed where vLLM makes it; the model computes
 nothing, and every copy ends in the step after the one that has ordered it.
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 NAME = sys.argv[3]
 LONG, HITS = 128, 64
 """Blocks of a prompt that the host has, and such prompts."""
+FULL = 30_000
+"""Blocks of the host."""
 CALLS = (
     "on_new_request",
     "get_num_new_matched_tokens",
@@ -37,17 +39,22 @@ CALLS = (
     "build_connector_meta",
     "update_connector_output",
     "request_finished",
+    "request_finished_all_groups",
 )
 TRANSFERS: dict[str, dict[str, Any]] = {
     "blockyard": {
         "kv_connector": "Blockyard",
         "kv_connector_module_path": "blockyard.engines.vllm",
-        "kv_connector_extra_config": {"host": 30_000},
+        "kv_connector_extra_config": {"host": FULL},
     },
     "offloading": {
         "kv_connector": "OffloadingConnector",
         # As many blocks: each begins at a page there.
-        "kv_connector_extra_config": {"cpu_bytes_to_use": 30_000 << 12},
+        "kv_connector_extra_config": {"cpu_bytes_to_use": FULL << 12},
+    },
+    "simple": {
+        "kv_connector": "SimpleCPUOffloadConnector",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 40, "num_cpu_blocks": 30_000},
     },
 }
 
@@ -62,6 +69,9 @@ class Reported:
         if NAME == "blockyard":
             self.outcome: Any = import_module("blockyard").Outcome
             self.reports: Any = import_module("blockyard.connectors.vllm.messages").Reports
+        elif NAME == "simple":
+            path = "vllm.v1.simple_kv_offload.metadata"
+            self.reports = import_module(path).SimpleCPUOffloadWorkerMetadata
         else:
             path = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.common"
             self.reports = import_module(path).OffloadingWorkerMetadata
@@ -75,6 +85,11 @@ class Reported:
             ended = [self.outcome(plan.flight, 0, len(plan)) for plan in plans]
             said.kv_connector_worker_meta = self.reports(ended) if ended else None
             said.finished_recving, said.invalid_block_ids = meta.arrived, meta.missing
+        elif NAME == "simple":
+            if meta.store_event >= 0:
+                said.kv_connector_worker_meta = self.reports({meta.store_event: 1})
+            said.finished_recving = set(meta.load_event_to_reqs.get(meta.load_event, ()))
+            self.loads += len(said.finished_recving)
         else:
             jobs = {**meta.load_jobs, **meta.store_jobs}
             if jobs:
@@ -100,7 +115,8 @@ class Connected(Row):
         self.reported = Reported()
         self.spent: dict[str, list[int]] = {name: [] for name in CALLS}
         for name in CALLS:
-            self.time(name)
+            if hasattr(self.scheduler.connector, name):
+                self.time(name)
 
     def time(self, name: str) -> None:
         """Times a call."""
@@ -124,14 +140,39 @@ class Connected(Row):
         self.scheduler.update_from_output(step, said)
         return said
 
+    def run(self, prompts: Sequence[list[int]]) -> None:
+        """Runs prompts to their end, and until all that was ordered has ended."""
+        short = params.clone()
+        short.max_tokens = 2
+        for prompt in prompts:
+            one = request(prompt, hasher)
+            one.sampling_params, one.max_tokens = short, 2
+            self.scheduler.add_request(one)
+        while self.scheduler.has_requests():
+            self.step()
+        for _ in range(8):
+            self.step()
+
 
 class Decode(Connected):
-    """Steps in which all rows decode."""
+    """Steps in which all rows decode, over a device and a host that are full of what has ended."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(8_192)
-        for row in range(sizes.SEATS):
-            self.scheduler.add_request(request(work.fresh(18, 12 + row % BLOCK)))
+        self.work = work
+        self.run([work.fresh(LONG, 5).tolist() for _ in range(FULL // LONG + 1)])
+        self.rows: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins all rows again, and runs them until all decode."""
+        if self.rows:
+            aborted: Any = import_module("vllm.v1.request").RequestStatus.FINISHED_ABORTED
+            self.scheduler.finish_requests(self.rows, aborted)
+        rows = [request(self.work.fresh(18, 12 + row % BLOCK)) for row in range(sizes.SEATS)]
+        for row in rows:
+            self.scheduler.add_request(row)
+        self.rows, self.left = [row.request_id for row in rows], sizes.MOST
         while sum(map(len, self.step().sampled_token_ids)) != sizes.SEATS:
             pass
 
@@ -144,6 +185,9 @@ class Decode(Connected):
 
     @override
     def prepare(self) -> Sequence[Operation]:
+        self.left -= sizes.STEPS
+        if self.left < 0:
+            self.begin()
         return [self.told] * sizes.STEPS
 
 
@@ -154,27 +198,14 @@ class Hits(Connected):
         super().__init__(65_536)
         self.what = what
         self.prompts = [work.fresh(LONG, 5).tolist() for _ in range(HITS)]
-        self.play()
-
-    def play(self) -> None:
-        """Runs all of them to their end, and until all that was ordered has ended."""
-        short = params.clone()
-        short.max_tokens = 2
-        for prompt in self.prompts:
-            one = request(prompt, hasher)
-            one.sampling_params, one.max_tokens = short, 2
-            self.scheduler.add_request(one)
-        while self.scheduler.has_requests():
-            self.step()
-        for _ in range(8):
-            self.step()
+        self.run(self.prompts)
 
     def told(self) -> int:
         """Returns the nanoseconds of a lookup, or of the longest call of all."""
         for spent in self.spent.values():
             spent.clear()
         self.reported.loads = 0
-        self.play()
+        self.run(self.prompts)
         if self.reported.loads != HITS:
             raise RuntimeError(f"{self.reported.loads} of {HITS} prompts came from the host")
         if self.what == "worst":

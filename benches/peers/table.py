@@ -10,6 +10,7 @@ VLLM, XXHASH, ARC = "vllm", "vllm, xxhash", "vllm, ARC"
 RUST, PYTHON, LEGACY = "sglang, Rust tree", "sglang, Python tree", "sglang, RadixCache"
 DYNAMO = "dynamo"
 INSIDE, OFFLOADING = "blockyard in vLLM", "vllm, OffloadingConnector"
+SIMPLE = "vllm, SimpleCPUOffloadConnector"
 DISK, DISK_VLLM = "blockyard's disk", "vllm, tier fs"
 DISK_LOCAL, DISK_DIRECT = "lmcache, local_disk", "lmcache, local_disk, use_odirect"
 DISK_NATIVE = "lmcache, fs_native, use_odirect"
@@ -101,7 +102,7 @@ ROWS: dict[str, Spec] = {
     "connector-decode": Spec(
         "decode step of 256 in vLLM, all calls of the connector",
         "connector-decode",
-        (OFFLOADING,),
+        (OFFLOADING, SIMPLE),
         stat="told",
         goals={OFFLOADING: 20},
         ours=INSIDE,
@@ -109,7 +110,7 @@ ROWS: dict[str, Spec] = {
     "connector-lookup": Spec(
         "its lookup of 128 blocks of the host",
         "connector-hits",
-        (OFFLOADING,),
+        (OFFLOADING, SIMPLE),
         {"what": "lookup"},
         stat="told",
         ours=INSIDE,
@@ -117,7 +118,7 @@ ROWS: dict[str, Spec] = {
     "connector-worst": Spec(
         "its worst call in 64 loads of 128 blocks at once",
         "connector-hits",
-        (OFFLOADING,),
+        (OFFLOADING, SIMPLE),
         {"what": "worst"},
         stat="told",
         ours=INSIDE,
@@ -208,10 +209,13 @@ NOTES: dict[tuple[str, str], str] = {
     ("offload-worst", OURS): "median over rounds of a round's longest call, CPU time",
     ("connector-decode", INSIDE): "block tables are followed, 16 of them with a new block",
     ("connector-decode", OFFLOADING): "stores blocks of prompts alone, as it does by default",
+    ("connector-decode", SIMPLE): "eager, as it is by default: stores full blocks of answers, too",
     ("connector-lookup", INSIDE): "median of a round; keys are ready",
     ("connector-lookup", OFFLOADING): "median of a round; one key after the other",
+    ("connector-lookup", SIMPLE): "median of a round",
     ("connector-worst", INSIDE): "median over rounds; the copies of all are reported in one call",
     ("connector-worst", OFFLOADING): "likewise",
+    ("connector-worst", SIMPLE): "likewise; the loads of a step are one event",
     ("match-beside", RUST): "its binding lets the interpreter go",
     ("turn-beside", RUST): "its binding lets the interpreter go",
     ("match-two", OURS): "short verbs keep the interpreter",

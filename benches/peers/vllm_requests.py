@@ -37,4 +37,6 @@ def config(blocks: int) -> Any:
         block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
     groups = [interface.KVCacheGroupSpec(["layer"], spec)]
-    return interface.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    page = spec.page_size_bytes
+    tensor = interface.KVCacheTensor(blocks * page, ["layer"], blocks * page, page)
+    return interface.KVCacheConfig(blocks, [tensor], groups)

@@ -47,7 +47,7 @@ def run(
     scheduler = by.Scheduler(cache, by.SchedulerOptions(headroom=policy, stops="in-order"))
     for name in range(requests):
         first = 1000 * name + 1
-        scheduler.add(name, range(first, first + prompt), max_tokens=answer)
+        scheduler.add(by.NewRequest(name, range(first, first + prompt), max_tokens=answer))
     while not scheduler.idle:
         step = scheduler.schedule()
         for plan in cache.dispatch():

@@ -24,7 +24,7 @@ DEVICE, HOST, LEAST = 3_000, 24_000, 0.99
 def replayed(seed: int, requests: int, host: int, ways: list[str]) -> list[dict[str, Any]]:
     words = [sys.executable, "-m", "blockyard", "replay", "--workload", "decode-heavy", "--quiet"]
     words += ["--seed", str(seed), "--requests", str(requests), "--headroom", "none"]
-    words += ["--device-blocks", str(DEVICE), "--host-blocks", str(host), "--json", "-"]
+    words += ["--device", str(DEVICE), "--host", str(host), "--json", "-"]
     for way in ways:
         words += ["--preempt-mode", way]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

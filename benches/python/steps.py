@@ -60,7 +60,7 @@ def decoding(
     # Their blocks become full in different steps.
     lengths = [PROMPT + number % 16 for number in range(rows)]
     for number, length in enumerate(lengths):
-        scheduler.add(number, tokens[number, :length], max_tokens=5_000)
+        scheduler.add(by.NewRequest(number, tokens[number, :length], max_tokens=5_000))
     step = scheduler.schedule()
     while len(step.decode) < rows:
         last = [one.seat for one in step.chunks if one.first + one.tokens == lengths[one.seat]]
@@ -69,7 +69,7 @@ def decoding(
         step = scheduler.schedule()
     answer(scheduler, step)
     for number in range(waiting):
-        scheduler.add(f"waiting {number}", [1, 2, 3], max_tokens=5)
+        scheduler.add(by.NewRequest(f"waiting {number}", [1, 2, 3], max_tokens=5))
     return scheduler
 
 
@@ -124,7 +124,7 @@ def stalled(seconds: float) -> tuple[int, float, float]:
     prompt = np.arange(1, 65)
     below(cache, prompt)
     scheduler = decoding(cache, 64, 0, spare=1)
-    scheduler.add("stalled", [*prompt, 5], max_tokens=4)
+    scheduler.add(by.NewRequest("stalled", [*prompt, 5], max_tokens=4))
     cpu, elapsed = [], []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -147,8 +147,8 @@ def parking(times: int) -> dict[str, float]:
     """Returns the median CPU microseconds of parking and resuming 1,000 blocks."""
     cache = by.KVCache(block_size=16, device=3_000, host=3_000)
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=20_000))
-    scheduler.add("long", np.arange(15_990), max_tokens=5_000)
-    scheduler.add("other", np.arange(100), max_tokens=5_000)
+    scheduler.add(by.NewRequest("long", np.arange(15_990), max_tokens=5_000))
+    scheduler.add(by.NewRequest("other", np.arange(100), max_tokens=5_000))
     park, resume, plain = [], [], []
     for _ in range(times):
         turn(scheduler)
@@ -157,7 +157,7 @@ def parking(times: int) -> dict[str, float]:
         step = scheduler.schedule()
         plain.append(time.thread_time_ns() - begun)
         answer(scheduler, step)
-        (long,) = (seat for seat in scheduler._seats.bound() if seat.request.id == "long")
+        (long,) = (seat for seat in scheduler._shared.seats.bound() if seat.request.id == "long")
         scheduler._lifecycle.stop(long)
         step = scheduler.schedule()
         answer(scheduler, step)

@@ -28,8 +28,10 @@ from blockyard._core import (
 from blockyard.crane.crane import Crane
 from blockyard.local import local
 from blockyard.scheduling.engine import Ack, Output, Step
+from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.hints import Hints
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Cause, Outcome
 from blockyard.yard.cache import KVCache
@@ -45,12 +47,14 @@ __all__ = [
     "Config",
     "Crane",
     "ForeignLease",
+    "Hints",
     "InUse",
     "KVCache",
     "KVLayout",
     "Keys",
     "Lease",
     "Misuse",
+    "NewRequest",
     "NoRoom",
     "Outcome",
     "Output",

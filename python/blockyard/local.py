@@ -490,6 +490,11 @@ def _on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | No
             "this process; or for a third tier of memory, which does not, "
             'memory=(device, host, MemoryTier(layout, blocks, name="disk"))'
         )
+    if config.disk_reclaim and disk_path is None:
+        raise Misuse(
+            'disk_reclaim = True, and no disk_path: give disk="200 GiB" and disk_path; or, for a '
+            "DiskTier in memory, DiskTier(reclaim=True)"
+        )
     persistent = [name for name, tier in given.items() if isinstance(tier, Persistent)]
     persistent += [] if disk_path is None else ["disk"]
     if "device" in persistent:
@@ -548,6 +553,7 @@ def _made(
             disk_path,
             blocks=config.disk_blocks,
             identity=config.identity,
+            reclaim=config.disk_reclaim,
         )
         opened.callback(disk.close)
     if not given:

@@ -11,7 +11,6 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from blockyard.connectors.vllm import Blockyard
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import ScriptedCopier, corrupt, delay, deliver, fail
 from simulated_model import HASHER, SIZE, Engine, Wrong, adapter_path, start_of, undisturbed
@@ -165,7 +164,7 @@ def a_copy_that_hangs_is_waited_for_until_its_deadline_also_where_nothing_runs()
     answered(engine, [prompt], 8, first=1)
     same(engine.computed["r1"], len(prompt) + 7, "computed of it")
     for rank in engine.ranks:
-        rank.connector.back.worker.reset()
+        rank.own.back.worker.reset()
     engine.close()
 
 
@@ -233,7 +232,7 @@ def a_hundred_lookups_and_an_abort_hold_nothing() -> None:
 @case
 def orders_are_carried_out_once_however_often_they_are_given() -> None:
     engine = Engine(blocks=39, host=200, copier=scripted(*[delay(2)] * 40))
-    back = engine.ranks[0].connector.back
+    back = engine.ranks[0].own.back
     begin = back.begin
     back.begin = lambda step: [begin(step), begin(step)]
     answered(engine, prompts(6), 60)
@@ -279,12 +278,12 @@ def a_salt_finds_nothing_of_another() -> None:
     engine.close()
 
 
-@case
-def the_caches_numbers_are_on_vllms_metrics() -> None:
-    engine = Engine(blocks=39, host=200)
+def numbers_are_on_metrics(engine: Engine) -> None:
+    """Preempts requests, and checks that the cache's numbers are on vLLM's `/metrics`."""
     registry = CollectorRegistry()
     types = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
-    known = Blockyard.build_prom_metrics(engine.config, types, ["engine"], {0: ["0"]})
+    kind = type(engine.scheduler.connector)
+    known = kind.build_prom_metrics(engine.config, types, ["engine"], {0: ["0"]})
     inner = engine.scheduler.update_from_output
 
     def update(*what: Any) -> Any:
@@ -292,20 +291,29 @@ def the_caches_numbers_are_on_vllms_metrics() -> None:
         for one in outputs.values():
             stats = one.scheduler_stats
             if stats is not None and stats.kv_connector_stats:
-                known.observe(Blockyard.build_kv_connector_stats(stats.kv_connector_stats).data)
+                made = kind.build_kv_connector_stats(stats.kv_connector_stats)
+                # As where the scheduler is in another process.
+                known.observe(made.to_dict())
         return outputs
 
     engine.scheduler.update_from_output = update
     answered(engine, prompts(6), 60)
-    for _ in range(70):
-        engine.step()
     text = generate_latest(registry).decode()
+    stats = engine.front.cache.stats()
     for line in (
         'blockyard_sequences_total{engine="0",event="parked"} 2.0',
-        'set="idle",tier="host"',
+        'blockyard_preempted_requests_total{engine="0"} 2.0',
+        'blockyard_admitted_requests_total{engine="0"} 8.0',
+        f'blockyard_slots{{engine="0",set="idle",tier="host"}} {stats["host_idle"]}.0',
+        'blockyard_flights{engine="0"} 0.0',
     ):
         same(line in text, 1, f"{line} on /metrics")
     engine.close()
+
+
+@case
+def the_caches_numbers_are_on_vllms_metrics() -> None:
+    numbers_are_on_metrics(Engine(blocks=39, host=200))
 
 
 @case

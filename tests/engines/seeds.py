@@ -69,10 +69,11 @@ class Post:
                 if chance > 0.9:
                     self.seen["reports twice"] += 1
                     self.late.append(outcome)
-        return Reports(arrived) if arrived else None
+        ready = reports.ready if reports else ()
+        return Reports(arrived, ready=ready) if arrived or ready else None
 
 
-def engine_of(seed: int, chance: random.Random, *, faults: bool) -> Engine:
+def engine_of(seed: int, chance: random.Random, *, faults: bool, beside: bool = False) -> Engine:
     """Returns the engine of a seed."""
     failing = 0.25 if faults else 0
     deadline = chance.choice([None, _DEADLINE]) if faults else None
@@ -108,18 +109,22 @@ def engine_of(seed: int, chance: random.Random, *, faults: bool) -> Engine:
         keep_on_reset=chance.choice([None, False]),
         zeroes=chance.choice([None, None, 1, 2]),
         drafts=random.Random(seed) if drafted else None,
+        beside=beside,
     )
 
 
 class Game:
     """A seed, from its first request to its end."""
 
+    beside = False
+    """Whether another connector stands before Blockyard."""
+
     def __init__(self, seed: int) -> None:
         self.chance = chance = random.Random(seed)
         self.seen: Counter[str] = Counter()
         self.faults = chance.random() < 0.75
         self.resets = chance.random() < 0.4
-        self.engine = engine_of(seed, chance, faults=self.faults)
+        self.engine = engine_of(seed, chance, faults=self.faults, beside=self.beside)
         self.asked = {f"r{number}": self.ask() for number in range(chance.randint(9, 28))}
         self.waiting = list(self.asked)
         self.live: list[str] = []
@@ -176,7 +181,7 @@ class Game:
     def flip(self) -> None:
         """Flips a bit of a block on the host, where that is checked and nothing is copied."""
         number = self.chance.randrange(len(self.engine.ranks))
-        crane = self.engine.ranks[number].connector.back.worker.crane
+        crane = self.engine.ranks[number].own.back.worker.crane
         copier = crane.copiers["device", "host"]
         if not isinstance(copier, CheckedCopier) or crane.in_flight:
             return
@@ -205,7 +210,7 @@ class Game:
         Where that ends with it, the weights are new.
         """
         running, below = (self.chance.random() < 0.5 for _ in range(2))
-        extra = self.engine.config.kv_transfer_config.kv_connector_extra_config
+        extra = self.engine.extra
         try:
             if self.engine.scheduler.reset_prefix_cache(running, below):
                 self.seen["reset"] += 1
@@ -256,7 +261,7 @@ def check_at_rest(engine: Engine) -> None:
     if engine.front.cache.stats()["flights"]:
         # Of a copy whose end was lost, or heard of as unknown, only a reset tells that it is over.
         for rank in engine.ranks:
-            rank.connector.back.worker.reset()
+            rank.own.back.worker.reset()
         engine.front.connector.reset(memory="kept")
     stats: dict[str, Any] = engine.front.cache.stats()
     names = ("parked", "flights", "host_pinned", "host_quarantined", "host_promised")

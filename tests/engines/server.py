@@ -6,9 +6,11 @@ It runs in the environment that `setup_cpu.py` makes, from the wheel alone: thre
 path. Servers are killed without a warning, one second after their last answer.
 """
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +20,14 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from whole_engine import VOCABULARY, write_model
+
+sys.path.append(str(Path(__file__).parents[1] / "python" / "support"))
+from prometheus import DEPLOY, Prometheus, panels_of, queries
 
 ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -101,10 +109,19 @@ class Server:
 
     def hits(self) -> list[float]:
         """Returns the tokens that came from below, of each replica."""
+        return self.metric("vllm:external_prefix_cache_hits_total")
+
+    def metric(self, name: str, **labels: str) -> list[float]:
+        """Returns the numbers of a series, of each replica and rank."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
-        name = r'^vllm:external_prefix_cache_hits_total\{engine="(\d)".*\} (\S+)$'
-        return [float(hits) for _, hits in sorted(re.findall(name, text, re.MULTILINE))]
+        found = {
+            (one.labels["engine"], one.labels.get("rank", "")): one.value
+            for family in text_string_to_metric_families(text)
+            for one in family.samples
+            if one.name == name and labels.items() <= one.labels.items()
+        }
+        return [found[key] for key in sorted(found)]
 
     def said(self, text: str) -> int:
         """How many lines of the log have this text, behind what vLLM begins its own with."""
@@ -132,7 +149,8 @@ class Server:
 
     def kill(self) -> None:
         """Ends all of its processes at once."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         time.sleep(0.5)
 
@@ -148,15 +166,81 @@ class Checks:
         print(f"{'ok     ' if holds else 'BROKEN '} {what}{f': {seen}' if seen != '' else ''}")
 
 
+def numbers(server: Server, check: Checks, blocks: int) -> None:
+    """Checks what vLLM says of an engine that sleeps and has sent so many blocks to its disk."""
+    for names, wanted in (
+        (("copied_blocks_total", {"from": "device", "to": "host"}), blocks),
+        (("copied_blocks_total", {"from": "host", "to": "disk"}), blocks),
+        (("slots", {"tier": "disk", "set": "idle"}), blocks),
+        (("slots", {"tier": "host", "set": "pinned"}), 0),
+        (("flights", {}), 0),
+        (("prompt_tokens_total", {}), blocks * 32),
+        (("admitted_requests_total", {}), 1),
+        (("copies_failed_total", {"cause": "unknown"}), 0),
+        (("disks_dead", {"rank": "0"}), 0),
+    ):
+        name, labels = names
+        seen = server.metric(f"blockyard_{name}", **labels)
+        check(f"a scrape of an idle engine: {name} {labels}", holds=seen == [wanted], seen=seen)
+    written = server.metric("blockyard_disk_written_bytes_total")
+    per_block = server.metric("blockyard_block_bytes")
+    check("its disk's bytes", holds=written == [blocks * per_block[0]], seen=written)
+
+
+def panels(server: Server, folder: Path, check: Checks) -> None:
+    """Asks a Prometheus that scrapes a server each query of each panel, and what its rules say."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        check(
+            "panels: skipped, as there is no Prometheus: Debian's package prometheus has it",
+            holds="prometheus" not in os.environ.get("BLOCKYARD_REQUIRE", "").split(),
+        )
+        return
+    folder.mkdir()
+    rules = DEPLOY / "vllm" / "rules.yml"
+    prometheus = Prometheus(binary, folder, ("127.0.0.1", server.port), rules)
+    try:
+        until, seed = time.monotonic() + 60, 10
+        while not prometheus.ask("count_over_time(blockyard_flights[1m]) > 9"):
+            server.ask(seed := seed + 1)
+            if time.monotonic() > until:
+                break
+        empty, labels = [], []
+        shown = panels_of(DEPLOY / "vllm" / "blockyard.json")
+        for panel in shown:
+            for query, legend in queries(panel):
+                rows: list[Any] = prometheus.ask(query)
+                # Nobody has asked this server to publish events.
+                if not rows and "events_lost" not in query:
+                    empty.append(query)
+                wanted = re.findall(r"{{(\w+)}}", legend)
+                labels += [one for row in rows for one in wanted if one not in row["metric"]]
+        asked = sum(len(panel["targets"]) for panel in shown)
+        check(
+            f"each of {asked} queries of {len(shown)} panels has rows", holds=not empty, seen=empty
+        )
+        check("with the labels of its legend", holds=not labels, seen=labels)
+        alerts = prometheus.ask("ALERTS")
+        check("no alert fires for an engine that is well", holds=not alerts, seen=alerts)
+        found = prometheus.ask("sum by (tier) (rate(blockyard_cached_tokens_total[1m]))")
+        tiers = sorted(row["metric"]["tier"] for row in found)
+        check("tokens by tier", holds=tiers == ["device", "disk", "host"], seen=tiers)
+    finally:
+        prometheus.close()
+
+
 def alone(root: Path, check: Checks) -> None:
     """One engine."""
     first = Server(root)
     try:
+        capacity = first.metric("blockyard_tier_slots", tier="host")
+        check("sizes are told before the first request", holds=capacity[0] > 0, seen=capacity)
         policy = r'Blockyard sets kv_load_failure_policy to "recompute", which was \'fail\''
         check("three keys are enough, and the policy is set", holds=first.said(policy) == 1)
         check("the line at the start", holds=first.said("Blockyard keeps preempted requests") == 1)
         answer = first.ask(1)
         time.sleep(QUIET)
+        numbers(first, check, TOKENS // 32)
     finally:
         first.kill()
     second = Server(root)
@@ -169,6 +253,9 @@ def alone(root: Path, check: Checks) -> None:
         time.sleep(QUIET)
         share = second.busy(10)
         check("an idle engine takes at most 1 % of a core", holds=share <= 0.01, seen=share)
+        tokens = second.metric("blockyard_cached_tokens_total", tier="disk")
+        check("they are counted as the disk's", holds=tokens == [blocks * 32.0], seen=tokens)
+        panels(second, root / "prometheus", check)
     finally:
         second.kill()
 
@@ -181,6 +268,8 @@ def replicas(root: Path, check: Checks) -> None:
         check("two replicas have half of the machine each", holds=shares == [1, 1], seen=shares)
         answers = [first.ask(at, at) for at in (0, 1)]
         time.sleep(QUIET)
+        copied = first.metric("blockyard_copied_blocks_total", **{"from": "device", "to": "host"})
+        check("each replica has its own numbers", holds=copied == [6.0, 6.0], seen=copied)
     finally:
         first.kill()
     second = Server(root, 2)

@@ -21,6 +21,8 @@ OTHERS = (
     # For `vllm serve`.
     *("uvicorn==0.54.0", "python-multipart==0.0.34", "jmespath==1.1.0"),
     "model-hosting-container-standards==0.1.16",
+    # What carries KV between two engines, for the CUDA of torch: it needs none of it.
+    *("nixl==1.5.1", "nixl-cu13==1.5.1"),
 )
 MARK = f"{KERNELS} {' '.join(OTHERS)} {sys.version}"
 

@@ -17,8 +17,8 @@ from typing import Any
 from sglang.srt import runtime_context
 from sglang.srt.server_args import ServerArgs
 
-from blockyard.connectors.sglang import _server
 from blockyard.connectors.sglang.identity import identity_of
+from blockyard.connectors.sglang.storage import _server
 
 CONFIG = SimpleNamespace(model_name="a name", tp_size=1, pp_rank=0, pp_size=1, dp_rank=0)
 MODEL = {

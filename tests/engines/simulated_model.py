@@ -10,14 +10,21 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
+    MultiConnector,
+    MultiKVConnectorMetadata,
+    MultiKVConnectorWorkerMetadata,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -72,9 +79,23 @@ class Rank:
             for one in self.kv.values()
         ]
         self.connector: Any = None
+        self.own: Any = None
+        """Blockyard's part of it."""
+        self.other: Any = None
+        """That of the one beside it."""
+        self.sums: Callable[[str, list[int]], np.ndarray] = lambda _name, _tokens: np.array([])
+        self.weights = 0
+        self.excused: set[int] = set()
+        """Blocks that have not come in this step, which is said of them."""
         if config.kv_transfer_config is not None:
-            self.connector = Blockyard(config, KVConnectorRole.WORKER, kv)
-            self.connector.back.copier = copier
+            with set_current_vllm_config(config):
+                self.connector = KVConnectorFactory.create_connector(
+                    config, KVConnectorRole.WORKER, kv
+                )
+            self.other, self.own = parts(self.connector)
+            self.own.back.copier = copier
+            if self.other is not None:
+                self.other.rank = self
             self.connector.register_kv_caches(self.kv)
         self.tables: dict[str, list[int]] = {}
 
@@ -94,25 +115,62 @@ class Rank:
             elif more is not None:
                 self.tables[name] = self.tables[name] + more[0]
 
-    def compute(self, name: str, sums: np.ndarray, first: int, count: int, weights: int) -> None:
-        """Reads the KV before `first`, and writes that of the next positions."""
-        places = np.arange(first + count)
-        table = np.array(self.tables[name])
-        blocks, offsets = table[places // SIZE], places % SIZE
-        if not blocks.all():
-            raise Wrong(f"{name} is computed in the null block")
+    def compute(self, name: str, sums: np.ndarray, first: int, count: int) -> bool:
+        """Reads the KV before `first`, and writes that of the next positions.
+
+        Returns:
+            Whether it has read nothing of a block that did not come. If not, what it writes is
+            wrong, and what it samples.
+        """
+        table = self.tables[name]
+        read = set(table[: -(-first // SIZE)]) & self.excused
+        if read:
+            self.excused.update(table[first // SIZE : -(-(first + count) // SIZE)])
+            self.put(table, ~sums, first, first + count)
+            return False
+        self.read(name, table, sums, first)
+        self.put(table, sums, first, first + count)
+        return True
+
+    def read(self, name: str, table: list[int], sums: np.ndarray, last: int) -> None:
+        """Checks every position before `last`."""
+        for words, half, blocks, offsets, told in self.places(table, 0, last):
+            there = words[blocks, half, offsets]
+            bad = np.flatnonzero(there != sums[:last] ^ told)
+            if len(bad):
+                raise Wrong(
+                    f"{name} attends to token {bad[0]} of {last} in block {blocks[bad[0]]} of "
+                    f"rank {self.number}, which holds something else"
+                )
+
+    def put(self, table: list[int], sums: np.ndarray, first: int, last: int) -> None:
+        """Writes positions."""
+        for words, half, blocks, offsets, told in self.places(table, first, last):
+            if not blocks.all():
+                raise Wrong("something is written to the null block")
+            words[blocks, half, offsets] = sums[first:last] ^ told
+
+    def places(self, table: list[int], first: int, last: int) -> Iterator[tuple[Any, ...]]:
+        """Yields where the KV of positions lies, and what tells it from that of others."""
+        at = np.arange(first, last)
+        blocks, offsets = np.array(table, np.int64)[at // SIZE], at % SIZE
         for layer, words in enumerate(self.words):
             for half in range(words.shape[1]):
-                told = (weights << 40) + 1000 * self.number + 10 * layer + half
-                mine = sums[: first + count] ^ np.int64(told)
-                there = words[blocks[:first], half, offsets[:first]]
-                bad = np.flatnonzero(there != mine[:first])
-                if len(bad):
-                    raise Wrong(
-                        f"{name} attends to token {bad[0]} of {first} in block {blocks[bad[0]]} of "
-                        f"rank {self.number}, which holds something else"
-                    )
-                words[blocks[first:], half, offsets[first:]] = mine[first:]
+                told = np.int64((self.weights << 40) + 1000 * self.number + 10 * layer + half)
+                yield words, half, blocks, offsets, told
+
+    def bring(self, name: str, ids: list[int], tokens: list[int], first: int) -> None:
+        """Writes what a prefiller has."""
+        self.put(ids, self.sums(name, tokens), first, len(tokens))
+
+    def check(self, name: str, ids: list[int], tokens: list[int]) -> None:
+        """Reads what a decoder reads."""
+        self.read(name, ids, self.sums(name, tokens), len(tokens))
+
+    def spoil(self, ids: list[int]) -> None:
+        """Writes other bytes, as a transfer does that is on its way."""
+        for words in self.words:
+            words[ids] = -1
 
 
 class Engine:
@@ -151,13 +209,19 @@ class Engine:
         workers: bool = True,
         zeroes: int | None = None,
         drafts: random.Random | None = None,
+        beside: bool = False,
         **extra: Any,
     ) -> None:
         asked = None if host is None else {"host": host, **extra}
+        self.extra = extra
         more = {"policy": policy, "async_scheduling": asynchronous}
         stages = ranks if parallel == "stages" else 1
         self.config = settings(
-            asked, blocks, seats, budget, stages=stages, drafts=drafts is not None, **more
+            *(asked, blocks, seats, budget),
+            stages=stages,
+            drafts=drafts is not None,
+            beside=beside,
+            **more,
         )
         latent, zeroed = parallel == "latent", zeroes is not None
         if ranks > 1:
@@ -181,14 +245,15 @@ class Engine:
             kv = layers(blocks, latent=latent, stage=stage, zeroed=zeroed)
             sent = None if mail is None else mail(number)
             self.ranks.append(Rank(self.config, kv, number, own, latent=latent, mail=sent))
-        if isinstance(self.scheduler.connector, Blockyard):
+        for one in self.ranks:
+            one.sums = self.sums
+        if parts(self.scheduler.connector)[1] is not None:
             # A step is a millisecond, so that deadlines are the same in every run.
             self.front.clock = lambda: self.steps / 1000
-            ready = {
-                (0, rank): one.connector.get_handshake_metadata()
-                for rank, one in enumerate(self.ranks)
-            }
-            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(ready)
+            said = [one.connector.get_handshake_metadata() for one in self.ranks]
+            ready = {(0, rank): one for rank, one in enumerate(said) if one is not None}
+            if ready:
+                self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(ready)
         self.together = KVOutputAggregator(ranks)
         self.asynchronous = asynchronous
         self.flying: list[tuple[Any, ModelRunnerOutput]] = []
@@ -198,6 +263,10 @@ class Engine:
         self.starts: dict[str, int] = {}
         """What comes before the tokens of each."""
         self.parallel, self.zeroes, self.drafts = parallel, zeroes, drafts
+        self.void: set[int] = set()
+        """Blocks that did not come beside a computation, and those that were computed from them."""
+        self.unsound: set[str] = set()
+        """Rows that have read a block in this step that did not come."""
         self.weights = 0
         """Counts the weights that it has had."""
         self.computed: Counter[str] = Counter()
@@ -212,7 +281,7 @@ class Engine:
     @property
     def front(self) -> Any:
         """The scheduler's half."""
-        return self.scheduler.connector.front
+        return parts(self.scheduler.connector)[1].front
 
     def add(
         self, name: str, prompt: list[int], most: int, *, asks: Any = None, **more: Any
@@ -258,6 +327,10 @@ class Engine:
             for one in told.outputs:
                 if one.prefill_stats is not None:
                     self.hear(one.request_id, one.prefill_stats)
+        if self.void:
+            # vLLM would find them itself, of a request that leaves before it has computed them.
+            self.scheduler.kv_cache_manager.evict_blocks(self.void)
+            self.void = set()
         if self.drafts is not None:
             names = [name for name in output.num_scheduled_tokens if name in self.known]
             drafts = [self.draft(name, self.drafts) for name in names]
@@ -267,7 +340,7 @@ class Engine:
         """Hears how many prompt tokens of a request vLLM says were cached, at its first token."""
         self.reported[name] = stats.num_local_cached_tokens, stats.num_external_cached_tokens
         request = self.requests[name]
-        if self.asynchronous or request.num_preemptions:
+        if self.asynchronous or request.num_preemptions or "afar" in (asks_of(request)):
             return
         left = request.num_prompt_tokens - sum(self.reported[name])
         if left != self.computed[name]:
@@ -288,6 +361,11 @@ class Engine:
         spec = output.scheduled_spec_decode_tokens
         tokens = [self.sample(*one, spec.get(one[0], ())) for one in work]
         made = [self.run_on(rank, output, work, tokens) for rank in self.ranks]
+        for name, found in zip(output.num_scheduled_tokens, tokens, strict=True):
+            if name in self.unsound and found:
+                # vLLM drops what was sampled of blocks that did not come.
+                del self.known[name][-len(found) :]
+        self.unsound.clear()
         if len(made) == 1:
             return made[0]
         answer = self.together.aggregate(made)
@@ -310,12 +388,16 @@ class Engine:
             start, tokens = starts[name], [*self.known[name], *drafts]
             if start + count > len(tokens):
                 raise Wrong(f"{name} has {len(tokens)} tokens, and {start + count} are scheduled")
-            sums = [self.starts[name]]
-            for token in tokens[: start + count]:
-                sums.append(chained(sums[-1], token))
             self.computed[name] += count
-            work.append((name, start, count, np.array(sums[1:], np.uint64).view(np.int64)))
+            work.append((name, start, count, self.sums(name, tokens[: start + count])))
         return work
+
+    def sums(self, name: str, tokens: Sequence[int]) -> np.ndarray:
+        """The words of these tokens of a request, shape (tokens,)."""
+        sums = [self.starts[name]]
+        for token in tokens:
+            sums.append(chained(sums[-1], token))
+        return np.array(sums[1:], np.uint64).view(np.int64)
 
     def sample(
         self, name: str, start: int, count: int, words: np.ndarray, drafts: Sequence[int]
@@ -345,28 +427,39 @@ class Engine:
         rank.update(output)
         if self.zeroes == 1:
             rank.zero(zeroed)
-        for name, start, count, words in work:
-            rank.compute(name, words, start, count, self.weights)
-        said = None
-        if rank.connector is not None:
-            said = KVConnectorOutput()
+        rank.weights = self.weights
+        if output.has_sync_kv_loads:
             rank.connector.start_load_kv(None)
-            rank.connector.wait_for_save()
-            results = rank.connector.get_transfer_results(output.finished_req_ids)
-            said.finished_sending = results.finished_sending
-            said.finished_recving = results.finished_recving
-            said.failed_recving = results.failed_recving
-            said.invalid_block_ids = rank.connector.get_block_ids_with_load_errors()
-            reports = rank.connector.build_connector_worker_meta()
-            if rank.mail is not None:
-                reports = rank.mail(meta.orders, reports)
-            said.kv_connector_worker_meta = reports
-            rank.connector.clear_connector_metadata()
-            if not work and said.is_empty() and len(self.ranks) == 1:
-                # As vLLM's runners where nothing is computed and there is one worker alone.
-                said = None
+        for name, start, count, words in work:
+            if not rank.compute(name, words, start, count):
+                self.unsound.add(name)
+        self.void |= rank.excused
+        rank.excused.clear()
+        said = None if rank.connector is None else self.report(rank, output)
+        if said is not None and not work and said.is_empty() and len(self.ranks) == 1:
+            # As vLLM's runners where nothing is computed and there is one worker alone.
+            said = None
         index = {one[0]: at for at, one in enumerate(work)}
         return ModelRunnerOutput(list(index), index, list(tokens), kv_connector_output=said)
+
+    @staticmethod
+    def report(rank: Rank, output: Any) -> KVConnectorOutput:
+        """Does what a model runner does behind its step, and returns what it reports."""
+        meta, said = output.kv_connector_metadata, KVConnectorOutput()
+        if not output.has_sync_kv_loads:
+            rank.connector.start_load_kv(None)
+        rank.connector.wait_for_save()
+        results = rank.connector.get_transfer_results(output.finished_req_ids)
+        said.finished_sending = results.finished_sending
+        said.finished_recving = results.finished_recving
+        said.failed_recving = results.failed_recving
+        said.invalid_block_ids = rank.connector.get_block_ids_with_load_errors()
+        reports = rank.connector.build_connector_worker_meta()
+        if rank.mail is not None:
+            reports = mailed(rank.mail, meta, reports)
+        said.kv_connector_worker_meta = reports
+        rank.connector.clear_connector_metadata()
+        return said
 
     def drain(self, most: int = 2_000) -> None:
         """Runs until all requests have ended, and what is in the air, too."""
@@ -384,6 +477,28 @@ class Engine:
         for rank in self.ranks:
             if rank.connector is not None:
                 rank.connector.shutdown()
+
+
+def parts(connector: Any) -> tuple[Any, Any]:
+    """Returns the connector that stands beside Blockyard, and Blockyard; None for none."""
+    if isinstance(connector, MultiConnector):
+        other, own = connector.sub_connectors
+        return other, own
+    return None, connector if isinstance(connector, Blockyard) else None
+
+
+def mailed(mail: Mail, meta: Any, reports: Any) -> Any:
+    """Returns what arrives of a rank's reports, of Blockyard's part alone."""
+    if not isinstance(meta, MultiKVConnectorMetadata):
+        return mail(meta.orders, reports)
+    said = (None, None) if reports is None else reports.metadata
+    arrived = mail(meta.metadata[1].orders, said[1])
+    return None if arrived is None else MultiKVConnectorWorkerMetadata((None, arrived))
+
+
+def asks_of(request: Any) -> dict[str, Any]:
+    """What a request asks of connectors."""
+    return request.kv_transfer_params or {}
 
 
 def token_after(sum_: int) -> int:

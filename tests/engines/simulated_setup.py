@@ -46,6 +46,7 @@ def settings(
     *,
     stages: int = 1,
     drafts: bool = False,
+    beside: bool = False,
     **more: Any,
 ) -> Any:
     """Returns vLLM's configuration; None for no connector."""
@@ -73,7 +74,7 @@ def settings(
         cache_config=CacheConfig(block_size=SIZE, enable_prefix_caching=True),
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
-        kv_transfer_config=None if extra is None else transfer(extra),
+        kv_transfer_config=None if extra is None else (behind if beside else transfer)(extra),
         speculative_config=SpeculativeConfig(**speculative) if drafts else None,
     )
     made.cache_config.num_gpu_blocks = blocks
@@ -82,11 +83,31 @@ def settings(
 
 def transfer(extra: dict[str, Any]) -> KVTransferConfig:
     """Returns what an operator writes in `--kv-transfer-config`."""
+    return KVTransferConfig(**own(extra))
+
+
+def own(extra: dict[str, Any]) -> dict[str, Any]:
+    """Blockyard's part of it."""
+    return {
+        "kv_connector": "Blockyard",
+        "kv_connector_module_path": "blockyard.engines.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def behind(extra: dict[str, Any]) -> KVTransferConfig:
+    """Returns what an operator writes to have another connector before Blockyard."""
+    other = {
+        "kv_connector": "StandIn",
+        "kv_connector_module_path": "stand_in",
+        "kv_role": "kv_both",
+    }
     return KVTransferConfig(
-        kv_connector="Blockyard",
-        kv_connector_module_path="blockyard.engines.vllm",
+        kv_connector="MultiConnector",
         kv_role="kv_both",
-        kv_connector_extra_config=extra,
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"connectors": [other, own(extra)]},
     )
 
 

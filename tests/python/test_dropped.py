@@ -221,7 +221,7 @@ def test_an_idle_engine_whose_event_loop_has_ended_ends_its_thread() -> None:
         async def main():
             front = by.AsyncEngine(scheduler, engine)
             await front.start()
-            await front.add("one", [1, 2, 3], max_tokens=4).result()
+            await front.add(by.NewRequest("one", [1, 2, 3], max_tokens=4)).result()
         with cache:
             asyncio.run(main())
             assert settled(lambda: threading.active_count() == 1), threading.enumerate()

@@ -228,7 +228,7 @@ class Own:
         assert self.cache.audit() is None
         ask = self.ask
         stows = [(keys, list(ids), first) for keys, ids, first in ask._stows]
-        marks = bytes(ask._freed._known)
+        marks = ask._freed.known()
         held = stows, marks, list(ask._rows), list(ask._running), len(ask._ended)
         return held, unchanged(self.cache.stats()), self.cache.digest()
 
@@ -399,7 +399,7 @@ def test_of_samples_with_a_bad_field_none_is_added() -> None:
         {"n": 0},
         {"n": None},
         {"ticket": 3},
-        {"retention_ttl": -1},
+        {"hints": by.Hints(ttl=-1)},
         {"keys": "x"},
         {"media": [(0, 2, "a"), None]},
         {"media": [(0, 2, "a"), (1, 9, "b")]},
@@ -407,8 +407,8 @@ def test_of_samples_with_a_bad_field_none_is_added() -> None:
         {"prompt": [1, 2, -1]},
     ]
     for fields in wrong:
-        given = {"prompt": [1, 2, 3], "max_tokens": 2, "n": 3} | fields
+        given: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 2, "n": 3} | fields
         with pytest.raises((by.BlockyardError, TypeError)):
-            row.scheduler.add("new", given.pop("prompt"), **given)
+            row.scheduler.add(by.NewRequest("new", given.pop("prompt"), **given))
         assert row.seen() == before, f"{fields!r}"
-    assert len(row.scheduler.add("new", [1, 2, 3], max_tokens=2, n=3)) == 3
+    assert len(row.scheduler.add(by.NewRequest("new", [1, 2, 3], max_tokens=2, n=3))) == 3

@@ -17,9 +17,10 @@ from typing import Final, Literal
 import numpy as np
 
 from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked, Recorder
+from blockyard.connectors.connector_stats import CONNECTOR_STATS
 from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.connectors.loads import Loads
-from blockyard.connectors.orders import NO_IDS, Ids, Orders
+from blockyard.connectors.orders import NO_IDS, NO_ORDERS, Ids, Orders
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.single import Single
@@ -32,10 +33,12 @@ __all__ = ["Connector"]
 
 _KEY: Final = 32
 """Bytes of a key."""
+_EVERY: Final = 4
+"""Steps after which what can wait has its turn, so that most steps enter no core."""
 _PATHS: Final = 4
-"""Running requests whose paths are touched in a step."""
+"""Running requests whose paths are touched in a turn."""
 _BLOCKS: Final = 256
-"""Blocks after which no further path is touched in a step."""
+"""Blocks after which no further path is touched in a turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +107,10 @@ class _Row:
     keys: Keys
     first: int = 0
     """Blocks that the engine had itself when it asked last."""
+    host: int = 0
+    """Blocks that the host had behind these."""
+    has_begun: bool = False
+    """Whether it has run, or loaded: its prompt is counted."""
     kept: Parked | None = None
     keeping: int | None = None
     """The flight that copies what is kept, until it has ended."""
@@ -130,7 +137,11 @@ class Connector(Single):
         Misuse: A value is out of range.
     """
 
+    SCHEMA: Final = CONNECTOR_STATS
+    """What each number in `stats` is."""
+
     def __init__(self, cache: KVCache, *, retries: int = 2, again: int = 0) -> None:
+        self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
         self.cache = cache
         """The bookkeeping."""
         self._size = cache.block_size
@@ -146,13 +157,21 @@ class Connector(Single):
         self._is_due = False
         """Whether something has changed since the last step, so that the next may order copies."""
         self._learns = cache.config.eviction != "recency"
+        self._has_disk = cache.config.disk_blocks > 0
+        """Whether `dispatch` begins copies by itself."""
         # The paths of requests that have ended, by what they have said.
         self._ended: dict[Hints, list[Keys]] = {}
         # Their paths, in the order in which they are touched next.
         self._running: OrderedDict[Hashable, Keys] = OrderedDict()
+        self._until_turn = 0
+        """Steps until some of them are, and plans are asked for that nothing here has made."""
         self._now = 0
-        self._freed = FreedBlocks(cache.config.device_blocks)
+        self._freed = FreedBlocks(cache.config.device_blocks, self._size)
         self._arrivals = _Arrivals(cache.recorder)
+
+    def stats(self) -> dict[str, int]:
+        """Returns counters; `SCHEMA` has units and meanings."""
+        return dict(self._counts)
 
     def added(self, request: Hashable) -> None:
         """Hears that a request has come, for the times of a recording; else `matched` does.
@@ -185,10 +204,11 @@ class Connector(Single):
         found = self.cache.find(keys, local)
         row = self._row(request, keys)
         self._arrivals.add(request, keys)
-        row.first = local
+        row.first, row.host = local, found.host
         if row.failed:
             return 0
         if row.kept is not None and row.kept.state == "broken":
+            self._counts["kv_lost"] += 1
             self._release(row)
         kept = row.beyond(local * self._size)
         if kept is not None:
@@ -218,6 +238,8 @@ class Connector(Single):
             raise Misuse(f"request {request!r} was not matched: call `matched` first")
         self._freed.check(ids)
         self._flush()
+        if not row.has_begun:
+            self._count(row, len(ids))
         if len(ids):
             kept = row.beyond(row.first * self._size)
             self._loads.begin(request, row.keys if kept is None else kept, ids, row.first)
@@ -240,6 +262,7 @@ class Connector(Single):
             if row is not None:
                 self._run(request, row)
                 row.failed = not load.good
+                self._counts["kv_lost"] += load.is_short(self._size)
             arrived[request] = load.tokens(self._size)
         return arrived
 
@@ -268,12 +291,15 @@ class Connector(Single):
             if tokens:
                 kept = self.cache.keep(keys, ids[: -(-tokens // self._size)], tokens)
         except NoRoom:
+            self._counts["no_host"] += 1
             self.cache.stow(keys, ids[: tokens // self._size])
         row = self._row(request, keys)
         self._release(row)
         self._running.pop(request, None)
-        row.failed, row.kept = False, kept
+        row.failed, row.kept, row.has_begun = False, kept, True
+        self._counts["preempted"] += 1
         if kept is not None:
+            self._counts["kept"] += 1
             self._waiting[row] = None
         for plan in [] if kept is None else kept.plans:
             row.keeping = plan.flight
@@ -348,7 +374,9 @@ class Connector(Single):
         self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
         return self._freed.row(keys, ids, first)
 
-    def step(self, written: Ids = (), victims: Ids = (), spoiled: Ids = ()) -> Orders:
+    def step(
+        self, written: Ids = (), victims: Ids = (), spoiled: Ids = (), lent: Ids = ()
+    ) -> Orders:
         """Returns the orders of this step, for the workers of all ranks.
 
         Args:
@@ -358,30 +386,52 @@ class Connector(Single):
                 ended requests have left there, and is no longer below, is copied ahead of that.
             spoiled: Those of `written` that a worker writes before it has these orders. What is
                 being copied from them ends before the first such block.
+            lent: Those of `written` that somebody else's transfer fills from this step on, which
+                waits for no stream of the engine: the workers' threads wait for what reads them.
 
         Raises:
             Misuse: An id is out of range; no order is given.
         """
-        self._freed.check(written, victims, spoiled)
-        self._flush()
-        self._loads.ask_again()
-        self._freed.forget(written)
-        self._copy_ahead(victims)
+        # As most steps have one of these at most, each is looked for here, without a call.
+        if len(victims) or len(spoiled) or len(lent):
+            self._freed.check(victims, spoiled, lent)
+        if len(written):
+            self._freed.forget(written)
+        if self._stows:
+            self._flush()
+        if self._loads.is_waiting:
+            self._is_due = True
+            self._loads.ask_again()
+        if len(victims):
+            self._copy_ahead(victims)
         if self._ended:
             self._tell()
-        self._touch()
+        if self._until_turn:
+            self._until_turn -= 1
+        else:
+            self._until_turn = _EVERY - 1
+            self._is_due = True
+            self._touch()
         if self._waiting:
             self._lower()
+        plans = self.cache.dispatch() if self._is_due or self._has_disk else []
+        self._is_due = False
+        if plans or len(spoiled) or self.cache.is_flying:
+            return self._orders(plans, written, spoiled, lent)
+        return NO_ORDERS
+
+    def _orders(self, plans: list[Plan], written: Ids, spoiled: Ids, lent: Ids) -> Orders:
+        """Returns the orders of a step that has plans, or in which copies are in flight."""
         fence = self.cache.must_finish(written) if len(written) else None
         up: list[Plan] = []
         down: list[Plan] = []
-        for plan in self.cache.dispatch():
+        for plan in plans:
             (up if plan.destination_tier == "device" else down).append(plan)
-        self._air.update(plan.flight for plan in (*up, *down))
-        self._is_due = False
+            self._air.add(plan.flight)
         ids = NO_IDS if fence is None else np.array(written, np.int64)
         early = np.array(spoiled, np.int64) if len(spoiled) else NO_IDS
-        return Orders(tuple(down), tuple(up), fence, ids, early)
+        others = NO_IDS if fence is None or not len(lent) else np.array(lent, np.int64)
+        return Orders(tuple(down), tuple(up), fence, ids, early, others)
 
     @property
     def is_busy(self) -> bool:
@@ -445,7 +495,7 @@ class Connector(Single):
         named = bytes(keys)
         rows = {named[at : at + _KEY] for at in range(0, len(named), _KEY)}
         self._stows = [stow for stow in self._stows if not _has_any(stow[0], rows)]
-        self._freed.forget_keys(named)
+        self._freed.forget_keys(keys)
         return forgotten
 
     def reset(self, *, memory: Literal["lost", "kept", "disk kept"] = "lost") -> None:
@@ -492,12 +542,11 @@ class Connector(Single):
 
     def _copy_ahead(self, victims: Ids) -> None:
         """Stows what is evicted next, as far as it is not below."""
-        if not len(victims):
-            return
-        size, rows = self._size, list(self._freed.take(victims))
+        rows = self._freed.take(victims)
         if rows:
-            keys = [self.cache.ready_keys(key, len(key) // _KEY * size) for key, _, _ in rows]
-            self.cache.stow(keys, [ids for _, ids, _ in rows], [first for _, _, first in rows])
+            self._is_due = True
+            keys, ids, firsts = zip(*rows, strict=True)
+            self.cache.stow(list(keys), list(ids), list(firsts))
 
     def _land(self) -> None:
         landed = self.cache.ended()
@@ -513,7 +562,19 @@ class Connector(Single):
         """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
         self._release(row)
         row.failed = False
+        self._counts["admitted"] += request not in self._running
         self._running[request] = row.keys
+        self._until_turn = 0
+
+    def _count(self, row: _Row, loads: int) -> None:
+        """Counts a prompt of which so many blocks are loaded, where the engine's own end."""
+        row.has_begun = True
+        host = min(loads, row.host)
+        counts = self._counts
+        counts["prompt_tokens"] += len(row.keys) * self._size
+        counts["cached_device"] += row.first * self._size
+        counts["cached_host"] += host * self._size
+        counts["cached_disk"] += (loads - host) * self._size
 
     def _release(self, row: _Row) -> None:
         kept, row.kept, row.keeping = row.kept, None, None

@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module, resources
+from importlib.util import find_spec
+from types import CellType, CodeType
 from typing import Any, Final
 
 from blockyard._core import Unsupported
@@ -23,6 +25,8 @@ __all__ = ["Interface", "parameters_of"]
 
 _SHOWN: Final = 12
 """Differences that a message names."""
+_LAZY: Final = None if find_spec("annotationlib") is None else import_module("annotationlib")
+"""Python's own reader of annotations, where it evaluates them late."""
 _log = Limited(__name__, 0)
 
 
@@ -179,8 +183,10 @@ def parameters_of(function: Callable[..., object]) -> str | None:
 
     Defaults and types are left out: "request *, block_ids", say, or "forward_context **kwargs".
     """
+    # Types are left out: they may be of what is not imported as it runs.
+    lazy = {} if _LAZY is None else {"annotation_format": _LAZY.Format.FORWARDREF}
     try:
-        given = inspect.signature(function)
+        given = inspect.signature(function, **lazy)
     except (TypeError, ValueError):
         return None
     plain = [
@@ -201,11 +207,57 @@ def _absent_fields(kind: type, wanted: Iterable[str]) -> list[str]:
     What a method gives to them, as `__init__` does, counts as a field, too.
     """
     mro = inspect.getmro(kind)
-    found = set(dir(kind)).union(*(vars(one).get("__annotations__", ()) for one in mro))
+    found = set(dir(kind)).union(*map(_annotated, mro))
     absent = [name for name in wanted if name not in found]
     if absent:
-        functions = (one for held in mro for one in vars(held).values())
-        codes = (one.__code__ for one in functions if inspect.isfunction(one))
-        steps = (step for code in codes for step in dis.get_instructions(code))
-        found = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
+        held = (one for owner in mro for one in vars(owner).values())
+        found = {name for code in _codes(held) for name in _given(code)}
     return [name for name in absent if name not in found]
+
+
+def _annotated(kind: type) -> Iterable[str]:
+    """Names that a class annotates; Python evaluates them when it is asked for, from 3.14 on."""
+    if _LAZY is None:
+        return tuple(vars(kind).get("__annotations__", ()))
+    return tuple(_LAZY.get_annotations(kind, format=_LAZY.Format.FORWARDREF))
+
+
+def _codes(held: Iterable[Any]) -> Iterator[CodeType]:
+    """Gives the code of functions: what a decorator has wrapped, and those within others, too."""
+    left, seen = list(held), set[int]()
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, CodeType):
+            yield one
+            left += one.co_consts
+        elif inspect.isfunction(one):
+            left += [one.__code__, *(_content(cell) for cell in one.__closure__ or ())]
+            left += [getattr(one, "__wrapped__", None)]
+        elif isinstance(one, classmethod | staticmethod):
+            left.append(one.__func__)
+        elif isinstance(one, property):
+            left += [one.fget, one.fset]
+        elif isinstance(one, cached_property):
+            left.append(one.func)
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _given(code: CodeType) -> Iterator[str]:
+    """Gives the names that code sets: by an assignment, or as text where it calls `setattr`."""
+    yield from (
+        str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"
+    )
+    if {"setattr", "__setattr__", "__dict__"} & {*code.co_names}:
+        for one in code.co_consts:
+            # Of several at once they stand in a tuple.
+            texts = one if isinstance(one, tuple) else (one,)
+            yield from (text for text in texts if isinstance(text, str))

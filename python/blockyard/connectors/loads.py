@@ -40,6 +40,10 @@ class Load:
         tokens = (self.first + self.good) * block_size
         return tokens if self.most is None or not self.good else min(tokens, self.most)
 
+    def is_short(self, block_size: int) -> bool:
+        """Returns whether not all of what was kept of the request has come."""
+        return self.most is not None and self.tokens(block_size) < self.most
+
 
 class Loads:
     """Loads of many requests. Each takes as many rounds of flights as it needs.
@@ -63,6 +67,11 @@ class Loads:
 
     def __contains__(self, request: Hashable) -> bool:
         return request in self._loads
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `ask_again` has something to ask for."""
+        return bool(self._waiting)
 
     def begin(self, request: Hashable, what: Keys | Parked, ids: Ids, first: int) -> None:
         """Asks for the blocks of a request from `first` on.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from blockyard.shared.plan import Plan
 
-__all__ = ["NO_IDS", "Ids", "Orders"]
+__all__ = ["NO_IDS", "NO_ORDERS", "Ids", "Orders"]
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 """Block ids of the engine, shape (blocks,)."""
@@ -28,7 +28,12 @@ class Orders(NamedTuple):
     """Ids that the engine writes from this step on, where there is a fence; else none."""
     spoiled: NDArray[np.integer[Any]]
     """Ids that the engine has written in this step already, before any fence."""
+    lent: NDArray[np.integer[Any]] = NO_IDS
+    """Ids among `written` that no stream of the engine writes, but somebody else's transfer."""
 
     def loads(self) -> "Orders":
         """Returns the copies up alone."""
         return Orders((), self.up, None, NO_IDS, NO_IDS)
+
+
+NO_ORDERS: Final = Orders((), (), None, NO_IDS, NO_IDS)

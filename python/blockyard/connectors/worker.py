@@ -143,6 +143,7 @@ class Worker(Single):
                     blocks=config.disk_blocks,
                     identity=config.identity | ({"replica": replica} if replica else {}),
                     rank=rank,
+                    reclaim=config.disk_reclaim,
                 )
                 opened.callback(on_disk.close)
             if config.host_blocks:
@@ -173,7 +174,8 @@ class Worker(Single):
         """Submits a step's copies, those down first. What it has a fence for may then be written.
 
         On a GPU the stream waits for the copies that read or write these blocks, and this thread
-        does not. Elsewhere, and where a copy could not be queued yet, this thread waits.
+        does not. Elsewhere, where a copy could not be queued yet, and for blocks that are lent,
+        this thread waits.
 
         Args:
             orders: From `Connector.step`, each once, in their order.
@@ -211,6 +213,9 @@ class Worker(Single):
             }
             if not self._ordered(set(met.values())):
                 self._wait(set(met))
+            elif len(orders.lent):
+                # No stream holds up who fills these.
+                self._wait({one for one in met if _meets(self._ids[one][1], orders.lent)})
         finally:
             taken = set(map(_name, near))
             self._submit(plan for plan in plans if _name(plan) not in taken)

@@ -14,6 +14,7 @@ from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.stall import Rule
+from blockyard.shared.families import exists
 from blockyard.shared.layout import TIERS
 from blockyard.shared.owner import is_foreign
 from blockyard.shared.stats import Stat
@@ -24,8 +25,6 @@ __all__ = ["Exported", "Facts"]
 
 _WELL: Final = frozenset({Rule.DEAD, Rule.UNREAD})
 """Rules that are no illness: `failed` says the first; the second is for clients to end."""
-_OF_A_COPY: Final = frozenset({"dropped_blocks", "unwritten_blocks"})
-"""Families of what leaves a tier without a copy below."""
 _ABOVE: Final = "above"
 """The device or the host, seen from a disk below both."""
 
@@ -113,18 +112,11 @@ class Exported:
             own += Reservations.SCHEMA
         if self._publisher is not None:
             own += PUBLISHER_STATS
-        return tuple(stat for stat in own if not self._is_absent(stat))
+        return tuple(stat for stat in own if exists(stat, self._tiers))
 
     def crane_schema(self) -> tuple[Stat, ...]:
         """Returns the numbers of each rank's crane."""
         return (*Crane.SCHEMA, *(DiskTier.SCHEMA if self.cache.config.disk_blocks else ()))
-
-    def _is_absent(self, stat: Stat) -> bool:
-        named = stat.labels.items()
-        tiers = {value for name, value in named if name in {"tier", "from", "to"}}
-        # Nothing is below the last tier.
-        here = self._tiers[:-1] if stat.family in _OF_A_COPY else self._tiers
-        return not tiers <= set(here)
 
     @property
     def _tiers(self) -> list[str]:

@@ -63,12 +63,13 @@ class ReferenceEngine(Single):
     Example:
         >>> from blockyard.reference.model import Model
         >>> from blockyard.reference.weights import ModelConfig
+        >>> from blockyard.scheduling.new_request import NewRequest
         >>> from blockyard.scheduling.options import SchedulerOptions
         >>> from blockyard.scheduling.scheduler import Scheduler
         >>> model = Model(ModelConfig())
         >>> cache, engine = alone(model, Config(layout=model.config.layout(), device=16))
         >>> scheduler = Scheduler(cache, SchedulerOptions(stops=engine.stops))
-        >>> scheduler.add("one", [1, 2, 3], max_tokens=4)
+        >>> scheduler.add(NewRequest("one", [1, 2, 3], max_tokens=4))
         >>> while not scheduler.idle:
         ...     engine.submit(scheduler.schedule())
         ...     moved = cache.step()

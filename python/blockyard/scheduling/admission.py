@@ -6,13 +6,10 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
-from blockyard.scheduling.batch import Seat, Seats
-from blockyard.scheduling.headroom import Asked
-from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.shared import Shared
 from blockyard.yard.cache import KVCache
-from blockyard.yard.parking import Parking
 
 __all__ = ["Admission", "Admitted", "claims_below"]
 
@@ -64,31 +61,18 @@ class Admission:
     """The way from the queue into the seats.
 
     Args:
-        cache: The cache in which they begin.
-        seats: The seats that they get.
-        queue: The queue in which they wait.
-        headroom: How much growth each is promised.
-        parking: How parked requests come back.
-        options: The limits of overtaking and of prefetching.
+        shared: What it shares with the other parts.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        queue: WaitingQueue,
-        headroom: Asked,
-        parking: Parking,
-        options: SchedulerOptions,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._queue = queue
-        self._headroom = headroom
-        self._parking = parking
-        self._max_overtakes = options.max_overtakes
-        self._max_stood_first = options.max_stalled_steps
-        self._prefetch_depth = options.prefetch_depth
+    def __init__(self, shared: Shared) -> None:
+        self._cache = shared.cache
+        self._seats = shared.seats
+        self._queue = shared.queue
+        self._headroom = shared.headroom
+        self._parking = shared.parking
+        self._max_overtakes = shared.options.max_overtakes
+        self._max_stood_first = shared.options.max_stalled_steps
+        self._prefetch_depth = shared.options.prefetch_depth
         self._prefetched = 0
         self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
@@ -133,13 +117,13 @@ class Admission:
 
     def is_too_large(self, entry: Request) -> bool:
         """Whether a request may need more than the device has, since it was made smaller."""
-        return entry.max_blocks(self._cache.block_size) > self._cache.limit()
+        return entry.new.max_blocks(self._cache.block_size) > self._cache.limit()
 
     def _readmit(self) -> None:
         """Puts requests back in line that the device can hold again."""
         fits = [entry for entry in self._queue.too_large if not self.is_too_large(entry)]
         for entry in sorted(fits, key=lambda entry: entry.rank):
-            entry.too_large = False
+            entry.waiting.too_large = False
             self._queue.push(entry)
 
     def _refused_still(self) -> bool:
@@ -161,19 +145,27 @@ class Admission:
         return refused.first
 
     def first_refused(self) -> tuple[Request, int, bool] | None:
-        """The first request that found no room, how much it lacks still, and whether below.
-
-        Call it once per step: a parked request counts a stalled step each time, and is looked at
-        again when it has too many (T17).
-        """
+        """The first request that found no room, how much it lacks still, and whether below."""
         refused = self._refused
         if refused is None or refused.version != self._version():
             return None
-        entry = refused.first
-        entry.stalled_steps += 1
-        if entry.parked is not None and self._parking.is_stalled(entry.stalled_steps):
-            self._refused = None
-        return entry, refused.enough - self.spare(), refused.below
+        return refused.first, refused.enough - self.spare(), refused.below
+
+    def ask_again(self) -> None:
+        """Asks all requests in the next step, though none may find room."""
+        self._refused = None
+
+    @staticmethod
+    def give_way(row: Request, to: Request) -> None:
+        """Notes for which waiting request a running one is preempted."""
+        row.waiting.displaced_by = to
+        to.waiting.displaced |= {row}
+        to.waiting.stood_first = 0
+
+    @staticmethod
+    def load_failed(entry: Request) -> None:
+        """Notes that the loads of a request have failed, and left it no room to go on."""
+        entry.waiting.failed_loads += 1
 
     def first_in_line(self) -> Request | None:
         """The first request that waits, and not for another one's prefix."""
@@ -212,10 +204,11 @@ class Admission:
 
         It is so while room is made for it by requests of a lower priority.
         """
-        if not refused or not refused[0].displaced or refused[0] in self._below:
+        if not refused or not refused[0].waiting.displaced or refused[0] in self._below:
             return False
         first = refused[0]
-        return first.priority > priority and first.stood_first <= self._max_stood_first
+        stood = first.waiting.stood_first
+        return first.new.priority > priority and stood <= self._max_stood_first
 
     def admit_promised(self) -> Admitted:
         """Begins only requests with a ticket: rows that grow cannot use the room of a ticket."""
@@ -232,14 +225,14 @@ class Admission:
         self._gave_up = False
         self._below.clear()
         for entry, popped in turns(admitted):
-            promised = entry.ticket is not None
+            promised = entry.waiting.ticket is not None
             try:
                 lease = self._begin(entry)
             except (TooLarge, Misuse, Unavailable) as error:
                 if not popped:
                     self._queue.withdraw(entry)
                 if self.is_too_large(entry):
-                    entry.too_large = True
+                    entry.waiting.too_large = True
                     self._queue.push(entry)
                     continue
                 # Its ticket was given back, or its KV is lost.
@@ -249,8 +242,8 @@ class Admission:
                 continue
             except NoRoom as error:
                 admitted.refused.append(entry)
-                entry.waited_for = "room"
-                entry.stood_first += 1
+                entry.waiting.waited_for = "room"
+                entry.waiting.stood_first += 1
                 lack = error.need - error.available
                 admitted.lacks.append(lack)
                 if error.tier != "device":
@@ -260,7 +253,7 @@ class Admission:
                 continue
             if lease is None:
                 admitted.soon.append(entry)
-                entry.waited_for = "prefix"
+                entry.waiting.waited_for = "prefix"
                 aside += [entry] * popped
                 out.append(entry)
                 continue
@@ -268,7 +261,7 @@ class Admission:
                 self._queue.withdraw(entry)
             admitted.seats.append(self._seated(entry, lease))
             if admitted.refused and not promised:
-                admitted.refused[0].overtaken += 1
+                admitted.refused[0].waiting.overtaken += 1
         self._queue.put_back(back)
         self._out = []
         self._queue.put_aside(aside)
@@ -282,7 +275,7 @@ class Admission:
         """
         refused, most = tried.refused, self._max_overtakes
         while not self._seats.full and len(refused) <= most and self._hashed < _HASHED:
-            if refused and (refused[0].preempted or refused[0].overtaken >= most):
+            if refused and (refused[0].preempted or refused[0].waiting.overtaken >= most):
                 return
             if len(tried.soon) >= 2 * _ASIDE:
                 return
@@ -309,7 +302,7 @@ class Admission:
             if self._seats.full or len(tried.refused) > most:
                 return
             if not entry.apart and (
-                entry.ticket or not self._stands_first(tried.refused, entry.priority)
+                entry.waiting.ticket or not self._stands_first(tried.refused, entry.new.priority)
             ):
                 yield entry, False
 
@@ -319,11 +312,11 @@ class Admission:
             return
         self._prefetched = self._queue.changes
         for entry in self._queue.next(self._prefetch_depth):
-            if entry.prefetched or entry.parked is not None or not entry.reads_prefix:
+            if entry.waiting.prefetched or entry.parked is not None or not entry.reads_prefix:
                 continue
             with contextlib.suppress(NoRoom):
                 self._cache.promote(self._keys(entry))
-                entry.prefetched = True
+                entry.waiting.prefetched = True
             if self._hashed >= _HASHED:
                 self._prefetched = -1
                 return
@@ -347,6 +340,7 @@ class Admission:
             last = max(others, key=lambda entry: (entry.apart, entry.rank))
             last.give_back(self._cache)
             self._queue.drop_ticket(last)
+            last.waiting.ticket = None
             self._refused = None
         return bool(others)
 
@@ -373,43 +367,36 @@ class Admission:
         """
         if self.is_too_large(entry):
             raise TooLarge(f"the device has {self._cache.limit()} blocks now")
-        if entry.parked is not None and self._parking.gives_up(entry.parked, entry.stalled_steps):
+        work = entry.parked
+        if work is not None and self._parking.gives_up(work.handle, work.stalled_steps):
             if self._parking.must_park:
                 raise Unavailable("kv_lost: what was kept of it is gone")
-            self._cache.abandon(entry.parked)
+            self._cache.abandon(work.handle)
             entry.recompute()
             self._gave_up = True
-        growth = entry.max_tokens - len(entry.outputs) - 1
-        reserve = self.reserve(growth)
+        growth = entry.new.max_tokens - len(entry.outputs) - 1
+        reserve = self._headroom.reserve(growth)
         if entry.parked is not None:
-            lease = self._parking.resume(entry.parked, reserve=reserve)
+            lease = self._parking.resume(entry.parked.handle, reserve=reserve)
             return None if isinstance(lease, Soon) else lease
         keys = self._keys(entry)
         if entry.reads_prefix and self.computed_by(entry) is not None:
             return None
         if self._parking.must_park:
             self._check_safe(entry)
-        load = self._parking.load_limit(entry.failed_loads)
+        load = self._parking.load_limit(entry.waiting.failed_loads)
         lease = self._cache.begin(
             keys,
             reserve=reserve,
             load=load,
             filling="soon",
-            ticket=entry.ticket,
+            ticket=entry.waiting.ticket,
             read_prefix=entry.reads_prefix,
         )
         return None if isinstance(lease, Soon) else lease
 
-    def reserve(self, growth: int) -> int:
-        """Tokens of growth that the policy promises to a request.
-
-        Raises:
-            Misuse: The policy does wrong: the request fails by it, and no other one does.
-        """
-        return min(self._headroom.reserve(growth), growth)
-
     def _keys(self, entry: Request) -> Keys:
-        self._hashed += entry.unmade()
+        self._hashed += entry.keys.unmade(entry.outputs)
         return entry.keyed(self._cache)
 
     def _check_safe(self, entry: Request) -> None:
@@ -432,26 +419,27 @@ class Admission:
             raise error
 
     def _seated(self, entry: Request, lease: Lease) -> Seat:
-        entry.overtaken = entry.stood_first = 0
-        entry.displaced, entry.displaced_by = set(), None
-        entry.limit = self._cache.limit()
-        entry.ticket = None
-        self.largest = max(self.largest, entry.limit)
-        entry.resumes = entry.resumes + 1 if entry.parked is not None else 0
-        entry.parked = None
+        waiting, limit = entry.waiting, self._cache.limit()
+        waiting.overtaken = waiting.stood_first = 0
+        waiting.displaced, waiting.displaced_by = frozenset(), None
+        waiting.ticket = None
+        waiting.resumes = waiting.resumes + 1 if entry.parked is not None else 0
+        self.largest = max(self.largest, limit)
+        entry.resume()
         if self._queue.waits is not None:
             self._queue.waits.seated(entry)
-        seat = self._seats.bind(entry, lease)
-        if lease.state != "loading" and entry.key_bytes:
-            self._computing.setdefault(entry.key_bytes[:_KEY], []).append(entry)
+        waiting.waited_for = "seat"
+        seat = self._seats.bind(entry, lease, limit)
+        if lease.state != "loading" and entry.keys.raw:
+            self._computing.setdefault(entry.keys.raw[:_KEY], []).append(entry)
         return seat
 
     def _prefilling(self) -> dict[bytes, list[Request]]:
         """Requests whose prompts are being computed, by their first key."""
         found: dict[bytes, list[Request]] = {}
         for seat in self._seats.bound():
-            if seat.request.state is RequestState.PREFILL and seat.request.key_bytes:
-                found.setdefault(seat.request.key_bytes[:_KEY], []).append(seat.request)
+            if seat.request.state is RequestState.PREFILL and seat.request.keys.raw:
+                found.setdefault(seat.request.keys.raw[:_KEY], []).append(seat.request)
         return found
 
     def waits_for(self, entry: Request) -> Request | None:
@@ -461,15 +449,15 @@ class Admission:
 
     def computed_by(self, entry: Request) -> Request | None:
         """The request that computes more of the same prompt than can be found: it is waited for."""
-        others = self._computing.get(entry.key_bytes[:_KEY]) if entry.key_bytes else None
+        others = self._computing.get(entry.keys.raw[:_KEY]) if entry.keys.raw else None
         if not others:
             return None
         probe = self._cache.probe(entry.keyed(self._cache))
         found = (probe.device + probe.host + probe.disk + 1) * _KEY
         # Keys are chained: where one is the same, so are all before it.
-        mine = entry.key_bytes[found - _KEY : found]
+        mine = entry.keys.raw[found - _KEY : found]
         return next(
-            (other for other in others if mine and other.key_bytes[found - _KEY : found] == mine),
+            (other for other in others if mine and other.keys.raw[found - _KEY : found] == mine),
             None,
         )
 
@@ -509,6 +497,6 @@ def claims_below(cache: KVCache, running: Iterable[Request], kept: Iterable[Requ
     Returns:
         Their claims but the largest of those that run; 0 where the device holds all at once.
     """
-    claims = [entry.max_blocks(cache.block_size) for entry in running]
-    total = sum(claims) + sum(entry.max_blocks(cache.block_size) for entry in kept)
+    claims = [entry.new.max_blocks(cache.block_size) for entry in running]
+    total = sum(claims) + sum(entry.new.max_blocks(cache.block_size) for entry in kept)
     return 0 if total <= cache.limit() else total - max(claims, default=0)

@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Seat:
     """Whether the request has ended: the seat only waits for its ack."""
     last_step: int = 0
     """The last step that computes in it."""
+    limit: int = 0
+    """The blocks that the device might hold when it was bound."""
 
 
 class Seats:
@@ -110,19 +112,19 @@ class Seats:
             found[seat.ticket is not None].append(seat.request)
         return found
 
-    def bind(self, request: Request, lease: Lease) -> Seat:
-        """Gives a request the lowest free seat."""
+    def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
+        """Gives a request the lowest free seat, where the device may hold `limit` blocks."""
         number = heapq.heappop(self._free)
         # An epoch above all earlier ones of the request and of the seat: no ack is good twice.
         request.epoch = max(request.epoch, self._epochs[number]) + 1
-        seat = Seat(number, request, lease, request.epoch)
+        seat = Seat(number, request, lease, request.epoch, limit=limit)
         request.seat, request.lease = number, lease
         self._seats[number] = seat
-        self.priorities[request.priority] = self.priorities.get(request.priority, 0) + 1
+        self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
         self.arrivals += 1
         self.scheduled[number] = self.computed[number] = lease.cached
         self.known[number] = lease.appended
-        self.max_length[number] = len(request.prompt) + request.max_tokens
+        self.max_length[number] = len(request.new.prompt) + request.new.max_tokens
         self.steps_run[number] = 0
         self.begun_with[number] = lease.blocks + lease.promised
         self.let_grow(number, grows=True)
@@ -149,9 +151,7 @@ class Seats:
         self._seats = [None] * len(self._seats)
         self._free = list(range(len(self._seats)))
         self.priorities.clear()
-        self.grows[:] = False
-        self.growing = 0
-        self.flips += 1
+        self.end_growth()
         self.stopping = 0
         self.departures += 1
 
@@ -162,9 +162,26 @@ class Seats:
         self._epochs[seat.number] = seat.epoch
         self._seats[seat.number] = None
         self.let_grow(seat.number, grows=False)
-        self._drop_priority(seat.request.priority)
-        seat.request.seat = seat.request.lease = None
+        self._drop_priority(seat.request.new.priority)
+        self.unbind(seat.request)
         heapq.heappush(self._free, seat.number)
+
+    @staticmethod
+    def unbind(request: Request) -> None:
+        """Takes a request's seat and lease away, also where an interrupt has left it half bound."""
+        request.seat = request.lease = None
+
+    def add_computed(self, numbers: NDArray[np.int64], tokens: NDArray[np.int64] | int) -> None:
+        """Notes tokens whose KV the engine has acknowledged."""
+        self.computed[numbers] += tokens
+
+    def add_known(self, numbers: NDArray[Any] | int, tokens: int) -> None:
+        """Notes tokens that were sampled."""
+        self.known[numbers] += tokens
+
+    def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
+        """Notes that what was scheduled and not acknowledged is not computed."""
+        self.scheduled[numbers] = self.computed[numbers]
 
     def let_grow(self, number: int, *, grows: bool) -> None:
         """Notes whether the request of a seat runs or loads, and is neither held nor stopping."""
@@ -172,6 +189,12 @@ class Seats:
             self.grows[number] = grows
             self.growing += 1 if grows else -1
             self.flips += 1
+
+    def end_growth(self) -> None:
+        """Notes that nothing runs or loads in any seat."""
+        self.grows[:] = False
+        self.growing = 0
+        self.flips += 1
 
     def growth(self, block_size: int, without: Sequence[Seat] = ()) -> int:
         """Blocks that the running requests may still need and were not promised.
@@ -243,7 +266,7 @@ class Batch:
 
     def __init__(self, cache: KVCache, seats: Seats, options: SchedulerOptions) -> None:
         self._cache = cache
-        self._seats = seats
+        self.seats = seats
         self._budget = options.max_num_batched_tokens
         self._drafts = options.num_speculative_tokens
         self._rows: tuple[list[Lease], NDArray[np.int64]] | None = None
@@ -254,6 +277,8 @@ class Batch:
         self._held: dict[Seat, None] = {}
         self._in_flight: deque[InFlightStep] = deque()
         self._held_back: list[tuple[int, int]] = []
+        self.dead: str | None = None
+        """Why the engine failed; None while it lives."""
         self.number = cache.done
         """The newest step, counted on from the last step that the cache knows is done."""
 
@@ -310,14 +335,14 @@ class Batch:
     def start(self, seat: Seat) -> Start:
         """Adds a seat that can compute; only now does the engine hear of it."""
         cached = seat.lease.cached
-        self._seats.scheduled[seat.number] = self._seats.computed[seat.number] = cached
+        self.seats.scheduled[seat.number] = self.seats.computed[seat.number] = cached
         self._prefill[seat] = None
         entry = seat.request
         return Start(entry.id, seat.number, seat.epoch, entry.tokens(), cached)
 
     def begin_decode(self, seat: Seat) -> None:
         """Moves a seat to decode: its prompt is computed and its first token is known (T6)."""
-        self._seats.let_grow(seat.number, grows=not seat.request.held)
+        self.seats.let_grow(seat.number, grows=not seat.request.held)
         if seat.request.held:
             self._held[seat] = None
             return
@@ -328,7 +353,7 @@ class Batch:
         """Leaves a seat that decodes out of the next steps."""
         if seat in self._decode:
             self.drop(seat)
-            self._seats.let_grow(seat.number, grows=False)
+            self.seats.let_grow(seat.number, grows=False)
             self._held[seat] = None
 
     def unhold(self, seat: Seat) -> None:
@@ -382,13 +407,13 @@ class Batch:
             numbers = np.fromiter((seat.number for seat in seats), np.int64, len(seats))
             self._rows = [seat.lease for seat in seats], numbers
         leases, numbers = self._rows
-        scheduled = self._seats.scheduled[numbers]
-        left = self._seats.max_length[numbers] - 1 - scheduled
+        scheduled = self.seats.scheduled[numbers]
+        left = self.seats.max_length[numbers] - 1 - scheduled
         # Rows sit out whose last token is in flight, or whose drafts are not judged yet.
         more = left > 0
         if self._drafts:
-            more &= scheduled == self._seats.computed[numbers]
-        if self._prefill and len(self._seats.priorities) > 1:
+            more &= scheduled == self.seats.computed[numbers]
+        if self._prefill and len(self.seats.priorities) > 1:
             self._leave_budget(seats, more)
         if not more.all():
             seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
@@ -425,16 +450,16 @@ class Batch:
             seats: The rows that decode.
             more: Which of them grow; those that sit out are cleared.
         """
-        highest = max(seat.request.priority for seat in self._prefill)
+        highest = max(seat.request.new.priority for seat in self._prefill)
         wanted = sum(
-            int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])
+            int(self.seats.known[seat.number] - self.seats.scheduled[seat.number])
             for seat in self._prefill
-            if seat.request.priority == highest
+            if seat.request.new.priority == highest
         )
         each, growing = 1 + self._drafts, np.flatnonzero(more).tolist()
         left = self._budget - each * len(growing)
         lacks = -(-(min(wanted, (self._budget + 1) // 2) - left) // each)
-        lower = [at for at in growing if seats[at].request.priority < highest]
+        lower = [at for at in growing if seats[at].request.new.priority < highest]
         lower.sort(key=lambda at: seats[at].request.rank, reverse=True)
         more[lower[: max(lacks, 0)]] = False
 
@@ -446,8 +471,8 @@ class Batch:
         if self._rows is None:
             return 0
         numbers = self._rows[1]
-        last = self._seats.max_length[numbers] - 1
-        now = np.minimum(self._seats.scheduled[numbers] + 1, last)
+        last = self.seats.max_length[numbers] - 1
+        now = np.minimum(self.seats.scheduled[numbers] + 1, last)
         then = np.minimum(now + steps, last)
         size = self._cache.block_size
         return int((-(-then // size) - -(-now // size)).sum())
@@ -471,17 +496,17 @@ class Batch:
             counts[len(decode) :] = [count for _, count in chunks]
         # The engine gets this array, and the scheduler needs it again: it is read-only.
         counts.flags.writeable = False
-        firsts = self._seats.scheduled[numbers]
-        self._seats.scheduled[numbers] += counts
+        firsts = self.seats.scheduled[numbers]
+        self.seats.scheduled[numbers] += counts
         for seat in seats:
             seat.last_step = number
-        self._seats.steps_run[numbers] += 1
+        self.seats.steps_run[numbers] += 1
         lasts = [
             seat
             for seat, _ in chunks
-            if self._seats.scheduled[seat.number] == self._seats.known[seat.number]
+            if self.seats.scheduled[seat.number] == self.seats.known[seat.number]
         ]
-        samples = self._seats.scheduled[numbers] == self._seats.known[numbers]
+        samples = self.seats.scheduled[numbers] == self.seats.known[numbers]
         samples[: len(decode)] = True
         for seat in lasts:
             del self._prefill[seat]
@@ -494,7 +519,7 @@ class Batch:
                 leases,
                 len(decode),
                 frozenset([seat.number for seat in lasts]),
-                self._seats.departures,
+                self.seats.departures,
             )
         )
         parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True) if chunks else ()
@@ -530,20 +555,26 @@ class Batch:
         if not self._prefill:
             return []
         chunks, prompts = [], list(self._prefill)
-        if len(self._seats.priorities) > 1:
-            prompts.sort(key=lambda seat: -seat.request.priority)
+        if len(self.seats.priorities) > 1:
+            prompts.sort(key=lambda seat: -seat.request.new.priority)
         for seat in prompts:
             if left <= 0:
                 break
-            missing = int(self._seats.known[seat.number] - self._seats.scheduled[seat.number])
+            missing = int(self.seats.known[seat.number] - self.seats.scheduled[seat.number])
             count = min(missing, left)
             if count > 0:
                 chunks.append((seat, count))
                 left -= count
         return chunks
 
+    def die(self, reason: str) -> None:
+        """Notes why the engine failed: from now on it runs nothing."""
+        self.dead = reason
+        self.seats.end_growth()
+
     def clear(self) -> None:
-        """Drops all seats, and all steps in flight."""
+        """Drops all seats, and all steps in flight, as the engine was reset."""
+        self.dead = None
         self._in_flight.clear()
         self._loading.clear()
         self._prefill.clear()

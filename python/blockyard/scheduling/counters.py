@@ -61,6 +61,11 @@ class Counters:
         "rows", "outputs_ignored", "rows of output of requests that had left"
     )
 
+    def fork(self) -> None:
+        """Counts a sample that begins beside the one that has computed its prompt."""
+        self.admitted += 1
+        self.forked += 1
+
     def found(self, cached: CachedTokens) -> None:
         """Counts what a begin has found of its prompt, by the tier that had it."""
         self.cached_device += cached.device

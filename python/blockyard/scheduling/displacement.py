@@ -3,13 +3,10 @@
 from typing import Final
 
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch, Seat, Seats
-from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.options import SchedulerOptions
+from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.preemption import Preemptor
-from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.shared import Shared
 
 __all__ = ["Displacement"]
 
@@ -24,36 +21,21 @@ class Displacement:
     `preempt_cooldown` steps since it was preempted: so no chain of displacements goes on for ever.
 
     Args:
-        seats: The seats of the running batch.
-        batch: What runs in them.
-        queue: Where the requests wait.
-        admission: Which of them found no room, and how much each needs.
+        shared: What it shares with the other parts.
+        admission: Which waiting requests found no room, and how much each needs.
         preemptor: Which rows are stopped first, and which may be.
-        lifecycle: How rows stop.
-        counters: Where they are counted.
-        options: Whether any is stopped.
     """
 
-    def __init__(
-        self,
-        seats: Seats,
-        batch: Batch,
-        queue: WaitingQueue,
-        admission: Admission,
-        preemptor: Preemptor,
-        lifecycle: Lifecycle,
-        counters: Counters,
-        options: SchedulerOptions,
-    ) -> None:
-        self._seats = seats
-        self._batch = batch
-        self._queue = queue
+    def __init__(self, shared: Shared, admission: Admission, preemptor: Preemptor) -> None:
+        self._seats = shared.seats
+        self._batch = shared.batch
+        self._queue = shared.queue
+        self._headroom = shared.headroom
+        self._counters = shared.counters
         self._admission = admission
         self._preemptor = preemptor
-        self._lifecycle = lifecycle
-        self._counters = counters
-        self._count = options.max_num_seqs
-        self.enabled = options.priority_preemption
+        self._count = shared.options.max_num_seqs
+        self.enabled = shared.options.priority_preemption
         """Whether any is stopped."""
         self._fruitless: tuple[tuple[int, ...], int] | None = None
 
@@ -73,7 +55,7 @@ class Displacement:
             if seen == version and self._batch.number < again:
                 return
         before = self._counters.displaced
-        entries = [it for it in self._admission.in_line(self._count) if it.priority > lowest]
+        entries = [it for it in self._admission.in_line(self._count) if it.new.priority > lowest]
         rows = self._rows(highest) if entries else []
         if rows:
             self._give_seats(rows, entries)
@@ -84,7 +66,7 @@ class Displacement:
     def _rows(self, highest: int) -> list[Seat]:
         """The rows below a priority that may be stopped, the first to go first."""
         preemptor = self._preemptor
-        rows = [row for row in self._batch.running() if row.request.priority < highest]
+        rows = [row for row in self._batch.running() if row.request.new.priority < highest]
         return sorted(filter(preemptor.is_rested, rows), key=preemptor.rank)
 
     def _give_seats(self, rows: list[Seat], entries: list[Request]) -> None:
@@ -100,13 +82,13 @@ class Displacement:
         need = 0
         for entry, blocks in needs:
             need += blocks
-            if entry.priority <= lowest:
+            if entry.new.priority <= lowest:
                 return
             lower = self._below(entry, rows)
             lacks = need - self._coming(entry)
             if lacks <= 0:
                 continue
-            lacks -= self._lifecycle.headroom_of(lower)
+            lacks -= self._headroom.freed_by(lower)
             frees = {row: self._preemptor.frees(row) for row in lower}
             if lacks > sum(frees.values()):
                 # What several hold comes free when the last of them has left.
@@ -129,21 +111,16 @@ class Displacement:
         return [
             row
             for row in rows
-            if row.request.priority < entry.priority
+            if row.request.new.priority < entry.new.priority
             and row.stop is None
-            and row.request not in entry.displaced
+            and row.request not in entry.waiting.displaced
         ]
 
     def _stop(self, row: Seat, entry: Request) -> bool:
         """Stops a row for a request; returns whether it could be."""
         if not self._preemptor.is_safe(row, instead=entry) or not self._preemptor.may_stop(row):
             return False
-        self._counters.preempted += 1
         self._counters.displaced += 1
-        row.request.preempted += 1
-        row.request.displaced_by = entry
-        entry.displaced.add(row.request)
-        entry.stood_first = 0
-        # The headroom policy is not told: nothing has grown.
-        self._lifecycle.stop(row)
+        self._admission.give_way(row.request, to=entry)
+        self._preemptor.preempt(row, instead=entry)
         return True

@@ -6,8 +6,8 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.shared import Shared
 from blockyard.shared.owner import Owner, owned, thread_name
 from blockyard.yard.cache import KVCache
 
@@ -25,17 +25,15 @@ class Driver:
     """A scheduler as the one that drives its cache, and the thread that drives the scheduler.
 
     Args:
-        cache: The cache; a driver that it had is replaced.
-        lifecycle: The requests of the scheduler.
-        seats: Its seats.
-        batch: What runs.
+        shared: What it shares with its parts; a driver that the cache had is replaced.
+        lifecycle: Its requests.
     """
 
-    def __init__(self, cache: KVCache, lifecycle: Lifecycle, seats: Seats, batch: Batch) -> None:
-        self._cache = cache
+    def __init__(self, shared: Shared, lifecycle: Lifecycle) -> None:
+        self._cache = cache = shared.cache
         self._lifecycle = lifecycle
-        self._seats = seats
-        self._batch = batch
+        self._seats = shared.seats
+        self._batch = shared.batch
         self._replaced = False
         self._thread: Thread | None = None
         other = _driver_of(cache)

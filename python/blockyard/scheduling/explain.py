@@ -2,13 +2,11 @@
 
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch, Seat, Seats
-from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.unread import named
-from blockyard.yard.cache import KVCache
 from blockyard.yard.explain import Explanation
 
 __all__ = ["Explainer"]
@@ -18,31 +16,17 @@ class Explainer:
     """Answers questions, and changes nothing.
 
     Args:
-        cache: The cache that holds the blocks.
-        queue: What waits.
-        seats: What runs or stops.
-        batch: The steps in flight.
+        shared: What it shares with the other parts.
         admission: Which request waits for which.
-        lifecycle: Whether the engine lives.
         stalls: Whether the loop stands still.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        queue: WaitingQueue,
-        seats: Seats,
-        batch: Batch,
-        admission: Admission,
-        lifecycle: Lifecycle,
-        stalls: Stalls,
-    ) -> None:
-        self._cache = cache
-        self._queue = queue
-        self._seats = seats
-        self._batch = batch
+    def __init__(self, shared: Shared, admission: Admission, stalls: Stalls) -> None:
+        self._cache = shared.cache
+        self._queue = shared.queue
+        self._seats = shared.seats
+        self._batch = shared.batch
         self._admission = admission
-        self._lifecycle = lifecycle
         self._stalls = stalls
 
     def explain(self, entry: Request) -> Explanation:
@@ -59,17 +43,16 @@ class Explainer:
         return self._cache.room().headroom
 
     def _held(self, entry: Request) -> Lease | Parked | Keys:
-        return entry.lease or entry.parked or entry.keyed(self._cache)
+        parked = None if entry.parked is None else entry.parked.handle
+        return entry.lease or parked or entry.keyed(self._cache)
 
     def _of_waiting(self, entry: Request) -> list[str]:
-        if entry.leader is not None:
-            return [
-                f"It is forked of request {entry.leader.id!r} when that has its prompt computed."
-            ]
+        if (leader := entry.leader) is not None:
+            return [f"It is forked of request {leader.id!r} when that has its prompt computed."]
         if entry.held:
             return ["It is held, as its tokens are not read: `unhold` goes on with it."]
-        if entry.too_large:
-            most, limit = entry.max_blocks(self._cache.block_size), self._cache.limit()
+        if entry.waiting.too_large:
+            most, limit = entry.new.max_blocks(self._cache.block_size), self._cache.limit()
             return [
                 (
                     f"It may need {most} blocks, and the device has {limit} since it was made "
@@ -77,13 +60,14 @@ class Explainer:
                 )
             ]
         before = self._queue.count_before(entry)
-        lines = [f"{before} requests stand before it; it was overtaken {entry.overtaken} times."]
-        if self._lifecycle.dead is not None:
-            lines.append(f"The engine failed: {self._lifecycle.dead}.")
+        overtaken = entry.waiting.overtaken
+        lines = [f"{before} requests stand before it; it was overtaken {overtaken} times."]
+        if self._batch.dead is not None:
+            lines.append(f"The engine failed: {self._batch.dead}.")
         if self._seats.full:
             lines.append(f"All {len(self._seats)} seats are taken.")
         if entry.parked is not None:
-            on_device, blocks = entry.parked.on_device, entry.parked.blocks
+            on_device, blocks = entry.parked.handle.on_device, entry.parked.handle.blocks
             lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
         lines += self._of_priority(entry)
         if (other := self._admission.waits_for(entry)) is not None:
@@ -100,7 +84,7 @@ class Explainer:
     @staticmethod
     def _of_priority(entry: Request) -> list[str]:
         """Who was preempted for whom, where that decides."""
-        lines, higher, count = [], entry.displaced_by, len(entry.displaced)
+        lines, higher, count = [], entry.waiting.displaced_by, len(entry.waiting.displaced)
         if higher is not None:
             lines.append(
                 f"It was preempted for request {higher.id!r}, which has a higher priority."
@@ -125,7 +109,7 @@ class Explainer:
         if seat.stop is not None:
             since = f"step {seat.stopped_at}" if seat.stopped_at else "the next step"
             lines.append(f"It waits for the ack of the stop of {since}.")
-            if (higher := seat.request.displaced_by) is not None:
+            if (higher := seat.request.waiting.displaced_by) is not None:
                 lines.append(f"It gives way to request {higher.id!r}, which has a higher priority.")
         elif (oldest := self._batch.oldest) is not None and seat.last_step < oldest.number:
             lines.append("It is in no step in flight.")

@@ -1,13 +1,9 @@
 """n samples of a prompt: one computes it, and the others are forked of that one."""
 
 from blockyard._core import Lease, Misuse, NoRoom
-from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch, Seat, Seats
-from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Request, RequestState
-from blockyard.yard.cache import KVCache
-from blockyard.yard.parking import Parking
+from blockyard.scheduling.batch import Seat
+from blockyard.scheduling.request import Request
+from blockyard.scheduling.shared import Shared
 
 __all__ = ["Forks"]
 
@@ -21,32 +17,17 @@ class Forks:
     waits in the queue like any other, and finds the prompt published.
 
     Args:
-        cache: The cache that holds the blocks.
-        seats: The seats that they get.
-        batch: What runs.
-        queue: The queue in which others wait.
-        admission: How much growth each is promised.
-        parking: Whether each must be parked when it is preempted.
-        counters: Where forks are counted.
+        shared: What it shares with the other parts.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        batch: Batch,
-        queue: WaitingQueue,
-        admission: Admission,
-        parking: Parking,
-        counters: Counters,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._batch = batch
-        self._queue = queue
-        self._admission = admission
-        self._parking = parking
-        self._counters = counters
+    def __init__(self, shared: Shared) -> None:
+        self._cache = shared.cache
+        self._seats = shared.seats
+        self._batch = shared.batch
+        self._queue = shared.queue
+        self._headroom = shared.headroom
+        self._parking = shared.parking
+        self._counters = shared.counters
 
     def fork(self, seat: Seat) -> None:
         """Forks the samples that wait for a seat whose prompt is computed.
@@ -54,17 +35,16 @@ class Forks:
         Call it before the first token of the seat is appended, and before a block of its last
         chunk is sealed.
         """
-        siblings, seat.request.siblings = seat.request.siblings, []
-        for entry in siblings:
-            entry.leader = None
+        group = seat.request.group
+        while group is not None and group.leader is seat.request and group.waiting:
+            entry = group.take()
             lease = self._lease(seat.lease, entry)
             if lease is None:
                 self._queue.push(entry)
                 continue
-            self._counters.admitted += 1
-            self._counters.forked += 1
-            entry.state = RequestState.LOADING
-            self._batch.add_loading(self._seats.bind(entry, lease))
+            self._counters.fork()
+            entry.load()
+            self._batch.add_loading(self._seats.bind(entry, lease, self._cache.limit()))
 
     def _lease(self, parent: Lease, entry: Request) -> Lease | None:
         """The lease of a fork; None where it waits in the queue."""
@@ -74,13 +54,13 @@ class Forks:
         if any(other.rank < entry.rank for other in self._queue.next(1)):
             return None
         size = self._cache.block_size
-        computed = (len(entry.prompt) - 1) // size * size
+        computed = (len(entry.new.prompt) - 1) // size * size
         # Its last block is a copy of a published one, which is found there; or what it has computed
         # is of no use any more, as the weights have changed.
         if parent.cached > computed or parent.state != "ready":
             return None
         try:
-            reserve = self._admission.reserve(entry.max_tokens - 1)
+            reserve = self._headroom.reserve(entry.new.max_tokens - 1)
             return self._cache.fork(parent, computed, reserve=reserve)
         except (NoRoom, Misuse):
             # The headroom policy may raise, too: the begin of this request will say so.

@@ -176,10 +176,11 @@ class Asked:
             raise fault
 
     def reserve(self, max_tokens: int) -> int:
-        """Returns what it promises.
+        """Returns what it promises, of no more tokens than a request may need.
 
         Raises:
-            Misuse: It raised, or this is no number of tokens.
+            Misuse: It raised, or this is no number of tokens: the request fails by it, and no
+                other one does.
         """
         try:
             answer: object = self._policy.reserve(max_tokens)
@@ -191,7 +192,7 @@ class Asked:
             raise Misuse(
                 f"the headroom policy reserves {answer!r:.60}: must be an integer, 0 or more"
             )
-        return answer
+        return min(answer, max_tokens)
 
     def headroom(self, running: int) -> int:
         """Returns what it wants kept; where it does wrong, what it wanted last."""

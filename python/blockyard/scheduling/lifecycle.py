@@ -1,75 +1,46 @@
-"""How a request starts, stops and ends: loads, stops, acks, preemption, failure and reset."""
+"""How a request stops and ends: stops, acks, preemption, failure and reset."""
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Final
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
-from blockyard._core import Lease, Misuse, Parked, Ticket, Unavailable
-from blockyard.scheduling.admission import Admission, Admitted
-from blockyard.scheduling.batch import Batch, Seat, Seats
-from blockyard.scheduling.cached_tokens import CachedTokens, found_by
-from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.engine import Ack, Start, Stop
-from blockyard.scheduling.headroom import Asked
+from blockyard._core import Lease, Misuse, Ticket, Unavailable
+from blockyard.scheduling.batch import Seat
+from blockyard.scheduling.cached_tokens import CachedTokens
+from blockyard.scheduling.engine import Ack, Stop
+from blockyard.scheduling.new_request import NewRequest, checked
 from blockyard.scheduling.output_checks import check_acks
-from blockyard.scheduling.queue import WaitingQueue
-from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result, lead_again
+from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.validate import whole
 from blockyard.shared.hints import NO_HINTS
 from blockyard.shared.owner import Owner
 from blockyard.shared.validate import bounded, one_of
-from blockyard.yard.cache import KVCache
-from blockyard.yard.parking import Parking
 
-__all__ = ["Lifecycle", "Starts"]
-
-_COUNTED: Final = 16
-"""Steps after which it is counted again how much the rows can grow."""
+__all__ = ["Lifecycle"]
 
 
 class Lifecycle:
     """The requests of a scheduler, from the queue to their one result.
 
     Args:
-        cache: The cache that holds their blocks.
-        seats: The seats that they leave.
-        queue: The queue to which preempted requests return.
-        batch: What runs.
-        parking: How a victim's work is kept.
-        headroom: The policy that says what the batch keeps: less when a row leaves.
-        counters: Where losses and ignored acks are counted.
+        shared: What it shares with the other parts.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        queue: WaitingQueue,
-        batch: Batch,
-        parking: Parking,
-        headroom: Asked,
-        counters: Counters,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._queue = queue
-        self._batch = batch
-        self._parking = parking
-        self._headroom = headroom
-        self._counters = counters
+    def __init__(self, shared: Shared) -> None:
+        self._cache = shared.cache
+        self._seats = shared.seats
+        self._queue = shared.queue
+        self._batch = shared.batch
+        self._parking = shared.parking
+        self._headroom = shared.headroom
+        self._counters = shared.counters
         self._requests: dict[Hashable, Request] = {}
         self._stops: list[Stop] = []
         self._results: dict[Request, Result] = {}
         """Of all that have ended since they were told: who is in it has ended."""
         self._told: tuple[object, dict[Request, Result]] = None, {}
         """The call that was told results last, and these."""
-        self._size = cache.block_size
-        self._growth = 0
-        self._counted = -1
-        """The `flips` of the seats when `_growth` was counted."""
-        self.dead: str | None = None
-        """Why the engine failed; None while it lives."""
         self.pinned = 0
         """Device blocks of the seats that a dead engine had, each once."""
 
@@ -81,20 +52,25 @@ class Lifecycle:
             Misuse: The headroom policy has done wrong since the last step.
         """
         self._headroom.check()
-        if self.dead is not None:
-            raise Unavailable(f"the engine failed ({self.dead}): reset it, then call `reset`")
+        if self._batch.dead is not None:
+            raise Unavailable(
+                f"the engine failed ({self._batch.dead}): reset it, then call `reset`"
+            )
 
     # -- requests ------------------------------------------------------------------------------
 
-    def check_new(self, ids: Iterable[Hashable]) -> None:
-        """Refuses the ids of requests that are there.
+    def check_new(self, new: NewRequest) -> None:
+        """Refuses ids and tickets of requests that are there.
 
         Raises:
-            Misuse: One is taken, or cannot be hashed.
+            Misuse: One is another request's, or it is no `NewRequest`.
         """
-        for request in ids:
-            if self.find(request) is not None:
-                raise Misuse(f"request {request!r} is there already: give each an id of its own")
+        for sample in checked(new).samples:
+            if sample in self._requests:
+                raise Misuse(f"request {sample!r} is there already: give each an id of its own")
+        ticket = new.ticket
+        if ticket is not None and any(one.waiting.ticket is ticket for one in self._queue.promised):
+            raise Misuse(f"ticket {ticket.id} of request {new.id!r} is another request's")
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -142,25 +118,27 @@ class Lifecycle:
         entry.leave()
         if (heir := entry.hand_over()) is not None:
             self._queue_up(heir)
-        if entry.arrived is not None:
+        if entry.recorded is not None:
             self._record(entry, heir)
 
     def _forget(self, entry: Request) -> None:
         """Drops a request that has a result."""
-        entry.state = self._results[entry].state
+        entry.end(self._results[entry].state)
         if self._requests.get(entry.id) is entry:
             del self._requests[entry.id]
+        if self._queue.waits is not None:
+            self._queue.waits.ended(entry)
 
     def _record(self, entry: Request, heir: Request | None) -> None:
         """Records a request that has begun; where it has not, the next sample stands for it."""
         recorder = self._cache.recorder
-        if recorder is None or entry.arrived is None:
+        if recorder is None or entry.recorded is None:
             return
         if entry.epoch:
-            prompt, answer = len(entry.prompt), len(entry.outputs)
-            recorder.ended(entry.arrived, entry.prompt_keys, prompt, answer)
+            prompt, answer = len(entry.new.prompt), len(entry.outputs)
+            recorder.ended(entry.recorded, entry.keys.prompt, prompt, answer)
         elif heir is not None:
-            heir.arrived = entry.arrived
+            heir.stand_for(entry)
 
     def take_results(self, owner: Owner) -> list[Result]:
         """Returns the results since the last call, and those of that one if it was interrupted."""
@@ -209,11 +187,11 @@ class Lifecycle:
         """Computes no more tokens of a request for now, or goes on with it."""
         if entry.held is held:
             return
-        entry.held, entry.kept_steps = held, 0
+        entry.hold(held=held)
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         if seat is not None:
             (self._batch.hold if held else self._batch.unhold)(seat)
-            self.lower_headroom()
+            self._headroom.lower()
         elif entry.leader is None:
             self._queue_up(entry)
 
@@ -223,53 +201,14 @@ class Lifecycle:
         if entry.held and (heir := entry.hand_over()) is not None:
             self._queue_up(heir)
 
-    # -- headroom ------------------------------------------------------------------------------
-
-    @property
-    def running(self) -> int:
-        """Sequences that run or load, without those that are held; 0 while the engine is dead."""
-        return self._seats.growing if self.dead is None else 0
-
-    def wanted_headroom(self) -> int:
-        """Blocks that the policy wants kept for the growth of the running batch."""
-        running = self.running
-        if not running:
-            return 0
-        blocks = self._headroom.headroom(running)
-        if not self._headroom.capped or not blocks:
-            return blocks
-        # Between two counts rows have grown a little: more is kept than they need, never less.
-        if self._seats.flips != self._counted or not self._batch.number % _COUNTED:
-            self._growth, self._counted = self._seats.growth(self._size), self._seats.flips
-        return min(blocks, self._growth)
-
-    @property
-    def growth(self) -> int:
-        """Blocks that all that runs may still need, and was not promised."""
-        return self._seats.growth(self._size) if self.dead is None else 0
-
-    def headroom_of(self, rows: Sequence[Seat]) -> int:
-        """Blocks of the headroom that would be kept no more if some rows had left."""
-        running = self.running - len(rows)
-        blocks = self._headroom.headroom(running) if running else 0
-        if self._headroom.capped:
-            blocks = min(blocks, self._seats.growth(self._size, rows))
-        return max(self._cache.room().headroom - blocks, 0)
-
-    def lower_headroom(self) -> None:
-        """Lowers the headroom at once, as fewer sequences run than before (R1-5)."""
-        kept = self._cache.room().headroom
-        self._cache.set_headroom(min(kept, self.wanted_headroom()))
-
     # -- stops and acks ------------------------------------------------------------------------
 
     def stop(self, seat: Seat) -> None:
         """Computes nothing new in a seat; its blocks stay until the ack (T7, T24, T35)."""
         self._stops.append(self._seats.stop(seat))
-        if not seat.request.terminal:
-            seat.request.state = RequestState.STOPPING
+        seat.request.stop()
         self._batch.drop(seat)
-        self.lower_headroom()
+        self._headroom.lower()
 
     def fail_seat(self, seat: Seat, reason: str) -> None:
         """Stops a seat whose request fails at the ack."""
@@ -290,7 +229,7 @@ class Lifecycle:
         for ack in check_acks(acks):
             seat = self._seats.at(ack.seat)
             if (
-                self.dead is not None
+                self._batch.dead is not None
                 or seat is None
                 or seat.stop is None
                 or not seat.stopped_at
@@ -326,7 +265,7 @@ class Lifecycle:
         except TypeError as error:
             raise Misuse(f"active = {active!r:.60}: must be the numbers of seats") from error
         numbers = {whole("a seat of active", seat, 0) for seat in given}
-        for seat in self._seats.stopping_seats() if self.dead is None else ():
+        for seat in self._seats.stopping_seats() if self._batch.dead is None else ():
             if seat.stop is None or not 0 < seat.stopped_at <= step:
                 continue
             if seat.number not in numbers:
@@ -347,22 +286,18 @@ class Lifecycle:
         else:
             self._counters.lost += computed - parked.computed
             self._vacate(seat)
-            seat.request.last_write = after or 0
-            self.park(seat.request, parked)
+            seat.request.park(parked, last_write=after or 0)
+            self._queue_up(seat.request)
 
     def came_short(self, seat: Seat) -> None:
         """Parks a resume whose loads failed again, or recomputes it (T19, T20)."""
-        parked = self._parking.came_short(seat.lease, seat.request.resumes)
+        parked = self._parking.came_short(seat.lease, seat.request.waiting.resumes)
         if parked is None:
             self.recompute(seat)
         else:
             self._vacate(seat)
-            self.park(seat.request, parked)
-
-    def park(self, entry: Request, parked: Parked) -> None:
-        """Puts a request back in the queue, with its work kept."""
-        entry.park(parked)
-        self._queue_up(entry)
+            seat.request.park(parked)
+            self._queue_up(seat.request)
 
     def recompute(self, seat: Seat) -> None:
         """Puts the request of a seat back in the queue, with the tokens that it has now."""
@@ -388,7 +323,7 @@ class Lifecycle:
         if seat.stop is not None and seat.stop in self._stops:
             self._stops.remove(seat.stop)
         self._seats.free(seat)
-        self.lower_headroom()
+        self._headroom.lower()
 
     # -- failure and reset ---------------------------------------------------------------------
 
@@ -399,9 +334,9 @@ class Lifecycle:
             reason: The reason in their results.
             broken: Whether an interrupt has left something half done: `reset` ends none then.
         """
-        if self.dead is not None:
+        if self._batch.dead is not None:
             return
-        self.dead = reason
+        self._batch.die(reason)
         if broken:
             return
         self._drop_loading()
@@ -437,12 +372,14 @@ class Lifecycle:
         # What is planned would copy what is lost, and below under the keys of before.
         self._cache.abort(self._cache.dispatch())
         self._cache.clear(memory=memory)
-        self.dead, self.pinned = None, 0
+        self.pinned = 0
         self._batch.clear()
         self._stops.clear()
         for entry in self._results:
             self._forget(entry)
-        lead_again(list(self._requests.values()))
+        there = set(self._requests.values())
+        for group in {entry.group for entry in there if entry.group is not None}:
+            group.settle(there)
         ended: dict[Request, tuple[RequestState, str] | None] = {}
         for seat in self._seats.bound():
             self._give_back(seat.lease, seat.ticket)
@@ -452,7 +389,7 @@ class Lifecycle:
             if end is None and entry in ended and requests == "abort":
                 end = RequestState.ABORTED, "aborted"
             self._give_back(entry.lease)
-            entry.lease = entry.seat = None
+            self._seats.unbind(entry)
             if end is None and entry.settle() and self._parking.must_park and entry.outputs:
                 end = RequestState.FAILED, "kv_lost: this engine cannot recompute it"
             if end is not None:
@@ -462,7 +399,7 @@ class Lifecycle:
         for entry in list(self._requests.values()):
             if entry.leader is None:
                 self._queue_up(entry)
-        self.lower_headroom()
+        self._headroom.lower()
         self._batch.done(self._batch.number)
 
     def _give_back(self, lease: Lease | None, ticket: Ticket | None = None) -> None:
@@ -482,74 +419,3 @@ class Lifecycle:
     def _drop_loading(self) -> None:
         for seat in self._batch.take_loading():
             self.recompute(seat)
-
-
-class Starts:
-    """Starts the requests that were admitted, at once or when their loads have ended.
-
-    Args:
-        cache: The cache that holds their blocks.
-        seats: The seats that they have.
-        batch: What runs in them.
-        admission: What else waits.
-        lifecycle: How they go back, and end.
-        counters: Where they are counted.
-    """
-
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        batch: Batch,
-        admission: Admission,
-        lifecycle: Lifecycle,
-        counters: Counters,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._batch = batch
-        self._admission = admission
-        self._lifecycle = lifecycle
-        self._counters = counters
-
-    def landed(self) -> list[Start]:
-        """Starts requests whose loads have ended, from what is good of them (T3, T4)."""
-        starts = []
-        for seat in self._batch.landed():
-            if seat.lease.state == "short" and seat.lease.resumed:
-                self._lifecycle.came_short(seat)
-                continue
-            # Slots of a copy with unknown outcome are quarantined: take others, or recompute.
-            if len(self._cache.grow([seat.lease], 0)):
-                seat.request.failed_loads += 1
-                self._lifecycle.recompute(seat)
-            else:
-                starts.append(self._start(seat))
-        return starts
-
-    def begun(self, admitted: Admitted) -> list[Start]:
-        """Starts admitted requests, but for those that load first."""
-        self._counters.admitted += len(admitted.seats)
-        self._counters.no_room += bool(admitted.refused) or admitted.still
-        self._counters.soon += len(admitted.soon)
-        for entry, why in admitted.failed:
-            self._lifecycle.end(entry, RequestState.FAILED, why)
-        if admitted.refused and len(self._seats) == len(self._batch.held):
-            self._admission.take_back(but=admitted.refused[0])
-        starts = []
-        for seat in admitted.seats:
-            if not seat.request.resumes:
-                self._counters.found(found_by(seat.lease, self._cache.block_size))
-            if seat.lease.state == "loading":
-                seat.request.state = RequestState.LOADING
-                self._batch.add_loading(seat)
-            else:
-                starts.append(self._start(seat))
-        return starts
-
-    def _start(self, seat: Seat) -> Start:
-        if seat.request.cached_tokens is None:
-            seat.request.cached_tokens = found_by(seat.lease, self._cache.block_size)
-        start = self._batch.start(seat)
-        seat.request.start(start.cached)
-        return start

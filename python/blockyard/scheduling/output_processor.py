@@ -4,16 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Lease, Misuse
-from blockyard.scheduling.batch import Batch, InFlightStep, Seat, Seats
-from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.batch import InFlightStep, Seat
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.forks import Forks
-from blockyard.scheduling.headroom import Asked
 from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_checks import accepted, check, plain, sampled
 from blockyard.scheduling.request import RequestState
-from blockyard.yard.cache import KVCache
+from blockyard.scheduling.shared import Shared
 
 __all__ = ["OutputProcessor"]
 
@@ -22,44 +19,29 @@ class OutputProcessor:
     """Applies the output of each step, the oldest in flight first.
 
     Args:
-        cache: The cache that holds the rows' blocks.
-        seats: How far each row is.
-        batch: The steps in flight.
+        shared: What it shares with the other parts.
         lifecycle: How requests end.
         forks: How samples of a prompt begin when it is computed.
-        headroom: The policy, which hears of each step that went well.
-        options: Whether there are drafts, and whether an output acks stops.
-        counters: Where ignored rows and acks are counted.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        batch: Batch,
-        lifecycle: Lifecycle,
-        forks: Forks,
-        headroom: Asked,
-        options: SchedulerOptions,
-        counters: Counters,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._batch = batch
+    def __init__(self, shared: Shared, lifecycle: Lifecycle, forks: Forks) -> None:
+        self._cache = shared.cache
+        self._seats = shared.seats
+        self._batch = shared.batch
         self._lifecycle = lifecycle
         self._forks = forks
-        self._headroom = headroom
-        self._drafts = options.num_speculative_tokens
-        self._in_order = options.in_order
-        self._counters = counters
+        self._headroom = shared.headroom
+        self._drafts = shared.options.num_speculative_tokens
+        self._in_order = shared.options.in_order
+        self._counters = shared.counters
         self._behind = False
 
     def apply(self, output: Output) -> None:
         """Takes an output, or refuses it and takes nothing of it."""
         acks = check(output)
-        if self._lifecycle.dead is not None:
+        if self._batch.dead is not None:
             self._counters.outputs_ignored += len(output.seats)
-            self._counters.acks_ignored += len(acks)
+            self._lifecycle.on_acks(acks)
             return
         oldest = self._batch.oldest
         if oldest is None or output.step != oldest.number:
@@ -75,9 +57,9 @@ class OutputProcessor:
         computed = accepted(output, in_flight)
         if not all(alive):
             self._counters.outputs_ignored += alive.count(False)
-        self._seats.computed[in_flight.numbers[alive]] += computed[alive]
+        self._seats.add_computed(in_flight.numbers[alive], computed[alive])
         for seat in rows:
-            if seat is not None and seat.request.siblings:
+            if seat is not None and seat.request.group is not None:
                 self._forks.fork(seat)
         self._foretell(output, rows)
         self._append(output, rows, in_flight.lasts)
@@ -98,8 +80,8 @@ class OutputProcessor:
     def _plain(self, output: Output, in_flight: InFlightStep) -> None:
         """Applies a plain step: every row decoded one token, and none left or ended."""
         seats = self._seats
-        seats.computed[in_flight.numbers] += 1
-        seats.known[in_flight.numbers] += 1
+        seats.add_computed(in_flight.numbers, 1)
+        seats.add_known(in_flight.numbers, 1)
         self._cache.append(in_flight.leases, output.tokens)
         for seat, token in zip(in_flight.seats, output.tokens.tolist(), strict=True):
             seat.request.outputs.append(token)
@@ -132,7 +114,7 @@ class OutputProcessor:
             drafted = set(in_flight.numbers[: in_flight.decodes].tolist())
             drafts = [seat for seat in rows if seat.number in drafted]
             numbers = np.fromiter((seat.number for seat in drafts), np.int64, len(drafts))
-            seats.scheduled[numbers] = seats.computed[numbers]
+            seats.reject_drafts(numbers)
             self._cache.trim([seat.lease for seat in drafts], seats.computed[numbers])
         numbers = np.fromiter((seat.number for seat in rows), np.int64, len(rows))
         self._cache.seal([seat.lease for seat in rows], seats.computed[numbers])
@@ -146,7 +128,7 @@ class OutputProcessor:
         each = [1] * len(rows) if output.counts is None else output.counts.tolist()
         for seat, more, ends in zip(rows, each, output.ended.tolist(), strict=True):
             if seat is not None and ends:
-                seat.request.ends_at = len(seat.request.outputs) + more
+                seat.request.foretell(more)
 
     def _append(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
         """Appends the sampled tokens; those of a stopping row count until its ack (T8)."""
@@ -155,7 +137,7 @@ class OutputProcessor:
             leases = [seat.lease for seat in rows if seat is not None]
             if leases:
                 self._cache.append(leases, tokens)
-            self._seats.known[output.seats] += 1
+            self._seats.add_known(output.seats, 1)
             for seat, token in zip(rows, tokens.tolist(), strict=True):
                 if seat is not None:
                     seat.request.outputs.append(token)
@@ -168,15 +150,14 @@ class OutputProcessor:
                     continue
                 own = tokens[start:end]
                 self._cache.append(seat.lease, own)
-                self._seats.known[seat.number] += len(own)
+                self._seats.add_known(seat.number, len(own))
                 seat.request.outputs.extend(own.tolist())
         for seat in rows:
             if seat is not None and seat.number in lasts and seat.stop is None:
-                seat.request.state = RequestState.DECODE
-                seat.request.key_bytes = b""
+                seat.request.decode()
                 self._batch.begin_decode(seat)
                 if seat.request.held:
-                    self._lifecycle.lower_headroom()
+                    self._headroom.lower()
 
     def _end(self, output: Output, rows: list[Seat | None]) -> None:
         """Ends rows at an end token of the engine, or at `max_tokens` (T28, T35)."""
@@ -186,10 +167,10 @@ class OutputProcessor:
                 continue
             entry = seat.request
             by_engine = ended is not None and bool(ended[at])
-            if not by_engine and len(entry.outputs) < entry.max_tokens:
+            if not by_engine and len(entry.outputs) < entry.new.max_tokens:
                 continue
             self._batch.drop(seat)
-            reason = "stop" if len(entry.outputs) < entry.max_tokens else "length"
+            reason = "stop" if len(entry.outputs) < entry.new.max_tokens else "length"
             self._lifecycle.end(entry, RequestState.FINISHED, reason)
             if by_engine and seat.stop is None:
                 self._lifecycle.release(seat)

@@ -4,57 +4,54 @@ from typing import Final
 
 from blockyard._core import Parked
 from blockyard.scheduling.admission import Admission, claims_below
-from blockyard.scheduling.batch import Batch, Grown, Seat, Seats
-from blockyard.scheduling.counters import Counters
-from blockyard.scheduling.headroom import Asked
+from blockyard.scheduling.batch import Grown, Seat
 from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.unread import Unread
 from blockyard.scheduling.victims import Candidate, rank_of
-from blockyard.shared.log import Limited
-from blockyard.yard.cache import KVCache
-from blockyard.yard.parking import Parking
 
 __all__ = ["Preemptor", "Pressure"]
-
-_log = Limited(__name__)
 
 _AHEAD: Final = 2
 """Steps for which parked requests make room before a running one lacks it."""
 
 
 class Preemptor:
-    """Moves parked blocks off the device, and chooses victims where that is too little (INV-25).
+    """Moves parked blocks off the device, and preempts rows where that is too little (INV-25).
 
     Args:
-        cache: The cache that lacks room.
-        seats: The seats of the running batch.
-        batch: What runs in them.
-        queue: The queue in which parked requests wait.
-        parking: How parked blocks are moved.
-        options: The victim policy, and the cooldown of what was preempted.
+        shared: What it shares with the other parts.
+        lifecycle: How rows stop and fail.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        batch: Batch,
-        queue: WaitingQueue,
-        parking: Parking,
-        options: SchedulerOptions,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._batch = batch
-        self._queue = queue
-        self._parking = parking
-        self._policy = options.victim_policy
-        self._cooldown = options.preempt_cooldown
-        self.unread = Unread(batch, queue, options)
+    def __init__(self, shared: Shared, lifecycle: Lifecycle) -> None:
+        self._cache = shared.cache
+        self._seats = shared.seats
+        self._batch = shared.batch
+        self._queue = shared.queue
+        self._parking = shared.parking
+        self._headroom = shared.headroom
+        self._counters = shared.counters
+        self._policy = shared.options.victim_policy
+        self._cooldown = shared.options.preempt_cooldown
+        self._lifecycle = lifecycle
+        self.unread = Unread(shared, lifecycle)
         """The held requests that could not leave, where others wait for what they keep."""
+
+    def preempt(self, seat: Seat, instead: Request | None = None) -> None:
+        """Stops a victim.
+
+        Args:
+            seat: The victim.
+            instead: The request that it gives way to, if it does. That says nothing of the
+                headroom, as nothing has grown; nor does a row that is held.
+        """
+        self._counters.preempted += 1
+        seat.request.preempted += 1
+        if instead is None and not seat.request.held:
+            self._headroom.preempted()
+        self._lifecycle.stop(seat)
 
     def relieve(self, need: int, behind: Request | None = None) -> None:
         """Copies blocks of parked requests down, those that shall come back last first.
@@ -71,15 +68,29 @@ class Preemptor:
             return
         self._parking.relieve(need, self._handles(movable))
         # A request that has left the device has nothing more to give.
-        first = next((entry for entry in movable if entry.parked and entry.parked.on_device), None)
-        if first is None or first.parked is None:
+        works = ((entry, entry.parked) for entry in movable if entry.parked is not None)
+        first, work = next(
+            ((it, work) for it, work in works if work.handle.on_device), (None, None)
+        )
+        if first is None or work is None:
             return
-        before, first.on_device = first.on_device, first.parked.on_device
-        first.stalled_steps = first.stalled_steps + 1 if first.on_device == before else 0
-        if self._parking.gives_up(first.parked, first.stalled_steps):
-            self._cache.abandon(first.parked)
+        before, work.on_device = work.on_device, work.handle.on_device
+        work.stalled_steps = work.stalled_steps + 1 if work.on_device == before else 0
+        if self._parking.gives_up(work.handle, work.stalled_steps):
+            self._cache.abandon(work.handle)
             first.recompute()
             self._queue.drop_parked(first)
+
+    def waits_still(self, entry: Request) -> bool:
+        """Counts a step in which a request found no room; returns whether that is too often (T17).
+
+        One that is parked is recomputed then.
+        """
+        work = entry.parked
+        if work is None:
+            return False
+        work.stalled_steps += 1
+        return self._parking.is_stalled(work.stalled_steps)
 
     def relieve_all(self, behind: Request | None = None) -> bool:
         """Copies all blocks of parked requests down, those that others hold too included.
@@ -123,7 +134,7 @@ class Preemptor:
                 for entry in self._queue.parked
                 if (behind is None or entry.apart or entry.rank > behind.rank)
                 and entry.parked is not None
-                and entry.parked.state == "kept"
+                and entry.parked.handle.state == "kept"
             ),
             key=lambda entry: entry.rank,
             reverse=True,
@@ -131,7 +142,7 @@ class Preemptor:
 
     @staticmethod
     def _handles(entries: list[Request]) -> list[Parked]:
-        return [entry.parked for entry in entries if entry.parked is not None]
+        return [entry.parked.handle for entry in entries if entry.parked is not None]
 
     def victims(self, grown: Grown, spare: int) -> list[Seat]:
         """Chooses the rows that are stopped for those that found no room.
@@ -224,8 +235,8 @@ class Preemptor:
         capacity = self._cache.limit() * self._cache.block_size
         return [seat for seat in skipped if seat.lease.tokens >= capacity and self.may_stop(seat)]
 
-    def lost(self) -> Seat | None:
-        """Chooses the row that fails where all are stuck, and no tier below has room to park one.
+    def fail_one(self) -> None:
+        """Fails a row where all are stuck, and no tier below has room to park one.
 
         By `safety` this happens only where a tier was made smaller since they began. It does not
         happen while a ticket is open: the rows wait until its room comes back. Nor does it where it
@@ -233,14 +244,17 @@ class Preemptor:
         """
         running = self._batch.running()
         promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
-        smaller = any(self._cache.limit() < seat.request.limit for seat in running)
+        smaller = any(self._cache.limit() < seat.limit for seat in running)
         if not self._parking.must_park or promised or smaller:
-            return None
-        return min(
+            return
+        lost = min(
             running,
             key=lambda seat: (not seat.request.held, not self.frees(seat), self.rank(seat)),
             default=None,
         )
+        if lost is not None:
+            why = "kv_lost: there is no room for all that run, and none below to park it"
+            self._lifecycle.fail_seat(lost, why)
 
     def stuck(self, grown: Grown) -> bool:
         """Whether nothing that goes on would make room by itself."""
@@ -296,7 +310,7 @@ class Preemptor:
         entry = seat.request
         computed = int(self._seats.computed[seat.number])
         blocks = seat.lease.blocks
-        one = Candidate(entry.priority, entry.arrival_step, entry.order, blocks, computed)
+        one = Candidate(entry.new.priority, entry.arrival_step, entry.order, blocks, computed)
         rank = rank_of("victim_policy", self._policy, one)
         # It computes nothing that would be put off.
         return (not entry.held, *rank)
@@ -306,36 +320,18 @@ class Pressure:
     """Makes room: parked blocks move, rows skip a step, victims stop, and at last one fails.
 
     Args:
-        cache: The cache that lacks room.
-        seats: The seats of the running batch.
-        batch: What runs in them.
+        shared: What it shares with the other parts.
         admission: What waits, and how much it lacks.
         preemptor: What moves, and which rows stop.
-        lifecycle: How rows stop and fail.
-        headroom: The policy, which hears of each preemption.
-        counters: Where they are counted.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        seats: Seats,
-        batch: Batch,
-        admission: Admission,
-        preemptor: Preemptor,
-        lifecycle: Lifecycle,
-        headroom: Asked,
-        counters: Counters,
-    ) -> None:
-        self._cache = cache
-        self._seats = seats
-        self._batch = batch
+    def __init__(self, shared: Shared, admission: Admission, preemptor: Preemptor) -> None:
+        self._seats = shared.seats
+        self._batch = shared.batch
+        self._counters = shared.counters
         self._admission = admission
         self._preemptor = preemptor
         self._unread = preemptor.unread
-        self._lifecycle = lifecycle
-        self._headroom = headroom
-        self._counters = counters
 
     def move_ahead(self) -> None:
         """Makes room of parked blocks for the first waiting request, and for rows that grow soon.
@@ -344,6 +340,8 @@ class Pressure:
         """
         self._unread.relent()
         refused = self._admission.first_refused()
+        if refused is not None and self._preemptor.waits_still(refused[0]):
+            self._admission.ask_again()
         if self._batch.held and self._seats.full:
             entry = self._admission.first_in_line()
             if entry is not None:
@@ -351,12 +349,12 @@ class Pressure:
         if refused is not None:
             first, lacks, below = refused
             if below:
-                self._outlast(first, below=True)
+                self._unread.outlast(first, below=True)
             elif lacks > 0 and not self._admission.take_back(apart=True):
                 self._give_way(first, lacks)
             self._preemptor.relieve(lacks, behind=first)
             idle = len(self._seats) == len(self._batch.held)
-            if idle or (first.displaced and lacks > self._preemptor.coming(first)):
+            if idle or (first.waiting.displaced and lacks > self._preemptor.coming(first)):
                 self._preemptor.relieve_all(behind=first)
         self._preemptor.lower()
         # What moves now has landed when the rows need the room.
@@ -370,25 +368,9 @@ class Pressure:
             lacks: Blocks that it lacks; 0 where it lacks a seat.
         """
         victims, short = self._preemptor.held(lacks, behind=first)
-        self._stop(victims)
+        self._preempt(victims)
         if short:
-            self._outlast(first, below=False)
-
-    def _outlast(self, first: Request, *, below: bool) -> None:
-        """Fails a held request that has kept the first waiting one too long (INV-25).
-
-        It happens only where the engine cannot recompute: elsewhere it has given way.
-        """
-        late = self._unread.outlast(first, below=below)
-        # What one gives back is there at its ack: no other one fails before.
-        if late is None or any(seat.pending_end for seat in self._seats.stopping_seats()):
-            return
-        why = (
-            f"unread: it was held, and kept others waiting for {late.kept_steps} steps, and this "
-            "engine cannot recompute it"
-        )
-        _log.warning("request %r fails, %s", late.id, why)
-        self._lifecycle.give_up(late, why)
+            self._unread.outlast(first, below=False)
 
     def make_room(self, grown: Grown) -> Grown:
         """Lets rows without room skip the step, and stops victims where too little comes.
@@ -402,21 +384,16 @@ class Pressure:
                 return grown
         self._admission.take_back(apart=True)
         self._counters.skipped += len(grown.skipped)
-        self._stop(self._preemptor.outgrown(grown.skipped))
+        self._preempt(self._preemptor.outgrown(grown.skipped))
         victims = self._preemptor.victims(grown, self._admission.growth())
         if not victims and self._preemptor.stuck(grown):
             victims = self._unstick()
-        self._stop(victims)
+        self._preempt(victims)
         return grown.without_stopped()
 
-    def _stop(self, victims: list[Seat]) -> None:
-        """Stops victims; a row that is held says nothing of the headroom."""
+    def _preempt(self, victims: list[Seat]) -> None:
         for seat in victims:
-            self._counters.preempted += 1
-            seat.request.preempted += 1
-            if not seat.request.held:
-                self._headroom.preempted()
-            self._lifecycle.stop(seat)
+            self._preemptor.preempt(seat)
 
     def _unstick(self) -> list[Seat]:
         """Victims where no row goes on, and none frees anything alone (INV-25)."""
@@ -425,8 +402,5 @@ class Pressure:
         victim = self._preemptor.last_resort()
         if victim is not None:
             return [victim]
-        lost = self._preemptor.lost()
-        if lost is not None:
-            why = "kv_lost: there is no room for all that run, and none below to park it"
-            self._lifecycle.fail_seat(lost, why)
+        self._preemptor.fail_one()
         return []

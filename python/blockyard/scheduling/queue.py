@@ -24,6 +24,8 @@ class Waits:
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Final = clock
+        self._since: dict[Request, float] = {}
+        """The second at which each came to wait."""
         self.begun: Final = {why: Histogram(WAITS) for why in BEGUN}
         """Those that had no work kept, since they were added or had to be recomputed, by what kept
         them last."""
@@ -32,17 +34,20 @@ class Waits:
 
     def queued(self, entry: Request) -> None:
         """Notes when a request has come; one that was held and is pushed again waits still."""
-        if entry.queued_at is None:
-            entry.queued_at = self._clock()
+        if entry not in self._since:
+            self._since[entry] = self._clock()
 
     def seated(self, entry: Request) -> None:
         """Counts the wait of a request that has a lease now."""
-        if entry.queued_at is not None:
+        since, waiting = self._since.pop(entry, None), entry.waiting
+        if since is not None:
             # It has begun to come back as often since it was parked: 0 for what begins anew.
-            times = self.resumed if entry.resumes else self.begun[entry.waited_for]
-            times.add(self._clock() - entry.queued_at)
-            entry.queued_at = None
-        entry.waited_for = "seat"
+            times = self.resumed if waiting.resumes else self.begun[waiting.waited_for]
+            times.add(self._clock() - since)
+
+    def ended(self, entry: Request) -> None:
+        """Forgets a request, which may have ended while it waited."""
+        self._since.pop(entry, None)
 
 
 _Place: TypeAlias = tuple[tuple[int, int], int, Request]
@@ -141,10 +146,10 @@ class WaitingQueue:
             self._parked.add(entry)
         elif entry.state is RequestState.RECOMPUTE:
             self._recomputed.add(entry)
-        if entry.ticket is not None:
+        if entry.waiting.ticket is not None:
             self._promised.add(entry)
         (self._held.add if entry.held else self._held.discard)(entry)
-        (self._too_large.add if entry.too_large else self._too_large.discard)(entry)
+        (self._too_large.add if entry.waiting.too_large else self._too_large.discard)(entry)
         if entry.apart:
             return
         self._compact(heap)
@@ -202,9 +207,8 @@ class WaitingQueue:
         self._recomputed.add(entry)
 
     def drop_ticket(self, entry: Request) -> None:
-        """Takes the ticket of a waiting request away: it waits on without it."""
+        """Notes that the ticket of a waiting request was taken away: it waits on without it."""
         self._promised.discard(entry)
-        entry.ticket = None
 
     def put_back(self, entries: Iterable[Request]) -> None:
         """Returns popped requests that could not begin to their places."""

@@ -1,46 +1,39 @@
-"""A request: what a caller gives of it, the states it goes through, and how it ends."""
+"""A request: what each part of the scheduler knows of it, its states, and how it ends."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Keys, Lease, Misuse, Parked, Ticket, TooLarge
+from blockyard._core import Keys, Lease, Parked, Ticket, TooLarge
 from blockyard.scheduling.cached_tokens import CachedTokens
-from blockyard.scheduling.validate import prompt_of, ticket_of, whole
-from blockyard.shared.hints import NO_HINTS, Hints, Retention
-from blockyard.shared.validate import integer, one_of
+from blockyard.scheduling.new_request import NewRequest
+from blockyard.scheduling.validate import ticket_of
+from blockyard.shared.hints import Hints
 from blockyard.yard.cache import KVCache
 
 __all__ = [
     "TERMINAL",
     "Lost",
-    "Media",
+    "ParkedWork",
     "Ran",
     "Request",
-    "RequestKeywords",
+    "RequestKeys",
     "RequestState",
     "Result",
-    "Retention",
+    "SampleGroup",
+    "Waiting",
     "arrived",
-    "check_id",
-    "hints_of",
-    "lead_again",
-    "max_blocks",
-    "sample_ids",
 ]
 
 Ran: TypeAlias = Literal["recompute", "abort"]
 """What becomes of requests that ran, where their engine was reset."""
 Lost: TypeAlias = Literal["lost", "disk kept"]
 """What became of the tiers' contents, as in `KVCache.clear`."""
-Media: TypeAlias = tuple[int, int, str | bytes]
-"""An item at token positions [start, end) of a prompt, and its id."""
-_MOST_SAMPLES: Final = 16_384
-"""Samples of one prompt: as many as vLLM takes."""
 
 
 class RequestState(StrEnum):
@@ -75,374 +68,343 @@ class Result(NamedTuple):
     """The prompt tokens that were found when it first began: a preemption changes nothing of it."""
 
 
-def max_blocks(prompt: int, max_tokens: int, block_size: int) -> int:
-    """The most blocks that a request may ever need; its last token is sampled, never computed.
+class RequestKeys:
+    """The keys of a request's tokens, which are made once each time that it waits.
 
     Args:
-        prompt: Tokens of its prompt.
-        max_tokens: Most tokens that it samples.
-        block_size: Tokens per block.
+        new: What its caller has said.
+        prompt: The keys of its prompt; None until they are made of salt, lora and tokens.
     """
-    return -(-(prompt + max_tokens - 1) // block_size)
+
+    __slots__ = ("_made", "_new", "prompt", "raw")
+
+    def __init__(self, new: NewRequest, prompt: Keys | None) -> None:
+        self._new: Final = new
+        self.prompt = prompt
+        self._made: Keys | None = None
+        self.raw = b""
+        """The keys as bytes, while it waits or its prompt is computed."""
+
+    def of(self, cache: KVCache, outputs: list[int]) -> Keys:
+        """The keys of its prompt and, after a preemption, of what it had sampled by then."""
+        if self._made is None:
+            new = self._new
+            if self.prompt is None:
+                self.prompt = cache.keys(new.prompt, salt=new.salt, lora=new.lora)
+            self._made = self.prompt
+            if outputs:
+                tokens = np.concatenate((new.prompt, np.array(outputs, np.uint32)))
+                made = len(self.prompt) * cache.block_size
+                self._made = cache.keys(tokens[made:], after=self.prompt)
+            self.raw = bytes(self._made)
+        return self._made
+
+    def unmade(self, outputs: list[int]) -> int:
+        """Tokens of which `of` has to make keys."""
+        if self._made is not None:
+            return 0
+        return len(outputs) + (len(self._new.prompt) if self.prompt is None else 0)
+
+    def computed(self) -> None:
+        """Drops the bytes: its prompt is computed, and none waits for that."""
+        self.raw = b""
+
+    def forget(self) -> None:
+        """Drops all but those of the prompt, as it has sampled more tokens."""
+        self._made, self.raw = None, b""
+
+
+class SampleGroup:
+    """The samples of one prompt: one computes it, and the others are forked of that one then.
+
+    Args:
+        samples: Two or more; the first computes the prompt.
+    """
+
+    __slots__ = ("leader", "waiting")
+
+    def __init__(self, samples: "list[Request]") -> None:
+        self.leader = samples[0]
+        self.waiting = dict.fromkeys(samples[1:])
+        """Those that wait until the leader has computed the prompt, in their order."""
+
+    def take(self) -> "Request":
+        """Removes and returns the first that waits: it waits for the leader no more."""
+        first = next(iter(self.waiting))
+        del self.waiting[first]
+        return first
+
+    def settle(self, there: "AbstractSet[Request]") -> None:
+        """Has samples wait for a leader only where both are `there`."""
+        leads = self.leader in there
+        self.waiting = {one: None for one in self.waiting if leads and one in there}
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """One request; the scheduler alone changes it."""
+class Waiting:
+    """What counts for a request's next turn; it is new each time that it starts to run."""
 
-    id: Hashable
-    prompt: NDArray[np.uint32]
-    """A copy of the caller's array: later changes to that array have no effect here."""
-    max_tokens: int
-    """Most tokens to sample."""
-    priority: int
-    order: int
-    """Its number among all requests, from 0."""
-    arrival_step: int
-    """The newest step when it was added."""
-    salt: str | bytes | None = None
-    lora: str | bytes | None = None
-    prompt_keys: Keys | None = None
-    """The keys of its prompt; None until they are made of salt, lora and tokens."""
-    read_prefix: bool = True
-    """Whether its prompt may be found in the cache, rather than computed."""
-    hints: Hints = NO_HINTS
-    """What is known of its future, for when it has ended."""
     ticket: Ticket | None = None
     """Room promised to it; None once it has begun."""
-    arrived: int | None = None
-    """The recorder's time when it was added; None where it is not recorded. It decides nothing."""
-    leader: "Request | None" = None
-    """The sample of the same prompt of which it is forked, while that computes the prompt."""
-    siblings: "list[Request]" = field(default_factory=list)
-    """The samples that are forked of it when its prompt is computed."""
-    held: bool = False
-    """Whether it shall decode nothing for now."""
-    too_large: bool = False
-    """Whether it waits until the device, which was made smaller, can hold it again."""
-    limit: int = 0
-    """The blocks that the device might hold when it last began."""
-    ends_at: int | None = None
-    """The tokens that it has sampled when an end of the engine's is among them; None before."""
-    kept_steps: int = 0
-    """Steps for which it has kept others waiting since it is held."""
-    state: RequestState = RequestState.WAITING
-    outputs: list[int] = field(default_factory=list)
-    lease: Lease | None = None
-    seat: int | None = None
-    epoch: int = 0
-    preempted: int = 0
-    """How often it was preempted."""
-    cached_tokens: CachedTokens | None = None
-    """The prompt tokens that were found when it first began; None before."""
-
-    # While it waits:
-    keys: Keys | None = None
-    """Keys of its prompt and, after a preemption, of what it had sampled by then."""
-    key_bytes: bytes = b""
-    """The keys as bytes, while it waits or its prompt is computed."""
     overtaken: int = 0
     """How often a later request was admitted before it."""
-    displaced: "set[Request]" = field(default_factory=set)
+    displaced: "frozenset[Request]" = frozenset()
     """The requests that were preempted for it since it waits: each one once."""
     stood_first: int = 0
     """How often it was refused room since the last of them was: so long none of a lower priority
     overtakes it."""
     displaced_by: "Request | None" = None
     """The request of a higher priority for which it was preempted last, while it waits for that."""
+    too_large: bool = False
+    """Whether it waits until the device, which was made smaller, can hold it again."""
     failed_loads: int = 0
-    """How often in a row its loads failed and left it no room to go on; 0 once it runs."""
+    """How often in a row its loads failed and left it no room to go on."""
+    resumes: int = 0
+    """How often in a row it began to come back."""
     prefetched: bool = False
     """Whether a copy of its prefix was asked for ahead of its turn."""
+    waited_for: Literal["room", "seat", "prefix"] = "seat"
+    """What kept it when its turn came last; a seat, or the turn itself, before that."""
 
-    # While it is parked:
-    parked: Parked | None = None
-    """The handle that keeps its work."""
-    last_write: int = 0
-    """The last step that may still write its blocks: no copy reads them before it is done."""
+    def begin_anew(self) -> None:
+        """Notes that none of its work is kept."""
+        self.resumes, self.prefetched = 0, False
+
+    def drop_spent_ticket(self) -> None:
+        """Forgets a ticket of which the room is its own, or was given back."""
+        if self.ticket is not None and self.ticket.state != "open":
+            self.ticket = None
+
+
+@dataclass(slots=True, eq=False)
+class ParkedWork:
+    """The work of a preempted request that is kept, while it waits."""
+
+    handle: Parked
+    """What keeps it."""
     stalled_steps: int = 0
     """How often in a row it found no room, or gave none to others, since it was parked."""
     on_device: int = 0
     """Blocks that it had on the device when it was last asked to give room."""
-    resumes: int = 0
-    """How often in a row it began to come back; 0 once it runs."""
 
-    # For a histogram alone, where there is one:
-    queued_at: float | None = None
-    """The second at which it came to wait."""
-    waited_for: Literal["room", "seat", "prefix"] = "seat"
-    """What kept it when its turn came last; a seat, or the turn itself, before that."""
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sample of a request, in one of its states.
+
+    Each field is written by one file alone: by this one, in the verbs below, where nothing else is
+    said. `tests/python/scheduling/test_owners.py` keeps that.
+    """
+
+    id: Hashable
+    """That of the sample, where it is one of several."""
+    new: NewRequest
+    """What its caller has said."""
+    order: int
+    """Its number among all requests, from 0."""
+    arrival_step: int
+    """The newest step when it was added."""
+    hints: Hints
+    """What is known of its future, for when it has ended: `scheduler.py`."""
+    keys: RequestKeys
+    """Its keys, which `RequestKeys` makes."""
+    waiting: Waiting = field(default_factory=Waiting)
+    """What counts for its turn: `admission.py`."""
+    parked: ParkedWork | None = None
+    """The work that is kept, while it is parked: `preemption.py`."""
+    group: SampleGroup | None = None
+    """The samples of its prompt, where there are several: `SampleGroup`."""
+    recorded: int | None = None
+    """The recorder's time when it was added; None where it is not recorded. It decides nothing."""
+    state: RequestState = RequestState.WAITING
+    held: bool = False
+    """Whether it shall decode nothing for now."""
+    kept_steps: int = 0
+    """Steps for which it has kept others waiting since it is held: `unread.py`."""
+    outputs: list[int] = field(default_factory=list)
+    """The tokens that it has sampled: `output_processor.py`."""
+    ends_at: int | None = None
+    """The tokens that it has sampled when an end of the engine's is among them; None before."""
+    last_write: int = 0
+    """The last step that may still write its blocks: no copy reads them before it is done."""
+    lease: Lease | None = None
+    """What it holds: `batch.py`, as its seat and epoch."""
+    seat: int | None = None
+    epoch: int = 0
+    preempted: int = 0
+    """How often it was preempted: `preemption.py`."""
+    cached_tokens: CachedTokens | None = None
+    """The prompt tokens that were found when it first began; None before: `starts.py`."""
 
     @property
     def rank(self) -> tuple[int, int]:
         """Its place among waiting requests: the smallest is first."""
-        return (-self.priority, self.order)
+        return (-self.new.priority, self.order)
 
     @property
     def apart(self) -> bool:
         """Whether it stands in no line while it waits."""
-        return self.held or self.too_large
+        return self.held or self.waiting.too_large
 
     @property
     def terminal(self) -> bool:
         """Whether it has ended."""
         return self.state in TERMINAL
 
-    def max_blocks(self, block_size: int) -> int:
-        """The most blocks that it may ever need."""
-        return max_blocks(len(self.prompt), self.max_tokens, block_size)
-
-    def tokens(self) -> NDArray[np.uint32]:
-        """The prompt, and what was sampled so far."""
-        return np.concatenate((self.prompt, np.array(self.outputs, np.uint32)))
-
-    def keyed(self, cache: KVCache) -> Keys:
-        """The keys of its tokens, which are made once each time that it waits."""
-        if self.keys is None:
-            if self.prompt_keys is None:
-                self.prompt_keys = cache.keys(self.prompt, salt=self.salt, lora=self.lora)
-            self.keys = self.prompt_keys
-            if self.outputs:
-                made = len(self.prompt_keys) * cache.block_size
-                self.keys = cache.keys(self.tokens()[made:], after=self.prompt_keys)
-            self.key_bytes = bytes(self.keys)
-        return self.keys
-
-    def unmade(self) -> int:
-        """Tokens of which `keyed` has to make keys."""
-        if self.keys is not None:
-            return 0
-        return len(self.outputs) + (len(self.prompt) if self.prompt_keys is None else 0)
+    @property
+    def leader(self) -> "Request | None":
+        """The sample of which it is forked, while that computes their prompt."""
+        return self.group.leader if self.group is not None and self in self.group.waiting else None
 
     @property
     def reads_prefix(self) -> bool:
         """Whether a begin may find its blocks: always, once all of its prompt was computed."""
-        return self.read_prefix or bool(self.outputs)
-
-    def lead(self, siblings: "list[Request]") -> None:
-        """Makes other samples of its prompt wait until it has computed the prompt."""
-        self.siblings = siblings
-        for sibling in siblings:
-            sibling.leader = self
+        return self.new.read_prefix or bool(self.outputs)
 
     @property
     def over(self) -> tuple[RequestState, str] | None:
         """How it ends with the tokens that it has; None where it needs more."""
-        if len(self.outputs) >= self.max_tokens:
+        if len(self.outputs) >= self.new.max_tokens:
             return RequestState.FINISHED, "length"
         return (RequestState.FINISHED, "stop") if len(self.outputs) == self.ends_at else None
 
-    def settle(self) -> bool:
-        """Makes it wait, as it runs no more; returns whether it is recomputed."""
-        self.ends_at = None
-        if self.ticket is not None and self.ticket.state != "open":
-            self.ticket = None
-        if self.parked is not None and self.parked.state != "spent":
-            self.state = RequestState.PARKED
-            return False
-        if self.parked is not None or self.state is not RequestState.WAITING:
-            self.recompute()
-        return self.state is RequestState.RECOMPUTE
+    def tokens(self) -> NDArray[np.uint32]:
+        """The prompt, and what was sampled so far."""
+        return np.concatenate((self.new.prompt, np.array(self.outputs, np.uint32)))
 
-    def leave(self) -> None:
-        """Makes it wait for no other sample."""
-        if self.leader is not None:
-            self.leader.siblings.remove(self)
-            self.leader = None
+    def keyed(self, cache: KVCache) -> Keys:
+        """The keys of its tokens."""
+        return self.keys.of(cache, self.outputs)
+
+    def hold(self, *, held: bool) -> None:
+        """Notes whether it shall decode nothing for now."""
+        self.held, self.kept_steps = held, 0
 
     def hand_over(self) -> "Request | None":
         """Leads no more: the first of the samples that wait for it leads the others from now on."""
-        if not self.siblings:
+        group = self.group
+        if group is None or group.leader is not self or not group.waiting:
             return None
-        heir, *others = self.siblings
-        self.siblings = []
-        heir.leader = None
-        heir.lead(others)
+        group.leader = heir = group.take()
         return heir
 
-    def recompute(self) -> None:
-        """Makes it wait to be recomputed, with all its tokens."""
-        self.parked = None
-        self.resumes = self.stalled_steps = 0
-        self.keys = None
-        self.key_bytes = b""
-        self.prefetched = False
-        self.state = RequestState.RECOMPUTE
+    def leave(self) -> None:
+        """Waits for no other sample."""
+        if self.group is not None:
+            self.group.waiting.pop(self, None)
 
-    def park(self, parked: Parked) -> None:
-        """Makes it wait with its work kept."""
-        self.parked = parked
-        self.stalled_steps = 0
-        self.state = RequestState.PARKED
+    def stand_for(self, other: "Request") -> None:
+        """Is recorded in place of another sample, which never began."""
+        self.recorded = other.recorded
+
+    # -- its states ----------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Makes it wait in its seat until its blocks have come up."""
+        self.state = RequestState.LOADING
 
     def start(self, cached: int) -> None:
         """Makes it run, with `cached` of its tokens computed already.
 
         It decodes on where only its newest token is not computed (T16, T18).
         """
-        self.resumes = self.failed_loads = 0
-        newest_alone = bool(self.outputs) and cached == len(self.prompt) + len(self.outputs) - 1
+        self.waiting = Waiting()
+        newest_alone = bool(self.outputs) and cached == len(self.new.prompt) + len(self.outputs) - 1
         self.state = RequestState.DECODE if newest_alone else RequestState.PREFILL
+
+    def decode(self) -> None:
+        """Makes it sample a token in each step, as its prompt is computed."""
+        self.state = RequestState.DECODE
+        self.keys.computed()
+
+    def foretell(self, tokens: int) -> None:
+        """Notes that it ends with the tokens that come now."""
+        self.ends_at = len(self.outputs) + tokens
+
+    def stop(self) -> None:
+        """Makes it wait for the ack of its stop; what has ended has."""
+        if not self.terminal:
+            self.state = RequestState.STOPPING
+
+    def park(self, handle: Parked, last_write: int | None = None) -> None:
+        """Makes it wait with its work kept.
+
+        Args:
+            handle: What keeps it.
+            last_write: The last step that may still write it; None where that is as before.
+        """
+        self.parked = ParkedWork(handle)
+        self.state = RequestState.PARKED
+        if last_write is not None:
+            self.last_write = last_write
+
+    def resume(self) -> None:
+        """Notes that its work is its lease's again."""
+        self.parked = None
+
+    def recompute(self) -> None:
+        """Makes it wait to be recomputed, with all its tokens."""
+        self.parked = None
+        self.waiting.begin_anew()
+        self.keys.forget()
+        self.state = RequestState.RECOMPUTE
+
+    def settle(self) -> bool:
+        """Makes it wait, as it runs no more; returns whether it is recomputed."""
+        self.ends_at = None
+        self.waiting.drop_spent_ticket()
+        if self.parked is not None and self.parked.handle.state != "spent":
+            self.state = RequestState.PARKED
+            return False
+        if self.parked is not None or self.state is not RequestState.WAITING:
+            self.recompute()
+        return self.state is RequestState.RECOMPUTE
 
     def give_back(self, cache: KVCache) -> None:
         """Returns its ticket and its parked blocks, as it never begins."""
         if self.parked is not None:
-            cache.abandon(self.parked)
+            cache.abandon(self.parked.handle)
             self.parked = None
-        if self.ticket is not None and self.ticket.state == "open":
-            cache.release(self.ticket)
+        if self.waiting.ticket is not None and self.waiting.ticket.state == "open":
+            cache.release(self.waiting.ticket)
+
+    def end(self, state: RequestState) -> None:
+        """Ends it."""
+        self.state = state
 
 
-def lead_again(entries: list[Request]) -> None:
-    """Makes leaders and those that wait for them agree; who is in no list waits for none."""
-    there = set(entries)
-    leaders: dict[Request, Request] = {}
-    for entry in entries:
-        entry.siblings = [one for one in entry.siblings if one in there]
-        leaders |= dict.fromkeys(entry.siblings, entry)
-    for entry in entries:
-        entry.leader = leaders.get(entry)
-
-
-class RequestKeywords(TypedDict, total=False):
-    """What `Scheduler.add` may be told of a request, and an `AsyncEngine` passes on."""
-
-    priority: int
-    salt: str | bytes | None
-    lora: str | bytes | None
-    media: Iterable[Media] | None
-    keys: Keys | None
-    read_prefix: bool
-    retention: Retention
-    next_use: float | None
-    retention_priority: int | None
-    retention_ttl: int | None
-    ticket: Ticket | None
-
-
-def check_id(request: object) -> None:
-    """Refuses what is no id.
-
-    Raises:
-        Misuse: It cannot be hashed.
-    """
-    try:
-        hash(request)
-    except TypeError as error:
-        raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
-
-
-def sample_ids(request: Hashable, n: object) -> tuple[Hashable, ...]:
-    """The ids of a request's samples: its own where there is one, else (id, 0), (id, 1), ...
-
-    Raises:
-        Misuse: The id cannot be hashed, or it is no number of samples.
-    """
-    check_id(request)
-    n = integer("n", n, most=_MOST_SAMPLES)
-    return (request,) if n == 1 else tuple((request, at) for at in range(n))
-
-
-def hints_of(
-    retention: object, next_use: object, retention_priority: object, retention_ttl: object
-) -> Hints:
-    """Hints by the names that they have here, where a priority is the queue's.
-
-    Raises:
-        Misuse: A value is none of those that are allowed.
-    """
-    return Hints.checked(
-        retention, next_use, retention_priority, retention_ttl, prefix="retention_"
-    )
-
-
-def arrived(  # noqa: PLR0913 - keywords
-    cache: KVCache,
-    request: Hashable,
-    samples: tuple[Hashable, ...],
-    prompt: object,
-    *,
-    max_tokens: int,
-    priority: int,
-    order: int,
-    arrival_step: int,
-    salt: str | bytes | None,
-    lora: str | bytes | None,
-    media: Iterable[Media] | None,
-    keys: Keys | None,
-    read_prefix: bool,
-    hints: Hints,
-    ticket: Ticket | None,
-) -> list[Request]:
+def arrived(cache: KVCache, new: NewRequest, order: int, arrival_step: int) -> list[Request]:
     """The samples of a request; the first computes the prompt, and leads the others.
 
+    Args:
+        cache: The cache in which they will begin.
+        new: The request as its caller says it.
+        order: The number of the first among all requests.
+        arrival_step: The newest step.
+
     Raises:
-        Misuse: A value is out of range, or does not fit the others.
+        Misuse: A value does not fit the cache.
         TooLarge: The device can never hold one.
     """
-    max_tokens, priority = whole("max_tokens", max_tokens), whole("priority", priority, None)
-    one_of("read_prefix", read_prefix, (True, False))
-    if ticket is not None:
-        ticket = ticket_of(request, ticket, cache)
-    tokens = prompt_of(prompt)
-    prompt_keys = _prompt_keys(cache, tokens, salt, lora, media, keys)
+    ticket = None if new.ticket is None else ticket_of(new.id, new.ticket, cache)
+    keys = new.prompt_keys(cache)
     entries = [
-        Request(
-            sample,
-            tokens,
-            max_tokens,
-            priority,
-            order + at,
-            arrival_step,
-            salt,
-            lora,
-            prompt_keys,
-            read_prefix=read_prefix,
-            hints=hints,
-        )
-        for at, sample in enumerate(samples)
+        Request(sample, new, order + at, arrival_step, new.hints, RequestKeys(new, keys))
+        for at, sample in enumerate(new.samples)
     ]
     leader = entries[0]
-    leader.ticket = ticket
-    leader.lead(entries[1:])
-    blocks, capacity = leader.max_blocks(cache.block_size), cache.limit()
+    leader.waiting = Waiting(ticket)
+    if len(entries) > 1:
+        group = SampleGroup(entries)
+        for entry in entries:
+            entry.group = group
+    blocks, capacity = new.max_blocks(cache.block_size), cache.limit()
     if blocks > capacity:
         raise TooLarge(
-            f"request {request!r} may need {blocks} blocks and the device has {capacity}: "
+            f"request {new.id!r} may need {blocks} blocks and the device has {capacity}: "
             "shorten it, or sample fewer tokens"
         )
     if cache.recorder is not None:
         # Samples of one prompt are one request, and a trace has one answer for each.
-        leader.arrived = cache.recorder.arrived()
+        leader.recorded = cache.recorder.arrived()
     return entries
-
-
-def _prompt_keys(
-    cache: KVCache,
-    tokens: NDArray[np.uint32],
-    salt: str | bytes | None,
-    lora: str | bytes | None,
-    media: Iterable[Media] | None,
-    keys: Keys | None,
-) -> Keys | None:
-    """The keys of a prompt; None where they are made later, in a step that can afford it."""
-    if keys is not None:
-        if not isinstance(keys, Keys):
-            raise Misuse(f"keys = {keys!r:.60}: must be what `KVCache.keys` or `ready_keys` made")
-        if salt is not None or lora is not None or media is not None:
-            raise Misuse("salt, lora and media are in the keys already: pass them to `keys`")
-        if keys.tokens != len(tokens):
-            raise Misuse(
-                f"keys of {keys.tokens} tokens, and the prompt has {len(tokens)}: pass those of "
-                "this prompt"
-            )
-        # Keys that the engine has made go on with the tokens that are sampled, too.
-        return cache.keys(tokens[len(keys) * cache.block_size :], after=keys)
-    # What cannot be encoded is refused here, and not in a step.
-    try:
-        if media is not None:
-            return cache.keys(tokens, salt=salt, lora=lora, media=media)
-        cache.keys(tokens[:1], salt=salt, lora=lora)
-    except UnicodeError as error:
-        raise Misuse(f"salt = {salt!r:.60}, lora = {lora!r:.60}: {error}") from error
-    return None

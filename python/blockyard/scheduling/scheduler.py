@@ -4,35 +4,26 @@ from collections.abc import Hashable, Iterable
 from time import monotonic
 from typing import Final
 
-from blockyard._core import Keys, Lease, Misuse, Ticket
+from blockyard._core import Lease
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch, Seats
 from blockyard.scheduling.cached_tokens import CachedTokens
-from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.driver import Driver, driven, made_sound
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
 from blockyard.scheduling.explain import Explainer
 from blockyard.scheduling.forks import Forks
-from blockyard.scheduling.headroom import Asked
-from blockyard.scheduling.lifecycle import Lifecycle, Starts
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.output_processor import OutputProcessor
 from blockyard.scheduling.preemption import Preemptor, Pressure
-from blockyard.scheduling.queue import WaitingQueue, Waits
-from blockyard.scheduling.request import (
-    Lost,
-    Media,
-    Ran,
-    RequestState,
-    Result,
-    arrived,
-    hints_of,
-    sample_ids,
-)
+from blockyard.scheduling.queue import Waits
+from blockyard.scheduling.request import Lost, Ran, RequestState, Result, arrived
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
+from blockyard.scheduling.starts import Starts
 from blockyard.scheduling.stats import Monitor, SchedulerStats
-from blockyard.shared.hints import Retention
+from blockyard.shared.hints import Hints
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
 from blockyard.shared.timings import Clock, StepTimes, timed
@@ -63,10 +54,12 @@ class Scheduler(Single):
             the options ask.
 
     Example:
+        >>> from blockyard.scheduling.new_request import NewRequest
         >>> from blockyard.scheduling.options import SchedulerOptions
         >>> cache = KVCache(device=64)
         >>> scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=8))
-        >>> scheduler.add("one", range(40), max_tokens=2)
+        >>> scheduler.add(NewRequest("one", range(40), max_tokens=2))
+        ('one',)
         >>> len(scheduler.schedule())
         1
     """
@@ -85,46 +78,26 @@ class Scheduler(Single):
         options = SchedulerOptions.given(options)
         Driver.check_free(cache)
         self._cache = cache
-        self._options = options
-        headroom = Asked(options.headroom_policy())
-        self._counters = counters = Counters()
-        self._queue = queue = WaitingQueue(Waits(clock) if metrics else None)
-        self._seats = seats = Seats(options.max_num_seqs)
-        self._batch = batch = Batch(cache, seats, options)
-        self._parking = parking = Parking(
-            cache,
-            cache.config,
-            mode=options.preempt_mode,
-            max_stalled_steps=options.max_stalled_steps,
-        )
-        self._admission = Admission(cache, seats, queue, headroom, parking, options)
-        preemptor = Preemptor(cache, seats, batch, queue, parking, options)
-        self._lifecycle = lifecycle = Lifecycle(
-            cache, seats, queue, batch, parking, headroom, counters
-        )
-        forks = Forks(cache, seats, batch, queue, self._admission, parking, counters)
-        self._outputs = OutputProcessor(
-            cache, seats, batch, lifecycle, forks, headroom, options, counters
-        )
-        self._pressure = Pressure(
-            cache, seats, batch, self._admission, preemptor, lifecycle, headroom, counters
-        )
-        self._displacement = Displacement(
-            seats, batch, queue, self._admission, preemptor, lifecycle, counters, options
-        )
-        self._starts = Starts(cache, seats, batch, self._admission, lifecycle, counters)
-        self._stalls = stalls = Stalls(
-            cache, queue, seats, batch, self._admission, preemptor.unread, lifecycle, clock
-        )
-        self._explainer = Explainer(cache, queue, seats, batch, self._admission, lifecycle, stalls)
-        self._stats = SchedulerStats(cache, queue, seats, batch, lifecycle, stalls, counters)
+        self._shared = shared = Shared.of(cache, options, clock, Waits(clock) if metrics else None)
+        self._queue, self._batch = shared.queue, shared.batch
+        self._counters, self._headroom = shared.counters, shared.headroom
+        self._admission = admission = Admission(shared)
+        self._lifecycle = lifecycle = Lifecycle(shared)
+        self._outputs = OutputProcessor(shared, lifecycle, Forks(shared))
+        preemptor = Preemptor(shared, lifecycle)
+        self._pressure = Pressure(shared, admission, preemptor)
+        self._displacement = Displacement(shared, admission, preemptor)
+        self._starts = Starts(shared, admission, lifecycle)
+        self._stalls = stalls = Stalls(shared, admission, preemptor.unread)
+        self._explainer = Explainer(shared, admission, stalls)
+        self._stats = SchedulerStats(shared, lifecycle, admission)
         self._times = times = StepTimes(clock, "schedule", "output") if metrics else None
         if metrics:
             cache.measure(clock)
-        self.monitor = Monitor(cache, queue, lifecycle, stalls, times)
+        self.monitor = Monitor(shared, stalls, times)
         """What an exporter asks, from any thread."""
         self._added, self._owner = 0, Owner()
-        self._driver = Driver(cache, lifecycle, seats, batch)
+        self._driver = Driver(shared, lifecycle)
 
     @owned
     def hand_over(self) -> None:
@@ -138,81 +111,25 @@ class Scheduler(Single):
     # -- requests ------------------------------------------------------------------------------
 
     @driven
-    def add(  # noqa: PLR0913 - keywords
-        self,
-        request: Hashable,
-        prompt: object,
-        *,
-        max_tokens: int,
-        priority: int = 0,
-        n: int = 1,
-        salt: str | bytes | None = None,
-        lora: str | bytes | None = None,
-        media: Iterable[Media] | None = None,
-        keys: Keys | None = None,
-        read_prefix: bool = True,
-        retention: Retention = "ordinary",
-        next_use: float | None = None,
-        retention_priority: int | None = None,
-        retention_ttl: int | None = None,
-        ticket: Ticket | None = None,
-    ) -> tuple[Hashable, ...]:
+    def add(self, request: NewRequest) -> tuple[Hashable, ...]:
         """Adds a request to the waiting queue.
 
         Args:
-            request: Its id, unlike that of any other request that has not ended.
-            prompt: Token ids, shape (tokens,); a copy is taken.
-            max_tokens: Most tokens to sample, 1 or more.
-            priority: The larger comes first, and is the last to be preempted.
-            n: Samples of the prompt, each a request with a result of its own. The prompt is
-                computed once, and forked.
-            salt: As in `KVCache.keys`.
-            lora: As in `KVCache.keys`.
-            media: As in `KVCache.keys`.
-            keys: The prompt's keys, where they are made already: by `KVCache.keys` in another
-                thread, or by the engine (`ready_keys`). Salt, lora and media are in them.
-            read_prefix: False to find nothing of the prompt in the cache, so that every token of
-                it is computed, as log probabilities of a prompt need it.
-            retention: As in `KVCache.finish`, for when it has ended; `hint` may say another later.
-            next_use: Likewise.
-            retention_priority: Likewise, as `priority` there. Here that is of the queue.
-            retention_ttl: Likewise, as `ttl` there.
-            ticket: Room promised to it by `KVCache.promise`; it is given back if the request never
-                begins.
+            request: The request.
 
         Returns:
             The ids of its samples: its own, or with n above 1 (id, 0), (id, 1), and so on.
 
         Raises:
-            Misuse: The id is taken, the prompt is empty, a value is out of range, the ticket is
-                spent, of the host or of another cache, or another scheduler drives the cache now.
+            Misuse: The id is taken, the ticket is spent, of the host, another request's or of
+                another cache, or another scheduler drives the cache now.
             TooLarge: The device can never hold it.
         """
-        samples = sample_ids(request, n)
-        self._lifecycle.check_new(samples)
-        if ticket is not None and any(other.ticket is ticket for other in self._queue.promised):
-            raise Misuse(f"ticket {ticket.id} of request {request!r} is another request's")
-        hints = hints_of(retention, next_use, retention_priority, retention_ttl)
-        entries = arrived(
-            self._cache,
-            request,
-            samples,
-            prompt,
-            max_tokens=max_tokens,
-            priority=priority,
-            order=self._added,
-            arrival_step=self._batch.number,
-            salt=salt,
-            lora=lora,
-            media=media,
-            keys=keys,
-            read_prefix=read_prefix,
-            hints=hints,
-            ticket=ticket,
-        )
+        self._lifecycle.check_new(request)
+        entries = arrived(self._cache, request, self._added, self._batch.number)
         self._added += len(entries)
         self._lifecycle.add(entries)
-        return samples
+        return request.samples
 
     @driven
     def abort(self, request: Hashable) -> None:
@@ -224,15 +141,7 @@ class Scheduler(Single):
         self._lifecycle.abort(self._lifecycle.get(request))
 
     @driven
-    def hint(
-        self,
-        request: Hashable,
-        *,
-        retention: Retention = "ordinary",
-        next_use: float | None = None,
-        retention_priority: int | None = None,
-        retention_ttl: int | None = None,
-    ) -> None:
+    def hint(self, request: Hashable, hints: Hints) -> None:
         """Says what is known of a request's future now, in place of all that was said before.
 
         It is for what its answer tells: a tool is called, so that the session goes on in a few
@@ -240,15 +149,12 @@ class Scheduler(Single):
 
         Args:
             request: Its id.
-            retention: As in `add`.
-            next_use: As in `add`.
-            retention_priority: As in `add`.
-            retention_ttl: As in `add`.
+            hints: As in `NewRequest`.
 
         Raises:
             Misuse: There is no such request, or a value is out of range.
         """
-        hints = hints_of(retention, next_use, retention_priority, retention_ttl)
+        hints = Hints.given(hints)
         self._lifecycle.get(request).hints = hints
 
     @driven
@@ -300,7 +206,7 @@ class Scheduler(Single):
             grown = self._pressure.make_room(grown)
         # Only now: a request that starts in this step is no victim in it.
         starts = self._starts.landed()
-        self._cache.set_headroom(self._lifecycle.wanted_headroom())
+        self._cache.set_headroom(self._headroom.wanted())
         if not grown.skipped:
             starts += self._starts.begun(self._admission.admit())
             if self._queue.parked or self._queue.apart or self._batch.held:
@@ -340,7 +246,7 @@ class Scheduler(Single):
         Raises:
             Misuse: Its `stops` are others, or none.
         """
-        self._options.check(engine)
+        self._shared.options.check(engine)
 
     @driven
     def reconcile(self, active: Iterable[int], step: int) -> None:
@@ -450,12 +356,12 @@ class Scheduler(Single):
     @property
     def running(self) -> int:
         """Sequences that run or load and are not held: `headroom` is kept for them."""
-        return self._lifecycle.running
+        return self._shared.seats.growing
 
     @property
     def growth(self) -> int:
         """Blocks that those may still need, by their `max_tokens`, and were not promised."""
-        return self._lifecycle.growth
+        return self._headroom.growth
 
     @property
     def headroom(self) -> int:
@@ -469,4 +375,4 @@ class Scheduler(Single):
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings. Any thread may ask."""
-        return self._stats.read() | self._parking.stats()
+        return self._stats.read() | self._shared.parking.stats()

@@ -9,13 +9,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from blockyard._core import Misuse
 from blockyard._typing import override
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Batch, Seats
-from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.unread import Unread, named
 from blockyard.shared.log import Limited
-from blockyard.shared.timings import Clock, checked_clock
-from blockyard.yard.cache import KVCache
+from blockyard.shared.timings import checked_clock
 from blockyard.yard.flights import PendingCopies, ranks
 
 __all__ = ["Fact", "Lasted", "Rule", "Stalls"]
@@ -82,40 +79,24 @@ class Stalls:
     more is forgotten.
 
     Args:
-        cache: The cache, which knows its plans and flights.
-        queue: What waits.
-        seats: What runs or stops.
-        batch: The steps in flight.
+        shared: What it shares with the other parts.
         admission: Which request found no room.
         unread: Which held requests keep others waiting.
-        lifecycle: Whether the engine lives.
-        clock: Seconds, for the rules and their log alone.
 
     Raises:
         Misuse: The clock does not return seconds.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        queue: WaitingQueue,
-        seats: Seats,
-        batch: Batch,
-        admission: Admission,
-        unread: Unread,
-        lifecycle: Lifecycle,
-        clock: Clock,
-    ) -> None:
-        self._cache = cache
-        self._queue = queue
-        self._seats = seats
-        self._batch = batch
+    def __init__(self, shared: Shared, admission: Admission, unread: Unread) -> None:
+        self._cache = cache = shared.cache
+        self._queue = shared.queue
+        self._seats = shared.seats
+        self._batch = shared.batch
         self._admission = admission
         self.unread = unread
         """Which held requests keep others waiting."""
-        self._lifecycle = lifecycle
-        self._clock = checked_clock(clock)
-        self._log = Limited(__name__, _MINUTE, clock)
+        self._clock = checked_clock(shared.clock)
+        self._log = Limited(__name__, _MINUTE, shared.clock)
         self._since: dict[Rule, tuple[Hashable, int, float]] = {}
         """The identity of each fact, and the step and second in which it was first seen so."""
         self._steps = 0
@@ -157,11 +138,6 @@ class Stalls:
             self._log.warning(f"stalled, {rule}: %s", sentence)
         return found
 
-    @property
-    def refuses(self) -> bool:
-        """Whether a request was refused room, and has not begun or ended since."""
-        return self._admission.refused is not None
-
     def check_answered(self) -> None:
         """Refuses one step more where far too many are unanswered.
 
@@ -198,7 +174,7 @@ class Stalls:
         return [fact for fact in facts if fact is not None]
 
     def _ended(self) -> Fact | None:
-        dead = self._lifecycle.dead
+        dead = self._batch.dead
         if self._cache.closed:
             return Fact(
                 Rule.DEAD,
@@ -358,12 +334,12 @@ class Stalls:
         waiting = sorted(self._queue.too_large, key=lambda entry: entry.rank)
         if not waiting and limit < self._admission.largest:
             # Rows that find no room to grow, and can neither be parked nor computed again.
-            rows = [seat.request for seat in self._seats.bound() if not seat.request.held]
-            waiting = [entry for entry in rows if entry.limit > limit]
+            rows = [seat for seat in self._seats.bound() if not seat.request.held]
+            waiting = [seat.request for seat in rows if seat.limit > limit]
             ran = int(self._seats.steps_run.sum())
         if not waiting:
             return None
-        most = max(entry.max_blocks(self._cache.block_size) for entry in waiting)
+        most = max(entry.new.max_blocks(self._cache.block_size) for entry in waiting)
         return Fact(
             Rule.NO_ROOM,
             (limit, ran, *(entry.order for entry in waiting)),
@@ -379,9 +355,9 @@ class Stalls:
         mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
         for entry in (*self._queue.parked, *self._queue.promised):
             # Another thread may ask, and it begins just now.
-            parked, ticket = entry.parked, entry.ticket
+            parked, ticket = entry.parked, entry.waiting.ticket
             if parked is not None:
-                mine["parked", parked.id] = entry.id
+                mine["parked", parked.handle.id] = entry.id
             if ticket is not None:
                 mine["ticket", ticket.id] = entry.id
 

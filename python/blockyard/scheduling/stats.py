@@ -2,15 +2,14 @@
 
 from typing import Final, NamedTuple
 
-from blockyard.scheduling.batch import Batch, Seats
-from blockyard.scheduling.counters import COUNTERS, Counters
+from blockyard.scheduling.admission import Admission
+from blockyard.scheduling.counters import COUNTERS
 from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.queue import WaitingQueue
 from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Rule, Stalls
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Reading, StepTimes
-from blockyard.yard.cache import KVCache
 
 __all__ = ["Census", "Monitor", "SchedulerStats", "Waited"]
 
@@ -36,10 +35,9 @@ class Census:
     each that waits.
 
     Args:
-        queue: What waits.
-        seats: What runs or stops.
+        shared: What it shares with the other parts.
         lifecycle: All that has not ended.
-        stalls: Whether a request was refused room.
+        admission: Whether a request was refused room.
     """
 
     SCHEMA: Final = (
@@ -78,13 +76,11 @@ class Census:
     )
     """Name, unit, kind, metric and meaning of each number."""
 
-    def __init__(
-        self, queue: WaitingQueue, seats: Seats, lifecycle: Lifecycle, stalls: Stalls
-    ) -> None:
-        self._queue = queue
-        self._seats = seats
+    def __init__(self, shared: Shared, lifecycle: Lifecycle, admission: Admission) -> None:
+        self._queue = shared.queue
+        self._seats = shared.seats
         self._lifecycle = lifecycle
-        self._stalls = stalls
+        self._admission = admission
 
     def read(self) -> dict[str, int]:
         """Returns the numbers of `SCHEMA`."""
@@ -114,7 +110,7 @@ class Census:
         """
         counts = self._queue.count()
         queued = counts.waiting - counts.parked - counts.aside - counts.held - counts.too_large
-        refused = self._stalls.refuses and not self._seats.full
+        refused = self._admission.refused is not None and not self._seats.full
         found = dict.fromkeys(_REASONS, 0)
         found["parked"], found["held"] = counts.parked, counts.held
         found["room" if refused else "seat"] = max(queued, 0)
@@ -127,13 +123,9 @@ class SchedulerStats:
     """Reads the sizes of a scheduler's parts, and its counters.
 
     Args:
-        cache: The cache that holds the blocks.
-        queue: What waits.
-        seats: What runs or stops.
-        batch: The steps in flight.
-        lifecycle: Whether the engine lives.
-        stalls: Whether a request was refused room.
-        counters: What was counted.
+        shared: What it shares with the other parts.
+        lifecycle: All that has not ended.
+        admission: Whether a request was refused room.
     """
 
     SCHEMA: Final = (
@@ -163,22 +155,13 @@ class SchedulerStats:
         *COUNTERS,
     )
 
-    def __init__(
-        self,
-        cache: KVCache,
-        queue: WaitingQueue,
-        seats: Seats,
-        batch: Batch,
-        lifecycle: Lifecycle,
-        stalls: Stalls,
-        counters: Counters,
-    ) -> None:
-        self._cache = cache
-        self._census = Census(queue, seats, lifecycle, stalls)
-        self._seats = seats
-        self._batch = batch
+    def __init__(self, shared: Shared, lifecycle: Lifecycle, admission: Admission) -> None:
+        self._cache = shared.cache
+        self._census = Census(shared, lifecycle, admission)
+        self._seats = shared.seats
+        self._batch = shared.batch
         self._lifecycle = lifecycle
-        self._counters = counters
+        self._counters = shared.counters
 
     def read(self) -> dict[str, int]:
         """Sizes and counters; `SCHEMA` has units and meanings."""
@@ -192,7 +175,7 @@ class SchedulerStats:
 
     def _pinned_until_reset(self) -> int:
         """Blocks of a dead engine's seats, and those that its steps hold back."""
-        if self._lifecycle.dead is None:
+        if self._batch.dead is None:
             return 0
         return self._lifecycle.pinned + self._batch.held_back
 
@@ -210,31 +193,22 @@ class Monitor:
     """Questions for an exporter. Any thread may ask, and none changes anything.
 
     Args:
-        cache: The cache that the scheduler drives.
-        queue: What waits.
-        lifecycle: Whether the engine lives.
+        shared: What the parts of the scheduler share.
         stalls: What stands still.
         times: How long its parts of a step take; None where it does not measure.
     """
 
-    def __init__(
-        self,
-        cache: KVCache,
-        queue: WaitingQueue,
-        lifecycle: Lifecycle,
-        stalls: Stalls,
-        times: StepTimes | None,
-    ) -> None:
-        self.cache = cache
-        self._queue = queue
-        self._lifecycle = lifecycle
+    def __init__(self, shared: Shared, stalls: Stalls, times: StepTimes | None) -> None:
+        self.cache = shared.cache
+        self._queue = shared.queue
+        self._batch = shared.batch
         self._stalls = stalls
         self._times = times
 
     @property
     def failed(self) -> str | None:
         """Why the engine is dead; None while it lives."""
-        return self._lifecycle.dead
+        return self._batch.dead
 
     def stall_messages(self) -> dict[Rule, str]:
         """Returns what stands still, by its rule, the surest first."""

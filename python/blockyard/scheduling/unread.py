@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import Final
 
-from blockyard.scheduling.batch import Batch
-from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.shared import Shared
+from blockyard.shared.log import Limited
 
 __all__ = ["Unread", "named"]
 
+_log = Limited(__name__)
 _SHOWN: Final = 3
 """Requests that a sentence names."""
 
@@ -21,15 +22,16 @@ class Unread:
     counted here. Else it fails in the end.
 
     Args:
-        batch: The rows that are held.
-        queue: The parked requests that are held.
-        options: How long a held request may keep others waiting.
+        shared: What it shares with the other parts.
+        lifecycle: How a request fails.
     """
 
-    def __init__(self, batch: Batch, queue: WaitingQueue, options: SchedulerOptions) -> None:
-        self._batch = batch
-        self._queue = queue
-        self.most: Final = options.max_held_steps
+    def __init__(self, shared: Shared, lifecycle: Lifecycle) -> None:
+        self._seats = shared.seats
+        self._batch = shared.batch
+        self._queue = shared.queue
+        self._lifecycle = lifecycle
+        self.most: Final = shared.options.max_held_steps
         """Steps for which it may."""
         self._waiting: Request | None = None
 
@@ -55,8 +57,8 @@ class Unread:
         """Notes that no request waits for them in this step, as far as is known yet."""
         self._waiting = None
 
-    def outlast(self, waiting: Request, *, below: bool) -> Request | None:
-        """Counts a step in which they keep a request waiting; returns the one that has to fail.
+    def outlast(self, waiting: Request, *, below: bool) -> None:
+        """Counts a step in which they keep a request waiting, and fails the first that may not.
 
         Args:
             waiting: The request that waits.
@@ -66,7 +68,16 @@ class Unread:
         keepers = self.keepers(below=below)
         for entry in keepers:
             entry.kept_steps += 1
-        return next((entry for entry in keepers if entry.kept_steps > self.most), None)
+        late = next((entry for entry in keepers if entry.kept_steps > self.most), None)
+        # What one gives back is there at its ack: no other one fails before.
+        if late is None or any(seat.pending_end for seat in self._seats.stopping_seats()):
+            return
+        why = (
+            f"unread: it was held, and kept others waiting for {late.kept_steps} steps, and this "
+            "engine cannot recompute it"
+        )
+        _log.warning("request %r fails, %s", late.id, why)
+        self._lifecycle.give_up(late, why)
 
 
 def named(entries: Iterable[Request]) -> str:

@@ -26,7 +26,7 @@ def whole(name: str, value: object, least: int | None = 1) -> int:
 
 
 def prompt_of(tokens: object) -> NDArray[np.uint32]:
-    """A copy of a caller's prompt.
+    """A copy of a caller's prompt, read-only.
 
     Raises:
         Misuse: The prompt is empty, or no sequence of token ids.
@@ -44,7 +44,9 @@ def prompt_of(tokens: object) -> NDArray[np.uint32]:
     if wide.min() < 0 or wide.max() > _LARGEST_TOKEN:
         bad = given[(wide < 0) | (wide > _LARGEST_TOKEN)][0]
         raise Misuse(f"token {bad} in the prompt: must be from 0 to {_LARGEST_TOKEN}")
-    return wide.astype(np.uint32)
+    made = wide.astype(np.uint32)
+    made.flags.writeable = False
+    return made
 
 
 def ticket_of(request: Hashable, ticket: object, cache: KVCache) -> Ticket:

@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import CancelledError, Future
-from typing import Self, TypeVar, Unpack
+from typing import Self, TypeVar
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.scheduling.engine import Engine
-from blockyard.scheduling.request import RequestKeywords, RequestState, check_id, sample_ids
+from blockyard.scheduling.new_request import NewRequest, check_id, checked
+from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
-from blockyard.scheduling.validate import prompt_of
 from blockyard.serving.step_loop import Call, StepLoop
 from blockyard.serving.stream import Channel, Front, Stream
 from blockyard.shared.log import Limited, unclosed
@@ -61,7 +61,7 @@ class AsyncEngine(Single):
         ...     scheduler = by.Scheduler(cache, by.SchedulerOptions(stops=engine.stops))
         ...     with cache:
         ...         async with by.AsyncEngine(scheduler, engine) as front:
-        ...             stream = front.add("one", [1, 2, 3], max_tokens=4)
+        ...             stream = front.add(by.NewRequest("one", [1, 2, 3], max_tokens=4))
         ...             return len((await stream.result()).tokens)
         >>> asyncio.run(main())
         4
@@ -89,71 +89,45 @@ class AsyncEngine(Single):
 
     # -- what any thread may call ----------------------------------------------------------------
 
-    def add(
-        self,
-        request: Hashable,
-        prompt: object,
-        *,
-        max_tokens: int,
-        **keywords: Unpack[RequestKeywords],
-    ) -> Stream:
+    def add(self, request: NewRequest) -> Stream:
         """Adds a request; any thread may call it.
 
         Args:
-            request: As in `Scheduler.add`.
-            prompt: As in `Scheduler.add`; a copy is taken.
-            max_tokens: As in `Scheduler.add`.
-            keywords: As in `Scheduler.add`, but for `n`: see `add_samples`.
+            request: The request, of one sample: see `add_samples`.
 
         Returns:
             The stream of its tokens. What `Scheduler.add` refuses is raised by the stream.
 
         Raises:
-            Misuse: The prompt has no token ids, the id cannot be hashed, or the front is not
-                entered.
+            Misuse: It is no `NewRequest`, has several samples, or the front is not entered.
             Unavailable: It is closed, or its engine has failed.
         """
-        return self._add(request, prompt, 1, max_tokens, keywords)[0]
+        if checked(request).n > 1:
+            raise Misuse(f"n = {request.n}: call add_samples, which returns a stream for each")
+        return self.add_samples(request)[0]
 
-    def add_samples(
-        self,
-        request: Hashable,
-        prompt: object,
-        *,
-        n: int,
-        max_tokens: int,
-        **keywords: Unpack[RequestKeywords],
-    ) -> tuple[Stream, ...]:
-        """Adds n samples of a prompt, which is computed once; any thread may call it.
+    def add_samples(self, request: NewRequest) -> tuple[Stream, ...]:
+        """Adds the `n` samples of a prompt, which is computed once; any thread may call it.
 
         Args:
-            request: As in `Scheduler.add`.
-            prompt: As in `Scheduler.add`; a copy is taken.
-            n: How many samples.
-            max_tokens: As in `Scheduler.add`.
-            keywords: As in `Scheduler.add`.
+            request: The request.
 
         Returns:
             A stream for each sample.
 
         Raises:
-            Misuse: As `add`.
+            Misuse: It is no `NewRequest`, or the front is not entered.
             Unavailable: As `add`.
         """
-        return self._add(request, prompt, n, max_tokens, keywords)
-
-    def _add(
-        self, request: Hashable, prompt: object, n: int, max_tokens: int, keywords: RequestKeywords
-    ) -> tuple[Stream, ...]:
-        # Now: what the caller does with it later changes nothing.
-        tokens = prompt_of(prompt)
-        if isinstance(media := keywords.get("media"), Iterable):
-            keywords["media"] = tuple(media)
-        channels = [Channel(sample, self._max_unread) for sample in sample_ids(request, n)]
+        if not isinstance(request, NewRequest):
+            raise Misuse(
+                f"request = {request!r:.60}: must be NewRequest(id, prompt, max_tokens=...)"
+            )
+        channels = [Channel(sample, self._max_unread) for sample in request.samples]
 
         def act() -> None:
             try:
-                self._scheduler.add(request, tokens, max_tokens=max_tokens, n=n, **keywords)
+                self._scheduler.add(request)
             except Exception as error:  # noqa: BLE001 - the stream raises it
                 self._steps.refuse(channels, error)
             else:
@@ -162,31 +136,21 @@ class AsyncEngine(Single):
         self._steps.do(act)
         return tuple(Stream(channel, self._front) for channel in channels)
 
-    async def generate(
-        self,
-        request: Hashable,
-        prompt: object,
-        *,
-        max_tokens: int,
-        **keywords: Unpack[RequestKeywords],
-    ) -> AsyncIterator[list[int]]:
+    async def generate(self, request: NewRequest) -> AsyncIterator[list[int]]:
         """Adds a request, and yields its tokens as they come; leaving the loop early aborts it.
 
         Args:
             request: As in `add`.
-            prompt: As in `add`.
-            max_tokens: As in `add`.
-            keywords: As in `add`.
 
         Raises:
             BlockyardError: As `add`; or Unavailable, if the request has failed.
         """
-        async with self.add(request, prompt, max_tokens=max_tokens, **keywords) as stream:
+        async with self.add(request) as stream:
             async for tokens in stream:
                 yield tokens
             result = await stream.result()
             if result.state is RequestState.FAILED:
-                raise Unavailable(f"request {request!r} has failed: {result.reason}")
+                raise Unavailable(f"request {request.id!r} has failed: {result.reason}")
 
     def abort(self, request: Hashable) -> None:
         """Aborts a request; any thread may call it.

@@ -1,16 +1,19 @@
 """The families of metrics that are made of the schema of `stats()`: name, kind, help and labels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from blockyard.shared.stats import HELP, PREFIX, Kind, Stat
 
-__all__ = ["ENGINE", "RANK", "Family", "families"]
+__all__ = ["ENGINE", "RANK", "Family", "exists", "families"]
 
 ENGINE: Final = "engine"
 """The label that every metric has: which engine of the process it is of."""
 RANK: Final = "rank"
 """The label of a crane's numbers."""
+
+_OF_A_COPY: Final = frozenset({"dropped_blocks", "unwritten_blocks"})
+"""Families of what leaves a tier without a copy below."""
 
 
 class Family(NamedTuple):
@@ -37,3 +40,11 @@ def _family(name: str, stats: list[Stat]) -> Family:
     own = tuple(stat for stat in stats if len(stat.labels) == most)
     about = HELP.get(name) or f"{own[0].help[0].upper()}{own[0].help[1:]}."
     return Family(f"{PREFIX}{name}", own[0].kind, about, own)
+
+
+def exists(stat: Stat, tiers: Sequence[str]) -> bool:
+    """Returns whether a number is of tiers that there are, which stand highest first."""
+    named = {value for name, value in stat.labels.items() if name in {"tier", "from", "to"}}
+    # Nothing is below the last tier.
+    here = tiers[:-1] if stat.family in _OF_A_COPY else tiers
+    return named <= set(here)

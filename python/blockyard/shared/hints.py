@@ -27,7 +27,16 @@ class HintKeywords(TypedDict):
 
 
 class Hints(NamedTuple):
-    """What is known of a request's future, as `KVCache.finish` takes it."""
+    """What is known of a request's future, as `KVCache.finish` takes it.
+
+    It is a tuple, which any thread may make. Who takes it checks it.
+
+    Args:
+        retention: "ordinary", "session-ended" or "retain".
+        next_use: Seconds until its blocks will be used again; None where nobody knows.
+        priority: From 0 to 100, the last to be evicted; None for 35.
+        ttl: Ticks after which its blocks go first; None for never.
+    """
 
     retention: Retention = "ordinary"
     next_use: float | None = None
@@ -39,6 +48,17 @@ class Hints(NamedTuple):
         """Themselves as keywords."""
         retention, next_use, priority, ttl = self
         return {"retention": retention, "next_use": next_use, "priority": priority, "ttl": ttl}
+
+    @classmethod
+    def given(cls, hints: object) -> Self:
+        """Takes hints that a caller has made.
+
+        Raises:
+            Misuse: They are no hints, or as in `checked`.
+        """
+        if not isinstance(hints, Hints):
+            raise Misuse(f"hints = {hints!r:.60}: must be Hints(...)")
+        return cls.checked(*hints, prefix="hints.")
 
     @classmethod
     def checked(
@@ -53,10 +73,10 @@ class Hints(NamedTuple):
         """Takes what a caller says.
 
         Args:
-            retention: "ordinary", "session-ended" or "retain".
-            next_use: Seconds until its blocks will be used again; None where nobody knows.
-            priority: From 0 to 100, the last to be evicted; None for 35.
-            ttl: Ticks after which its blocks go first; None for never.
+            retention: As in `Hints`.
+            next_use: As in `Hints`.
+            priority: As in `Hints`.
+            ttl: As in `Hints`.
             prefix: What errors call priority and ttl by, before their names.
 
         Raises:

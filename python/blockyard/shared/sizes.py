@@ -1,4 +1,4 @@
-"""Amounts of memory as text, such as "64 GiB" or "8 GiB/rank": read here and nowhere else."""
+"""Sizes as text, such as "64 GiB", "8 GiB/rank" or "4096" blocks: read here and nowhere else."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,10 @@ from typing import Final, Literal, NamedTuple, cast
 
 from blockyard._core import Misuse
 
-__all__ = ["UNITS", "Size", "parse_size"]
+__all__ = ["MOST_BLOCKS", "UNITS", "Size", "parse_blocks", "parse_size"]
+
+MOST_BLOCKS: Final = 10**9
+"""The most blocks that a command takes for a tier."""
 
 UNITS: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -19,6 +22,7 @@ UNITS: Final[Mapping[str, int]] = MappingProxyType(
         "TiB": 2**40,
         "MB": 10**6,
         "GB": 10**9,
+        "TB": 10**12,
     }
 )
 """Bytes of each unit."""
@@ -66,6 +70,32 @@ def parse_size(name: str, text: str) -> Size:
     amount = f"{number} {next(known for known in UNITS if known.lower() == unit.lower())}"
     # In decimals, as 2.3 * 10**6 is no whole number in binary floating point.
     return Size(ceil(Decimal(number) * nbytes), amount, per)
+
+
+def parse_blocks(name: str, text: str, block_bytes: int, *, ranks: int = 1, least: int = 1) -> int:
+    """Reads a size as blocks: "4096", "64 GiB" over all ranks, or "8 GiB/rank".
+
+    Args:
+        name: What the error calls it.
+        text: A number of blocks, or what `parse_size` takes.
+        block_bytes: Bytes of a block, over all ranks.
+        ranks: How many ranks share it.
+        least: The fewest blocks; 0 where "0" stands for none.
+
+    Raises:
+        Misuse: It is no size, less than one block, or more than `MOST_BLOCKS`.
+    """
+    if re.fullmatch(r"\s*\d[\d_]*\s*", text, re.ASCII):
+        blocks, none = int(text), int(text) == 0
+    else:
+        found = parse_size(name, text)
+        blocks, none = found.nbytes * (ranks if found.per == "rank" else 1), found.nbytes == 0
+        blocks //= block_bytes
+    if blocks < least or (not blocks and not none):
+        raise Misuse(f"{name} = {text!r}: less than one block of {block_bytes:,} bytes; give more")
+    if blocks > MOST_BLOCKS:
+        raise Misuse(f"{name} = {text!r}: more than {MOST_BLOCKS:,} blocks; give less")
+    return blocks
 
 
 def _parts(found: re.Match[str]) -> tuple[str, str, Literal["host", "rank"] | None]:

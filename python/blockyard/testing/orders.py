@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, get_args
 
-from blockyard.scheduling.request import sample_ids
+from blockyard.scheduling.new_request import sample_ids
 from blockyard.shared.hints import Hints, Retention
 from blockyard.testing.setup import Event, Setup
 from blockyard.yard.config import Eviction, HostCopies
 
-__all__ = ["as_retained", "hints_said", "with_orders"]
+__all__ = ["hints_said", "with_orders"]
 
 _SOME: Final = frozenset({0, 2, 7})
 """Last digits of seeds: of no seed that a test plays for what it has found."""
@@ -59,9 +59,3 @@ def _hints(chance: random.Random) -> tuple[str | int, str | int, str | int, str 
 def hints_said(fields: Iterable[Any]) -> Hints:
     """Returns the hints of an event, where "" says nothing."""
     return Hints.checked(*(None if field == "" else field for field in fields))
-
-
-def as_retained(fields: Iterable[Any]) -> dict[str, Any]:
-    """Returns the same as keywords of `Scheduler.hint`."""
-    names = ("retention", "next_use", "retention_priority", "retention_ttl")
-    return dict(zip(names, hints_said(fields), strict=True))

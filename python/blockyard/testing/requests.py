@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockyard.scheduling.request import RequestState, Result, max_blocks, sample_ids
+from blockyard.scheduling.new_request import max_blocks, sample_ids
+from blockyard.scheduling.request import RequestState, Result
 from blockyard.testing.engine import check, continuation
 from blockyard.testing.setup import Setup
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.scheduling.request import max_blocks, sample_ids
+from blockyard.scheduling.new_request import max_blocks, sample_ids
 from blockyard.testing.disk_faults import has_disk, parking_on_disk, with_disk, with_restarts
 from blockyard.testing.dying import with_losses, with_processes
 from blockyard.testing.orders import with_orders

@@ -8,15 +8,17 @@ from typing import Any, Final
 
 from blockyard._core import InUse
 from blockyard.scheduling.engine import Ack, Stop
+from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.hints import Hints
 from blockyard.shared.layout import TIERS
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.displacements import Displacements
 from blockyard.testing.engine import SimulatedEngine, check
 from blockyard.testing.fault_coverage import PARKING
-from blockyard.testing.orders import as_retained
+from blockyard.testing.orders import hints_said
 from blockyard.testing.replicas import Replica, Replicas
 from blockyard.testing.requests import Ask, Death, Requests
 from blockyard.testing.restarts import Remains
@@ -305,14 +307,16 @@ class Simulation:
     def _add(self, ask: Ask, request: Hashable) -> None:
         self._replicas.each(
             lambda replica: replica.scheduler.add(
-                request,
-                ask.prompt,
-                max_tokens=ask.most,
-                priority=ask.priority,
-                n=ask.n,
-                salt=ask.salt or None,
-                lora=ask.lora or None,
-                ticket=replica.reservations.commit(ask.name),
+                NewRequest(
+                    request,
+                    ask.prompt,
+                    max_tokens=ask.most,
+                    priority=ask.priority,
+                    n=ask.n,
+                    salt=ask.salt or None,
+                    lora=ask.lora or None,
+                    ticket=replica.reservations.commit(ask.name),
+                )
             )
         )
 
@@ -341,13 +345,13 @@ class Simulation:
         self._held.discard(name)
 
     def _on_hint(self, name: str, *fields: Any) -> None:  # noqa: ANN401 - of the event
-        self._say(name, "hint", **as_retained(fields))
+        self._say(name, "hint", hints_said(fields))
 
-    def _say(self, name: str, verb: str, **said: Any) -> None:  # noqa: ANN401 - keywords
+    def _say(self, name: str, verb: str, *said: Hints) -> None:
         if self._state(name) is not None:
             self.seen[verb] += 1
             request = self.requests.ids[name]
-            self._replicas.each(lambda replica: getattr(replica.scheduler, verb)(request, **said))
+            self._replicas.each(lambda replica: getattr(replica.scheduler, verb)(request, *said))
 
     def _on_ack(self, fate: str, ticks: int) -> None:
         self._engine.fates.append((fate, ticks))

@@ -8,7 +8,7 @@ import click
 
 from blockyard._typing import override
 
-__all__ = ["Remembered", "Section", "Sectioned"]
+__all__ = ["Group", "Once", "Remembered", "Section", "Sectioned"]
 
 
 class Section(NamedTuple):
@@ -21,7 +21,28 @@ class Section(NamedTuple):
     """A command line that uses some of them."""
 
 
-class Sectioned(click.Command):
+class Once(click.Command):
+    """A command that refuses an option given twice where only one value counts."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses them, and names what comes twice."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for param in order:
+            single = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
+            if single and order.count(param) > 1:
+                option = max(param.opts, key=len)
+                ctx.fail(f"{option} is given {order.count(param)} times: give it once")
+        return super().parse_args(ctx, args)
+
+
+class Group(click.Group):
+    """Commands of that kind."""
+
+    command_class = Once
+
+
+class Sectioned(Once):
     """A command whose help shows its options in sections, in their order, with an example each.
 
     An option of no section is shown at the end, under "Other".

@@ -158,7 +158,8 @@ class KVCache(Cache):
         if self._unsure:
             self._give_back_lost()
         self._offload.decide(self)
-        self._recording.look()
+        if self._recording.recorder is not None:
+            self._recording.look()
         self._unsure = True
         plans = super().dispatch()
         try:
@@ -264,6 +265,11 @@ class KVCache(Cache):
         count = super().mark_unknown(ids)
         self._flights.unknown(numbers(ids), self._now)
         return count
+
+    @property
+    def is_flying(self) -> bool:
+        """Whether a flight that was dispatched has not ended; one past its deadline has not."""
+        return bool(len(self._flights))
 
     @owned
     def ended(self) -> dict[int, int]:

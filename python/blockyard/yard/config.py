@@ -134,6 +134,8 @@ class Config:
             A path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
         keyed: Tiers whose plans carry the keys of their blocks; the device cannot be one.
+        disk_reclaim: Whether a disk that has no room removes other identities under its path, as
+            `DiskTier` says. Ranks need not say the same.
         record: A file for what requests were, for a replay of them: 8 bytes of each key, lengths
             and times, and no token. It is appended to. Ranks need not say the same.
         yard: What plans and outcomes name the yard, which `named` draws; None to draw it when a
@@ -167,6 +169,7 @@ class Config:
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
+    disk_reclaim: bool = False
     record: str | Path | None = None
     yard: int | None = None
 
@@ -274,12 +277,12 @@ class Config:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all but `record`, `yard`, and the sizes of the tiers.
+        """SHA-256, in hex, of all but `record`, `disk_reclaim`, `yard`, and the tiers' sizes.
 
         `agree` settles those. Versions whose plans and outcomes differ have others.
         """
         values = self.to_mapping() | {"wire": WIRE}
-        for name in ("record", "yard", *TIERS):
+        for name in ("record", "disk_reclaim", "yard", *TIERS):
             values.pop(name, None)
         if self.engine:
             values["engine"] = True
@@ -348,7 +351,8 @@ class Config:
 
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
-        others = {"layout", "ranks", "ahead", "deadline", "copy_tuning", "record", "yard"}
+        others = {"layout", "ranks", "ahead", "deadline", "copy_tuning", "disk_reclaim"}
+        others |= {"record", "yard"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -380,6 +384,7 @@ def _least(least: int) -> Callable[[str, object], int]:
 _WORDS: dict[str, tuple[str | bool, ...]] = {
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
+    "disk_reclaim": (True, False),
 }
 
 

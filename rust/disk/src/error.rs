@@ -17,7 +17,11 @@ pub enum Error {
         help: &'static str,
     },
     /// A later version has made it.
-    #[error("{}: its format is {found}, and this version knows {known}: open it with the version that made it", path.display())]
+    #[error(
+        "{}: its format is {found}{}, and Blockyard {} knows {known}: start the version that has written it, give \
+         another folder, or remove its blocks: {wipe}",
+        path.display(), by.as_ref().map_or(String::new(), |by| format!(" (of Blockyard {by})")), env!("CARGO_PKG_VERSION")
+    )]
     Format {
         /// The file.
         path: PathBuf,
@@ -25,6 +29,23 @@ pub enum Error {
         found: u32,
         /// The latest that is known here.
         known: u32,
+        /// The version of Blockyard that has written it, where it says so.
+        by: Option<String>,
+        /// The command that removes its blocks.
+        wipe: String,
+    },
+    /// The disk has no room for its files.
+    #[error(
+        "{}: take its room: {wanted} bytes are wanted, and {free} are free: give a smaller size or another disk",
+        path.display()
+    )]
+    NoRoom {
+        /// The file or folder.
+        path: PathBuf,
+        /// Bytes that its files still want.
+        wanted: u64,
+        /// Bytes that are free.
+        free: u64,
     },
     /// The system refused.
     #[error("{}: {doing}: {source}", path.display())]

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::medium::Medium;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
@@ -99,27 +100,37 @@ fn take_room(path: &Path, file: &File, bytes: u64) -> Result<()> {
         let other = format!("it has {} bytes, and {bytes} are wanted", meta.len());
         return Err(refused("open")(io::Error::other(other)));
     }
+    let no_room = |free| Error::NoRoom {
+        path: path.to_owned(),
+        wanted: bytes,
+        free,
+    };
     // Else a file system takes what it has, and refuses then.
-    if let Ok(system) = rustix::fs::fstatvfs(file) {
-        let free = system.f_bavail.saturating_mul(system.f_frsize);
-        if free < bytes {
-            let _ = std::fs::remove_file(path);
-            let says = format!(
-                "{bytes} bytes are wanted, and {free} are free: give a smaller size or another disk"
-            );
-            return Err(refused("take its room")(io::Error::other(says)));
-        }
+    let free = free_of(file);
+    if let Some(free) = free.filter(|&free| free < bytes) {
+        let _ = std::fs::remove_file(path);
+        return Err(no_room(free));
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes).map_err(refused("grow")),
+        Err(Errno::OPNOTSUPP) => file.set_len(bytes).map_err(refused("grow")),
         Err(error) => {
             // A file system may keep what it had taken.
             let _ = file.set_len(0);
             let _ = std::fs::remove_file(path);
-            Err(refused("take its room")(error.into()))
+            match error {
+                // Less than the file system says, as of a quota.
+                Errno::NOSPC | Errno::DQUOT => Err(no_room(free.unwrap_or(0))),
+                error => Err(refused("take its room")(error.into())),
+            }
         }
     }
+}
+
+/// Bytes that whoever has this file may still take of its file system.
+pub(crate) fn free_of(file: &File) -> Option<u64> {
+    let system = rustix::fs::fstatvfs(file).ok()?;
+    Some(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 /// A file that another process writes, which is opened when it is first read.

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::files::make_folder;
-use crate::identity::{Identity, Numbers, PAGE, spoiled, text_of};
+use crate::formats;
+use crate::identity::{Identity, Numbers, PAGE, name_text, spoiled, text_of};
 use crate::medium::Epochs;
 use crate::order;
 use crate::witness::{self, FLOOR, Table};
@@ -54,7 +55,7 @@ impl Place {
 
 /// The name of the folder of a text.
 fn name_of(text: &str) -> String {
-    format!("{:016x}", xxh3_128(text.as_bytes()) as u64)
+    format!("{:016x}", xxh3_128(name_text(text).as_bytes()) as u64)
 }
 
 /// A folder that this process owns, until it is released or dropped, or the process dies.
@@ -99,7 +100,7 @@ impl Folder {
     /// # Errors
     /// `System` where another process owns it, whose number is said, its text is of another identity or not
     /// whole, its numbers are lost or older than its blocks, a symbolic link is in the way, others may write to
-    /// it, or the system refuses; `Format` where its format is a later one.
+    /// it, or the system refuses; `Format` where a file in it has another format: nothing of it is changed then.
     pub fn open(root: &Path, fields: &[(&str, &str)], rank: u16) -> Result<Self> {
         let text = text_of(fields);
         if text.len() > PAGE {
@@ -110,6 +111,7 @@ impl Folder {
             });
         }
         let Place { path, identity } = Place::of(root, fields, rank);
+        formats::check(&path)?;
         for folder in [root, path.parent().unwrap_or(root), &path] {
             make_folder(folder)?;
         }
@@ -118,6 +120,7 @@ impl Folder {
         let (slots, table) = (slots?, table?);
         let known = Table::read(&table, identity, rank);
         let known = known.map_err(Error::system(path.join("table"), "read"))?;
+        formats::check_table(&path, known)?;
         // Where it is lost it is not made, so that the next process finds the folder as this one did.
         let lost = if known.is_void {
             OFlags::CREATE

@@ -5,8 +5,9 @@
 //!      0  text, then zeros                                       8192  the numbers again, check of the other text
 //!   4096  numbers; at 64 the check of the text, XXH3-64 of its page    12288  the text again
 //! ```
-//! Numbers are floor 8, run 4, owner 4, and the XXH3-64 of these. All are little-endian. Versions before have
-//! neither the last page nor the checks of texts, and read this one.
+//! Numbers are floor 8, run 4, owner 4, and the XXH3-64 of these. At 128 behind them is the version of Blockyard
+//! that has written them: 56 bytes of text, and the XXH3-64 of these. All are little-endian. Versions before
+//! have no version, nor the last page and the checks of texts, and read this one.
 
 use crate::error::{Error, Result};
 use std::fmt::Write as _;
@@ -18,7 +19,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// The version of the format, which a folder names.
 const VERSION: u32 = 1;
+/// The version that the name of a folder is made with, whatever its format: so each version finds the folder of
+/// the others, and says what it cannot read.
+const NAMED: u32 = 1;
 const TITLE: &str = "Blockyard's blocks, format ";
+/// The version of Blockyard that writes here.
+const OWN: &str = env!("CARGO_PKG_VERSION");
 /// Bytes of a page: as many as a text may have.
 pub(crate) const PAGE: usize = 4096;
 const PAGES: usize = 4;
@@ -27,6 +33,9 @@ const TEXTS: [usize; 2] = [0, 3];
 const NUMBERS: [usize; 2] = [1, 2];
 /// Where the check of a text is in the page of numbers beside it.
 const CHECK: usize = 64;
+/// Where the version of the writer is there, and its bytes without the check.
+const WRITER: usize = 128;
+const WRITER_BYTES: usize = 56;
 
 /// The bytes of a file of numbers.
 pub(crate) const NUMBERS_BYTES: usize = 32;
@@ -113,6 +122,10 @@ impl Identity {
             let beside = &mut bytes[beside * PAGE..][..PAGE];
             beside[..NUMBERS_BYTES].copy_from_slice(&numbers.encode());
             beside[CHECK..CHECK + 8].copy_from_slice(&check.to_le_bytes());
+            let writer = &mut beside[WRITER..][..WRITER_BYTES];
+            writer[..OWN.len()].copy_from_slice(OWN.as_bytes());
+            let check = xxh3_64(writer).to_le_bytes();
+            beside[WRITER + WRITER_BYTES..][..8].copy_from_slice(&check);
         }
         let unreadable = false;
         Self { bytes, unreadable }
@@ -140,6 +153,29 @@ impl Identity {
         let copies = NUMBERS.into_iter();
         let whole = copies.filter_map(|page| Numbers::decode(&self.bytes[page * PAGE..]));
         whole.reduce(Numbers::or_later)
+    }
+
+    /// Refuses another format than this version's, where no copy of the text says this one.
+    pub(crate) fn check_format(&self, path: &Path) -> Result<()> {
+        let texts = (0..TEXTS.len()).filter_map(|copy| self.text(copy));
+        let found: Vec<u32> = texts.filter_map(|text| titled_as(&text)).collect();
+        match found.first() {
+            Some(&first) if !found.contains(&VERSION) => {
+                Err(other_format(path, first, VERSION, self.writer()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The version of Blockyard that was the last owner, where it has said so.
+    pub(crate) fn writer(&self) -> Option<String> {
+        NUMBERS.into_iter().find_map(|page| {
+            let at = page * PAGE + WRITER;
+            let (text, check) = self.bytes[at..at + WRITER_BYTES + 8].split_at(WRITER_BYTES);
+            let end = text.iter().position(|&byte| byte == 0)?;
+            let is_whole = end > 0 && *check == xxh3_64(text).to_le_bytes();
+            is_whole.then(|| String::from_utf8_lossy(&text[..end]).into_owned())
+        })
     }
 
     fn text(&self, copy: usize) -> Option<String> {
@@ -173,7 +209,7 @@ impl Identity {
         let Some(said) = self.text(0) else {
             return Ok(());
         };
-        version_of(path, &said)?;
+        version_of(path, &said, self.writer())?;
         let says = if self.is_checked(0) {
             "its text is of another identity, though its name is the same"
         } else {
@@ -195,9 +231,24 @@ pub(crate) fn read_some(file: &File, into: &mut [u8], at: u64) -> io::Result<usi
     Ok(have)
 }
 
+fn titled(version: u32) -> String {
+    format!("{TITLE}{version}\n")
+}
+
+/// The format in the title of a text.
+fn titled_as(text: &str) -> Option<u32> {
+    text.strip_prefix(TITLE)?.lines().next()?.parse().ok()
+}
+
+/// What the name of a folder is made of: its text, under the title of the first format.
+pub(crate) fn name_text(text: &str) -> String {
+    let fields = text.split_once('\n').map_or("", |(_, fields)| fields);
+    titled(NAMED) + fields
+}
+
 /// The clear text of an identity: a line for each field, in their order.
 pub(crate) fn text_of(fields: &[(&str, &str)]) -> String {
-    let mut text = format!("{TITLE}{VERSION}\n");
+    let mut text = titled(VERSION);
     for (name, value) in fields {
         // As Rust writes text, so that no value reads as a further line.
         let _ = writeln!(text, "{name} = {value:?}");
@@ -206,21 +257,36 @@ pub(crate) fn text_of(fields: &[(&str, &str)]) -> String {
 }
 
 /// The version of the format that a text names, which is one that is known.
-pub(crate) fn version_of(path: &Path, text: &str) -> Result<u32> {
-    let version = text
-        .strip_prefix(TITLE)
-        .and_then(|rest| rest.lines().next()?.parse::<u32>().ok());
-    match version {
-        Some(found) if found > VERSION => Err(Error::Format {
-            path: path.to_owned(),
-            found,
-            known: VERSION,
-        }),
-        Some(version) => Ok(version),
+pub(crate) fn version_of(path: &Path, text: &str, writer: Option<String>) -> Result<u32> {
+    match titled_as(text) {
+        Some(VERSION) => Ok(VERSION),
+        Some(found) => Err(other_format(path, found, VERSION, writer)),
         None => Err(spoiled(
             path,
             "it is no folder of blocks, or its title is not whole",
         )),
+    }
+}
+
+/// A file of a format that another version has made.
+///
+/// # Arguments
+/// `path` is the file's, `ROOT/IDENTITY/rank-N/FILE` or `ROOT/IDENTITY/FILE`.
+pub(crate) fn other_format(path: &Path, found: u32, known: u32, by: Option<String>) -> Error {
+    let above = path.parent().unwrap_or(path);
+    let name = above.file_name().and_then(|name| name.to_str());
+    let is_rank = name.is_some_and(|name| name.starts_with("rank-"));
+    let identity = if is_rank {
+        above.parent().unwrap_or(above)
+    } else {
+        above
+    };
+    Error::Format {
+        path: path.to_owned(),
+        found,
+        known,
+        by,
+        wipe: command(identity, ""),
     }
 }
 
@@ -238,15 +304,20 @@ pub(crate) fn spoiled(path: &Path, says: &str) -> Error {
 /// # Arguments
 /// `path` is of a file in a rank's folder, `ROOT/IDENTITY/rank-N/FILE`; `more` are further options.
 pub(crate) fn wipe(path: &Path, more: &str) -> String {
-    let mut above = path.ancestors().skip(2);
-    let name = above.next().and_then(Path::file_name).unwrap_or_default();
-    let root = above.next().unwrap_or(path).display().to_string();
+    let identity = path.ancestors().nth(2).unwrap_or(path);
+    let command = command(identity, more);
+    format!("put back what it was, or wipe it: {command}")
+}
+
+/// The command that removes the blocks of an identity's folder.
+fn command(identity: &Path, more: &str) -> String {
+    let name = identity.file_name().unwrap_or_default().to_string_lossy();
+    let root = identity.parent().unwrap_or(identity).display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let root = if root.chars().all(is_plain) {
         root
     } else {
         format!("'{}'", root.replace('\'', r"'\''"))
     };
-    let name = name.to_string_lossy();
-    format!("put back what it was, or wipe it: blockyard disk wipe {root} {name}{more}")
+    format!("blockyard disk wipe {root} {name}{more}")
 }

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::files::ALIGNED;
 use crate::folder::{LOST, Place, settled};
+use crate::formats;
 use crate::identity::{Identity, Numbers, spoiled, version_of};
 use crate::record::{Found, Owner, RECORD, Record, sum_of};
 use crate::staging::Staging;
@@ -97,6 +98,7 @@ pub struct Scrubbed {
 pub struct Inspector {
     path: PathBuf,
     text: String,
+    writer: Option<String>,
     identity: u64,
     rank: u16,
     floor: u64,
@@ -145,6 +147,7 @@ impl Inspector {
             identity: xxh3_64(text.as_bytes()),
             path: path.to_owned(),
             text,
+            writer: Identity::read(&file).ok().and_then(|found| found.writer()),
             rank,
             floor: numbers.floor,
             owner: is_owned.then_some(numbers.owner),
@@ -175,7 +178,7 @@ impl Inspector {
             let Some((text, is_checked)) = found.said() else {
                 return Err(refused("read")(io::Error::other("it says nothing yet")));
             };
-            version_of(whole, &text)?;
+            version_of(whole, &text, found.writer())?;
             if !is_checked && Place::is_another(whole, &text) {
                 let says = "its text is of another identity, or bits of it have flipped";
                 return Err(spoiled(whole, says));
@@ -185,6 +188,7 @@ impl Inspector {
                 Some(table) => Table::read(table, xxh3_64(text.as_bytes()), rank)
                     .map_err(refused("read the table beside"))?,
             };
+            formats::check_table(whole.parent().unwrap_or(whole), known)?;
             let witness = look(&whole.with_file_name(FLOOR), OFlags::empty());
             let witness = witness.ok().flatten();
             match settled(whole, &found, known, witness.as_ref()) {
@@ -229,6 +233,11 @@ impl Inspector {
     /// Its identity in clear text: a title, and a line for each field.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The version of Blockyard that was its last owner, where it has said so.
+    pub fn writer(&self) -> Option<&str> {
+        self.writer.as_deref()
     }
 
     /// Its rank.

@@ -13,6 +13,7 @@
 //! layer: identity
 //! layer: `crashing_disk` files
 //! layer: blocks order staging breaker witness
+//! layer: formats
 //! layer: folder
 //! layer: flight baseline inspect
 //! layer: queue
@@ -33,6 +34,7 @@ mod error;
 mod files;
 mod flight;
 mod folder;
+mod formats;
 mod identity;
 mod inspect;
 mod lane;

@@ -13,8 +13,8 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
-const MAGIC: [u8; 4] = *b"BYO1";
-const NAME: &str = "order";
+pub(crate) const MAGIC: [u8; 4] = *b"BYO1";
+pub(crate) const NAME: &str = "order";
 /// No link is followed, and a pipe in its place waits for nobody.
 const SAFE: OFlags = OFlags::CLOEXEC
     .union(OFlags::NOFOLLOW)

@@ -2,7 +2,7 @@
 
 use crate::blocks::{Blocks, Geometry};
 use crate::error::{Error, Result};
-use crate::files::{Files, Foreign, Way};
+use crate::files::{Files, Foreign, Way, free_of};
 use crate::folder::{Folder, Place};
 use crate::identity::wipe;
 use crate::lane::{Lane, Options};
@@ -23,6 +23,8 @@ pub struct SlotFiles {
     path: PathBuf,
     blocks: Blocks,
     way: Way,
+    /// Whether its room was taken when it was opened.
+    is_new: bool,
 }
 
 /// Of a reader: what was cleared is for the owner to note.
@@ -39,7 +41,8 @@ impl SlotFiles {
     /// Opens them as their one owner, or makes them.
     ///
     /// # Errors
-    /// As [`Folder::open`] and [`Files::open`].
+    /// As [`Folder::open`] and [`Files::open`]. `NoRoom`, with what all files want, comes last: nothing else is wrong
+    /// with the folder then, and no room was taken.
     pub fn own(
         root: &Path,
         fields: &[(&str, &str)],
@@ -53,8 +56,31 @@ impl SlotFiles {
         forget_if_empty(&path, geometry).map_err(Error::system(&path, "empty"))?;
         check_length(&path.join("slots"), geometry.payload_bytes(), geometry)?;
         check_length(&path.join("table"), geometry.table_bytes(), geometry)?;
-        let payloads = Files::open(&path.join("slots"), geometry.payload_bytes(), way)?;
-        let table = Files::open(&path.join("table"), geometry.table_bytes(), Way::Buffered)?;
+        let wanted = Self::lacking(&path, geometry);
+        let free = File::open(&path).ok().and_then(|folder| free_of(&folder));
+        let no_room = |free| Error::NoRoom {
+            path: path.clone(),
+            wanted,
+            free,
+        };
+        if let Some(free) = free.filter(|&free| free < wanted) {
+            return Err(no_room(free));
+        }
+        let files = || {
+            let slots = Files::open(&path.join("slots"), geometry.payload_bytes(), way)?;
+            let table = path.join("table");
+            let table = Files::open(&table, geometry.table_bytes(), Way::Buffered)?;
+            Ok((slots, table))
+        };
+        let (payloads, table) = files().map_err(|error| {
+            if wanted > 0 {
+                let _ = empty(&path);
+            }
+            match error {
+                Error::NoRoom { free, .. } => no_room(free),
+                error => error,
+            }
+        })?;
         let way = payloads.way();
         let media: [Arc<dyn Medium>; 2] = [Arc::new(payloads), Arc::new(table)];
         let [payloads, table] = media;
@@ -67,7 +93,21 @@ impl SlotFiles {
             path,
             blocks,
             way,
+            is_new: wanted > 0,
         })
+    }
+
+    /// Bytes of disk that the files of a rank's folder still want, without a look at anything else.
+    pub fn lacking(path: &Path, geometry: Geometry) -> u64 {
+        let wanted = [
+            ("slots", geometry.payload_bytes()),
+            ("table", geometry.table_bytes()),
+        ];
+        let has = |name| fs::symlink_metadata(path.join(name)).map_or(0, |meta| meta.len());
+        let lacks = wanted
+            .into_iter()
+            .filter(|&(name, bytes)| has(name) != bytes);
+        lacks.map(|(_, bytes)| bytes).sum()
     }
 
     /// Reads those that another process owns, as soon as they are there.
@@ -85,6 +125,7 @@ impl SlotFiles {
             path: place.path,
             blocks,
             way,
+            is_new: false,
         }
     }
 
@@ -127,10 +168,20 @@ impl SlotFiles {
     pub fn close(&self, patience: Duration) {
         self.lane.close(patience);
     }
+
+    /// Gives back the room that was taken when it was opened, and closes it: for a start that fails elsewhere,
+    /// before anything is written.
+    pub fn abandon(&self, patience: Duration) {
+        if self.is_new {
+            // Where that fails the next owner has it.
+            let _ = empty(&self.path);
+        }
+        self.close(patience);
+    }
 }
 
 /// Empties files of another size that have no block, as an open that found no room elsewhere leaves them; and
-/// a table whose blocks have lost their bytes. They keep their names, and with these their locks.
+/// a table whose blocks have lost their bytes.
 fn forget_if_empty(path: &Path, geometry: Geometry) -> io::Result<()> {
     let [slots, table] = ["slots", "table"].map(|name| path.join(name));
     let length = |path: &Path| fs::symlink_metadata(path).map_or(0, |meta| meta.len());
@@ -139,9 +190,16 @@ fn forget_if_empty(path: &Path, geometry: Geometry) -> io::Result<()> {
         && [0, geometry.table_bytes()].contains(&sizes.1);
     let is_void = || fs::read(&table).is_ok_and(|all| all.iter().all(|&byte| byte == 0));
     if sizes.0 == 0 || (!fits && is_void()) {
-        for one in [slots, table] {
-            File::options().write(true).open(one)?.set_len(0)?;
-        }
+        empty(path)?;
+    }
+    Ok(())
+}
+
+/// Empties the files of a rank's folder. They keep their names, and with these their locks.
+fn empty(path: &Path) -> io::Result<()> {
+    let files = ["slots", "table"].map(|name| path.join(name));
+    for one in files.iter().filter(|one| one.exists()) {
+        File::options().write(true).open(one)?.set_len(0)?;
     }
     Ok(())
 }

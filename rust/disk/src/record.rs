@@ -16,6 +16,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 pub const RECORD: usize = 128;
 const CHECKED: usize = 120;
 const MAGIC: [u8; 4] = *b"BYD1";
+/// The version in it.
+pub(crate) const VERSION: u32 = 1;
 const FIRST: u32 = 1;
 const ANONYMOUS: u32 = 2;
 
@@ -173,6 +175,27 @@ impl Record {
     }
 }
 
+/// The version of a whole record that a later version has written; 0 where it is none.
+pub(crate) fn later_record(bytes: &[u8; RECORD]) -> u32 {
+    let is_whole = bytes[CHECKED..] == xxh3_64(&bytes[..CHECKED]).to_le_bytes();
+    let version = version_in(bytes, MAGIC);
+    if is_whole && version > VERSION {
+        version
+    } else {
+        0
+    }
+}
+
+/// The version in a file's first bytes, which begin like these but for their last one, a digit; 0 for none.
+pub(crate) fn version_in(bytes: &[u8], like: [u8; 4]) -> u32 {
+    match bytes.get(..4) {
+        Some([name @ .., digit]) if name == &like[..3] && digit.is_ascii_digit() => {
+            u32::from(digit - b'0')
+        }
+        _ => 0,
+    }
+}
+
 /// The next bytes, which are there: a record has its length.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (part, more) = rest.split_at(N);
@@ -244,10 +267,14 @@ mod tests {
 
     #[test]
     fn a_later_version_is_no_record_of_this_one() {
-        let mut bytes = record().encode();
-        bytes[4] = 4;
-        let check = xxh3_64(&bytes[..CHECKED]);
-        bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
-        assert_eq!(Record::decode(&bytes), Found::Broken);
+        for (at, byte, version) in [(4, 4, 0), (3, b'2', 2), (3, b'9', 9), (3, b'0', 0)] {
+            let mut bytes = record().encode();
+            bytes[at] = byte;
+            assert_eq!(later_record(&bytes), 0, "it is not whole");
+            let check = xxh3_64(&bytes[..CHECKED]);
+            bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
+            assert_eq!(Record::decode(&bytes), Found::Broken);
+            assert_eq!(later_record(&bytes), version);
+        }
     }
 }

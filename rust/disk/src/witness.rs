@@ -2,7 +2,7 @@
 //! file `floor`, which has the numbers once more, and the stamps in the table.
 
 use crate::identity::{NUMBERS_BYTES, Numbers, read_some};
-use crate::record::{Found, RECORD, Record};
+use crate::record::{Found, RECORD, Record, later_record};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -32,6 +32,8 @@ pub(crate) struct Table {
     pub(crate) is_void: bool,
     /// The number of the last owner that has written a record of this identity and rank.
     pub(crate) run: u32,
+    /// The format of a record that a later version has written; 0 where there is none.
+    pub(crate) later: u32,
 }
 
 impl Table {
@@ -39,6 +41,7 @@ impl Table {
     pub(crate) const VOID: Self = Self {
         is_void: true,
         run: 0,
+        later: 0,
     };
 
     /// Reads a whole table.
@@ -49,10 +52,12 @@ impl Table {
             let have = read_some(file, &mut bytes, at)?;
             found.is_void &= bytes[..have].iter().all(|&byte| byte == 0);
             for place in bytes[..have].as_chunks().0 {
-                if let Found::Record(record) = Record::decode(place)
-                    && (record.identity, record.rank) == (identity, rank)
-                {
-                    found.run = found.run.max((record.stamp >> 32) as u32);
+                match Record::decode(place) {
+                    Found::Record(record) if (record.identity, record.rank) == (identity, rank) => {
+                        found.run = found.run.max((record.stamp >> 32) as u32);
+                    }
+                    Found::Broken => found.later = found.later.max(later_record(place)),
+                    _ => {}
                 }
             }
         }

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Blocks of one rank on a disk: slot files in a folder, and threads that read and write.
 ///
@@ -35,7 +36,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// Raises:
 ///     Misuse: A number is out of range.
-///     Unavailable: There is no room, another process owns the folder, or the system refuses.
+///     Unavailable: There is no room, another process owns the folder, or the system refuses. For
+///         lack of room alone it has its `folder`, and `quota`, whether the file system says that
+///         there is enough: nothing else is wrong there, and no room was taken.
 #[pyclass(frozen, module = "blockyard._core")]
 pub(crate) struct DiskLane {
     files: SlotFiles,
@@ -89,6 +92,33 @@ impl DiskLane {
             process: process::id(),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// Returns a rank's folder, and the bytes of disk that its files still want.
+    ///
+    /// Args:
+    ///     root: As for a new one, like the others.
+    ///
+    /// Raises:
+    ///     Misuse: A number is out of range.
+    #[staticmethod]
+    #[pyo3(signature = (root, fields, *, rank, slots, block_bytes))]
+    fn lacking(
+        root: PathBuf,
+        fields: &Bound<'_, PyAny>,
+        rank: u16,
+        slots: u32,
+        block_bytes: u32,
+    ) -> PyResult<(PathBuf, u64)> {
+        let fields = names_and_values(fields)?;
+        let fields: Vec<(&str, &str)> = fields
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        let geometry = Geometry::new(slots, block_bytes).map_err(|error| refused(&error))?;
+        let path = Place::of(&root, &fields, rank).path;
+        let wanted = SlotFiles::lacking(&path, geometry);
+        Ok((path, wanted))
     }
 
     /// The folder.
@@ -427,6 +457,15 @@ impl DiskLane {
             wait(py, || self.files.close(patience));
         }
         Ok(())
+    }
+
+    /// Closes it, and gives back the room that it took when it was opened.
+    ///
+    /// It is for a start that fails elsewhere, before anything is written.
+    fn abandon(&self, py: Python<'_>) {
+        if self.process == process::id() && !self.closed.swap(true, Ordering::Relaxed) {
+            wait(py, || self.files.abandon(Duration::from_secs(5)));
+        }
     }
 }
 

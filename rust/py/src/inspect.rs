@@ -57,6 +57,12 @@ impl DiskInspector {
         self.inspector.text()
     }
 
+    /// The version of Blockyard that was its last owner, or None where it has not said so.
+    #[getter]
+    fn writer(&self) -> Option<&str> {
+        self.inspector.writer()
+    }
+
     /// Its rank.
     #[getter]
     fn rank(&self) -> u16 {

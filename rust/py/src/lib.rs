@@ -7,7 +7,7 @@
 //! layer: buffers
 //! layer: arguments keys places plan runs cache_class
 //! layer: on_disk results
-//! layer: recorder
+//! layer: recorder freed_blocks
 //! layer: lease parked ticket prompt
 //! layer: batch
 //! layer: begin cache disk engine events finish flights forget park promises queries step checksums inspect
@@ -32,6 +32,7 @@ mod events;
 mod finish;
 mod flights;
 mod forget;
+mod freed_blocks;
 mod gil;
 mod inspect;
 mod keys;
@@ -65,6 +66,8 @@ mod _core {
     use crate::checksums::checksums;
     #[pymodule_export]
     use crate::disk::DiskLane;
+    #[pymodule_export]
+    use crate::freed_blocks::FreedKeys;
     #[pymodule_export]
     use crate::inspect::{DiskBaseline, DiskInspector};
     #[pymodule_export]

@@ -22,6 +22,15 @@ pub(crate) fn refused(error: &disk::Error) -> PyErr {
         disk::Error::Argument { .. } | disk::Error::Format { .. } => {
             Failure::misuse(error.to_string()).into()
         }
+        disk::Error::NoRoom { path, wanted, free } => {
+            let made = Unavailable::new_err(error.to_string());
+            let noted = Python::attach(|py| {
+                let value = made.value(py);
+                value.setattr("folder", path)?;
+                value.setattr("quota", free >= wanted)
+            });
+            noted.map_or_else(|error| error, |()| made)
+        }
         disk::Error::System { .. } => Unavailable::new_err(error.to_string()),
     }
 }

@@ -31,6 +31,19 @@ pub enum Error {
         /// Tokens per block of the cache.
         own: u32,
     },
+    /// Another version has begun it.
+    #[error(
+        "record = '{}': it is a recording of format {there}, and Blockyard {} knows {known}: give another path, or start \
+         the version that has begun it", path.display(), env!("CARGO_PKG_VERSION")
+    )]
+    Format {
+        /// The path.
+        path: PathBuf,
+        /// The format of the recording.
+        there: u32,
+        /// The format that is known here.
+        known: u32,
+    },
     /// Another cache writes it.
     #[error("record = '{}': another cache is recording into it, here or in another process: give each a path of its own", path.display())]
     Owned {

@@ -1,7 +1,7 @@
 //! The file of a recording: opened and checked once, and then only appended to.
 
 use crate::error::{Error, Result};
-use crate::frame::{HEADER, Header, MAGIC};
+use crate::frame::{HEADER, Header, MAGIC, VERSION};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions, Permissions};
@@ -42,6 +42,13 @@ fn check(path: &Path, head: &[u8], own: u32) -> Result<()> {
     if head[..head.len().min(MAGIC.len())] != MAGIC[..head.len().min(MAGIC.len())] {
         return Err(Error::Foreign {
             path: path.to_owned(),
+        });
+    }
+    if let Some(there) = Header::version(head).filter(|&there| there != VERSION) {
+        return Err(Error::Format {
+            path: path.to_owned(),
+            there,
+            known: VERSION,
         });
     }
     match Header::of(head) {

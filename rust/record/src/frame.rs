@@ -14,7 +14,8 @@ pub const HEADER: usize = MAGIC.len() + FRAME + 16;
 /// Bytes of a request that has no full block.
 pub const REQUEST: usize = FRAME + 32;
 
-const VERSION: u32 = 1;
+/// The version of the format, which each header names.
+pub(crate) const VERSION: u32 = 1;
 
 /// Bytes before a body.
 const FRAME: usize = 8;
@@ -42,18 +43,25 @@ impl Header {
 
     /// Reads one; None where it is torn or of another version.
     pub fn of(bytes: &[u8]) -> Option<Self> {
+        (Self::version(bytes)? == VERSION).then(|| Self {
+            block_size: number(bytes, 4),
+            began: u64::from(number(bytes, 8)) | u64::from(number(bytes, 12)) << 32,
+        })
+    }
+
+    /// The version of a header that is whole.
+    pub(crate) fn version(bytes: &[u8]) -> Option<u32> {
         let (magic, frame) = bytes.get(..HEADER)?.split_at(MAGIC.len());
         let mut sealed = frame.to_vec();
         seal(&mut sealed);
-        let number = |at: usize| {
-            u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]])
-        };
-        let whole = magic == MAGIC && sealed == frame && number(FRAME) == VERSION;
-        whole.then(|| Self {
-            block_size: number(FRAME + 4),
-            began: u64::from(number(FRAME + 8)) | u64::from(number(FRAME + 12)) << 32,
-        })
+        (magic == MAGIC && sealed == frame).then(|| number(bytes, 0))
     }
+}
+
+/// A number in the body of a whole header.
+fn number(header: &[u8], at: usize) -> u32 {
+    let at = MAGIC.len() + FRAME + at;
+    u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
 /// A request that has ended.

@@ -1,5 +1,6 @@
 """What the connectors touch of vLLM and SGLang is compared at the start: differences are named."""
 
+import functools
 import json
 import logging
 import re
@@ -198,6 +199,84 @@ def test_parameters_that_are_given_in_another_way_are_named(
     # Where the rest is given by position only, so is `self`, which is left out.
     given = ", ".join(now.split())
     assert said == f"KVConnectorBase_V1.request_finished({given}) instead of (request, block_ids)"
+
+
+def decorated(function: Any) -> Any:
+    def around(self: Any) -> None:
+        function(self)
+
+    return around
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def around(self: Any) -> None:
+        function(self)
+
+    return around
+
+
+class Config:
+    """Fields that come in each of the ways in which an engine's class may have them."""
+
+    annotated: int
+    default = 1
+
+    def __init__(self) -> None:
+        self.plain = 1
+        self.first, self.second = 1, 2
+        setattr(self, "by_name", 3)  # noqa: B010 - as engines do
+        object.__setattr__(self, "frozen", 4)
+        self.__dict__.update({"by_mapping": 5})
+        for name in ("one_of_several", "another"):
+            setattr(self, name, 6)
+
+        def inside() -> None:
+            self.in_a_function = 7
+
+        inside()
+
+    @decorated
+    def _decorated(self) -> None:
+        self.in_a_decorated = 8
+
+    @wrapped
+    def _wrapped(self) -> None:
+        self.in_a_wrapped = 9
+
+    @property
+    def held(self) -> int:
+        self.in_a_property = 10
+        return 10
+
+    @functools.cached_property
+    def once(self) -> int:
+        self.in_a_cached = 11
+        return 11
+
+    @classmethod
+    def made(cls) -> "Config":
+        config = cls()
+        config.in_a_class_method = 12  # type: ignore[attr-defined]
+        return config
+
+
+class Later(Config):
+    """A class that takes them from another."""
+
+
+FIELDS = (
+    *("annotated", "default", "plain", "first", "second", "by_name", "frozen", "by_mapping"),
+    *("one_of_several", "another", "in_a_function", "in_a_decorated", "in_a_wrapped"),
+    *("in_a_property", "in_a_cached", "in_a_class_method", "held", "once"),
+)
+
+
+@pytest.mark.parametrize("kind", ["Config", "Later"])
+def test_a_field_counts_however_an_object_gets_it(kind: str) -> None:
+    touched = {f"{__name__}.{kind}": {"fields": " ".join((*FIELDS, "gone"))}}
+    engine = Interface("an engine", {"tested": ["1"], "names": touched}, option="")
+    assert engine.differences == (f"{kind}.gone is missing",)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ WORDS: list[tuple[dict[str, Any], str]] = [
     ({"patience": True}, "patience = True: must be seconds"),
     ({"patience": "long"}, "patience = 'long': must be seconds"),
     ({"direct": 1}, "direct = 1: must be one of True, False"),
+    ({"disk_reclaim": 1}, "disk_reclaim = 1: must be one of True, False"),
     ({"namespace": "v1"}, "namespace = 'v1': give a mapping of names to text"),
     ({"namespace": {"weights": 1}}, "namespace = {'weights': 1}: give a mapping of names to text"),
     ({"namespace": {}}, 'give "namespace": {"weights": "v1"}'),
@@ -144,7 +145,7 @@ def test_before_there_is_a_pool_it_says_so(tmp_path: Path) -> None:
 def test_a_disk_smaller_than_a_page_is_refused(tmp_path: Path) -> None:
     with pytest.raises(by.Misuse, match="disk = '1 KiB' is smaller than one block of 1536 bytes"):
         opened(tmp_path, extra={"disk": "1 KiB"})
-    with pytest.raises(by.Misuse, match="blocks = 0"):
+    with pytest.raises(by.Misuse, match="disk = 0: must be an integer >= 1"):
         opened(tmp_path, extra={"disk": 0})
 
 

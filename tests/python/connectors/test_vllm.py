@@ -1,9 +1,8 @@
 """The connector for vLLM, against what is recorded of vLLM 0.33. E1 E2 E4 E5 E6"""
 
 import inspect
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -282,56 +281,6 @@ def test_after_a_reset_of_the_cache_nothing_is_found(front: Front) -> None:
     front.step()
     assert front.scheduler.reset_cache()
     assert front.begin(front.request("two", list(range(9))), [7, 8, 9]) == 0
-
-
-class Metric:
-    """A metric of Prometheus."""
-
-    made: ClassVar[dict[str, "Metric"]] = {}
-
-    def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
-        assert documentation.endswith(".")
-        self.made[name] = self
-        self.names, self.values = labelnames, Counter[tuple[object, ...]]()
-
-    def labels(self, *values: object) -> Any:
-        assert len(values) == len(self.names)
-
-        class Child:
-            inc = staticmethod(lambda number: self.values.update({values: number}))
-            set = staticmethod(lambda number: self.values.__setitem__(values, number))
-
-        return Child
-
-
-def test_the_caches_numbers_are_on_vllms_own_metrics(front: Front) -> None:
-    types = {"Counter": Metric, "Gauge": Metric}
-    metrics = Blockyard.build_prom_metrics(None, types, ["engine"], {0: ["0"]})
-    reports = []
-    for number in range(3):
-        one = front.request(f"{number}", list(range(100 * number, 100 * number + 11)))
-        front.begin(one, [1, 2, 3])
-        front.step({one: ([1, 2, 3], 11)})
-        one.num_tokens = 12
-        front.scheduler.request_finished(one, [1, 2, 3])
-        for _ in range(32):
-            front.step()
-            reports.append(front.scheduler.get_kv_connector_stats())
-    told = [one for one in reports if one is not None]
-    assert len(told) == 3, "one in 32 steps"
-    for one in told:
-        metrics.observe(Blockyard.build_kv_connector_stats(one.data).data)
-    assert Metric.made["blockyard_copied_blocks"].values["0", "device", "host"] == 6, (
-        "of all reports"
-    )
-    assert Metric.made["blockyard_slots"].values["0", "host", "idle"] == 6, "of the last one"
-    joined = told[0].aggregate(told[1]).aggregate(told[2])
-    assert joined.reduce()["blockyard copied_device_to_host"] == 6
-    assert joined.reduce()["blockyard host_idle"] == 6
-    assert not joined.is_empty()
-    joined.reset()
-    assert joined.is_empty()
-    assert front.worker.get_kv_connector_stats() is None
 
 
 def test_a_drafter_that_looks_ahead_computes_the_last_block_of_others_again() -> None:

@@ -18,7 +18,7 @@ import blockyard as by
 from blockyard._core import DiskLane
 from blockyard.connectors.vllm import Blockyard, notes
 from blockyard.crane.tiers import disk as disk_tier
-from blockyard.tools.disk.folders import identities, wipe
+from blockyard.crane.tiers.disk_folders import identities, wipe
 from disks import dies
 from vllm_disk import WEIGHTS, Engine
 from vllm_front import (
@@ -333,7 +333,7 @@ def test_workers_of_which_some_have_no_disk_are_refused(engine: Engine) -> None:
     front = engine.scheduler.front
     front.ready([ready])
     assert engine.restored == 0
-    front._run = 0
+    front._restart.run = 0
     with pytest.raises(by.Misuse, match="others have none"):
         front.ready([ready, replace(ready, rank=1, restored=None)])
 

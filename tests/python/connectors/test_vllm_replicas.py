@@ -10,7 +10,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.vllm.replicas import ALONE, Replica, replica_of
-from blockyard.tools.disk.folders import identities
+from blockyard.crane.tiers.disk_folders import identities
 from vllm_disk import Engine
 from vllm_front import LAYERS, PAGE, SIZE, Front, no_torch
 
@@ -63,6 +63,10 @@ def test_vllm_says_how_many_there_are_of_a_model_of_experts() -> None:
         ("serve M -dp=8 -dpl 4", Replica(3, 8, 4)),
         ("serve M --data-parallel-size 8 --data-parallel-size-local 4", Replica(3, 8, 4)),
         ("serve M --data-parallel-size 8 --data-parallel-size-local 0", Replica(3, 8, 8)),
+        ("serve M -dp 8 --data-parallel-size-l 4", Replica(3, 8, 4)),
+        ("serve M --data-parallel-size 8 --data-parallel-rank 3", Replica(3, 8, 1)),
+        ("serve M -dp 8 -dpn 3 -dpl 1", Replica(3, 8, 1)),
+        ("serve M -dp 8 --data-parallel-external-lb", Replica(3, 8, 1)),
         ("serve M --data-parallel-size 2 --data-parallel-size 8", Replica(3, 8, 8)),
         # What cannot be, or is not said.
         ("serve M --data-parallel-size 2", Replica(3, None)),
@@ -74,6 +78,19 @@ def test_vllm_says_how_many_there_are_of_a_model_of_experts() -> None:
 )
 def test_otherwise_the_command_line_does(arguments: str, wants: Replica) -> None:
     assert replica_of(told(3), "", arguments.split()) == wants
+
+
+def test_what_vllm_has_left_of_their_number_comes_first() -> None:
+    left = told(3)
+    left.elastic_ep_max_dp_size = 8
+    assert replica_of(left, "", ["my_server.py"]) == Replica(3, 8, 8)
+    assert replica_of(left, "", ["serve", "M", "-dp", "9", "-dpl", "4"]) == Replica(3, 8, 4)
+    first = told(0)
+    first.elastic_ep_max_dp_size = 2
+    assert replica_of(first, "", []) == Replica(0, 2, 2)
+    # Of experts that come and go it is what there may be at most.
+    left.enable_elastic_ep = True
+    assert replica_of(left, "", ["my_server.py"]) == Replica(3, None)
 
 
 def test_the_first_of_several_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +105,10 @@ def test_a_file_of_options_counts_and_the_command_line_goes_before(tmp_path: Pat
     path = tmp_path / "vllm.yaml"
     path.write_text("model: M\ndata-parallel-size: 4\ndata_parallel_size_local: 2\n")
     assert replica_of(told(1), "", ["serve", "--config", str(path)]) == Replica(1, 4, 2)
-    assert replica_of(told(1), "", ["serve", f"--config={path}", "-dp", "6"]) == Replica(1, 6, 2)
+    given = ["serve", "M", "--config", str(path), "-dp", "6"]
+    assert replica_of(told(1), "", given) == Replica(1, 6, 2)
+    # vLLM reads no file that is given in one word.
+    assert replica_of(told(1), "", ["serve", "M", f"--config={path}"]) == Replica(1, None)
     path.write_text("data-parallel-size: '4'  # all\n\"data-parallel-size-local\": 2 # here\n")
     assert replica_of(told(1), "", ["serve", "--config", str(path)]) == Replica(1, 4, 2)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")

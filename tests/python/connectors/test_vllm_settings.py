@@ -14,7 +14,7 @@ from blockyard.connectors.vllm import Blockyard, elsewhere
 from blockyard.connectors.vllm.engine_facts import facts
 from blockyard.connectors.vllm.identity import Root
 from blockyard.connectors.vllm.settings import OWN
-from vllm_front import BLOCKS, HASH, LAYERS, PAGE, kv_config, no_torch, read, vllm_config
+from vllm_front import HASH, LAYERS, PAGE, kv_config, no_torch, read, vllm_config
 
 __all__ = ["no_torch"]
 
@@ -48,14 +48,6 @@ def test_what_cannot_be_served_is_refused_with_the_line_to_write(
 def test_caches_of_another_kind_are_refused(kv: Any, says: str) -> None:
     with pytest.raises(by.Unsupported, match=says):
         facts(vllm_config(), kv, version="0.33.0")
-
-
-def test_beside_another_connector_it_is_refused() -> None:
-    around = vllm_config(kv_connector="MultiConnector")
-    own = vllm_config(kv_connector="Blockyard")
-    assert facts(own, kv_config(), version="0.33.0", around=own).blocks == BLOCKS
-    with pytest.raises(by.Unsupported, match="'MultiConnector' with Blockyard in it"):
-        facts(own, kv_config(), version="0.33.0", around=around)
 
 
 def test_hisparse_is_refused() -> None:

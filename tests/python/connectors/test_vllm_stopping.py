@@ -81,6 +81,7 @@ class Ranks(Front):
         self.scheduler.front.reported(
             None if not there else there[0] if len(there) < 2 else there[0].aggregate(there[1])
         )
+        self._tell(*(one.get_kv_connector_stats() for one in (*self.workers, self.scheduler)))
 
     def answer(self, name: str, tokens: list[int], ids: list[int]) -> None:
         """A request that ends: vLLM has a step behind it, in which its blocks go to the host."""

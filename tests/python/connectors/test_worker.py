@@ -313,6 +313,32 @@ def test_on_a_gpu_the_stream_waits_and_this_thread_does_not(seed: int) -> None:
     made.worker.close()
 
 
+def test_on_a_gpu_this_thread_waits_where_somebody_else_writes_blocks(
+    on_gpu: OnGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu.write(list(range(BLOCKS)), 7)
+    assert on_gpu.ask.preempted("one", on_gpu.ask.cache.keys(range(12)), [0, 1, 2], 12)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        on_gpu.gpu.run()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    orders = on_gpu.ask.step([1, 5], lent=[1])
+    assert orders.lent.tolist() == [1]
+    on_gpu.worker.begin(orders)
+    # No stream holds up who writes now.
+    on_gpu.plane[1] = 9
+    assert slept
+    (plan,) = orders.down
+    assert (on_gpu.host.planes[0][plan.destinations] == 7).all()
+    # What nothing copies from is waited for by nobody.
+    slept.clear()
+    on_gpu.worker.begin(on_gpu.ask.step([6], lent=[6]))
+    assert not slept
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_on_a_gpu_the_stream_may_be_another_one_in_every_step(seed: int) -> None:
     made = OnGpu(seed)

@@ -24,7 +24,7 @@ LAYOUT = by.KVLayout.llama(2, 2, 8, block_size=4)
 
 
 def missing() -> None:
-    raise by.Unavailable("there is no GPU; install one,\nor say --device memory")
+    raise by.Unavailable("there is no GPU; install one,\nor take memory")
 
 
 def test_memory_is_numpys_in_this_machine() -> None:
@@ -72,13 +72,14 @@ def test_cupy_is_not_imported_for_a_device_of_memory() -> None:
     assert said.stdout == "False\n"
 
 
-@pytest.mark.parametrize("words", ["proof --conversations 2", "replay --requests 3 --verify"])
+@pytest.mark.parametrize("words", ["proof --conversations 2 --on", "replay --requests 3 --verify"])
 def test_a_gpu_that_is_not_there_is_bad_input(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated.installed(monkeypatch, missing)
-    done = CliRunner().invoke(cli, [*words.split(), "--device", "cuda"])
+    done = CliRunner().invoke(cli, [*words.split(), "cuda"])
     assert (done.exit_code, done.stdout) == (2, "")
+    option = words.rpartition(" ")[2]
     assert done.stderr == (
-        "blockyard: --device cuda: there is no GPU; install one, or say --device memory\n"
+        f"blockyard: {option} cuda: there is no GPU; install one, or take memory\n"
     )
 
 

@@ -375,7 +375,7 @@ def test_the_parts_of_a_step_waits_and_copies_are_counted_by_the_clock_given() -
         metrics=True,
     )
     scheduler.cache.begin(text(3, 8))
-    scheduler.add("one", text(1, 9), max_tokens=1)
+    scheduler.add(by.NewRequest("one", text(1, 9), max_tokens=1))
     scheduler.schedule()
     found = told(EngineCollector({"0": Exported(scheduler)}))
     part = "blockyard_step_seconds"
@@ -465,7 +465,7 @@ def test_vllms_names_say_the_same_numbers() -> None:
         cache.seal(lease, 17)
         cache.finish(lease)
     held = begin(cache, text(2, 15))
-    scheduler.add("one", text(3, 4), max_tokens=1)
+    scheduler.add(by.NewRequest("one", text(3, 4), max_tokens=1))
     found = told(collector)
     assert found["vllm:kv_cache_usage_perc{}"] == 4 / 32
     assert found["vllm:prefix_cache_queries_total{}"] == 17 + 17 + 15

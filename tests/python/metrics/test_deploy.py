@@ -1,15 +1,12 @@
 """What an operator deploys, tried with Prometheus itself."""
 
-import json
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
-from urllib.error import URLError
-from urllib.parse import quote
+from typing import Final
 from urllib.request import urlopen
 
 import pytest
@@ -20,13 +17,13 @@ from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from busy import Busy
 from needs import need
+from prometheus import DEPLOY, Prometheus, panels_of, queries
 
-DEPLOY: Final = Path(__file__).parents[3] / "deploy"
 RULES: Final = DEPLOY / "prometheus" / "rules.yml"
 ALERT: Final = re.compile(r"- alert: (\w+)")
 METRIC: Final = re.compile(r"blockyard_\w+")
 BOARD: Final = (DEPLOY / "grafana" / "blockyard.json").read_text()
-PANELS: Final[list[dict[str, Any]]] = json.loads(BOARD)["panels"]
+PANELS: Final = panels_of(DEPLOY / "grafana" / "blockyard.json")
 
 
 def promtool(*what: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -107,60 +104,11 @@ def test_each_panel_has_a_place_and_asks_of_the_engines_that_were_chosen() -> No
         assert query.count(chosen) == len(METRIC.findall(query)) > 0, query
 
 
-class Prometheus:
-    """A Prometheus that scrapes a port five times a second."""
-
-    def __init__(self, folder: Path, target: tuple[str, int]) -> None:
-        example = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
-        settings = example.replace("127.0.0.1:9464", f"{target[0]}:{target[1]}")
-        settings = settings.replace("scrape_interval: 10s", "scrape_interval: 200ms")
-        assert settings.count(str(target[1])) == settings.count("200ms") == 1
-        (folder / "prometheus.yml").write_text(settings)
-        shutil.copy(RULES, folder)
-        self._log = folder / "log"
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - likewise
-                [
-                    need("prometheus"),
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    "--web.listen-address=127.0.0.1:0",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        self._url = ""
-
-    def url(self) -> str:
-        """Where it is asked: it takes a port that is free, and says which."""
-        if not self._url:
-            found = re.search(r'Listening on".*?address=(127\.0\.0\.1:\d+)', self._log.read_text())
-            assert self.process.poll() is None, self._log.read_text()
-            self._url = f"http://{found[1]}" if found else ""
-        return self._url
-
-    def ask(self, query: str) -> list[Any]:
-        """The rows of an answer; none while it does not listen yet."""
-        try:
-            with urlopen(f"{self.url()}/api/v1/query?query={quote(query)}", timeout=20) as answer:  # noqa: S310
-                rows: list[Any] = json.load(answer)["data"]["result"]
-                return rows
-        except (URLError, ValueError):
-            return []
-
-
-def queries(panel: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a panel asks as Grafana sends it, and the legend."""
-    for target in panel["targets"]:
-        asked = target["expr"].replace("$__rate_interval", "5s")
-        yield re.sub(r"\$(engine|instance)", ".*", asked), target["legendFormat"]
-
-
 def test_a_prometheus_that_scrapes_a_live_cache_answers_each_query_of_each_panel(
     busy: tuple[Busy, MetricsServer], tmp_path: Path
 ) -> None:
     loop, server = busy
-    prometheus = Prometheus(tmp_path, server.address)
+    prometheus = Prometheus(need("prometheus"), tmp_path, server.address, RULES)
     try:
         until = time.monotonic() + 60
         while len(prometheus.ask("count_over_time(blockyard_steps_total[1m]) > 4")) == 0:
@@ -180,5 +128,4 @@ def test_a_prometheus_that_scrapes_a_live_cache_answers_each_query_of_each_panel
         loaded = prometheus.ask("up{job='blockyard'} == 1")
         assert len(loaded) == 1
     finally:
-        prometheus.process.terminate()
-        prometheus.process.wait(20)
+        prometheus.close()

@@ -383,7 +383,7 @@ def play(
     }
     scheduler = Scheduler(cache, SchedulerOptions(headroom=NoHeadroom(), **chosen | keywords))
     for request, (text, most) in wanted.items():
-        scheduler.add(request, text, max_tokens=most)
+        scheduler.add(by.NewRequest(request, text, max_tokens=most))
     asked: Engine = engine
     tokens: Tokens = {}
     highest, ticks, news = 0, 0, True
@@ -569,7 +569,7 @@ def test_stops_are_acked_where_every_row_was_stopped() -> None:
     scheduler = Scheduler(cache, SchedulerOptions(stops="acked"))
     with cache:
         for name in ("one", "two"):
-            scheduler.add(name, prompt(ord(name[0]), 9), max_tokens=9)
+            scheduler.add(by.NewRequest(name, prompt(ord(name[0]), 9), max_tokens=9))
         engine.submit(scheduler.schedule())
         engine.submit(scheduler.schedule())
         for name in ("one", "two"):
@@ -623,7 +623,7 @@ def test_a_step_waits_for_the_gpu_once_and_without_a_token_never() -> None:
     expected = 0
     with cache:
         for seed in range(3):
-            scheduler.add(seed, prompt(seed, 20), max_tokens=5)
+            scheduler.add(by.NewRequest(seed, prompt(seed, 20), max_tokens=5))
         while not scheduler.idle:
             engine.submit(scheduler.schedule())
             cache.step()
@@ -729,7 +729,7 @@ def test_a_process_that_is_gone_is_said() -> None:
     with processes(device=20) as (cache, ranks, _move):
         engine = ReferenceEngine(cache, ranks)
         scheduler = Scheduler(cache)
-        scheduler.add("one", [1, 2, 3], max_tokens=3)
+        scheduler.add(by.NewRequest("one", [1, 2, 3], max_tokens=3))
         ranks._ranks[1][0].kill()
         ranks._ranks[1][0].join()
         with pytest.raises(by.Unavailable, match="gone"):

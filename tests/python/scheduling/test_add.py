@@ -25,7 +25,7 @@ def engine_keys(tokens: list[int], size: int = 4) -> bytes:
 
 def cached(loop: Loop, name: str, prompt: list[int], **keywords: Any) -> int:
     """How much of a prompt a request finds."""
-    loop.scheduler.add(name, prompt, max_tokens=2, **keywords)
+    loop.scheduler.add(by.NewRequest(name, prompt, max_tokens=2, **keywords))
     (start,) = loop.schedule().starts
     loop.output()
     loop.finish()
@@ -44,7 +44,9 @@ def test_media_separates_prompts_and_is_found_again() -> None:
 def test_a_preempted_request_with_media_and_salt_finds_its_own_blocks() -> None:
     """It is recomputed: the keys go on from those of its prompt."""
     loop = squeezed()
-    loop.scheduler.add("media", text(3, 14), max_tokens=12, media=[(3, 9, b"x")], salt="s")
+    loop.scheduler.add(
+        by.NewRequest("media", text(3, 14), max_tokens=12, media=[(3, 9, b"x")], salt="s")
+    )
     loop.finish()
     assert loop.told("preempted") > 0
     whole = [*text(3, 14), *continuation("media", 14, 12)]
@@ -104,7 +106,8 @@ def test_a_preempted_request_with_the_engines_keys_comes_back(mode: Any) -> None
         ({"media": [(3, 2, "x")]}, "media"),
         ({"media": 5}, "media"),
         ({"read_prefix": 1}, "read_prefix = 1"),
-        ({"retention": "for ever"}, "retention = 'for ever'"),
+        ({"hints": by.Hints(ttl=-1)}, "hints.ttl = -1"),
+        ({"hints": {"ttl": 1}}, "hints = {'ttl': 1}: must be Hints"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_added(
@@ -114,7 +117,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_added(
     if isinstance(keywords.get("keys"), int):
         keywords = keywords | {"keys": loop.cache.keys(text(1, keywords["keys"]))}
     with pytest.raises(by.Misuse, match=says):
-        loop.scheduler.add("one", text(1, 14), max_tokens=2, **keywords)
+        loop.scheduler.add(by.NewRequest("one", text(1, 14), max_tokens=2, **keywords))
     assert loop.scheduler.idle
 
 
@@ -129,7 +132,7 @@ def test_engine_keys_of_less_than_a_block_say_nothing_and_are_refused() -> None:
 def test_a_request_that_reads_no_prefix_computes_every_token_and_publishes_them() -> None:
     loop = Loop()
     publish(loop.cache, text(1, 12))
-    loop.scheduler.add("one", text(1, 14), max_tokens=2, read_prefix=False)
+    loop.scheduler.add(by.NewRequest("one", text(1, 14), max_tokens=2, read_prefix=False))
     step = loop.schedule()
     assert (step.starts[0].cached, step.chunks) == (0, ((0, 0, 14),))
     loop.output()
@@ -162,7 +165,9 @@ def test_a_preempted_request_that_reads_no_prefix_may_read_its_own_work() -> Non
 def test_retention_says_whose_blocks_go_first(retention: Any, stays: bool) -> None:
     loop = Loop(device=13)
     for name, number in (("this", 1), ("other", 2)):
-        loop.add(name, text(number, 13), 2, **({"retention": retention} if number == 1 else {}))
+        loop.add(
+            name, text(number, 13), 2, hints=by.Hints(retention if number == 1 else "ordinary")
+        )
         loop.finish()
     # What "other" left is newer: in its turn, the older goes first.
     publish(loop.cache, text(9, 4 * (free_for_all(loop.cache) - 3)))
@@ -185,7 +190,7 @@ def test_a_preempted_request_is_not_over() -> None:
 
     loop.scheduler._lifecycle._cache = Spy()  # type: ignore[assignment]
     for number, name in enumerate(("old", "new"), 1):
-        loop.add(name, text(number, 14), 12, retention="session-ended")
+        loop.add(name, text(number, 14), 12, hints=by.Hints("session-ended"))
     loop.finish()
     assert loop.told("preempted") > 0
     assert sorted(told) == ["ordinary"] * loop.told("preempted") + ["session-ended"] * 2
@@ -214,7 +219,7 @@ def test_verbs_of_another_thread_are_refused_and_change_nothing() -> None:
     loop.add("one", text(1, 9), 3)
     scheduler = loop.scheduler
     verbs: list[Any] = [
-        lambda: scheduler.add("two", [1], max_tokens=1),
+        lambda: scheduler.add(by.NewRequest("two", [1], max_tokens=1)),
         lambda: scheduler.abort("one"),
         lambda: scheduler.hold("one"),
         lambda: scheduler.unhold("one"),

@@ -64,7 +64,9 @@ def test_each_request_counts_in_its_state_through_preemptions_samples_holds_and_
         for turn in range(250):
             loop.once()
             if turn % 40 == 0:
-                loop.scheduler.add(("n", turn), text(50 + turn, 9), max_tokens=9, n=3)
+                loop.scheduler.add(
+                    by.NewRequest(("n", turn), text(50 + turn, 9), max_tokens=9, n=3)
+                )
             if turn % 12 == 5:
                 loop.scheduler.hold(loop.scheduler._lifecycle.ids[0])
             if turn % 12 == 7:
@@ -119,7 +121,7 @@ def test_a_request_waits_for_one_reason() -> None:
 
 def test_samples_wait_for_the_prompt_of_the_first_and_others_for_a_seat() -> None:
     loop = Loop(max_num_seqs=1)
-    loop.scheduler.add("n", text(1, 9), max_tokens=2, n=3)
+    loop.scheduler.add(by.NewRequest("n", text(1, 9), max_tokens=2, n=3))
     loop.add("other", text(2, 9), 2)
     stats = check(loop)
     assert (stats["waiting"], stats["waiting_prefix"], stats["waiting_seat"]) == (4, 2, 2)

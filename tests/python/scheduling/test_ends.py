@@ -156,7 +156,7 @@ def test_a_row_that_stops_and_was_not_computed_any_more_is_not_counted() -> None
         loop.add(name, text(name + 1, 6), 9)
     loop.turn(2)
     loop.schedule()
-    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[1])
+    loop.scheduler._lifecycle.stop(loop.scheduler._shared.seats.bound()[1])
     step = loop.air.popleft()
     loop.scheduler.on_output(Output(step.number, column(0), column(7, kind=U32)))
     loop.schedule()
@@ -206,7 +206,7 @@ def test_epochs_of_a_request_rise_from_seat_to_seat() -> None:
     begun = []
     for _ in range(30):
         begun += [one[1:3] for one in map(astuple, loop.turn().starts) if one[0] == "moves"]
-        bound = {seat.request.id: seat for seat in loop.scheduler._seats.bound()}
+        bound = {seat.request.id: seat for seat in loop.scheduler._shared.seats.bound()}
         moves = bound.get("moves")
         if moves is not None and moves.stop is None and len(begun) < (4 if len(bound) < 2 else 3):
             loop.scheduler._lifecycle.stop(moves)

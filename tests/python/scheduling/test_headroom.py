@@ -90,7 +90,9 @@ def steps(policy: HeadroomPolicy | None, prompt: int, most: int, requests: int) 
     options = by.SchedulerOptions(headroom=policy, stops="in-order")
     scheduler = by.Scheduler(cache, options)
     for name in range(requests):
-        scheduler.add(name, range(1000 * name + 1, 1000 * name + 1 + prompt), max_tokens=most)
+        scheduler.add(
+            by.NewRequest(name, range(1000 * name + 1, 1000 * name + 1 + prompt), max_tokens=most)
+        )
     while not scheduler.idle:
         step = scheduler.schedule()
         for plan in cache.dispatch():

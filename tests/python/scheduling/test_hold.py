@@ -304,7 +304,7 @@ def test_a_held_request_that_waits_gives_its_ticket_back_where_others_lack_room(
 
 def test_other_samples_do_not_wait_for_a_leader_that_is_held_and_was_preempted() -> None:
     loop = Loop(max_num_batched_tokens=8)
-    loop.scheduler.add("a", text(1, 21), max_tokens=3, n=4)
+    loop.scheduler.add(by.NewRequest("a", text(1, 21), max_tokens=3, n=4))
     loop.turn()
     for at in (0, 1):
         loop.scheduler.hold(("a", at))
@@ -323,7 +323,7 @@ def test_other_samples_do_not_wait_for_a_held_one_that_leads_them_in_place_of_on
     None
 ):
     loop = Loop()
-    loop.scheduler.add("a", text(1, 9), max_tokens=3, n=3)
+    loop.scheduler.add(by.NewRequest("a", text(1, 9), max_tokens=3, n=3))
     loop.scheduler.hold(("a", 1))
     loop.scheduler.abort(("a", 0))
     loop.turn(6)
@@ -503,7 +503,7 @@ def test_holding_twice_is_holding_once_and_of_no_request_is_refused() -> None:
 
 def test_other_samples_do_not_wait_for_one_that_is_held_before_its_turn() -> None:
     loop = Loop()
-    loop.scheduler.add("a", text(1, 9), max_tokens=3, n=3)
+    loop.scheduler.add(by.NewRequest("a", text(1, 9), max_tokens=3, n=3))
     loop.scheduler.hold(("a", 0))
     for _ in range(6):
         loop.turn()

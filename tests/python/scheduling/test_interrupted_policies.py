@@ -112,7 +112,7 @@ def test_a_timeout_in_a_step_is_named_by_the_next_one_with_the_remedy(
 ) -> None:
     policy = Slow(lambda: None)
     scheduler = by.Scheduler(by.KVCache(device=9), by.SchedulerOptions(headroom=policy))
-    scheduler.add("one", list(range(5)), max_tokens=3)
+    scheduler.add(by.NewRequest("one", list(range(5)), max_tokens=3))
     policy.ring = ring
     with pytest.raises(TimeoutError, match="alarm"):
         scheduler.schedule()

@@ -122,7 +122,7 @@ def test_t28_an_end_before_the_ack_is_a_finish_and_the_ack_frees_seat_and_blocks
 def test_t29_a_seat_that_the_engine_has_no_more_counts_as_acked() -> None:
     loop = stopping()
     at = loop.stops[0]
-    step = loop.scheduler._seats.bound()[1].stopped_at
+    step = loop.scheduler._shared.seats.bound()[1].stopped_at
     loop.scheduler.reconcile([0], step - 1)
     assert loop.state("new") is RequestState.STOPPING
     loop.scheduler.reconcile([0], step)
@@ -438,5 +438,14 @@ def test_a_seat_that_stops_is_never_bound() -> None:
         loop.output()
     assert loop.told("seats") == 2
     with pytest.raises(IndexError):
-        loop.scheduler._seats.bind(loop.scheduler._lifecycle._requests[2], None)  # type: ignore[arg-type]
+        loop.scheduler._shared.seats.bind(loop.scheduler._lifecycle._requests[2], None, 0)  # type: ignore[arg-type]
+    loop.finish()
+
+
+def test_a_request_that_ends_while_it_waits_leaves_no_time_behind() -> None:
+    loop = Loop(max_num_seqs=1, metrics=True)
+    for name in ("runs", "waits"):
+        loop.add(name, 6, 3)
+    loop.turn()
+    loop.scheduler.abort("waits")
     loop.finish()

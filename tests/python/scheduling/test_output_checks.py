@@ -61,8 +61,8 @@ def test_a_request_with_its_last_token_in_flight_computes_nothing_more() -> None
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"request": "there"}, "'there' is there already"),
-        ({"request": ["list"]}, "hashed"),
+        ({"id": "there"}, "'there' is there already"),
+        ({"id": ["list"]}, "hashed"),
         ({"prompt": []}, "one token id or more"),
         ({"prompt": [[1], [2]]}, "one-dimensional"),
         ({"prompt": [[1], [2, 3]]}, "one-dimensional"),
@@ -82,10 +82,9 @@ def test_a_request_with_its_last_token_in_flight_computes_nothing_more() -> None
 def test_a_bad_request_is_named_and_none_is_added(wrong: dict[str, Any], says: str) -> None:
     loop = Loop()
     loop.add("there", text(2, 6), 2)
-    given = {"request": "new", "prompt": [1, 2], "max_tokens": 2, **wrong}
-    request, prompt = given.pop("request"), given.pop("prompt")
+    given: dict[str, Any] = {"id": "new", "prompt": [1, 2], "max_tokens": 2, **wrong}
     with pytest.raises(by.Misuse, match=says):
-        loop.scheduler.add(request, prompt, **given)
+        loop.scheduler.add(by.NewRequest(**given))
     assert loop.told("waiting") == 1
     loop.finish()
 
@@ -94,7 +93,7 @@ def test_a_bad_request_is_named_and_none_is_added(wrong: dict[str, Any], says: s
 def test_a_bad_salt_or_adapter_is_refused_when_it_is_given(wrong: dict[str, Any]) -> None:
     loop = Loop()
     with pytest.raises((by.Misuse, TypeError)):
-        loop.scheduler.add("one", [1, 2], max_tokens=1, **wrong)
+        loop.scheduler.add(by.NewRequest("one", [1, 2], max_tokens=1, **wrong))
     assert loop.told("waiting") == 0
 
 

@@ -160,17 +160,17 @@ def test_t16_what_is_all_on_the_device_decodes_at_once() -> None:
 def test_t17_a_request_that_finds_no_room_stays_parked_and_ages() -> None:
     loop = parked()
     loop.turn()
-    before = loop.scheduler._lifecycle._requests["new"].stalled_steps
+    before = loop.work().stalled_steps
     loop.turn(2)
     assert loop.state("new") is RequestState.PARKED
-    assert loop.scheduler._lifecycle._requests["new"].stalled_steps > before
+    assert loop.work().stalled_steps > before
     loop.finish()
 
 
 @pytest.mark.law("T17")
 def test_t17_a_request_that_has_aged_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._parking._max_stalled_steps = 2
+    loop.scheduler._shared.parking._max_stalled_steps = 2
     for _ in range(8):
         loop.turn()
     assert loop.told("aged") == 1
@@ -183,7 +183,7 @@ def test_t17_a_request_that_has_aged_is_computed_again() -> None:
 def test_t18_when_its_loads_have_landed_it_goes_on_at_the_same_token_in_a_new_epoch() -> None:
     loop = resuming()
     entry = loop.scheduler._lifecycle._requests["new"]
-    known = len(entry.prompt) + len(entry.outputs)
+    known = len(entry.new.prompt) + len(entry.outputs)
     epoch = entry.epoch
     loop.land()
     step = loop.schedule()
@@ -333,7 +333,7 @@ def test_t7_where_nothing_can_be_recomputed_a_victim_has_its_host_slots_promised
     while loop.state("new") is not RequestState.STOPPING:
         loop.schedule()
         loop.output()
-    seat = loop.scheduler._seats.bound()[1]
+    seat = loop.scheduler._shared.seats.bound()[1]
     assert seat.ticket is not None
     assert (seat.ticket.tier, seat.ticket.blocks) == ("host", seat.lease.blocks)
     assert loop.cache.room("host").promised == seat.lease.blocks
@@ -414,11 +414,13 @@ def test_r1_3_three_stays_in_the_yard_change_neither_the_prompt_nor_its_keys(kin
     before = pickle.dumps(prompt)
     loop = Loop(device=9, host=32)
     loop.add("old", text(1, 14), 16)
-    loop.scheduler.add("new", prompt, max_tokens=12)
+    loop.scheduler.add(by.NewRequest("new", prompt, max_tokens=12))
     stays = 0
     while loop.scheduler.state("new") is not None:
         loop.turn()
-        seat = next((one for one in loop.scheduler._seats.bound() if one.request.id == "new"), None)
+        seat = next(
+            (one for one in loop.scheduler._shared.seats.bound() if one.request.id == "new"), None
+        )
         if seat is not None and seat.request.state is RequestState.DECODE and stays < 3:
             loop.scheduler._lifecycle.stop(seat)
             stays += 1
@@ -449,8 +451,8 @@ def test_a_host_of_no_size_is_said_at_the_start(caplog: pytest.LogCaptureFixture
 @pytest.mark.law("R1-6")
 def test_full_blocks_alone_are_kept_and_the_tail_is_computed_again() -> None:
     loop = stopping(host=32, preempt_mode="full-blocks")
-    seat = loop.scheduler._seats.bound()[1]
-    computed = int(loop.scheduler._seats.computed[seat.number])
+    seat = loop.scheduler._shared.seats.bound()[1]
+    computed = int(loop.scheduler._shared.seats.computed[seat.number])
     loop.ack()
     assert loop.handle().computed == computed - computed % 4
     assert loop.told("lost") == computed % 4
@@ -467,11 +469,11 @@ def test_4_7_46_with_tokens_in_flight_around_a_block_n_is_one_number(
     """Published blocks are full and computed, and the tail leaves as it is (R1-9 too)."""
     loop = Loop(device=33, host=32)
     loop.add("one", 3, 20)
-    while int(loop.scheduler._seats.computed[0]) < computed:
+    while int(loop.scheduler._shared.seats.computed[0]) < computed:
         loop.turn()
     for _ in range(flying):
         loop.schedule()
-    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._shared.seats.bound()[0])
     loop.schedule()
     lease = loop.scheduler.lease("one")
     assert lease is not None
@@ -568,7 +570,7 @@ def test_4_7_45_when_all_are_parked_and_none_arrives_they_come_back() -> None:
     for name in names:
         loop.add(name, text(name + 1, 12), 12)
     loop.turn(3)
-    for seat in loop.scheduler._seats.bound():
+    for seat in loop.scheduler._shared.seats.bound():
         loop.scheduler._lifecycle.stop(seat)
     loop.turn()
     assert loop.told("parkings") == 3
@@ -631,7 +633,7 @@ def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done()
     loop.schedule()
     number = loop.scheduler._batch.number
     entry = loop.scheduler._lifecycle._requests["new"]
-    loop.scheduler._seats.bound()[1].last_step = number
+    loop.scheduler._shared.seats.bound()[1].last_step = number
     loop.ack()
     assert (loop.state("new"), entry.last_write) == (RequestState.PARKED, number)
     loop.schedule()

@@ -21,7 +21,7 @@ def stopped(*requests: str, **keywords: Any) -> Loop:
     for name in names:
         loop.add(name, text(names.index(name) + 1, 13), 12)
     loop.turn()
-    for seat in loop.scheduler._seats.bound():
+    for seat in loop.scheduler._shared.seats.bound():
         if seat.request.id in requests:
             loop.scheduler._lifecycle.stop(seat)
     loop.schedule()
@@ -53,7 +53,7 @@ def test_t12_a_slot_that_a_step_in_flight_may_write_is_not_free_before_it_is_don
     loop.add("new", 5, 12)
     loop.turn(2)
     loop.schedule()
-    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._shared.seats.bound()[0])
     loop.schedule()
     loop.ack()
     sink(loop)
@@ -205,7 +205,7 @@ def test_when_the_host_is_made_smaller_a_request_that_fits_is_parked_before_any_
 @pytest.mark.law("T7")
 def test_t7_a_request_that_would_free_nothing_is_promised_nothing() -> None:
     loop = sharing(host=32, recompute=False)
-    (first, second) = loop.scheduler._seats.bound()
+    (first, second) = loop.scheduler._shared.seats.bound()
     assert [stop.request for stop in loop.schedule().stops] == ["shares"]
     assert (first.ticket, loop.cache.room("host").promised) == (None, second.lease.blocks)
     loop.output()
@@ -215,7 +215,7 @@ def test_t7_a_request_that_would_free_nothing_is_promised_nothing() -> None:
 @pytest.mark.law("T17")
 def test_t17_a_request_that_cannot_be_computed_again_waits_however_long() -> None:
     loop = parked(recompute=False)
-    loop.scheduler._parking._max_stalled_steps = 2
+    loop.scheduler._shared.parking._max_stalled_steps = 2
     for _ in range(8):
         loop.turn()
     assert (loop.state("new"), loop.told("aged")) == (RequestState.PARKED, 0)
@@ -226,7 +226,7 @@ def test_t17_a_request_that_cannot_be_computed_again_waits_however_long() -> Non
 @pytest.mark.law("T17")
 def test_t17_a_request_asked_for_room_that_gives_none_is_computed_again() -> None:
     loop = parked()
-    loop.scheduler._parking._max_stalled_steps = 2
+    loop.scheduler._shared.parking._max_stalled_steps = 2
     for _ in range(8):
         loop.schedule()
         loop.output()
@@ -238,7 +238,7 @@ def test_t17_a_request_asked_for_room_that_gives_none_is_computed_again() -> Non
 @pytest.mark.law("T17")
 def test_t17_a_request_that_gives_room_grows_no_older_by_it() -> None:
     loop = stopped("new")
-    loop.scheduler._parking._max_stalled_steps = 1
+    loop.scheduler._shared.parking._max_stalled_steps = 1
     for _ in range(3):
         loop.scheduler._pressure._preemptor.relieve(1)
         loop.plans += loop.cache.dispatch()
@@ -296,16 +296,15 @@ def test_no_request_fails_for_want_of_a_host_while_another_goes_on_and_ends() ->
 def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
     loop = parked()
     loop.turn(3)
-    entry = loop.scheduler._lifecycle._requests["new"]
-    assert entry.stalled_steps > 0
+    assert loop.work().stalled_steps > 0
     loop.scheduler.abort("old")
     while loop.state("new") is not RequestState.DECODE:
         loop.turn()
-    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._shared.seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
-    assert (loop.state("new"), entry.stalled_steps) == (RequestState.PARKED, 0)
+    assert (loop.state("new"), loop.work().stalled_steps) == (RequestState.PARKED, 0)
     loop.finish()
 
 
@@ -313,10 +312,10 @@ def test_t17_a_request_parked_again_is_as_young_as_at_first() -> None:
 def test_t19_a_request_that_has_come_back_has_all_its_tries_again() -> None:
     loop = resuming()
     entry = loop.scheduler._lifecycle._requests["new"]
-    assert entry.resumes == 1
+    assert entry.waiting.resumes == 1
     loop.land()
     loop.schedule()
-    assert (loop.state("new"), entry.resumes) == (RequestState.DECODE, 0)
+    assert (loop.state("new"), entry.waiting.resumes) == (RequestState.DECODE, 0)
     loop.finish()
 
 

@@ -365,7 +365,7 @@ def test_progress_a_resting_request_is_chosen_before_a_promise_is_taken_back() -
     loop.turn()
     ticket = loop.cache.promise(2)
     loop.add("promised", text(3, 28), 1, ticket=ticket)
-    for seat in loop.scheduler._seats.bound():
+    for seat in loop.scheduler._shared.seats.bound():
         seat.request.preempted = 1
     while not loop.schedule().stops:
         loop.output()

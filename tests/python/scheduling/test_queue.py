@@ -170,7 +170,7 @@ def test_loads_that_were_late_before_a_request_ran_are_tried_again_when_it_has_r
     assert loop.state("one") is RequestState.PREFILL
     while loop.air:
         loop.output()
-    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._shared.seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
@@ -265,8 +265,8 @@ def test_behind_long_prompts_without_room_a_short_one_is_asked_in_the_next_step(
     held = cache.begin(range(1_600))
     scheduler = Scheduler(cache, SchedulerOptions(headroom=NoHeadroom()))
     for name in range(4):
-        scheduler.add(name, range(name, 31_000 + name), max_tokens=1)
-    scheduler.add("short", [1, 2, 3], max_tokens=1)
+        scheduler.add(by.NewRequest(name, range(name, 31_000 + name), max_tokens=1))
+    scheduler.add(by.NewRequest("short", [1, 2, 3], max_tokens=1))
     steps = 0
     while scheduler.state("short") is RequestState.WAITING:
         scheduler.schedule()

@@ -53,9 +53,9 @@ def test_one_that_is_preempted_again_and_again_is_one_request(tmp_path: Path) ->
 def test_samples_are_one_request_also_where_the_first_never_began(tmp_path: Path) -> None:
     path = tmp_path / "traffic.rec"
     loop = looped(path)
-    loop.scheduler.add("a", text(1, 14), max_tokens=6, n=3)
+    loop.scheduler.add(by.NewRequest("a", text(1, 14), max_tokens=6, n=3))
     loop.finish()
-    loop.scheduler.add("b", text(2, 10), max_tokens=5, n=3)
+    loop.scheduler.add(by.NewRequest("b", text(2, 10), max_tokens=5, n=3))
     loop.scheduler.abort(("b", 0))
     loop.finish()
     assert [one[1:3] for one in ended(loop, path)] == [(14, 6), (10, 5)]
@@ -83,5 +83,5 @@ def test_what_never_began_is_not_recorded_and_what_was_aborted_is_as_far_as_it_c
 def test_without_a_recording_no_request_has_a_time() -> None:
     loop = Loop()
     loop.add("one", text(1, 14), 6)
-    assert loop.scheduler._lifecycle.get("one").arrived is None
+    assert loop.scheduler._lifecycle.get("one").recorded is None
     loop.finish()

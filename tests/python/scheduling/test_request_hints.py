@@ -18,13 +18,13 @@ BAD = [
     ({"next_use": float("inf")}, "next_use = inf: give seconds"),
     ({"next_use": "soon"}, "next_use = 'soon': give seconds"),
     ({"next_use": True}, "next_use = True: give seconds"),
-    ({"retention_priority": -1}, "retention_priority = -1: must be an integer from 0 to 100"),
-    ({"retention_priority": 101}, "retention_priority = 101: must be an integer from 0 to 100"),
-    ({"retention_priority": "high"}, "retention_priority = 'high'"),
-    ({"retention_priority": True}, "retention_priority = True"),
-    ({"retention_ttl": -1}, "retention_ttl = -1: must be an integer"),
-    ({"retention_ttl": 1.5}, "retention_ttl = 1.5: must be an integer"),
-    ({"retention_ttl": False}, "retention_ttl = False: must be an integer"),
+    ({"priority": -1}, "hints\\.priority = -1: must be an integer from 0 to 100"),
+    ({"priority": 101}, "hints\\.priority = 101: must be an integer from 0 to 100"),
+    ({"priority": "high"}, "hints\\.priority = 'high'"),
+    ({"priority": True}, "hints\\.priority = True"),
+    ({"ttl": -1}, "hints\\.ttl = -1: must be an integer"),
+    ({"ttl": 1.5}, "hints\\.ttl = 1.5: must be an integer"),
+    ({"ttl": False}, "hints\\.ttl = False: must be an integer"),
 ]
 
 
@@ -49,8 +49,8 @@ class Spied(Loop):
 
 def test_what_a_request_says_is_told_as_it_ends() -> None:
     loop = Spied()
-    said = {"next_use": 2.5, "retention_priority": 80, "retention_ttl": 9}
-    loop.add("one", text(1, 14), 3, retention="session-ended", **said)
+    said: Any = {"next_use": 2.5, "priority": 80, "ttl": 9}
+    loop.add("one", text(1, 14), 3, hints=by.Hints("session-ended", **said))
     loop.turn(2)
     assert loop.said == []
     loop.finish()
@@ -70,10 +70,10 @@ def test_a_priority_of_the_queue_is_none_of_what_is_left() -> None:
 
 def test_what_is_hinted_later_stands_for_all_that_was_said() -> None:
     loop = Spied()
-    loop.add("one", text(1, 14), 6, retention="session-ended", retention_ttl=4)
-    loop.scheduler.hint("one", next_use=1)
+    loop.add("one", text(1, 14), 6, hints=by.Hints("session-ended", ttl=4))
+    loop.scheduler.hint("one", by.Hints(next_use=1))
     loop.turn(3)
-    loop.scheduler.hint("one", next_use=30, retention_priority=60)
+    loop.scheduler.hint("one", by.Hints(next_use=30, priority=60))
     loop.finish()
     assert loop.said == [NOTHING | {"next_use": 30, "priority": 60}]
 
@@ -81,7 +81,7 @@ def test_what_is_hinted_later_stands_for_all_that_was_said() -> None:
 def test_one_that_is_preempted_says_nothing_before_its_end() -> None:
     loop = Spied(device=9)
     for number, name in enumerate(("old", "new"), 1):
-        loop.add(name, text(number, 14), 12, next_use=5)
+        loop.add(name, text(number, 14), 12, hints=by.Hints(next_use=5))
     loop.finish()
     assert loop.told("preempted") > 0
     ends = [hints["next_use"] for hints in loop.said]
@@ -90,18 +90,20 @@ def test_one_that_is_preempted_says_nothing_before_its_end() -> None:
 
 def test_an_abort_says_what_was_said() -> None:
     loop = Spied()
-    loop.add("one", text(1, 14), 9, next_use=5)
+    loop.add("one", text(1, 14), 9, hints=by.Hints(next_use=5))
     loop.turn(2)
     loop.scheduler.abort("one")
-    loop.scheduler.hint("one", retention="session-ended")
+    loop.scheduler.hint("one", by.Hints(retention="session-ended"))
     loop.finish()
     assert loop.said == [NOTHING | {"retention": "session-ended"}]
 
 
 def test_samples_share_what_was_said_and_each_may_be_hinted() -> None:
     loop = Spied()
-    loop.scheduler.add("one", text(1, 14), max_tokens=3, n=2, next_use=5)
-    loop.scheduler.hint(("one", 1), next_use=7)
+    loop.scheduler.add(
+        by.NewRequest("one", text(1, 14), max_tokens=3, n=2, hints=by.Hints(next_use=5))
+    )
+    loop.scheduler.hint(("one", 1), by.Hints(next_use=7))
     loop.finish()
     assert sorted(hints["next_use"] for hints in loop.said) == [5, 7]
 
@@ -113,12 +115,12 @@ def test_a_hint_that_cannot_be_is_refused_and_changes_nothing(
     loop = Spied()
     before = loop.scheduler.stats()
     with pytest.raises(by.Misuse, match=says):
-        loop.scheduler.add("one", text(1, 14), max_tokens=2, **hints)
+        loop.add("one", text(1, 14), 2, hints=by.Hints(**hints))
     assert loop.scheduler.idle
     assert loop.scheduler.stats() == before
-    loop.add("one", text(1, 14), 2, next_use=3)
+    loop.add("one", text(1, 14), 2, hints=by.Hints(next_use=3))
     with pytest.raises(by.Misuse, match=says):
-        loop.scheduler.hint("one", **hints)
+        loop.scheduler.hint("one", by.Hints(**hints))
     loop.finish()
     assert loop.said == [NOTHING | {"next_use": 3}]
 
@@ -128,13 +130,13 @@ def test_a_hint_for_no_request_is_refused() -> None:
     no_id: Any = [1]
     for request in ("none", no_id):
         with pytest.raises(by.Misuse, match="request"):
-            loop.scheduler.hint(request, next_use=3)
+            loop.scheduler.hint(request, by.Hints(next_use=3))
     loop.add("one", text(1, 14), 2)
     raised: list[by.Misuse] = []
 
     def other() -> None:
         try:
-            loop.scheduler.hint("one", next_use=3)
+            loop.scheduler.hint("one", by.Hints(next_use=3))
         except by.Misuse as error:
             raised.append(error)
 
@@ -144,18 +146,22 @@ def test_a_hint_for_no_request_is_refused() -> None:
     assert "another thread's" in str(raised[0])
     loop.finish()
     with pytest.raises(by.Misuse, match="has ended"):
-        loop.scheduler.hint("one", next_use=3)
+        loop.scheduler.hint("one", by.Hints(next_use=3))
 
 
 def test_a_front_passes_hints_on_and_its_streams_refuse_them() -> None:
     async def act(served: Served) -> None:
-        stream = served.front.add("one", text(1, 9), max_tokens=60, next_use=5)
+        stream = served.front.add(
+            by.NewRequest("one", text(1, 9), max_tokens=60, hints=by.Hints(next_use=5))
+        )
         lifecycle = served.scheduler._lifecycle
         assert await served.front.ask(lambda _: lifecycle.get("one").hints.next_use) == 5
-        await served.front.ask(lambda scheduler: scheduler.hint("one", next_use=9))
+        await served.front.ask(lambda scheduler: scheduler.hint("one", by.Hints(next_use=9)))
         assert await served.front.ask(lambda _: lifecycle.get("one").hints.next_use) == 9
         assert len(await tokens_of(stream)) == 60
-        with pytest.raises(by.Misuse, match="retention_priority = 101"):
-            await served.front.add("two", [1], max_tokens=1, retention_priority=101).result()
+        with pytest.raises(by.Misuse, match="hints\\.priority = 101"):
+            await served.front.add(
+                by.NewRequest("two", [1], max_tokens=1, hints=by.Hints(priority=101))
+            ).result()
 
     play(act, max_unread=8)  # it waits to be read, and has not ended

@@ -138,7 +138,7 @@ def test_what_a_scheduler_keeps_already_is_not_kept_twice() -> None:
     cache = by.KVCache(block_size=4, device=13)
     policy = Watermark(4)
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=2, headroom=policy))
-    scheduler.add("runs", text(1, 8), max_tokens=9)
+    scheduler.add(by.NewRequest("runs", text(1, 8), max_tokens=9))
     scheduler.schedule()
     scheduler.schedule()
     assert (scheduler.running, scheduler.headroom) == (1, 4)
@@ -155,7 +155,7 @@ def test_no_more_is_kept_than_those_that_run_can_still_need(policy: Any) -> None
     """But what was asked for as a fixed number is kept."""
     cache = by.KVCache(block_size=4, device=33)
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=2, headroom=NoHeadroom()))
-    scheduler.add("runs", text(1, 8), max_tokens=9)
+    scheduler.add(by.NewRequest("runs", text(1, 8), max_tokens=9))
     scheduler.schedule()
     assert (scheduler.running, scheduler.growth) == (1, 2)
     tickets = Reservations(cache, headroom={"decode": policy})
@@ -170,8 +170,10 @@ def test_a_scheduled_request_begins_in_the_room_of_its_ticket() -> None:
     cache, tickets = made()
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=3, headroom=FullLength()))
     promise = tickets.open("comes", 6, deadline=5)
-    scheduler.add("other", text(1, 12), max_tokens=5)
-    scheduler.add("comes", text(2, 20), max_tokens=4, ticket=tickets.commit(promise.id))
+    scheduler.add(by.NewRequest("other", text(1, 12), max_tokens=5))
+    scheduler.add(
+        by.NewRequest("comes", text(2, 20), max_tokens=4, ticket=tickets.commit(promise.id))
+    )
     step = scheduler.schedule()
     assert [start.request for start in step.starts] == ["comes"]
     assert cache.stats()["tickets"] == 0
@@ -182,11 +184,11 @@ def test_a_request_that_is_aborted_in_the_queue_gives_its_ticket_back() -> None:
     cache, tickets = made()
     scheduler = Scheduler(cache)
     ticket = tickets.commit(tickets.open("a", 6, deadline=5).id)
-    scheduler.add("a", text(2, 20), max_tokens=4, ticket=ticket)
+    scheduler.add(by.NewRequest("a", text(2, 20), max_tokens=4, ticket=ticket))
     scheduler.abort("a")
     assert (ticket.state, spare(cache)) == ("spent", 8)
     with pytest.raises(by.Misuse, match="is spent"):
-        scheduler.add("a", text(2, 20), max_tokens=4, ticket=ticket)
+        scheduler.add(by.NewRequest("a", text(2, 20), max_tokens=4, ticket=ticket))
 
 
 @pytest.mark.law("INV-2")
@@ -196,7 +198,7 @@ def test_a_ticket_of_another_cache_is_refused_when_its_request_is_added() -> Non
     scheduler = Scheduler(cache)
     foreign = others.commit(others.open("a", 2, deadline=5).id)
     with pytest.raises(by.Misuse, match=f"ticket {foreign.id} of request 'a' was made by another"):
-        scheduler.add("a", text(2, 8), max_tokens=4, ticket=foreign)
+        scheduler.add(by.NewRequest("a", text(2, 8), max_tokens=4, ticket=foreign))
     assert (foreign.state, scheduler.state("a"), scheduler.idle) == ("open", None, True)
     assert cache.audit() is None
 

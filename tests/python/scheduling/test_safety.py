@@ -20,12 +20,12 @@ def test_of_two_pairs_that_hold_the_same_one_leaves_though_it_frees_nothing() ->
         assert loop.cache.dedup(pair) == 5
         leases += pair
     kept = loop.cache.promise(5)
-    seats = loop.scheduler._seats
+    seats = loop.scheduler._shared.seats
     for name, lease in enumerate(leases):
         loop.add(name, texts(1 + name // 2, 5), 5)
         entry = loop.scheduler._queue.pop()
         assert entry is not None
-        loop.scheduler._batch.begin_decode(seats.bind(entry, lease))
+        loop.scheduler._batch.begin_decode(seats.bind(entry, lease, loop.cache.limit()))
     seats.scheduled[:4] = seats.computed[:4] = 5
     assert [loop.cache.exclusive_blocks(lease) for lease in leases] == [0] * 4
     grown = loop.scheduler._batch.grow()
@@ -123,9 +123,10 @@ def test_inv_25_blocks_that_only_parked_ones_keep_leave_where_none_runs() -> Non
         loop.add(name, texts((name + 1) // 2, 6), 2)
     for entry in [loop.scheduler._queue.pop() for _ in names]:
         assert entry is not None
-        lease = loop.cache.begin(entry.prompt)
+        lease = loop.cache.begin(entry.new.prompt)
         loop.cache.seal(lease, 5)
-        loop.scheduler._lifecycle.park(entry, loop.cache.park(lease, 5))
+        entry.park(loop.cache.park(lease, 5))
+        loop.scheduler._queue.push(entry)
     kept = loop.cache.promise(1)
     handles = [loop.handle(name) for name in names]
     assert [(handle.on_device, handle.alone) for handle in handles] == [(5, 0)] * 4

@@ -127,7 +127,7 @@ def test_t6_it_decodes_when_its_last_chunk_is_acknowledged() -> None:
 @pytest.mark.law("T7", "4.5-32")
 def test_t7_a_victim_has_no_new_work_and_keeps_its_blocks_and_its_seat() -> None:
     loop = stopping()
-    lease = loop.scheduler._seats.bound()[1].lease
+    lease = loop.scheduler._shared.seats.bound()[1].lease
     held = lease.blocks
     assert loop.stops == [Stop("new", 1, 2)]
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_t9_the_ack_freezes_n_and_both_sides_begin_again_with_the_same(
     (start,) = loop.schedule().starts
     assert len(start.tokens) == prompt + 2 + flying
     assert start.tokens[prompt:].tolist() == continuation("one", prompt, 2 + flying)
-    lease = loop.scheduler._seats.bound()[0].lease
+    lease = loop.scheduler._shared.seats.bound()[0].lease
     assert lease.appended == prompt + 2 + flying
     loop.finish()
     assert loop.results["one"].tokens.tolist() == continuation("one", prompt, 9)
@@ -194,7 +194,7 @@ def test_t9_what_is_full_and_computed_is_published_and_the_last_token_is_not() -
     loop.turn()
     assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 1
     # Eight tokens exist, and the KV of seven.
-    loop.scheduler._lifecycle.stop(loop.scheduler._seats.bound()[0])
+    loop.scheduler._lifecycle.stop(loop.scheduler._shared.seats.bound()[0])
     loop.schedule()
     loop.output()
     loop.ack()
@@ -217,9 +217,9 @@ def test_a_block_whose_twin_is_in_flight_is_published_in_the_step_after_its_land
     for _ in range(4):
         loop.schedule()
         loop.output()
-    assert (loop.scheduler._seats.computed[0], lease.sealed) == (10, 1)
+    assert (loop.scheduler._shared.seats.computed[0], lease.sealed) == (10, 1)
     loop.turn()
-    assert (loop.scheduler._seats.computed[0], lease.sealed) == (11, 2)
+    assert (loop.scheduler._shared.seats.computed[0], lease.sealed) == (11, 2)
     loop.cache.finish(other)
     loop.finish()
 
@@ -314,7 +314,7 @@ def test_a_row_has_room_for_its_drafts_and_what_was_not_accepted_is_trimmed(
             loop.output()
             loop.ack()
             for seat in loop.scheduler._batch._decode:
-                computed = int(loop.scheduler._seats.computed[seat.number])
+                computed = int(loop.scheduler._shared.seats.computed[seat.number])
                 flying = any(seat.number in one.decode for one in loop.air)
                 assert flying or seat.lease.tokens == computed == seat.lease.appended - 1
         assert steps < 200
@@ -332,7 +332,7 @@ def test_drafts_are_never_published_and_never_go_past_the_length() -> None:
     step = loop.schedule()
     assert (step.positions.tolist(), step.counts.tolist()) == ([6], [3])
     loop.output()
-    lease = loop.scheduler._seats.bound()[0].lease
+    lease = loop.scheduler._shared.seats.bound()[0].lease
     assert (lease.sealed, lease.tokens) == (1, 7)
     loop.finish()
     assert loop.results["one"].tokens.tolist() == continuation("one", 6, 4)

@@ -77,7 +77,7 @@ def test_a_second_scheduler_on_a_cache_counts_on_where_the_first_has_ended() -> 
     loop.finish()
     done = loop.cache.done
     second = Scheduler(loop.cache, SchedulerOptions(headroom=NoHeadroom()))
-    second.add("two", text(2, 10), max_tokens=4)
+    second.add(by.NewRequest("two", text(2, 10), max_tokens=4))
     step = second.schedule()
     assert step.number == done + 1
     second.schedule()
@@ -103,7 +103,7 @@ def test_a_second_scheduler_is_refused_while_the_first_has_something_to_do() -> 
         Scheduler(loop.cache)
     loop.finish()
     second = Scheduler(loop.cache)
-    second.add("two", text(2, 10), max_tokens=4)
+    second.add(by.NewRequest("two", text(2, 10), max_tokens=4))
     assert [start.request for start in second.schedule().starts] == ["two"]
     before = loop.cache.stats()
     first = loop.scheduler
@@ -140,7 +140,7 @@ def test_on_a_closed_cache_no_step_is_half_done() -> None:
     layout = by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8, block_size=4)
     with by.local(layout, device=16) as cache:
         scheduler = Scheduler(cache)
-        scheduler.add("one", text(1, 10), max_tokens=4)
+        scheduler.add(by.NewRequest("one", text(1, 10), max_tokens=4))
         step = scheduler.schedule()
     output = Output(step.number, np.zeros(1, np.int32), np.ones(1, np.uint32))
     for _ in range(2):
@@ -160,11 +160,11 @@ def test_on_a_closed_cache_no_step_is_half_done() -> None:
 def test_a_scheduler_that_is_gone_leaves_its_cache_to_another() -> None:
     cache = by.KVCache(device=33)
     first = Scheduler(cache)
-    first.add("one", text(1, 40), max_tokens=4)
+    first.add(by.NewRequest("one", text(1, 40), max_tokens=4))
     first.schedule()
     del first
     gc.collect()
-    Scheduler(cache).add("one", text(1, 40), max_tokens=4)
+    Scheduler(cache).add(by.NewRequest("one", text(1, 40), max_tokens=4))
     assert cache.audit() is None
 
 
@@ -188,7 +188,7 @@ def spent(scheduler: Scheduler, steps: int) -> float:
     """Median seconds of CPU of a step that changes the queue."""
     times = []
     for number in range(steps):
-        scheduler.add(f"late {number}", [1, 2, 3], max_tokens=2)
+        scheduler.add(by.NewRequest(f"late {number}", [1, 2, 3], max_tokens=2))
         begun = time.thread_time()
         step = scheduler.schedule()
         times.append(time.thread_time() - begun)
@@ -205,12 +205,14 @@ def test_a_long_line_costs_no_step_a_walk_along_it(how: str) -> None:
             max_num_seqs=64, headroom=NoHeadroom(), prefetch_depth=32 * (how == "prefetch")
         ),
     )
-    scheduler.add("fills", range(2_000), max_tokens=1_900)
+    scheduler.add(by.NewRequest("fills", range(2_000), max_tokens=1_900))
     step = scheduler.schedule()
     scheduler.on_output(Output(step.number, np.array([0], "i4"), np.ones(1, np.uint32)))
     for number in range(4_000):
         ticket = cache.promise(1) if how == "tickets" and number < 300 else None
-        scheduler.add(number, range(900 + number, 3_800 + number), max_tokens=2, ticket=ticket)
+        scheduler.add(
+            by.NewRequest(number, range(900 + number, 3_800 + number), max_tokens=2, ticket=ticket)
+        )
     assert spent(scheduler, 30) < 20e-3
     assert cache.audit() is None
 
@@ -219,9 +221,9 @@ def test_keys_of_many_long_prompts_are_made_over_several_steps() -> None:
     cache = by.KVCache(block_size=16, device=2_000)
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=64, headroom=NoHeadroom()))
     for number in range(20):
-        scheduler.add(number, range(number, 31_000 + number), max_tokens=2)
+        scheduler.add(by.NewRequest(number, range(number, 31_000 + number), max_tokens=2))
     scheduler.schedule()
-    keyed = [entry for entry in scheduler._lifecycle._requests.values() if entry.keys is not None]
+    keyed = [entry for entry in scheduler._lifecycle._requests.values() if entry.keys.raw]
     assert 1 <= len(keyed) <= 3
 
 
@@ -383,7 +385,7 @@ def test_an_engine_that_stops_otherwise_is_refused() -> None:
 
 def test_numbers_of_numpy_are_numbers_and_truths_are_none() -> None:
     loop = Loop()
-    loop.scheduler.add("one", range(4), max_tokens=np.int64(3), priority=np.int32(1))  # type: ignore[arg-type]
+    loop.scheduler.add(by.NewRequest("one", range(4), max_tokens=np.int64(3), priority=np.int32(1)))  # type: ignore[arg-type]
     refused(loop, "max_tokens", lambda: loop.add("two", 4, max_tokens=True))
     refused(loop, "priority", lambda: loop.add("two", 4, 2, priority=True))
     loop.finish()

@@ -282,7 +282,7 @@ def test_when_all_are_stopped_at_once_one_step_without_rows_is_enough(stops: Any
 def test_absence_counts_from_the_step_of_the_stop_on_and_for_a_stopping_request_alone() -> None:
     """R4-7."""
     loop = stopping()
-    step = loop.scheduler._seats.bound()[1].stopped_at
+    step = loop.scheduler._shared.seats.bound()[1].stopped_at
     loop.scheduler.reconcile([], step - 1)
     assert (loop.state("old"), loop.state("new")) == (RequestState.DECODE, RequestState.STOPPING)
     loop.scheduler.reconcile([], step)
@@ -333,7 +333,7 @@ def test_a_prompt_of_the_type_that_is_kept_is_copied_too() -> None:
     """It needs no conversion, but must not be the caller's array (INV-13)."""
     prompt = np.array(text(1, 14), U32)
     loop = Loop()
-    loop.scheduler.add("one", prompt, max_tokens=3)
+    loop.scheduler.add(by.NewRequest("one", prompt, max_tokens=3))
     prompt[3] = 7
     (start,) = loop.schedule().starts
     assert start.tokens.tolist() == text(1, 14)
@@ -395,15 +395,20 @@ class Machine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         n=st.sampled_from([1, 1, 2, 3]),
         read_prefix=st.booleans(),
-        retention=st.sampled_from(["ordinary", "session-ended", "retain"]),
-        next_use=st.none() | st.floats(0, 1e6),
-        retention_priority=st.none() | st.integers(0, 100),
-        retention_ttl=st.none() | st.integers(0, 50),
+        hints=st.builds(
+            by.Hints,
+            st.sampled_from(["ordinary", "session-ended", "retain"]),
+            st.none() | st.floats(0, 1e6),
+            st.none() | st.integers(0, 100),
+            st.none() | st.integers(0, 50),
+        ),
     )
     def add(self, family: int, prompt: int, most: int, **keywords: Any) -> None:
         name = len(self.asked)
         tokens = text(family, prompt)
-        for sample in self.loop.scheduler.add(name, tokens, max_tokens=most, **keywords):
+        for sample in self.loop.scheduler.add(
+            by.NewRequest(name, tokens, max_tokens=most, **keywords)
+        ):
             self.asked[sample] = prompt, most
 
     def pick(self, which: int) -> list[Hashable]:
@@ -475,7 +480,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.loop.look()
         scheduler = self.loop.scheduler
-        seats = scheduler._seats.bound()
+        seats = scheduler._shared.seats.bound()
         assert len({seat.number for seat in seats}) == len(seats) == scheduler.stats()["seats"]
         there = [seat.request for seat in seats if not seat.ended]
         assert all(scheduler._lifecycle._requests[one.id] is one for one in there)

@@ -30,7 +30,7 @@ def test_many_clients_in_little_memory_each_get_the_tokens_that_they_get_alone(
 ) -> None:
     async def act(served: Served) -> None:
         async def client(name: int) -> None:
-            stream = served.front.add(name, text(name, 9 + name % 7), max_tokens=12)
+            stream = served.front.add(by.NewRequest(name, text(name, 9 + name % 7), max_tokens=12))
             tokens = await tokens_of(stream)
             assert tokens == continuation(name, 9 + name % 7, 12)
             result = await stream.result()
@@ -46,7 +46,7 @@ def test_many_clients_in_little_memory_each_get_the_tokens_that_they_get_alone(
 def test_a_stream_says_what_was_cached_from_its_first_token_on() -> None:
     async def act(served: Served) -> None:
         for found in (0, 8):
-            stream = served.front.add(f"found {found}", text(1, 10), max_tokens=12)
+            stream = served.front.add(by.NewRequest(f"found {found}", text(1, 10), max_tokens=12))
             told = [stream.cached_tokens]
             await anext(stream)
             told.append(stream.cached_tokens)
@@ -63,7 +63,9 @@ def test_requests_come_and_go_from_many_threads_at_once() -> None:
         def feed(thread: int) -> None:
             for at in range(25):
                 name = thread, at
-                streams[name] = served.front.add(name, text(thread, 5 + at % 9), max_tokens=6)
+                streams[name] = served.front.add(
+                    by.NewRequest(name, text(thread, 5 + at % 9), max_tokens=6)
+                )
                 if at % 5 == 4:
                     served.front.abort((thread, at - 2))
 
@@ -99,7 +101,7 @@ def test_a_held_request_makes_room_for_others_and_comes_back_at_the_same_token()
     async def act(served: Served) -> None:
         slow = served.add("slow", 5, 25)
         for name in range(12):
-            stream = served.front.add(name, text(3 + name, 20), max_tokens=8)
+            stream = served.front.add(by.NewRequest(name, text(3 + name, 20), max_tokens=8))
             assert await tokens_of(stream) == continuation(name, 20, 8)
         assert await tokens_of(slow) == continuation("slow", 5, 25)
 
@@ -155,7 +157,9 @@ def test_a_client_that_is_cancelled_aborts_its_request() -> None:
         got: list[int] = []
 
         async def client() -> None:
-            async for tokens in served.front.generate("one", text(1, 5), max_tokens=40):
+            async for tokens in served.front.generate(
+                by.NewRequest("one", text(1, 5), max_tokens=40)
+            ):
                 got.extend(tokens)
 
         served.engine.pause.clear()
@@ -194,10 +198,22 @@ def test_leaving_a_loop_early_aborts_the_request() -> None:
     play(act)
 
 
+def test_add_is_for_one_sample_and_takes_nothing_but_a_request() -> None:
+    async def act(served: Served) -> None:
+        with pytest.raises(by.Misuse, match="n = 2: call add_samples"):
+            served.front.add(by.NewRequest("one", [1], max_tokens=3, n=2))
+        wrong: Any = "one"
+        for add in (served.front.add, served.front.add_samples):
+            with pytest.raises(by.Misuse, match="must be NewRequest"):
+                add(wrong)
+
+    play(act)
+
+
 def test_what_the_scheduler_refuses_is_raised_by_the_stream_and_harms_no_other() -> None:
     async def act(served: Served) -> None:
         with pytest.raises(by.Misuse, match="prompt"):
-            served.front.add("one", ["a"], max_tokens=3)
+            served.front.add(by.NewRequest("one", ["a"], max_tokens=3))
         with pytest.raises(by.TooLarge, match="may need"):
             await served.add("one", 5, 5000).result()
         served.engine.pause.clear()
@@ -209,7 +225,7 @@ def test_what_the_scheduler_refuses_is_raised_by_the_stream_and_harms_no_other()
         with pytest.raises(TypeError, match="retentoin"):
             await served.add("two", 5, 1, retentoin="ordinary").result()
         with pytest.raises(by.Misuse, match="n = 0"):
-            served.front.add_samples("three", [1], n=0, max_tokens=1)
+            served.front.add_samples(by.NewRequest("three", [1], n=0, max_tokens=1))
         served.engine.pause.set()
         assert await tokens_of(first) == continuation("one", 5, 30)
         served.front.abort("nobody")
@@ -219,7 +235,7 @@ def test_what_the_scheduler_refuses_is_raised_by_the_stream_and_harms_no_other()
 
 def test_samples_have_a_stream_each() -> None:
     async def act(served: Served) -> None:
-        streams = served.front.add_samples("a", text(1, 13), n=3, max_tokens=6)
+        streams = served.front.add_samples(by.NewRequest("a", text(1, 13), n=3, max_tokens=6))
         assert [stream.request for stream in streams] == [("a", 0), ("a", 1), ("a", 2)]
         for stream in streams:
             assert await tokens_of(stream) == continuation(stream.request, 13, 6)
@@ -271,7 +287,9 @@ def test_a_cache_without_step_moves_copies_as_it_is_told() -> None:
             cache.commit(cache.dispatch())
 
         async with by.AsyncEngine(scheduler, engine, move=move) as front:
-            streams = [front.add(name, text(name, 9), max_tokens=12) for name in range(20)]
+            streams = [
+                front.add(by.NewRequest(name, text(name, 9), max_tokens=12)) for name in range(20)
+            ]
             for name, stream in enumerate(streams):
                 assert await tokens_of(stream) == continuation(name, 9, 12)
 
@@ -360,7 +378,7 @@ def test_a_question_that_nobody_waits_for_any_more_is_not_asked() -> None:
 def test_an_id_that_cannot_be_hashed_is_refused_where_it_is_given() -> None:
     async def act(served: Served) -> None:
         with pytest.raises(by.Misuse, match=r"request \[1\]: must be an id that can be hashed"):
-            served.front.add([1], text(1, 5), max_tokens=3)  # type: ignore[arg-type]
+            served.front.add(by.NewRequest([1], text(1, 5), max_tokens=3))  # type: ignore[arg-type]
         with pytest.raises(by.Misuse, match=r"request \[1\]: must be an id that can be hashed"):
             served.front.abort([1])  # type: ignore[arg-type]
         assert (await served.add("one", 5, 3).result()).state is RequestState.FINISHED

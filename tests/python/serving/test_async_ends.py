@@ -93,7 +93,7 @@ def test_the_scheduler_can_go_to_another_front_and_be_called_by_hand() -> None:
         with pytest.raises(by.Misuse, match="started before"):
             await served.front.start()
         async with by.AsyncEngine(served.scheduler, served.engine) as again:
-            result = await again.add("two", text(2, 5), max_tokens=3).result()
+            result = await again.add(by.NewRequest("two", text(2, 5), max_tokens=3)).result()
             assert result.tokens.tolist() == continuation("two", 5, 3)
 
     play(act)
@@ -136,7 +136,7 @@ def test_generate_raises_when_its_request_fails() -> None:
         async with served.front as front:
             served.engine.fault = OSError("gone")
             with pytest.raises(by.Unavailable, match="request 'one' has failed: OSError: gone"):
-                async for _ in front.generate("one", text(1, 5), max_tokens=3):
+                async for _ in front.generate(by.NewRequest("one", text(1, 5), max_tokens=3)):
                     pass
 
     with pytest.raises(by.Unavailable):
@@ -251,7 +251,7 @@ def test_in_a_second_front_each_output_counts_for_its_own_step() -> None:
         await served.front.drain()
         assert served.scheduler.steps_in_flight == 1
         async with by.AsyncEngine(served.scheduler, served.engine) as again:
-            await again.add("two", text(1, 5), max_tokens=9).result()
+            await again.add(by.NewRequest("two", text(1, 5), max_tokens=9)).result()
         assert served.scheduler.steps_in_flight == len(again._steps._telling) == 1
 
     play(act, engine=Keeps, stops="in-order")
@@ -283,7 +283,7 @@ def test_an_engine_that_answers_nothing_is_named_in_the_log(
 
 def test_closing_ends_what_came_before_it_and_what_was_held_by_hand() -> None:
     served = Served()
-    served.scheduler.add("before", text(1, 5), max_tokens=50)
+    served.scheduler.add(by.NewRequest("before", text(1, 5), max_tokens=50))
     served.scheduler.hold("before")
 
     async def scene() -> None:
@@ -298,7 +298,7 @@ def test_closing_ends_what_came_before_it_and_what_was_held_by_hand() -> None:
     check_empty(served)
 
     served = Served()
-    served.scheduler.add("before", text(1, 5), max_tokens=50)
+    served.scheduler.add(by.NewRequest("before", text(1, 5), max_tokens=50))
 
     async def close() -> None:
         async with served.front as front:

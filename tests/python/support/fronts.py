@@ -106,7 +106,7 @@ class Served:
         self.front = by.AsyncEngine(self.scheduler, self.engine, **front)
 
     def add(self, name: Hashable, prompt: int, most: int, **keywords: Any) -> Stream:
-        return self.front.add(name, text(1, prompt), max_tokens=most, **keywords)
+        return self.front.add(by.NewRequest(name, text(1, prompt), max_tokens=most, **keywords))
 
 
 def play(act: Callable[[Served], Coroutine[Any, Any, None]], **keywords: Any) -> Served:
@@ -145,7 +145,7 @@ async def parked(served: Served) -> Stream:
     """A request that is held and parked, as others needed its room."""
     slow = served.add("slow", 5, 25)
     for name in range(4):
-        await tokens_of(served.front.add(name, text(3 + name, 20), max_tokens=8))
+        await tokens_of(served.front.add(by.NewRequest(name, text(3 + name, 20), max_tokens=8)))
     state = await served.front.ask(lambda scheduler: scheduler.state("slow"))
     assert state is RequestState.PARKED
     return slow

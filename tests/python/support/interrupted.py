@@ -294,7 +294,7 @@ class Program:
         self.results()
         there = any(self.scheduler.state(sample) or sample in self.found for sample in samples)
         if not there:
-            self.scheduler.add(request, prompt, max_tokens=most, n=n)
+            self.scheduler.add(by.NewRequest(request, prompt, max_tokens=most, n=n))
 
     def schedule(self) -> None:
         self.steps.append(self.scheduler.schedule())

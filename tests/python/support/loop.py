@@ -11,7 +11,7 @@ import blockyard as by
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.scheduling.headroom import NoHeadroom
 from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.request import RequestState, Result
+from blockyard.scheduling.request import ParkedWork, RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from yard import free_for_all, publish, publish_below, text
 
@@ -72,7 +72,7 @@ class Loop:
         self, request: Hashable, prompt: int | list[int], max_tokens: int, **keywords: Any
     ) -> None:
         tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
-        self.scheduler.add(request, tokens, max_tokens=max_tokens, **keywords)
+        self.scheduler.add(by.NewRequest(request, tokens, max_tokens=max_tokens, **keywords))
 
     def state(self, request: Hashable) -> RequestState | None:
         return self.scheduler.state(request)
@@ -120,7 +120,9 @@ class Loop:
             step.number,
             np.array(seats, np.int32),
             np.array(tokens, np.uint32),
-            np.array(counts, np.int64) if self.scheduler._options.num_speculative_tokens else None,
+            np.array(counts, np.int64)
+            if self.scheduler._shared.options.num_speculative_tokens
+            else None,
             np.array(ended, np.bool_) if ends else None,
         )
 
@@ -173,20 +175,26 @@ class Loop:
     def empty(self) -> None:
         """Checks that no request is registered anywhere (INV-12)."""
         scheduler = self.scheduler
-        seats = scheduler._seats.bound()
+        seats = scheduler._shared.seats.bound()
         assert (scheduler._lifecycle._requests, scheduler._queue._heap, seats) == ({}, [], [])
         batch = scheduler._batch
         lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
         assert lists == ([], {}, {}, [])
         assert batch.held == []
+        waits = scheduler._queue.waits
+        assert waits is None or waits._since == {}
         sizes = scheduler.stats()
         assert (sizes["waiting"], sizes["seats"], sizes["stopping"]) == (0, 0, 0)
 
-    def handle(self, request: Hashable = "new") -> by.Parked:
-        """The handle of a parked request."""
+    def work(self, request: Hashable = "new") -> ParkedWork:
+        """The work that is kept of a parked request."""
         parked = self.scheduler._lifecycle._requests[request].parked
         assert parked is not None
         return parked
+
+    def handle(self, request: Hashable = "new") -> by.Parked:
+        """The handle of a parked request."""
+        return self.work(request).handle
 
     def told(self, name: str) -> int:
         return self.scheduler.stats()[name]
@@ -220,7 +228,7 @@ def sharing(**keywords: Any) -> Loop:
     whole = text(1, 7) + continuation("shared", 7, 1)
     loop.add("shares", [*whole, 5], 3, priority=1)
     loop.turn()
-    seats = loop.scheduler._seats.bound()
+    seats = loop.scheduler._shared.seats.bound()
     assert [loop.cache.exclusive_blocks(seat.lease) for seat in seats] == [0, 2]
     assert loop.cache.room().free == 0
     return loop

@@ -88,7 +88,7 @@ window.look = () => {
     if (figure.querySelector(".readout, .reading")) overprints.push(`${figure.id}: Escape leaves the readout`);
   }
   const colours = {};
-  for (const name of ["s1", "s2", "s3", "s4", "device", "host", "third", "computed", "pinned", "promised", "lost", "down", "up"]) {
+  for (const name of ["s1", "s2", "s3", "s4", "device", "host", "disk", "computed", "pinned", "promised", "lost", "down", "up"]) {
     const swatch = document.createElement("i");
     swatch.style.color = `var(--${name})`;
     document.body.append(swatch);

@@ -311,6 +311,6 @@ def elsewhere(seed: int = 0) -> Device:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, current: Callable[[], object] = Gpu) -> None:
-    """From now on `--device cuda` is this, or what is said of it."""
+    """From now on `--on cuda` and `--verify cuda` are this, or what is said of it."""
     monkeypatch.setattr("blockyard.crane.gpu.cuda.current", current)
     monkeypatch.setitem(sys.modules, "cupy", sys.modules[__name__])

@@ -1,13 +1,16 @@
 """Both halves of the connector for vLLM, and the calls of its scheduler and model runner."""
 
 import tempfile
+import time
 from collections.abc import Iterator
+from functools import cached_property, reduce
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -104,6 +107,11 @@ class Blocks:
 class Front:
     """Both halves, and the calls of a scheduler and of a model runner."""
 
+    @cached_property
+    def told(self) -> list[dict[str, Any]]:
+        """What has come to vLLM's metrics, a report for each step with one."""
+        return []
+
     def __init__(
         self, copier: Any = None, *, changes: dict[str, Any] | None = None, **extra: Any
     ) -> None:
@@ -139,6 +147,7 @@ class Front:
             "resumable": False,
             # As far as it was scheduled: most of these tests stop at its end.
             "num_computed_tokens": 1 << 20,
+            "num_in_flight_tokens": 0,
         }
         return Recorded("Request", **(fields | more))
 
@@ -147,7 +156,10 @@ class Front:
         tokens, asynchronous = self.scheduler.get_num_new_matched_tokens(request, local)
         assert asynchronous == bool(tokens)
         if tokens is not None:
+            # It has none before.
+            after, request.num_computed_tokens = request.num_computed_tokens, 0
             self.scheduler.update_state_after_alloc(request, Blocks(ids), tokens)
+            request.num_computed_tokens = after
         return tokens
 
     @staticmethod
@@ -196,13 +208,18 @@ class Front:
         zeroed: list[int] | None = None,
         write: dict[int, int] | None = None,
         more: dict[Any, tuple[list[int] | None, int, int]] | None = None,
+        computed: int = 0,
     ) -> Any:
         """A step: rows that begin with blocks and a number of tokens, and what is written.
 
         Rows that go on come as `more`: new blocks, tokens that are computed, and how many are next.
+        Those that begin have `computed` tokens.
         """
-        output = self.output(new or {}, 0, preempted, zeroed, more or {})
-        meta = self.scheduler.build_connector_meta(output)
+        return self.run(self.output(new or {}, computed, preempted, zeroed, more or {}), write)
+
+    def run(self, output: Any, write: dict[int, int] | None = None) -> Any:
+        """Runs what the scheduler has decided, as vLLM and its model runner do."""
+        self.meta = meta = self.scheduler.build_connector_meta(output)
         worker = self.worker
         worker.handle_preemptions(meta)
         worker.bind_connector_metadata(meta)
@@ -218,8 +235,16 @@ class Front:
         # What vLLM acts on itself.
         vars(said).update(finished_recving=recving, invalid_block_ids=missing)
         self.scheduler.update_connector_output(said)
+        self._tell(worker.get_kv_connector_stats(), self.scheduler.get_kv_connector_stats())
         assert self.scheduler.front.cache.audit() is None
         return said
+
+    def _tell(self, *reports: Any) -> None:
+        """Joins the reports of a step, as vLLM does, and sends them as it does."""
+        made = [one for one in reports if one is not None and not one.is_empty()]
+        if made:
+            data = reduce(lambda joined, one: joined.aggregate(one), made).data
+            self.told.append(msgspec.msgpack.decode(msgspec.msgpack.encode(data)))
 
     def until(self, name: str) -> set[int]:
         """Steps until the load of a request is said to have ended; returns what is missing."""
@@ -267,6 +292,17 @@ def ended(front: Front, name: str, tokens: list[int], ids: list[int], **more: An
     one.num_tokens += 1
     front.scheduler.request_finished(one, ids)
     return one
+
+
+def idle(front: Front, most: int = 5000) -> int:
+    """Steps as vLLM's loop does while nothing runs; returns how often until it sleeps."""
+    for steps in range(most):
+        if not front.scheduler.has_pending_push_work():
+            return steps
+        front.step()
+        # As vLLM's loop.
+        time.sleep(1e-3)
+    raise AssertionError("it does not sleep")
 
 
 HASH = sha256(b"a block").digest()

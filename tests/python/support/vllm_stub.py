@@ -69,6 +69,7 @@ PARTS: Final[dict[str, Any]] = {
         "bind_connector_metadata": bind,
         "_get_connector_metadata": lambda self: self._connector_metadata,
     },
+    "KVConnectorFactory": {"register_connector": lambda *_what: None},
     "KVConnectorRole": {"SCHEDULER": "scheduler", "WORKER": "worker"},
     "KVConnectorStats": dataclass(
         declared(

@@ -180,7 +180,7 @@ def test_a_token_that_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     """The tokens of stopping requests are dropped."""
 
     def wrong(self: Scheduler, right: Any, output: Output) -> Any:
-        seats = [self._seats.at(int(number)) for number in output.seats]
+        seats = [self._shared.seats.at(int(number)) for number in output.seats]
         if output.counts is not None:
             return right(self, output)
         keep = np.array([seat is None or seat.stop is None for seat in seats], np.bool_)
@@ -506,7 +506,7 @@ def frees(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
 def lives(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
     """It is taken for alive."""
     right(self, reason, **more)
-    self.dead = None
+    self._batch.dead = None
 
 
 def loads(self: Lifecycle, right: Any, reason: str, **more: Any) -> None:
@@ -537,9 +537,9 @@ def test_what_a_dead_engine_says_is_noticed_where_it_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def wrong(self: Scheduler, right: Any, output: Output) -> None:
-        dead, self._lifecycle.dead = self._lifecycle.dead, None
+        dead, self._batch.dead = self._batch.dead, None
         right(self, output)
-        self._lifecycle.dead = dead
+        self._batch.dead = dead
 
     assert broken(monkeypatch, "on_output", wrong, likely=92) != "nothing"
 
@@ -696,7 +696,7 @@ def test_one_token_waits_where_nothing_of_the_device_can_be_had() -> None:
     cache = by.KVCache(block_size=2, device=3)
     elsewhere = cache.promise(2)
     scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=1))
-    scheduler.add("one", [7], max_tokens=1)
+    scheduler.add(by.NewRequest("one", [7], max_tokens=1))
     assert len(scheduler.schedule()) == 0
     cache.release(elsewhere)
     assert len(scheduler.schedule()) == 1
@@ -904,7 +904,7 @@ def test_one_that_gives_way_to_its_equal_is_noticed(monkeypatch: pytest.MonkeyPa
         return [row for row in self._batch.running() if self._preemptor.is_rested(row)]
 
     monkeypatch.setattr(Displacement, "_rows", rows)
-    said = _displacing(monkeypatch, lambda row, entry: row.request not in entry.displaced)
+    said = _displacing(monkeypatch, lambda row, entry: row.request not in entry.waiting.displaced)
     assert "INV-41" in said
     assert "gave way to" in said
 

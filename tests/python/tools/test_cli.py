@@ -98,22 +98,27 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--set ranks=2", "give --ranks 2"),
         ("--ranks 3", "--ranks 3: must divide the 32 heads of llama-3-8b"),
         ("--ranks 0", "0 is not in the range"),
-        ("--device-blocks 0", "'--device-blocks': 0 is not"),
-        ("--device-blocks -5", "'--device-blocks': -5 is not"),
-        ("--device-blocks many", "'many' is not a valid integer"),
-        ("--host-blocks -1", "'--host-blocks': -1 is not"),
-        ("--device-gib 0.001", "less than one block of 2.00 MiB"),
-        ("--device-gib 0", "must be a number of GiB > 0"),
-        ("--device-gib nan", "--device-gib nan"),
-        ("--device-gib 1e300", "more than 1,000,000,000 blocks"),
-        ("--host-gib -3", "--host-gib -3"),
-        ("--host-gib 0.001", "less than one block"),
-        ("--third-gib -3", "--third-gib -3"),
-        ("--third-gib 0.001", "less than one block"),
-        ("--third-gbps 0", "--third-gbps 0"),
-        ("--device-blocks 9 --device-gib 1", "--device-blocks and --device-gib"),
-        ("--host-blocks 0 --host-gib 1", "--host-blocks and --host-gib"),
-        ("--device-blocks 999999999 --verify", "or leave out --verify"),
+        ("--device 0", "--device = '0': less than one block"),
+        ("--device -5", "--device = '-5': give blocks, or memory like '64 GiB'"),
+        ("--device many", "--device = 'many': give blocks, or memory like '64 GiB'"),
+        ("--device 1.5", "--device = '1.5': give blocks, or memory"),
+        ("--device 4Gb", "--device = '4Gb': give blocks, or memory"),
+        ("--host -1", "--host = '-1'"),
+        ("--device 0.001GiB", "less than one block of 2,097,152 bytes"),
+        ("--device 0GiB", "less than one block of 2,097,152 bytes"),
+        ("--device nanGiB", "--device = 'nanGiB'"),
+        ("--device 1e30GiB", "more than 1,000,000,000 blocks"),
+        ("--device 4GiB --device lots", "--device = 'lots'"),
+        ("--host -3GiB", "--host = '-3GiB'"),
+        ("--host 0.001GiB", "less than one block"),
+        ("--disk -3GiB", "--disk = '-3GiB'"),
+        ("--disk 0.001GiB", "less than one block"),
+        ("--device-gib 4", "No such option"),
+        ("--preset a/b --preset c/d", "--preset is given 2 times: give it once"),
+        ("--seed 1 --requests 3 --seed 1 --seed=2", "--seed is given 3 times: give it once"),
+        ("--verify memory --verify cuda", "--verify is given 2 times"),
+        ("--disk-gbps 0", "--disk-gbps 0"),
+        ("--device 999999999 --verify memory", "or leave out --verify"),
         ("--requests 0", "'--requests': 0 is not"),
         ("--seed -1", "'--seed': -1 is not"),
         ("--rate 0", "rate = 0"),
@@ -126,18 +131,18 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--policy bonus", "'bonus' is not one of 'recency', 'learned', 'heap'"),
         ("--policy newest", "'newest' is not one of 'recency', 'learned', 'heap'"),
         ("--host-copies never", "'never' is not one of 'first', 'last'"),
-        ("--host-copies first --host-blocks 0", "--host-copies needs a host"),
+        ("--host-copies first --host 0", "--host-copies needs a host"),
         ("--hints lies", "--hints needs --model sequential"),
         ("--owner engine", "--owner needs --model sequential"),
-        ("--model sequential --owner engine --host-blocks 0", "--owner engine needs a host"),
+        ("--model sequential --owner engine --host 0", "--owner engine needs a host"),
         ("--model sequential --hints soon", "hints 'soon': give end=RECALL[:FALSE],next="),
         ("--model sequential --hints end=2", "end = 2.0: must be a share from 0 to 1"),
         ("--policy optimum", "--model sequential"),
-        ("--model sequential --policy optimum --host-blocks 9", "knows one tier"),
-        ("--model sequential --verify", "--verify is for --model virtual"),
-        ("--device gpu --verify", "'gpu' is not one of 'memory', 'cuda'"),
-        ("--device cuda", "--device cuda is where --verify moves bytes"),
-        ("--model sequential --device cuda", "--device is for --model virtual"),
+        ("--model sequential --policy optimum --host 9", "knows one tier"),
+        ("--model sequential --policy optimum --disk 1GiB", "--policy optimum knows one tier"),
+        ("--model sequential --verify memory", "--verify is for --model virtual"),
+        ("--verify gpu", "'gpu' is not one of 'memory', 'cuda'"),
+        ("--verify", "'--verify' requires an argument"),
         ("--model sequential --ranks 2", "--ranks is for --model virtual"),
         ("--model sequential --prefetch 2", "--prefetch is for --model virtual"),
         ("--model sequential --role decode", "--role is for --model virtual"),
@@ -225,7 +230,7 @@ def test_both_ways_to_call_it_say_the_version_and_the_options() -> None:
         said = subprocess.check_output([*command, "--version"], text=True)  # noqa: S603
         assert said == f"blockyard {by.__version__}\n"
         said = subprocess.check_output([*command, "replay", "--help"], text=True)  # noqa: S603
-        assert "--device-gib" in said
+        assert "--disk-gbps" in said
 
 
 def bare(words: str, *missing: str) -> subprocess.CompletedProcess[str]:
@@ -307,7 +312,7 @@ def test_the_first_run_stands_at_the_top_and_policies_multiply() -> None:
 
 
 def test_headrooms_are_compared_in_one_command() -> None:
-    words = "--requests 60 --device-blocks 500 --host-blocks 0 --victims least-computed"
+    words = "--requests 60 --device 500 --host 0 --victims least-computed"
     words += " --headroom none --headroom full-length --json r.json"
     done = typed(*words.split())
     runs = json.loads(Path("r.json").read_text())["runs"]
@@ -327,12 +332,12 @@ def test_headrooms_are_compared_in_one_command() -> None:
     ("role", "headroom"), [("mixed", "adaptive"), ("prefill", "none"), ("decode", "adaptive")]
 )
 def test_a_role_has_its_default_headroom_and_its_own_figures(role: str, headroom: str) -> None:
-    result = found("--requests", "12", "--role", role, "--verify")
+    result = found("--requests", "12", "--role", role, "--verify", "memory")
     assert (result["role"], result["headroom"], result["requests"]) == (role, headroom, 12)
     assert (result["output_tokens"] == 12) == (role == "prefill")
     assert (result["reservations"]["tickets"] is not None) == (role == "decode")
     assert (result["verified"]["wrong"], result["verified"]["wrong_answers"]) == (0, 0)
-    again = found("--requests", "12", "--role", role, "--verify")
+    again = found("--requests", "12", "--role", role, "--verify", "memory")
     for run in (result, again, *result["runs"], *again["runs"]):
         for name in MEASURED:
             assert run.pop(name)
@@ -346,7 +351,7 @@ def test_without_time_there_is_no_scheduler() -> None:
 
 
 def test_sizes_in_memory_are_blocks_of_the_preset() -> None:
-    result = found("--requests", "3", "--device-gib", "3.001", "--host-gib", "0")
+    result = found("--requests", "3", "--device", "3.001GiB", "--host", "0")
     assert result["block_bytes"] == 2**21
     assert (result["device_blocks"], result["host_blocks"]) == (1536, 0)
 
@@ -359,21 +364,21 @@ def test_figures_and_ranks_reach_the_result() -> None:
 
 
 def test_a_request_larger_than_the_device_is_refused_and_counted() -> None:
-    result = found("--requests", "20", "--device-blocks", "200", "--host-blocks", "10")
+    result = found("--requests", "20", "--device", "200", "--host", "10")
     assert result["refused"] > 0
     assert result["refused"] + result["requests"] == 20
 
 
 @pytest.mark.parametrize("words", ["", "--ranks 2"])
 def test_real_bytes_are_moved_and_checked(words: str) -> None:
-    result = found("--requests", "60", "--verify", *words.split())
+    result = found("--requests", "60", "--verify", "memory", *words.split())
     assert result["verified"]["wrong"] == 0
     assert result["verified"]["checked"] > 1000
     assert result["moved"]["blocks_up"] > 0
 
 
 def test_a_saved_workload_replays_to_the_same_figures() -> None:
-    sizes = ["--device-blocks", "1500", "--host-blocks", "3000"]
+    sizes = ["--device", "1500", "--host", "3000"]
     made = found("--requests", "40", "--save-trace", "w.jsonl", *sizes)
     read = found("w.jsonl", *sizes)
     assert len(Path("w.jsonl").read_text().splitlines()) == 40
@@ -472,7 +477,7 @@ def test_a_breach_or_a_wrong_byte_is_status_3_whether_or_not_it_was_interrupted(
         return msgspec.structs.replace(run, verified=verified)
 
     monkeypatch.setattr(comparison, "play", spoiled(change))
-    done = typed("--requests", "5", "--verify", "--json", "r.json")
+    done = typed("--requests", "5", "--verify", "memory", "--json", "r.json")
     assert done.exit_code == 3
     lines = {
         "audit": "blockyard: a law is broken: INV-1: two and two make five",
@@ -533,6 +538,36 @@ def test_the_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch
         assert row[-1] == "ms"
 
 
+@pytest.mark.parametrize("width", [44, 40, 24, 10])
+def test_no_number_is_cropped_in_a_narrow_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    result = found("--requests", "5")
+    shown = typed("--requests", "5").stdout
+    assert f"{result['hit_ratio']:.1%}" in shown
+    assert f"{result['hit_ratio_by_tier']['device']:.1%}" in shown
+    assert shown.count("…") == 0
+
+
+def test_sizes_are_columns_of_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    hosts = ("0", "4GiB", "2048", "16GiB")
+    sizes = ["--device", "2000", *(word for host in hosts for word in ("--host", host))]
+    result = found("--requests", "20", *sizes)
+    # 4 GiB and 2,048 blocks are one size.
+    assert [run["host_blocks"] for run in result["runs"]] == [0, 2048, 8192]
+    shown = typed("--requests", "20", *sizes, "--report", "r.html").stdout
+    assert all(word in shown for word in ("no host", "host 4.00 GiB", "host 16.0 GiB"))
+    assert "llama-3-8b/h100, device 3.91 GiB\n" in shown
+
+
+def test_a_size_of_each_rank_is_that_of_all_together() -> None:
+    words = ["--requests", "3", "--preset", "llama-3-70b/h100x4", "--host", "0"]
+    each, whole = (found(*words, "--device", size) for size in ("2 GiB/rank", "8GiB"))
+    assert each["device_blocks"] == whole["device_blocks"]
+
+
 @contextlib.contextmanager
 def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """A process of its own group, once it has said that it replays; Ctrl-C ends it.
@@ -572,7 +607,7 @@ def until_worked(process: "subprocess.Popen[str]", seconds: float) -> None:
 def test_bytes_are_verified_in_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated.installed(monkeypatch)
     simulated.waits.clear()
-    result = found("--requests", "20", "--verify", "--device", "cuda")
+    result = found("--requests", "20", "--verify", "cuda")
     assert result["verified"]["checked"] > 0
     assert result["verified"]["wrong"] == 0
     assert simulated.waits["get"] > 0
@@ -585,10 +620,10 @@ def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.Mo
     simulated.installed(monkeypatch)
     monkeypatch.setattr(comparison, "play", ran)
     monkeypatch.setattr("blockyard.tools.replay.sizes.os.sysconf", lambda _name: 1 << 14)
-    large = ["--requests", "3", "--device-blocks", "100000", "--verify"]
-    assert "takes 39" in refused(*large)
-    assert "it has begun" in typed(*large, "--device", "cuda").stderr
-    assert "or leave out --verify" in refused(*large, "--device", "cuda", "--host-blocks", "100000")
+    large = ["--requests", "3", "--device", "100000", "--verify"]
+    assert "takes 39" in refused(*large, "memory")
+    assert "it has begun" in typed(*large, "cuda").stderr
+    assert "or leave out --verify" in refused(*large, "cuda", "--host", "100000")
 
 
 def until_told(process: "subprocess.Popen[str]") -> None:
@@ -600,7 +635,7 @@ def until_told(process: "subprocess.Popen[str]") -> None:
     pytest.fail("it ended too soon")
 
 
-@pytest.mark.parametrize("words", ["--jobs 1", "--jobs 2", "--verify --ranks 2"])
+@pytest.mark.parametrize("words", ["--jobs 1", "--jobs 2", "--verify memory --ranks 2"])
 def test_ctrl_c_ends_it_with_what_is_known(words: str) -> None:
     outputs = ["--json", "r.json", "--report", "r.html"]
     policies = ["--policy", "recency", "--policy", "heap"]

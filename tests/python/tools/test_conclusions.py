@@ -65,7 +65,9 @@ def run_of(**changes: Any) -> Run:
         ),
         pinned=710.0,
         peak={"device": 1000, "host": 4000, "pinned": 980},
-        third=None,
+        disk_blocks=0,
+        block_bytes=2**21,
+        disk=None,
         bookkeeping=None,
         verified=None,
         audit="ok",
@@ -213,7 +215,7 @@ def test_preemptions_are_named_where_they_cost_something() -> None:
 def test_a_tier_that_finds_nothing_is_named() -> None:
     tiers = {"device": 0.37, "host": 0.001}
     last = conclusions([run_of(hit_ratio_by_tier=tiers)])[-1]
-    assert last == "The host finds 0.1%: compare --host-blocks 0, which would save it."
+    assert last == "The host finds 0.1%: compare --host 0, which would save it."
     last = conclusions([run_of(), run_of(policy="learned")])[-1]
     assert last == "The host was full: `blockyard sweep` says what more of it would find."
     assert not any("Compare" in said for said in conclusions([run_of(complete=False)]))

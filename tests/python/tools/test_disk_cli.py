@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 
 import blockyard as by
 from blockyard._core import DiskInspector, DiskLane
+from blockyard.crane.tiers.disk_folders import identities, wipe
 from blockyard.tools.cli import cli
 from blockyard.tools.disk import bench as measuring
-from blockyard.tools.disk.folders import identities, wipe
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
 OURS = {"model": 'a "model"\nof two lines', "weights": "v1"}
@@ -131,7 +131,7 @@ def everything(root: Path) -> dict[str, tuple[int, bytes]]:
 def test_show_says_whose_blocks_there_are(root: Path) -> None:
     before = everything(root)
     said = told("show", root)
-    assert f"{name_of(root)}  format 1\n" in said
+    assert f"{name_of(root)}  format 1, last written by Blockyard {by.__version__}\n" in said
     assert '  model = "a \\"model\\"\\nof two lines"\n' in said
     assert "rank 0: 64 slots of 4.00 KiB" in said
     assert "no process owns it" in said

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from test_doctor_vllm import LLAMA, WRONG, host, line
+from test_doctor_vllm import WRONG, host, line
 
 from blockyard.tools.cli import cli
 from blockyard.tools.doctor import cli as doctor_cli
 from blockyard.tools.doctor import disk, gpu
 from blockyard.tools.doctor.finding import Finding, Site
+from wrong_flags import LLAMA
 
+SAID = "hicache-storage-backend-extra-config"
 GOOD = line({"host": 64, "namespace": {"weights": "v1"}})
 TOML = """[blockyard]
 device = "8 GiB"
@@ -55,6 +57,35 @@ def test_the_flags_may_be_one_word_or_a_command(words: list[str]) -> None:
     assert done.exit_code == (words[0] == "--")
 
 
+@pytest.mark.parametrize(
+    ("words", "engine"),
+    [
+        (["--", "vllm", "serve", "lmsys/sglang-model"], "vLLM"),
+        (["--", "m", "-tp", "2"], "vLLM"),
+        (["--", "A=1", "python", "-m", "sglang.launch_server", "--model-path", "m"], "SGLang"),
+        (["--", "/opt/venv/bin/sglang", "serve", "--model-path", "vllm/m"], "SGLang"),
+        (
+            ["--", "docker", "run", "--gpus=all", "lmsysorg/sglang:v1", "python3", "-m", "x"],
+            "SGLang",
+        ),
+        (["--sglang", "--model-path m"], "SGLang"),
+        (["--vllm", "m"], "vLLM"),
+    ],
+)
+def test_a_command_names_its_engine(words: list[str], engine: str) -> None:
+    done = typed(*words)
+    assert done.stdout.splitlines()[0] == engine
+    assert done.exit_code == 1
+
+
+def test_ranks_are_compared_with_the_gpus_that_the_command_shows() -> None:
+    done = typed("--vllm", f"CUDA_VISIBLE_DEVICES=0,1 {GOOD} -tp 4")
+    assert "GPUs: CUDA_VISIBLE_DEVICES=0,1 shows 2, and 4 processes compute" in done.stdout
+    assert "-> CUDA_VISIBLE_DEVICES=0,1,2,3, or fewer ranks" in done.stdout
+    assert done.exit_code == 1
+    assert typed("--vllm", f"CUDA_VISIBLE_DEVICES=0,1 {GOOD} -tp 2").exit_code == 0
+
+
 def test_a_failure_ends_with_1_and_strictness_with_1_for_a_warning() -> None:
     assert typed("--vllm", line({"hosts": 1})).exit_code == 1
     warned = "LMCACHE_CONFIG_FILE=x " + GOOD
@@ -82,6 +113,8 @@ def test_json_goes_to_stdout_or_to_a_file() -> None:
     ("words", "says"),
     [
         (["--vllm", "x", "--", "vllm", "serve"], "give one of them"),
+        (["--vllm", "x", "--sglang", "y"], "give one of them"),
+        (["--sglang", "x", "--", "sglang", "serve"], "give one of them"),
         (["--config", "no.toml"], "there is no such file"),
         (["--json", "no/such/file"], "there is no directory"),
         (["--frobnicate"], "No such option"),
@@ -202,12 +235,14 @@ def test_no_command_line_is_too_strange(tmp_path: Path) -> None:
         "--attention-config [] --hf-overrides 5 --config /",
         "--kv-transfer-config " + "[" * 5000,
     ]
-    for _ in range(150):
+    for _ in range(100):
         extra = {chance.choice(names): chance.choice(values) for _ in range(3)}
         said = {chance.choice(fields): chance.choice(values) for _ in range(2)}
         strange.append(line(extra, chance.choice(strange[6:15]), str(tmp_path), **said))
-    for text in [*strange, *(command for command, *_ in WRONG.values())]:
-        found = doctor_cli.examined(vllm_line=text, site=Site(root=tmp_path, environ={}))
+    lines = [("vllm", text) for text in [*strange, *(command for command, *_ in WRONG.values())]]
+    lines += [("sglang", text.replace("kv-transfer-config", SAID)) for text in strange[::3]]
+    for engine, text in lines:
+        found = doctor_cli.examined(lines={engine: text}, site=Site(root=tmp_path, environ={}))
         odd = [
             one for group in found.values() for one in group if "cannot be looked at:" in one.fact
         ]
@@ -217,7 +252,7 @@ def test_no_command_line_is_too_strange(tmp_path: Path) -> None:
 def test_nothing_is_left_and_no_connector_is_imported() -> None:
     code = (
         "import sys; from blockyard.tools.doctor.cli import examined;"
-        "examined(vllm_line='serve m');"
+        "examined(lines={'vllm': 'serve m', 'sglang': '--model-path m'});"
         "sys.exit(any(name.partition('.')[0] in ('vllm', 'torch', 'cupy', 'rich', 'msgspec') "
         "for name in sys.modules))"
     )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -440,6 +441,43 @@ def test_what_a_disk_tier_refuses_is_told_before(tmp_path: Path) -> None:
     with by.local(layout, device=4, disk=4, disk_path=path, namespace=names):
         same(of(disk.folder, path), "warn", f"process {os.getpid()} owns one")
     same(of(disk.folder, path), "ok", "1 identities")
+
+
+def test_a_folder_that_depends_on_where_one_is_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = of(disk.folder, Path("kv"))
+    same(found, "warn", "it will be made")
+    assert found.do == f"write {tmp_path}/kv"
+
+
+def gpus(count: int) -> dict[str, str]:
+    where = "sys/bus/pci/devices/0000:0{}:00.0/{}"
+    named = {"class": "0x030200", "vendor": "0x10de"}
+    return {where.format(at, name): text for at in range(count) for name, text in named.items()}
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "ranks", "level", "says"),
+    [
+        (4, None, 4, "ok", "4 on the bus"),
+        (2, None, 4, "fail", "2 on the bus, and 4 processes compute"),
+        (0, None, 4, "unknown", "no GPU"),
+        (8, "0,1", 4, "fail", "CUDA_VISIBLE_DEVICES=0,1 shows 2"),
+        (2, "GPU-1a,GPU-2b", 2, "ok", "shows 2"),
+        # As it is written for an engine on the CPU.
+        (2, "", 1, "warn", "shows 0"),
+        (2, "-1", 1, "warn", "shows 0"),
+        (0, None, 0, "unknown", "no GPU"),
+    ],
+)
+def test_there_is_a_gpu_for_each_rank(
+    tmp_path: Path, count: int, visible: str | None, ranks: int, level: str, says: str
+) -> None:
+    site = planted(tmp_path, gpus(count), ranks=ranks)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    same(gpu.enough(replace(site, environ=environ)), level, says)
 
 
 def test_a_disk_without_room_or_too_slow_is_named(tmp_path: Path) -> None:

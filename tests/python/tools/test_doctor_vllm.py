@@ -7,21 +7,12 @@ from typing import Any
 
 import pytest
 
+from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.tools.doctor import vllm
 from blockyard.tools.doctor.finding import Finding, Site
-from blockyard.tools.doctor.flags import Fault, parsed, split
 from blockyard.tools.doctor.vllm import Serve, checks
+from wrong_flags import GOOD, LLAMA, TAKEN, WRONG_FLAGS, files
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
 LATENT = LLAMA | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 60}
 TRANSFER = {
     "kv_connector": "Blockyard",
@@ -31,10 +22,15 @@ TRANSFER = {
 }
 
 
+def parsed(line: str) -> tuple[Flags, bool]:
+    words, bare = split(line)
+    return read("vllm", words), bare
+
+
 def serve(line: str, environ: dict[str, str] | None = None) -> dict[str, Finding]:
-    flags = parsed(split(line))
+    flags, bare = parsed(line)
     site = Site(environ=environ or {})
-    made = [check(site) for check in checks(Serve(flags, {**site.environ, **flags.environ}))]
+    made = [check(site) for check in checks(Serve(flags, {**site.environ, **flags.environ}, bare))]
     return {one.name: one for one in made if one.level != "fail"} | {
         one.name: one for one in made if one.level == "fail"
     }
@@ -62,6 +58,25 @@ def host(**more: Any) -> str:
     return line({"host": "64 GiB"} | more)
 
 
+OWN = TRANSFER | {"kv_connector_extra_config": {"host": 9}}
+
+
+def multi(*others: dict[str, Any], own: bool = True, **changes: Any) -> str:
+    """A command line of MultiConnector, with Blockyard behind the others."""
+    keys = {"host": 9} | {name: changes.pop(name) for name in ("host", "hosts") if name in changes}
+    keys = {name: value for name, value in keys.items() if value is not ...}
+    last = [OWN | {"kv_connector_extra_config": keys}] if own else []
+    inside = {"connectors": [*others, *last]}
+    said: dict[str, Any] = {"kv_connector_module_path": ...} | changes
+    return line(kv_connector="MultiConnector", kv_connector_extra_config=inside, **said)
+
+
+def test_behind_one_that_sends_nothing_is_wrong() -> None:
+    found = serve(multi({"kv_connector": "NixlConnector", "kv_role": "kv_producer"}))
+    assert not failed(found)
+    assert found["kv_connector"].fact == "Blockyard"
+
+
 WRONG: dict[str, tuple[str, str, str]] = {
     # What is wrong: the command line, what is named, and what to write.
     "no flag": ("vllm serve m", "missing", '"kv_connector": "Blockyard"'),
@@ -87,15 +102,26 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "small letters": (line(kv_connector="blockyard"), "blockyard", '"kv_connector": "Blockyard"'),
     "LMCache": (line(kv_connector="LMCacheConnectorV1"), "LMCache", '"kv_connector": "Blockyard"'),
     "OffloadingConnector": (line(kv_connector="OffloadingConnector"), "Offloading", "Blockyard"),
-    "MultiConnector": (
-        line(
-            kv_connector="MultiConnector",
-            kv_connector_extra_config={
-                "connectors": [TRANSFER | {"kv_connector_extra_config": {"host": 9}}]
-            },
-        ),
-        "'MultiConnector' with Blockyard in it",
-        '"kv_connector": "Blockyard" alone',
+    "inside, and alone": (multi(), "nobody is beside it", '"kv_connector": "Blockyard" alone'),
+    "inside, and first": (
+        multi(OWN, {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}, own=False),
+        "its peer waits",
+        "write NixlConnector first",
+    ),
+    "beside another store": (
+        multi({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}),
+        "OffloadingConnector stores KV",
+        "leave one of them out",
+    ),
+    "inside, with vLLM's policy": (
+        multi({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, kv_load_failure_policy=...),
+        "kv_load_failure_policy = 'fail' around",
+        '"kv_load_failure_policy": "recompute" beside "kv_connector": "MultiConnector"',
+    ),
+    "inside, with a wrong key": (
+        multi({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, host=..., hosts="9 GiB"),
+        "no 'hosts'",
+        '"host": "9 GiB"',
     ),
     "another module": (
         line(kv_connector_module_path="blockyard.vllm"),
@@ -123,8 +149,10 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "swap space in text": (line(more="--swap-space 16GB"), "no such", '"host": "4 GiB/rank"'),
     "ranks": (host(ranks=2), "ranks = 2", "leave it out"),
     "yard": (host(yard=2), "yard = 2", "leave it out"),
-    "swap space": (line(more="--swap-space 16"), "no such flag any more", '"host": "16 GiB/rank"'),
+    "swap space": (line(more="--swap-space 16"), "no such flag", '"host": "16 GiB/rank"'),
     "no host": (line({}), "host is missing", '"host": "64 GiB"'),
+    "a host of nothing": (line({"host": "0 GiB"}), "nothing would be kept", '"host": "64 GiB"'),
+    "a host of no blocks": (host(host=0, preempt="recompute"), "nothing", '"host": "64 GiB"'),
     "hosts": (line({"hosts": "9 GiB"}), "no 'hosts'", '"host": "9 GiB"'),
     "host_blocks": (line({"host_blocks": 900}), "no 'host_blocks'", '"host": 900'),
     "cpu_bytes_to_use": (
@@ -222,6 +250,117 @@ def test_a_wrong_setting_is_named_with_what_to_write(name: str) -> None:
     assert all(one.do for one in found)
 
 
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files are that those command lines name."""
+    for name, text in files().items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "M"
+
+
+def of(line: str) -> str:
+    return line if line.startswith("vllm") else f"{GOOD} {line}"
+
+
+@pytest.mark.parametrize("line", WRONG_FLAGS)
+@pytest.mark.usefixtures("model")
+def test_what_vllm_refuses_is_named_with_what_to_write(line: str) -> None:
+    says, do = WRONG_FLAGS[line]
+    found = failed(serve(of(line)))
+    assert [one for one in found if says in one.fact and do in one.do], found
+
+
+@pytest.mark.parametrize("line", ["", *TAKEN])
+@pytest.mark.usefixtures("model")
+def test_what_vllm_takes_is_passed(line: str) -> None:
+    assert failed(serve(of(line))) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        # What a shell leaves of JSON without quotes around it.
+        (["{kv_connector:", "Blockyard,", "kv_role:", "kv_both}"], {}),
+        (["{kv_connector: Blockyard, kv_role: kv_both}"], {}),
+        (["kv_connector:Blockyard", "kv_role:kv_both"], {}),
+        (["{“kv_connector”: “Blockyard”, “kv_role”: “kv_both”}"], {}),
+        (
+            ["{kv_connector: Blockyard, kv_role: kv_both, x: {host: 9 GiB}}"],
+            {"x": {"host": "9 GiB"}},
+        ),
+    ],
+)
+def test_json_that_a_shell_has_broken_is_written_as_it_was_meant(
+    words: list[str], meant: dict[str, Any]
+) -> None:
+    flags = read("vllm", ["serve", "m", "--kv-transfer-config", *words, "-tp", "2"])
+    said = {"kv_connector": "Blockyard", "kv_role": "kv_both", **meant}
+    assert [one.flag for one in flags.faults] == ["--kv-transfer-config"]
+    assert f"--kv-transfer-config '{json.dumps(said)}'" in flags.faults[0].do
+    assert flags.values["tensor_parallel_size"] == 2
+
+
+def test_a_number_with_a_suffix_is_no_memory() -> None:
+    for given in (
+        "--kv-transfer-config.kv_connector_extra_config.host 64G",
+        """--kv-transfer-config '{"kv_connector_extra_config": {"host": 64G}}'""",
+    ):
+        flags = read("vllm", split(f"serve m {given}")[0])
+        assert flags.values["kv_transfer_config"]["kv_connector_extra_config"]["host"] == 64 << 30
+    (one,) = failed(serve(line({"host": 64 << 30})))
+    assert one.do == 'write "host": "64 GiB"'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """#!/bin/sh
+# It's the server's.
+set -e
+export CUDA_VISIBLE_DEVICES=0,1
+pip install vllm==0.33.0 && echo installed
+exec vllm serve m \\
+  -tp 2 2>&1 | tee log
+echo "It has ended"
+""",
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve m -tp 2 >log 2>&1 &",
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve m\n  --tensor-parallel-size 2\n",
+        "CUDA_VISIBLE_DEVICES=0,1 m\n-tp 2\n",
+        "docker run -e CUDA_VISIBLE_DEVICES=0,1 vllm/vllm-openai:v0.33.0 --model m -tp 2",
+        "env CUDA_VISIBLE_DEVICES=0,1 python3 -u -m vllm.entrypoints.openai.api_server m -tp 2",
+    ],
+)
+def test_a_script_is_read_as_its_shell_reads_it(text: str) -> None:
+    flags = read("vllm", split(text)[0])
+    assert flags.values == {"model": "m", "tensor_parallel_size": 2}
+    assert flags.environ == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert flags.faults == []
+
+
+def test_json_without_quotes_is_a_warning() -> None:
+    bare = line().replace("'", "")
+    assert serve(bare)["quotes"].level == "warn"
+    assert "quotes" not in serve(line())
+
+
+def test_another_version_of_vllm_may_have_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Serve, "version", "0.34.0")
+    found = serve(line(more="--new-flag 5"))
+    assert failed(found) == []
+    assert found["flags"].level == "warn"
+
+
+def test_variables_that_change_what_is_found_and_told() -> None:
+    events = """--kv-events-config '{"enable_kv_cache_events": true}'"""
+    told = serve(line(more=events), {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"})["variables"]
+    assert told.do == "unset VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
+    disk = host(disk="1 TiB", disk_path="/kv")
+    assert "PYTHONHASHSEED=7" in serve(disk, {"PYTHONHASHSEED": "7"})["variables"].fact
+
+
 @pytest.mark.parametrize(
     ("config", "extra", "more", "says", "do"),
     [
@@ -283,7 +422,7 @@ def test_what_the_machine_must_have_follows_from_the_flags(
         more + " --max-model-len 32k",
         model=str(tmp_path),
     )
-    asked = Serve(parsed(split(command)), {}).asked()
+    asked = Serve(parsed(command)[0], {}).asked()
     replicas = 2 if "-dp" in more else 1
     close = 1 << 24
     assert abs(asked.host - host) < close
@@ -314,7 +453,7 @@ def test_what_a_file_of_keys_says_is_looked_at_too(tmp_path: Path) -> None:
     found = serve(command)
     assert [one.name for one in failed(found)] == ["record"]
     assert found["end"].level == "warn"
-    asked = Serve(parsed(split(command)), {}).asked()
+    asked = Serve(parsed(command)[0], {}).asked()
     assert (asked.host, asked.disk, asked.paths) == (8 << 30, 1 << 40, (Path("/kv"),))
 
 
@@ -341,7 +480,13 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
     monkeypatch.setattr(vllm, "_registered", lambda: True)
     assert failed(serve(bare)) == []
     (one,) = failed(serve("VLLM_PLUGINS=other " + bare))
-    assert "add blockyard" in one.do
+    assert one.do.startswith("write VLLM_PLUGINS=other,blockyard, or ")
+    assert one.means.endswith("Unsupported connector type: Blockyard")
+    # vLLM takes no blanks away.
+    (one,) = failed(serve("VLLM_PLUGINS='other, blockyard' " + bare))
+    assert one.do.startswith("write VLLM_PLUGINS=other,blockyard, or ")
+    (two,) = failed(serve("VLLM_PLUGINS= " + bare))
+    assert two.do.startswith("write VLLM_PLUGINS=blockyard, or ")
     assert failed(serve("VLLM_PLUGINS=other,blockyard " + bare)) == []
 
 
@@ -353,9 +498,9 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
         ("python -m vllm.entrypoints.openai.api_server --model m", {"model": "m"}),
         ("A=1 vllm serve m \\\n  --max-model-len 1K", {"model": "m", "max_model_len": 1024}),
         ("m --max-model-len 25.6k", {"model": "m", "max_model_len": 25600}),
-        ("m --max-model-len -1", {"model": "m", "max_model_len": "auto"}),
+        ("m --max-model-len -1", {"model": "m", "max_model_len": -1}),
         ("m --no-enable-prefix-caching", {"model": "m", "enable_prefix_caching": False}),
-        ("m --enforce-eager --port 8000", {"model": "m", "enforce_eager": True}),
+        ("m --enforce-eager --port 8000", {"model": "m", "enforce_eager": True, "port": 8000}),
         (
             'm --hf-overrides {"a": {"b": 1}} -pp 2',
             {"model": "m", "hf_overrides": {"a": {"b": 1}}, "pipeline_parallel_size": 2},
@@ -369,13 +514,13 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
             "m --kv-transfer-config.kv_connector_extra_config.host '9 GiB'",
             {"model": "m", "kv_transfer_config": {"kv_connector_extra_config": {"host": "9 GiB"}}},
         ),
-        ("--enable-auto-tool-choice m", {"model": "m"}),
+        ("--enable-auto-tool-choice m", {"model": "m", "enable_auto_tool_choice": True}),
         ("m --enable-prefix-cach", {"model": "m", "enable_prefix_caching": True}),
         ("m --tensor-parallel 4", {"model": "m", "tensor_parallel_size": 4}),
     ],
 )
 def test_flags_are_read_as_vllm_reads_them(command: str, values: dict[str, Any]) -> None:
-    flags = parsed(split(command))
+    flags = parsed(command)[0]
     assert flags.values == values
     assert flags.faults == []
 
@@ -393,12 +538,12 @@ def test_a_file_of_flags_gives_what_the_command_line_does_not(tmp_path: Path) ->
             }
         )
     )
-    flags = parsed(split(f"vllm serve --config {path} -tp 4"))
+    flags = parsed(f"vllm serve --config {path} -tp 4")[0]
     assert flags.values["tensor_parallel_size"] == 4
     assert flags.values["enable_prefix_caching"] is False
     assert flags.values["kv_transfer_config"] == TRANSFER
     path.write_text("- [")
-    assert "is no mapping" in parsed(split(f"serve --config {path}")).faults[0].fact
+    assert "is no mapping" in parsed(f"serve --config {path}")[0].faults[0].fact
 
 
 def test_a_configuration_that_says_nothing_of_its_kv_is_no_failure(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ COMMAND = (sys.executable, "-m", "blockyard")
 LINE = '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}\n'
 CHAT = '{"messages": [{"role": "user", "content": "hello"}]}\n'
 VERBS = {
-    "replay": "replay --requests 5 --verify --json a.json --report a.html --save-trace t.jsonl",
+    "replay": "replay --requests 5 --verify memory --json a.json --report a.html "
+    "--save-trace t.jsonl",
     "sweep": "sweep --requests 20 --points 2 --jobs 1 --model-requests 0 --json a.json "
     "--report a.html",
     "describe": "trace describe in.jsonl --json a.json --report a.html",

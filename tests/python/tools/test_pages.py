@@ -21,7 +21,7 @@ DATA: dict[str, Any] = {
 }
 SCRIPT = """
 const data = elements.data();
-elements.answer(elements.at("answer"), ["Give --host-gib 64.", data.text]);
+elements.answer(elements.at("answer"), ["Give --host 64.GiB", data.text]);
 const charts_ = elements.at("charts");
 charts.plot(charts_, {
   id: "knee", title: "Hit ratio", note: "by size",
@@ -93,7 +93,7 @@ def test_what_comes_from_outside_stays_text(seen: list[Seen]) -> None:
         answer = re.search(r'<section id="answer".*?</section>', one.dom, re.DOTALL)
         assert answer is not None
         assert html.escape(DATA["text"], quote=False) in answer[0]
-        assert "<code>--host-gib</code>" in answer[0]
+        assert "<code>--host</code>" in answer[0]
         assert "<b>bold" not in answer[0]
 
 

@@ -118,7 +118,7 @@ def test_what_the_host_has_no_room_for_is_parked_below_it_and_comes_back(host: i
 def test_the_command_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated.installed(monkeypatch)
     simulated.products.clear()
-    done = CliRunner().invoke(cli, ["proof", "--conversations", "3", "--device", "cuda"])
+    done = CliRunner().invoke(cli, ["proof", "--conversations", "3", "--on", "cuda"])
     assert (done.exit_code, done.stderr) == (0, "")
     (line,) = [line for line in done.stdout.splitlines() if "identical" in line]
     assert line.split()[2:] == ["✓", "✓", "✓", "✓"]

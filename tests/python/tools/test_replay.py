@@ -139,7 +139,7 @@ def test_the_same_replay_is_the_same_every_time_with_bytes_or_without(
 ) -> None:
     spec = spec_of(trace, policy=policy, write_policy=write)
     first = run(spec, trace, quiet)
-    second = run(dataclasses.replace(spec, verify=True), trace, quiet)
+    second = run(dataclasses.replace(spec, verify="memory"), trace, quiet)
     assert modelled(first) == modelled(second)
     assert second.verified is not None
     assert second.verified.wrong == 0
@@ -150,7 +150,7 @@ def test_two_cranes_in_two_processes_move_every_byte_right() -> None:
     trace = workload.generate(4, requests=60)
     spec = spec_of(trace, ranks=2, device_blocks=1_000, host_blocks=2_000)
     without = run(spec, trace, quiet)
-    real = run(dataclasses.replace(spec, verify=True), trace, quiet)
+    real = run(dataclasses.replace(spec, verify="memory"), trace, quiet)
     assert modelled(without) == modelled(real)
     assert real.verified is not None
     assert real.verified.wrong == 0
@@ -190,7 +190,7 @@ def test_a_request_behind_a_whole_queue_of_too_large_ones_is_served() -> None:
 
 def test_what_a_refused_request_would_have_held_is_not_kept() -> None:
     trace = asked([(0, 3_200, 4), (0, 64, 4)])
-    spec = spec_of(trace, device_blocks=100, verify=True)
+    spec = spec_of(trace, device_blocks=100, verify="memory")
     replay = opened(spec, trace)
     assert replay.run(quiet).refused == 1
     replay.memory.close()
@@ -221,7 +221,7 @@ def test_copies_that_trail_the_last_request_take_none_of_its_time() -> None:
     trace = asked([(0, 1_600, 10)])
     ends = run(spec_of(trace), trace, quiet)
     spec = spec_of(trace, roofline=slow, write_policy="through")
-    replay = opened(dataclasses.replace(spec, verify=True), trace)
+    replay = opened(dataclasses.replace(spec, verify="memory"), trace)
     trails = replay.run(quiet)
     replay.memory.close()
     assert trails.engine_seconds == ends.engine_seconds
@@ -346,7 +346,7 @@ def test_a_replay_moves_real_bytes_of_a_gpu(
 ) -> None:
     simulated.installed(monkeypatch)
     simulated.waits.clear()
-    result = run(spec_of(trace, verify=True, device="cuda"), trace, quiet)
+    result = run(spec_of(trace, verify="cuda"), trace, quiet)
     assert simulated.waits["get"] > 100
     assert modelled(result) == modelled(plain)
     assert result.verified is not None
@@ -358,7 +358,7 @@ def test_a_replay_moves_real_bytes_of_a_gpu(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_replay_moves_real_bytes_of_a_real_gpu(trace: Trace, ranks: int) -> None:
     gpu()
-    result = run(spec_of(trace, verify=True, device="cuda", ranks=ranks), trace, quiet)
+    result = run(spec_of(trace, verify="cuda", ranks=ranks), trace, quiet)
     assert modelled(result) == modelled(run(spec_of(trace, ranks=ranks), trace, quiet))
     assert result.verified is not None
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
@@ -391,7 +391,7 @@ def test_the_private_copy_of_a_full_hit_is_checked(
     spoiled(monkeypatch, spoils)
     # Four blocks, whole: their last token is computed again, in a copy of the last block.
     trace = again(asked([(5_000 * request, 64, 2) for request in range(3)]))
-    result = run(spec_of(trace, verify=True), trace, quiet)
+    result = run(spec_of(trace, verify="memory"), trace, quiet)
     assert result.moved.blocks_across == 2
     assert result.verified is not None
     # Once, when the copy has landed: the engine hears of the request only then.
@@ -438,7 +438,7 @@ def test_a_slot_given_away_before_its_copy_has_landed_is_noticed(
     # From now on the next copy down may go where a copy up still has to read.
     monkeypatch.setattr(by.KVCache, "dispatch", hasty)
     slow = hardware.preset("llama-3-8b/h100").with_({"link_bytes_per_second": 1e9})
-    spec = spec_of(trace, roofline=slow, gate=False, host_blocks=900, verify=True)
+    spec = spec_of(trace, roofline=slow, gate=False, host_blocks=900, verify="memory")
     result = run(spec, trace, quiet)
     assert result.verified is not None
     assert result.verified.wrong > 10
@@ -548,7 +548,7 @@ def test_a_preempted_request_gives_all_its_tokens_and_finds_its_own_bytes(
     headroom: Any, victims: Any, host: int
 ) -> None:
     trace = decoding()
-    spec = squeezed(trace, headroom=headroom, victims=victims, host_blocks=host, verify=True)
+    spec = squeezed(trace, headroom=headroom, victims=victims, host_blocks=host, verify="memory")
     result = run(spec, trace, quiet)
     assert (result.requests, result.complete, result.audit) == (24, True, "ok")
     assert result.output_tokens == trace.output_length.sum()
@@ -572,7 +572,7 @@ def test_a_preempted_request_gives_all_its_tokens_and_finds_its_own_bytes(
         assert headroom in {"adaptive", "full-length"} or gone.relieved < gone.kept
     assert 0 <= gone.share < 1
     assert (gone.away_ms.max > 0) == (gone.count > 0)
-    assert modelled(result) == modelled(run(dataclasses.replace(spec, verify=False), trace, quiet))
+    assert modelled(result) == modelled(run(dataclasses.replace(spec, verify=None), trace, quiet))
 
 
 def test_the_more_is_reserved_the_less_is_preempted_and_computed_again() -> None:
@@ -608,7 +608,7 @@ def test_what_is_promised_is_what_the_policy_promises() -> None:
 def test_two_that_need_the_whole_device_and_are_preempted_both_end() -> None:
     # Each fits alone, with its last token.
     trace = asked([(0, 64, 1_536), (0, 64, 1_536), (0, 1_500, 100)])
-    result = run(squeezed(trace, device_blocks=100, headroom="none", verify=True), trace, quiet)
+    result = run(squeezed(trace, device_blocks=100, headroom="none", verify="memory"), trace, quiet)
     assert (result.requests, result.output_tokens) == (3, 2 * 1_536 + 100)
     assert result.verified is not None
     assert result.verified.wrong == 0
@@ -623,7 +623,7 @@ def test_a_gap_between_tokens_spans_the_time_that_a_request_was_away() -> None:
     assert result.preempted is not None
     assert result.itl_ms.max >= result.preempted.away_ms.max > 10 * calm.itl_ms.max
     # Every token except each first one has a gap, also after a preemption.
-    replay = opened(squeezed(trace, headroom="none", verify=True), trace)
+    replay = opened(squeezed(trace, headroom="none", verify="memory"), trace)
     replay.run(quiet)
     replay.memory.close()
     assert sum(rows for _, rows in replay.counts.gaps) == trace.output_length.sum() - len(trace)
@@ -631,7 +631,7 @@ def test_a_gap_between_tokens_spans_the_time_that_a_request_was_away() -> None:
 
 
 def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None:
-    result = run(spec_of(trace, role="prefill", headroom="none", verify=True), trace, quiet)
+    result = run(spec_of(trace, role="prefill", headroom="none", verify="memory"), trace, quiet)
     assert (result.requests, result.output_tokens, result.role) == (150, 150, "prefill")
     assert result.input_tokens == trace.input_length.sum()
     assert result.ttft_ms is not None
@@ -648,7 +648,9 @@ def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None
 
 def test_a_decode_engine_computes_no_prompt_and_waits_for_room_and_for_the_link() -> None:
     trace = asked([(0, 3_200, 50)] * 3)
-    spec = squeezed(trace, device_blocks=450, role="decode", headroom="full-length", verify=True)
+    spec = squeezed(
+        trace, device_blocks=450, role="decode", headroom="full-length", verify="memory"
+    )
     result = run(spec, trace, quiet)
     assert (result.requests, result.output_tokens) == (3, 150)
     assert result.verified is not None
@@ -685,7 +687,7 @@ def test_what_a_decode_engine_has_already_is_not_sent_again() -> None:
 @pytest.mark.parametrize("headroom", HEADROOMS)
 def test_a_squeezed_decode_engine_ends_every_request(headroom: Any) -> None:
     trace = decoding()
-    result = run(squeezed(trace, role="decode", headroom=headroom, verify=True), trace, quiet)
+    result = run(squeezed(trace, role="decode", headroom=headroom, verify="memory"), trace, quiet)
     assert (result.requests, result.output_tokens) == (24, trace.output_length.sum())
     assert result.verified is not None
     assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
@@ -708,7 +710,7 @@ def test_an_answer_that_is_not_the_trace_s_is_seen(monkeypatch: pytest.MonkeyPat
         return sampled(tokens, requests, np.minimum(places, 5))
 
     monkeypatch.setattr(Tokens, "sampled", forgetful)
-    result = run(squeezed(trace, verify=True), trace, quiet)
+    result = run(squeezed(trace, verify="memory"), trace, quiet)
     assert result.verified is not None
     assert result.verified.wrong_answers == 3
 
@@ -726,7 +728,7 @@ def test_a_byte_that_spoils_while_a_request_is_away_is_seen(
 
     monkeypatch.setattr(Verifier, "starts", spoiled)
     trace = decoding()
-    result = run(squeezed(trace, headroom="none", verify=True), trace, quiet)
+    result = run(squeezed(trace, headroom="none", verify="memory"), trace, quiet)
     assert result.verified is not None
     assert result.verified.wrong > 0
 

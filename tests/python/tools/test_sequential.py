@@ -124,11 +124,11 @@ def test_nothing_finds_more_than_the_optimum_or_an_endless_cache(
 
 @given(PATHS, st.integers(6, 12))
 @profile(40)
-def test_below_an_endless_third_tier_nothing_is_lost(paths: list[list[int]], device: int) -> None:
+def test_below_an_endless_disk_tier_nothing_is_lost(paths: list[list[int]], device: int) -> None:
     trace = tree(paths)
     endless = sequential(trace, device_blocks=1_000).hits.sum()
     for host in (0, 13, 20):
-        result = sequential(trace, device_blocks=device, host_blocks=host, third_blocks=1_000)
+        result = sequential(trace, device_blocks=device, host_blocks=host, disk_blocks=1_000)
         assert result.hits.sum() == endless
         assert result.hits[:, 0].sum() == lru(paths, device)
         assert result.audit == "ok"
@@ -136,14 +136,14 @@ def test_below_an_endless_third_tier_nothing_is_lost(paths: list[list[int]], dev
 
 @given(PATHS, st.integers(6, 12), st.integers(1, 12), st.sampled_from(["on-evict", "through"]))
 @profile(40)
-def test_without_a_host_the_third_tier_is_the_host(
+def test_without_a_host_the_disk_tier_is_the_host(
     paths: list[list[int]], device: int, below: int, write: WritePolicy
 ) -> None:
     trace = tree(paths)
     two = sequential(trace, device_blocks=device, host_blocks=below, write=write)
-    third = sequential(trace, device_blocks=device, third_blocks=below, write=write)
-    assert third.hits[:, [0, 2, 1]].tolist() == two.hits.tolist()
-    assert (third.third_down, third.third_up) == (two.blocks_down, two.blocks_up)
+    disk = sequential(trace, device_blocks=device, disk_blocks=below, write=write)
+    assert disk.hits[:, [0, 2, 1]].tolist() == two.hits.tolist()
+    assert (disk.disk_down, disk.disk_up) == (two.blocks_down, two.blocks_up)
 
 
 class Lists:
@@ -153,11 +153,11 @@ class Lists:
     each, a block stands behind those that follow on it.
     """
 
-    def __init__(self, device: int, host: int, third: int) -> None:
+    def __init__(self, device: int, host: int, disk: int) -> None:
         self.device: list[Path] = []
         # The device has a slot for the token behind the last full block.
         self.most = device + 1
-        self.sizes = [host, third]
+        self.sizes = [host, disk]
         self.below: list[tuple[list[Path], list[Path]]] = [([], []), ([], [])]
 
     def on(self, tier: int, block: Path) -> bool:
@@ -212,10 +212,10 @@ class Lists:
             self.rest(tier, block)
 
     def demote(self, count: int) -> None:
-        host, third = self.sizes
-        if host and third and count > self.free(0):
+        host, disk = self.sizes
+        if host and disk and count > self.free(0):
             self.copy(list(self.below[0][0]), count - self.free(0), 1)
-        if host or third:
+        if host or disk:
             self.copy(self.device, count, 0 if host else 1)
 
     def changed(self, blocks: list[Path]) -> None:
@@ -249,10 +249,10 @@ class Lists:
 @given(PATHS, st.integers(1, 9), st.integers(0, 9), st.integers(0, 12))
 @profile(150)
 def test_three_tiers_find_what_three_lists_find(
-    paths: list[list[int]], device: int, host: int, third: int
+    paths: list[list[int]], device: int, host: int, disk: int
 ) -> None:
-    result = sequential(tree(paths), device_blocks=device, host_blocks=host, third_blocks=third)
-    lists = Lists(device, host, third)
+    result = sequential(tree(paths), device_blocks=device, host_blocks=host, disk_blocks=disk)
+    lists = Lists(device, host, disk)
     assert result.hits.tolist() == [lists.serve(path) for path in paths]
     assert result.audit == "ok"
 
@@ -264,15 +264,15 @@ def test_an_engine_finds_on_its_device_what_a_list_finds_and_all_else_below(
 ) -> None:
     trace = tree(paths)
     endless = sequential(trace, device_blocks=1_000).hits.sum()
-    for host, third in ((1_000, 0), (0, 1_000)):
+    for host, disk in ((1_000, 0), (0, 1_000)):
         result = sequential(
-            trace, device_blocks=device, host_blocks=host, third_blocks=third, owner="engine"
+            trace, device_blocks=device, host_blocks=host, disk_blocks=disk, owner="engine"
         )
         assert result.hits[:, 0].sum() == lru(paths, device)
         assert result.hits.sum() == endless
         assert result.audit == "ok"
     small = sequential(
-        trace, device_blocks=device, host_blocks=5, third_blocks=1_000, owner="engine"
+        trace, device_blocks=device, host_blocks=5, disk_blocks=1_000, owner="engine"
     )
     assert small.hits[:, 0].sum() == lru(paths, device)
     assert small.audit == "ok"

@@ -12,6 +12,7 @@ from msgspec.structs import replace as replaced
 
 from blockyard import Misuse
 from blockyard._typing import override
+from blockyard.shared.sizes import parse_blocks
 from blockyard.tools.replay.hardware import preset
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.sweep.jobs import head
@@ -21,7 +22,7 @@ from blockyard.tools.sweep.recency import Curve
 from blockyard.tools.sweep.result import SweepResult
 from blockyard.tools.sweep.run import sweep
 from blockyard.tools.sweep.sampling import Sample, suitable
-from blockyard.tools.sweep.sizes import Split, SplitText, geometric, parse_size
+from blockyard.tools.sweep.sizes import Split, SplitText, geometric
 from blockyard.tools.sweep.summary import Setting, _better
 from blockyard.tools.sweep.terminal import Display
 from blockyard.tools.traces.adversaries import ADVERSARIES
@@ -246,12 +247,12 @@ def test_splits_are_simulated_by_tier() -> None:
             trace,
             device_blocks=one.device_blocks,
             host_blocks=one.host_blocks,
-            third_blocks=one.third_blocks,
+            disk_blocks=one.disk_blocks,
             policy=one.order,  # type: ignore[arg-type]
         )
         assert one.hit_ratio == pytest.approx(got.hit_ratio)
-        assert one.hit_ratio_by_tier["third"] == pytest.approx(got.third_hit_ratio)
-        assert one.bytes_up == (got.blocks_up + got.third_up) * result.block_bytes
+        assert one.hit_ratio_by_tier["disk"] == pytest.approx(got.disk_hit_ratio)
+        assert one.bytes_up == (got.blocks_up + got.disk_up) * result.block_bytes
     assert result.splits[0].device_blocks + result.splits[0].host_blocks == result.advice.blocks
 
 
@@ -381,28 +382,36 @@ def test_processes_find_what_one_finds() -> None:
 
 @pytest.mark.parametrize(
     ("text", "blocks"),
-    [("4096", 4096), ("1GiB", 512), ("1.5 gib", 768), (".5g", 256), ("2TiB", 2**20), ("1GB", 476)],
+    [
+        ("4096", 4096),
+        ("1GiB", 512),
+        ("1.5 gib", 768),
+        (".5GiB", 256),
+        ("2TiB", 2**20),
+        ("1GB", 476),
+    ],
 )
 def test_sizes_are_blocks_or_bytes(text: str, blocks: int) -> None:
-    assert parse_size("--from", text, 2 * 2**20) == blocks
+    assert parse_blocks("--from", text, 2 * 2**20) == blocks
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no size"),
-        ("-1GiB", "no size"),
-        ("nan", "no size"),
-        ("1.5", "a part of a block"),
+        ("", "give blocks, or memory"),
+        ("-1GiB", "give blocks, or memory"),
+        ("nan", "give blocks, or memory"),
+        ("1.5", "give blocks, or memory"),
+        ("20g", "in KiB, MiB, GiB, TiB, MB, GB, TB"),
         ("0", "less than one block"),
-        ("1MiB", "less than one block of 2.00 MiB"),
-        ("3 apples", "'apples' is no unit"),
+        ("1MiB", "less than one block of 2,097,152 bytes"),
+        ("3 apples", "give blocks, or memory"),
         ("9999999999999TiB", "more than 1,000,000,000 blocks"),
     ],
 )
 def test_a_size_that_makes_no_sense_is_refused(text: str, said: str) -> None:
     with pytest.raises(Misuse, match=said) as caught:
-        parse_size("--from", text, 2 * 2**20)
+        parse_blocks("--from", text, 2 * 2**20)
     assert str(caught.value).startswith("--from ")
 
 
@@ -428,7 +437,7 @@ def test_a_split_is_of_shares_or_sizes(text: str, split: Split) -> None:
         ("20%+1GiB", "one kind"),
         ("20%+20%", "40 % in all"),
         ("0%+100%", "a device of nothing"),
-        ("1GiB+", "no size"),
+        ("1GiB+", "give blocks, or memory"),
         ("0GiB+1GiB", "less than one block"),
     ],
 )

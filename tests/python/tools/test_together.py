@@ -58,7 +58,7 @@ def parts(trace: Trace) -> list[Trace]:
 
 @pytest.fixture(scope="module")
 def engines(parts: list[Trace]) -> list[Played]:
-    return each_of(spec_of(third_blocks=500), parts)
+    return each_of(spec_of(disk_blocks=500), parts)
 
 
 def test_spreads_are_those_of_all_values_and_counts_are_sums(
@@ -76,8 +76,8 @@ def test_spreads_are_those_of_all_values_and_counts_are_sums(
         assert getattr(whole, name) == sum(getattr(run, name) for run in runs), name
     hits = sum(run.hit_ratio * run.input_tokens for run in runs)
     assert whole.hit_ratio == pytest.approx(hits / whole.input_tokens)
-    assert whole.third is not None
-    assert sum(whole.hit_ratio_by_tier.values()) + whole.third.hit_ratio == pytest.approx(
+    assert whole.disk is not None
+    assert sum(whole.hit_ratio_by_tier.values()) + whole.disk.hit_ratio == pytest.approx(
         whole.hit_ratio
     )
     for name in ("blocks_down", "bytes_down", "blocks_up"):
@@ -90,7 +90,7 @@ def test_spreads_are_those_of_all_values_and_counts_are_sums(
 
 def test_bytes_are_checked_by_every_engine() -> None:
     parts = routed(generate(5, requests=8, rate=8.0), 2, "random")
-    engines = each_of(spec_of(verify=True), parts)
+    engines = each_of(spec_of(verify="memory"), parts)
     whole = together(engines).verified
     assert whole is not None
     each = [engine.run.verified for engine in engines]
@@ -101,7 +101,7 @@ def test_bytes_are_checked_by_every_engine() -> None:
 def test_the_time_of_all_engines_starts_with_the_first_request_anywhere(
     trace: Trace, parts: list[Trace], engines: list[Played]
 ) -> None:
-    alone = [played(spec_of(third_blocks=500), part, quiet).run for part in parts]
+    alone = [played(spec_of(disk_blocks=500), part, quiet).run for part in parts]
     first = int(trace.arrival[0])
     for part, engine, run in zip(parts, engines, alone, strict=True):
         late = (int(part.arrival[0]) - first) / 1e3
@@ -199,7 +199,7 @@ def test_a_saved_trace_has_the_arrivals_that_were_replayed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = "replay --requests 20 --speed 4 --save-trace t.jsonl --quiet --json a.json"
-    sizes = "--device-blocks 1500 --host-blocks 0"
+    sizes = "--device 1500 --host 0"
     for words in (made, "replay t.jsonl --quiet --json b.json"):
         assert CliRunner().invoke(cli, [*words.split(), *sizes.split()]).exit_code == 0
     first, again = (json.loads(Path(name).read_text()) for name in ("a.json", "b.json"))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse, Unsupported
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
 
-__all__ = ["HostPages", "host_pages", "page_ids"]
+__all__ = ["HostPages", "check_layout", "host_pages", "one_pool_alone", "page_ids"]
 
 _LAYOUTS: Final = ("page_first", "page_first_direct")
 _SHAPE: Final = (
@@ -32,6 +32,40 @@ class HostPages(NamedTuple):
     """What the bytes of a page mean."""
 
 
+def check_layout(layout: str, *, moves: bool) -> None:
+    """Refuses a host pool whose pages do not lie as a disk's threads need them.
+
+    Args:
+        layout: SGLang's name of how pages lie.
+        moves: Whether they move in memory.
+
+    Raises:
+        Misuse: The layout must be another one; the message has the option to write.
+        Unsupported: Pages move.
+    """
+    if layout not in _LAYOUTS:
+        raise Misuse(
+            f"hicache_mem_layout = {layout!r}: a page must lie in one piece; start with "
+            "--hicache-mem-layout page_first"
+        )
+    if moves:
+        raise Unsupported(
+            "the pages of the host pool move in memory; start without --enable-unified-memory"
+        )
+
+
+def one_pool_alone(name: object) -> Unsupported:
+    """Returns the refusal of a model that keeps more than KV of full attention.
+
+    Args:
+        name: Of the pool that it has beside.
+    """
+    return Unsupported(
+        f"host pool {str(name)!r}: only models with one pool, of full attention or MLA, are kept; "
+        "start without --hicache-storage-backend"
+    )
+
+
 def host_pages(pool: Any, *, ranks: int) -> HostPages:
     """Reads a pool.
 
@@ -44,15 +78,8 @@ def host_pages(pool: Any, *, ranks: int) -> HostPages:
         Unsupported: Its pages do not lie in memory as a disk's threads need them.
     """
     kind = type(pool).__name__
-    if pool.layout not in _LAYOUTS:
-        raise Misuse(
-            f"hicache_mem_layout = {pool.layout!r}: a page must lie in one piece; start with "
-            "--hicache-mem-layout page_first"
-        )
-    if getattr(pool, "shared_allocation_domain", None) is not None:
-        raise Unsupported(
-            f"{kind}: its pages move in memory; start without --enable-unified-memory"
-        )
+    moves = getattr(pool, "shared_allocation_domain", None) is not None
+    check_layout(pool.layout, moves=moves)
     if getattr(pool, "dcp_size", 1) > 1:
         raise Unsupported(f"{kind} of {pool.dcp_size} ranks: a page's tokens must lie on one rank")
     if getattr(pool, "kv_buffer", None) is None:

@@ -12,7 +12,7 @@ from blockyard.connectors.sglang import options
 from blockyard.connectors.sglang.engine import INTERFACE
 from blockyard.shared.weights import content, folder_of, stated
 
-__all__ = ["identity_of"]
+__all__ = ["adapters_of", "identity_of", "weights_of"]
 
 _OUT: Final = names(*options.OUT)["ServerArgs"]
 _BY_CONTENT: Final = frozenset(
@@ -47,27 +47,14 @@ def identity_of(
         Unavailable: A file of the weights cannot be read.
         Unsupported: Nothing tells an adapter's weights from later ones.
     """
-    path, revision = server.get("model_path"), server.get("revision")
+    path = server.get("model_path")
     name = config.model_name or path
-    commit = revision if revision and _COMMIT.fullmatch(revision) else None
     if not name and not more.get("model"):
         raise Misuse(
             'SGLang names no model: give "namespace": {"model": …} in '
             "--hicache-storage-backend-extra-config"
         )
-    try:
-        found, drafter = _weights(path, server), _drafter(server)
-    except Unavailable:
-        if not more.get("weights"):
-            raise
-        found, drafter = None, None
-    known = (found or commit) and (drafter or not _drafts(server))
-    if not (known or more.get("weights")):
-        raise Misuse(
-            "nothing tells these weights from others, and a disk outlives them: give "
-            '"namespace": {"weights": "v1"} in --hicache-storage-backend-extra-config, another '
-            "text with each new version; or --revision with a commit, or a folder as --model-path"
-        )
+    found, drafter, commit = weights_of(server, more)
     fields: dict[str, dict[str, object]] = {
         "engine": {
             "engine": "SGLang",
@@ -80,7 +67,7 @@ def identity_of(
             "commit": None if found else commit,
             "quantization": server.get("quantization"),
             "load": server.get("load_format"),
-            "adapters": _adapters(server),
+            "adapters": adapters_of(server),
             # Where it is not seen, the operator has said which it is.
             "drafter": drafter or _drafts(server),
         },
@@ -98,6 +85,37 @@ def identity_of(
     for kind, text in more.items():
         fields.setdefault(kind, {})["operator"] = stated(kind, text)
     return {kind: json.dumps(parts, sort_keys=True, default=str) for kind, parts in fields.items()}
+
+
+def weights_of(
+    server: Mapping[str, Any], more: Mapping[str, str]
+) -> tuple[str | None, str | None, str | None]:
+    """Returns what tells the weights, and those of a drafter, from others; and their commit.
+
+    Args:
+        server: As in `identity_of`, and so is `more`.
+        more: Likewise.
+
+    Raises:
+        Misuse: Nothing does.
+        Unavailable: A file of the weights cannot be read.
+    """
+    revision = server.get("revision")
+    commit = revision if revision and _COMMIT.fullmatch(revision) else None
+    try:
+        found, drafter = _weights(server.get("model_path"), server), _drafter(server)
+    except Unavailable:
+        if not more.get("weights"):
+            raise
+        found, drafter = None, None
+    known = (found or commit) and (drafter or not _drafts(server))
+    if not (known or more.get("weights")):
+        raise Misuse(
+            "nothing tells these weights from others, and a disk outlives them: give "
+            '"namespace": {"weights": "v1"} in --hicache-storage-backend-extra-config, another '
+            "text with each new version; or --revision with a commit, or a folder as --model-path"
+        )
+    return found, drafter, commit
 
 
 def _weights(path: str | None, server: Mapping[str, Any]) -> str | None:
@@ -147,10 +165,16 @@ def _variables() -> dict[str, str]:
     }
 
 
-def _adapters(server: Mapping[str, Any]) -> list[list[str]] | None:
+def adapters_of(server: Mapping[str, Any]) -> list[list[str]] | None:
     """Returns the adapters of the start by content: SGLang's keys have their names and paths.
 
     One that is loaded later has a key of its own each time.
+
+    Args:
+        server: As in `identity_of`.
+
+    Raises:
+        Unsupported: The files of one are not to be seen.
     """
     if not server.get("enable_lora"):
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from blockyard._core import Misuse, Unsupported
+from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds
 
 __all__ = ["START", "Settings", "check_config"]
@@ -48,6 +49,8 @@ class Settings:
     """Seconds after which a copy that hangs is given up."""
     direct: bool = True
     """Whether the system's page cache is passed by, where it can be."""
+    disk_reclaim: bool = False
+    """Whether other identities under `disk_path` are removed where there is no room."""
     flush: float = 20.0
     """Seconds for which `close` may wait for pages that are being written; 0 for none."""
     untested: bool = False
@@ -55,8 +58,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Checks every value."""
+        if isinstance(self.disk, str):
+            parse_size("disk", self.disk)
+        else:
+            integer("disk", self.disk)
         integer("threads", self.threads, most=64)
         one_of("direct", self.direct, (True, False))
+        one_of("disk_reclaim", self.disk_reclaim, (True, False))
         one_of("untested", self.untested, (True, False))
         seconds("flush", self.flush)
         patience: object = self.patience
@@ -86,8 +94,9 @@ class Settings:
         for name in given:
             if name not in _SGLANG and name not in own:
                 plain = str(name)[:80].casefold()
-                near = difflib.get_close_matches(plain, own, n=1, cutoff=0.0)[0]
-                meant = _HOST if plain in _OF_HOST else f"did you mean {near!r}?"
+                near = difflib.get_close_matches(plain, own, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(own)}"
+                meant = _HOST if plain in _OF_HOST else meant
                 raise Misuse(
                     f"there is no {name!r} in --hicache-storage-backend-extra-config: {meant}"
                 )
@@ -123,6 +132,9 @@ def check_config(config: Any) -> None:
     for name in ("attn_cp_size", "dcp_size"):
         size = getattr(config, name, 1)
         if size > 1:
-            raise Unsupported(f"{name} = {size}: a page's tokens must lie on one rank")
+            raise Unsupported(
+                f"{name} = {size}: a page's tokens must lie on one rank; leave "
+                f"--{name.replace('_', '-')} out"
+            )
     if config.should_split_heads:
         raise Unsupported("tp_lcm_size: a page is kept as one rank has it; leave tp_lcm_size out")

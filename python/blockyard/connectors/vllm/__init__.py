@@ -19,6 +19,9 @@ def __getattr__(name: str) -> Any:
     """Imports the connector where it is wanted: each process of vLLM imports this package."""
     if name == "Blockyard":
         from blockyard.connectors.vllm.connector import Blockyard  # noqa: PLC0415 - as said
+        from blockyard.connectors.vllm.engine import register  # noqa: PLC0415 - likewise
 
+        # A MultiConnector looks its reports' class up by name, also where a module was given.
+        register()
         return Blockyard
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,7 +56,6 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
             unseen=known.unseen,
             replica=known.replica,
         )
-        self._reporter = Reporter()
         self._front: SchedulerHalf | None = None
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -74,26 +73,29 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
                 _FRONTS[self._front.cache.config.yard] = self._front
             ending = stopping.said(vllm_config.shutdown_timeout) if lasts else ""
             _log.info("%s%s%s", settings.said(config), known.replica.said(), ending)
-            self._listen(vllm_config)
+            self._reporter = Reporter(
+                self._front.cache, self._front.connector, events=self._listens(vllm_config)
+            )
         else:
             self._back = WorkerHalf(
                 known, config, checksums=settings.checksums, disk_path=settings.disk_path
             )
 
-    def _listen(self, vllm_config: Any) -> None:
-        """Has events told where vLLM publishes them."""
+    def _listens(self, vllm_config: Any) -> bool:
+        """Has events told where vLLM publishes them; returns whether it does."""
         said = vllm_config.kv_events_config
         if said is None or not said.enable_kv_cache_events:
-            return
+            return False
         if not INTERFACE.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"):
             _log.warning(
                 "no events of the host and the disk: they are told by numbers, and "
                 "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 has vLLM tell its own by bytes"
             )
-            return
+            return False
         # vLLM's own types: the bytes are those of its publisher.
         self._decode = msgspec.msgpack.Decoder(INTERFACE.get("KVEventBatch")).decode
         self.front.listen()
+        return True
 
     @property
     def front(self) -> SchedulerHalf:
@@ -140,9 +142,11 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.front.resets.pool = gpu_block_pool
 
     @override
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Ready]) -> None:
-        """Hears that all workers have their memory."""
-        self.front.ready(metadata.values())
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Hears that all workers have their memory; what another connector's say is its own."""
+        own = [one for one in metadata.values() if isinstance(one, Ready)]
+        if own:
+            self.front.ready(own)
 
     @override
     def on_new_request(self, request: Any) -> None:
@@ -165,21 +169,25 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @override
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         """Gives the workers' orders for a step."""
-        return self.front.step(scheduler_output)
+        orders = self.front.step(scheduler_output)
+        orders.tells = self._reporter.is_time()
+        return orders
 
     @override
     def update_connector_output(self, connector_output: Any) -> None:
         """Takes what the workers have reported."""
         said = connector_output.kv_connector_worker_meta
-        self.front.reported(said if isinstance(said, Reports) else None)
+        if isinstance(said, Reports):
+            self.front.reported(said)
 
     @override
     def has_pending_push_work(self) -> bool:
         """Keeps an idle engine stepping while copies are in the air, or due.
 
-        One that is to end steps on until the disk has what was published.
+        One that is to end steps on until the disk has what was published. Before an engine sleeps
+        it takes a step in which the last numbers are told.
         """
-        return self.front.is_busy()
+        return self.front.is_busy() or self._reporter.has_news()
 
     @override
     def request_finished(
@@ -202,10 +210,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
 
     @override
     def get_kv_connector_stats(self) -> Figures | None:
-        """Reports the cache's numbers every few steps; a worker has none of its own."""
-        if self._front is None:
-            return None
-        return self._reporter.report(self._front.cache.stats)
+        """Reports what the cache, or a worker's disk, has counted, in steps where it is time."""
+        return self.back.numbers() if self._front is None else self._reporter.report_if_due()
 
     @classmethod
     @override
@@ -243,9 +249,9 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self.back.resume()
 
     @override
-    def get_handshake_metadata(self) -> Ready:
-        """Says that this worker has its memory."""
-        return self.back.ready()
+    def get_handshake_metadata(self) -> Any:
+        """Says that this worker has its memory; inside another connector its first report does."""
+        return None if self.back.is_inside else self.back.ready()
 
     @override
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:

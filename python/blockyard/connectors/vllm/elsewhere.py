@@ -158,7 +158,7 @@ _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(
         "remote_serde": f"there is no remote store yet; a disk is {_DISK}",
         "use_page_cache": "the disk passes the page cache by where it can",
         "disk_buffer_slots": "the disk has its own threads and memory",
-        "connectors": '"MultiConnector" cannot have Blockyard in it',
+        "connectors": 'it stands in the part of "MultiConnector", and Blockyard is its last one',
         "kv_load_failure_policy": "it stands beside kv_connector_extra_config, not in it",
         "kv_role": "it stands beside kv_connector_extra_config, not in it",
     }

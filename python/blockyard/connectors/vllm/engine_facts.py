@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import BlockyardError, Unsupported
+from blockyard.connectors.vllm.beside import beside
 from blockyard.connectors.vllm.configuration import depends
 from blockyard.connectors.vllm.replicas import Replica, replica_of
 from blockyard.shared.layout import WIDTHS, KVLayout, Plane
@@ -37,6 +38,8 @@ class Facts(NamedTuple):
     """Why nothing tells the weights from others, as a disk must know; None where something does."""
     replica: Replica
     """Which of the data parallel replicas it is."""
+    beside: str | None
+    """The connector that it stands beside in a `MultiConnector`; None where that is not known."""
     again: int
     """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
 
@@ -84,6 +87,7 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         weights_change=_weights_change(vllm),
         engine=str(vllm.kv_transfer_config.engine_id),
         replica=replica_of(ranks, str(vllm.kv_transfer_config.engine_id)),
+        beside=beside(vllm, around),
         again=int(_looks_ahead(vllm)),
     )
 
@@ -107,11 +111,12 @@ def refusals(vllm: Any, kv: Any, *, around: Any = None) -> dict[str, BlockyardEr
     return found
 
 
-def _checks(vllm: Any, kv: Any, around: Any) -> dict[str, Callable[[], None]]:
+def _checks(vllm: Any, kv: Any, around: Any) -> dict[str, Callable[[], object]]:
     """What is looked at before the KV itself, by name."""
     return {
         "transfer": partial(_check_transfer, vllm.kv_transfer_config),
-        "alone": partial(_check_alone, vllm, around),
+        "beside": partial(beside, vllm, around),
+        "attention": partial(_check_attention, vllm),
         "hashes": partial(_check_hashes, vllm.cache_config.prefix_caching_hash_algo),
         "ranks": partial(_check_ranks, vllm.parallel_config, kv),
     }
@@ -129,8 +134,8 @@ def recompute_on_failure(transfer: Any) -> None:
     if before != "recompute":
         transfer.kv_load_failure_policy = "recompute"
         _log.info(
-            'Blockyard sets kv_load_failure_policy to "recompute", which was %r: what a load does '
-            "not bring is computed again, and ends no request",
+            'Blockyard sets kv_load_failure_policy of its part to "recompute", which was %r: what '
+            "a load does not bring is computed again, and ends no request",
             before,
         )
 
@@ -142,14 +147,7 @@ def _check_transfer(transfer: Any) -> None:
         )
 
 
-def _check_alone(vllm: Any, around: Any) -> None:
-    """Checks that nobody else moves this engine's KV."""
-    outer = getattr(around, "kv_transfer_config", None)
-    if outer is not None and outer.kv_connector != vllm.kv_transfer_config.kv_connector:
-        raise Unsupported(
-            f"kv_connector = {outer.kv_connector!r} with Blockyard in it: what another connector "
-            'loads or saves is not known here; write "kv_connector": "Blockyard" alone'
-        )
+def _check_attention(vllm: Any) -> None:
     attention = getattr(vllm, "attention_config", None)
     if getattr(attention, "hisparse_config", None) is not None:
         raise Unsupported("HiSparse keeps KV on the host itself: start without it")

@@ -49,6 +49,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """How often what is below was cleared so far."""
     yard: int | None = None
     """The yard of the scheduler that orders it: another one counts from the beginning."""
+    tells: bool = False
+    """Whether the workers report their numbers in this step."""
 
 
 @dataclass
@@ -58,9 +60,14 @@ class Reports(KVConnectorWorkerMetadata):  # type: ignore[misc]
     outcomes: list[Outcome]
     dead: frozenset[tuple[int, int]] = frozenset()
     """Slots of disks that have died, where a copy has failed: the first, and the step."""
+    ready: tuple[Ready, ...] = ()
+    """What workers say that have their memory, where vLLM does not carry it: in their first step
+    inside another connector."""
 
     @override
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Reports":
         """Joins the reports of two ranks; the cache believes the smallest of each flight."""
         assert isinstance(other, Reports)  # noqa: S101 - vLLM joins what the same class has made
-        return Reports([*self.outcomes, *other.outcomes], self.dead | other.dead)
+        return Reports(
+            [*self.outcomes, *other.outcomes], self.dead | other.dead, self.ready + other.ready
+        )

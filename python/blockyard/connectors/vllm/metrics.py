@@ -1,73 +1,134 @@
-"""The cache's numbers on vLLM's own `/metrics`."""
+"""The connector's numbers on vLLM's own `/metrics`: which are told, when, and with which labels."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from blockyard._core import __version__
 from blockyard._typing import override
+from blockyard.connectors.connector import Connector
 from blockyard.connectors.vllm.engine import KVConnectorPromMetrics, KVConnectorStats
-from blockyard.shared.families import families
-from blockyard.shared.stats import Stat
+from blockyard.connectors.vllm.settings import Settings
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.publishing.event_stats import EVENT_STATS
+from blockyard.shared.families import RANK, exists, families
+from blockyard.shared.layout import TIERS
+from blockyard.shared.stats import PREFIX, Stat
 from blockyard.yard.cache import KVCache
+from blockyard.yard.config import Config
 
-__all__ = ["Figures", "Metrics", "Reporter"]
+__all__ = ["INFO", "Figures", "Metrics", "Reporter", "Teller", "rank_stats", "scheduler_stats"]
 
-_EVERY: Final = 32
-"""Steps from one report to the next: a report costs 20 us."""
+_EVERY: Final = 1.0
+"""Seconds from one report of an engine that works to the next: a report costs 30 us."""
+_UNTAKEN: Final = 8
+"""Steps that an idle engine takes for a report that nobody asks for: vLLM has fewer in the air."""
 _TOLD: Final = (
-    "hit_blocks",
-    "evicted_blocks",
-    "copied_blocks",
-    "copies_failed",
-    "slots",
-    "tier_slots",
-    "slots_promised",
-    "slots_takeable",
-    "outcomes_ignored",
-    "clears",
-    "recorded_requests",
-    "parked",
-    "flights",
+    *("hit_blocks", "evicted_blocks", "dropped_blocks", "unwritten_blocks"),
+    *("copied_blocks", "copies_failed", "outcomes_ignored", "clears", "recorded_requests"),
+    *("tier_slots", "slots", "slots_promised", "slots_takeable", "parked", "flights"),
 )
-"""Families that say something where vLLM has the device: its requests never begin here."""
-_EVENTS: Final = ("parked", "broken")
+"""Families of the cache that say something where vLLM has the device: it begins nothing here."""
+_SEQUENCES: Final = ("parked", "broken")
 """What happens here to sequences of vLLM."""
+_TOLD_BY_RANKS: Final = (
+    *("disks_dead", "disk_resting", "disk_hung_slots"),
+    *("disk_failures", "disk_corrupt_blocks", "disk_copies_given_up"),
+    *("disk_written_bytes", "disk_read_bytes"),
+)
+"""Families of a rank's disk."""
+_SIZES: Final = (
+    Stat("tokens", "tokens", "gauge", "block_tokens", "tokens of a block"),
+    Stat("bytes", "bytes", "gauge", "block_bytes", "bytes of a block on one rank"),
+)
+INFO: Final = ("version", "eviction", "write", "fingerprint", "ranks")
+"""Labels of `blockyard_engine_info`: what an engine was made with."""
+_COUNTERS: Final = frozenset(
+    stat.family
+    for stat in (*KVCache.schema(), *Connector.SCHEMA, *EVENT_STATS, *DiskTier.SCHEMA)
+    if stat.kind == "counter"
+)
+_Source: TypeAlias = tuple[Sequence[Stat], Callable[[], Mapping[str, int]]]
+"""What numbers mean, and what returns them by their names."""
 
 
-def _said(stat: Stat) -> bool:
-    """Whether a number of the cache is told: vLLM tells what its own blocks do itself."""
-    if stat.family == "sequences":
-        return stat.labels["event"] in _EVENTS
-    return stat.family in _TOLD and stat.labels.get("tier") != "device"
+def _cache_stats(*, disk: bool) -> tuple[Stat, ...]:
+    """What the cache says that vLLM does not say itself."""
+    tiers = TIERS if disk else TIERS[:-1]
+
+    def is_told(stat: Stat) -> bool:
+        if stat.family == "sequences":
+            return stat.labels["event"] in _SEQUENCES
+        return (
+            stat.family in _TOLD
+            and stat.labels.get("tier") != "device"
+            and len(set(stat.labels.values())) == len(stat.labels)
+            and exists(stat, tiers)
+        )
+
+    told = families(stat for stat in KVCache.schema() if is_told(stat))
+    return tuple(stat for family in told for stat in family.stats)
 
 
-_FAMILIES: Final = families(stat for stat in KVCache.schema() if _said(stat))
-_STATS: Final = tuple(stat for family in _FAMILIES for stat in family.stats)
-_COUNTED: Final = frozenset(stat.name for stat in _STATS if stat.kind == "counter")
+def _connector_stats(*, disk: bool) -> tuple[Stat, ...]:
+    tiers = TIERS if disk else TIERS[:-1]
+    return tuple(stat for stat in Connector.SCHEMA if exists(stat, tiers))
+
+
+def scheduler_stats(*, disk: bool, events: bool) -> tuple[Stat, ...]:
+    """Returns what the scheduler's half tells.
+
+    Args:
+        disk: Whether there is a disk.
+        events: Whether vLLM publishes events.
+    """
+    told = EVENT_STATS if events else ()
+    return (*_cache_stats(disk=disk), *_connector_stats(disk=disk), *_SIZES, *told)
+
+
+def rank_stats(rank: int) -> tuple[Stat, ...]:
+    """Returns what a worker with a disk tells, with its rank as a label."""
+
+    def labelled(stat: Stat) -> Stat:
+        inside = stat.metric.partition("{")[2] or "}"
+        more = f"{RANK}={rank}{'' if inside == '}' else ','}"
+        return stat._replace(metric=f"{stat.family}{{{more}{inside}")
+
+    return tuple(labelled(stat) for stat in DiskTier.SCHEMA if stat.family in _TOLD_BY_RANKS)
+
+
+def _is_counter(metric: str) -> bool:
+    return metric.partition("{")[0] in _COUNTERS
 
 
 @dataclass
 class Figures(KVConnectorStats):  # type: ignore[misc]
-    """Numbers of the cache since the last report: a mapping of their names."""
+    """What has changed since the last report, by metric; and the labels of the info, as text."""
 
     @override
     def reset(self) -> None:
         """Forgets them."""
-        self.data: dict[str, int] = {}
+        self.data: dict[str, int | str] = {}
 
     @override
     def aggregate(self, other: KVConnectorStats) -> "Figures":
-        """Adds a later report: counters add up, gauges are the later ones."""
-        joined = dict(self.data)
-        for name, number in other.data.items():
-            counts = name in _COUNTED
-            joined[name] = joined.get(name, 0) + number if counts else number
+        """Adds a later report, or another rank's: counters add up, gauges are the later ones."""
+        joined = self.data | other.data
+        for metric in self.data.keys() & other.data.keys():
+            if _is_counter(metric):
+                joined[metric] = self.data[metric] + other.data[metric]
         return Figures(joined)
 
     @override
     def reduce(self) -> dict[str, int | float]:
-        """Returns what the log shows."""
-        return {f"blockyard {name}": number for name, number in self.data.items() if number}
+        """Returns what the log shows: what is not 0, but for sizes that never change."""
+        sizes = {stat.metric for stat in _SIZES}
+        return {
+            f"blockyard {metric}": told
+            for metric, told in self.data.items()
+            if isinstance(told, int) and told and metric not in sizes
+        }
 
     @override
     def is_empty(self) -> bool:
@@ -75,58 +136,154 @@ class Figures(KVConnectorStats):  # type: ignore[misc]
         return not self.data
 
 
-class Reporter:
-    """Makes a report of a cache's numbers every few steps."""
+class Teller:
+    """Makes reports of numbers, each of what has changed since the one before.
 
-    def __init__(self) -> None:
-        self._before: dict[str, int] = {}
-        self._steps = 0
+    Args:
+        sources: Where they are from.
+    """
 
-    def report(self, stats: Any) -> Figures | None:
-        """Returns what has changed, if it is time.
+    def __init__(self, *sources: _Source) -> None:
+        self._sources = [
+            ([(stat.name, stat.metric) for stat in stats], read) for stats, read in sources
+        ]
+        self._told: dict[str, int] = {}
 
-        Args:
-            stats: Returns the cache's numbers; asked only when it is time.
-        """
-        self._steps += 1
-        if self._steps % _EVERY != 1:
-            return None
-        now = stats()
-        data = {
-            stat.name: now[stat.name]
-            - (self._before.get(stat.name, 0) if stat.name in _COUNTED else 0)
-            for stat in _STATS
+    def read(self) -> dict[str, int]:
+        """Returns the numbers as they are, by metric."""
+        found: dict[str, int] = {}
+        for names, read in self._sources:
+            numbers = read()
+            for name, metric in names:
+                found[metric] = numbers[name]
+        return found
+
+    def report(self) -> Figures:
+        """Returns all gauges, and what counters have gained since the last report."""
+        now, before = self.read(), self._told
+        self._told = now
+        told: dict[str, int | str] = {}
+        for metric, number in now.items():
+            if not _is_counter(metric):
+                told[metric] = number
+            elif gained := number - before.get(metric, 0):
+                told[metric] = gained
+        return Figures(told)
+
+
+class Reporter(Teller):
+    """Reports an engine's numbers about once a second, and the last ones before it sleeps.
+
+    Args:
+        cache: Its cache.
+        connector: The connector over it.
+        events: Whether vLLM publishes its events.
+    """
+
+    def __init__(self, cache: KVCache, connector: Connector, *, events: bool) -> None:
+        config, disk = cache.config, bool(cache.config.disk_blocks)
+        layout = config.layout
+        sizes = {
+            "tokens": config.block_size,
+            "bytes": 0 if layout is None else layout.block_bytes,
         }
-        self._before = now
-        return Figures(data)
+        sources: list[_Source] = [
+            (_cache_stats(disk=disk), cache.stats),
+            (_connector_stats(disk=disk), connector.stats),
+            (_SIZES, lambda: sizes),
+        ]
+        if events:
+            sources.append((EVENT_STATS, cache.events_told))
+        super().__init__(*sources)
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds."""
+        self._next: float | None = None
+        """When the next report is due; None for in the next step."""
+        self._begun = 0
+        """Steps that have begun as ones that report, since the last report."""
+        self._info = _info_of(config)
+
+    def is_time(self) -> bool:
+        """Says as a step begins whether all that have numbers report them in it."""
+        if self._begun or self._next is None or self.clock() >= self._next:
+            self._begun += 1
+        return self._begun > 0
+
+    def has_news(self) -> bool:
+        """Returns whether an engine that has nothing to do must step to report something.
+
+        Where vLLM takes no report of a few such steps, it steps for none.
+        """
+        if self._next is not None and self.read() != self._told:
+            self._next = None
+        return self._next is None and self._begun < _UNTAKEN
+
+    def report_if_due(self) -> Figures | None:
+        """Returns what has changed, if this step has begun as one that reports."""
+        if not self._begun:
+            return None
+        self._begun = 0
+        self._next = self.clock() + _EVERY
+        told = self.report()
+        told.data |= self._info
+        return told
+
+
+def _info_of(config: Config) -> dict[str, str]:
+    """What an engine was made with, by the labels of `INFO`."""
+    said = (
+        *(__version__, config.eviction, config.write_of("host") if config.disk_blocks else "none"),
+        *(config.fingerprint[:12], str(config.ranks)),
+    )
+    return dict(zip(INFO, said, strict=True))
 
 
 class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The metrics of all engines in vLLM's registry."""
+    """The metrics of all engines in vLLM's registry. Each is there from the start, as a 0."""
 
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
-        classes = {"counter": self._counter_cls, "gauge": self._gauge_cls}
-        self._metrics = {
-            family.name: classes[family.kind](
-                name=family.name,
-                documentation=family.help,
-                labelnames=[*self._labelnames, *family.stats[0].labels],
+        config = what[0]
+        extra = config.kv_transfer_config.kv_connector_extra_config
+        parallel, events = config.parallel_config, config.kv_events_config
+        disk = Settings.of_extra(extra)[0].disk_path is not None
+        ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        stats = list(
+            scheduler_stats(
+                disk=disk, events=events is not None and bool(events.enable_kv_cache_events)
             )
-            for family in _FAMILIES
-        }
+        )
+        for rank in range(ranks if disk else 0):
+            stats += rank_stats(rank)
+        self._series: dict[tuple[int, str], Any] = {}
+        for family in families(stats):
+            metric = self._metric(family.name, family.kind, family.help, family.stats[0].labels)
+            for engine, values in self.per_engine_labelvalues.items():
+                for stat in family.stats:
+                    made = metric.labels(*values, *stat.labels.values())
+                    self._series[engine, stat.metric] = made
+        self._info = self._metric(
+            f"{PREFIX}engine_info", "gauge", "What an engine was made with.", INFO
+        )
+
+    def _metric(self, name: str, kind: str, about: str, labels: Iterable[str]) -> Any:
+        given = {"name": name, "documentation": about, "labelnames": [*self._labelnames, *labels]}
+        if kind == "counter":
+            return self._counter_cls(**given)
+        # Of several API servers each hears of some steps: as vLLM's own.
+        return self._gauge_cls(**given, multiprocess_mode="mostrecent")
 
     @override
-    def observe(self, transfer_stats_data: Mapping[str, int], engine_idx: int = 0) -> None:
+    def observe(self, transfer_stats_data: Mapping[str, int | str], engine_idx: int = 0) -> None:
         """Takes a report of an engine."""
-        engine = self.per_engine_labelvalues[engine_idx]
-        for family in _FAMILIES:
-            for stat in family.stats:
-                if stat.name not in transfer_stats_data:
-                    continue
-                metric = self._metrics[family.name].labels(*engine, *stat.labels.values())
-                told = transfer_stats_data[stat.name]
-                if family.kind == "counter":
-                    metric.inc(told)
-                else:
-                    metric.set(told)
+        for metric, told in transfer_stats_data.items():
+            series = self._series.get((engine_idx, metric))
+            if series is None:
+                continue
+            if _is_counter(metric):
+                series.inc(told)
+            else:
+                series.set(told)
+        if INFO[0] in transfer_stats_data:
+            said = (transfer_stats_data[label] for label in INFO)
+            self._info.labels(*self.per_engine_labelvalues[engine_idx], *said).set(1)

@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import BlockyardError, DiskInspector
+from blockyard.connectors.command_line import Flags, read
 
-__all__ = ["ALONE", "Replica", "others_on_disk", "replica_of"]
+__all__ = ["ALONE", "Replica", "here_of", "others_on_disk", "replica_of"]
 
-_OPTION: Final = r"--?(?:data[-_]parallel[-_]size|dp)(?P<local>[-_]local|l)?"
-_GIVEN: Final = re.compile(rf"{_OPTION}(?:=(?P<value>\d+))?")
-_IN_FILE: Final = re.compile(
-    r"^\s*[\"']?data[-_]parallel[-_]size(?P<local>[-_]local)?[\"']?\s*:"
-    r"\s*[\"']?(?P<value>\d+)[\"']?\s*(?:#.*)?$",
-    re.MULTILINE,
-)
 _IDENTITY: Final = re.compile(r"[0-9a-f]{16}")
 _LINE: Final = re.compile(r'^replica = "\d+(?: of (\d+))?"\n', re.MULTILINE)
 
@@ -62,8 +56,9 @@ ALONE: Final = Replica()
 def replica_of(parallel: Any, engine: str = "", arguments: Sequence[str] | None = None) -> Replica:
     """Returns which replica an engine is.
 
-    vLLM tells the replicas of a model without experts nothing of each other. Their processes have
-    the command line of the server, and so the number that it was given.
+    What vLLM says comes first. Of a model without experts it sets the number of replicas to 1 in
+    each of them, and leaves it in one field, where it ran as the server has made it; how many of
+    them are on a machine says the server's command line alone, which their processes have, too.
 
     Args:
         parallel: A `ParallelConfig`.
@@ -73,30 +68,24 @@ def replica_of(parallel: Any, engine: str = "", arguments: Sequence[str] | None 
     number, count = int(parallel.data_parallel_index), int(parallel.data_parallel_size)
     if count > 1:
         return Replica(number, count, max(int(parallel.data_parallel_size_local), 1))
-    given = _given(sys.argv[1:] if arguments is None else arguments)
-    count = given.get("", 0)
+    said = read("vllm", sys.argv[1:] if arguments is None else arguments)
+    left = 1
+    if not getattr(parallel, "enable_elastic_ep", False):
+        left = int(getattr(parallel, "elastic_ep_max_dp_size", None) or 1)
+    count = left if left > max(number, 1) else said.number("data_parallel_size", 0)
     if count <= max(number, 1):
         return Replica(number, None) if number or engine.endswith("_dp0") else ALONE
-    here = given.get("local", count)
-    return Replica(number, count, here if 0 < here <= count else count)
+    return Replica(number, count, here_of(said, count))
 
 
-def _given(arguments: Sequence[str]) -> dict[str, int]:
-    """Returns what a command line says: "" for all replicas, "local" for those of a machine."""
-    found: dict[str, int] = {}
-    for at, argument in enumerate(arguments):
-        following = arguments[at + 1] if at + 1 < len(arguments) else ""
-        if argument == "--config" or argument.startswith("--config="):
-            path = argument.partition("=")[2] or following
-            with suppress(OSError, ValueError):
-                for one in _IN_FILE.finditer(Path(path).read_text("utf-8")):
-                    found.setdefault("local" if one["local"] else "", int(one["value"]))
-        said = _GIVEN.fullmatch(argument)
-        if said is not None:
-            value = said["value"] or following
-            if value.isdecimal():
-                found["local" if said["local"] else ""] = int(value)
-    return found
+def here_of(said: Flags, count: int) -> int:
+    """Returns how many of some replicas a command line starts on this machine."""
+    alone = said.values.get("data_parallel_external_lb")
+    if alone or "data_parallel_rank" in said.values:
+        # Each is started by itself: vLLM counts it as the one on its machine.
+        return 1
+    here = said.number("data_parallel_size_local", count)
+    return here if 0 < here <= count else count
 
 
 def others_on_disk(folders: Sequence[str]) -> Iterator[str]:

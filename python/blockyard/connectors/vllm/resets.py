@@ -1,11 +1,12 @@
 """What a reset of vLLM's prefix cache means for what lies below it."""
 
-from typing import Any
+from typing import Any, Final
 
 from blockyard.shared.log import Limited
 
 __all__ = ["Resets"]
 
+_TABLE: Final = "cached_block_hash_to_block"
 _log = Limited(__name__, 0)
 
 
@@ -23,17 +24,22 @@ class Resets:
         self._table: object = None
         self._published: object = None
         self._told = False
+        self.seen = 0
+        """Resets that were seen, whatever they end."""
 
     def heard(self) -> None:
         """Takes note that the connector was told of the reset."""
         self._table = self._now()
+        self.seen += 1
 
     def unheard(self) -> bool:
         """Returns whether there was one that nobody told of, and that ends what is below."""
-        before, now = self._table, self._now()
+        # Each step asks. A pool without the table is not vLLM's, as in a test.
+        before, now = self._table, getattr(self.pool, _TABLE, None)
         if now is before:
             return False
         self._table = now
+        self.seen += 1
         if before is None or self._ends:
             return before is not None
         if not self._told:
@@ -51,4 +57,4 @@ class Resets:
         return before is not None and before is not self._published
 
     def _now(self) -> object:
-        return getattr(self.pool, "cached_block_hash_to_block", None)
+        return getattr(self.pool, _TABLE, None)

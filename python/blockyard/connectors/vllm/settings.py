@@ -169,6 +169,11 @@ class Settings:
                 'it outlives the engine, as "disk_path": "/mnt/kv"; or leave disk out, and give '
                 "a larger host"
             )
+        if given.get("disk_reclaim") and given.get("disk_path") is None:
+            raise Misuse(
+                "disk_reclaim was given, and no disk_path: give the folder whose room it may take, "
+                'as "disk_path": "/mnt/kv"; or leave it out'
+            )
         said = {name: given.pop(name) for name in own & given.keys()}
         return cls(**{**said, "disk_path": _at_home(said.get("disk_path"))}), given
 
@@ -257,9 +262,11 @@ class Settings:
             )
 
     def check_room(self, config: Config, longest: int) -> None:
-        """Checks that one request of full length can be kept."""
+        """Checks that something can be kept, and one request of full length."""
         wants = -(-longest // config.block_size)
         room = max(config.host_blocks, config.disk_blocks)
+        if not room:
+            raise Misuse('host = 0, and no disk: nothing would be kept; give "host": "64 GiB"')
         if self.preempt == "park" and room < wants:
             raise TooLarge(
                 f"a request of max_model_len = {longest} tokens has {wants} blocks, and a tier "

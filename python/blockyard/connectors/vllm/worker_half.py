@@ -13,6 +13,7 @@ from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.engine_facts import Facts
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
+from blockyard.connectors.vllm.metrics import Figures, Teller, rank_stats
 from blockyard.connectors.worker import Worker
 from blockyard.crane.tiers.disk import DiskPath
 from blockyard.shared.plan import Cause
@@ -56,11 +57,14 @@ class WorkerHalf:
         self._file: tuple[int, int] | None = None
         self._restored: Restored | None = None
         self._yard: int | None = None
+        self._greets = False
         self._run = self._cleared = 0
         self._begun = self._loaded = 0
         """The last steps whose copies down, and up, have begun."""
         self._arrived: set[str] = set()
         self._missing: set[int] = set()
+        self._tells = False
+        self._teller: Teller | None = None
 
     def register(self, caches: Mapping[str, Any]) -> None:
         """Takes vLLM's tensors, one for each layer.
@@ -93,9 +97,18 @@ class WorkerHalf:
             disk_path=self._disk_path,
             replica=self._known.replica.name,
         )
+        if self._disk_path is not None:
+            self._teller = Teller(
+                (rank_stats(self._known.rank), self.worker.crane.persistent.stats)
+            )
         if self._shared is not None:
             seen = Path(self._shared).stat()
             self._file = seen.st_dev, seen.st_ino
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether another connector has this one in it: vLLM carries what only one of them says."""
+        return self._known.beside is not None
 
     def ready(self) -> Ready:
         """Says that its memory is there."""
@@ -114,9 +127,11 @@ class WorkerHalf:
             # Another scheduler: what the one before has said of its requests is over.
             self._yard, self._cleared, self._begun, self._loaded = step.yard, 0, 0, 0
             self._arrived, self._missing = set(), set()
+            self._greets = self.is_inside
         if step.number == self._begun:
             return
         self._begun = step.number
+        self._tells = self._tells or step.tells
         self._arrived |= step.arrived
         self._missing |= step.missing
         if step.run > self._run:
@@ -176,11 +191,21 @@ class WorkerHalf:
     def reports(self) -> Reports | None:
         """What has ended since the last call."""
         outcomes = [] if self.worker is None else self.worker.outcomes()
+        if self._greets:
+            self._greets = False
+            return Reports(outcomes, ready=(self.ready(),))
         if not outcomes:
             return None
         if any(outcome.cause is Cause.FAILED for outcome in outcomes):
             return Reports(outcomes, self._there().crane.persistent.dead())
         return Reports(outcomes)
+
+    def numbers(self) -> Figures | None:
+        """Reports the numbers of this rank's disk, if a step has asked for them."""
+        tells, self._tells = self._tells, False
+        if not tells or self._teller is None:
+            return None
+        return self._teller.report()
 
     def close(self) -> None:
         """Ends all copies, and drops vLLM's tensors."""

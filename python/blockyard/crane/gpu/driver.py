@@ -72,7 +72,7 @@ def install() -> str:
 
     return (
         f"{extras.install('cuda12', 'cuda13')}, as the driver has it; no GPU is needed by "
-        "blockyard.crane.tiers.memory.MemoryTier, nor with --device memory"
+        "blockyard.crane.tiers.memory.MemoryTier, nor with --on memory or --verify memory"
     )
 
 

@@ -5,23 +5,26 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
 from blockyard.crane.tiers.disk_stats import DISK_STATS
+from blockyard.crane.tiers.reclaim import Wanted, alone, no_room
+from blockyard.crane.tiers.reclaim import reclaim as take_room
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer, known
+from blockyard.shared.validate import integer, known, one_of
 
 __all__ = ["DiskPath", "DiskTier", "Part"]
 
@@ -83,6 +86,44 @@ class Part:
         return slots if self.step == 1 else slots // np.uint32(self.step)
 
 
+class _Files(NamedTuple):
+    """Slot files of one path, before they are opened."""
+
+    root: Path
+    fields: list[tuple[str, str]]
+    place: _Place
+    slots: int
+    block_bytes: int
+
+    def open(self, rank: int, more: Mapping[str, Any]) -> Part:
+        """Opens them as this rank."""
+        first, step, number, planes, writer, _ = self.place
+        owned = writer is None or writer == rank
+        lane = DiskLane(
+            self.root,
+            self.fields,
+            rank=rank if writer is None else writer,
+            slots=self.slots,
+            block_bytes=self.block_bytes,
+            owned=owned,
+            **more,
+        )
+        return Part(lane, planes, first, step, owned, number)
+
+    def wanted(self, ranks: int) -> Iterable[Wanted]:
+        """Yields what they still want, of each rank that writes them."""
+        writer = self.place[4]
+        for rank in range(ranks) if writer is None else (writer,):
+            folder, nbytes = DiskLane.lacking(
+                self.root,
+                self.fields,
+                rank=rank,
+                slots=self.slots,
+                block_bytes=self.block_bytes,
+            )
+            yield Wanted(self.root, folder.parent, nbytes)
+
+
 class DiskTier(Single):
     """The slots of one rank in folders, which this process owns until it ends.
 
@@ -105,17 +146,21 @@ class DiskTier(Single):
         name: Where it stands: "host" or "disk".
         direct: Whether the system's page cache is passed by, where it can be.
         threads: Threads that read, and as many that write, for each path.
+        reclaim: Whether other identities under the same paths are removed where there is no room:
+            those that no process owns, the one that was used last longest ago first, and only as
+            many as all ranks need. If all of them are not enough, none is.
 
     Raises:
-        Misuse: A value is out of range, or `identity` does not name model and weights.
-        Unavailable: There is no room, another process owns the folder, or the system refuses; or
-            there are no weights at a path.
+        Misuse: A value is out of range, or `identity` does not name model and weights; or another
+            version has written the folder.
+        Unavailable: There is no room, and the error says whose may be had; another process owns the
+            folder, or the system refuses; or there are no weights at a path.
     """
 
     SCHEMA = DISK_STATS
     """Name, unit, kind, metric and meaning of each number in `stats`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         layout: KVLayout,
         path: DiskPath,
@@ -126,6 +171,7 @@ class DiskTier(Single):
         name: str = "disk",
         direct: bool = True,
         threads: int = 4,
+        reclaim: bool = False,
     ) -> None:
         self.name = known("name", name, TIERS[1:])
         self.layout = layout
@@ -149,7 +195,6 @@ class DiskTier(Single):
         self._floor = 0
         self.copier: Voider | None = None
         """What copies from and to it: its reports are for one."""
-        made: list[Part] = []
         self.parts: tuple[Part, ...] = ()
         """Where its slots are: for each path this rank's own planes, and those that ranks share."""
         from blockyard.shared.weights import stated  # noqa: PLC0415 - most programs have no disk
@@ -157,29 +202,11 @@ class DiskTier(Single):
         said = {name: str(stated(name, part)) for name, part in identity.items()}
         self.identity: Mapping[str, str] = MappingProxyType(said)
         """What the bytes depend on beside the layout: of a path its content."""
-        fields = {**said, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
-        try:
-            for first, step, number, planes, writer, shared in _places_of(layout, len(paths)):
-                more = {"disk": f"{number} of {len(paths)}"} if len(paths) > 1 else {}
-                if shared:
-                    more["planes"] = "which ranks share"
-                owned = writer is None or writer == self.rank
-                lane = DiskLane(
-                    paths[number],
-                    sorted((fields | more).items()),
-                    rank=self.rank if writer is None else writer,
-                    slots=-(-(self.blocks - first) // step) if first < self.blocks else 1,
-                    block_bytes=sum(layout.planes[plane].block_bytes for plane in planes),
-                    direct=direct,
-                    threads=integer("threads", threads),
-                    owned=owned,
-                )
-                made.append(Part(lane, planes, first, step, owned, number))
-        except BaseException:
-            for part in made:
-                part.lane.close()
-            raise
-        self.parts = tuple(made)
+        one_of("reclaim", reclaim, (True, False))
+        files = [*self._files(paths)]
+        more = {"direct": direct, "threads": integer("threads", threads)}
+        with alone(paths) if reclaim else nullcontext():
+            self.parts = self._open(files, more, reclaim=reclaim)
         self._run = max((part.lane.run for part in self._owned()), default=1)
         try:
             self._count_as(self._run)
@@ -191,6 +218,46 @@ class DiskTier(Single):
         except BaseException:
             self._close()
             raise
+
+    def _files(self, paths: Sequence[Path]) -> Iterable["_Files"]:
+        """Yields the slot files of each path: of this rank's planes, and of those all share."""
+        layout, disks = self.layout, len(paths)
+        fields = {**self.identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
+        for place in _places_of(layout, disks):
+            first, step, number, planes, _, shared = place
+            more = {"disk": f"{number} of {disks}"} if disks > 1 else {}
+            if shared:
+                more["planes"] = "which ranks share"
+            slots = -(-(self.blocks - first) // step) if first < self.blocks else 1
+            nbytes = sum(layout.planes[plane].block_bytes for plane in planes)
+            yield _Files(paths[number], sorted((fields | more).items()), place, slots, nbytes)
+
+    def _open(
+        self, files: Sequence["_Files"], more: Mapping[str, Any], *, reclaim: bool
+    ) -> tuple[Part, ...]:
+        """Opens all slot files, or none."""
+        made: list[Part] = []
+        full = None
+        try:
+            for file in files:
+                try:
+                    made.append(file.open(self.rank, more))
+                except Unavailable as error:
+                    if not hasattr(error, "folder"):
+                        raise
+                    # What else is wrong comes before the room, of which nothing is taken then.
+                    full = full or error
+            if full is None:
+                return tuple(made)
+        except BaseException:
+            _abandon(made)
+            raise
+        _abandon(made)
+        wants = [one for file in files for one in file.wanted(self.layout.ranks)]
+        if not reclaim:
+            raise no_room(full, wants) from full
+        take_room(full, wants)
+        return self._open(files, more, reclaim=False)
 
     @property
     def path(self) -> Path:
@@ -469,6 +536,11 @@ class DiskTier(Single):
         places = [np.arange(len(one)) / max(1, len(one)) for one in found]
         order = np.argsort(np.concatenate(places), kind="stable")
         return Restored.joined(found).take(order)
+
+
+def _abandon(parts: Iterable[Part]) -> None:
+    for part in parts:
+        part.lane.abandon()
 
 
 def _number(plan: Plan) -> int:

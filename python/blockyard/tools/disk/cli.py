@@ -11,11 +11,12 @@ from typing import Any, Final
 import click
 
 from blockyard._core import BlockyardError, Misuse, Unavailable, __version__
+from blockyard.crane.tiers.disk_folders import Identity, Rank, Wiped, chosen, identities
+from blockyard.crane.tiers.disk_folders import wipe as unlink
 from blockyard.shared.sizes import parse_size
 from blockyard.tools.disk.bench import ROUNDS, Measured, measure
-from blockyard.tools.disk.folders import Identity, Rank, Wiped, chosen, identities
-from blockyard.tools.disk.folders import wipe as unlink
 from blockyard.tools.endings import FAILED
+from blockyard.tools.help import Group
 from blockyard.tools.outputs import claim, write_all
 
 __all__ = ["disk"]
@@ -57,7 +58,7 @@ def _nbytes(most: int) -> Callable[[click.Context, click.Parameter, str], int]:
     return read
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(cls=Group, context_settings={"show_default": True})
 def disk() -> None:
     """Look at the folder of a disk tier, check it, empty it, or measure its disk.
 
@@ -285,11 +286,19 @@ def _described(one: Identity, count: Callable[[Rank], dict[str, Any]]) -> dict[s
             "disk_bytes": survey.disk_bytes,
         }
         ranks.append(about | count(rank))
-    return {"identity": one.name, "format": one.format, "fields": one.fields, "ranks": ranks}
+    return {
+        "identity": one.name,
+        "format": one.format,
+        "writer": one.writer,
+        "fields": one.fields,
+        "ranks": ranks,
+    }
 
 
 def _headed(one: Identity) -> str:
     said = "of no known format" if one.format is None else f"format {one.format}"
+    if one.writer is not None:
+        said += f", last written by Blockyard {one.writer}"
     return "\n".join([f"{one.name}  {said}", *(f"  {line}" for line in one.text.splitlines()[1:])])
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from blockyard import _core
 from blockyard.shared.extras import install, missing
-from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Check, Finding, Site, judged, unknown
 
 __all__ = ["CHECKS"]
 
@@ -48,13 +48,16 @@ def judged_core(package: str, stub: str) -> Finding:
     lost = sorted(name for name in _names(stub) if not hasattr(_core, name))
     again = f"pip uninstall blockyard, then {install('replay').replace('[replay]', '')}"
     fact = f"{_core.__version__}"
-    if package != _core.__version__ or lost:
-        fact += f", and the package is {package}" if package != _core.__version__ else ""
-        fact += f", without {', '.join(lost)}" if lost else ""
-        return Finding("core", "fail", fact, "two versions lie over each other", again)
-    if _core.DEBUG:
-        return Finding("core", "warn", f"{fact}, a debug build", "it is many times slower", again)
-    return Finding("core", "ok", fact)
+    another = package != _core.__version__
+    fact += f", and the package is {package}" if another else ""
+    fact += f", without {', '.join(lost)}" if lost else ""
+    fact += ", a debug build" if _core.DEBUG else ""
+    return judged(
+        "core",
+        fact,
+        (another or lost, "fail", "two versions lie over each other", again),
+        (_core.DEBUG, "warn", "it is many times slower", again),
+    )
 
 
 def _names(stub: str) -> list[str]:

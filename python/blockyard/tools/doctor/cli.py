@@ -1,19 +1,23 @@
 """`blockyard doctor`: looks at the machine and at settings, and says what will fail."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from blockyard._core import BlockyardError, Misuse, __version__
+from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.shared.owner import is_foreign
 from blockyard.tools.click_types import FILE
-from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, vllm
+from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, sglang, vllm
+from blockyard.tools.doctor.engine import Engine
 from blockyard.tools.doctor.finding import LEVELS, Asked, Check, Finding, Site, unknown
-from blockyard.tools.doctor.flags import Fault, Flags, parsed, split
 from blockyard.tools.endings import FAILED
+from blockyard.tools.help import Once
 from blockyard.tools.outputs import claim, write_all
 from blockyard.yard.config import Config
 
@@ -21,14 +25,22 @@ __all__ = ["doctor", "examined"]
 
 _FORMAT: Final = 1
 """Of the JSON."""
+_NAMES: Final = re.compile(r"(vllm|sglang)(?=$|[.:-])")
 _MARKS: Final = {"ok": "ok", "unknown": "-", "warn": "WARN", "fail": "FAIL"}
 Groups = dict[str, list[Finding]]
+_ENGINES: Final[Mapping[str, tuple[type[Engine], Any]]] = {
+    "vllm": (vllm.Serve, vllm.checks),
+    "sglang": (sglang.Launch, sglang.checks),
+}
 
 
-@click.command(epilog="Example: blockyard doctor -- vllm serve MODEL --kv-transfer-config '{…}'")
+@click.command(
+    cls=Once, epilog="Example: blockyard doctor -- vllm serve MODEL --kv-transfer-config '{…}'"
+)
 @click.option("--config", "file", type=FILE, help="A TOML file for blockyard.Config.")
 @click.option("--disk", "paths", type=FILE, multiple=True, help="A folder for a disk tier.")
-@click.option("--vllm", "line", metavar="FLAGS", help="Flags of vLLM, in one word; as COMMAND.")
+@click.option("--vllm", metavar="FLAGS", help="Flags of vLLM, in one word; as COMMAND.")
+@click.option("--sglang", metavar="FLAGS", help="Flags of SGLang, likewise.")
 @click.option(
     "--json",
     "output",
@@ -44,23 +56,25 @@ def doctor(
     ctx: click.Context,
     file: Path | None,
     paths: tuple[Path, ...],
-    line: str | None,
+    vllm: str | None,
+    sglang: str | None,
     output: str | None,
     strict: bool,  # noqa: FBT001 - as click has it
     command: tuple[str, ...],
 ) -> None:
     """Look at this machine and at settings, and say what will fail before it does.
 
-    COMMAND is a whole command line that starts vLLM: it is read and not run. Nothing is loaded, and
-    nothing stays. The exit status is 1 where something will fail. See docs/doctor.md.
+    COMMAND is a whole command line that starts vLLM or SGLang: it is read and not run. Nothing is
+    loaded, and nothing stays. The exit status is 1 where something will fail. See docs/doctor.md.
     """
-    if line is not None and command:
-        raise Misuse("--vllm and a COMMAND: give one of them")
+    given = [("vllm", vllm), ("sglang", sglang), (_engine_of(command), list(command) or None)]
+    lines = [(engine, line) for engine, line in given if line is not None]
+    if len(lines) > 1:
+        raise Misuse("--vllm, --sglang and a COMMAND: give one of them")
     if file is not None and not file.is_file():
         raise Misuse(f"--config {file}: there is no such file")
     claim({"--json": None if output in {None, "-"} else Path(str(output))})
-    words = list(command) if command else line
-    found = examined(file=file, paths=paths, vllm_line=words)
+    found = examined(file=file, paths=paths, lines=dict(lines))
     faults = _write(output, found)
     for text in _told(found):
         click.echo(text, err=output == "-")
@@ -75,7 +89,7 @@ def examined(
     *,
     file: Path | None = None,
     paths: tuple[Path, ...] = (),
-    vllm_line: str | list[str] | None = None,
+    lines: Mapping[str, str | list[str]] | None = None,
     site: Site | None = None,
 ) -> Groups:
     """Makes all checks; returns what they have found, by group.
@@ -83,23 +97,26 @@ def examined(
     Args:
         file: Of a configuration.
         paths: Folders for disk tiers.
-        vllm_line: A command line of vLLM, as text or as words.
+        lines: Command lines by their engine, "vllm" or "sglang", as text or as words.
         site: Where to look; None for this machine.
     """
     site = site or Site()
     groups: dict[str, tuple[Check, ...]] = {}
-    asked = Asked(paths=tuple(paths))
-    if vllm_line is not None:
-        flags = _flags(vllm_line)
-        serve = vllm.Serve(flags, {**site.environ, **flags.environ})
-        groups["vLLM"] = vllm.checks(serve)
-        asked = asked.joined(serve.asked())
+    asked = Asked(paths=tuple(path.absolute() for path in paths))
+    environ = dict(site.environ)
+    for engine, line in (lines or {}).items():
+        flags, bare = _flags(engine, line)
+        environ |= flags.environ
+        kind, checks = _ENGINES[engine]
+        engine_of = kind(flags, environ, bare)
+        groups[engine_of.interface.engine] = checks(engine_of)
+        asked = asked.joined(engine_of.asked())
     if file is not None:
-        read = _read(file)
-        groups["configuration"] = config.checks(file, read)
-        if isinstance(read, Config):
-            asked = asked.joined(config.asked_of(read))
-    site = Site(asked=asked, root=site.root, environ=site.environ, locks=site.locks)
+        settings = _read(file)
+        groups["configuration"] = config.checks(file, settings)
+        if isinstance(settings, Config):
+            asked = asked.joined(config.asked_of(settings))
+    site = replace(site, asked=asked, environ=environ)
     groups["installation"] = build.CHECKS
     groups["machine"] = host.CHECKS + pinned.CHECKS
     groups["GPU"] = gpu.CHECKS
@@ -108,11 +125,21 @@ def examined(
     return {name: list(_made(checks, site)) for name, checks in groups.items()}
 
 
-def _flags(given: str | list[str]) -> Flags:
+def _engine_of(command: tuple[str, ...]) -> str:
+    """Which engine a command line starts: the first word that names one says it."""
+    for word in command:
+        found = _NAMES.match(Path(word).name)
+        if found is not None:
+            return found[0]
+    return "vllm"
+
+
+def _flags(engine: str, given: str | list[str]) -> tuple[Flags, bool]:
     try:
-        return parsed(split(given) if isinstance(given, str) else given)
+        words, bare = split(given) if isinstance(given, str) else (given, False)
     except Fault as fault:
-        return Flags(faults=[fault])
+        return Flags(faults=[fault]), False
+    return read(engine, words), bare
 
 
 def _read(file: Path) -> Config | BlockyardError:

@@ -8,17 +8,19 @@ from typing import Any, Final
 
 from blockyard._core import BlockyardError
 from blockyard.shared.machine import free_memory
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Site
+from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged
 from blockyard.tools.units import size
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, Speeds
 
-__all__ = ["asked_of", "checks", "tried"]
+__all__ = ["asked_of", "bookkeeping", "checks", "tried"]
 
 _SLOT: Final = 200
 """Bytes of bookkeeping for a slot, at most."""
 _SMALL: Final = 4096
 """Blocks of a tier with which policies are tried."""
+_MOST: Final = 2_147_483_631
+"""Blocks of a tier; more are given to the core as they are, which refuses them."""
 _OF_VLLM: Final = frozenset({"stow", "preempt", "decode", "load", "checksums", "keep_on_reset"})
 
 
@@ -48,7 +50,8 @@ def tried(config: Config) -> None:
         BlockyardError: They do not go together.
     """
     tiers = ("engine" if config.engine else "device", "host", "disk")
-    sizes: dict[str, Any] = {tier: min(int(getattr(config, tier)), _SMALL) for tier in tiers}
+    given: dict[str, Any] = {tier: int(getattr(config, tier)) for tier in tiers}
+    sizes = {tier: size if size > _MOST else min(size, _SMALL) for tier, size in given.items()}
     # Nothing is written, and no path is opened.
     KVCache(replace(config, **sizes, ghosts=None, record=None))
 
@@ -88,10 +91,9 @@ def bookkeeping(config: Config, site: Site) -> Finding:
     slots = config.device_blocks + config.host_blocks + config.disk_blocks
     needs, free = slots * _SLOT, free_memory(site.root)
     fact = f"{slots:,} slots take {size(needs)} at most"
-    if free is None or needs <= free:
-        return Finding("bookkeeping", "ok", fact)
     larger = "give blocks of more tokens, or smaller tiers"
-    return Finding("bookkeeping", "fail", fact, f"{size(free)} are free", larger)
+    short = free is not None and needs > free
+    return judged("bookkeeping", fact, (short, "fail", f"{size(free or 0)} are free", larger))
 
 
 def policies(config: Config, _: Site) -> Finding:
@@ -103,10 +105,11 @@ def policies(config: Config, _: Site) -> Finding:
         for name in names
         if (value := getattr(config, name)) != getattr(default, name)
     ]
-    if config.deadline is None and config.host_blocks:
-        never = "a copy that hangs keeps its blocks for ever"
-        return Finding("policies", "warn", "no deadline", never, "write deadline = 60000 (ticks)")
-    return Finding("policies", "ok", ", ".join(changed) or "those of Config")
+    endless = config.deadline is None and config.host_blocks
+    changed = ["no deadline", *changed] if endless else changed
+    never = "a copy that hangs keeps its blocks for ever"
+    problem: Problem = (endless, "warn", never, "write deadline = 60000 (ticks)")
+    return judged("policies", ", ".join(changed) or "those of Config", problem)
 
 
 def checks(path: Path, config: Config | BlockyardError) -> tuple[Check, ...]:

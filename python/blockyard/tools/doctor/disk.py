@@ -4,14 +4,16 @@ import mmap
 import os
 import re
 import tempfile
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Final
 
 from blockyard._core import BlockyardError
+from blockyard.crane.tiers.disk_folders import Identity, identities
 from blockyard.tools.disk.bench import measure
-from blockyard.tools.disk.folders import Identity, identities
-from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Check, Finding, Site, judged, unknown
 from blockyard.tools.units import duration, size
 
 __all__ = ["checks"]
@@ -31,15 +33,24 @@ _GONE: Final = {
 _REMOTE: Final = re.compile(r"(nfs|cifs|smb|9p|fuse|ceph|lustre|gpfs|beegfs|virtiofs)")
 
 
-def _name(what: str, path: Path) -> str:
-    return f"{what} {path}"
-
-
 def _where(path: Path) -> Path | None:
     """The folder, or that in which it will be made; None where that is not there, either."""
     if path.is_dir():
         return path
     return path.parent if not path.exists() and path.parent.is_dir() else None
+
+
+def _inside(check: Callable[[Path, Path, Site], Finding]) -> Callable[[Path, Site], Finding]:
+    """Has a check look into the folder, or into that in which it will be made."""
+
+    @wraps(check)
+    def made(path: Path, site: Site) -> Finding:
+        where = _where(path)
+        if where is None:
+            return unknown(f"{check.__name__} {path}", "the folder is not there")
+        return check(path, where, site)
+
+    return made
 
 
 def _identities(path: Path) -> list[Identity]:
@@ -48,44 +59,48 @@ def _identities(path: Path) -> list[Identity]:
 
 def folder(path: Path, _: Site) -> Finding:
     """Whether a disk tier may have this folder."""
-    name = _name("folder", path)
-    where = _where(path)
+    name, where, there = f"folder {path}", _where(path), path.is_dir()
     refused = "a disk tier is refused there"
     if where is None:
-        have = f"mkdir -p {path.parent}" if not path.exists() else "give a folder"
         lacks = "it is no folder" if path.exists() else f"there is no {path.parent}"
+        have = "give a folder" if path.exists() else f"mkdir -p {path.parent}"
         return Finding(name, "fail", lacks, refused, have)
     try:
         found = _identities(path)
     except BlockyardError as error:
         return Finding(name, "fail", str(error), refused, "give another path")
-    if path.is_dir() and path.stat().st_mode & 0o022:
+    user = os.geteuid()
+    if there and path.stat().st_mode & 0o022:
         return Finding(name, "fail", "others may write to it", refused, f"chmod go-w {path}")
     if not os.access(where, os.W_OK | os.X_OK):
-        who = f"user {os.geteuid()} may not write to {where}"
-        return Finding(name, "fail", who, refused, f"chown {os.geteuid()} {where}, or another path")
+        who = f"user {user} may not write to {where}"
+        return Finding(name, "fail", who, refused, f"chown {user} {where}, or another path")
     owners = [owner for one in found for owner in one.owners]
-    fact = f"{len(found)} identities" if path.is_dir() else "it will be made"
-    if owners:
-        fact += f", of which process {owners[0]} owns one"
-        means = "an engine with the same model and options is refused while that one runs"
-        return Finding(name, "warn", fact, means, f"blockyard disk show {path}; end it first")
-    return Finding(name, "ok", fact)
+    fact = f"{len(found)} identities" if there else "it will be made"
+    fact += f", of which process {owners[0]} owns one" if owners else ""
+    owned = "an engine with the same model and options is refused while that one runs"
+    moves = "it is another folder where the engine is started elsewhere"
+    return judged(
+        name,
+        fact,
+        (owners, "warn", owned, f"blockyard disk show {path}; end it first"),
+        (not path.is_absolute(), "warn", moves, f"write {path.absolute()}"),
+    )
 
 
 def file_system(path: Path, site: Site) -> Finding:
     """What the folder lies on."""
-    name = _name("file system", path)
-    kind = _kind(path, site)
+    name, kind = f"file system {path}", _kind(path, site)
     if kind is None:
         return unknown(name, "the system does not say what it is")
     own = "give a folder on a disk of the machine, mounted into the container"
-    if kind in _GONE:
-        return Finding(name, "warn", kind, _GONE[kind], own)
-    if _REMOTE.match(kind):
-        far = "it is elsewhere: locks and syncs are what the other side makes of them"
-        return Finding(name, "warn", kind, far, own)
-    return Finding(name, "ok", kind)
+    far = "it is elsewhere: locks and syncs are what the other side makes of them"
+    return judged(
+        name,
+        kind,
+        (kind in _GONE, "warn", _GONE.get(kind, ""), own),
+        (_REMOTE.match(kind), "warn", far, own),
+    )
 
 
 def _kind(path: Path, site: Site) -> str | None:
@@ -101,46 +116,35 @@ def _kind(path: Path, site: Site) -> str | None:
     return kind
 
 
-def room(path: Path, site: Site) -> Finding:
+@_inside
+def room(path: Path, where: Path, site: Site) -> Finding:
     """Room for the tier, which is taken at its start."""
-    name = _name("room", path)
-    where = _where(path)
-    if where is None:
-        return unknown(name, "the folder is not there")
     found = os.statvfs(where)
     free = found.f_bavail * found.f_frsize
     fact = f"{size(free)} are free"
-    if found.f_files and found.f_favail < _INODES:
-        full = "files cannot be made there"
-        return Finding(name, "fail", f"{fact}, and {found.f_favail} inodes", full, "remove files")
+    few = found.f_files and found.f_favail < _INODES
+    if few:
+        fact += f", and {found.f_favail} inodes"
     wanted = site.asked.disk // max(len(site.asked.paths), 1)
-    if not wanted:
-        return Finding(name, "ok", fact)
-    fact += f", the tier asks for {size(wanted)}"
-    try:
-        taken = sum(
-            rank.survey.disk_bytes
-            for one in _identities(path)
-            for rank in one.ranks
-            if rank.survey is not None
-        )
-    except BlockyardError:
-        taken = 0
-    if wanted <= free:
-        return Finding(name, "ok", fact)
+    fact += f", the tier asks for {size(wanted)}" if wanted else ""
+    taken = 0
+    with suppress(BlockyardError):
+        ranks = [rank.survey for one in _identities(path) for rank in one.ranks]
+        taken = sum(survey.disk_bytes for survey in ranks if survey is not None)
     wipe = f"blockyard disk show {path}, and wipe what is of old models; or a smaller disk"
-    if wanted <= free + taken:
-        own = f"that is enough only if the {size(taken)} there are this engine's own"
-        return Finding(name, "warn", fact, own, wipe)
-    return Finding(name, "fail", fact, "its room is taken at the start, and is not there", wipe)
+    own = f"that is enough only if the {size(taken)} there are this engine's own"
+    return judged(
+        f"room {path}",
+        fact,
+        (few, "fail", "files cannot be made there", "remove files"),
+        (wanted > free + taken, "fail", "its room is taken at the start, and is not there", wipe),
+        (wanted > free, "warn", own, wipe),
+    )
 
 
-def direct(path: Path, _: Site) -> Finding:
+@_inside
+def direct(path: Path, where: Path, _: Site) -> Finding:
     """Whether the page cache can be passed by, and room be taken ahead."""
-    name = _name("O_DIRECT", path)
-    where = _where(path)
-    if where is None:
-        return unknown(name, "the folder is not there")
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=where) as own:
         file = Path(own, "file")
         goes = {unit: _writes(file, unit) for unit in (512, 4096)}
@@ -148,13 +152,13 @@ def direct(path: Path, _: Site) -> Finding:
     units = [f"{unit:,}" for unit, good in goes.items() if good]
     fact = f"at {' and '.join(units)} bytes" if units else "not here"
     fact += "" if ahead else ", and room cannot be taken ahead"
-    if not goes[4096]:
-        twice = "every block goes through the page cache, which takes memory and time"
-        return Finding(name, "warn", fact, twice, "use ext4 or XFS on a disk of the machine")
-    if not ahead:
-        late = "the file is sparse: a write may find no room"
-        return Finding(name, "warn", fact, late, "use ext4 or XFS")
-    return Finding(name, "ok", fact)
+    twice = "every block goes through the page cache, which takes memory and time"
+    return judged(
+        f"O_DIRECT {path}",
+        fact,
+        (not goes[4096], "warn", twice, "use ext4 or XFS on a disk of the machine"),
+        (not ahead, "warn", "the file is sparse: a write may find no room", "use ext4 or XFS"),
+    )
 
 
 def _writes(file: Path, unit: int) -> bool:
@@ -181,13 +185,10 @@ def _allocates(file: Path) -> bool:
     return True
 
 
-def speed(path: Path, site: Site) -> Finding:
+@_inside
+def speed(path: Path, where: Path, site: Site) -> Finding:
     """What a tier writes and reads there, in half a second."""
-    name = _name("speed", path)
-    where = _where(path)
-    if where is None:
-        return unknown(name, "the folder is not there")
-    layout = site.asked.layout
+    name, layout = f"speed {path}", site.asked.layout
     block = min(layout.block_bytes, _ROUND) if layout is not None else _BLOCK
     try:
         found = measure(where, block_bytes=block, nbytes=_ROUND, threads=4, rounds=1)
@@ -195,12 +196,11 @@ def speed(path: Path, site: Site) -> Finding:
         return unknown(name, str(error))
     write, read = (found.figures[one].rate(found.nbytes) / 1e9 for one in ("write", "read"))
     fact = f"{write:.2f} GB/s written, {read:.2f} GB/s read, by blocks of {size(block)}"
-    load = site.asked.load
-    if load is not None and found.load > load * _SLOWER:
-        says = f"a block takes {duration(found.load / 1e9)}, and speeds says {duration(load / 1e9)}"
-        measured = f"blockyard disk bench {path}, and what it says as disk of speeds"
-        return Finding(name, "warn", fact, f"{says}: loads are chosen that are slower", measured)
-    return Finding(name, "ok", fact)
+    load = site.asked.load or found.load
+    says = f"a block takes {duration(found.load / 1e9)}, and speeds says {duration(load / 1e9)}"
+    means = f"{says}: loads are chosen that are slower"
+    measured = f"blockyard disk bench {path}, and what it says as disk of speeds"
+    return judged(name, fact, (found.load > load * _SLOWER, "warn", means, measured))
 
 
 _EACH: Final = (folder, file_system, room, direct, speed)

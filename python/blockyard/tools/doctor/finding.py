@@ -4,14 +4,14 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.machine import whole
 
-__all__ = ["LEVELS", "Asked", "Check", "Finding", "Level", "Site", "unknown"]
+__all__ = ["LEVELS", "Asked", "Check", "Finding", "Level", "Problem", "Site", "judged", "unknown"]
 
 Level: TypeAlias = Literal["ok", "unknown", "warn", "fail"]
 LEVELS: Final[tuple[Level, ...]] = ("ok", "unknown", "warn", "fail")
@@ -29,6 +29,18 @@ class Finding(NamedTuple):
     """What follows from it; empty where all is well."""
     do: str = ""
     """What to type or to write."""
+
+
+Problem: TypeAlias = tuple[object, Level, str, str]
+"""Whether it is there, and the level, what follows and what to do where it is."""
+
+
+def judged(name: str, fact: str, *problems: Problem) -> Finding:
+    """Returns the first problem that is there as a finding, or that all is well."""
+    for there, level, means, do in problems:
+        if there:
+            return Finding(name, level, fact, means, do)
+    return Finding(name, "ok", fact)
 
 
 def unknown(name: str, fact: str) -> Finding:
@@ -60,14 +72,11 @@ class Asked:
 
     def joined(self, other: "Asked") -> "Asked":
         """Returns what both ask for, of which the larger counts."""
-        return Asked(
-            host=max(self.host, other.host),
-            pinned=max(self.pinned, other.pinned),
-            shared=max(self.shared, other.shared),
-            disk=max(self.disk, other.disk),
-            device=max(self.device, other.device),
+        sizes = ("host", "pinned", "shared", "disk", "device", "ranks")
+        return replace(
+            self,
+            **{name: max(getattr(self, name), getattr(other, name)) for name in sizes},
             paths=tuple(dict.fromkeys(self.paths + other.paths)),
-            ranks=max(self.ranks, other.ranks),
             layout=self.layout or other.layout,
             load=other.load if self.load is None else self.load,
         )

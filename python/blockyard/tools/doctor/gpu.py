@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from blockyard.crane.gpu.driver import install
 from blockyard.shared.extras import missing
-from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Check, Finding, Level, Site, judged, unknown
 from blockyard.tools.units import size
 
 __all__ = ["CHECKS", "judged_copies", "judged_cupy"]
@@ -57,6 +57,24 @@ def driver(site: Site) -> Finding:
     return Finding("driver", "ok", fact)
 
 
+def enough(site: Site) -> Finding:
+    """Whether there is a GPU for each process that computes."""
+    ranks, visible = site.asked.ranks, site.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = len(_devices(site))
+    fact = f"{devices} on the bus"
+    if visible is not None:
+        named = [one for one in visible.split(",") if one.strip() not in {"", "-1"}]
+        devices, fact = len(named), f"CUDA_VISIBLE_DEVICES={visible} shows {len(named)}"
+    if visible is None and not devices:
+        return unknown("GPUs", "no GPU of NVIDIA")
+    # None at all is what one writes for an engine on the CPU.
+    level: Level = "fail" if devices else "warn"
+    do = f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(ranks)))}, or fewer ranks"
+    short = devices < ranks
+    fact += f", and {ranks} processes compute" if short else ""
+    return judged("GPUs", fact, (short, level, "not all start", do))
+
+
 def _cuda() -> int | None:
     """The CUDA of the driver as 1000 * major + 10 * minor; None where there is none."""
     number = ctypes.c_int()
@@ -86,18 +104,15 @@ def judged_cupy(packages: dict[str, str], cuda: int | None) -> Finding:
     if cuda is None:
         return unknown("cupy", f"{said}, and there is no driver")
     has = f"{said}; the driver has CUDA {cuda // 1000}.{cuda % 1000 // 10}"
-    if not packages:
-        return Finding("cupy", "fail", has, "a GPU tier is refused", install())
-    if len(packages) > 1:
-        mixed = "they lie over each other"
-        return Finding(
-            "cupy", "fail", has, mixed, f"pip uninstall {' '.join(packages)}; {install()}"
-        )
     late = [name for name in packages if _NEEDS.get(name, 0) > cuda // 1000]
-    if late:
-        old = "the driver is too old for it"
-        return Finding("cupy", "fail", has, old, f"pip uninstall {late[0]}; {install()}")
-    return Finding("cupy", "ok", has)
+    again = f"pip uninstall {' '.join(late[:1] or packages)}; {install()}"
+    return judged(
+        "cupy",
+        has,
+        (not packages, "fail", "a GPU tier is refused", install()),
+        (len(packages) > 1, "fail", "they lie over each other", again),
+        (late, "fail", "the driver is too old for it", again),
+    )
 
 
 def link(site: Site) -> Finding:
@@ -114,11 +129,9 @@ def link(site: Site) -> Finding:
             narrow += [name] if now < most else []
     if not said:
         return unknown("link", "the bus does not say how wide it is")
-    if narrow:
-        slow = f"copies of {', '.join(narrow)} take as many times as long"
-        moved = "put the card into a slot of full width, or ask the machine's provider"
-        return Finding("link", "warn", ", ".join(said), slow, moved)
-    return Finding("link", "ok", ", ".join(said))
+    slow = f"copies of {', '.join(narrow)} take as many times as long"
+    moved = "put the card into a slot of full width, or ask the machine's provider"
+    return judged("link", ", ".join(said), (narrow, "warn", slow, moved))
 
 
 def copies(site: Site) -> Finding:
@@ -159,16 +172,17 @@ def judged_copies(found: dict[str, Any], most: float | None, asked: int) -> Find
         return Finding("copies", "fail", str(found["error"])[:300], what, "nvidia-smi; dmesg")
     up, down = float(found["up"]), float(found["down"])
     fact = f"{up:.1f} GB/s up, {down:.1f} GB/s down, {size(found['free'])} of its memory free"
-    if found.get("mode") == "prohibited":
-        never = "its compute mode lets nobody use it"
-        return Finding("copies", "fail", fact, never, "nvidia-smi -c DEFAULT")
-    if asked > found["free"]:
-        smaller = "give a smaller device tier, or end who has it: nvidia-smi"
-        return Finding("copies", "fail", fact, f"the device tier asks for {size(asked)}", smaller)
-    if most and min(up, down) < most * _SLOW:
-        slow = f"the link has {most:.0f} GB/s: others use it, or memory lies on a far node"
-        return Finding("copies", "warn", fact, slow, "look at numa and link, and try it alone")
-    return Finding("copies", "ok", fact)
+    never = found.get("mode") == "prohibited"
+    smaller = "give a smaller device tier, or end who has it: nvidia-smi"
+    slow = f"the link has {most or 0:.0f} GB/s: others use it, or memory lies on a far node"
+    alone = "look at numa and link, and try it alone"
+    return judged(
+        "copies",
+        fact,
+        (never, "fail", "its compute mode lets nobody use it", "nvidia-smi -c DEFAULT"),
+        (asked > found["free"], "fail", f"the device tier asks for {size(asked)}", smaller),
+        (min(up, down) < (most or 0) * _SLOW, "warn", slow, alone),
+    )
 
 
-CHECKS: Final[tuple[Check, ...]] = (driver, cupy, link, copies)
+CHECKS: Final[tuple[Check, ...]] = (driver, enough, cupy, link, copies)

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from blockyard.shared.machine import control_groups, free_memory, whole
-from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Check, Finding, Problem, Site, judged, unknown
 from blockyard.tools.units import size
 
 __all__ = ["CHECKS", "count_of"]
@@ -53,15 +53,9 @@ def cores(site: Site) -> Finding:
     quota = _quota(site)
     fact = f"{usable} may be used" + ("" if quota is None else f", {quota:g} by the container")
     least, ranks = min(usable, quota or usable), site.asked.ranks
-    if least < ranks + 1 and ranks:
-        return Finding(
-            "cores",
-            "warn",
-            fact,
-            f"{ranks} ranks and a scheduler share them: steps wait for each other",
-            f"give the container {ranks + 1} or more, as --cpus {ranks + 1}",
-        )
-    return Finding("cores", "ok", fact)
+    shared = f"{ranks} ranks and a scheduler share them: steps wait for each other"
+    give = f"give the container {ranks + 1} or more, as --cpus {ranks + 1}"
+    return judged("cores", fact, (ranks and least < ranks + 1, "warn", shared, give))
 
 
 def clock(site: Site) -> Finding:
@@ -76,10 +70,9 @@ def clock(site: Site) -> Finding:
 def judged_clock(source: str | None, nanoseconds: float) -> Finding:
     """Judges a source and what a call takes."""
     fact = f"{source or 'an unknown source'}, {nanoseconds:.0f} ns a call"
-    if nanoseconds <= _SLOW:
-        return Finding("clock", "ok", fact)
     have = "boot with clocksource=tsc, or ask the host of this virtual machine for it"
-    return Finding("clock", "warn", fact, "each step reads it several times", have)
+    slow: Problem = (nanoseconds > _SLOW, "warn", "each step reads it several times", have)
+    return judged("clock", fact, slow)
 
 
 def _meminfo(site: Site) -> dict[str, int]:
@@ -99,18 +92,17 @@ def memory(site: Site) -> Finding:
     limited = available is None or free < available
     fact = f"{size(free)} are free" + (" in the container" if limited else "")
     asked = site.asked.host
-    if not asked:
-        return Finding("memory", "ok", fact)
-    fact += f", the host tier asks for {size(asked)}"
-    if asked <= free * _PART:
-        return Finding("memory", "ok", fact)
+    fact += f", the host tier asks for {size(asked)}" if asked else ""
     fits = f'give a smaller one, as "host": "{_fitting(int(free * _PART))}"'
     more = "raise the container's limit (docker run --memory)" if limited else "stop what takes it"
-    if asked <= free:
-        left = "little is left for the engine's own processes and for files"
-        return Finding("memory", "warn", fact, left, f"{fits}, or {more}")
     dies = "the start fails, or the system kills the engine while it fills"
-    return Finding("memory", "fail", fact, dies, f"{fits}, or {more}")
+    left = "little is left for the engine's own processes and for files"
+    return judged(
+        "memory",
+        fact,
+        (asked > free, "fail", dies, f"{fits}, or {more}"),
+        (asked > free * _PART, "warn", left, f"{fits}, or {more}"),
+    )
 
 
 def _fitting(nbytes: int) -> str:
@@ -126,16 +118,10 @@ def shared_memory(site: Site) -> Finding:
     except OSError as error:
         return unknown("shared memory", f"it cannot be looked at: {error.strerror or error}")
     free = found.f_bavail * found.f_frsize
-    fact = f"{size(free)} are free"
-    if asked <= free:
-        return Finding("shared memory", "ok", fact)
-    return Finding(
-        "shared memory",
-        "fail",
-        f"{fact}, ranks share {size(asked)}",
-        "KV that all ranks have alike (MLA) lies there once, and does not fit",
-        f"give the container docker run --shm-size={-(-asked >> 30)}g, or a smaller host",
-    )
+    fact = f"{size(free)} are free" + (f", ranks share {size(asked)}" if asked > free else "")
+    alike = "KV that all ranks have alike (MLA) lies there once, and does not fit"
+    give = f"give the container docker run --shm-size={-(-asked >> 30)}g, or a smaller host"
+    return judged("shared memory", fact, (asked > free, "fail", alike, give))
 
 
 def swap(site: Site) -> Finding:
@@ -147,10 +133,9 @@ def swap(site: Site) -> Finding:
         return Finding("swap", "ok", "none")
     used = max(total - free, 0)
     fact = f"{size(used)} of {size(total)} are used"
-    if used * 10 <= total:
-        return Finding("swap", "ok", fact)
     slow = "the machine is short of memory, and what pages it took waits for the disk"
-    return Finding("swap", "warn", fact, slow, "free memory before the engine starts; swapoff -a")
+    free_it = "free memory before the engine starts; swapoff -a"
+    return judged("swap", fact, (used * 10 > total, "warn", slow, free_it))
 
 
 def numa(site: Site) -> Finding:
@@ -166,17 +151,13 @@ def numa(site: Site) -> Finding:
     fact = f"{online} node" + ("s" if online > 1 else "")
     if online == 1 or not near:
         return Finding("numa", "ok", fact)
-    fact += f", the GPUs are at {', '.join(map(str, sorted(near)))}"
     free = sum(_free_of(site, node) for node in near)
-    if site.asked.host <= free or not free:
-        return Finding("numa", "ok", fact)
-    return Finding(
-        "numa",
-        "warn",
-        f"{fact}, where {size(free)} are free",
-        "some of the host tier will lie on another node, and copies cross to it",
-        "start under numactl --preferred, or give a smaller host",
-    )
+    far = free and site.asked.host > free
+    fact += f", the GPUs are at {', '.join(map(str, sorted(near)))}"
+    fact += f", where {size(free)} are free" if far else ""
+    crosses = "some of the host tier will lie on another node, and copies cross to it"
+    start = "start under numactl --preferred, or give a smaller host"
+    return judged("numa", fact, (far, "warn", crosses, start))
 
 
 def _free_of(site: Site, node: int) -> int:
@@ -192,11 +173,9 @@ def pages(site: Site) -> Finding:
     if chosen is None:
         return unknown("pages", "the system does not say whether it has huge pages")
     fact = f"transparent huge pages: {chosen[1]}"
-    if chosen[1] != "never":
-        return Finding("pages", "ok", fact)
-    where = "/sys/kernel/mm/transparent_hugepage/enabled"
+    do = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
     slow = "taking and pinning a large host tier takes several times as long"
-    return Finding("pages", "warn", fact, slow, f"echo madvise > {where}")
+    return judged("pages", fact, (chosen[1] == "never", "warn", slow, do))
 
 
 CHECKS: Final[tuple[Check, ...]] = (cores, clock, memory, shared_memory, swap, numa, pages)

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from blockyard.tools.doctor.finding import Check, Finding, Site, unknown
+from blockyard.tools.doctor.finding import Check, Finding, Problem, Site, judged, unknown
 from blockyard.tools.units import size
 
 __all__ = ["CHECKS"]
@@ -55,10 +55,9 @@ def registration(site: Site) -> Finding:
     if not asked:
         return unknown("registration", "no host tier was named")
     fact = f"a rank pins {size(asked)} in one piece"
-    if asked < _ONE:
-        return Finding("registration", "ok", fact)
     refused = "CUDA refuses a registration of 512 GiB or more"
-    return Finding("registration", "fail", fact, refused, 'give "host": "500 GiB/rank" or less')
+    less: Problem = (asked >= _ONE, "fail", refused, 'give "host": "500 GiB/rank" or less')
+    return judged("registration", fact, less)
 
 
 CHECKS: Final[tuple[Check, ...]] = (limit, registration)

@@ -4,54 +4,58 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from blockyard._core import BlockyardError
+from blockyard._core import BlockyardError, Misuse
+from blockyard._typing import override
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.engine import INTERFACE
 from blockyard.connectors.vllm.engine_facts import Facts, facts, refusals
+from blockyard.connectors.vllm.replicas import here_of
 from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.stopping import LEAST
-from blockyard.shared.extras import install
 from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.sizes import parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
-from blockyard.tools.doctor.finding import Asked, Check, Finding, Site, unknown
-from blockyard.tools.doctor.flags import Fault, Flags
-from blockyard.tools.doctor.model import Model, engine, look
+from blockyard.tools.doctor.engine import Engine, told
+from blockyard.tools.doctor.finding import Asked, Check, Finding, Problem, Site, judged, unknown
+from blockyard.tools.doctor.model import Model, Wanted
+from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv_cache
 from blockyard.tools.units import size
 from blockyard.yard.config import Config
 
 __all__ = ["Serve", "checks"]
 
-_FIELDS: Final = (
-    *(
-        "kv_connector",
-        "engine_id",
-        "kv_buffer_device",
-        "kv_role",
-        "kv_port",
-        "kv_connector_extra_config",
-    ),
-    *("kv_connector_module_path", "enable_permute_local_kv", "kv_load_failure_policy"),
-)
-"""Of vLLM's KVTransferConfig, which takes no others."""
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "kv_connector": (str, type(None)),
+    "engine_id": (str, type(None)),
+    "kv_buffer_device": str,
+    "kv_role": (str, type(None)),
+    "kv_port": int,
+    "kv_connector_extra_config": Mapping,
+    "kv_connector_module_path": (str, type(None)),
+    "enable_permute_local_kv": bool,
+    "kv_load_failure_policy": str,
+}
+"""Of vLLM's KVTransferConfig, which takes no others, and what they may be."""
 _MODULES: Final = ("blockyard.connectors.vllm", "blockyard.engines.vllm")
 _POLICIES: Final = ("recompute", "fail")
 _FLAG: Final = "--kv-transfer-config"
+_TRANSFER: Final = "kv_transfer_config"
 _EXTRA: Final = "kv_connector_extra_config"
-_DO: Final = re.compile(
-    r"(.*?)[;:,] ((?:write|give|leave|start|did you mean|use|change|must|remove|make|set)\b.*)"
-)
-"""A refusal: what is wrong, and what to do."""
+_SOME: Final = 4096
+"""Bytes of a block, where the model is not known."""
+_INTEGERS: Final = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
+_MANY: Final = 1 << 31
+_IN_BYTES: Final = {"host": "cpu_bytes_to_use", "disk": "disk_capacity_bytes"}
 _NOT_STARTED: Final = "vLLM does not start"
-_REFUSED: Final = "the connector refuses it when it is made, after the weights"
 
 
 def _registered() -> bool:
@@ -73,36 +77,62 @@ def _line(**changes: object) -> str:
     return f"{_FLAG} '{json.dumps(said | {_EXTRA: {'host': '64 GiB'}} | changes)}'"
 
 
-@dataclass(frozen=True)
-class Serve:
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is on, as vLLM reads it."""
+    return environ.get(name, "").strip().lower() in {"1", "true"}
+
+
+class Serve(Engine):
     """What `vllm serve` is to do, and what follows from it."""
 
-    flags: Flags
-    environ: Mapping[str, str]
+    package: ClassVar = "vllm"
+    interface: ClassVar = INTERFACE
+    means: ClassVar = "the connector refuses it when it is made, after the weights"
 
-    @cached_property
-    def version(self) -> str | None:
-        """vLLM's, where it is installed."""
-        try:
-            return metadata.version("vllm")
-        except metadata.PackageNotFoundError:
-            return None
+    @property
+    @override
+    def line(self) -> str:
+        """What to write where a refusal does not say it."""
+        return _line()
 
-    @cached_property
-    def model(self) -> Model | str:
-        """What the model's configuration says, or why it says nothing."""
-        return look(self.flags)
+    @property
+    @override
+    def sound(self) -> str:
+        """What to say of settings that are accepted."""
+        if isinstance(self.known, Facts) and isinstance(self.read, tuple):
+            own, config = self.read
+            return own.said(config).partition(", below")[0]
+        return "they go together; the model's sizes are not known here"
+
+    @property
+    @override
+    def wanted(self) -> Wanted:
+        """What its flags say of the model."""
+        flags = self.flags
+        name = flags.text("model")
+        return Wanted(
+            name=flags.text("hf_config_path", name) if name else "",
+            revision=flags.values.get("revision"),
+            folder=flags.values.get("download_dir"),
+            overrides=flags.values.get("hf_overrides"),
+            dtype=flags.text("dtype", "auto"),
+            kv_dtype=flags.text("kv_cache_dtype", "auto"),
+            tensor=flags.number("tensor_parallel_size"),
+            stages=flags.number("pipeline_parallel_size"),
+            longest=flags.values.get("max_model_len"),
+            stretched=_is_set(self.environ, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
+        )
 
     @cached_property
     def transfer(self) -> dict[str, Any]:
         """What `--kv-transfer-config` says."""
-        given = self.flags.values.get("kv_transfer_config")
-        return dict(given) if isinstance(given, Mapping) else {}
+        return self.flags.mapping(_TRANSFER)
 
     @cached_property
+    @override
     def extra(self) -> dict[str, Any]:
         """What is said to the connector."""
-        given = self._own.get(_EXTRA)
+        given = self.own.get(_EXTRA)
         return dict(given) if isinstance(given, Mapping) else {}
 
     @cached_property
@@ -115,7 +145,7 @@ class Serve:
             return self.extra
 
     @cached_property
-    def _own(self) -> Mapping[str, Any]:
+    def own(self) -> Mapping[str, Any]:
         """The part of Blockyard, where another connector has it in it."""
         extra = self.transfer.get(_EXTRA)
         inside = extra.get("connectors") if isinstance(extra, Mapping) else None
@@ -127,25 +157,25 @@ class Serve:
     @property
     def is_inside(self) -> bool:
         """Whether another connector has Blockyard in it."""
-        return self._own is not self.transfer
+        return self.own is not self.transfer
 
     @cached_property
     def engine(self) -> tuple[Any, Any, Any]:
         """What stands for vLLM's configurations: the connector's, the KV's, and the process's."""
         model = self.model if isinstance(self.model, Model) else None
-        named = dict(self._own)
+        named = dict(self.own) or {"kv_connector": "Blockyard", "kv_role": "kv_both"}
         if named.get("kv_load_failure_policy") not in _POLICIES:
             # vLLM's default; what is no word of it is named elsewhere.
             named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
-        values = {**self.flags.values, "kv_transfer_config": named}
-        own, kv = engine(replace(self.flags, values=values), model)
-        return own, kv, engine(self.flags, model)[0]
+        said = replace(self.flags, values={**self.flags.values, _TRANSFER: named})
+        own, around = (configuration(one, model) for one in (said, self.flags))
+        return own, kv_cache(self.flags, model), around if self.transfer else own
 
     @cached_property
     def known(self) -> Facts | BlockyardError | None:
-        """What the connector will read; None where the model is not known."""
+        """What the connector will read; None where the model is not known, or an option refused."""
         own, kv, around = self.engine
-        if not isinstance(self.model, Model):
+        if not isinstance(self.model, Model) or any(refusals(own, kv, around=around).values()):
             return None
         try:
             return facts(own, kv, version=self.version or INTERFACE.tested[-1], around=around)
@@ -153,9 +183,10 @@ class Serve:
             return error
 
     @cached_property
+    @override
     def read(self) -> tuple[Settings, Config] | BlockyardError:
         """What the connector will make of all that is said to it."""
-        layout = KVLayout((Plane("kv", 1, 1),), dtype="uint8", ranks=self.workers)
+        layout = KVLayout((Plane("kv", 1, _SOME),), dtype="uint8", ranks=self.workers)
         known = self.known if isinstance(self.known, Facts) else None
         more: dict[str, Any] = {"namespace": {"weights": {"content": "unknown"}}, "longest": 1}
         if known is not None:
@@ -174,37 +205,55 @@ class Serve:
             return error
         return read
 
-    def alone(self, name: str) -> tuple[Settings, Config] | BlockyardError:
-        """Returns what the connector would make of one key, where the others are sound."""
+    @override
+    def alone(self, name: str) -> BlockyardError | None:
+        """Returns why one key is refused, where the others are sound."""
         beside: dict[str, Any] = {"host": 1, "preempt": "recompute"}
         if name in {"disk", "disk_path"}:
             beside |= {"disk": 1, "disk_path": "/"}
         said = {_EXTRA: beside | {name: self.extra[name]}}
-        return replace(self, flags=Flags({"kv_transfer_config": said})).read
+        read = replace(self, flags=replace(self.flags, values={_TRANSFER: said})).read
+        value = self.extra[name]
+        if not isinstance(read, BlockyardError):
+            return None
+        if name in _IN_BYTES and isinstance(value, int) and value > _MANY:
+            # Such as 64G, which vLLM reads as a number.
+            return Misuse(f"{value:,} blocks; {here(_IN_BYTES[name], value)}")
+        return read
 
     @property
+    @override
     def workers(self) -> int:
-        """Workers of one engine."""
+        """Processes of one replica that compute."""
         sizes = (self.flags.number(f"{one}_parallel_size") for one in ("tensor", "pipeline"))
         first, second = (max(one, 1) for one in sizes)
         return first * second
 
     @property
+    @override
     def replicas(self) -> int:
-        """Engines on this machine."""
-        every = self.flags.number("data_parallel_size")
-        return max(self.flags.number("data_parallel_size_local", every), 1)
+        """Replicas on this machine."""
+        return max(here_of(self.flags, self.flags.number("data_parallel_size")), 1)
 
+    @override
+    def instead(self, flag: str, value: str | None) -> str | None:
+        """Returns what to write in place of a flag that is none."""
+        name = flag.lstrip("-").replace("-", "_")
+        if name in {field.name for kind in (Settings, Config) for field in fields_of(kind)}:
+            return f'put it into {_EXTRA}, as "{name}": {json.dumps(value)}'
+        meant = here(name, value)
+        said = meant is None or meant.startswith("leave")
+        return meant if said else f"leave it out, and {meant} in {_EXTRA}"
+
+    @override
     def asked(self) -> Asked:
-        """What the machine is to have."""
+        """Returns what the machine is to have."""
         paths = self.told.get("disk_path")
-        named = [paths] if isinstance(paths, str) else paths
-        folders = (
-            tuple(_expanded(one) for one in named if isinstance(one, str))
-            if isinstance(named, list)
-            else ()
-        )
-        whole = Asked(paths=folders, ranks=self.workers * self.replicas)
+        named = paths if isinstance(paths, list) else [paths]
+        folders = tuple(_expanded(one) for one in named if isinstance(one, str))
+        # Ray's may be anywhere.
+        far = self.flags.values.get("distributed_executor_backend") == "ray"
+        whole = Asked(paths=folders, ranks=0 if far else self.workers * self.replicas)
         if isinstance(self.read, BlockyardError):
             return whole
         if isinstance(self.known, Facts):
@@ -241,64 +290,47 @@ def _nbytes(given: object, ranks: int, replicas: int) -> int:
     return amount.nbytes * ranks if amount.per == "rank" else amount.nbytes // replicas
 
 
-def _of(name: str, error: BlockyardError, means: str = _REFUSED) -> Finding:
-    """Returns a refusal as a finding: what to do comes last in its message."""
-    text = " ".join(str(error).split())
-    parts = _DO.fullmatch(text)
-    if parts is None:
-        return Finding(name, "fail", text, means, _line())
-    return Finding(name, "fail", parts[1], means, parts[2])
-
-
-def installed(serve: Serve, _: Site) -> Finding:
-    """vLLM, and whether the connector was tested with it."""
-    tested = ", ".join(INTERFACE.tested)
-    if serve.version is None:
-        return unknown("vllm", f"vLLM is not installed here: it is taken for {tested}")
-    if serve.version in INTERFACE.tested:
-        return Finding("vllm", "ok", serve.version)
-    # To compare what it has would take its imports: the connector does it at the start.
-    fact = f"{serve.version}, and tested was {tested}"
-    late = "it starts if what the connector touches is the same, and names what differs"
-    return Finding("vllm", "warn", fact, late, install("vllm"))
-
-
-def flag(fault: Fault, _: Site) -> Finding:
-    """A flag that vLLM does not understand."""
-    return Finding("flags", "fail", str(fault), _NOT_STARTED, fault.do)
-
-
 def transfer(serve: Serve, _: Site) -> Finding:
     """The flag that starts the connector."""
-    given = serve.flags.values.get("kv_transfer_config")
-    if isinstance(given, Mapping):
+    if _TRANSFER in serve.flags.values:
         return Finding(_FLAG, "ok", "it is there")
-    if given is not None:
-        return Finding(_FLAG, "fail", f"{shown(given)} is no mapping", _NOT_STARTED, _line())
-    if any(_FLAG in f"{fault.flag} {fault.do}" for fault in serve.flags.faults):
+    if serve.is_refused(_FLAG, "--config") or any(
+        difflib.get_close_matches(flag, [_FLAG]) for flag in serve.flags.unknown
+    ):
         return unknown(_FLAG, "it is not understood")
     return Finding(_FLAG, "fail", "it is missing", "vLLM keeps no KV", _line())
 
 
+def _wrong_fields(serve: Serve) -> Iterator[tuple[str, str]]:
+    for name, value in serve.transfer.items():
+        if name not in _FIELDS:
+            near = difflib.get_close_matches(str(name), _FIELDS, n=1, cutoff=0.7)
+            do = f'write "{near[0]}"' if near else f"leave it out, or put it into {_EXTRA}"
+            yield f"vLLM has no field {name!r} in it", do
+        elif not isinstance(value, _FIELDS[name]) and not _as_pydantic(name, value):
+            example = {_EXTRA: '{"host": "64 GiB"}', "kv_connector": '"Blockyard"'}.get(name)
+            what = "no mapping" if name == _EXTRA else "of another type"
+            do = f'write "{name}": {example}' if example else "leave it out"
+            yield f"{name} = {shown(value)} is {what}", do
+    policy = serve.transfer.get("kv_load_failure_policy", _POLICIES[0])
+    if policy not in _POLICIES:
+        do = f'write "kv_load_failure_policy": "{_POLICIES[0]}"'
+        yield f"kv_load_failure_policy = {shown(policy)}", do
+
+
+def _as_pydantic(name: str, value: object) -> bool:
+    """Whether vLLM takes text, or a number, in place of a value of another type."""
+    if _FIELDS[name] is int:
+        return (
+            isinstance(value, str | float) and re.fullmatch(r"\d+(\.0+)?", str(value)) is not None
+        )
+    words = {"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "0", "1", "1.0", "0.0"}
+    return _FIELDS[name] is bool and str(value).casefold() in words
+
+
 def fields(serve: Serve, _: Site) -> Finding:
     """The names in `--kv-transfer-config`, and the values that vLLM itself refuses."""
-    fact = do = ""
-    strange = [name for name in serve.transfer if name not in _FIELDS]
-    policy = serve.transfer.get("kv_load_failure_policy", _POLICIES[0])
-    extra = serve.transfer.get(_EXTRA, {})
-    if strange:
-        near = difflib.get_close_matches(str(strange[0]), _FIELDS, n=1, cutoff=0.7)
-        fact = f"vLLM has no field {strange[0]!r} in it"
-        do = f'write "{near[0]}"' if near else f"leave it out, or put it into {_EXTRA}"
-    elif policy not in _POLICIES:
-        fact = f"kv_load_failure_policy = {shown(policy)}"
-        do = f'write "kv_load_failure_policy": "{_POLICIES[0]}"'
-    elif not isinstance(extra, Mapping):
-        fact = f"{_EXTRA} = {shown(extra)} is no mapping"
-        do = f'write "{_EXTRA}": {{"host": "64 GiB"}}'
-    if not fact:
-        return Finding("fields", "ok", "they are vLLM's")
-    return Finding("fields", "fail", fact, _NOT_STARTED, do)
+    return told("fields", _wrong_fields(serve), _NOT_STARTED, "they are vLLM's")
 
 
 def connector(serve: Serve, _: Site) -> Finding:
@@ -314,9 +346,8 @@ def connector(serve: Serve, _: Site) -> Finding:
         return _found(serve)
     if serve.is_inside:
         own, kv, around = serve.engine
-        error = refusals(own, kv, around=around)["alone"]
-        assert error is not None  # noqa: S101 - another is around it
-        return _of("kv_connector", error)
+        error = refusals(own, kv, around=around)["beside"]
+        return _found(serve) if error is None else serve.refusal("kv_connector", error)
     fact = "it is missing" if name is None else f"{shown(name)}"
     near = "blockyard" in str(name).casefold()
     means = _NOT_STARTED if near or name is None else "another connector is started"
@@ -324,13 +355,17 @@ def connector(serve: Serve, _: Site) -> Finding:
 
 
 def _found(serve: Serve) -> Finding:
-    path = serve.transfer.get("kv_connector_module_path")
+    path = serve.own.get("kv_connector_module_path")
     named = f'write "kv_connector_module_path": "{_MODULES[0]}"'
     if path is None:
         plugins = serve.environ.get("VLLM_PLUGINS")
         if _registered() and plugins is not None and "blockyard" not in plugins.split(","):
             left = f"VLLM_PLUGINS={plugins} leaves Blockyard's name out"
-            return Finding("kv_connector", "fail", left, _NOT_STARTED, f"add blockyard, or {named}")
+            ends = f"{_NOT_STARTED}: Unsupported connector type: Blockyard"
+            names = dict.fromkeys([*map(str.strip, plugins.split(",")), "blockyard"])
+            listed = ",".join(filter(None, names))
+            do = f"write VLLM_PLUGINS={listed}, or {named.removeprefix('write ')}"
+            return Finding("kv_connector", "fail", left, ends, do)
         if not _registered():
             fact = "kv_connector_module_path is missing"
             return Finding("kv_connector", "fail", fact, _NOT_STARTED, named)
@@ -344,46 +379,30 @@ def refusal(which: str, name: str, serve: Serve, _: Site) -> Finding:
     """What the connector refuses of the options."""
     own, kv, around = serve.engine
     error = refusals(own, kv, around=around)[which]
-    return Finding(name, "ok", "as it must be") if error is None else _of(name, error)
+    return Finding(name, "ok", "as it must be") if error is None else serve.refusal(name, error)
 
 
-def setting(name: str, serve: Serve, _: Site) -> Finding:
-    """One key of what is said to the connector, by itself."""
-    read = serve.alone(name)
-    if not isinstance(read, BlockyardError):
-        return Finding(f'"{name}"', "ok", shown(serve.extra[name]))
-    return _of(f'"{name}"', read)
-
-
-def settings(serve: Serve, _: Site) -> Finding:
+def settings(serve: Serve, site: Site) -> Finding:
     """All keys together, with what the model is."""
-    read = serve.read
-    if not isinstance(read, BlockyardError):
-        if isinstance(serve.known, Facts):
-            return Finding("settings", "ok", read[0].said(read[1]).partition(", below")[0])
-        return Finding("settings", "ok", "they go together; the model's sizes are not known here")
-    known = serve.known
     if not isinstance(serve.transfer.get(_EXTRA, {}), Mapping):
         return unknown("settings", "they are not understood")
-    if any(isinstance(serve.alone(name), BlockyardError) for name in serve.extra):
-        return unknown("settings", "one of the keys above is wrong")
-    if isinstance(known, Facts) and known.unseen and "which weights the model has" in str(read):
+    found, known = serve.settings(site), serve.known
+    if isinstance(known, Facts) and known.unseen and "which weights the model has" in found.fact:
         # vLLM may bring them: their files tell it then.
         named = '"namespace": {"weights": "v1"}'
         late = "vLLM downloads them, and the disk is refused if they are not to be seen then"
-        return Finding(
-            "settings", "warn", known.unseen, late, f"run it again then, or give {named}"
-        )
-    return _of("settings", read)
+        do = f"run it again then, or give {named}"
+        return Finding("settings", "warn", known.unseen, late, do)
+    return found
 
 
 def record(serve: Serve, _: Site) -> Finding:
     """The file for what requests were."""
     path = Path(str(serve.told["record"]))
     where = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(where, os.W_OK):
-        return Finding("record", "fail", f"{path} cannot be written", _REFUSED, "give another path")
-    return Finding("record", "ok", str(path))
+    is_none = path.is_dir() or not os.access(where, os.W_OK)
+    fact = f"{path} cannot be written" if is_none else str(path)
+    return judged("record", fact, (is_none, "fail", serve.means, "give another path"))
 
 
 def model(serve: Serve, _: Site) -> Finding:
@@ -391,8 +410,9 @@ def model(serve: Serve, _: Site) -> Finding:
     if isinstance(serve.model, str):
         return unknown("model", serve.model)
     if isinstance(serve.known, BlockyardError):
-        return _of("model", serve.known)
-    assert serve.known is not None  # noqa: S101 - the model is known
+        return serve.refusal("model", serve.known)
+    if serve.known is None:
+        return unknown("model", "an option is refused before it is looked at")
     layout = serve.known.layout
     tokens = f"{size(layout.host_block_bytes)} for {layout.block_size} tokens of all ranks"
     return Finding("model", "ok", f"{layout.planes[0].pieces} layers a rank, {tokens}")
@@ -400,39 +420,40 @@ def model(serve: Serve, _: Site) -> Finding:
 
 def hybrid(serve: Serve, _: Site) -> Finding:
     """The manager of several KV cache groups, which vLLM switches off beside the connector."""
-    if serve.flags.values.get("disable_hybrid_kv_cache_manager") is not False:
-        return Finding("hybrid manager", "ok", "off, as it must be")
+    asked = serve.flags.values.get("disable_hybrid_kv_cache_manager") is False
     do = "leave --no-disable-hybrid-kv-cache-manager out"
-    return Finding("hybrid manager", "fail", "it was asked for", _NOT_STARTED, do)
+    fact = "it was asked for" if asked else "off, as it must be"
+    return judged("hybrid manager", fact, (asked, "fail", _NOT_STARTED, do))
 
 
 def allocator(serve: Serve, _: Site) -> Finding:
     """PyTorch's allocator: vLLM refuses one of its modes beside any connector."""
     name = "PYTORCH_CUDA_ALLOC_CONF"
-    if "expandable_segments:True" not in serve.environ.get(name, ""):
-        return Finding("allocator", "ok", "as it must be")
-    if any(serve.flags.values.get(f"enable_{one}") for one in ("sleep_mode", "cumem_allocator")):
-        return Finding("allocator", "ok", "vLLM takes one of its own")
-    fact = f"{name}={serve.environ[name]}"
-    return Finding("allocator", "fail", fact, _NOT_STARTED, f"unset {name}")
+    given = serve.environ.get(name, "")
+    # vLLM takes one of its own then.
+    own = any(serve.flags.values.get(f"enable_{one}") for one in ("sleep_mode", "cumem_allocator"))
+    wrong = "expandable_segments:True" in given and not own
+    fact = f"{name}={given}" if wrong else "as it must be"
+    return judged("allocator", fact, (wrong, "fail", _NOT_STARTED, f"unset {name}"))
 
 
 def variables(serve: Serve, _: Site) -> Finding:
-    """Variables that are for another connector."""
-    names = sorted(name for name in serve.environ if name.startswith("LMCACHE_"))
-    if not names:
-        return Finding("variables", "ok", "none of another connector")
-    do = f'unset {" ".join(names)}; sizes stand in {_EXTRA}, as "host": "64 GiB"'
-    return Finding("variables", "warn", ", ".join(names), "nobody reads them here", do)
-
-
-def swap(serve: Serve, _: Site) -> Finding:
-    """A flag of older versions of vLLM, which had a host tier for preempted requests."""
-    given = serve.flags.values.get("swap_space")
-    if given is None:
-        return Finding("--swap-space", "ok", "it is not there")
-    do = f"leave it out; to keep preempted requests {here('swap_space', given)}"
-    return Finding("--swap-space", "fail", "vLLM has no such flag any more", _NOT_STARTED, do)
+    """Variables that are for another connector, or that change what is found and told."""
+    others = sorted(name for name in serve.environ if name.startswith("LMCACHE_"))
+    events = serve.flags.mapping("kv_events_config").get("enable_kv_cache_events")
+    by_bytes = events and serve.environ.get(_INTEGERS) == "0"
+    seed = serve.environ.get("PYTHONHASHSEED") if serve.told.get("disk_path") else None
+    facts = [*others, *([f"{_INTEGERS}=0"] if by_bytes else [])]
+    if seed is not None:
+        facts.append(f"PYTHONHASHSEED={seed}: with another value nothing is found on the disk")
+    told_by = "events of the host and the disk are told by numbers, and not at all beside it"
+    sizes = f'unset {" ".join(others)}; sizes stand in {_EXTRA}, as "host": "64 GiB"'
+    return judged(
+        "variables",
+        "; ".join(facts) or "none of another connector",
+        (others, "warn", "nobody reads them here", sizes),
+        (by_bytes, "warn", told_by, f"unset {_INTEGERS}"),
+    )
 
 
 def end(serve: Serve, _: Site) -> Finding:
@@ -440,41 +461,86 @@ def end(serve: Serve, _: Site) -> Finding:
     if not serve.told.get("disk_path"):
         return Finding("end", "ok", "nothing outlives it")
     given = serve.flags.number("shutdown_timeout", 0)
-    fact = f"--shutdown-timeout {given}"
-    if given > LEAST:
-        return Finding("end", "ok", fact)
     lost = "vLLM ends its engine at once: what is not on the disk yet is computed again"
-    return Finding("end", "warn", fact, lost, "add --shutdown-timeout 60")
+    short: Problem = (given <= LEAST, "warn", lost, "add --shutdown-timeout 60")
+    return judged("end", f"--shutdown-timeout {given}", short)
+
+
+def _wrong_replicas(serve: Serve) -> Iterator[tuple[str, str]]:
+    """What vLLM refuses of how replicas are spread."""
+    values, number = serve.flags.values, serve.flags.number
+    every, local = number("data_parallel_size"), values.get("data_parallel_size_local")
+    modes = {
+        "--data-parallel-multi-port-external-lb": "data_parallel_multi_port_external_lb",
+        "--data-parallel-rank": "data_parallel_rank",
+        "--data-parallel-external-lb": "data_parallel_external_lb",
+        "--data-parallel-hybrid-lb": "data_parallel_hybrid_lb",
+        "--data-parallel-start-rank": "data_parallel_start_rank",
+    }
+    given = [flag for flag, name in modes.items() if values.get(name) not in {None, False}]
+    external = {"--data-parallel-rank", "--data-parallel-external-lb"} & set(given)
+    if isinstance(local, int) and local > every:
+        fact = f"--data-parallel-size-local {local} is more than --data-parallel-size {every}"
+        yield fact, f"write --data-parallel-size {local}, or a smaller --data-parallel-size-local"
+    for name in ("data_parallel_rank", "data_parallel_start_rank"):
+        if not 0 <= number(name, 0) < every:
+            flag, more = f"--{name.replace('_', '-')}", number(name) + 1
+            fact = f"{flag} {number(name)} of {every} replicas"
+            yield fact, f"write --data-parallel-size {more} or more, or leave {flag} out"
+    if given and every == 1:
+        yield f"{given[0]} with one replica", f"leave {given[0]} out"
+    if external and isinstance(serve.model, Model) and not serve.model.experts:
+        fact = f"{min(external)} for a model without experts"
+        yield fact, "leave the flags of data parallelism out, and start each by itself"
+    if external and local not in {None, 1}:
+        fact = f"{min(external)} with --data-parallel-size-local {local}"
+        yield fact, "leave --data-parallel-size-local out: each is started by itself"
+    if external and len(set(given) - external):
+        yield f"{' and '.join(given)}: two ways to share requests", f"leave {given[-1]} out"
+    if "--data-parallel-hybrid-lb" in given and local is None:
+        yield "--data-parallel-hybrid-lb alone", "add --data-parallel-size-local"
 
 
 def replicas(serve: Serve, _: Site) -> Finding:
     """What data parallel engines take on one machine."""
-    many = serve.replicas
-    if many == 1:
-        return Finding("replicas", "ok", "one engine")
-    host = serve.asked().host
-    each = f"{many} engines, {size(host)} of host for all of them" if host else f"{many} engines"
-    return Finding("replicas", "ok", each)
+    many, host = serve.replicas, serve.asked().host
+    each = f"{many} engines" if many > 1 else "one engine"
+    each += f", {size(host)} of host for all of them" if many > 1 and host else ""
+    return told("replicas", _wrong_replicas(serve), _NOT_STARTED, each)
+
+
+def _wrong_sizes(serve: Serve) -> Iterator[tuple[str, str]]:
+    """What vLLM refuses of how a model is cut into ranks and blocks."""
+    if isinstance(serve.model, Model):
+        yield from serve.wanted.wrong(serve.model, "--max-model-len")
+    block = serve.flags.number("block_size", 16)
+    if block % BLOCK:
+        yield f"--block-size {block}: no attention backend takes it", f"write --block-size {BLOCK}"
+
+
+def sizes(serve: Serve, _: Site) -> Finding:
+    """Heads, layers, tokens and blocks, by what the model has and attention takes."""
+    return told("sizes", _wrong_sizes(serve), _NOT_STARTED, "they go together")
 
 
 def checks(serve: Serve) -> tuple[Check, ...]:
     """Returns the checks of a command line."""
-    every: list[Check] = [partial(flag, fault) for fault in serve.flags.faults]
-    every += [partial(check, serve) for check in (installed, transfer)]
-    if isinstance(serve.flags.values.get("kv_transfer_config"), Mapping):
+    every: list[Check] = [*serve.checks(stops=_NOT_STARTED), partial(transfer, serve)]
+    if _TRANSFER in serve.flags.values:
         every += [
             partial(fields, serve),
             partial(connector, serve),
             partial(refusal, "transfer", "transfer", serve),
-            *(partial(setting, name, serve) for name in serve.extra),
+            *serve.keys(),
             partial(settings, serve),
             *([partial(record, serve)] if "record" in serve.told else []),
         ]
-    if not serve.is_inside:
-        every += [partial(refusal, "alone", "attention", serve)]
+        if isinstance(serve.known, Facts) and isinstance(serve.read, tuple):
+            every.append(partial(of_config.bookkeeping, serve.read[1]))
     every += [
+        partial(refusal, "attention", "attention", serve),
         partial(refusal, "hashes", "hashes", serve),
         partial(refusal, "ranks", "parallel", serve),
     ]
-    others = (model, hybrid, allocator, variables, swap, end, replicas)
+    others = (sizes, model, hybrid, allocator, variables, end, replicas)
     return tuple(every + [partial(check, serve) for check in others])

@@ -12,6 +12,7 @@ from blockyard.crane.devices import DeviceName, device
 from blockyard.reference.model import Model
 from blockyard.reference.weights import ModelConfig
 from blockyard.tools.endings import Broken
+from blockyard.tools.help import Once
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.tools.proof.play import MemoryBudget, Play
 from blockyard.tools.proof.terminal import ProgressLine, Row, table
@@ -24,7 +25,7 @@ _SIZE = 8
 """Tokens per block: fewer than engines use, so that more blocks move."""
 
 
-@click.command(epilog="Example: blockyard proof --conversations 4 --seed 7")
+@click.command(cls=Once, epilog="Example: blockyard proof --conversations 4 --seed 7")
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**64 - 1),
@@ -38,7 +39,7 @@ _SIZE = 8
     "--squeeze", type=click.IntRange(1, 64), default=4, help="Divide the ample memory by this."
 )
 @click.option(
-    "--device",
+    "--on",
     "name",
     type=click.Choice(get_args(DeviceName)),
     default="memory",
@@ -50,14 +51,14 @@ def proof(seed: int, conversations: int, squeeze: int, name: DeviceName) -> None
     A small Llama-shaped decoder, with real KV in real blocks, answers the same conversations five
     times: with ample memory; with a part of it, parking the requests that it preempts; with the
     same part, recomputing them; parking them again, with room on the host for a quarter of what was
-    parked and a third tier behind it, which is a disk; and once more after a restart, with what
-    lies on that disk. On a GPU the third tier is memory. Every token of every answer must be the
+    parked and a disk behind it; and once more after a restart, with what
+    lies on that disk. On a GPU the disk is memory. Every token of every answer must be the
     same; where one differs, or a law is broken, the exit status is 3.
     """
     try:
         on = device(name)
     except Unavailable as error:
-        raise Misuse(f"--device {name}: {error}") from error
+        raise Misuse(f"--on {name}: {error}") from error
     seeded = Conversation.seeded(seed, conversations)
     blocks = [-(-conversation.tokens // _SIZE) for conversation in seeded]
     ample, least = sum(blocks), max(blocks)

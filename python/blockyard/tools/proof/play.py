@@ -18,6 +18,7 @@ from blockyard.reference.reference import ReferenceEngine
 from blockyard.reference.sampling import Sampling
 from blockyard.scheduling.engine import Output, Step
 from blockyard.scheduling.headroom import HeadroomPolicy, NoHeadroom
+from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
@@ -218,10 +219,12 @@ class Play:
         asked = self._asked(name)
         self.said[asked] = list(said)
         self.scheduler.add(
-            asked,
-            said,
-            max_tokens=conversation.turns[number].max_tokens,
-            priority=conversation.priority,
+            NewRequest(
+                asked,
+                said,
+                max_tokens=conversation.turns[number].max_tokens,
+                priority=conversation.priority,
+            )
         )
 
     def _answered(self, asked: str, state: RequestState, tokens: list[int]) -> None:

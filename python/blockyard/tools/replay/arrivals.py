@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blockyard._core import Keys, NoRoom, TooLarge
 from blockyard._typing import override
 from blockyard.scheduling.headroom import HeadroomPolicy
-from blockyard.scheduling.request import max_blocks
+from blockyard.scheduling.new_request import NewRequest, max_blocks
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.clock import LinkDirection
@@ -65,7 +65,9 @@ class Arrivals:
             prompt = self._tokens.prompt(request)
             start = _spent()
             try:
-                self._scheduler.add(request, prompt, max_tokens=int(self._answers[request]))
+                self._scheduler.add(
+                    NewRequest(request, prompt, max_tokens=int(self._answers[request]))
+                )
                 room -= 1
             except TooLarge:
                 self.refused += 1
@@ -211,7 +213,7 @@ class Transfers(Arrivals):
             start = _spent()
             ticket = self.reservations.commit(sent.reservation)
             most = int(self._answers[sent.request])
-            self._scheduler.add(sent.request, prompt, max_tokens=most, ticket=ticket)
+            self._scheduler.add(NewRequest(sent.request, prompt, max_tokens=most, ticket=ticket))
             self.spent_ns += _spent() - start
         # No reservation is ever late, since nothing fails on this link.
         self.reservations.expire(_tick(now))

@@ -23,7 +23,6 @@ from blockyard.tools.replay.report import page
 from blockyard.tools.replay.result import FORMAT, Result, Run
 from blockyard.tools.replay.routing import RouterName
 from blockyard.tools.replay.sections import SECTIONS
-from blockyard.tools.replay.sizes import MOST_BLOCKS
 from blockyard.tools.replay.spec import (
     HeadroomName,
     HostCopies,
@@ -32,6 +31,7 @@ from blockyard.tools.replay.spec import (
     VictimsName,
     WritePolicy,
 )
+from blockyard.tools.screen import show
 from blockyard.tools.traces.adversaries import AdversaryName
 from blockyard.tools.traces.workload import WorkloadName
 from blockyard.yard.parking import PreemptMode
@@ -65,20 +65,27 @@ __all__ = ["replay"]
     type=Word(get_args(RouterName)),
     help="What sends a request to a replica: where its prefix went (default), or chance.",
 )
-@number("--device-blocks", 1, MOST_BLOCKS, None, "Blocks of the device.")
-@number("--host-blocks", 0, MOST_BLOCKS, None, "Blocks of the host; 0 for no host.")
 @click.option(
-    "--device-gib",
-    type=float,
-    metavar="GIB",
-    help="Size of the device over all ranks, instead of blocks.",
-)
-@click.option("--host-gib", type=float, metavar="GIB", help="Size of the host, instead of blocks.")
-@click.option(
-    "--third-gib", type=float, metavar="GIB", help="Size of a tier below the host; default: none."
+    "--device",
+    multiple=True,
+    metavar="SIZE",
+    help="Size of the device over all ranks, like 40GiB or 8GiB/rank, or in blocks. Repeat to "
+    "compare.",
 )
 @click.option(
-    "--third-gbps",
+    "--host",
+    multiple=True,
+    metavar="SIZE",
+    help="Size of the host likewise; 0 for no host. Repeat to compare.",
+)
+@click.option(
+    "--disk",
+    multiple=True,
+    metavar="SIZE",
+    help="Size of a disk below the host likewise; default: none. Repeat to compare.",
+)
+@click.option(
+    "--disk-gbps",
     type=float,
     metavar="GBPS",
     default=5.0,
@@ -170,12 +177,10 @@ __all__ = ["replay"]
 @number("--max-num-batched-tokens", 1, 10**6, 8192, "The most tokens that a step computes.")
 @number("--max-num-seqs", 1, 4096, 256, "The most requests that run at once.")
 @number("--prefetch", 0, 4096, 0, "Waiting requests whose prefix is loaded early.")
-@click.option("--verify", is_flag=True, help="Move real bytes and check every block.")
 @click.option(
-    "--device",
+    "--verify",
     type=Word(get_args(DeviceName)),
-    default="memory",
-    help="Where --verify keeps the device's blocks: in main memory, or on a GPU.",
+    help="Move real bytes and check every block; the device's in main memory, or on a GPU.",
 )
 @click.option("--json", metavar="PATH", help="Write the result as JSON; - is stdout.")
 @click.option("--report", type=FILE, metavar="PATH", help="Write a page with plots.")
@@ -200,7 +205,7 @@ def replay(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-")
     for part in terminal.tables(result, table.width):
-        table.print(part)
+        show(table, part)
     if options["json"] == "-":
         click.echo(result.encode())
     if broken := list(dict.fromkeys(_broken(runs))):
@@ -264,7 +269,6 @@ def _result(replays: Replays, options: Options, command: str, runs: Sequence[Run
         speed=options["speed"],
         router=replays.router,
         block_size=spec.block_size,
-        block_bytes=spec.block_bytes,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_num_seqs=spec.max_num_seqs,
         prefetch=spec.prefetch,

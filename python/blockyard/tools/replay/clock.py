@@ -41,17 +41,17 @@ class Link:
         block_bytes: Bytes of one block on one rank; every rank has its own link.
         bytes_per_second: Per direction.
         latency: Seconds from submit to first byte.
-        third: Seconds of a block to or from a tier below the host. That has a queue of its own in
+        disk: Seconds of a block to or from a tier below the host. That has a queue of its own in
             each direction, and holds up no copy of the link.
     """
 
-    __slots__ = ("_air", "_latency", "_order", "_seconds", "_third", "_ways")
+    __slots__ = ("_air", "_disk", "_latency", "_order", "_seconds", "_ways")
 
     def __init__(
-        self, block_bytes: float, bytes_per_second: float, latency: float, third: float = 0.0
+        self, block_bytes: float, bytes_per_second: float, latency: float, disk: float = 0.0
     ) -> None:
         self._seconds = block_bytes / bytes_per_second
-        self._third = third
+        self._disk = disk
         self._latency = latency
         self._ways: dict[tuple[str, str], LinkDirection] = {}
         self._air: list[tuple[float, int, Plan]] = []
@@ -67,7 +67,7 @@ class Link:
             if way not in self._ways:
                 # A copy within the device takes almost no time beside one over the link.
                 seconds = 0.0 if way[0] == way[1] else self._seconds
-                seconds = self._third if way[0] == "disk" else seconds
+                seconds = self._disk if way[0] == "disk" else seconds
                 self._ways[way] = LinkDirection(seconds, self._latency)
             lands = self._ways[way].send(len(plan), now)
             heapq.heappush(self._air, (lands, next(self._order), plan))

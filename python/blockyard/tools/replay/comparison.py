@@ -77,7 +77,7 @@ def compare(
 def _suitable(jobs: Sequence[Job], parts: Sequence[Trace]) -> int:
     """Returns how many runs at once are worth it."""
     spec = jobs[0].spec
-    if spec.device != "memory":
+    if spec.verify not in {None, "memory"}:
         return 1  # they would share one GPU's memory
     requests = sum(len(parts[job.replica]) for job in jobs)
     if requests < _SMALL * (1 if spec.model == "virtual" else _SWIFT):

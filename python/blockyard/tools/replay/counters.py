@@ -13,12 +13,12 @@ from blockyard.tools.replay.load import NEVER, offered
 from blockyard.tools.replay.memory import scaled
 from blockyard.tools.replay.result import (
     Bookkeeping,
+    DiskReport,
     Load,
     Moved,
     Preempted,
     PromisedBlocks,
     Run,
-    ThirdTier,
     TicketCounts,
     Verified,
     Waits,
@@ -31,7 +31,7 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["Levels", "RunCounts", "bookkeeping"]
 
-_WAYS: Final = ("down", "up", "across", "third down", "third up")
+_WAYS: Final = ("down", "up", "across", "disk down", "disk up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Levels:
     pinned: int
     promised: int
     host: int
-    third: int
+    disk: int
     running: int
     waiting: int
     headroom: int
@@ -64,12 +64,12 @@ class RunCounts:
     ended: int = 0
     device_hit: int = 0
     host_hit: int = 0
-    third_hit: int = 0
+    disk_hit: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     loaded_requests: int = 0
     moved: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0))
-    third_peak: int = 0
+    disk_peak: int = 0
     peak: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "pinned": 0})
     pinned: list[int] = field(default_factory=list)
     headroom: list[int] = field(default_factory=list)
@@ -101,11 +101,11 @@ class RunCounts:
     @property
     def hit_ratio(self) -> float:
         """The prompt tokens found / all prompt tokens."""
-        found = self.device_hit + self.host_hit + self.third_hit
+        found = self.device_hit + self.host_hit + self.disk_hit
         return found / max(self.input_tokens, 1)
 
     def begins(
-        self, request: int, at: float, *, prompt: int, device: int, host: int, third: int = 0
+        self, request: int, at: float, *, prompt: int, device: int, host: int, disk: int = 0
     ) -> None:
         """Counts a request that was admitted and computes from now on.
 
@@ -115,22 +115,22 @@ class RunCounts:
             prompt: The tokens of its prompt.
             device: The tokens that it found on the device.
             host: The tokens that were loaded for it from the host.
-            third: The tokens that were loaded for it from the third tier.
+            disk: The tokens that were loaded for it from the disk.
         """
-        self.loaded_requests += host + third > 0
+        self.loaded_requests += host + disk > 0
         if self.began[request] != NEVER:
             since, lost = self.stopped.pop(request)
-            self.found += min(device + host + third, lost)
+            self.found += min(device + host + disk, lost)
             self.away.append(at - since)
             return
         self.began[request] = at
         self.device_hit += device
         self.host_hit += host
-        self.third_hit += third
+        self.disk_hit += disk
         self.input_tokens += prompt
         self.timeline.add("device_hit", device)
-        self.timeline.add("host_hit", host + third)
-        self.timeline.add("missed", prompt - device - host - third)
+        self.timeline.add("host_hit", host + disk)
+        self.timeline.add("missed", prompt - device - host - disk)
 
     def sampled(
         self, requests: NDArray[np.int64], places: NDArray[np.int64], at: float, times: list[float]
@@ -151,7 +151,7 @@ class RunCounts:
 
     def looked(self, levels: Levels, seconds: float) -> None:
         """Counts the levels of a step, and raises the peaks."""
-        self.third_peak = max(self.third_peak, levels.third)
+        self.disk_peak = max(self.disk_peak, levels.disk)
         peak = self.peak
         peak["device"] = max(peak["device"], levels.device)
         peak["host"] = max(peak["host"], levels.host)
@@ -207,6 +207,8 @@ class RunCounts:
             preempt_mode=spec.preempt_mode,
             device_blocks=spec.device_blocks,
             host_blocks=spec.host_blocks,
+            disk_blocks=spec.disk_blocks,
+            block_bytes=spec.block_bytes,
             requests=self.ended,
             refused=arrivals.refused,
             complete=complete,
@@ -228,7 +230,7 @@ class RunCounts:
             moved=self._moved(spec, stats["failed"]),
             pinned=self._mean(self.pinned),
             peak=dict(self.peak),
-            third=self._third(spec) if spec.third_blocks else None,
+            disk=self._disk(spec) if spec.disk_blocks else None,
             bookkeeping=bookkeeping(samples, seconds),
             verified=_verified(spec, verifier),
             audit="ok" if violation is None else f"{violation.law}: {violation.detail}",
@@ -312,16 +314,15 @@ class RunCounts:
             tickets=tickets,
         )
 
-    def _third(self, spec: RunSpec) -> ThirdTier:
-        down, up = self.moved["third down"], self.moved["third up"]
-        return ThirdTier(
-            blocks=spec.third_blocks,
-            hit_ratio=self.third_hit / max(self.input_tokens, 1),
+    def _disk(self, spec: RunSpec) -> DiskReport:
+        down, up = self.moved["disk down"], self.moved["disk up"]
+        return DiskReport(
+            hit_ratio=self.disk_hit / max(self.input_tokens, 1),
             blocks_down=down,
             blocks_up=up,
             bytes_down=down * spec.block_bytes,
             bytes_up=up * spec.block_bytes,
-            peak=self.third_peak,
+            peak=self.disk_peak,
         )
 
     def _moved(self, spec: RunSpec, failed: int) -> Moved:

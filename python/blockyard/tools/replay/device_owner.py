@@ -23,7 +23,7 @@ class Setup:
     device: int
     """Full blocks that the device holds."""
     host: int
-    third: int
+    disk: int
     eviction: Eviction
     host_copies: HostCopies | None
     write: WritePolicy
@@ -33,7 +33,7 @@ class Setup:
     @property
     def below(self) -> bool:
         """Whether there is a tier below the device."""
-        return self.host > 0 or self.third > 0
+        return self.host > 0 or self.disk > 0
 
 
 class _Served:
@@ -46,8 +46,8 @@ class _Served:
         # The token behind the last full block must fill none of its own.
         self.block = max(trace.trace_block, 2)
         self.hints = setup.hints
-        self.lowers = setup.host > 0 and setup.third > 0
-        self.down = self.up = self.third_down = self.third_up = 0
+        self.lowers = setup.host > 0 and setup.disk > 0
+        self.down = self.up = self.disk_down = self.disk_up = 0
         # One more block: a prompt that is found whole computes its last token again, in its own
         # block; so here each prompt ends one token after its last full block.
         blocks = setup.device + 1
@@ -55,7 +55,7 @@ class _Served:
             **({"device": blocks, "null_slots": 0} if owner == "device" else {"engine": blocks}),  # type: ignore[arg-type]
             block_size=self.block,
             host=setup.host,
-            disk=setup.third,
+            disk=setup.disk,
             eviction=setup.eviction,
             host_copies=setup.host_copies,
             write=setup.write,
@@ -82,7 +82,7 @@ class _Served:
         """Carries out a copy to a lower tier."""
         if plan is not None:
             if plan.destination_tier == "disk":
-                self.third_down += len(plan)
+                self.disk_down += len(plan)
             else:
                 self.down += len(plan)
             self.cache.commit(plan)
@@ -113,10 +113,10 @@ class CacheOwned(_Served):
                 self.make_room_on_host(short + found)
                 self.copy_down(cache.demote(short + found))
         lease = cache.begin(keys)
-        device, host, third = lease.hits
+        device, host, disk = lease.hits
         if lease.plans:
             self.up += host
-            self.third_up += third
+            self.disk_up += disk
             cache.commit(lease.plans)
         cache.seal(lease, blocks * self.block)
         if self.through:
@@ -126,7 +126,7 @@ class CacheOwned(_Served):
             cache.finish(lease)
         else:
             cache.finish(lease, **self.hints[request])
-        return device, host, third
+        return device, host, disk
 
 
 class EngineOwned(_Served):
@@ -151,7 +151,7 @@ class EngineOwned(_Served):
         self.free = list(range(setup.device))[::-1]
         self.held: OrderedDict[int, int] = OrderedDict()
         """The engine's id of each block, the next victim first: a child before its parent."""
-        self.freed = FreedBlocks(setup.device + 1)
+        self.freed = FreedBlocks(setup.device + 1, self.block)
 
     def serve(self, request: int, first: int, end: int) -> tuple[int, int, int]:
         """Serves a request, and returns its hits by tier."""
@@ -163,14 +163,14 @@ class EngineOwned(_Served):
             held.move_to_end(block)
         blocks = self._take(len(path) - local)
         found = cache.find(keys, local)
-        host, third = found.host, found.disk
-        if host + third:
-            plans = cache.fetch(keys, blocks[: host + third], local)
+        host, disk = found.host, found.disk
+        if host + disk:
+            plans = cache.fetch(keys, blocks[: host + disk], local)
             if not isinstance(plans, list):
                 raise RuntimeError(f"request {request}: what it needs is in the air, {plans!r}")
             cache.commit(plans)
             self.up += host
-            self.third_up += third
+            self.disk_up += disk
         for block, own in zip(path[local:], blocks, strict=True):
             held[block] = own
         for block in reversed(path):
@@ -181,15 +181,14 @@ class EngineOwned(_Served):
         self._stow(keys, own_ids, 0)
         if self.hints is not None and self.hints[request]:
             cache.used([keys], **self.hints[request])
-        return local, host, third
+        return local, host, disk
 
     def _take(self, blocks: int) -> list[int]:
         """Returns ids for so many blocks; what was in them is copied ahead of that."""
         short = max(blocks - len(self.free), 0)
         victims = [self.held.popitem(last=False)[1] for _ in range(short)]
-        for row, ids, start in self.freed.take(victims):
-            tokens = len(row) // 32 * self.block
-            self._stow(self.cache.ready_keys(row, tokens), ids.tolist(), start)
+        for keys, ids, start in self.freed.take(victims):
+            self._stow(keys, ids, start)
         return [self.free.pop() for _ in range(blocks - short)] + victims
 
     def _stow(self, keys: Keys, ids: list[int], start: int) -> None:

@@ -33,7 +33,7 @@ def conclusions(
     """Returns sentences, the first ones about the first run.
 
     Args:
-        runs: One per combination of policies.
+        runs: One per combination of sizes and policies.
         speed: How many times as fast as in the trace requests arrived.
         hits_unknown: Why the trace does not tell what a cache finds; "" where it does.
         cut: Whether the trace was cut short when it was made.
@@ -119,15 +119,15 @@ def _worth(run: Run) -> Iterator[str]:
     parts = [f"{found:.1%} on the {tier}" for tier, found in run.hit_ratio_by_tier.items()]
     if not run.host_blocks:
         parts = parts[:1]
-    if run.third is not None:
-        parts.append(f"{run.third.hit_ratio:.1%} on the third tier")
+    if run.disk is not None:
+        parts.append(f"{run.disk.hit_ratio:.1%} on the disk")
     where = f": {', '.join(parts)}" if len(parts) > 1 else ""
     yield f"{run.hit_ratio:.1%} of the prompt tokens are found{where}."
 
 
 def _instant(run: Run) -> Iterator[str]:
     """What a write policy means where there is no time."""
-    if run.model == "sequential" and (run.host_blocks or run.third is not None):
+    if run.model == "sequential" and (run.host_blocks or run.disk is not None):
         yield (
             "Copies take no time here, so that none comes too late: --model virtual shows what "
             "--write-policy does in an engine."
@@ -221,7 +221,7 @@ def _next(runs: Sequence[Run]) -> Iterator[str]:
     host = main.hit_ratio_by_tier.get("host", 0.0)
     orders = {run.policy for run in runs}
     if main.host_blocks and host < _LITTLE and main.owner == "cache":
-        yield f"The host finds {host:.1%}: compare --host-blocks 0, which would save it."
+        yield f"The host finds {host:.1%}: compare --host 0, which would save it."
     elif orders == {"recency"} and main.hit_ratio > _LITTLE and not any(r.hints for r in runs):
         yield "Compare --policy recency --policy learned: an order costs nothing to change."
     elif main.peak.get("host", 0) >= _FULL * main.host_blocks > 0:

@@ -1,11 +1,15 @@
 """Names of runs, by what tells them from each other."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import RunSpec
+from blockyard.tools.units import size
 
-__all__ = ["labels"]
+__all__ = ["TIERS", "labels", "sizes"]
+
+TIERS: Final = ("device", "host", "disk")
 
 
 def labels(runs: Sequence[Run | RunSpec]) -> list[str]:
@@ -18,6 +22,15 @@ def labels(runs: Sequence[Run | RunSpec]) -> list[str]:
     return [", ".join(facts[place] for place in varies or [0]) for facts in each]
 
 
+def sizes(run: Run | RunSpec, tiers: Sequence[str]) -> list[str]:
+    """Returns the sizes of these tiers, in words."""
+    blocks = {"device": run.device_blocks, "host": run.host_blocks, "disk": run.disk_blocks}
+    return [
+        f"{tier} {size(blocks[tier] * run.block_bytes)}" if blocks[tier] else f"no {tier}"
+        for tier in tiers
+    ]
+
+
 def _facts(run: Run | RunSpec) -> list[str]:
     return [
         run.policy,
@@ -27,4 +40,5 @@ def _facts(run: Run | RunSpec) -> list[str]:
         f"{run.owner}'s device",
         f"headroom {run.headroom}",
         f"{run.preempt_mode}",
+        *sizes(run, TIERS),
     ]

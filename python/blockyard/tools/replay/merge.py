@@ -10,12 +10,12 @@ from msgspec import Struct
 from blockyard.tools.replay.counters import bookkeeping
 from blockyard.tools.replay.load import summed
 from blockyard.tools.replay.result import (
+    DiskReport,
     Moved,
     Preempted,
     PromisedBlocks,
     Replica,
     Run,
-    ThirdTier,
     TicketCounts,
     Verified,
     Waits,
@@ -42,7 +42,7 @@ def together(parts: Sequence[Played]) -> Run:
 def _counted(runs: Sequence[Run]) -> Run:
     """Returns what either model has; the rest is the first one's."""
     tokens = [run.input_tokens for run in runs]
-    thirds = _there(runs, lambda run: run.third)
+    disks = _there(runs, lambda run: run.disk)
     return msgspec.structs.replace(
         runs[0],
         requests=sum(run.requests for run in runs),
@@ -61,14 +61,13 @@ def _counted(runs: Sequence[Run]) -> Run:
         replicas=[_replica(run) for run in runs],
         moved=_summed([run.moved for run in runs], Moved),
         peak={what: max(run.peak[what] for run in runs) for what in runs[0].peak},
-        third=_summed(
-            thirds,
-            ThirdTier,
-            blocks=thirds[0].blocks,
-            hit_ratio=_weighed([third.hit_ratio for third in thirds], tokens),
-            peak=max(third.peak for third in thirds),
+        disk=_summed(
+            disks,
+            DiskReport,
+            hit_ratio=_weighed([disk.hit_ratio for disk in disks], tokens),
+            peak=max(disk.peak for disk in disks),
         )
-        if thirds
+        if disks
         else None,
         audit=next((run.audit for run in runs if run.audit not in {"ok", "none"}), runs[0].audit),
     )

@@ -21,7 +21,7 @@ class Optimum:
         device: Blocks that the device holds.
     """
 
-    down = up = third_down = third_up = 0
+    down = up = disk_down = disk_up = 0
 
     def __init__(self, ids: NDArray[np.int64], paths: NDArray[np.int64], device: int) -> None:
         self.device = device

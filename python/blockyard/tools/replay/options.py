@@ -1,6 +1,7 @@
 """The options of the command line, checked and turned into a spec for each run."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Literal, NamedTuple, TypeAlias
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.devices import DeviceName, device
 from blockyard.scheduling.headroom import Role, default_headroom
+from blockyard.shared.sizes import parse_blocks
 from blockyard.tools.replay.hardware import Roofline, roofline_of
 from blockyard.tools.replay.hints import Hints
 from blockyard.tools.replay.routing import RouterName, faster, routed
-from blockyard.tools.replay.sizes import blocks_in, check_memory
+from blockyard.tools.replay.sizes import check_memory
 from blockyard.tools.replay.spec import (
     HEADROOMS,
     HeadroomName,
@@ -38,12 +40,10 @@ class Options(Source):
     """The options of `blockyard replay`; None where one was left out."""
 
     save_trace: Path | None
-    device_blocks: int | None
-    host_blocks: int | None
-    device_gib: float | None
-    host_gib: float | None
-    third_gib: float | None
-    third_gbps: float
+    device: tuple[str, ...]
+    host: tuple[str, ...]
+    disk: tuple[str, ...]
+    disk_gbps: float
     block_size: int | None
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
@@ -62,8 +62,7 @@ class Options(Source):
     max_num_batched_tokens: int
     max_num_seqs: int
     prefetch: int
-    verify: bool
-    device: DeviceName
+    verify: DeviceName | None
     json: str | None
     report: Path | None
     speed: float
@@ -81,7 +80,7 @@ class Replays(NamedTuple):
     parts: list[Trace]
     """Those of each replica."""
     specs: list[RunSpec]
-    """One for each combination of policies, in the order given."""
+    """One for each combination of sizes and policies, in the order given."""
     router: RouterName | None
     """What sends requests to replicas; None where there is one engine."""
 
@@ -103,10 +102,6 @@ def resolve(options: Options) -> Replays:
 
 def _check(options: Options) -> None:
     """Checks what needs neither the trace nor the preset."""
-    for tier in ("device", "host"):
-        blocks, gib = options[f"{tier}_blocks"], options[f"{tier}_gib"]  # type: ignore[literal-required]
-        if blocks is not None and gib is not None:
-            raise Misuse(f"--{tier}-blocks and --{tier}-gib exclude each other: give one")
     check_source(options)
     if options["router"] is not None and options["replicas"] == 1:
         raise Misuse(f"--router {options['router']} needs engines to choose from: give --replicas")
@@ -116,17 +111,15 @@ def _check(options: Options) -> None:
         _check_sequential(options)
     else:
         _check_virtual(options)
-    _check_device(options)
+    if options["verify"] is not None:
+        _check_memory_of_bytes(options["verify"])
 
 
-def _check_device(options: Options) -> None:
-    name = options["device"]
-    if name != "memory" and not options["verify"]:
-        raise Misuse(f"--device {name} is where --verify moves bytes: give --verify, too")
+def _check_memory_of_bytes(name: DeviceName) -> None:
     try:
         device(name)
     except Unavailable as error:
-        raise Misuse(f"--device {name}: {error}") from error
+        raise Misuse(f"--verify {name}: {error}") from error
 
 
 def _check_virtual(options: Options) -> None:
@@ -140,7 +133,6 @@ def _check_virtual(options: Options) -> None:
 def _check_sequential(options: Options) -> None:
     idle = {
         "--verify": options["verify"],
-        "--device": options["device"] != "memory",
         "--prefetch": options["prefetch"],
         "--ranks": (options["ranks"] or 1) > 1,
         "--role": options["role"] != "mixed",
@@ -151,11 +143,9 @@ def _check_sequential(options: Options) -> None:
     for option, given in idle.items():
         if given:
             raise Misuse(f"{option} is for --model virtual: leave it out with --model sequential")
-    host = options["host_blocks"] or options["host_gib"]
-    if "optimum" in options["policy"] and host:
-        raise Misuse("--policy optimum knows one tier: give --host-blocks 0, or leave the host out")
-    if "optimum" in options["policy"] and options["third_gib"]:
-        raise Misuse("--policy optimum knows one tier: leave --third-gib out")
+    for option, sizes in (("--host", options["host"]), ("--disk", options["disk"])):
+        if "optimum" in options["policy"] and any(size.strip("0 ") for size in sizes):
+            raise Misuse(f"--policy optimum knows one tier: leave {option} out")
 
 
 def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
@@ -179,33 +169,42 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
         victims=options["victims"],
         seed=options["seed"],
         verify=options["verify"],
-        device=options["device"],
         max_num_batched_tokens=options["max_num_batched_tokens"],
         max_num_seqs=options["max_num_seqs"],
         prefetch=options["prefetch"],
         gate=options["loads"] == "gated",
-        third_bytes_per_second=_third_speed(options),
+        disk_bytes_per_second=_disk_speed(options),
     )
-    third = _third_size(options, first)
-    first = replace(first, third_blocks=third)
-    slowest = max(count for count in first.speeds if count is not None)
-    if slowest >= 2**63:
-        raise Misuse(
-            f"--set: with these figures a block takes {slowest / 1e9:.3g} s to load or compute; "
-            "give faster ones"
-        )
-    blocks, host = _sizes(options, first, trace)
-    first = replace(first, device_blocks=blocks, host_blocks=host)
-    check_memory(first)
-    below = host or third
+    return [spec for sized in _sized(options, first, trace) for spec in _of_sizes(options, sized)]
+
+
+def _sized(options: Options, first: RunSpec, trace: Trace) -> Iterator[RunSpec]:
+    """Yields the spec with each combination of sizes, which this machine has memory for."""
+    for above, host, disk in product(*_sizes(options, first, trace)):
+        spec = replace(first, device_blocks=above, host_blocks=host, disk_blocks=disk)
+        slowest = max(count for count in spec.speeds if count is not None)
+        if slowest >= 2**63:
+            raise Misuse(
+                f"--set: with these figures a block takes {slowest / 1e9:.3g} s to load or "
+                "compute; give faster ones"
+            )
+        check_memory(spec)
+        yield spec
+
+
+def _of_sizes(options: Options, sized: RunSpec) -> Iterator[RunSpec]:
+    """Yields a spec for each combination of policies."""
+    host, below = sized.host_blocks, sized.host_blocks or sized.disk_blocks
     modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if below else ["recompute"])
     if not below and options["preempt_mode"] and list(modes) != ["recompute"]:
-        raise Misuse(
-            f"--preempt-mode {next(iter(modes))} needs a host: give --host-blocks, or recompute"
-        )
-    return [
-        replace(
-            first,
+        raise Misuse(f"--preempt-mode {next(iter(modes))} needs a host: give --host, or recompute")
+    for (policy, copies, write_policy, hints, owner), mode, headroom in product(
+        _caches(options, host=host, below=below),
+        modes,
+        dict.fromkeys(options["headroom"]) or [_default_headroom(options["role"])],
+    ):
+        yield replace(
+            sized,
             policy=policy,
             host_copies=copies,
             write_policy=write_policy,
@@ -214,20 +213,14 @@ def _specs(options: Options, roofline: Roofline, trace: Trace) -> list[RunSpec]:
             preempt_mode=mode,
             headroom=headroom,
         )
-        for (policy, copies, write_policy, hints, owner), mode, headroom in product(
-            _caches(options, host=host, below=below),
-            modes,
-            dict.fromkeys(options["headroom"]) or [_default_headroom(options["role"])],
-        )
-    ]
 
 
 def _caches(options: Options, *, host: int, below: int) -> list[_Cache]:
     """Returns what is to be compared of the cache, each combination once."""
     if options["host_copies"] and not host:
-        raise Misuse("--host-copies needs a host: give --host-blocks, or leave it out")
+        raise Misuse("--host-copies needs a host: give --host, or leave it out")
     if "engine" in options["owner"] and not below:
-        raise Misuse("--owner engine needs a host: give --host-blocks")
+        raise Misuse("--owner engine needs a host: give --host")
     owners: tuple[Owner, ...] = options["owner"] or ("cache",)
     combinations = product(
         options["policy"],
@@ -249,37 +242,36 @@ def _default_headroom(role: Role) -> HeadroomName:
     return next(name for name, one in HEADROOMS.items() if one is policy)
 
 
-def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[int, int]:
-    """Returns the blocks of device and host."""
-    blocks, host = options["device_blocks"], options["host_blocks"]
-    if options["device_gib"] is not None:
-        blocks = blocks_in("--device-gib", options["device_gib"], spec.block_bytes)
-    if options["host_gib"] is not None:
-        host = (
-            blocks_in("--host-gib", options["host_gib"], spec.block_bytes)
-            if options["host_gib"]
-            else 0
-        )
-    if blocks is None or host is None:
+def _sizes(options: Options, spec: RunSpec, trace: Trace) -> tuple[Sequence[int], ...]:
+    """Returns the blocks of device, host and disk to be compared, each size once."""
+    above, host = 0, 0
+    if not (options["device"] and options["host"]):
         if options["trace"] is None:
-            default = tight_sizes(trace, spec.roofline, spec.block_size)
+            above, host = tight_sizes(trace, spec.roofline, spec.block_size)
         else:
-            default = full_sizes(spec.roofline, spec.block_size)
-        blocks = default[0] if blocks is None else blocks
-        if host is None:
-            host = 0 if "optimum" in options["policy"] else default[1]
-    return blocks, host
+            above, host = full_sizes(spec.roofline, spec.block_size)
+    if "optimum" in options["policy"]:
+        host = 0
+    return (
+        _blocks(options, "device", spec, 1) or [above],
+        _blocks(options, "host", spec, 0) or [host],
+        _blocks(options, "disk", spec, 0) or [0],
+    )
 
 
-def _third_size(options: Options, spec: RunSpec) -> int:
-    """Returns the blocks of the tier below the host."""
-    gib = options["third_gib"]
-    return blocks_in("--third-gib", gib, spec.block_bytes) if gib else 0
+def _blocks(
+    options: Options, tier: Literal["device", "host", "disk"], spec: RunSpec, least: int
+) -> list[int]:
+    each = (
+        parse_blocks(f"--{tier}", text, spec.block_bytes, ranks=spec.ranks, least=least)
+        for text in options[tier]
+    )
+    return list(dict.fromkeys(each))
 
 
-def _third_speed(options: Options) -> float:
+def _disk_speed(options: Options) -> float:
     """Returns its bandwidth in bytes/s."""
-    gbps = options["third_gbps"]
+    gbps = options["disk_gbps"]
     if not (math.isfinite(gbps) and gbps > 0):
-        raise Misuse(f"--third-gbps {gbps:g}: must be a number of GB/s > 0")
+        raise Misuse(f"--disk-gbps {gbps:g}: must be a number of GB/s > 0")
     return gbps * 1e9

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from blockyard.tools.replay.result import Moved, Run, ThirdTier
+from blockyard.tools.replay.result import DiskReport, Moved, Run
 from blockyard.tools.replay.run import played as virtual
 from blockyard.tools.replay.samples import Played
 from blockyard.tools.replay.sequential import Sequential, sequential
@@ -42,7 +42,7 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
         trace,
         device_blocks=spec.device_blocks,
         host_blocks=spec.host_blocks,
-        third_blocks=spec.third_blocks,
+        disk_blocks=spec.disk_blocks,
         policy=spec.policy,
         write=spec.write_policy,
         host_copies=spec.host_copies,
@@ -64,6 +64,8 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
         preempt_mode=None,
         device_blocks=spec.device_blocks,
         host_blocks=spec.host_blocks,
+        disk_blocks=spec.disk_blocks,
+        block_bytes=spec.block_bytes,
         requests=got.requests,
         refused=0,
         complete=not got.interrupted,
@@ -92,7 +94,7 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
         ),
         pinned=None,
         peak={},
-        third=_third(spec, got) if spec.third_blocks else None,
+        disk=_disk(spec, got) if spec.disk_blocks else None,
         bookkeeping=None,
         verified=None,
         audit=got.audit,
@@ -100,13 +102,12 @@ def _sequential(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None
     )
 
 
-def _third(spec: RunSpec, got: Sequential) -> ThirdTier:
-    return ThirdTier(
-        blocks=spec.third_blocks,
-        hit_ratio=got.third_hit_ratio,
-        blocks_down=got.third_down,
-        blocks_up=got.third_up,
-        bytes_down=got.third_down * spec.block_bytes,
-        bytes_up=got.third_up * spec.block_bytes,
+def _disk(spec: RunSpec, got: Sequential) -> DiskReport:
+    return DiskReport(
+        hit_ratio=got.disk_hit_ratio,
+        blocks_down=got.disk_down,
+        blocks_up=got.disk_up,
+        bytes_down=got.disk_down * spec.block_bytes,
+        bytes_up=got.disk_up * spec.block_bytes,
         peak=0,
     )

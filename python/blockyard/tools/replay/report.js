@@ -9,8 +9,7 @@ function head() {
   if ((result.speed ?? 1) !== 1) facts.push(`${result.speed} times as fast`);
   if (result.router) facts.push(`${main.replicas.length} engines, routed by ${result.router}`);
   facts.push(`blocks of ${result.block_size} tokens, ${size(result.block_bytes)}`);
-  facts.push(`device ${blocks(main.device_blocks)}`, main.host_blocks ? `host ${blocks(main.host_blocks)}` : "no host tier");
-  if (main.third) facts.push(`third tier ${blocks(main.third.blocks)}`);
+  for (const [name, of] of CHOICES.slice(-3)) if (!varied.some(([other]) => other === name)) facts.push(of(main));
   at("facts").textContent = facts.join(" · ");
   const verdict = (text, kind) => add(at("verdicts"), "span", text, { class: kind });
   const cut = runs.filter((run) => !run.complete);
@@ -33,8 +32,8 @@ function tiles(run) {
   at("tiles").replaceChildren();
   const tile = (name, how, key, value, text, more) => elements.tile(at("tiles"), { name, how, key, value, text, more });
   const tier = run.hit_ratio_by_tier;
-  const third = run.third ? ` · third tier ${percent(run.third.hit_ratio)}` : "";
-  tile("Found in the cache", "counted", "hit_ratio", run.hit_ratio, percent(run.hit_ratio), `device ${percent(tier.device)} · host ${percent(tier.host)}${third}`);
+  const disk = run.disk ? ` · disk ${percent(run.disk.hit_ratio)}` : "";
+  tile("Found in the cache", "counted", "hit_ratio", run.hit_ratio, percent(run.hit_ratio), `device ${percent(tier.device)} · host ${percent(tier.host)}${disk}`);
   if (run.ttft_ms) {
     if (run.output_tokens) tile("Time to first token", "modelled", "ttft_ms.p50", run.ttft_ms.p50, ms(run.ttft_ms.p50), `median; 99 % within ${ms(run.ttft_ms.p99)}`);
     if (run.output_tokens) tile("Between tokens", "modelled", "itl_ms.p50", run.itl_ms.p50, ms(run.itl_ms.p50), `median; 99 % within ${ms(run.itl_ms.p99)}`);
@@ -66,9 +65,9 @@ const ROWS = [
   ["Prompt tokens found", (run) => percent(run.hit_ratio)],
   ["on the device", (run) => percent(run.hit_ratio_by_tier.device)],
   ["on the host", (run) => (run.host_blocks ? percent(run.hit_ratio_by_tier.host) : null)],
-  ["on the third tier", (run) => (run.third ? percent(run.third.hit_ratio) : null)],
-  ["Copied to the third tier", (run) => (run.third ? size(run.third.bytes_down) : null)],
-  ["Copied from the third tier", (run) => (run.third ? size(run.third.bytes_up) : null)],
+  ["on the disk", (run) => (run.disk ? percent(run.disk.hit_ratio) : null)],
+  ["Copied to the disk", (run) => (run.disk ? size(run.disk.bytes_down) : null)],
+  ["Copied from the disk", (run) => (run.disk ? size(run.disk.bytes_up) : null)],
   ["Copied down", (run) => (run.host_blocks ? size(run.moved.bytes_down) : null)],
   ["Copied up", (run) => (run.host_blocks ? size(run.moved.bytes_up) : null)],
   ["Blocks found on the host but computed, as that was faster", (run) => run.ttft_ms && count(run.skipped_slow)],
@@ -148,8 +147,6 @@ function settings() {
   const shared = CHOICES.filter((choice) => !varied.includes(choice)).map(([name, of]) => [name, of(main)]).filter(([, value]) => value);
   elements.pairs(at("settings"), "The replay", [
     ["Model of time", main.model],
-    ["Device", `${count(main.device_blocks)} blocks, ${blocks(main.device_blocks)}`],
-    ["Host", main.host_blocks ? `${count(main.host_blocks)} blocks, ${blocks(main.host_blocks)}` : "none"],
     ...shared,
     ...(runs.length > 1 ? runs.map((run, i) => [`Run ${i + 1}`, full(run)]) : []),
     ["Tokens per block", count(result.block_size)],

@@ -40,7 +40,7 @@ function overTime(run) {
     name, kind: "stack", colour, edges, y: tokens.map((some, i) => (all[i] ? (100 * some) / all[i] : null)),
     read: (i) => `${percent(tokens[i] / all[i])} · ${count(tokens[i])} tokens`,
   });
-  const below = run.third ? "host and third tier" : "host";
+  const below = run.disk ? "host and disk" : "host";
   charts.plot(parent, {
     id: "hits", title: "Hits by tier", note: `share of the prompt tokens admitted in ${each(coarse)}`, x: time.axis, y: { range: [0, 100], format: ticks },
     series: [share("device", device, "--device"), share(below, host, "--host"), share(run.role === "decode" ? "arrived computed" : "computed", missed, "--computed")],
@@ -128,7 +128,7 @@ function sideBySide() {
   const tier = (name, colour, of, said) => ({ name, colour, values: runs.map(of), texts: said });
   const tiers = [tier("device", "--device", (run) => 100 * run.hit_ratio_by_tier.device)];
   if (runs.some((run) => run.host_blocks)) tiers.push(tier("host", "--host", (run) => 100 * run.hit_ratio_by_tier.host));
-  if (runs.some((run) => run.third)) tiers.push(tier("third tier", "--third", (run) => (run.third ? 100 * run.third.hit_ratio : 0)));
+  if (runs.some((run) => run.disk)) tiers.push(tier("disk", "--disk", (run) => (run.disk ? 100 * run.disk.hit_ratio : 0)));
   tiers[tiers.length - 1].texts = texts((run) => percent(run.hit_ratio));
   charts.bars(at("bars"), { id: "by-tier", title: "Hit ratio by tier", note: "share of all prompt tokens", rows, stack: true, series: tiers });
   if (runs.every((run) => run.ttft_ms && run.output_tokens)) {

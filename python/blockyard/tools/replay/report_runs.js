@@ -17,6 +17,9 @@ const CHOICES = [
   ["Owner of the device", (run) => `${run.owner}'s device`],
   ["Headroom", (run) => (run.headroom ? `headroom ${run.headroom}` : null)],
   ["Kept when preempted", (run) => run.preempt_mode],
+  ["Device", (run) => `device ${blocks(run.device_blocks)}`],
+  ["Host", (run) => (run.host_blocks ? `host ${blocks(run.host_blocks)}` : "no host")],
+  ["Disk", (run) => (run.disk_blocks ? `disk ${blocks(run.disk_blocks)}` : "no disk")],
 ];
 const varied = CHOICES.filter(([, of]) => new Set(runs.map(of)).size > 1);
 const full = (run) => CHOICES.map(([, of]) => of(run)).filter(Boolean).join(", ");

@@ -11,6 +11,7 @@ from msgspec import Struct
 __all__ = [
     "FORMAT",
     "Bookkeeping",
+    "DiskReport",
     "Load",
     "Moved",
     "Preempted",
@@ -20,13 +21,12 @@ __all__ = [
     "Run",
     "Series",
     "Spread",
-    "ThirdTier",
     "TicketCounts",
     "Verified",
     "Waits",
 ]
 
-FORMAT = 3
+FORMAT = 4
 """Changes when a key is dropped or changes its meaning."""
 
 
@@ -154,11 +154,9 @@ class Moved(Struct, frozen=True, kw_only=True):
     """Blocks whose copy failed."""
 
 
-class ThirdTier(Struct, frozen=True, kw_only=True):
-    """A tier below the host."""
+class DiskReport(Struct, frozen=True, kw_only=True):
+    """The disk, below the host."""
 
-    blocks: int
-    """Its blocks."""
     hit_ratio: float
     """Prompt tokens found there / prompt tokens, 0 to 1; `hit_ratio` of the run has them too."""
     blocks_down: int
@@ -289,7 +287,11 @@ class Run(Struct, frozen=True, kw_only=True):
     device_blocks: int
     """Blocks of the device."""
     host_blocks: int
-    """Blocks of the host."""
+    """Blocks of the host; 0 for none."""
+    disk_blocks: int
+    """Blocks of the disk; 0 for none."""
+    block_bytes: int
+    """Bytes of a block in the modelled layout, over all ranks."""
     requests: int
     """Requests that ended."""
     refused: int
@@ -333,7 +335,7 @@ class Run(Struct, frozen=True, kw_only=True):
     peak: dict[str, int]
     """The most slots with content, of device and host; and pinned, the most device slots in use
     by running requests. Looked at in every step."""
-    third: ThirdTier | None
+    disk: DiskReport | None
     """The tier below the host; null where there is none."""
     bookkeeping: Bookkeeping | None
     """CPU time that Blockyard took, measured; null with model sequential."""
@@ -366,8 +368,6 @@ class Result(Struct, frozen=True, kw_only=True):
     """What sent requests to replicas: prefix, random; null where there is one engine."""
     block_size: int
     """Tokens per block of the cache."""
-    block_bytes: int
-    """Bytes of a block in the modelled layout, over all ranks."""
     max_num_batched_tokens: int
     """The most tokens computed in one step."""
     max_num_seqs: int

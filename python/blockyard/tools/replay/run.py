@@ -67,9 +67,9 @@ def played(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) ->
     if not spec.verify:
         memory = UnbackedMemory(config)
     elif spec.ranks == 1:
-        memory = LocalMemory(config, seed=spec.seed, on=device(spec.device))
+        memory = LocalMemory(config, seed=spec.seed, on=device(spec.verify))
     else:
-        memory = ProcessMemory(config, seed=spec.seed, on=spec.device)
+        memory = ProcessMemory(config, seed=spec.seed, on=spec.verify)
     try:
         replay = _Replay(spec, trace, KVCache(agree(config, memory.hello())), memory)
         return replay.played(progress)
@@ -82,7 +82,7 @@ def _config(spec: RunSpec) -> Config:
     return Config(
         device=spec.device_blocks + 1,
         host=spec.host_blocks,
-        disk=spec.third_blocks,
+        disk=spec.disk_blocks,
         layout=layout,
         ranks=spec.ranks,
         block_size=spec.block_size,
@@ -119,7 +119,7 @@ class _Replay:
             self.block_bytes / spec.ranks,
             machine.link_bytes_per_second,
             machine.link_latency,
-            spec.third_block_seconds,
+            spec.disk_block_seconds,
         )
         decodes = spec.role == "decode"
         headroom = _headroom(spec)
@@ -281,14 +281,14 @@ class _Replay:
         # A request with loads was admitted when their plans were sent.
         admitted = [self.sent.pop(plan.flight) for plan in lease.plans]
         device = min(lease.hits[0] * self.spec.block_size, start.cached)
-        third = min(lease.hits[2] * self.spec.block_size, start.cached - device)
+        disk = min(lease.hits[2] * self.spec.block_size, start.cached - device)
         self.counts.begins(
             request,
             min(admitted, default=self.now),
             prompt=int(self.trace.input_length[request]),
             device=device,
-            host=start.cached - device - third,
-            third=third,
+            host=start.cached - device - disk,
+            disk=disk,
         )
 
     def output(self, step: Step) -> int:
@@ -353,7 +353,7 @@ class _Replay:
             pinned=stats["device_pinned"] + stats["device_claimed"],
             promised=stats["device_promised"],
             host=stats["host_capacity"] - stats["host_free"],
-            third=stats["disk_capacity"] - stats["disk_free"],
+            disk=stats["disk_capacity"] - stats["disk_free"],
             running=scheduler["seats"] - scheduler["stopping"],
             waiting=scheduler["waiting"] + self.arrivals.outside(self.now),
             headroom=scheduler["headroom"],
@@ -375,11 +375,11 @@ class _Replay:
 
 
 def _way(plan: Plan) -> str:
-    """Which way a plan goes: "third down" and "third up" between the third tier and the others."""
+    """Which way a plan goes: "disk down" and "disk up" between the disk and the others."""
     if plan.destination_tier == "disk":
-        return "third down"
+        return "disk down"
     if plan.source_tier == "disk":
-        return "third up"
+        return "disk up"
     return _WAYS[plan.source_tier, plan.destination_tier]
 
 

@@ -26,16 +26,8 @@ SECTIONS: Final = (
     ),
     Section(
         "Sizes",
-        (
-            "--device-blocks",
-            "--device-gib",
-            "--host-blocks",
-            "--host-gib",
-            "--third-gib",
-            "--third-gbps",
-            "--block-size",
-        ),
-        "blockyard replay --device-gib 4 --host-gib 16",
+        ("--device", "--host", "--disk", "--disk-gbps", "--block-size"),
+        "blockyard replay --device 4GiB --host 16GiB --host 64GiB",
     ),
     Section(
         "Policies to compare; repeat them, and each combination is a run",
@@ -68,8 +60,8 @@ SECTIONS: Final = (
     ),
     Section(
         "Real bytes",
-        ("--verify", "--device"),
-        "blockyard replay --requests 100 --verify --ranks 2",
+        ("--verify",),
+        "blockyard replay --requests 100 --verify memory --ranks 2",
     ),
     Section(
         "Output",

@@ -44,16 +44,16 @@ class Sequential:
     tokens: int
     """Tokens of the prompts served, with those in no full block."""
     hits: NDArray[np.int64]
-    """Blocks that each request found on the device, the host and the third tier, shape
+    """Blocks that each request found on the device, the host and the disk, shape
     (requests, 3)."""
     blocks_down: int
     """Blocks copied from the device to the host."""
     blocks_up: int
     """Blocks copied from the host to the device."""
-    third_down: int
-    """Blocks copied to the third tier."""
-    third_up: int
-    """Blocks copied from the third tier to the device."""
+    disk_down: int
+    """Blocks copied to the disk."""
+    disk_up: int
+    """Blocks copied from the disk to the device."""
     seconds: float
     """CPU time in seconds."""
     audit: str
@@ -64,11 +64,11 @@ class Sequential:
     @property
     def hit_ratio(self) -> float:
         """The share of the prompts' tokens that was found."""
-        return sum(self.hit_ratio_by_tier.values()) + self.third_hit_ratio
+        return sum(self.hit_ratio_by_tier.values()) + self.disk_hit_ratio
 
     @property
-    def third_hit_ratio(self) -> float:
-        """The share that was found on the third tier."""
+    def disk_hit_ratio(self) -> float:
+        """The share that was found on the disk."""
         return float(self.hits[:, 2].sum()) * self.block_size / max(self.tokens, 1)
 
     @property
@@ -83,7 +83,7 @@ def sequential(  # noqa: PLR0913 - keywords
     *,
     device_blocks: int,
     host_blocks: int = 0,
-    third_blocks: int = 0,
+    disk_blocks: int = 0,
     policy: Policy = "recency",
     write: WritePolicy = "on-evict",
     host_copies: HostCopies | None = None,
@@ -100,7 +100,7 @@ def sequential(  # noqa: PLR0913 - keywords
         trace: The requests; their ids are the blocks.
         device_blocks: Blocks that the device holds.
         host_blocks: Blocks that the host holds; 0 for none.
-        third_blocks: Blocks that a tier below the host holds; 0 for none. What is about to be
+        disk_blocks: Blocks that a tier below the host holds; 0 for none. What is about to be
             evicted from the host is copied there, under every policy.
         policy: What the cache's `eviction` may be; or "optimum", which evicts the leaf whose next
             use is last, a bound that knows the future.
@@ -122,7 +122,7 @@ def sequential(  # noqa: PLR0913 - keywords
     setup = Setup(
         device=device_blocks,
         host=host_blocks,
-        third=third_blocks,
+        disk=disk_blocks,
         # The optimum has no cache.
         eviction="recency" if policy == "optimum" else policy,
         host_copies=host_copies,
@@ -166,8 +166,8 @@ def sequential(  # noqa: PLR0913 - keywords
         hits=hits[:served],
         blocks_down=server.down,
         blocks_up=server.up,
-        third_down=server.third_down,
-        third_up=server.third_up,
+        disk_down=server.disk_down,
+        disk_up=server.disk_up,
         seconds=seconds,
         audit=server.audit(),
         interrupted=interrupted,
@@ -178,7 +178,7 @@ def _check(setup: Setup, policy: Policy, hints: Hints | None, owner: Owner) -> N
     for name, value, least in (
         ("device_blocks", setup.device, 1),
         ("host_blocks", setup.host, 0),
-        ("third_blocks", setup.third, 0),
+        ("disk_blocks", setup.disk, 0),
     ):
         if value < least:
             raise Misuse(f"{name} = {value}: must be an integer >= {least}")
@@ -191,7 +191,7 @@ def _check(setup: Setup, policy: Policy, hints: Hints | None, owner: Owner) -> N
         one_of(name, word, known)
     if policy != "optimum":
         return
-    for name, value in (("host_blocks", setup.host), ("third_blocks", setup.third)):
+    for name, value in (("host_blocks", setup.host), ("disk_blocks", setup.disk)):
         if value:
             raise Misuse(f"{name} = {value}: must be 0, as the optimum knows one tier")
     if hints is not None or owner != "cache":
@@ -201,8 +201,8 @@ def _check(setup: Setup, policy: Policy, hints: Hints | None, owner: Owner) -> N
 class _Server(Protocol):
     down: int
     up: int
-    third_down: int
-    third_up: int
+    disk_down: int
+    disk_up: int
 
     def serve(self, request: int, first: int, end: int) -> tuple[int, int, int]: ...
     def audit(self) -> str: ...

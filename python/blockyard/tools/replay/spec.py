@@ -87,9 +87,9 @@ class RunSpec:
     """Tokens per block of the cache."""
     device_blocks: int
     host_blocks: int
-    third_blocks: int = 0
+    disk_blocks: int = 0
     """Blocks of a tier below the host; 0 for none."""
-    third_bytes_per_second: float = 5e9
+    disk_bytes_per_second: float = 5e9
     """Its bandwidth in each direction, over all ranks; that of one drive is assumed by default."""
     policy: Policy = "recency"
     write_policy: WritePolicy = "on-evict"
@@ -112,10 +112,9 @@ class RunSpec:
     """When time starts, on the trace's clock; None for its first arrival. Engines side by side,
     each with a trace of its own, have it in common."""
     seed: int = 0
-    verify: bool = False
-    """Whether every block has real bytes, which are checked whenever it is used again."""
-    device: DeviceName = "memory"
-    """The memory of these bytes."""
+    verify: DeviceName | None = None
+    """Where the device's blocks have real bytes, which are checked whenever one is used again;
+    None for no bytes."""
     max_num_batched_tokens: int = 8192
     """The most tokens computed in one step."""
     max_num_seqs: int = 256
@@ -136,15 +135,15 @@ class RunSpec:
         return self.roofline.kv_bytes_per_token * self.block_size
 
     @property
-    def third_block_seconds(self) -> float:
-        """How long a block takes to or from the third tier."""
-        return self.block_bytes / self.third_bytes_per_second
+    def disk_block_seconds(self) -> float:
+        """How long a block takes to or from the disk."""
+        return self.block_bytes / self.disk_bytes_per_second
 
     @property
     def speeds(self) -> Speeds:
         """What gates loads."""
-        third = round(1e9 * self.third_block_seconds) if self.third_blocks else None
-        return Speeds(*self.roofline.speeds(self.block_size), disk=third)
+        disk = round(1e9 * self.disk_block_seconds) if self.disk_blocks else None
+        return Speeds(*self.roofline.speeds(self.block_size), disk=disk)
 
     def answers(self, trace: Trace) -> NDArray[np.int64]:
         """Returns how many tokens each request samples here; at least 1, which ends its prompt."""

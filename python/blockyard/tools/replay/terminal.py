@@ -9,14 +9,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from blockyard.tools.replay.labels import TIERS, sizes
 from blockyard.tools.replay.result import (
+    DiskReport,
     Load,
     Preempted,
     PromisedBlocks,
     Result,
     Run,
     Spread,
-    ThirdTier,
     TicketCounts,
 )
 from blockyard.tools.units import duration, size
@@ -101,9 +102,9 @@ def _below(of: Callable[[Run], str]) -> Callable[[Run], _Cell]:
     return lambda run: of(run) if run.host_blocks else None
 
 
-def _third(of: Callable[[ThirdTier], str]) -> Callable[[Run], _Cell]:
-    """Leaves the cell empty where there is no third tier."""
-    return lambda run: of(run.third) if run.third is not None else None
+def _disk(of: Callable[[DiskReport], str]) -> Callable[[Run], _Cell]:
+    """Leaves the cell empty where there is no disk."""
+    return lambda run: of(run.disk) if run.disk is not None else None
 
 
 def _audit(run: Run) -> _Cell:
@@ -124,7 +125,7 @@ _PARTS: Final = {
         ("in any tier", lambda run: f"{run.hit_ratio:.1%}"),
         ("on the device", _below(lambda run: f"{run.hit_ratio_by_tier['device']:.1%}")),
         ("on the host", _below(lambda run: f"{run.hit_ratio_by_tier['host']:.1%}")),
-        ("on the third tier", _third(lambda third: f"{third.hit_ratio:.1%}")),
+        ("on the disk", _disk(lambda disk: f"{disk.hit_ratio:.1%}")),
     ),
     "Latency, modelled": _part(
         ("to first token, median", _answered(lambda run: _quantile(run.ttft_ms, "p50"))),
@@ -140,8 +141,8 @@ _PARTS: Final = {
         ("engine time", _modelled(lambda run: duration(run.engine_seconds))),
         ("copied down", _below(lambda run: size(run.moved.bytes_down))),
         ("copied up", _below(lambda run: size(run.moved.bytes_up))),
-        ("copied to the third tier", _third(lambda third: size(third.bytes_down))),
-        ("copied from the third tier", _third(lambda third: size(third.bytes_up))),
+        ("copied to the disk", _disk(lambda disk: size(disk.bytes_down))),
+        ("copied from the disk", _disk(lambda disk: size(disk.bytes_up))),
         ("device held by requests, mean", _pinned),
         ("device held by requests, peak", _peak("pinned")),
         ("device in use, peak", _peak("device")),
@@ -177,6 +178,7 @@ _PARTS: Final = {
     ),
 }
 _NAME: Final = 35
+_LEAST_NAME: Final = 12
 _COLUMN: Final = 15
 """Columns of the terminal for names, and for each run."""
 
@@ -184,20 +186,14 @@ _COLUMN: Final = 15
 def tables(result: Result, width: int) -> Iterator[RenderableType]:
     """Yields the tables of a replay, with as many runs side by side as `width` columns hold."""
     runs = result.runs
-    sizes = [
-        f"{tier} {size(blocks * result.block_bytes)}"
-        for tier, blocks in (
-            ("device", runs[0].device_blocks),
-            ("host", runs[0].host_blocks),
-            ("third tier", runs[0].third.blocks if runs[0].third else 0),
-        )
-        if blocks
-    ]
+    varied = [tier for tier in TIERS if len({sizes(run, [tier])[0] for run in runs}) > 1]
+    same = [tier for tier in TIERS if tier not in varied]
+    tiers = [text for text in sizes(runs[0], same) if not text.startswith("no ")]
     role = f", {runs[0].role}" if runs[0].role in {"prefill", "decode"} else ""
     replicas = len(runs[0].replicas)
     engines = f", {replicas} replicas by {result.router}, each" if replicas else ","
     preset = f"{result.preset}{role}{engines}"
-    facts = f"{result.trace_requests:,} requests, {preset} {' + '.join(sizes)}"
+    facts = f"{result.trace_requests:,} requests, {preset} {' + '.join(tiers)}"
     yield Text(f"\n{result.trace}", "bold")
     yield Text(f"{facts}\n")
     for sentence in result.answer:
@@ -205,7 +201,7 @@ def tables(result: Result, width: int) -> Iterator[RenderableType]:
     yield ""
     most = max(1, (width - _NAME) // _COLUMN)
     for first in range(0, len(runs), most):
-        yield _table(runs[first : first + most])
+        yield _table(runs[first : first + most], varied)
         yield ""
     if not all(run.complete for run in runs):
         yield Text("Interrupted: all figures are up to that moment.\n", "yellow")
@@ -219,12 +215,13 @@ def _cache(of: Run) -> list[str]:
     return [of.policy, of.write_policy, *copies, *hints, *owner]
 
 
-def _table(runs: Sequence[Run]) -> Table:
+def _table(runs: Sequence[Run], varied: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("", no_wrap=True, min_width=_NAME - 2)
+    table.add_column("", min_width=_LEAST_NAME, overflow="fold")
     for run in runs:
-        heading = Text("\n".join(filter(None, (*_cache(run), run.headroom, run.preempt_mode))))
-        table.add_column(heading, justify="right", min_width=_COLUMN - 3)
+        words = (*_cache(run), run.headroom, run.preempt_mode, *sizes(run, varied))
+        heading = Text("\n".join(filter(None, words)))
+        table.add_column(heading, justify="right", no_wrap=True, min_width=_COLUMN - 3)
     for part, rows in _PARTS.items():
         cells = {name: [of(run) for run in runs] for name, of in rows}
         shown = {name: row for name, row in cells.items() if any(cell is not None for cell in row)}

@@ -12,6 +12,7 @@ from blockyard.tools.endings import INTERRUPTED
 from blockyard.tools.help import Remembered, Section
 from blockyard.tools.outputs import claim, write_all
 from blockyard.tools.replay.spec import Policy
+from blockyard.tools.screen import show
 from blockyard.tools.sweep import terminal
 from blockyard.tools.sweep.options import MOST_POINTS, Options, resolve
 from blockyard.tools.sweep.page import page
@@ -107,7 +108,7 @@ _SECTIONS: Final = (
     "--split",
     multiple=True,
     metavar="SPLIT",
-    help="Split a total: DEVICE+HOST or DEVICE+HOST+THIRD, in shares of the knee (20%+80%) or in "
+    help="Split a total: DEVICE+HOST or DEVICE+HOST+DISK, in shares of the knee (20%+80%) or in "
     "sizes (55GiB+512GiB). Repeat for up to five; none for none. Default: as the engine's device "
     "asks for.",
 )
@@ -156,7 +157,7 @@ def sweep(ctx: click.Context, /, **options: Unpack[Options]) -> None:
     # With `--json -`, stdout is for the JSON alone.
     table = Console(stderr=options["json"] == "-", highlight=False)
     for part in terminal.parts(result, table.width):
-        table.print(part)
+        show(table, part)
     if options["json"] == "-":
         click.echo(result.encode())
     if faults:

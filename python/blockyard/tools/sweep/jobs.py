@@ -40,7 +40,7 @@ class Simulated:
     """What was found and copied, in blocks."""
 
     hits: tuple[int, int, int]
-    """By tier: device, host, third."""
+    """By tier: device, host, disk."""
     down: int
     up: int
 
@@ -72,7 +72,7 @@ def run(shared: Shared, job: Job, tell: Callable[[float], None]) -> Simulated | 
         shared.trace,
         device_blocks=job.split.device,
         host_blocks=job.split.host,
-        third_blocks=job.split.third,
+        disk_blocks=job.split.disk,
         policy=job.order,
         progress=lambda served: tell(served / requests) if served % 1000 == 0 else None,
     )
@@ -80,9 +80,9 @@ def run(shared: Shared, job: Job, tell: Callable[[float], None]) -> Simulated | 
         return None
     if got.audit != "ok":
         raise Broken(f"order {job.order} with {job.split}: {got.audit}")
-    device, host, third = got.hits.sum(0).tolist()
+    device, host, disk = got.hits.sum(0).tolist()
     return Simulated(
-        (device, host, third), got.blocks_down + got.third_down, got.blocks_up + got.third_up
+        (device, host, disk), got.blocks_down + got.disk_down, got.blocks_up + got.disk_up
     )
 
 

@@ -6,9 +6,10 @@ from typing import Final, get_args
 
 from blockyard._core import Misuse
 from blockyard.shared.machine import free_memory
+from blockyard.shared.sizes import parse_blocks
 from blockyard.tools.replay.hardware import Roofline, roofline_of
 from blockyard.tools.replay.spec import Eviction, Policy
-from blockyard.tools.sweep.sizes import SplitText, parse_size
+from blockyard.tools.sweep.sizes import SplitText
 from blockyard.tools.traces.source import Source, check_source, trace_of
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.units import size
@@ -92,7 +93,7 @@ def resolve(options: Options) -> Plan:
     trace = _trace(options)
     block = roofline.kv_bytes_per_token * trace.trace_block
     first, last = (
-        None if text is None else parse_size(option, text, block)
+        None if text is None else parse_blocks(option, text, block)
         for option, text in (("--from", options["first"]), ("--to", options["last"]))
     )
     if first is not None and last is not None and first >= last:
@@ -118,7 +119,7 @@ def resolve(options: Options) -> Plan:
         optimum="optimum" in options["policy"],
         splits=splits if texts else None,
         model_sizes=tuple(
-            sorted({parse_size("--model-size", text, block) for text in options["model_size"]})
+            sorted({parse_blocks("--model-size", text, block) for text in options["model_size"]})
         ),
         model_requests=_modelled(options, len(trace)),
         sample=options["sample"],
@@ -143,7 +144,7 @@ def _sizes(text: str | None, block_bytes: int) -> tuple[int, ...]:
         raise Misuse(f"--sizes {text!r}: no size; give some, like 10GiB,20GiB")
     if len(parts) > MOST_POINTS:
         raise Misuse(f"--sizes: {len(parts)} of them; give at most {MOST_POINTS}")
-    return tuple(sorted({parse_size("--sizes", part, block_bytes) for part in parts}))
+    return tuple(sorted({parse_blocks("--sizes", part, block_bytes) for part in parts}))
 
 
 def _modelled(options: Options, requests: int) -> int:

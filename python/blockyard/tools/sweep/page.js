@@ -81,10 +81,10 @@ function tables() {
   if (result.splits.length) {
     const tier = (split, name) => (split[`${name}_blocks`] ? percent(split.hit_ratio_by_tier[name]) : null);
     elements.table(at("splits"), {
-      head: ["device + host + third", "order", "found", "on the device", "on the host", "on the third", "copied down", "copied up"],
+      head: ["device + host + disk", "order", "found", "on the device", "on the host", "on the disk", "copied down", "copied up"],
       rows: result.splits.map((split) => [
-        [split.device_blocks, split.host_blocks, split.third_blocks].filter(Boolean).map(bytes).join(" + "), split.order, percent(split.hit_ratio),
-        tier(split, "device"), tier(split, "host"), tier(split, "third"), size(split.bytes_down), size(split.bytes_up),
+        [split.device_blocks, split.host_blocks, split.disk_blocks].filter(Boolean).map(bytes).join(" + "), split.order, percent(split.hit_ratio),
+        tier(split, "device"), tier(split, "host"), tier(split, "disk"), size(split.bytes_down), size(split.bytes_up),
       ]),
     });
   }

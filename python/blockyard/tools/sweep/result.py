@@ -10,7 +10,7 @@ from msgspec import Struct
 
 __all__ = ["FORMAT", "Advice", "Modelled", "Point", "SplitResult", "SweepResult"]
 
-FORMAT = 1
+FORMAT = 2
 """Changes when a key is dropped or changes its meaning."""
 
 
@@ -65,16 +65,16 @@ class SplitResult(Struct, frozen=True, kw_only=True):
     """Blocks of the device."""
     host_blocks: int
     """Blocks of the host."""
-    third_blocks: int
+    disk_blocks: int
     """Blocks of the tier below the host."""
     hit_ratio: float
     """Prompt tokens found / prompt tokens, 0 to 1; all tiers."""
     hit_ratio_by_tier: dict[str, float]
-    """The same by tier: device, host, third."""
+    """The same by tier: device, host, disk."""
     bytes_down: int
-    """Bytes copied down, to host and third tier."""
+    """Bytes copied down, to host and disk."""
     bytes_up: int
-    """Bytes copied up to the device, from host and third tier."""
+    """Bytes copied up to the device, from host and disk."""
 
 
 class Modelled(Struct, frozen=True, kw_only=True):

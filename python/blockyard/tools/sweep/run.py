@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from blockyard._core import Misuse, __version__
+from blockyard.shared.sizes import MOST_BLOCKS
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.sequential import sequential
 from blockyard.tools.replay.spec import Eviction, RunSpec
@@ -16,7 +17,7 @@ from blockyard.tools.sweep.options import Plan
 from blockyard.tools.sweep.recency import Curve
 from blockyard.tools.sweep.result import FORMAT, Modelled, Point, SplitResult, SweepResult
 from blockyard.tools.sweep.sampling import Sample, suitable
-from blockyard.tools.sweep.sizes import MOST_BLOCKS, Split, SplitText, geometric
+from blockyard.tools.sweep.sizes import Split, SplitText, geometric
 from blockyard.tools.sweep.summary import Setting, advise, sentences
 from blockyard.tools.traces.future import full_blocks, on_paths
 from blockyard.tools.workers import Watch, side_by_side
@@ -288,9 +289,9 @@ def _split_result(
         order=order,
         device_blocks=split.device,
         host_blocks=split.host,
-        third_blocks=split.third,
+        disk_blocks=split.disk,
         hit_ratio=sum(ratios),
-        hit_ratio_by_tier=dict(zip(("device", "host", "third"), ratios, strict=True)),
+        hit_ratio_by_tier=dict(zip(("device", "host", "disk"), ratios, strict=True)),
         bytes_down=got.down * moved,
         bytes_up=got.up * moved,
     )

@@ -5,18 +5,11 @@ import re
 from typing import Final, NamedTuple
 
 from blockyard._core import Misuse
-from blockyard.tools.units import size
+from blockyard.shared.sizes import parse_blocks
 
-__all__ = ["MOST_BLOCKS", "Split", "SplitText", "geometric", "parse_size"]
+__all__ = ["Split", "SplitText", "geometric"]
 
-MOST_BLOCKS: Final = 10**9
-_UNITS: Final = {
-    f"{prefix}{unit}": base**power
-    for power, prefix in enumerate("kmgt", 1)
-    for unit, base in (("ib", 1024), ("b", 1000), ("", 1024))
-}
 _TIERS: Final = 3
-_FORM: Final = "give blocks, like 4096, or bytes with a unit, like 20GiB"
 
 
 class Split(NamedTuple):
@@ -24,42 +17,12 @@ class Split(NamedTuple):
 
     device: int
     host: int
-    third: int
+    disk: int
 
     @property
     def blocks(self) -> int:
         """All of them."""
         return sum(self)
-
-
-def parse_size(option: str, text: str, block_bytes: int) -> int:
-    """Returns the blocks that "4096", "20GiB", "1.5 TiB" or "20g" stand for.
-
-    Args:
-        option: What an error calls it.
-        text: A whole number of blocks, or a number with a unit.
-        block_bytes: Bytes of a block.
-
-    Raises:
-        Misuse: It is neither, or less than one block, or more than `MOST_BLOCKS`.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
-    if found is None:
-        raise Misuse(f"{option} {text!r}: no size; {_FORM}")
-    number, unit = float(found[1]), found[2].lower()
-    if not unit:
-        if number != int(number):
-            raise Misuse(f"{option} {text!r}: a part of a block; {_FORM}")
-        blocks = int(number)
-    elif unit in _UNITS:
-        blocks = math.floor(number * _UNITS[unit] / block_bytes)
-    else:
-        raise Misuse(f"{option} {text!r}: {found[2]!r} is no unit; {_FORM}")
-    if blocks < 1:
-        raise Misuse(f"{option} {text!r}: less than one block of {size(block_bytes)}; give more")
-    if blocks > MOST_BLOCKS:
-        raise Misuse(f"{option} {text!r}: more than {MOST_BLOCKS:,} blocks; give less")
-    return blocks
 
 
 def geometric(first: int, last: int, points: int) -> list[int]:
@@ -86,7 +49,7 @@ class SplitText(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, block_bytes: int) -> "SplitText":
-        """Reads "20%+80%", "20+80" or "20GiB+80GiB"; a third part is the tier below the host.
+        """Reads "20%+80%", "20+80" or "20GiB+80GiB"; another third part is the disk below it.
 
         Numbers without a unit are shares too, of whatever their sum is.
 
@@ -95,9 +58,7 @@ class SplitText(NamedTuple):
         """
         parts = [part.strip() for part in text.split("+")]
         if not 1 <= len(parts) <= _TIERS:
-            raise Misuse(
-                f"--split {text}: {len(parts)} parts; give one to three: DEVICE+HOST+THIRD"
-            )
+            raise Misuse(f"--split {text}: {len(parts)} parts; give one to three: DEVICE+HOST+DISK")
         if not all(re.fullmatch(r"\d+(\.\d*)?\s*%?", part) for part in parts):
             if any(part.endswith("%") for part in parts):
                 raise Misuse(f"--split {text}: shares and sizes; give one kind, like 20%+80%")
@@ -115,13 +76,13 @@ class SplitText(NamedTuple):
         if self.blocks:
             return Split(*self.blocks, *(0,) * (_TIERS - len(self.blocks)))
         device = max(1, round(self.shares[0] * total))
-        third = round(self.shares[2] * total) if len(self.shares) == _TIERS else 0
+        disk = round(self.shares[2] * total) if len(self.shares) == _TIERS else 0
         # The host gets what rounding leaves.
-        host = max(0, total - device - third) if len(self.shares) > 1 else 0
-        return Split(device, host, third)
+        host = max(0, total - device - disk) if len(self.shares) > 1 else 0
+        return Split(device, host, disk)
 
 
 def _part(text: str, part: str, block_bytes: int) -> int:
     if re.fullmatch(r"0+(\.0*)?\s*[a-zA-Z]*", part) and not text.startswith(part):
         return 0
-    return parse_size(f"--split {text}:", part, block_bytes)
+    return parse_blocks(f"--split {text}: a part", part, block_bytes)

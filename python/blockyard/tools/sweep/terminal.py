@@ -165,12 +165,12 @@ def _bar(point: Point, result: SweepResult, room: int, *, advised: bool) -> Text
 
 def _splits(result: SweepResult) -> Table:
     table = _table()
-    for name in ("device + host + third", "order", "found", "device", "host", "third"):
+    for name in ("device + host + disk", "order", "found", "device", "host", "disk"):
         table.add_column(name, justify="left" if name == "order" else "right")
     table.add_column("down", justify="right")
     table.add_column("up", justify="right")
     for split in result.splits:
-        tiers = [split.device_blocks, split.host_blocks, split.third_blocks]
+        tiers = [split.device_blocks, split.host_blocks, split.disk_blocks]
         found = split.hit_ratio_by_tier
         table.add_row(
             " + ".join(size(blocks * result.block_bytes) for blocks in tiers if blocks),
@@ -178,7 +178,7 @@ def _splits(result: SweepResult) -> Table:
             f"{split.hit_ratio:.1%}",
             *(
                 f"{found[tier]:.1%}" if blocks else "-"
-                for tier, blocks in zip(("device", "host", "third"), tiers, strict=True)
+                for tier, blocks in zip(("device", "host", "disk"), tiers, strict=True)
             ),
             size(split.bytes_down),
             size(split.bytes_up),

@@ -12,7 +12,9 @@ from rich.console import Console
 from blockyard._core import Misuse
 from blockyard.tools.click_types import FILE, Word
 from blockyard.tools.endings import INTERRUPTED
+from blockyard.tools.help import Group
 from blockyard.tools.outputs import claim, write_all
+from blockyard.tools.screen import show
 from blockyard.tools.traces.convert import Converted, convert
 from blockyard.tools.traces.describe import describe
 from blockyard.tools.traces.formats.format import Format, How, Splitter, TimeUnit
@@ -52,7 +54,7 @@ class _Options(TypedDict):
 _UNITS: Final[tuple[TimeUnit, ...]] = ("s", "ms", "us", "ns")
 
 
-@click.group()
+@click.group(cls=Group)
 def trace() -> None:
     """Make a trace of your own traffic, and say what is in one."""
 
@@ -181,7 +183,7 @@ def tell(
     # With `--json -`, stdout is for the JSON alone.
     console = Console(stderr=json == "-")
     for shown in tables(found):
-        console.print(shown)
+        show(console, shown)
     if json == "-":
         click.echo(encoded)
     if faults:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from blockyard._core import __version__
 from blockyard.tools.traces.lines import TraceError
 
 __all__ = ["Recorded", "block_size", "is_recording", "recorded"]
@@ -126,8 +127,8 @@ def _read(path: Path, data: mmap.mmap, torn: list[int]) -> Iterator[tuple[int, i
             version, size, began = _HEADER.unpack_from(body)
             if version != _VERSION or not size:
                 raise TraceError(
-                    f"{path}: it is of format {version}, and {_VERSION} is known here; read it "
-                    "with the version of Blockyard that wrote it"
+                    f"{path}: it is of format {version}, and Blockyard {__version__} knows "
+                    f"{_VERSION}: read it with the version that wrote it"
                 )
             yield size, began
         else:

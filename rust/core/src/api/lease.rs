@@ -38,6 +38,51 @@ pub struct Ticket {
     open: AtomicBool,
 }
 
+/// What handles have in common.
+macro_rules! handle {
+    ($($handle:ident: $id:ident, $what:literal;)+) => {
+        $(impl $handle {
+            /// Its id, as the verbs of [`State`] take it.
+            pub fn id(&self) -> $id {
+                self.id
+            }
+
+            pub(crate) fn shared(&self) -> &Arc<Shared> {
+                &self.shared
+            }
+
+            /// # Errors
+            /// `Spent` once a verb has ended what it stands for.
+            pub fn check(&self) -> Result<()> {
+                if self.open.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                let number = self.id.number();
+                Err(Error::Spent { what: $what, number })
+            }
+
+            /// Marks the handle as spent, after a verb of [`State`] has ended what it stands for.
+            pub fn spend(&self) {
+                self.open.store(false, Ordering::Relaxed);
+            }
+        }
+
+        impl Drop for $handle {
+            fn drop(&mut self) {
+                if *self.open.get_mut() {
+                    self.shared.give_back(Dropped::$handle(self.id));
+                }
+            }
+        })+
+    };
+}
+
+handle! {
+    Lease: LeaseId, "lease";
+    Parked: ParkedId, "parked sequence";
+    Ticket: TicketId, "ticket";
+}
+
 impl Lease {
     pub(crate) fn new(shared: &Arc<Shared>, id: LeaseId, keys: Arc<Keys>) -> Self {
         Self {
@@ -46,15 +91,6 @@ impl Lease {
             keys,
             open: AtomicBool::new(true),
         }
-    }
-
-    /// Its id, as the batch verbs of [`State`] take it.
-    pub fn id(&self) -> LeaseId {
-        self.id
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
     }
 
     /// A copy of its keys as they are now: for a fork, or to begin the same prompt again.
@@ -145,23 +181,6 @@ impl Lease {
         self.keys.lock().chain.keys_made_by(more)
     }
 
-    /// # Errors
-    /// `Spent` once it was finished or parked.
-    pub fn check(&self) -> Result<()> {
-        if self.open.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        Err(Error::Spent {
-            what: "lease",
-            number: self.id.number(),
-        })
-    }
-
-    /// Marks the handle as spent, after a verb of [`State`] has ended the lease.
-    pub fn spend(&self) {
-        self.open.store(false, Ordering::Relaxed);
-    }
-
     /// Spends the handle; of several threads that try, one succeeds.
     ///
     /// # Errors
@@ -192,15 +211,6 @@ impl Parked {
         }
     }
 
-    /// Its id, as the verbs of [`State`] take it.
-    pub fn id(&self) -> ParkedId {
-        self.id
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
     /// Looks at its keys as they are now, without a copy of them.
     pub fn read<T>(&self, look: impl FnOnce(&Chain) -> T) -> T {
         look(&self.keys.lock().chain)
@@ -209,23 +219,6 @@ impl Parked {
     /// Tokens appended so far. The yard has the number of computed ones, which parking has fixed.
     pub fn tokens(&self) -> u64 {
         self.keys.lock().chain.tokens()
-    }
-
-    /// # Errors
-    /// `Spent` once it was resumed or given up.
-    pub fn check(&self) -> Result<()> {
-        if self.open.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        Err(Error::Spent {
-            what: "parked sequence",
-            number: self.id.number(),
-        })
-    }
-
-    /// Marks the handle as spent, after a verb of [`State`] has ended the parking.
-    pub fn spend(&self) {
-        self.open.store(false, Ordering::Relaxed);
     }
 
     /// A copy of its keys, so that no lock on them is held while the yard is waited for.
@@ -246,56 +239,6 @@ impl Ticket {
             shared: Arc::clone(shared),
             id,
             open: AtomicBool::new(true),
-        }
-    }
-
-    /// Its id, as the verbs of [`State`] take it.
-    pub fn id(&self) -> TicketId {
-        self.id
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    /// # Errors
-    /// `Spent` once it was redeemed or given back.
-    pub fn check(&self) -> Result<()> {
-        if self.open.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        Err(Error::Spent {
-            what: "ticket",
-            number: self.id.number(),
-        })
-    }
-
-    /// Marks the handle as spent, after a verb of [`State`] has ended the ticket.
-    pub fn spend(&self) {
-        self.open.store(false, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if *self.open.get_mut() {
-            self.shared.give_back(Dropped::Lease(self.id));
-        }
-    }
-}
-
-impl Drop for Parked {
-    fn drop(&mut self) {
-        if *self.open.get_mut() {
-            self.shared.give_back(Dropped::Parked(self.id));
-        }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if *self.open.get_mut() {
-            self.shared.give_back(Dropped::Ticket(self.id));
         }
     }
 }

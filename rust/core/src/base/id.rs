@@ -259,7 +259,7 @@ pub(crate) struct Id<I> {
 }
 
 impl<I: Ix> Id<I> {
-    fn number(self) -> u64 {
+    pub(crate) fn number(self) -> u64 {
         u64::from(self.generation.get()) << 32 | u64::from(self.index.get())
     }
 

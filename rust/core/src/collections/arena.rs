@@ -1,6 +1,6 @@
 //! A slab with generations: u32 indices inside, stale handles are misses outside.
 
-use crate::base::{Id, Ix, Link, Result, memory};
+use crate::base::{Error, Id, Ix, Link, Result, memory};
 use std::num::NonZeroU32;
 
 /// A record that lends the arena one of its fields while it is dead: the free list runs through
@@ -11,6 +11,22 @@ pub(crate) trait Record: Default {
     fn link(&self) -> Option<Link<Self::Ix>>;
     fn set_link(&mut self, link: Option<Link<Self::Ix>>);
 }
+
+/// A [`Record`] lends its field `link`.
+macro_rules! lends_link {
+    ($($record:ty: $ix:ty),+) => {
+        $(impl Record for $record {
+            type Ix = $ix;
+            fn link(&self) -> Option<Link<$ix>> {
+                self.link
+            }
+            fn set_link(&mut self, link: Option<Link<$ix>>) {
+                self.link = link;
+            }
+        })+
+    };
+}
+pub(crate) use lends_link;
 
 /// It begins a line of the cache: a node, of 60 bytes, fills one, and never lies in two.
 #[derive(Hash, Debug)]
@@ -123,6 +139,24 @@ impl<T: Record> Arena<T> {
             }
             Some(entry) if id.generation.get() < entry.generation => Found::Ended,
             _ => Found::Never,
+        }
+    }
+
+    /// The place of what a handle of a `what` names.
+    ///
+    /// # Errors
+    /// `Spent` where its record has ended, or is not `open`; `Foreign` where there was none.
+    pub(crate) fn place_of(
+        &self,
+        id: Id<T::Ix>,
+        what: &'static str,
+        open: impl Fn(&T) -> bool,
+    ) -> Result<T::Ix> {
+        let number = id.number();
+        match self.find(id) {
+            Found::Live if open(&self[id.index]) => Ok(id.index),
+            Found::Never => Err(Error::Foreign { what, number }),
+            Found::Live | Found::Ended => Err(Error::Spent { what, number }),
         }
     }
 

@@ -7,6 +7,6 @@ mod arena;
 mod index;
 mod list;
 
-pub(crate) use arena::{Arena, Found, Record};
+pub(crate) use arena::{Arena, Found, Record, lends_link};
 pub(crate) use index::{Gap, Index, Tag, mix};
 pub(crate) use list::Lists;

@@ -2,7 +2,7 @@
 
 use super::plan::End;
 use crate::base::{FlightIx, Id, Ix as _, Key, LeaseId, Link, NodeIx, ParkedId, SlotIx, Tier};
-use crate::collections::Record;
+use crate::collections::{Record, lends_link};
 
 /// What a flight is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -104,12 +104,4 @@ impl Flight {
     }
 }
 
-impl Record for Flight {
-    type Ix = FlightIx;
-    fn link(&self) -> Option<Link<FlightIx>> {
-        self.link
-    }
-    fn set_link(&mut self, link: Option<Link<FlightIx>>) {
-        self.link = link;
-    }
-}
+lends_link!(Flight: FlightIx);

@@ -2,8 +2,8 @@
 //! in O(log n), and nothing stale is ever in it. The score is class, then priority, then last use; what
 //! has outlived its time is of the class that goes first of those that are not cleared.
 
-use super::life::{Life, Past, Worth};
-use super::{Evict, Evictability, Opens, Passed, Place, Stamps};
+use super::life::{Asks, Life, Past, Worth};
+use super::{Children, CopyAhead, Evict, EvictAudit, Evictability, Opens, Passed, Place, Stamps};
 use crate::base::{Class, Ix, Result, SlotIx, memory};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,10 +31,11 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
+    pub(super) const ASKS: Asks = Asks::Worth;
     /// Of a slot: its score, its place, and its place's slot.
     pub(super) const BYTES: usize = size_of::<u64>() + 2 * size_of::<u32>();
 
-    pub(super) fn new(slots: usize) -> Result<Self> {
+    pub(super) fn new(slots: usize, _room: usize, _children: Children) -> Result<Self> {
         let mut heap = Self {
             leaves: Vec::new(),
             places: Vec::new(),
@@ -199,15 +200,6 @@ impl Evict for Heap {
         self.leaves.first().copied()
     }
 
-    fn take(
-        &mut self,
-        _count: usize,
-        _stamps: Stamps<'_>,
-        _opens: Opens<'_>,
-        _out: &mut Vec<SlotIx>,
-    ) {
-    }
-
     fn ahead(&self, limit: usize, _stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
         // The smallest of a heap, in order, through a frontier of slots: O(k log k).
         let mut frontier = std::collections::BinaryHeap::new();
@@ -225,37 +217,6 @@ impl Evict for Heap {
                 frontier.extend(below.map(|&slot| next(slot)));
             }
         }
-    }
-
-    fn unseen(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
-        if limit > self.settled {
-            self.ahead(limit, stamps, opens, out);
-        }
-    }
-
-    fn see(&mut self, _slot: SlotIx) -> bool {
-        true
-    }
-
-    fn settle(&mut self, limit: usize) {
-        self.settled = limit;
-    }
-
-    fn unsee(&mut self, _slot: SlotIx) {
-        self.settled = 0;
-    }
-
-    fn unsee_all(&mut self) {
-        self.settled = 0;
-    }
-
-    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
-        // A score says nothing of a block that waits for a child, and all of one that is read.
-        passed(slot.0) || self.scores[slot.0.at()] < self.scores[other.0.at()]
-    }
-
-    fn seen(&self, _slot: SlotIx) -> bool {
-        false
     }
 
     fn clear(&mut self) {
@@ -288,6 +249,46 @@ impl Evict for Heap {
         self.scores.resize(slots, 0);
     }
 
+    fn warms(&self) -> bool {
+        // It does not know what comes behind a leaf.
+        false
+    }
+
+    fn children(&self) -> Children {
+        Children::InOrder
+    }
+}
+
+impl CopyAhead for Heap {
+    fn unseen(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>) {
+        if limit > self.settled {
+            self.ahead(limit, stamps, opens, out);
+        }
+    }
+
+    fn see(&mut self, _slot: SlotIx) -> bool {
+        true
+    }
+
+    fn settle(&mut self, limit: usize) {
+        self.settled = limit;
+    }
+
+    fn unsee(&mut self, _slot: SlotIx) {
+        self.settled = 0;
+    }
+
+    fn unsee_all(&mut self) {
+        self.settled = 0;
+    }
+
+    fn precedes(&self, slot: (SlotIx, Class), other: (SlotIx, Class), passed: Passed<'_>) -> bool {
+        // A score says nothing of a block that waits for a child, and all of one that is read.
+        passed(slot.0) || self.scores[slot.0.at()] < self.scores[other.0.at()]
+    }
+}
+
+impl EvictAudit for Heap {
     fn holds(&self, slot: SlotIx) -> bool {
         self.scores[slot.at()] > 0
     }
@@ -295,19 +296,12 @@ impl Evict for Heap {
     fn agrees(&self, slot: SlotIx, evictability: Evictability) -> bool {
         (self.places[slot.at()] != OUT) == (evictability == Evictability::Leaf)
     }
-
-    fn sorted(&self) -> bool {
-        true
-    }
-
-    fn ranks(&self, _slots: usize) -> Option<Vec<u32>> {
-        None
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::evict::put;
 
     fn slot(number: u32) -> SlotIx {
         SlotIx::new(number)
@@ -315,47 +309,17 @@ mod tests {
 
     #[test]
     fn leaves_go_by_class_then_last_use() {
-        let mut heap = Heap::new(8).unwrap();
-        heap.insert(
-            slot(0),
-            Class::Retained,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
-        heap.insert(
-            slot(1),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
-        heap.insert(
-            slot(2),
-            Class::Ended,
-            Past::none(),
-            Place::Back,
-            Evictability::Branch,
-        );
-        heap.insert(
-            slot(3),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        let mut heap = Heap::new(8, 8, Children::InOrder).unwrap();
+        put(&mut heap, 0, Class::Retained, Evictability::Leaf);
+        put(&mut heap, 1, Class::Ordinary, Evictability::Leaf);
+        put(&mut heap, 2, Class::Ended, Evictability::Branch);
+        put(&mut heap, 3, Class::Ordinary, Evictability::Leaf);
         assert_eq!(heap.victim(&|_| 0), Some(slot(1)));
         heap.refresh(slot(2), Evictability::Leaf);
         let mut ahead = Vec::new();
         heap.ahead(3, &|_| 0, &mut |_| None, &mut ahead);
         assert_eq!(ahead, [2, 1, 3]);
-        heap.insert(
-            slot(5),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Branch,
-        );
+        put(&mut heap, 5, Class::Ordinary, Evictability::Branch);
         ahead.clear();
         heap.ahead(
             9,
@@ -366,13 +330,7 @@ mod tests {
         assert_eq!(ahead, [2, 1, 3, 5, 0], "what it opens has its own score");
         heap.remove(slot(5));
         heap.clear();
-        heap.insert(
-            slot(4),
-            Class::Ended,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut heap, 4, Class::Ended, Evictability::Leaf);
         let order: Vec<SlotIx> = std::iter::from_fn(|| {
             let slot = heap.victim(&|_| 0)?;
             heap.remove(slot);
@@ -384,15 +342,9 @@ mod tests {
 
     #[test]
     fn any_slot_can_leave_from_the_middle() {
-        let mut heap = Heap::new(100).unwrap();
+        let mut heap = Heap::new(100, 100, Children::InOrder).unwrap();
         for n in 0..100_u32 {
-            heap.insert(
-                slot(n * 37 % 100),
-                Class::Ordinary,
-                Past::none(),
-                Place::Back,
-                Evictability::Leaf,
-            );
+            put(&mut heap, n * 37 % 100, Class::Ordinary, Evictability::Leaf);
         }
         for number in (0..100).filter(|number| number % 3 == 0) {
             heap.remove(slot(number));

@@ -143,6 +143,23 @@ impl Worth {
     }
 }
 
+/// What an order asks of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Asks {
+    Nothing,
+    /// How it was used.
+    Uses,
+    /// What it is worth.
+    Worth,
+}
+
+impl Asks {
+    /// Whether it learns from how blocks were used, what hints are worth too, in place of obeying them.
+    pub(crate) fn learns(self) -> bool {
+        self == Self::Uses
+    }
+}
+
 /// What an order may ask of a block: nothing is read before it asks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Past<'a> {
@@ -158,8 +175,7 @@ impl Past<'_> {
             uses: Vec::new(),
             stamps: Vec::new(),
             worths: Vec::new(),
-            learns: false,
-            weighs: false,
+            asks: Asks::Nothing,
             now: 0,
         };
         NONE.of(NodeIx::default())
@@ -185,22 +201,19 @@ pub(crate) struct Lives {
     /// The tick at which a request has used each last, where the order asks how.
     stamps: Vec<u32>,
     worths: Vec<Worth>,
-    /// Whether the order asks how blocks were used, and what they are worth.
-    learns: bool,
-    weighs: bool,
+    asks: Asks,
     /// Ticks: one for each block that a request has used, when that has ended.
     now: u64,
 }
 
 impl Lives {
     /// For so many blocks.
-    pub(crate) fn new(blocks: usize, learns: bool, weighs: bool) -> Result<Self> {
+    pub(crate) fn new(blocks: usize, asks: Asks) -> Result<Self> {
         let mut lives = Self {
             uses: Vec::new(),
             stamps: Vec::new(),
             worths: Vec::new(),
-            learns,
-            weighs,
+            asks,
             now: 0,
         };
         lives.reserve(blocks)?;
@@ -209,38 +222,45 @@ impl Lives {
     }
 
     /// Bytes for a block.
-    pub(crate) fn bytes(learns: bool, weighs: bool) -> usize {
-        usize::from(learns) * (size_of::<Life>() + size_of::<u32>())
-            + usize::from(weighs) * size_of::<Worth>()
+    pub(crate) fn bytes(asks: Asks) -> usize {
+        match asks {
+            Asks::Nothing => 0,
+            Asks::Uses => size_of::<Life>() + size_of::<u32>(),
+            Asks::Worth => size_of::<Worth>(),
+        }
     }
 
     pub(crate) fn reserve(&mut self, blocks: usize) -> Result<()> {
         let what = "what is known of the blocks' uses";
-        let lives = usize::from(self.learns) * blocks;
+        let lives = usize::from(self.learns()) * blocks;
         memory::reserve(&mut self.uses, lives, what)?;
         memory::reserve(&mut self.stamps, lives, what)?;
-        memory::reserve(&mut self.worths, usize::from(self.weighs) * blocks, what)
+        memory::reserve(
+            &mut self.worths,
+            usize::from(self.asks == Asks::Worth) * blocks,
+            what,
+        )
     }
 
     /// More blocks, for which there is room.
     pub(crate) fn grow(&mut self, blocks: usize) {
-        let lives = usize::from(self.learns) * blocks;
+        let lives = usize::from(self.learns()) * blocks;
         self.uses.resize(lives, Life::default());
         self.stamps.resize(lives, 0);
-        let worths = usize::from(self.weighs) * blocks;
+        let worths = usize::from(self.asks == Asks::Worth) * blocks;
         self.worths.resize(worths, Worth::default());
     }
 
     /// Whether the order asks for anything.
     #[inline]
     pub(crate) fn asked(&self) -> bool {
-        self.learns || self.weighs
+        self.asks != Asks::Nothing
     }
 
     /// Whether the order learns what hints are worth, in place of obeying them.
     #[inline]
     pub(crate) fn learns(&self) -> bool {
-        self.learns
+        self.asks.learns()
     }
 
     pub(crate) fn now(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! What an eviction order is: a class for a block, and a value for the front of a class. It touches no
 //! link and no mark; those are in `queues.rs`.
 
-use super::life::Life;
+use super::life::{Asks, Life};
 use crate::base::Result;
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -12,6 +12,8 @@ use std::hash::Hash;
 pub(crate) trait Order: Debug + Hash + Sized {
     /// Lists that it wants.
     const CLASSES: usize;
+    /// What it asks of a block.
+    const ASKS: Asks = Asks::Nothing;
 
     /// An order for a tier that holds so many blocks together with those above it.
     fn new(room: usize) -> Result<Self>;

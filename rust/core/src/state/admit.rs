@@ -2,7 +2,8 @@
 //! its dry run, resume, fork, promote, park and tickets ask here, so that they agree.
 
 use super::State;
-use crate::base::{Error, NodeIx, Result, Tier};
+use super::record::{Running, Start};
+use crate::base::{Error, LeaseId, NodeIx, Result, Tier};
 
 /// What a verb needs of a tier, beside what the tier has for it now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +63,7 @@ impl State {
     /// So many blocks, or `TooLarge` if the tier can never hold them.
     pub(super) fn fits(&self, tier: Tier, need: u64) -> Result<u32> {
         let null = self.config.null_slots_of(tier);
-        let capacity = u64::from(self.tiers[tier].pool.room() - null);
+        let capacity = u64::from(self.tiers[tier].pool().room() - null);
         if need > capacity {
             return Err(Error::TooLarge {
                 tier,
@@ -83,7 +84,7 @@ impl State {
 
     /// Whether a tier has room for `need` slots, for a verb that pins `idle_hits` idle blocks itself.
     pub(super) fn decide(&self, tier: Tier, need: u64, idle_hits: u64) -> Decision {
-        let ledger = &self.tiers[tier].ledger;
+        let ledger = self.tiers[tier].ledger();
         Decision {
             tier,
             need,
@@ -99,5 +100,14 @@ impl State {
         let answer = decision.check();
         self.counters.no_room += u64::from(answer.is_err());
         answer
+    }
+
+    /// Opens the record of a sequence that takes `total` blocks, of which it has `found`: there is room for
+    /// the others, and its growth is promised.
+    pub(super) fn open_lease(&mut self, start: Start, total: u32, found: u32) -> LeaseId {
+        self.make_room(Tier::DEVICE, total - found);
+        self.tiers[Tier::DEVICE].promise(start.limit - total);
+        let lease = self.leases.insert(Running::new(start));
+        self.lease_id(lease)
     }
 }

@@ -2,7 +2,7 @@
 //! promises the growth, and evicts exactly the deficit. It does all of this or nothing.
 
 use super::admit::Decision;
-use super::record::{Running, Start};
+use super::record::Start;
 use super::runs::Runs;
 use super::{Answer, Begun, State, Stop};
 use crate::base::{Error, FlightId, Key, MAX_TIERS, NodeIx, Result, SlotIx, Tier};
@@ -34,6 +34,7 @@ pub struct Request<'a> {
 }
 
 /// A prefix as far as a begin will use it.
+#[derive(Clone, Copy)]
 pub(super) struct Prefix {
     /// Blocks of the path on the device; they are shared.
     pub(super) device: usize,
@@ -68,25 +69,38 @@ impl State {
     pub fn begin(&mut self, request: &Request<'_>) -> Result<Answer> {
         check(request)?;
         let (total, limit) = self.size(request.tokens, request.reserve)?;
-        let mut prefix = self.prefix(request);
+        let prefix = self.prefix(request);
         if let Some(flight) = self.waits(request, prefix.stop) {
             return Ok(Answer::Soon(flight));
         }
-        let path = std::mem::take(&mut self.path);
-        let answer = self.admit(&path, &mut prefix, total, limit, request.tokens);
+        let path = std::mem::take(&mut self.scratch.path);
+        let answer = self.admit(&path, &prefix, total, limit, request.tokens);
         if let Ok(begun) = &answer {
-            let used = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
-            self.count_misses(request, &path, &prefix, used);
+            self.count_begin(request, &path, &prefix, begun);
         }
-        self.path = path;
+        self.scratch.path = path;
         answer.map(Answer::Begun)
     }
 
-    /// Counts the full blocks that a begin did not find, or found and did not use, by the reason: with
-    /// its hits they are all that it looked for.
-    fn count_misses(&mut self, request: &Request<'_>, path: &[NodeIx], prefix: &Prefix, used: u64) {
+    /// Counts what a begin has found, and the full blocks that it did not find, or found and did not use, by
+    /// the reason: with its hits they are all that it looked for.
+    fn count_begin(
+        &mut self,
+        request: &Request<'_>,
+        path: &[NodeIx],
+        prefix: &Prefix,
+        begun: &Begun,
+    ) {
         let found = path.len();
+        let used: u64 = begun.hits.iter().map(|&hit| u64::from(hit)).sum();
         let counters = &mut self.counters;
+        counters.begun += 1;
+        counters.slow += u64::from(prefix.slow);
+        counters.tokens += request.tokens;
+        counters.cached += begun.cached;
+        for (sum, hit) in counters.hits.iter_mut().zip(begun.hits) {
+            *sum += u64::from(hit);
+        }
         counters.withheld += found as u64 - used - u64::from(prefix.slow);
         let count = match prefix.ends {
             Stop::Whole => return,
@@ -114,36 +128,43 @@ impl State {
         }
     }
 
-    /// Walks the request's keys, leaves the path in `self.path`, and says what of it a begin would use.
+    /// Walks the request's keys, leaves the path in `self.scratch.path`, and says what of it a begin would use.
     pub(super) fn prefix(&mut self, request: &Request<'_>) -> Prefix {
         let block_size = u64::from(self.config.block_size);
         let shared = ((request.tokens - 1) / block_size) as usize;
         let asked = request.keys.len().min(shared + 1);
         let probe = self.walk(&request.keys[..asked]);
         let device = (probe.hits[0] as usize).min(shared);
-        let lower = self.path.len().min(shared) - device;
-        let mut prefix = Prefix {
+        let lower = self.scratch.path.len().min(shared) - device;
+        let prefix = Prefix {
             device,
             lower,
-            runs: self.runs,
-            last: self.path.get(shared).copied(),
+            runs: self.scratch.runs,
+            last: self.scratch.path.get(shared).copied(),
             asked,
             ends: probe.stop,
             stop: probe.stop,
             slow: 0,
         };
         // The last block of a full hit is loaded too, where it is below.
-        let loads = self.path.len() - probe.hits[0] as usize;
-        if loads > 0 {
-            let most = self.pays(prefix.runs, request.load, device as u32) as usize;
-            if loads > most {
-                prefix.lower = lower.min(most);
-                (prefix.last, prefix.stop) = (None, Stop::Slow);
-                prefix.slow = (loads - prefix.lower) as u32;
-            }
-            prefix.runs.cut(prefix.lower as u32);
+        let loads = self.scratch.path.len() - probe.hits[0] as usize;
+        if loads == 0 {
+            return prefix;
         }
-        prefix
+        let most = self.pays(prefix.runs, request.load, device as u32) as usize;
+        let (lower, mut runs) = (lower.min(most), prefix.runs);
+        runs.cut(lower as u32);
+        if loads <= most {
+            return Prefix { runs, ..prefix };
+        }
+        Prefix {
+            lower,
+            runs,
+            last: None,
+            stop: Stop::Slow,
+            slow: (loads - lower) as u32,
+            ..prefix
+        }
     }
 
     /// How many of these loads behind `device` blocks to take, `most` at most: all of them, but for
@@ -156,11 +177,11 @@ impl State {
         }
     }
 
-    /// Whether there is room for what a begin of this prefix needs. Where there is none for the private
-    /// copy of a full hit beside its source, the last block is computed again in place of one. An
-    /// engine that cannot recompute waits for that room, unless the device never has both: it would
+    /// Whether there is room for what a begin needs, and what of the prefix it uses then. Where there is none
+    /// for the private copy of a full hit beside its source, the last block is computed again in place of
+    /// one. An engine that cannot recompute waits for that room, unless the device never has both: it would
     /// wait without end (INV-25).
-    pub(super) fn settle(&self, path: &[NodeIx], prefix: &mut Prefix, need: u64) -> Decision {
+    pub(super) fn settle(&self, path: &[NodeIx], prefix: &Prefix, need: u64) -> (Prefix, Decision) {
         let found = path[..prefix.device].iter().copied();
         let idle_hits = self.idle_hits(found.clone().chain(prefix.last));
         let decision = self.decide(Tier::DEVICE, need, idle_hits);
@@ -171,114 +192,121 @@ impl State {
         let yields = self.config.recompute || self.fits(Tier::DEVICE, both).is_err();
         let copies = yields && prefix.last.is_some_and(here);
         if !copies || decision.fits() {
-            return decision;
+            return (*prefix, decision);
         }
-        (prefix.last, prefix.stop) = (None, Stop::Promised);
-        self.decide(Tier::DEVICE, need, self.idle_hits(found))
+        let prefix = Prefix {
+            last: None,
+            stop: Stop::Promised,
+            ..*prefix
+        };
+        let decision = self.decide(Tier::DEVICE, need, self.idle_hits(found));
+        (prefix, decision)
     }
 
     fn admit(
         &mut self,
         path: &[NodeIx],
-        prefix: &mut Prefix,
+        found: &Prefix,
         total: u32,
         limit: u32,
         tokens: u64,
     ) -> Result<Begun> {
-        let device = &path[..prefix.device];
-        let new = total - prefix.device as u32;
-        let need = u64::from(new) + u64::from(limit - total);
+        let settled;
+        let mut prefix = found;
+        let need = u64::from(limit) - prefix.device as u64;
         let most = (prefix.device + usize::from(prefix.last.is_some())) as u64;
-        if !self.tiers[Tier::DEVICE].ledger.affords(most + need) {
-            let decision = self.settle(path, prefix, need);
+        if !self.tiers[Tier::DEVICE].ledger().affords(most + need) {
+            let decision;
+            (settled, decision) = self.settle(path, prefix, need);
             self.afford(decision)?;
+            prefix = &settled;
         }
-
         let mut table = Vec::with_capacity(limit as usize);
-        self.link_path(&path[..prefix.device + prefix.lower]);
-        self.pin_path(device, &mut table);
-        for &node in path {
-            self.note_use(node);
-            self.lives.find(node);
-        }
-        self.mark_sources(path, prefix);
-        let last = prefix.last.and_then(|node| self.mark_last(node, path));
-        if prefix.last.is_some() && last.is_none() {
-            prefix.stop = Stop::Promised;
-        }
-        self.make_room(Tier::DEVICE, new);
-        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
-
-        let found = (prefix.device + prefix.lower) as u32;
+        let (lower, last, stop) = self.hold_prefix(path, prefix, &mut table);
+        let found = (prefix.device + lower) as u32;
         let cached = match last {
             Some(_) => tokens - 1,
             None => u64::from(found) * u64::from(self.config.block_size),
         };
-        let lease = self.leases.insert(Running::new(Start {
+        let start = Start {
             tokens,
             limit,
             sealed: found,
             cached,
             epoch: self.trie.epoch(),
-        }));
-        let id = self.lease_id(lease);
-        let mut plans = Vec::new();
-        for (tier, blocks) in prefix.runs.iter() {
-            let first = table.len();
-            let loaded = &path[first..first + blocks as usize];
-            plans.push(self.load(id, first as u32, tier, loaded, &mut table));
-        }
-        if let Some((tier, slot, node)) = last {
-            plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
-        }
-        self.tiers[Tier::DEVICE].claim(total, &mut table);
-
-        self.leases[lease].start(table, plans.len(), None);
-        let mut hits = [0; MAX_TIERS];
-        if prefix.lower > 0 {
-            hits = prefix.runs.by_tier();
+        };
+        let id = self.open_lease(start, total, prefix.device as u32);
+        let (mut plans, mut hits) = (Vec::new(), [0; MAX_TIERS]);
+        if lower > 0 {
+            let mut runs = prefix.runs;
+            runs.cut(lower as u32);
+            plans = self.load_runs(id, path, runs.iter(), &mut table);
+            hits = runs.by_tier();
         }
         hits[0] = prefix.device as u32;
-        if let Some((tier, ..)) = last {
+        if let Some((tier, slot, node)) = last {
+            plans.push(self.private_copy(id, tier, slot, Some(node), &mut table));
             hits[tier.at()] += 1;
         }
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
+        self.leases[id.at()].start(table, plans.len(), None);
         self.largest = self.largest.max(total);
-        self.counters.begun += 1;
-        self.counters.slow += u64::from(prefix.slow);
-        self.counters.tokens += tokens;
-        self.counters.cached += cached;
-        for (sum, hit) in self.counters.hits.iter_mut().zip(hits) {
-            *sum += u64::from(hit);
-        }
         Ok(Begun {
             lease: id,
             cached,
             hits,
-            stop: prefix.stop,
+            stop,
             plans,
         })
     }
 
-    /// Marks the blocks to load, root first, as far as the tier's promises stay backed: a block
-    /// that is read cannot be taken, nor can what is above it.
-    fn mark_sources(&mut self, path: &[NodeIx], prefix: &mut Prefix) {
+    /// Pins what of a prefix is on the device, which the table gets, and marks what is to be loaded, as far
+    /// as promises stay backed. Returns how many blocks those are, where the last block of a full hit is
+    /// copied from, and why the prefix ends.
+    fn hold_prefix(
+        &mut self,
+        path: &[NodeIx],
+        prefix: &Prefix,
+        table: &mut Vec<SlotIx>,
+    ) -> (usize, Option<(Tier, SlotIx, NodeIx)>, Stop) {
+        self.link_path(&path[..prefix.device + prefix.lower]);
+        self.pin_path(&path[..prefix.device], table);
+        for &node in path {
+            self.note_use(node);
+            self.lives.find(node);
+        }
+        if prefix.lower > 0 {
+            let lower = self.mark_sources(&path[prefix.device..], prefix.runs);
+            if lower < prefix.lower {
+                return (lower, None, Stop::Promised);
+            }
+        }
+        match prefix.last.map(|node| self.mark_last(node, path)) {
+            Some(None) => (prefix.lower, None, Stop::Promised),
+            last => (prefix.lower, last.flatten(), prefix.stop),
+        }
+    }
+
+    /// Marks the blocks of these runs, root first, as far as their tiers' promises stay backed: a block
+    /// that is read cannot be taken, nor can what is above it. Returns how many it has marked.
+    pub(super) fn mark_sources(&mut self, path: &[NodeIx], runs: Runs) -> usize {
         let mut at = 0;
-        for (tier, blocks) in prefix.runs.iter() {
+        for (tier, blocks) in runs.iter() {
             for _ in 0..blocks {
-                let slot = self.ready(path[prefix.device + at], tier);
+                let slot = self.ready(path[at], tier);
                 if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
-                    (prefix.lower, prefix.last, prefix.stop) = (at, None, Stop::Promised);
-                    return prefix.runs.cut(at as u32);
+                    return at;
                 }
                 at += 1;
             }
         }
+        at
     }
 
     /// Marks a slot as read unless a promise would lose its backing.
     pub(super) fn mark_backed(&mut self, tier: Tier, slot: SlotIx) -> bool {
         self.mark(tier, slot);
-        if self.tiers[tier].ledger.available() < 0 {
+        if self.tiers[tier].ledger().available() < 0 {
             self.unmark(tier, slot);
             return false;
         }

@@ -1,35 +1,19 @@
 //! Clear: the weights have changed, and no block published so far may be used again. It never waits.
 
 use super::State;
-use crate::base::ParkedIx;
-use crate::evict::Evict;
 use crate::tiers::FORGOTTEN;
 
 impl State {
     /// Breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
     /// detaches the running leases: their blocks stay theirs and are never published.
     pub fn clear(&mut self) {
-        let mut parked: Vec<(u64, ParkedIx)> = self
-            .parked
-            .iter()
-            .map(|(index, parked)| (parked.order, index))
-            .collect();
-        // In an order that is the same on every rank.
-        parked.sort_unstable_by_key(|&(order, _)| std::cmp::Reverse(order));
-        for (_, index) in parked {
-            self.break_keep(index);
+        for parked in self.youngest_first() {
+            self.break_keep(parked);
         }
         self.trie.end_epoch();
         self.tell_cleared();
         for tier in self.tiers.all() {
-            self.tiers[tier].order.clear();
-            // The class is in the hold too; it is what the audit and `move_to_back` read.
-            for slot in self.tiers[tier].pool.slots() {
-                let cell = self.tiers[tier].pool.cell_mut(slot);
-                if let crate::tiers::Hold::Idle { class } = &mut cell.hold {
-                    *class = crate::base::Class::Cleared;
-                }
-            }
+            self.tiers[tier].clear();
         }
     }
 

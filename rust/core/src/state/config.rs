@@ -3,7 +3,7 @@
 use super::{HostCopies, WritePolicy};
 use crate::base::{Error, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
 use crate::copies::Speeds;
-use crate::evict::{EvictionPolicy, Ghosts, Lives, Policy};
+use crate::evict::{Children, EvictionPolicy, Ghosts, Lives};
 use crate::tiers::{Cell, Trie};
 
 /// Slots that a tier may have: block tables are int32, and list heads need a few numbers.
@@ -126,7 +126,17 @@ impl Config {
     /// Whether copies on the host of what the device has used since go first.
     pub(crate) fn copies_first(&self) -> bool {
         let own = self.host_copies == Some(HostCopies::First);
-        own || (self.host_copies.is_none() && self.policy == EvictionPolicy::Learned)
+        own || (self.host_copies.is_none() && self.policy.asks().learns())
+    }
+
+    /// How a tier's order keeps children in front of their parents: where copies of what the device has go
+    /// first, such a copy may go before its children.
+    pub(crate) fn children_on(&self, tier: Tier) -> Children {
+        if self.copies_first() && tier == Tier::HOST {
+            Children::Tracked
+        } else {
+            Children::InOrder
+        }
     }
 
     /// Blocks that a tier holds together with those above it, where the tiers have these sizes.
@@ -137,8 +147,8 @@ impl Config {
     /// Bytes of the bookkeeping of tiers of these sizes, without the ghosts, which a resize leaves
     /// as they are.
     pub(crate) fn bytes(&self, slots: &[usize]) -> u64 {
-        let each = size_of::<Cell>() + Policy::bytes(self.policy);
-        let each = each + Lives::bytes(self.policy.learns(), self.policy.weighs());
+        let each = size_of::<Cell>() + self.policy.bytes();
+        let each = each + Lives::bytes(self.policy.asks());
         let fresh = (0..slots.len()).map(|tier| self.fresh_bytes(Tier(tier), slots[tier]));
         let fresh = fresh.sum::<usize>();
         let trie = Trie::bytes(&self.resting(slots));
@@ -171,7 +181,7 @@ impl Config {
         let keys = self.ghosts.map_or(own, |ghosts| ghosts as usize);
         let keys = keys.min(MOST_GHOSTS as usize) as u32;
         let asked = self.ghosts.is_some() || self.counts_uses();
-        ((asked || self.policy == EvictionPolicy::Learned) && keys > 0).then_some(keys)
+        ((asked || self.policy.asks().learns()) && keys > 0).then_some(keys)
     }
 }
 

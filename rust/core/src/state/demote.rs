@@ -1,14 +1,12 @@
 //! Demote: copies the next victims of a tier down, ahead of need, so that evicting them is free.
 
+use super::State;
 use super::paths::Descent;
-use super::tier::opened_by;
-use super::{State, TierState};
 use crate::base::{Class, FlightIx, Id, LeaseId, NodeIx, Result, SlotIx, Tier};
 use crate::copies::{Move, Plan, Purpose};
-use crate::evict::{Evict, Passed};
+use crate::evict::Passed;
 use crate::tiers::{Hold, Uses};
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
 
 /// What [`State::demote`] copies down from a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -58,17 +56,17 @@ impl State {
         self.spare_copies(from, &victims);
         let waits = self.copy_fresh(size, flight, &mut moves);
         self.copy_victims(&victims, size, flight, &mut moves);
-        self.ahead = victims;
+        self.scratch.victims = victims;
         if let Some(id) = waits {
-            self.tiers[from].descent.fresh.push_front(id);
+            self.tiers[from].descent.put_back(id);
         }
-        while let Some(&id) = self.tiers[from].descent.fresh.front()
+        while let Some(id) = self.tiers[from].descent.first_fresh()
             && !self
                 .trie
                 .live(id)
                 .is_some_and(|node| self.wants_copy(node, from))
         {
-            self.tiers[from].descent.fresh.pop_front();
+            self.tiers[from].descent.take_fresh();
         }
         if size.paths {
             self.launch_if_any(flight, moves)
@@ -96,7 +94,7 @@ impl State {
                 || below.is_some_and(|slot| state.hold(to, slot) == copied)
         };
         while moves.len() < most
-            && let Some(id) = self.tiers[from].descent.fresh.pop_front()
+            && let Some(id) = self.tiers[from].descent.take_fresh()
         {
             let node = self
                 .trie
@@ -117,12 +115,10 @@ impl State {
 
     /// Those of the next victims that were not looked at.
     fn unseen_victims(&mut self, tier: Tier, blocks: u32) -> Vec<SlotIx> {
-        let mut ahead = std::mem::take(&mut self.ahead);
+        let mut ahead = std::mem::take(&mut self.scratch.victims);
         ahead.clear();
-        let mut gone = BTreeMap::new();
-        let tier_state = &self.tiers[tier];
-        let mut opens = |slot| opened_by(&tier_state.pool, &self.trie, tier, slot, &mut gone);
-        tier_state.unseen(blocks as usize, &self.lives, &mut opens, &mut ahead);
+        let (trie, lives) = (&self.trie, &self.lives);
+        self.tiers[tier].unseen(blocks as usize, trie, lives, &mut ahead);
         ahead
     }
 
@@ -180,13 +176,15 @@ impl State {
                     }
                     let descent = self.copy_path(node, flight, most, moves, later);
                     cut = Some(node).filter(|_| descent == Descent::Cut);
-                    self.tiers[from].descent.cut |= cut.is_some();
+                    if cut.is_some() {
+                        self.tiers[from].descent.cut();
+                    }
                     descent != Descent::Waits
                 });
-            done && self.tiers[from].order.see(slot)
+            done && self.tiers[from].copies_ahead().see(slot)
         });
         if whole && moves.is_empty() {
-            self.tiers[from].order.settle(size.look as usize);
+            self.tiers[from].copies_ahead().settle(size.look as usize);
         }
     }
 
@@ -195,7 +193,7 @@ impl State {
     fn goes_before(&self, tier: Tier, slot: SlotIx, other: SlotIx, passed: Passed<'_>) -> bool {
         match (self.hold(tier, slot), self.hold(tier, other)) {
             (Hold::Idle { class: own }, Hold::Idle { class }) => {
-                let order = &self.tiers[tier].order;
+                let order = self.tiers[tier].order();
                 !order.precedes((other, class), (slot, own), passed)
             }
             _ => true,
@@ -241,50 +239,41 @@ impl State {
     #[inline]
     pub(super) fn note_fresh(&mut self, tier: Tier, node: NodeIx) {
         if self.config.write_of(tier) == WritePolicy::Through && tier < self.tiers.last() {
-            let id = self.trie.id(node);
-            let TierState { descent, pool, .. } = &mut self.tiers[tier];
-            if descent.fresh.len() >= pool.len() as usize {
-                descent.fresh.pop_front();
-            }
-            descent.fresh.push_back(id);
+            self.tiers[tier].note_fresh(self.trie.id(node));
         }
     }
 
-    /// A copy of this block from the tier to another has ended, and is good or not. A failed one down
-    /// is tried again up to `copy_retries` times: under [`WritePolicy::Through`] it goes to the back
-    /// of the queue. A copy up says nothing of those down.
-    pub(super) fn note_copy(&mut self, tier: Tier, to: Tier, node: NodeIx, good: bool) {
+    /// A copy of this block from the tier to another is good.
+    pub(super) fn note_copied(&mut self, tier: Tier, to: Tier, node: NodeIx) {
+        if self.tells_of_descent(tier, to, node) {
+            self.tiers[tier].note_copied(self.trie.id(node));
+        }
+    }
+
+    /// A copy of this block from the tier to another has failed. One down is tried again up to `copy_retries`
+    /// times: under [`WritePolicy::Through`] it goes to the back of the queue.
+    pub(super) fn note_failed(&mut self, tier: Tier, to: Tier, node: NodeIx) {
+        if self.tells_of_descent(tier, to, node) {
+            self.tiers[tier].note_failed(self.trie.id(node), &self.trie);
+            if !self.is_hopeless(tier, node) {
+                self.note_fresh(tier, node);
+            }
+        }
+    }
+
+    /// Whether a copy says something of the block's way down: one up does not.
+    fn tells_of_descent(&self, tier: Tier, to: Tier, node: NodeIx) -> bool {
         let block = &self.trie[node];
         let published = block.epoch == self.trie.epoch() && !block.is_anonymous();
-        if tier > to || !published || self.trie.slot(node, tier).is_none() {
-            return;
-        }
-        let id = self.trie.id(node);
-        let (trie, TierState { descent, pool, .. }) = (&self.trie, &mut self.tiers[tier]);
-        if good {
-            if descent.failures.remove(&id).is_some() {
-                self.tiers[tier].order.unsee_all();
-            }
-            return;
-        }
-        if descent.failures.len() > pool.len() as usize {
-            descent.failures.retain(|&id, _| trie.live(id).is_some());
-        }
-        let failures = descent.failures.entry(id).or_default();
-        *failures = failures.saturating_add(1);
-        if !self.is_hopeless(tier, node) {
-            self.note_fresh(tier, node);
-        }
+        tier < to && published && self.trie.slot(node, tier).is_some()
     }
 
     /// Whether its copy down from the tier has failed too often to be made ahead of need.
     pub(super) fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
-        let failures = &self.tiers[tier].descent.failures;
-        if failures.is_empty() {
-            return false;
-        }
-        let failures = failures.get(&self.trie.id(node));
-        failures.is_some_and(|&failures| failures > self.config.copy_retries)
+        let id = || self.trie.id(node);
+        self.tiers[tier]
+            .descent
+            .exceeds(self.config.copy_retries, id)
     }
 
     /// Copies up to `blocks` sealed blocks of a running sequence down that have no copy below, the

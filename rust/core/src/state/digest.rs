@@ -86,12 +86,7 @@ impl State {
             lives,
             copies_first: _,
             in_flight,
-            path: _,
-            runs: _,
-            loose: _,
-            ahead: _,
-            nodes: _,
-            tags: _,
+            scratch: _,
             parkings,
             headroom,
             largest,
@@ -130,7 +125,7 @@ mod tests {
         Tier,
     };
     use crate::copies::Flight;
-    use crate::evict::{Evict, EvictionPolicy, Hints, Place, Retention};
+    use crate::evict::{EvictionPolicy, Hints, Place, Retention};
     use crate::state::TierState;
     use crate::state::record::{Keep, Parked, Phase, Running, Ticket};
     use crate::tiers::{Hold, Node, Uses};
@@ -282,40 +277,43 @@ mod tests {
             s.trie.add(None);
         }),
         ("a slot's hold", |s| {
-            device(s).pool.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
+            device(s).parts().0.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
         }),
         ("a host slot's hold", |s| {
-            host(s).pool.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
+            host(s).parts().0.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;
         }),
         ("a slot's node", |s| {
-            device(s).pool.cell_mut(SlotIx::new(1)).node = Some(Link::to(NodeIx::new(3)));
+            device(s).parts().0.cell_mut(SlotIx::new(1)).node = Some(Link::to(NodeIx::new(3)));
         }),
         ("a slot's readers", |s| {
-            device(s).pool.cell_mut(SlotIx::new(1)).readers += 1;
+            device(s).parts().0.cell_mut(SlotIx::new(1)).readers += 1;
         }),
         ("a limit", |s| {
-            host(s).pool.set_limit(19);
+            host(s).parts().0.set_limit(19);
         }),
         ("the free list", |s| {
-            let (one, two) = (device(s).pool.pop_free(), device(s).pool.pop_free());
+            let (one, two) = (
+                device(s).parts().0.pop_free(),
+                device(s).parts().0.pop_free(),
+            );
             one.into_iter()
                 .chain(two)
-                .for_each(|slot| device(s).pool.push_free(slot));
+                .for_each(|slot| device(s).parts().0.push_free(slot));
         }),
         ("the order", |s| {
             let (slot, class) = (
-                device(s).order.victim(&|_| 0).expect("idle"),
+                device(s).parts().1.victim(&|_| 0).expect("idle"),
                 Class::Ordinary,
             );
             let evictability = s.evictability_of(Tier::DEVICE, slot);
             let past = s.lives.of(NodeIx::new(0));
-            let order = &mut s.tiers[Tier::DEVICE].order;
+            let order = s.tiers[Tier::DEVICE].parts().1;
             order.remove(slot);
             order.insert(slot, class, past, Place::Back, evictability);
         }),
-        ("what is promised", |s| device(s).ledger.promise(1)),
-        ("what is promised below", |s| host(s).ledger.promise(1)),
-        ("what is takeable", |s| device(s).ledger.set_takeable(1)),
+        ("what is promised", |s| device(s).promise(1)),
+        ("what is promised below", |s| host(s).promise(1)),
+        ("what is takeable", |s| device(s).parts().2.set_takeable(1)),
         ("a lease's table", |s| lease(s).table.swap(0, 1)),
         ("a lease's tokens", |s| lease(s).tokens += 1),
         ("a lease's promise", |s| lease(s).limit += 1),
@@ -368,7 +366,7 @@ mod tests {
         ("what was counted", |s| s.counters.evicted[0] += 1),
         ("what was published", |s| {
             let id = s.trie.id(NodeIx::new(0));
-            device(s).descent.fresh.push_back(id);
+            device(s).note_fresh(id);
         }),
         ("what is in flight", |s| s.in_flight[1][0] += 1),
         ("how many were parked", |s| s.parkings += 1),
@@ -390,7 +388,7 @@ mod tests {
             let id = s.lease_id(running.expect("one runs"));
             s.name_root(id, Some(key(9, 9)));
         }),
-        ("whether blocks leave", |s| device(s).pool.set_leaving(true)),
+        ("whether blocks leave", |s| device(s).set_leaving(true)),
     ];
 
     #[test]
@@ -416,7 +414,8 @@ mod tests {
     fn what_was_published_and_what_was_dropped_are_in_it_by_their_order() {
         let mut through = state(EvictionPolicy::Recency, WritePolicy::Through);
         let before = through.digest();
-        device(&mut through).descent.fresh.swap(0, 1);
+        let first = device(&mut through).descent.take_fresh();
+        device(&mut through).note_fresh(first.expect("much was"));
         assert_ne!(before, through.digest());
         let ghosts = |keys: [Key; 2]| {
             let mut state = state(EvictionPolicy::Recency, WritePolicy::SecondTouch);

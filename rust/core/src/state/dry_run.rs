@@ -51,12 +51,12 @@ impl State {
         check(request)?;
         let limit = self.blocks_of(request.tokens.saturating_add(request.reserve));
         let ever = self.fits(Tier::DEVICE, limit).is_ok();
-        let mut prefix = self.prefix(request);
+        let prefix = self.prefix(request);
         let waits = self.waits(request, prefix.stop).filter(|_| ever);
-        let path = std::mem::take(&mut self.path);
+        let path = std::mem::take(&mut self.scratch.path);
         let need = limit - prefix.device as u64;
-        let decision = self.settle(&path, &mut prefix, need);
-        self.path = path;
+        let (prefix, decision) = self.settle(&path, &prefix, need);
+        self.scratch.path = path;
         let last = prefix
             .last
             .map(|node| self.ready(node, Tier::DEVICE).is_some());

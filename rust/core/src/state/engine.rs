@@ -42,35 +42,35 @@ impl State {
             return Err(Error::argument("after", after, help));
         };
         let mut stop = self.look_below(keys);
-        let found = self.runs.blocks();
+        let found = self.scratch.runs.blocks();
         if found > 0 {
-            let pays = self.pays(self.runs, u32::MAX, after);
+            let pays = self.pays(self.scratch.runs, u32::MAX, after);
             if pays < found {
-                self.runs.cut(pays);
+                self.scratch.runs.cut(pays);
                 stop = Stop::Slow;
             }
         }
         Ok(Probe {
-            hits: self.runs.by_tier(),
+            hits: self.scratch.runs.by_tier(),
             stop,
             evicted: None,
         })
     }
 
     /// Looks blocks up, each by its own key, as far as they are ready below and not in the air. Leaves
-    /// them in `self.path`, and the runs of their highest tiers in `self.runs`.
+    /// them in `self.scratch.path`, and the runs of their highest tiers in `self.scratch.runs`.
     fn look_below(&mut self, keys: &[Key]) -> Stop {
-        let mut path = std::mem::take(&mut self.path);
-        let mut tags = std::mem::take(&mut self.tags);
+        let mut path = std::mem::take(&mut self.scratch.path);
+        let mut tags = std::mem::take(&mut self.scratch.tags);
         path.clear();
-        self.runs.clear();
+        self.scratch.runs.clear();
         let mut stop = Stop::Whole;
         'walk: for keys in keys.chunks(AHEAD) {
             self.trie.warm(keys.iter(), &mut tags);
             for (key, &tag) in keys.iter().zip(&tags) {
                 let found = self.trie.seek(key, tag).map_err(|_| Stop::Missing);
                 match found.and_then(|node| Ok((node, self.loadable(node)?))) {
-                    Ok((_, tier)) if !self.runs.push(tier) => {
+                    Ok((_, tier)) if !self.scratch.runs.push(tier) => {
                         stop = Stop::Scattered;
                         break 'walk;
                     }
@@ -82,7 +82,7 @@ impl State {
                 }
             }
         }
-        (self.path, self.tags) = (path, tags);
+        (self.scratch.path, self.scratch.tags) = (path, tags);
         stop
     }
 
@@ -99,7 +99,7 @@ impl State {
     fn fetched_by(&self, node: NodeIx) -> Option<FlightId> {
         let read = |tier| {
             let slot = self.trie.slot(node, tier);
-            slot.is_some_and(|slot| self.tiers[tier].pool.cell(slot).readers > 0)
+            slot.is_some_and(|slot| self.tiers[tier].pool().cell(slot).readers > 0)
         };
         if !self.tiers.below(Tier::DEVICE).any(read) {
             return None;
@@ -141,18 +141,18 @@ impl State {
             (Wanted::Keys(keys), _) => self.look_below(&keys[range]),
             (_, kept) => self.look_kept(kept, range),
         };
-        let path = std::mem::take(&mut self.path);
+        let path = std::mem::take(&mut self.scratch.path);
         let answer = match stop {
             Stop::Filling(flight) if path.is_empty() => Fetch::Soon(flight),
             _ => Fetch::Plans(self.bring_up(&path, ids)),
         };
-        self.path = path;
+        self.scratch.path = path;
         Ok(answer)
     }
 
     /// As [`Self::look_below`], of blocks that are known; the tier of each is chosen when it is read.
     fn look_kept(&mut self, kept: Option<ParkedIx>, range: Range<usize>) -> Stop {
-        let mut path = std::mem::take(&mut self.path);
+        let mut path = std::mem::take(&mut self.scratch.path);
         path.clear();
         let mut stop = Stop::Whole;
         let nodes = kept.map_or(&[][..], |kept| &self.parked[kept].path[range]);
@@ -163,7 +163,7 @@ impl State {
             }
             path.push(node);
         }
-        self.path = path;
+        self.scratch.path = path;
         stop
     }
 
@@ -209,7 +209,7 @@ impl State {
     fn fetch_from(&mut self, from: Tier, moves: Vec<Move>) -> Plan {
         let flight = self.open_flight(from, Tier::DEVICE, Purpose::Fetch);
         for step in &moves {
-            self.put(Tier::DEVICE, step.to, Hold::Filling { flight });
+            self.tiers[Tier::DEVICE].put(step.to, Hold::Filling { flight });
         }
         self.counters.hits[from.at()] += moves.len() as u64;
         self.launch(flight, moves)
@@ -228,7 +228,7 @@ impl State {
     }
 
     fn touching(&self, ids: &[u32]) -> Option<FlightId> {
-        let pool = &self.tiers[Tier::DEVICE].pool;
+        let pool = self.tiers[Tier::DEVICE].pool();
         let busy = |&id: &SlotIx| {
             let cell = pool.cell(id);
             cell.readers > 0 || cell.hold != Hold::Null
@@ -260,8 +260,8 @@ impl State {
     pub fn used(&mut self, rows: &[&[Key]], ended: Option<Hints>) -> Result<()> {
         self.of_an_engine("used")?;
         let learns = self.lives.learns();
-        let mut path = std::mem::take(&mut self.path);
-        let mut tags = std::mem::take(&mut self.tags);
+        let mut path = std::mem::take(&mut self.scratch.path);
+        let mut tags = std::mem::take(&mut self.scratch.tags);
         for row in rows {
             if let Some(hints) = ended.filter(|_| self.lives.asked()) {
                 self.end_row(row, hints);
@@ -290,7 +290,7 @@ impl State {
                 }
             }
         }
-        (self.path, self.tags) = (path, tags);
+        (self.scratch.path, self.scratch.tags) = (path, tags);
         Ok(())
     }
 
@@ -315,9 +315,9 @@ impl State {
     /// Gives a destination back whose copy did not come: to the engine, where it is its own.
     pub(super) fn give_back(&mut self, tier: Tier, slot: SlotIx) {
         if tier == Tier::DEVICE && self.config.engine {
-            self.put(tier, slot, Hold::Null);
+            self.tiers[tier].put(slot, Hold::Null);
         } else {
-            self.free(tier, slot);
+            self.tiers[tier].free(slot);
         }
     }
 
@@ -344,7 +344,7 @@ impl State {
     }
 
     fn check_range_of_ids(&self, ids: &[u32]) -> Result<()> {
-        let blocks = self.tiers[Tier::DEVICE].pool.len();
+        let blocks = self.tiers[Tier::DEVICE].pool().len();
         match ids.iter().find(|&&id| id >= blocks) {
             Some(&id) => Err(Error::argument("ids", id, "the engine has no such block")),
             None => Ok(()),

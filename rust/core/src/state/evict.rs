@@ -44,14 +44,14 @@ impl State {
     /// Whether the slot lies beyond the size, or its block was forgotten, and that is idle, read by no
     /// copy, and without a child on the tier.
     pub(super) fn retires(&self, tier: Tier, slot: SlotIx) -> bool {
-        !self.tiers[tier].pool.is_plain(slot) && self.leaves(tier, slot)
+        !self.tiers[tier].pool().is_plain(slot) && self.leaves(tier, slot)
     }
 
     #[cold]
     fn leaves(&self, tier: Tier, slot: SlotIx) -> bool {
         let forgotten = |node: NodeIx| self.trie[node].epoch == FORGOTTEN;
         let may_stay =
-            self.tiers[tier].pool.stays(slot) && !self.node_in(tier, slot).is_some_and(forgotten);
+            self.tiers[tier].pool().stays(slot) && !self.node_in(tier, slot).is_some_and(forgotten);
         !may_stay && self.is_idle_leaf(tier, slot)
     }
 
@@ -123,12 +123,12 @@ impl State {
     /// Evicts exactly as many blocks as `need` slots lack. The caller has checked that free and
     /// takeable slots suffice; `false`, with nothing broken, if it was wrong.
     pub(super) fn make_room(&mut self, tier: Tier, need: u32) -> bool {
-        let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
-        if deficit > FEW && !self.tiers[tier].pool.is_shrunk() {
+        let deficit = need.saturating_sub(self.tiers[tier].ledger().free());
+        if deficit > FEW && !self.tiers[tier].pool().is_shrunk() {
             self.evict_batch(tier, deficit as usize);
         }
         self.warm_room(tier, need);
-        while self.tiers[tier].ledger.free() < need {
+        while self.tiers[tier].ledger().free() < need {
             let Some(slot) = self.tiers[tier].victim(&self.lives) else {
                 debug_assert!(false, "promised room for {need} is not there");
                 return false;
@@ -141,10 +141,10 @@ impl State {
     /// Evicts the next victims together, of a tier where nothing retires by that: what they need is
     /// read ahead, and no parent that goes next is told of its child.
     fn evict_batch(&mut self, tier: Tier, count: usize) {
-        let mut slots = std::mem::take(&mut self.ahead);
+        let mut slots = std::mem::take(&mut self.scratch.victims);
         slots.clear();
         let (trie, lives) = (&self.trie, &self.lives);
-        self.tiers[tier].take(count, trie, lives, tier, &mut slots);
+        self.tiers[tier].take(count, trie, lives, &mut slots);
         let nodes = self.warm_blocks(tier, &slots);
         self.tiers[tier].evict_all(&slots);
         self.counters.evicted[tier.at()] += slots.len() as u64;
@@ -166,7 +166,7 @@ impl State {
                 self.count_unwritten(node, tier);
             }
             let lost = self.trie[node].epoch == now;
-            if self.remove_tagged(node, self.tags[at]) {
+            if self.remove_tagged(node, self.scratch.tags[at]) {
                 dropped += u64::from(lost);
                 continue;
             }
@@ -178,35 +178,30 @@ impl State {
         if has_below {
             self.counters.dropped[tier.at()] += dropped;
         }
-        (self.ahead, self.nodes) = (slots, nodes);
+        (self.scratch.victims, self.scratch.nodes) = (slots, nodes);
     }
 
     /// Reads ahead what making this room will read, in the calls that follow.
     pub(super) fn warm_room(&mut self, tier: Tier, need: u32) {
-        let deficit = need.saturating_sub(self.tiers[tier].ledger.free());
+        let deficit = need.saturating_sub(self.tiers[tier].ledger().free());
         if deficit > FEW {
-            let mut slots = std::mem::take(&mut self.ahead);
+            let mut slots = std::mem::take(&mut self.scratch.victims);
             slots.clear();
-            let tier_state = &self.tiers[tier];
-            tier_state.ahead(deficit as usize, &self.lives, &mut |_| None, &mut slots);
-            self.nodes = self.warm_blocks(tier, &slots);
-            self.ahead = slots;
+            self.tiers[tier].front(deficit as usize, &self.lives, &mut slots);
+            self.scratch.nodes = self.warm_blocks(tier, &slots);
+            self.scratch.victims = slots;
         }
     }
 
     /// The blocks in these idle slots, whose tags are left, and whose places in the index are read.
     fn warm_blocks(&mut self, tier: Tier, slots: &[SlotIx]) -> Vec<NodeIx> {
-        let mut nodes = std::mem::take(&mut self.nodes);
+        let mut nodes = std::mem::take(&mut self.scratch.nodes);
         nodes.clear();
-        let pool = &self.tiers[tier].pool;
-        nodes.extend(
-            slots
-                .iter()
-                .filter_map(|&slot| pool.cell(slot).node)
-                .map(Link::at),
-        );
+        let pool = self.tiers[tier].pool();
+        let blocks = slots.iter().filter_map(|&slot| pool.cell(slot).node);
+        nodes.extend(blocks.map(Link::at));
         let keys = nodes.iter().map(|&node| &self.trie[node].key);
-        self.trie.warm(keys, &mut self.tags);
+        self.trie.warm(keys, &mut self.scratch.tags);
         nodes
     }
 }

@@ -5,7 +5,7 @@ use super::State;
 use super::record::{Held, Phase, Running};
 use crate::base::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
 use crate::collections::mix;
-use crate::evict::{Evict, Hint, Hints, Life, Retention};
+use crate::evict::{Hint, Hints, Life, Retention};
 use crate::tiers::Hold;
 
 impl State {
@@ -44,7 +44,7 @@ impl State {
 
     pub(super) fn end(&mut self, lease: LeaseIx, hints: Hints, after: Option<u64>) {
         let promised = self.leases[lease].promised();
-        self.tiers[Tier::DEVICE].ledger.release(promised);
+        self.tiers[Tier::DEVICE].release(promised);
         if let Phase::Loading { flights, resumes } = self.leases[lease].phase {
             // Its path stays pinned until its loads land, so that what arrives has its parents.
             let landing = self.last_filling(&self.leases[lease]);
@@ -176,7 +176,7 @@ impl State {
     pub(super) fn tell_orders(&mut self, key: &Key, life: Life) {
         let (key, now) = (mix(key), self.lives.now());
         for tier in self.tiers.all() {
-            self.tiers[tier].order.used(key, life, now);
+            self.tiers[tier].used(key, life, now);
         }
     }
 

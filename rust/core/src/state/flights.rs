@@ -71,15 +71,30 @@ impl State {
         }
     }
 
-    /// Puts the loads of marked blocks in flight, and their destinations in the table.
-    pub(super) fn load(
+    /// Loads what of a path is behind the blocks of a table: each run of so many marked blocks by a flight
+    /// from its tier. Their destinations are added to the table.
+    pub(super) fn load_runs(
         &mut self,
         lease: LeaseId,
-        base: u32,
+        path: &[NodeIx],
+        runs: impl Iterator<Item = (Tier, u32)>,
+        table: &mut Vec<SlotIx>,
+    ) -> Vec<Plan> {
+        runs.map(|(tier, blocks)| {
+            let behind = &path[table.len()..];
+            self.load(lease, tier, &behind[..blocks as usize], table)
+        })
+        .collect()
+    }
+
+    fn load(
+        &mut self,
+        lease: LeaseId,
         tier: Tier,
         nodes: &[NodeIx],
         table: &mut Vec<SlotIx>,
     ) -> Plan {
+        let base = table.len() as u32;
         let flight = self.open_flight(tier, Tier::DEVICE, Purpose::Up { lease, base });
         let mut moves = Vec::with_capacity(nodes.len());
         for &node in nodes {
@@ -106,16 +121,10 @@ impl State {
         table: &mut Vec<SlotIx>,
     ) -> Plan {
         let block = table.len() as u32;
-        let flight = self.open_flight(
-            tier,
-            Tier::DEVICE,
-            Purpose::Private {
-                lease: Some(lease),
-                block,
-            },
-        );
+        let lease = Some(lease);
+        let flight = self.open_flight(tier, Tier::DEVICE, Purpose::Private { lease, block });
         let mut moves = Vec::with_capacity(1);
-        if let Some(to) = self.take_free(Tier::DEVICE, Hold::Filling { flight }) {
+        if let Some(to) = self.tiers[Tier::DEVICE].take_free(Hold::Filling { flight }) {
             moves.push(Move {
                 node: node.map(|node| self.trie.id(node)),
                 from,
@@ -208,7 +217,7 @@ impl State {
             if let Some(node) = self.arrival(to, step) {
                 self.lose_arrival(from, node, to);
             }
-            self.put(to, step.to, Hold::Quarantined);
+            self.tiers[to].put(step.to, Hold::Quarantined);
         }
         self.break_unbacked(to);
     }
@@ -232,9 +241,9 @@ impl State {
     pub(super) fn lose_arrival(&mut self, from: Tier, node: NodeIx, to: Tier) {
         self.detach(node, to);
         if self.keeps_at(node, to) > 0 {
-            self.tiers[to].ledger.promise(1);
+            self.tiers[to].promise(1);
         }
-        self.note_copy(from, to, node, false);
+        self.note_failed(from, to, node);
         self.remove_if_gone(node);
     }
 
@@ -259,7 +268,7 @@ impl State {
                     let given_up = Purpose::Private { lease: None, block };
                     let record = &mut self.flights[flight];
                     if flight == overdue {
-                        self.put(Tier::DEVICE, slot, Hold::Quarantined);
+                        self.tiers[Tier::DEVICE].put(slot, Hold::Quarantined);
                     } else if std::mem::replace(&mut record.purpose, given_up) != given_up {
                         ended.extend(record.ended.map(|ended| (flight, ended)));
                         self.leases[lease].flight_ends();

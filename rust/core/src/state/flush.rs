@@ -83,7 +83,7 @@ impl State {
         }
         let on_it = |&&node: &&NodeIx| self.trie.slot(node, to).is_some();
         let held = all.nodes.iter().filter(on_it).count();
-        let room = self.tiers[to].ledger.free() as usize + own.len() + held;
+        let room = self.tiers[to].ledger().free() as usize + own.len() + held;
         let alone = |node: NodeIx| above(to).all(|tier| self.trie.slot(node, tier).is_none());
         let mut own = own.iter().rev().copied().peekable();
         for node in self.above_newest_first(to)? {
@@ -205,11 +205,11 @@ impl State {
         goes: &mut impl Iterator<Item = &'keys Key>,
     ) {
         let (from, to) = (self.flights[flight].from, self.flights[flight].to);
-        if self.tiers[to].ledger.free() == 0 {
+        if self.tiers[to].ledger().free() == 0 {
             // Nothing goes for a copy that a promise forbids.
             let owed = i64::from(self.is_owed(node, to));
             let takes = 1 + i64::from(self.shaded_by(node, to));
-            if self.tiers[to].ledger.available() + owed < takes || !self.may_be_read(node, from) {
+            if self.tiers[to].ledger().available() + owed < takes || !self.may_be_read(node, from) {
                 return;
             }
             let parent = self.trie.parent(node);
@@ -246,7 +246,7 @@ impl State {
         for ticket in tickets {
             let ticket = &mut self.tickets[ticket];
             let blocks = std::mem::take(&mut ticket.blocks);
-            self.tiers[ticket.tier].ledger.release(blocks);
+            self.tiers[ticket.tier].release(blocks);
         }
         self.set_headroom(0);
         let running = self.leases.iter().filter(|(_, lease)| !lease.has_ended());
@@ -293,7 +293,7 @@ impl State {
     /// `Argument` for a tier that is not there.
     pub fn order_alone(&self, tier: Tier) -> Result<Vec<u32>> {
         let mut order = self.eviction_order(tier)?;
-        let mut place = vec![None; self.tiers[tier].pool.len() as usize];
+        let mut place = vec![None; self.tiers[tier].pool().len() as usize];
         for upper in above(tier).rev() {
             for (at, slot) in self.order_of_all(upper)?.into_iter().enumerate() {
                 let node = self.node_in(upper, slot);
@@ -326,7 +326,7 @@ impl State {
             .into_iter()
             .map(SlotIx::new)
             .collect();
-        let all = (0..self.tiers[tier].pool.len()).map(SlotIx::new);
+        let all = (0..self.tiers[tier].pool().len()).map(SlotIx::new);
         slots.extend(all.filter(|&slot| {
             let hold = self.hold(tier, slot);
             matches!(hold, Hold::Pinned { .. } | Hold::Filling { .. })

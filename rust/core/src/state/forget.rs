@@ -270,14 +270,14 @@ impl State {
         let mut keepers = self.keepers_of_marked();
         let kept = keepers
             .iter()
-            .map(|&(_, index)| ParkedId(self.parked.id(index)));
+            .map(|&parked| ParkedId(self.parked.id(parked)));
         let kept = kept.collect();
         let mut nodes = nodes;
         if force && !keepers.is_empty() {
             // As if they had never kept it: what a break takes away is told as ever.
             self.unmark_family(&nodes, now);
-            for (_, index) in keepers.drain(..).rev() {
-                self.break_keep(index);
+            for parked in keepers.drain(..).rev() {
+                self.break_keep(parked);
             }
             nodes = self.mark_all(what, behind, now);
         }
@@ -357,28 +357,23 @@ impl State {
 
     /// Parked sequences that keep something that is marked, in the order in which they were parked. What
     /// stands on a marked block is marked, so that the last block of each tells.
-    fn keepers_of_marked(&self) -> Vec<(u64, ParkedIx)> {
-        let whole = self
-            .parked
-            .iter()
-            .filter(|(_, record)| record.keep == Keep::Whole);
-        let keepers = whole.filter(|(_, record)| {
-            let last = record.path.last();
+    fn keepers_of_marked(&self) -> Vec<ParkedIx> {
+        let mut keepers = self.youngest_first();
+        keepers.retain(|&parked| {
+            let record = &self.parked[parked];
+            let last = record.path.last().filter(|_| record.keep == Keep::Whole);
             last.is_some_and(|&last| self.is_marked(last))
         });
-        let mut keepers: Vec<_> = keepers
-            .map(|(index, record)| (record.order, index))
-            .collect();
-        keepers.sort_unstable();
+        keepers.reverse();
         keepers
     }
 
     /// What these keep is marked no more. Returns it.
-    fn spare_kept(&mut self, keepers: &[(u64, ParkedIx)], now: u32) -> Vec<NodeIx> {
+    fn spare_kept(&mut self, keepers: &[ParkedIx], now: u32) -> Vec<NodeIx> {
         let mut spared = Vec::new();
-        for &(_, index) in keepers {
-            for at in 0..self.parked[index].path.len() {
-                let node = self.parked[index].path[at];
+        for &parked in keepers {
+            for at in 0..self.parked[parked].path.len() {
+                let node = self.parked[parked].path[at];
                 if self.is_marked(node) {
                     self.trie[node].epoch = now;
                     spared.push(node);
@@ -429,7 +424,7 @@ impl State {
 
     /// Whether a sequence has a forgotten block: then the last that it has sealed is one, or a fork has
     /// published one behind it.
-    pub(super) fn uses_forgotten(&self, record: &Running) -> bool {
+    fn uses_forgotten(&self, record: &Running) -> bool {
         let last = record.sealed.saturating_sub(1) as usize;
         let rest = record.table.get(last..).unwrap_or_default();
         let mut nodes = rest.iter().filter_map(|&slot| self.node_of(slot));
@@ -520,7 +515,7 @@ impl State {
             }
         }
         for tier in self.tiers.all() {
-            self.tiers[tier].pool.set_leaving(true);
+            self.tiers[tier].set_leaving(true);
         }
         let (tiers, mut left) = (self.used_tiers(), false);
         for &node in order.iter().rev() {
@@ -540,7 +535,7 @@ impl State {
     /// The tiers that have a slot.
     fn used_tiers(&self) -> Vec<Tier> {
         let all = self.tiers.all();
-        all.filter(|&tier| self.tiers[tier].pool.len() > 0)
+        all.filter(|&tier| self.tiers[tier].pool().len() > 0)
             .collect()
     }
 
@@ -584,7 +579,7 @@ impl State {
     pub(super) fn trim_forgotten(&mut self) {
         if self.trie.trim_forgotten() {
             for tier in self.tiers.all() {
-                self.tiers[tier].pool.set_leaving(false);
+                self.tiers[tier].set_leaving(false);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Fork: shares the full blocks and copies only the partial one.
 
-use super::record::{Running, Start};
+use super::record::Start;
 use super::{Begun, State, Stop};
 use crate::base::{Error, LeaseId, MAX_TIERS, Result, SlotIx, Tier};
 use crate::tiers::Hold;
@@ -10,20 +10,64 @@ impl State {
     /// the partial one is copied on the device, and the rest gets slots of its own. Where the engine cannot
     /// recompute, a fork whose copy fails is undone: its handle is spent.
     pub fn fork(&mut self, id: LeaseId, computed: u64, reserve: u64) -> Result<Begun> {
-        self.check_rows(&[id])?;
+        self.check_fork(id, computed)?;
+        let block_size = u64::from(self.config.block_size);
         let parent = id.at();
-        let record = &self.leases[parent];
-        if record.loading() > 0 {
-            let what = format!("forking lease {}, whose blocks are loading", id.number());
-            return Err(Error::state(what, "commit the outcomes of its plans first"));
+        let tokens = self.leases[parent].tokens;
+        let shared = (computed / block_size) as u32;
+        let (total, limit) = self.size(tokens, reserve)?;
+        let partial = !computed.is_multiple_of(block_size);
+        let need = u64::from(limit - shared);
+        let decision = self.decide(Tier::DEVICE, need, 0);
+        self.afford(decision)?;
+        let parent = &self.leases[parent];
+        let mut table = parent.table[..shared as usize].to_vec();
+        let source = parent
+            .table
+            .get(shared as usize)
+            .copied()
+            .filter(|_| partial);
+        let start = Start {
+            tokens,
+            limit,
+            sealed: parent.sealed.min(shared),
+            cached: computed,
+            epoch: parent.epoch,
+        };
+        let child = self.open_lease(start, total, shared);
+        for &slot in &table {
+            self.share(slot);
         }
+        if let Some(root) = self.root_of(id) {
+            self.name_root(child, Some(root));
+        }
+        let mut plans = Vec::new();
+        if let Some(slot) = source {
+            self.mark(Tier::DEVICE, slot);
+            plans.push(self.private_copy(child, Tier::DEVICE, slot, None, &mut table));
+        }
+        self.tiers[Tier::DEVICE].claim(total, &mut table);
+        self.leases[child.at()].start(table, plans.len(), None);
+        self.counters.forked += 1;
+        let mut hits = [0; MAX_TIERS];
+        hits[0] = shared;
+        Ok(Begun {
+            lease: child,
+            cached: computed,
+            hits,
+            stop: Stop::Whole,
+            plans,
+        })
+    }
+
+    fn check_fork(&self, id: LeaseId, computed: u64) -> Result<()> {
+        self.check_rows(&[id])?;
+        self.check_loaded(id, "forking")?;
+        let record = &self.leases[id.at()];
         if record.is_short() {
-            let what = format!(
-                "forking lease {}, whose resume came back short",
-                id.number()
-            );
+            let number = id.number();
             return Err(Error::state(
-                what,
+                format!("forking lease {number}, whose resume came back short"),
                 "seal it once it is recomputed, or park it again",
             ));
         }
@@ -38,66 +82,17 @@ impl State {
                         and no more than it has slots for";
             return Err(Error::argument("computed", computed, help));
         }
-        let tokens = record.tokens;
-        let shared = (computed / block_size) as u32;
-        let (total, limit) = self.size(tokens, reserve)?;
-        let partial = !computed.is_multiple_of(block_size);
-        let need = u64::from(limit - shared);
-        let decision = self.decide(Tier::DEVICE, need, 0);
-        self.afford(decision)?;
-        self.make_room(Tier::DEVICE, total - shared);
-        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
-
-        let parent = &self.leases[parent];
-        let mut table = parent.table[..shared as usize].to_vec();
-        let source = parent
-            .table
-            .get(shared as usize)
-            .copied()
-            .filter(|_| partial);
-        let sealed = parent.sealed.min(shared);
-        let epoch = parent.epoch;
-        for &slot in &table {
-            self.share(slot);
-        }
-        let forked = self.leases.insert(Running::new(Start {
-            tokens,
-            limit,
-            sealed,
-            cached: computed,
-            epoch,
-        }));
-        let child = self.lease_id(forked);
-        if let Some(root) = self.root_of(id) {
-            self.name_root(child, Some(root));
-        }
-        let mut plans = Vec::new();
-        if let Some(slot) = source {
-            self.mark(Tier::DEVICE, slot);
-            plans.push(self.private_copy(child, Tier::DEVICE, slot, None, &mut table));
-        }
-        self.tiers[Tier::DEVICE].claim(total, &mut table);
-        self.leases[forked].start(table, plans.len(), None);
-        self.counters.forked += 1;
-        let mut hits = [0; MAX_TIERS];
-        hits[0] = shared;
-        Ok(Begun {
-            lease: child,
-            cached: computed,
-            hits,
-            stop: Stop::Whole,
-            plans,
-        })
+        Ok(())
     }
 
     /// One more lease on a slot of a table.
     fn share(&mut self, slot: SlotIx) {
         match self.hold(Tier::DEVICE, slot) {
             Hold::Claimed { leases } | Hold::Owned { leases } => {
-                self.put(Tier::DEVICE, slot, Hold::Owned { leases: leases + 1 });
+                self.tiers[Tier::DEVICE].put(slot, Hold::Owned { leases: leases + 1 });
             }
             Hold::Duplicate { leases } => {
-                self.put(Tier::DEVICE, slot, Hold::Duplicate { leases: leases + 1 });
+                self.tiers[Tier::DEVICE].put(slot, Hold::Duplicate { leases: leases + 1 });
             }
             _ => self.pin(Tier::DEVICE, slot),
         }

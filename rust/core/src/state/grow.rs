@@ -2,7 +2,6 @@
 
 use super::State;
 use crate::base::{Error, LeaseId, LeaseIx, Result, SlotIx, Tier};
-use crate::evict::EvictionPolicy;
 use crate::tiers::Hold;
 
 impl State {
@@ -16,9 +15,8 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
-        if self.config.policy == EvictionPolicy::Recency {
-            // Each row that is full evicts a block or more: their cache misses overlap only here. A
-            // heap does not know what comes behind a leaf.
+        if self.tiers[Tier::DEVICE].order().warms() {
+            // Each row that is full evicts a block or more: their cache misses overlap only here.
             let full = leases.iter().filter(|id| {
                 let record = &self.leases[id.at()];
                 record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
@@ -49,31 +47,41 @@ impl State {
         Ok(())
     }
 
+    /// Whether nothing is on its way to a lease, for what a verb is doing to it.
+    pub(super) fn check_loaded(&self, id: LeaseId, doing: &str) -> Result<()> {
+        if self.leases[id.at()].loading() == 0 {
+            return Ok(());
+        }
+        let number = id.number();
+        Err(Error::state(
+            format!("{doing} lease {number}, whose blocks are loading"),
+            "commit the outcomes of its plans first, or finish it",
+        ))
+    }
+
     fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
         let block_size = u64::from(self.config.block_size);
-        let record = &self.leases[lease];
+        let record = &mut self.leases[lease];
         let tokens = record.tokens.saturating_add(more);
         if tokens <= u64::from(record.blocks()) * block_size {
-            self.leases[lease].tokens = tokens;
-            self.accept_short(lease);
+            record.tokens = tokens;
+            if record.is_short() {
+                self.accept_short(lease);
+            }
             return true;
         }
-        let need = self.blocks_of(tokens) - u64::from(record.blocks());
+        let need = tokens.div_ceil(block_size) - u64::from(record.blocks());
         let promised = u64::from(record.promised()).min(need);
         let beyond = need - promised;
         if beyond > 0 && !self.afford_growth(beyond) {
             return false;
         }
         self.accept_short(lease);
-        self.tiers[Tier::DEVICE].ledger.release(promised as u32);
+        self.tiers[Tier::DEVICE].release(promised as u32);
         self.make_room(Tier::DEVICE, need as u32);
-        for _ in 0..need {
-            let Some(slot) = self.take_free(Tier::DEVICE, Hold::Claimed { leases: 1 }) else {
-                break;
-            };
-            self.leases[lease].table.push(slot);
-        }
         let record = &mut self.leases[lease];
+        let total = record.blocks() + need as u32;
+        self.tiers[Tier::DEVICE].claim(total, &mut record.table);
         record.tokens = tokens;
         record.limit = record.limit.max(record.blocks());
         true
@@ -95,13 +103,7 @@ impl State {
                 let help = "trim only cuts: use grow to add token positions";
                 return Err(Error::argument("tokens", tokens, help));
             }
-            if record.loading() > 0 {
-                let help = "wait until its plans have landed";
-                return Err(Error::state(
-                    format!("trimming loading lease {}", id.number()),
-                    help,
-                ));
-            }
+            self.check_loaded(id, "trimming")?;
         }
         for (&id, &tokens) in leases.iter().zip(to) {
             let lease = id.at();
@@ -132,23 +134,13 @@ impl State {
     /// Takes a lease off a slot of a table. A duplicate is freed before the block that it stands
     /// beside is unpinned.
     pub(super) fn release_slot(&mut self, slot: SlotIx) {
-        match &mut self.tiers[Tier::DEVICE].pool.cell_mut(slot).hold {
-            Hold::Claimed { leases: 1 } | Hold::Owned { leases: 1 } => {
-                self.free(Tier::DEVICE, slot);
-            }
-            Hold::Duplicate { leases: 1 } => {
-                let node = self.tiers[Tier::DEVICE].pool.cell_mut(slot).node.take();
-                self.free(Tier::DEVICE, slot);
-                let published = node.and_then(|node| self.trie.slot(node.at(), Tier::DEVICE));
-                if let Some(slot) = published {
-                    self.unpin(Tier::DEVICE, slot);
-                }
-            }
-            Hold::Claimed { leases } | Hold::Owned { leases } | Hold::Duplicate { leases } => {
-                *leases -= 1;
-            }
-            Hold::Pinned { .. } => self.unpin(Tier::DEVICE, slot),
-            hold => debug_assert!(false, "slot {slot} of a table is {hold:?}"),
+        if let Hold::Pinned { .. } = self.hold(Tier::DEVICE, slot) {
+            return self.unpin(Tier::DEVICE, slot);
+        }
+        let beside = self.tiers[Tier::DEVICE].unshare(slot);
+        let published = beside.and_then(|node| self.trie.slot(node.at(), Tier::DEVICE));
+        if let Some(slot) = published {
+            self.unpin(Tier::DEVICE, slot);
         }
     }
 
@@ -157,12 +149,8 @@ impl State {
     pub(super) fn promise_to(&mut self, lease: LeaseIx, promised: u32, limit: u32) {
         let blocks = self.leases[lease].blocks();
         let want = limit.saturating_sub(blocks);
-        let ledger = &mut self.tiers[Tier::DEVICE].ledger;
-        ledger.release(promised);
-        let backed = u32::try_from(ledger.available().max(0))
-            .unwrap_or(u32::MAX)
-            .min(want);
-        ledger.promise(backed);
-        self.leases[lease].limit = blocks + backed;
+        let device = &mut self.tiers[Tier::DEVICE];
+        device.release(promised);
+        self.leases[lease].limit = blocks + device.promise_up_to(want.into());
     }
 }

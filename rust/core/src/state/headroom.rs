@@ -13,19 +13,16 @@ impl State {
     /// soon as the last running sequence has ended or is parked. It never rises by itself.
     pub fn set_headroom(&mut self, blocks: u64) -> u32 {
         let runs = self.runs();
-        let ledger = &mut self.tiers[Tier::DEVICE].ledger;
-        ledger.release(self.headroom);
-        let room = ledger.available().max(0).cast_unsigned();
-        // No more than the room, which is a number of slots.
-        self.headroom = if runs { blocks.min(room) as u32 } else { 0 };
-        ledger.promise(self.headroom);
+        let device = &mut self.tiers[Tier::DEVICE];
+        device.release(self.headroom);
+        self.headroom = device.promise_up_to(if runs { blocks } else { 0 });
         self.headroom
     }
 
     /// Whether a grow may take that many blocks beyond its own promise. What is not available comes
     /// out of the headroom, which is there for this.
     pub(super) fn afford_growth(&mut self, beyond: u64) -> bool {
-        let ledger = &mut self.tiers[Tier::DEVICE].ledger;
+        let ledger = self.tiers[Tier::DEVICE].ledger();
         if ledger.affords(beyond) {
             return true;
         }
@@ -34,16 +31,14 @@ impl State {
             return false;
         }
         self.headroom -= lack as u32;
-        ledger.release(lack as u32);
+        self.tiers[Tier::DEVICE].release(lack as u32);
         true
     }
 
     /// A sequence has ended or was parked: with the last one the headroom goes too.
     pub(super) fn ease_headroom(&mut self) {
         if self.headroom > 0 && !self.runs() {
-            self.tiers[Tier::DEVICE]
-                .ledger
-                .release(std::mem::take(&mut self.headroom));
+            self.tiers[Tier::DEVICE].release(std::mem::take(&mut self.headroom));
         }
     }
 

@@ -4,8 +4,7 @@
 use super::State;
 use super::record::{Parked, Running};
 use crate::base::{
-    Error, FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId,
-    Tier,
+    FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId, Tier,
 };
 use crate::copies::Speeds;
 use crate::tiers::Hold;
@@ -68,20 +67,13 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn room(&self, tier: Tier) -> Result<Room> {
-        let Some(tier_state) = self.tiers.get(tier) else {
-            let help = "this cache was made without that tier";
-            return Err(Error::argument("tier", tier.name(), help));
-        };
+        let tier_state = self.tiers.named(tier)?;
         Ok(Room {
-            free: tier_state.ledger.free(),
-            evictable: tier_state.ledger.takeable(),
-            promised: tier_state.ledger.promised(),
-            available: tier_state.ledger.available(),
-            headroom: if tier == Tier::DEVICE {
-                self.headroom
-            } else {
-                0
-            },
+            free: tier_state.ledger().free(),
+            evictable: tier_state.ledger().takeable(),
+            promised: tier_state.ledger().promised(),
+            available: tier_state.ledger().available(),
+            headroom: self.headroom_on(tier),
             evicted: self.counters.evicted[tier.at()],
         })
     }
@@ -91,11 +83,8 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn limit(&self, tier: Tier) -> Result<u32> {
-        let Some(tier_state) = self.tiers.get(tier) else {
-            let help = "this cache was made without that tier";
-            return Err(Error::argument("tier", tier.name(), help));
-        };
-        Ok(tier_state.pool.room() - self.config.null_slots_of(tier))
+        let tier_state = self.tiers.named(tier)?;
+        Ok(tier_state.pool().room() - self.config.null_slots_of(tier))
     }
 
     /// The last step that the engine has done, if it has done one.
@@ -145,7 +134,7 @@ impl State {
     /// `Spent` or `Foreign` for one that is not there.
     pub fn pending(&self, id: ParkedId) -> Result<Pending> {
         let record = &self.parked[self.parked(id)?];
-        let pool = &self.tiers[Tier::DEVICE].pool;
+        let pool = self.tiers[Tier::DEVICE].pool();
         let mut pending = Pending::default();
         // Deepest first: whether the block below is read by a copy of this path alone.
         let mut below_lands = false;
@@ -178,7 +167,7 @@ impl State {
 
     /// Slots that come back with the last holder of this one.
     fn given_back(&self, slot: SlotIx) -> u32 {
-        let pool = &self.tiers[Tier::DEVICE].pool;
+        let pool = self.tiers[Tier::DEVICE].pool();
         let cell = pool.cell(slot);
         let private = u32::from(cell.readers == 0 && pool.stays(slot));
         match cell.hold {
@@ -196,10 +185,8 @@ impl State {
 
     /// 1 for a pinned slot that would be evictable with one pin less.
     fn freed_by_unpin(&self, slot: SlotIx) -> u32 {
-        u32::from(
-            self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 }
-                && self.backs(Tier::DEVICE, slot),
-        )
+        let last = self.hold(Tier::DEVICE, slot) == Hold::Pinned { pins: 1 };
+        u32::from(last && self.backs(Tier::DEVICE, slot))
     }
 
     /// What holds blocks, the largest holder first. It takes time in proportion to all that is held.
@@ -309,7 +296,7 @@ impl State {
     }
 
     fn idle_in_flight_on(&self, tier: Tier) -> (Tier, u32, Vec<FlightId>) {
-        let mut seen = vec![false; self.tiers[tier].pool.len() as usize];
+        let mut seen = vec![false; self.tiers[tier].pool().len() as usize];
         let (mut blocks, mut holders) = (0, Vec::new());
         for (flight, record) in self.flights.iter() {
             let reads = record.reads && record.from == tier;

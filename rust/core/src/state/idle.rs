@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::base::{Class, NodeIx, SlotIx, Tier};
-use crate::evict::{Evict, Place};
+use crate::evict::Place;
 use crate::tiers::Hold;
 
 /// When copies on the host of what the device has too are evicted.
@@ -20,11 +20,11 @@ impl State {
     /// its parent. Below the device it can meet a parent that stands there already.
     pub(super) fn make_idle(&mut self, tier: Tier, slot: SlotIx) {
         let Some(node) = self.node_in(tier, slot) else {
-            return self.free(tier, slot);
+            return self.tiers[tier].free(slot);
         };
         let class = self.class_on(node, tier);
         let residency = *self.trie.residency(node, tier);
-        let above = if tier > Tier::DEVICE && self.tiers[tier].sorted {
+        let above = if tier > Tier::DEVICE && self.tiers[tier].keeps_order() {
             self.idle_above(node, tier, class)
         } else {
             None
@@ -61,7 +61,7 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
+    fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
         if self.trie[node].epoch != self.trie.epoch() {
             Class::Cleared
         } else if tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
@@ -126,7 +126,7 @@ impl State {
     /// Moves an idle block and its idle ancestors on the tier to the back of their class, so that
     /// they stand behind what was linked or inserted below them.
     pub(super) fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
-        let mut at = Some(node).filter(|_| self.tiers[tier].sorted);
+        let mut at = Some(node).filter(|_| self.tiers[tier].keeps_order());
         while let Some(node) = at {
             self.climb();
             let Some(slot) = self.trie.slot(node, tier) else {
@@ -152,12 +152,7 @@ impl State {
     pub(super) fn enter(&mut self, node: NodeIx, tier: Tier, slot: SlotIx, class: Class) {
         let evictability = self.evictability_of(tier, slot);
         let past = self.lives.of(node);
-        let tier_state = &mut self.tiers[tier];
-        tier_state.order.remove(slot);
-        tier_state.pool.cell_mut(slot).hold = Hold::Idle { class };
-        tier_state
-            .order
-            .insert(slot, class, past, Place::Back, evictability);
+        self.tiers[tier].reclass(slot, class, past, evictability);
     }
 
     /// A block has a ready copy on the device now, or none any more. Its copies below become shadows
@@ -172,12 +167,8 @@ impl State {
                 && let Hold::Idle { class } = self.hold(below, slot)
                 && class != self.class_on(node, below)
             {
-                let takeable = self.takeable(below, slot);
-                let tier_state = &mut self.tiers[below];
-                if takeable {
-                    tier_state.ledger.lose_takeable();
-                }
-                tier_state.order.remove(slot);
+                let evictability = self.evictability_of(below, slot);
+                self.tiers[below].leave_order(slot, evictability);
                 self.make_idle(below, slot);
             }
         }

@@ -9,7 +9,6 @@ use super::State;
 use super::record::Keep;
 use crate::base::{MAX_TIERS, NodeIx, ParkedIx, Tier};
 use crate::tiers::{Hold, Keeps};
-use std::cmp::Reverse;
 
 /// Where the blocks of a sequence are kept that no other one keeps yet.
 #[derive(Clone, Copy)]
@@ -102,7 +101,7 @@ impl State {
                 let own = self.home_among(node, homes);
                 self.trie[node].keeps = Keeps::default().at(own);
                 let lacks = self.trie.slot(node, own).is_none();
-                self.tiers[own].ledger.promise(u32::from(lacks));
+                self.tiers[own].promise(u32::from(lacks));
             }
             let own = self.trie[node].keeps.home();
             match self.ready(node, own) {
@@ -111,7 +110,7 @@ impl State {
             }
             self.trie[node].keeps.gain();
         }
-        self.tiers[homes.tier].ledger.promise(owed);
+        self.tiers[homes.tier].promise(owed);
         for &node in &path[..on_device as usize] {
             if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
                 self.pin(Tier::DEVICE, slot);
@@ -129,7 +128,7 @@ impl State {
         let owed = self.is_owed(node, from);
         self.trie[node].keeps = keeps.at(to);
         if owed {
-            self.tiers[from].ledger.release(1);
+            self.tiers[from].release(1);
         } else if let Some(slot) = self.ready(node, from) {
             for _ in 0..keeps.count() {
                 self.unpin(from, slot);
@@ -160,32 +159,28 @@ impl State {
     /// tickets' too: only a verb that has checked takes a slot there, and the one promise made
     /// without a check is that of a kept block whose copy to its home has failed.
     pub(super) fn break_unbacked(&mut self, tier: Tier) {
-        if self.tiers[tier].ledger.available() >= 0 {
+        if self.tiers[tier].ledger().available() >= 0 {
             return;
         }
         for parked in self.keepers_on(tier) {
-            if self.tiers[tier].ledger.available() >= 0 {
+            if self.tiers[tier].ledger().available() >= 0 {
                 break;
             }
             self.break_keep(parked);
         }
-        debug_assert!(self.tiers[tier].ledger.available() >= 0);
+        debug_assert!(self.tiers[tier].ledger().available() >= 0);
     }
 
     /// The whole records that keep something on the tier, the youngest first. They stay so until they
     /// are broken, whatever others are.
     pub(super) fn keepers_on(&self, tier: Tier) -> Vec<ParkedIx> {
         let holds = |path: &[NodeIx]| path.iter().any(|&node| self.keeps_at(node, tier) > 0);
-        let whole = self
-            .parked
-            .iter()
-            .filter(|(_, parked)| parked.keep == Keep::Whole);
-        let keepers = whole.filter(|(_, parked)| tier == Tier::DEVICE || holds(&parked.path));
-        let mut keepers: Vec<_> = keepers
-            .map(|(index, parked)| (Reverse(parked.order), index))
-            .collect();
-        keepers.sort_unstable_by_key(|&(order, _)| order);
-        keepers.into_iter().map(|(_, index)| index).collect()
+        let mut keepers = self.youngest_first();
+        keepers.retain(|&parked| {
+            let record = &self.parked[parked];
+            record.keep == Keep::Whole && (tier == Tier::DEVICE || holds(&record.path))
+        });
+        keepers
     }
 
     fn unkeep(&mut self, parked: ParkedIx) {
@@ -198,22 +193,24 @@ impl State {
         let path = record.path.split_off(first);
         let on_device = std::mem::take(&mut record.on_device) as usize;
         for (at, &node) in path.iter().enumerate().rev() {
+            let held = self
+                .trie
+                .slot(node, Tier::DEVICE)
+                .filter(|_| at < on_device);
             let block = &mut self.trie[node];
             let (home, last) = (block.keeps.home(), block.keeps.count() == 1);
             block.keeps.lose();
             let dissolves = last && block.is_anonymous();
             let below = self.trie.slot(node, home);
             if below.is_none() && last {
-                self.tiers[home].ledger.release(1);
+                self.tiers[home].release(1);
             }
             if dissolves {
                 self.dissolve(node, u32::from(at < on_device));
                 continue;
             }
             let below = below.filter(|&slot| self.hold(home, slot).is_ready());
-            if at < on_device
-                && let Some(slot) = self.trie.slot(node, Tier::DEVICE)
-            {
+            if let Some(slot) = held {
                 self.unpin(Tier::DEVICE, slot);
             }
             if let Some(slot) = below {
@@ -232,21 +229,20 @@ impl State {
             if let Hold::Idle { .. } = self.hold(tier, slot) {
                 self.pin(tier, slot);
                 self.detach(node, tier);
-                self.free(tier, slot);
+                self.tiers[tier].free(slot);
                 continue;
             }
             self.detach(node, tier);
             match self.hold(tier, slot) {
                 Hold::Pinned { pins } if tier == Tier::DEVICE && pins > kept => {
-                    self.put(
-                        tier,
+                    self.tiers[tier].put(
                         slot,
                         Hold::Owned {
                             leases: pins - kept,
                         },
                     );
                 }
-                Hold::Pinned { .. } => self.free(tier, slot),
+                Hold::Pinned { .. } => self.tiers[tier].free(slot),
                 // In flight: its flight frees it, or lands it as a lease's private block.
                 _ => {}
             }

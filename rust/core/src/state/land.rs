@@ -70,7 +70,8 @@ impl State {
         }
     }
 
-    /// Commits or releases the destination slots, and wakes the lease that was waiting for them.
+    /// Commits or releases the destination slots, drops a source that failed its checksum, and wakes what was
+    /// waiting for them.
     fn land_all(&mut self, flight: &Flight, good: usize, end: End) {
         let (from, to) = (flight.from, flight.to);
         if flight.purpose == Purpose::Void {
@@ -83,78 +84,77 @@ impl State {
             return;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
+        let kept = self.land_blocks(flight, good);
+        // What a lease has given up is not believed, a checksum neither.
+        let given_up = matches!(flight.purpose, Purpose::Private { lease: None, .. });
+        if let Some(&bad) = flight.moves.get(good)
+            && end == End::Corrupt
+            && from > Tier::DEVICE
+            && !given_up
+        {
+            self.drop_corrupt(from, bad);
+        }
+        match flight.purpose {
+            Purpose::Nothing | Purpose::Void | Purpose::Fetch => {}
+            Purpose::Stow => self.break_unbacked(to),
+            Purpose::Below { parked } => self.settle_keeps(to, parked, &kept),
+            Purpose::Up { lease, .. } => self.landed(lease),
+            Purpose::Private { lease, .. } => {
+                let Some(lease) = lease else { return };
+                self.landed(lease);
+                if good == 0 {
+                    self.undo_fork(lease, &flight.moves);
+                }
+            }
+        }
+    }
+
+    /// The destinations hold what has come, or nothing.
+    fn land_blocks(&mut self, flight: &Flight, good: usize) -> Kept {
+        let (to, moves) = (flight.to, &flight.moves);
         match flight.purpose {
             Purpose::Nothing | Purpose::Void => {}
-            Purpose::Below { parked } => {
+            Purpose::Below { .. } | Purpose::Stow => {
                 self.cut_kept(flight.blocks_from(good), to);
-                let kept = self.land_below(flight, good);
-                if let Some(id) = parked {
-                    self.count_failures(id, &kept.failed);
-                }
-                if end == End::Corrupt
-                    && from > Tier::DEVICE
-                    && let Some(bad) = flight.moves.get(good)
-                {
-                    self.drop_corrupt(from, *bad);
-                }
-                // A destination that a resize left beyond the limit retires: it backs nothing.
-                self.break_unbacked(to);
-                let keeper = parked.filter(|id| {
-                    let lives = !kept.shared && self.parked.lives(id.0);
-                    lives && self.parked[id.at()].keep == Keep::Whole
-                });
-                match keeper {
-                    Some(id) => self.shrink_keep(id.at()),
-                    None if kept.landed => self.shrink_keeps(),
-                    None => {}
-                }
+                return self.land_below(flight, good);
             }
-            Purpose::Stow => {
-                self.cut_kept(flight.blocks_from(good), to);
-                self.land_below(flight, good);
-                self.break_unbacked(to);
-            }
-            Purpose::Fetch => {
-                for step in &flight.moves {
+            Purpose::Fetch | Purpose::Private { lease: None, .. } => {
+                for step in moves {
                     self.give_back(to, step.to);
                 }
-                if end == End::Corrupt
-                    && let Some(bad) = flight.moves.get(good)
-                {
-                    self.drop_corrupt(from, *bad);
+            }
+            Purpose::Up { lease, base } => self.land_on_device(lease, base, moves, good),
+            Purpose::Private {
+                lease: Some(lease),
+                block,
+            } => {
+                let leases = 1;
+                let hold = if good > 0 {
+                    Hold::Owned { leases }
+                } else {
+                    self.shorten(lease, block);
+                    Hold::Claimed { leases }
+                };
+                for step in moves {
+                    self.tiers[to].put(step.to, hold);
                 }
             }
-            Purpose::Up { lease, base } => {
-                self.land_on_device(lease, base, &flight.moves, good);
-                if end == End::Corrupt
-                    && let Some(bad) = flight.moves.get(good)
-                {
-                    self.drop_corrupt(from, *bad);
-                }
-                self.landed(lease);
-            }
-            Purpose::Private { lease, block } => {
-                for step in &flight.moves {
-                    match lease {
-                        None => self.free(to, step.to),
-                        Some(_) if good > 0 => self.put(to, step.to, Hold::Owned { leases: 1 }),
-                        Some(_) => self.put(to, step.to, Hold::Claimed { leases: 1 }),
-                    }
-                }
-                if let Some(lease) = lease {
-                    if good == 0 {
-                        self.shorten(lease, block);
-                        let corrupt = end == End::Corrupt && from > Tier::DEVICE;
-                        if let Some(&bad) = flight.moves.first().filter(|_| corrupt) {
-                            self.drop_corrupt(from, bad);
-                        }
-                    }
-                    self.landed(lease);
-                    if good == 0 {
-                        self.undo_fork(lease, &flight.moves);
-                    }
-                }
-            }
+        }
+        Kept::default()
+    }
+
+    /// Copies down have landed, of a parked sequence or of none: keeps hold no more than they must.
+    fn settle_keeps(&mut self, to: Tier, parked: Option<ParkedId>, kept: &Kept) {
+        // A destination that a resize left beyond the limit retires: it backs nothing.
+        self.break_unbacked(to);
+        let keeper = parked.filter(|id| {
+            let lives = !kept.shared && self.parked.lives(id.0);
+            lives && self.parked[id.at()].keep == Keep::Whole
+        });
+        match keeper {
+            Some(id) => self.shrink_keep(id.at()),
+            None if kept.landed => self.shrink_keeps(),
+            None => {}
         }
     }
 
@@ -210,16 +210,19 @@ impl State {
                 && !self.has_flights_below(tier, last)
             {
                 waiting.pop();
-                self.land_one_below(flight, last, true, &mut kept);
+                self.land_one_below(flight, last, &mut kept);
             }
         }
         for step in waiting.into_iter().rev() {
-            self.land_one_below(flight, step, true, &mut kept);
+            self.land_one_below(flight, step, &mut kept);
         }
         for &step in bad {
-            self.land_one_below(flight, step, false, &mut kept);
+            self.fail_one_below(flight, step, &mut kept);
         }
         self.tell_landed(tier, good);
+        if let Purpose::Below { parked: Some(id) } = flight.purpose {
+            self.count_failures(id, &kept.failed);
+        }
         kept
     }
 
@@ -229,45 +232,45 @@ impl State {
         node.is_some_and(|node| self.trie.residency(node, tier).busy > 0)
     }
 
-    fn land_one_below(&mut self, flight: &Flight, step: Move, good: bool, kept: &mut Kept) {
+    fn land_one_below(&mut self, flight: &Flight, step: Move, kept: &mut Kept) {
         let tier = flight.to;
-        let Some(node) = self.arrival(tier, &step) else {
-            return self.free(tier, step.to);
+        let node = self.arrival(tier, &step);
+        let alive = |&node: &NodeIx| self.trie[node].epoch == self.trie.epoch();
+        let Some(node) = node.filter(alive) else {
+            return self.fail_one_below(flight, step, kept);
         };
-        if good && self.trie[node].epoch == self.trie.epoch() {
-            let moves = matches!(flight.purpose, Purpose::Below { parked: Some(_) });
-            let all = u32::from(self.trie[node].keeps.count());
-            let keeps = if all > 0 && moves && self.trie[node].keeps.home() < tier {
-                self.put(tier, step.to, Hold::Pinned { pins: all });
-                self.move_home(node, tier);
-                all
-            } else {
-                let keeps = self.keeps_at(node, tier);
-                let pins = keeps.max(1);
-                self.put(tier, step.to, Hold::Pinned { pins });
-                keeps
-            };
-            self.note_copy(flight.from, tier, node, true);
-            self.note_fresh(tier, node);
-            if tier > Tier::DEVICE {
-                self.note_stray(node);
-            }
-            if keeps == 0 {
-                self.unpin(tier, step.to);
-            }
-            kept.landed |= keeps > 0;
-            kept.shared |= keeps > 1;
-            return;
+        let moves = matches!(flight.purpose, Purpose::Below { parked: Some(_) });
+        let all = u32::from(self.trie[node].keeps.count());
+        let keeps = if all > 0 && moves && self.trie[node].keeps.home() < tier {
+            self.tiers[tier].put(step.to, Hold::Pinned { pins: all });
+            self.move_home(node, tier);
+            all
+        } else {
+            let keeps = self.keeps_at(node, tier);
+            let pins = keeps.max(1);
+            self.tiers[tier].put(step.to, Hold::Pinned { pins });
+            keeps
+        };
+        self.note_copied(flight.from, tier, node);
+        self.note_fresh(tier, node);
+        if tier > Tier::DEVICE {
+            self.note_stray(node);
         }
-        let keeps = self.keeps_at(node, tier);
-        self.detach(node, tier);
-        self.free(tier, step.to);
-        if keeps > 0 {
-            self.tiers[tier].ledger.promise(1);
-            kept.failed.push(node);
+        if keeps == 0 {
+            self.unpin(tier, step.to);
         }
-        self.note_copy(flight.from, tier, node, false);
-        self.remove_if_gone(node);
+        kept.landed |= keeps > 0;
+        kept.shared |= keeps > 1;
+    }
+
+    fn fail_one_below(&mut self, flight: &Flight, step: Move, kept: &mut Kept) {
+        if let Some(node) = self.arrival(flight.to, &step) {
+            if self.keeps_at(node, flight.to) > 0 {
+                kept.failed.push(node);
+            }
+            self.lose_arrival(flight.from, node, flight.to);
+        }
+        self.tiers[flight.to].free(step.to);
     }
 
     /// A failed copy of a kept block is tried again up to `copy_retries` times; then its keep is
@@ -297,7 +300,7 @@ impl State {
             let node = self.arrival(Tier::DEVICE, step);
             match node {
                 Some(node) if at < good && !detached => {
-                    self.put(Tier::DEVICE, step.to, Hold::Pinned { pins: 1 });
+                    self.tiers[Tier::DEVICE].put(step.to, Hold::Pinned { pins: 1 });
                     self.reclass_below(node);
                     continue;
                 }
@@ -314,7 +317,7 @@ impl State {
             } else {
                 Hold::Claimed { leases }
             };
-            self.put(Tier::DEVICE, step.to, hold);
+            self.tiers[Tier::DEVICE].put(step.to, hold);
         }
         if !detached {
             self.tell_landed(Tier::DEVICE, &moves[..good.min(moves.len())]);
@@ -397,7 +400,7 @@ impl State {
         let lives = self.trie.live(id).is_some() && self.ready(node, tier) == Some(slot);
         if lives {
             self.detach(node, tier);
-            self.free(tier, slot);
+            self.tiers[tier].free(slot);
             self.remove_if_gone(node);
         }
         lives

@@ -3,7 +3,7 @@
 
 use super::State;
 use super::record::Keep;
-use crate::base::{Error, FlightId, FlightIx, Ix as _, NodeIx, ParkedIx, Result, SlotIx, Tier};
+use crate::base::{Error, FlightId, FlightIx, Ix as _, NodeIx, Result, SlotIx, Tier};
 use crate::copies::Outcome;
 use crate::tiers::Hold;
 
@@ -50,7 +50,7 @@ impl State {
             .all()
             .partition(|tier| *tier == Tier::DEVICE || !kept.contains(tier));
         for tier in kept {
-            for slot in self.tiers[tier].pool.slots() {
+            for slot in self.tiers[tier].pool().slots() {
                 if let Hold::Filling { flight } = self.hold(tier, slot)
                     && let Some(node) = self.node_in(tier, slot)
                     && lost.contains(&self.flights[flight].from)
@@ -61,14 +61,14 @@ impl State {
             }
         }
         let leases = self.holders_of_slots();
-        for slot in self.tiers[Tier::DEVICE].pool.slots() {
+        for slot in self.tiers[Tier::DEVICE].pool().slots() {
             if let Hold::Duplicate { leases } = self.hold(Tier::DEVICE, slot) {
-                self.put(Tier::DEVICE, slot, Hold::Owned { leases });
-                self.tiers[Tier::DEVICE].pool.cell_mut(slot).node = None;
+                self.tiers[Tier::DEVICE].put(slot, Hold::Owned { leases });
+                self.tiers[Tier::DEVICE].unlink(slot);
             }
         }
         for &tier in &lost {
-            for slot in self.tiers[tier].pool.slots() {
+            for slot in self.tiers[tier].pool().slots() {
                 self.strip(tier, slot, &leases);
             }
         }
@@ -81,13 +81,7 @@ impl State {
     /// Breaks the keeps of parked sequences that lack a block on a kept tier; those of others hold nothing
     /// above any more.
     fn break_lost(&mut self, kept: &[Tier]) {
-        let mut parked: Vec<(u64, ParkedIx)> = self
-            .parked
-            .iter()
-            .map(|(index, parked)| (parked.order, index))
-            .collect();
-        parked.sort_unstable_by_key(|&(order, _)| std::cmp::Reverse(order));
-        for (_, index) in parked {
+        for index in self.youngest_first() {
             let record = &self.parked[index];
             let stays =
                 |&node: &NodeIx| kept.contains(&self.trie[node].keeps.home()) && self.is_home(node);
@@ -102,7 +96,7 @@ impl State {
 
     /// How many tables have each slot of the device.
     fn holders_of_slots(&self) -> Vec<u32> {
-        let mut leases = vec![0; self.tiers[Tier::DEVICE].pool.len() as usize];
+        let mut leases = vec![0; self.tiers[Tier::DEVICE].pool().len() as usize];
         let running = self.leases.iter().map(|(_, lease)| &lease.table);
         for slot in running
             .chain(self.held.iter().map(|held| &held.table))
@@ -129,9 +123,9 @@ impl State {
             if !matches!(self.hold(tier, slot), Hold::Filling { .. }) {
                 match leases.get(slot.at()).filter(|_| tier == Tier::DEVICE) {
                     Some(&leases) if leases > 0 => {
-                        self.put(tier, slot, Hold::Owned { leases });
+                        self.tiers[tier].put(slot, Hold::Owned { leases });
                     }
-                    _ => self.free(tier, slot),
+                    _ => self.tiers[tier].free(slot),
                 }
             }
             if !self.remove_if_gone(node) && tier == Tier::DEVICE {

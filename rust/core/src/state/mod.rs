@@ -65,33 +65,19 @@ pub use stats::{Counters, Field, Kind, Stats, TierStats};
 pub use view::{ParkedView, View};
 
 pub(crate) use forget::{Lineage, Roots};
-pub(crate) use tier::{Descent, TierState, Tiers};
+pub(crate) use tier::{TierState, Tiers};
 
 use crate::base::{
-    Error, FlightId, Id, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx,
-    Tier, memory,
+    FlightId, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
 };
-use crate::collections::{Arena, Found, Tag};
+use crate::collections::{Arena, Tag};
 use crate::copies::{Flight, Plan};
 use crate::events::Events;
-use crate::evict::{Evict, Ghosts, Lives, Policy};
-use crate::tiers::{Ledger, Pool, Trie};
+use crate::evict::{Ghosts, Lives};
+use crate::tiers::Trie;
 use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
 use stray::Strays;
-
-impl Descent {
-    /// Makes room for all that may have come to a tier of that many slots, where it is told in that
-    /// order.
-    pub(crate) fn reserve(&mut self, config: &Config, tier: Tier, slots: usize) -> Result<()> {
-        if config.write_of(tier) != WritePolicy::Through {
-            return Ok(());
-        }
-        let more = slots.saturating_sub(self.fresh.len());
-        let had = self.fresh.try_reserve_exact(more);
-        had.map_err(|_| memory::lacking::<Id<NodeIx>>("what was published last", slots))
-    }
-}
 
 /// What a begin, a fork or a resume gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -139,17 +125,7 @@ pub struct State {
     /// Blocks whose copies are in the air, by the tiers that they go from and to, but for flights
     /// that are overdue.
     in_flight: [[u32; MAX_TIERS]; MAX_TIERS],
-    /// The path that the last match found, reused so that a match allocates nothing, and its runs
-    /// below the device.
-    path: Vec<NodeIx>,
-    runs: Runs,
-    /// Whether it has orphans: a verb that uses it links them again first.
-    loose: bool,
-    /// The next victims and their blocks, reused likewise.
-    ahead: Vec<SlotIx>,
-    nodes: Vec<NodeIx>,
-    /// The tags of the keys that are looked up next, likewise.
-    tags: Vec<Tag>,
+    scratch: Scratch,
     parkings: u64,
     /// Device blocks promised for the growth of the running batch, and for no lease in particular.
     headroom: u32,
@@ -166,35 +142,31 @@ pub struct State {
     events: Option<Box<Events>>,
 }
 
+/// What a verb fills anew before it reads it: kept, so that no verb allocates for it.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// The path that the last match found, and its runs below the device.
+    path: Vec<NodeIx>,
+    runs: Runs,
+    /// Whether that path has orphans: a verb that uses it links them again first.
+    loose: bool,
+    /// The next victims.
+    victims: Vec<SlotIx>,
+    /// Their blocks, or those of a path on its way down.
+    nodes: Vec<NodeIx>,
+    /// The tags of the keys that are looked up next.
+    tags: Vec<Tag>,
+}
+
 impl State {
     pub(crate) fn new(config: Config) -> Result<Self> {
         config.fits(None)?;
         let tiers = (0..config.slots.len())
-            .map(|tier| {
-                let slots = config.slots[tier];
-                let null = config.null_slots_of(Tier(tier));
-                let mut ledger = Ledger::default();
-                ledger.enter(slots - null);
-                let mut descent = Box::<Descent>::default();
-                descent.reserve(&config, Tier(tier), slots as usize)?;
-                let order = Policy::new(
-                    config.policy,
-                    slots as usize,
-                    Config::room_of(Tier(tier), &config.sizes()),
-                    !config.copies_first() || Tier(tier) != Tier::HOST,
-                )?;
-                Ok(TierState {
-                    pool: Pool::new(slots, null)?,
-                    sorted: order.sorted(),
-                    order,
-                    ledger,
-                    descent,
-                })
-            })
+            .map(|tier| TierState::new(&config, Tier(tier)))
             .collect::<Result<Vec<_>>>()?;
         let blocks = config.resting(&config.sizes()).iter().sum();
         Ok(Self {
-            lives: Lives::new(blocks, config.policy.learns(), config.policy.weighs())?,
+            lives: Lives::new(blocks, config.policy.asks())?,
             copies_first: config.copies_first(),
             trie: Trie::new(&config.resting(&config.sizes()))?,
             tiers: Tiers::new(tiers),
@@ -210,12 +182,7 @@ impl State {
                 .map(|keys| Ghosts::new(keys, config.counts_uses()))
                 .transpose()?,
             in_flight: [[0; MAX_TIERS]; MAX_TIERS],
-            path: Vec::new(),
-            runs: Runs::default(),
-            loose: false,
-            ahead: Vec::new(),
-            nodes: Vec::new(),
-            tags: Vec::new(),
+            scratch: Scratch::default(),
             parkings: 0,
             headroom: 0,
             largest: 0,
@@ -237,31 +204,30 @@ impl State {
 
     /// The lease's record, or why its handle is no good.
     pub(crate) fn lease(&self, id: LeaseId) -> Result<LeaseIx> {
-        match self.leases.find(id.0) {
-            Found::Live if !self.leases[id.at()].has_ended() => Ok(id.at()),
-            Found::Never => Err(Error::Foreign {
-                what: "lease",
-                number: id.number(),
-            }),
-            _ => Err(Error::Spent {
-                what: "lease",
-                number: id.number(),
-            }),
-        }
+        let open = |lease: &Running| !lease.has_ended();
+        self.leases.place_of(id.0, "lease", open)
     }
 
     pub(crate) fn parked(&self, id: ParkedId) -> Result<ParkedIx> {
-        match self.parked.find(id.0) {
-            Found::Live if self.parked[id.at()].lease.is_none() => Ok(id.at()),
-            Found::Never => Err(Error::Foreign {
-                what: "parked sequence",
-                number: id.number(),
-            }),
-            _ => Err(Error::Spent {
-                what: "parked sequence",
-                number: id.number(),
-            }),
+        let open = |parked: &Parked| parked.lease.is_none();
+        self.parked.place_of(id.0, "parked sequence", open)
+    }
+
+    /// Blocks of a tier that are the headroom.
+    fn headroom_on(&self, tier: Tier) -> u32 {
+        if tier == Tier::DEVICE {
+            self.headroom
+        } else {
+            0
         }
+    }
+
+    /// All parked sequences, the youngest first: an order that is the same on every rank.
+    fn youngest_first(&self) -> Vec<ParkedIx> {
+        let parked = self.parked.iter();
+        let mut parked: Vec<_> = parked.map(|(index, one)| (one.order, index)).collect();
+        parked.sort_unstable_by_key(|&(order, _)| std::cmp::Reverse(order));
+        parked.into_iter().map(|(_, index)| index).collect()
     }
 
     pub(crate) fn lease_id(&self, lease: LeaseIx) -> LeaseId {
@@ -279,7 +245,7 @@ impl State {
             tiers: self
                 .tiers
                 .iter()
-                .map(|tier_state| TierStats::of(&tier_state.ledger))
+                .map(|tier_state| TierStats::of(tier_state.ledger()))
                 .collect(),
             leases: self.leases.len() as u64,
             parked: self.parked.len() as u64,

@@ -20,38 +20,13 @@ impl State {
         if self.leases[lease].is_short() {
             return Ok(self.park_again(lease));
         }
-        if self.leases[lease].loading() > 0 {
-            let what = format!(
-                "parking lease {}, whose blocks are loading",
-                row.lease.number()
-            );
-            return Err(Error::state(
-                what,
-                "finish it, or commit the outcomes of its plans first",
-            ));
-        }
-        if self.detached(lease) {
-            let verb = match self.leases[lease].epoch {
-                FORGOTTEN => "forget",
-                _ => "clear",
-            };
-            let number = row.lease.number();
-            let what = format!("parking lease {number}, which {verb} has detached");
-            return Err(Error::state(what, "finish it, and begin again"));
-        }
-        self.check_sealing(row)?;
-        let found = self.leases[lease].cached.min(self.leases[lease].tokens);
-        let block_size = u64::from(self.config.block_size);
-        if row.computed < found.max(u64::from(self.leases[lease].sealed) * block_size) {
-            let help = "no less can be computed than was sealed, or found at the start";
-            return Err(Error::argument("computed", row.computed, help));
-        }
+        self.check_parking(row)?;
         let blocks = self.blocks_of(row.computed) as u32;
         let below = self.tiers.next_below(Tier::DEVICE);
         let limits = self
             .tiers
             .below(Tier::DEVICE)
-            .map(|tier| self.tiers[tier].pool.room());
+            .map(|tier| self.tiers[tier].pool().room());
         let capacity = limits.max().unwrap_or(0);
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
@@ -88,13 +63,34 @@ impl State {
         });
         self.keep(parked, homes);
         self.counters.parked += 1;
-        self.tiers[Tier::DEVICE]
-            .ledger
-            .release(self.leases[lease].promised());
+        self.tiers[Tier::DEVICE].release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         self.release_or_hold(record, Hints::default(), after);
         self.ease_headroom();
         Ok(ParkedId(self.parked.id(parked)))
+    }
+
+    fn check_parking(&self, row: &Sealing<'_>) -> Result<()> {
+        self.check_loaded(row.lease, "parking")?;
+        let lease = row.lease.at();
+        let record = &self.leases[lease];
+        if self.detached(lease) {
+            let verb = match record.epoch {
+                FORGOTTEN => "forget",
+                _ => "clear",
+            };
+            let number = row.lease.number();
+            let what = format!("parking lease {number}, which {verb} has detached");
+            return Err(Error::state(what, "finish it, and begin again"));
+        }
+        self.check_sealing(row)?;
+        let found = record.cached.min(record.tokens);
+        let sealed = u64::from(record.sealed) * u64::from(self.config.block_size);
+        if row.computed < found.max(sealed) {
+            let help = "no less can be computed than was sealed, or found at the start";
+            return Err(Error::argument("computed", row.computed, help));
+        }
+        Ok(())
     }
 
     /// The published blocks of a sequence that are sealed.
@@ -126,7 +122,7 @@ impl State {
         let mut refused = None;
         for only in [false, true] {
             for tier in self.tiers.below(Tier::DEVICE) {
-                if self.tiers[tier].pool.room() == 0 {
+                if self.tiers[tier].pool().room() == 0 {
                     continue;
                 }
                 let homes = Homes { tier, only };
@@ -151,9 +147,7 @@ impl State {
 
     /// A resume came back short, and its keep is whole: the sequence is parked as it was.
     fn park_again(&mut self, lease: LeaseIx) -> ParkedId {
-        self.tiers[Tier::DEVICE]
-            .ledger
-            .release(self.leases[lease].promised());
+        self.tiers[Tier::DEVICE].release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
         let again = match record.resumes() {
             Some(parked) => Parked {

@@ -54,8 +54,8 @@ impl State {
 
     /// A tier below the device that has slots.
     pub(super) fn check_lower(&self, tier: Tier) -> Result<()> {
-        let has_slots = |tier| self.tiers.get(tier).is_some_and(|one| one.pool.room() > 0);
-        if tier > Tier::DEVICE && has_slots(tier) {
+        let has = |tier| self.tiers.has(tier) && self.tiers[tier].pool().room() > 0;
+        if tier > Tier::DEVICE && has(tier) {
             return Ok(());
         }
         let help = "name a tier below the device that has slots";
@@ -83,7 +83,7 @@ impl State {
         }
         if let Some(slot) = self.ready(node, to) {
             let takes = u32::from(self.takeable(to, slot)) + self.shaded_by(node, to);
-            if self.tiers[to].ledger.affords(takes.into()) {
+            if self.tiers[to].ledger().affords(takes.into()) {
                 for _ in 0..self.trie[node].keeps.count() {
                     self.pin(to, slot);
                 }

@@ -6,7 +6,6 @@ use super::demote::Ahead;
 use super::{State, WritePolicy};
 use crate::base::{Class, FlightIx, Ix, LeaseIx, NodeIx, Tier};
 use crate::copies::{Move, Plan, Purpose};
-use crate::evict::Evict;
 use crate::tiers::{Hold, Uses};
 
 /// How much of a path that was used once may take the place of what others would lose by it: this part
@@ -59,12 +58,8 @@ impl State {
             (least, least)
         };
         let next = if widely { ahead } else { least };
-        let mut plan = self.copy_next(
-            from,
-            next,
-            if widely { most } else { least }.max(least),
-            flying,
-        );
+        let bound = if widely { most.max(least) } else { least };
+        let mut plan = self.copy_next(from, next, bound, flying);
         if plan.is_none() && widely {
             plan = self.copy_behind(from, ahead, most.min(least));
         } else if plan.is_none() && grows && spare < least {
@@ -78,11 +73,11 @@ impl State {
     /// The next victims, or what came to the tier where all of it is to go down; at most so many in the air.
     fn copy_next(&mut self, from: Tier, ahead: u32, most: u32, flying: u32) -> Option<Plan> {
         let through = self.config.write_of(from) == WritePolicy::Through;
-        if !through && self.tiers[from].ledger.free() >= ahead {
+        if !through && self.tiers[from].ledger().free() >= ahead {
             return None;
         }
         // Where a place says which goes first, what is being copied counts among the next victims.
-        let passed = through || self.tiers[from].order.looked().is_none();
+        let passed = through || self.tiers[from].order().looked().is_none();
         let look = ahead.saturating_sub(if passed { flying } else { 0 });
         self.look_down(from, most.saturating_sub(flying), look)
     }
@@ -91,11 +86,11 @@ impl State {
     /// takes the place of another: then they are of half of this tier at most, for several begins at once.
     fn copy_behind(&mut self, from: Tier, ahead: u32, most: u32) -> Option<Plan> {
         let to = self.tiers.next_below(from)?;
-        let looked = self.tiers[from].order.looked();
+        let looked = self.tiers[from].order().looked();
         let look = looked.map_or(LOOK, |looked| (looked as u32).saturating_add(4 * most));
-        let full = self.tiers[to].ledger.free() == 0;
+        let full = self.tiers[to].ledger().free() == 0;
         let bound = if full {
-            self.tiers[from].pool.room() / 2
+            self.tiers[from].pool().room() / 2
         } else {
             u32::MAX
         };
@@ -117,7 +112,7 @@ impl State {
 
     /// Blocks of the device that the largest begin leaves; all of another tier.
     fn spare_of(&self, tier: Tier) -> u32 {
-        let room = self.tiers[tier].pool.room();
+        let room = self.tiers[tier].pool().room();
         if tier > Tier::DEVICE {
             return room;
         }
@@ -165,7 +160,7 @@ impl State {
             let Some(node) = node.filter(|&node| self.wants_copy(node, Tier::DEVICE)) else {
                 return;
             };
-            let full = self.tiers[self.flights[flight].to].ledger.free() == 0;
+            let full = self.tiers[self.flights[flight].to].ledger().free() == 0;
             if full && self.standing(node) > 0 {
                 return;
             }
@@ -179,7 +174,7 @@ impl State {
     /// down at once: those cannot be taken until they have landed. The largest begin must find room
     /// beside them, and one that is larger than any before waits for what lands within [`LOOKS`].
     fn pace(&self, tier: Tier, least: u32) -> (u32, u32) {
-        let room = self.tiers[tier].pool.room();
+        let room = self.tiers[tier].pool().room();
         let largest = self.largest.min(room);
         let soon = LOOKS * self.tiers[tier].descent.speed.blocks;
         let (ahead, most) = if tier == Tier::DEVICE {
@@ -208,15 +203,15 @@ impl State {
         if moves.len() >= most || !self.finds_room(to, &may_go) {
             return Descent::Waits;
         }
-        let mut path = std::mem::take(&mut self.nodes);
+        let mut path = std::mem::take(&mut self.scratch.nodes);
         let mut descent = self.bare_path(node, from, &mut path);
         let mut standing = None;
         while descent == Descent::Whole
             && let Some(next) = path.pop()
         {
-            let earns = self.tiers[to].ledger.free() > 0 || {
+            let earns = self.tiers[to].ledger().free() > 0 || {
                 let standing = standing.get_or_insert_with(|| self.standing(next));
-                *standing <= i64::from(FEWEST.max(self.tiers[to].pool.room() / SHARE))
+                *standing <= i64::from(FEWEST.max(self.tiers[to].pool().room() / SHARE))
             };
             standing = standing.map(|standing| standing + 1);
             // Its parent is the one block of its path that may be a leaf there.
@@ -236,7 +231,7 @@ impl State {
                 };
             }
         }
-        self.nodes = path;
+        self.scratch.nodes = path;
         descent
     }
 
@@ -286,7 +281,7 @@ impl State {
     }
 
     fn finds_room(&mut self, to: Tier, may_go: &impl Fn(&Self, NodeIx) -> bool) -> bool {
-        self.tiers[to].ledger.free() > 0 || self.victim(to, may_go).is_some()
+        self.tiers[to].ledger().free() > 0 || self.victim(to, may_go).is_some()
     }
 
     /// Whether nothing is lost with a block's copy on the tier: it has another, or goes first in any case.

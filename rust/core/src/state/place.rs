@@ -24,8 +24,8 @@ impl State {
                 let children = |node, tier| self.trie.residency(node, tier).children;
                 node.is_some_and(|node| children(node, tier) > children(node, to))
             };
-            if self.tiers[tier].descent.cut && moves.iter().any(ends_short) {
-                self.look_at_ends(tier);
+            if self.tiers[tier].descent.is_cut() && moves.iter().any(ends_short) {
+                self.tiers[tier].look_at_ends();
             }
         }
         self.launch_if_any(flight, moves)
@@ -111,20 +111,20 @@ impl State {
             self.clear_the_way(node, to);
         }
         let takes = 1 + self.shaded_by(node, to);
-        if self.tiers[to].ledger.available() + i64::from(owed) < i64::from(takes)
-            || (self.tiers[to].ledger.free() == 0 && self.victim(to, &may_go).is_none())
+        if self.tiers[to].ledger().available() + i64::from(owed) < i64::from(takes)
+            || (self.tiers[to].ledger().free() == 0 && self.victim(to, &may_go).is_none())
             || !self.mark_backed(from, slot)
         {
             return None;
         }
-        if self.tiers[to].ledger.free() == 0 {
+        if self.tiers[to].ledger().free() == 0 {
             let Some(victim) = self.victim(to, &may_go) else {
                 self.unmark(from, slot);
                 return None;
             };
             self.evict_with_parents(to, victim);
         }
-        self.tiers[to].ledger.release(owed);
+        self.tiers[to].release(owed);
         self.attach(node, to, flight)
     }
 
@@ -134,7 +134,7 @@ impl State {
     fn clear_the_way(&mut self, node: NodeIx, tier: Tier) {
         let parent = |state: &Self| state.trie.slot(state.trie.parent(node)?, tier);
         while parent(self).is_some()
-            && self.tiers[tier].ledger.available() < i64::from(self.shaded_by(node, tier))
+            && self.tiers[tier].ledger().available() < i64::from(self.shaded_by(node, tier))
             && let Some(victim) = self.tiers[tier].victim(&self.lives)
         {
             self.evict_with_parents(tier, victim);
@@ -148,7 +148,7 @@ impl State {
     }
 
     /// The same of this block, and those above it.
-    pub(super) fn shaded_at(&self, node: NodeIx, tier: Tier) -> u32 {
+    fn shaded_at(&self, node: NodeIx, tier: Tier) -> u32 {
         let (mut shaded, mut next) = (0, Some(node));
         while let Some(node) = next
             && let Some(slot) = self.trie.slot(node, tier)

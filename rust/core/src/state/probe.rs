@@ -40,16 +40,16 @@ pub struct Probe {
 pub(super) const AHEAD: usize = 32;
 
 impl State {
-    /// Walks the keys from the root, leaving the nodes found in `self.path`. The device's blocks
-    /// come before all others (INV-33); the tiers of those are left in `self.runs`.
+    /// Walks the keys from the root, leaving the nodes found in `self.scratch.path`. The device's blocks
+    /// come before all others (INV-33); the tiers of those are left in `self.scratch.runs`.
     pub(super) fn walk(&mut self, keys: &[Key]) -> Probe {
-        let mut path = std::mem::take(&mut self.path);
-        let mut tags = std::mem::take(&mut self.tags);
+        let mut path = std::mem::take(&mut self.scratch.path);
+        let mut tags = std::mem::take(&mut self.scratch.tags);
         path.clear();
-        self.loose = false;
+        self.scratch.loose = false;
         // How many blocks are on the device, once one is not.
         let (mut device, mut above) = (None, None);
-        self.runs.clear();
+        self.scratch.runs.clear();
         let mut stop = Stop::Whole;
         'walk: for keys in keys.chunks(AHEAD) {
             self.trie.warm(keys.iter(), &mut tags);
@@ -63,7 +63,7 @@ impl State {
                         stop = astray;
                         break 'walk;
                     }
-                    self.loose = true;
+                    self.scratch.loose = true;
                 }
                 if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
                     if let Hold::Filling { flight } = self.hold(Tier::DEVICE, slot) {
@@ -77,7 +77,7 @@ impl State {
                         break 'walk;
                     }
                     device = device.or(Some(path.len()));
-                    if source.is_ok_and(|tier| !self.runs.push(tier)) {
+                    if source.is_ok_and(|tier| !self.scratch.runs.push(tier)) {
                         stop = Stop::Scattered;
                         break 'walk;
                     }
@@ -88,10 +88,10 @@ impl State {
         }
         let mut hits = [0; MAX_TIERS];
         if device.is_some() {
-            hits = self.runs.by_tier();
+            hits = self.scratch.runs.by_tier();
         }
         hits[0] = device.unwrap_or(path.len()) as u32;
-        (self.path, self.tags) = (path, tags);
+        (self.scratch.path, self.scratch.tags) = (path, tags);
         let evicted = None;
         Probe {
             hits,
@@ -136,7 +136,7 @@ impl State {
     /// How much of the prefix is where.
     pub fn probe(&mut self, keys: &[Key]) -> Probe {
         let probe = self.walk(keys);
-        let missing = keys.get(self.path.len());
+        let missing = keys.get(self.scratch.path.len());
         let missing = missing.filter(|_| probe.stop == Stop::Missing);
         Probe {
             evicted: missing

@@ -22,14 +22,14 @@ impl State {
             self.of_its_own("promoting to the device")?;
         }
         let probe = self.walk(keys);
-        let path = std::mem::take(&mut self.path);
+        let path = std::mem::take(&mut self.scratch.path);
         let device = probe.hits[0] as usize;
         let plans = if to == Tier::DEVICE {
             self.promote_to_device(&path, device, blocks)
         } else {
             Ok(self.promote_to(&path, device, blocks, to))
         };
-        self.path = path;
+        self.scratch.path = path;
         plans
     }
 
@@ -39,7 +39,7 @@ impl State {
         device: usize,
         blocks: u32,
     ) -> Result<Vec<Plan>> {
-        let mut runs = self.runs;
+        let mut runs = self.scratch.runs;
         runs.cut(blocks);
         let end = device + runs.blocks() as usize;
         if end == device {
@@ -54,16 +54,7 @@ impl State {
         let need = (path.len() - device) as u64;
         self.decide(Tier::DEVICE, need, idle_hits).check()?;
         self.link_path(path);
-        let mut end = device;
-        'runs: for (tier, blocks) in runs.iter() {
-            for _ in 0..blocks {
-                let slot = self.ready(path[end], tier);
-                if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
-                    break 'runs;
-                }
-                end += 1;
-            }
-        }
+        let end = device + self.mark_sources(&path[device..], runs);
         if end == device {
             return Ok(Vec::new());
         }
@@ -81,12 +72,7 @@ impl State {
             epoch: self.trie.epoch(),
         }));
         let id = self.lease_id(lease);
-        let mut plans = Vec::new();
-        for (tier, blocks) in runs.iter() {
-            let first = table.len();
-            let loaded = &path[first..first + blocks as usize];
-            plans.push(self.load(id, first as u32, tier, loaded, &mut table));
-        }
+        let plans = self.load_runs(id, path, runs.iter(), &mut table);
         let record = &mut self.leases[lease];
         record.table = table;
         record.phase = Phase::Ended {

@@ -2,7 +2,7 @@
 //! `api/lease.rs`.
 
 use crate::base::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
-use crate::collections::Record;
+use crate::collections::{Record, lends_link};
 use crate::evict::Hints;
 
 /// A running sequence.
@@ -200,32 +200,4 @@ pub(crate) struct Held {
     pub(crate) epoch: u32,
 }
 
-impl Record for Running {
-    type Ix = LeaseIx;
-    fn link(&self) -> Option<Link<LeaseIx>> {
-        self.link
-    }
-    fn set_link(&mut self, link: Option<Link<LeaseIx>>) {
-        self.link = link;
-    }
-}
-
-impl Record for Parked {
-    type Ix = ParkedIx;
-    fn link(&self) -> Option<Link<ParkedIx>> {
-        self.link
-    }
-    fn set_link(&mut self, link: Option<Link<ParkedIx>>) {
-        self.link = link;
-    }
-}
-
-impl Record for Ticket {
-    type Ix = TicketIx;
-    fn link(&self) -> Option<Link<TicketIx>> {
-        self.link
-    }
-    fn set_link(&mut self, link: Option<Link<TicketIx>>) {
-        self.link = link;
-    }
-}
+lends_link!(Running: LeaseIx, Parked: ParkedIx, Ticket: TicketIx);

@@ -3,7 +3,6 @@
 
 use super::{Config, State, TierState};
 use crate::base::{Error, Ix, ParkedIx, Result, SlotIx, Tier, memory};
-use crate::evict::Evict;
 use crate::tiers::Hold;
 use std::collections::BTreeMap;
 
@@ -22,10 +21,7 @@ impl State {
     /// # Errors
     /// `Memory` too, before anything is changed.
     pub fn resize_where(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {
-        if !self.tiers.has(tier) {
-            let help = "this cache was made without that tier";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
+        self.tiers.named(tier)?;
         if tier == Tier::DEVICE {
             self.of_its_own("resizing the device")?;
         }
@@ -41,14 +37,11 @@ impl State {
                 "a tier has at most 2,147,483,631 blocks",
             ));
         }
-        if slots < self.tiers[tier].pool.limit() {
+        if slots < self.tiers[tier].pool().limit() {
             // Headroom yields to the new size, and is restored where that is refused.
-            let headroom = if tier == Tier::DEVICE {
-                std::mem::take(&mut self.headroom)
-            } else {
-                0
-            };
-            self.tiers[tier].ledger.release(headroom);
+            let headroom = self.headroom_on(tier);
+            self.headroom -= headroom;
+            self.tiers[tier].release(headroom);
             let answer = self.shrink(tier, slots, null);
             if headroom > 0 {
                 self.set_headroom(u64::from(headroom));
@@ -63,17 +56,14 @@ impl State {
 
     /// Makes room for a tier of that many slots; if that fails, nothing is changed.
     fn reserve(&mut self, tier: Tier, slots: usize, there: Option<u64>) -> Result<()> {
-        let own = |tier_state: &TierState| tier_state.pool.len() as usize;
+        let own = |tier_state: &TierState| tier_state.pool().len() as usize;
         let mut tiers: Vec<usize> = self.tiers.iter().map(own).collect();
         let before = self.config.bytes(&tiers);
         tiers[tier.at()] = slots;
         // A second index is made beside the old one, so that it is asked for whole.
         let more = self.config.bytes(&tiers) - before;
         memory::ask(more, there, "the bookkeeping of so many more slots")?;
-        let tier_state = &mut self.tiers[tier];
-        tier_state.pool.reserve(slots as u32)?;
-        tier_state.order.reserve(slots)?;
-        tier_state.descent.reserve(&self.config, tier, slots)?;
+        self.tiers[tier].reserve(&self.config, slots)?;
         let blocks = self.config.resting(&tiers).iter().sum();
         self.lives.reserve(blocks)?;
         if let Some(events) = &mut self.events {
@@ -84,40 +74,34 @@ impl State {
 
     /// The orders of the tier and those below it learn about the new size from now on.
     fn resize_orders(&mut self, tier: Tier) {
-        let own = |tier_state: &TierState| tier_state.pool.limit() as usize;
+        let own = |tier_state: &TierState| tier_state.pool().limit() as usize;
         let tiers: Vec<usize> = self.tiers.iter().map(own).collect();
         for below in std::iter::once(tier).chain(self.tiers.below(tier)) {
             let room = Config::room_of(below, &tiers);
-            self.tiers[below].order.resize(room);
+            self.tiers[below].resize_order(room);
         }
     }
 
     fn widen(&mut self, tier: Tier, slots: u32, there: Option<u64>) -> Result<()> {
-        let old = self.tiers[tier].pool.len();
+        let old = self.tiers[tier].pool().len();
         if slots > old {
             self.reserve(tier, slots as usize, there)?;
         }
-        let tier_state = &mut self.tiers[tier];
-        tier_state.pool.set_limit(slots.min(old));
-        let revived = tier_state.pool.revive();
-        tier_state.ledger.enter(revived);
+        self.tiers[tier].set_limit(slots.min(old), &self.trie);
         if slots > old {
-            tier_state.pool.grow(slots, 0);
-            tier_state.ledger.enter(slots - old);
-            tier_state.order.grow(slots as usize);
-            let own = |tier_state: &TierState| tier_state.pool.len() as usize;
+            self.tiers[tier].grow(slots);
+            let own = |tier_state: &TierState| tier_state.pool().len() as usize;
             let tiers: Vec<usize> = self.tiers.iter().map(own).collect();
             self.lives.grow(self.config.resting(&tiers).iter().sum());
         }
-        self.recount(tier);
         Ok(())
     }
 
     fn shrink(&mut self, tier: Tier, slots: u32, null: u32) -> Result<()> {
-        let want = u64::from(self.tiers[tier].pool.room_below(slots) - null);
-        let before = self.tiers[tier].pool.limit();
-        let free: Vec<SlotIx> = self.tiers[tier].pool.free_slots().collect();
-        let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger.used() <= want;
+        let want = u64::from(self.tiers[tier].pool().room_below(slots) - null);
+        let before = self.tiers[tier].pool().limit();
+        let free: Vec<SlotIx> = self.tiers[tier].pool().free_slots().collect();
+        let mut fits = self.set_limit(tier, slots) && self.tiers[tier].ledger().used() <= want;
         let mut keepers = Vec::new();
         if !fits {
             keepers = self.keepers_on(tier);
@@ -126,16 +110,16 @@ impl State {
                 .filter(|&used| self.config.recompute && used <= want);
             if least.is_none() {
                 // Where promises lose their backing, the blocks that they lack count as used.
-                let ledger = &self.tiers[tier].ledger;
+                let ledger = self.tiers[tier].ledger();
                 let lacking = u64::try_from(-ledger.available()).unwrap_or(0);
                 let used = ledger.used().max(want + lacking);
                 self.set_limit(tier, before);
-                self.tiers[tier].pool.restore_free(&free);
+                self.tiers[tier].restore_free(&free);
                 return Err(Error::InUse { tier, want, used });
             }
         }
         // Idle leaves retire now, and the others as they become such.
-        for slot in (slots..self.tiers[tier].pool.len()).map(SlotIx::new) {
+        for slot in (slots..self.tiers[tier].pool().len()).map(SlotIx::new) {
             self.retire(tier, slot);
         }
         for parked in keepers {
@@ -143,7 +127,7 @@ impl State {
                 break;
             }
             self.break_keep(parked);
-            let ledger = &self.tiers[tier].ledger;
+            let ledger = self.tiers[tier].ledger();
             fits = ledger.used() <= want && ledger.available() >= 0;
         }
         debug_assert!(fits, "{tier:?} does not fit {slots} slots");
@@ -158,7 +142,7 @@ impl State {
         keepers: &[ParkedIx],
         leaves: impl Fn(SlotIx) -> bool,
     ) -> Option<u64> {
-        let (pool, ledger) = (&self.tiers[tier].pool, &self.tiers[tier].ledger);
+        let (pool, ledger) = (self.tiers[tier].pool(), self.tiers[tier].ledger());
         let kept = self.kept_pins(tier);
         let kept = |slot: SlotIx| {
             self.hold(tier, slot)
@@ -205,7 +189,7 @@ impl State {
 
     /// How often keeps alone pin each slot.
     fn kept_pins(&self, tier: Tier) -> Vec<u32> {
-        let mut pins = vec![0; self.tiers[tier].pool.len() as usize];
+        let mut pins = vec![0; self.tiers[tier].pool().len() as usize];
         for (_, parked) in self.parked.iter() {
             let on_device = parked.on_device as usize;
             let pinned = parked
@@ -225,7 +209,7 @@ impl State {
 
     /// Slots that are read, or have something below that is read or filling, were some `gone`.
     fn blocked_without(&self, tier: Tier, gone: impl Fn(SlotIx) -> bool) -> Vec<bool> {
-        let pool = &self.tiers[tier].pool;
+        let pool = self.tiers[tier].pool();
         let mut blocked = vec![false; pool.len() as usize];
         for (slot, cell) in pool.cells() {
             let filling = tier > Tier::DEVICE && matches!(cell.hold, Hold::Filling { .. });
@@ -240,32 +224,20 @@ impl State {
 
     /// Moves the limit; `false` if promises would lose their backing by it.
     fn set_limit(&mut self, tier: Tier, slots: u32) -> bool {
-        let tier_state = &mut self.tiers[tier];
-        let retired = tier_state.pool.set_limit(slots);
-        tier_state.ledger.retire(retired);
-        let revived = tier_state.pool.revive();
-        tier_state.ledger.enter(revived);
-        self.recount(tier);
-        self.tiers[tier].ledger.available() >= 0
+        self.tiers[tier].set_limit(slots, &self.trie);
+        self.tiers[tier].ledger().available() >= 0
             && (self.config.recompute || !self.keeps_would_break(tier))
     }
 
     /// Whether a kept block is on its way to a slot beyond the limit: if that copy fails, its slot
     /// retires, and nothing backs the promise that stands again.
     fn keeps_would_break(&self, tier: Tier) -> bool {
-        let pool = &self.tiers[tier].pool;
+        let pool = self.tiers[tier].pool();
         (pool.limit()..pool.len()).map(SlotIx::new).any(|slot| {
             let node = self.node_in(tier, slot);
             tier > Tier::DEVICE
                 && matches!(pool.cell(slot).hold, Hold::Filling { .. })
                 && node.is_some_and(|node| self.keeps_at(node, tier) > 0)
         })
-    }
-
-    /// Counts the takeable slots again: those beyond the limit back no promise.
-    pub(super) fn recount(&mut self, tier: Tier) {
-        let slots = self.tiers[tier].pool.slots();
-        let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
-        self.tiers[tier].ledger.set_takeable(takeable);
     }
 }

@@ -2,11 +2,8 @@
 //! published again, held by no sequence.
 
 use super::State;
-use super::tier::opened_by;
-use crate::base::{Class, Error, Ix, Key, Link, NodeIx, Result, SlotIx, Tier};
-use crate::evict::{Evict, Evictability, Place};
+use crate::base::{Error, Ix, Key, NodeIx, Result, SlotIx, Tier};
 use crate::tiers::Hold;
-use std::collections::BTreeMap;
 
 /// Rows whose keys are looked up together.
 const AHEAD: usize = 32;
@@ -46,28 +43,11 @@ impl State {
             }
         };
         self.trie.set_children(tier, &family.children);
-        let tier_state = &mut self.tiers[tier];
-        let mut free: Vec<SlotIx> = tier_state.pool.free_slots().collect();
-        for row in order {
+        let blocks = order.into_iter().map(|row| {
             let slot = SlotIx::new(slots[row as usize]);
-            let class = Class::Ordinary;
-            let cell = tier_state.pool.cell_mut(slot);
-            (cell.node, cell.hold) = (Some(Link::to(NodeIx::new(row))), Hold::Idle { class });
-            let evictability = match family.children[row as usize] {
-                0 => Evictability::Leaf,
-                _ => Evictability::Branch,
-            };
-            tier_state.order.insert(
-                slot,
-                class,
-                self.lives.of(NodeIx::new(row)),
-                Place::Back,
-                evictability,
-            );
-        }
-        free.retain(|&slot| matches!(tier_state.pool.cell(slot).hold, Hold::Free { .. }));
-        tier_state.pool.restore_free(&free);
-        tier_state.ledger.restore(slots.len() as u32);
+            (slot, NodeIx::new(row), family.children[row as usize])
+        });
+        self.tiers[tier].restore(blocks, &self.lives);
         self.strays.torn = true;
         self.tell_all();
         Ok(())
@@ -79,21 +59,15 @@ impl State {
     /// # Errors
     /// `Argument` for a tier that is not there.
     pub fn eviction_order(&self, tier: Tier) -> Result<Vec<u32>> {
-        if !self.tiers.has(tier) {
-            let help = "name a tier that this cache was made with";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
-        let mut gone = BTreeMap::new();
-        let tier_state = &self.tiers[tier];
-        let mut opens = |slot| opened_by(&tier_state.pool, &self.trie, tier, slot, &mut gone);
         let mut slots = Vec::new();
-        tier_state.ahead(usize::MAX, &self.lives, &mut opens, &mut slots);
+        let tier_state = self.tiers.named(tier)?;
+        tier_state.all(&self.trie, &self.lives, &mut slots);
         // What may not go now comes last.
-        let mut listed = vec![false; tier_state.pool.len() as usize];
+        let mut listed = vec![false; tier_state.pool().len() as usize];
         for &slot in &slots {
             listed[slot.at()] = true;
         }
-        let all = (0..tier_state.pool.len()).map(SlotIx::new);
+        let all = (0..tier_state.pool().len()).map(SlotIx::new);
         let idle = |&slot: &SlotIx| matches!(self.hold(tier, slot), Hold::Idle { .. });
         slots.extend(all.filter(|&slot| !listed[slot.at()]).filter(idle));
         Ok(slots.into_iter().map(|slot| slot.at() as u32).collect())
@@ -106,10 +80,7 @@ impl State {
         keys: &[Key],
         parents: &[Key],
     ) -> Result<()> {
-        if tier == Tier::DEVICE || !self.tiers.has(tier) {
-            let help = "name a tier below the device that this cache was made with";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
+        self.tiers.below_device(tier)?;
         // Rows are numbered as their nodes are, so that none was there before, not even one dropped.
         if self.counters.begun > 0 || !self.trie.is_new() {
             let help = "restore once, before the first begin";
@@ -124,7 +95,7 @@ impl State {
                 return Err(Error::argument(name, rows, help));
             }
         }
-        let pool = &self.tiers[tier].pool;
+        let pool = self.tiers[tier].pool();
         let mut taken = vec![false; pool.limit() as usize];
         for &slot in slots {
             let place = taken.get_mut(slot as usize);

@@ -1,7 +1,7 @@
 //! Resume: a parked sequence begins again with its blocks; those still on the device are shared, and
 //! the others are loaded.
 
-use super::record::{Keep, Phase, Running, Start};
+use super::record::{Keep, Phase, Start};
 use super::{Answer, Begun, Filling, Request, State, Stop};
 use crate::base::{FlightId, Key, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, Tier};
 use crate::tiers::Hold;
@@ -35,12 +35,12 @@ impl State {
         }
         let path = std::mem::take(&mut self.parked[parked].path);
         let answer = self.readmit(parked, &path, tokens, reserve);
-        if matches!(answer, Ok(Answer::Begun(_))) {
-            // The lease stands in for the handle until its loads have landed.
-            self.parked[parked].path = path;
-            self.settle_resume(parked);
-        } else {
-            self.parked[parked].path = path;
+        self.parked[parked].path = path;
+        // The lease stands in for the handle until its loads have landed.
+        if let Ok(Answer::Begun(begun)) = &answer
+            && begun.plans.is_empty()
+        {
+            self.end_keep(parked);
         }
         answer
     }
@@ -52,17 +52,10 @@ impl State {
         tokens: u64,
         reserve: u64,
     ) -> Result<Answer> {
-        // Its leading blocks that are on the device; what is there is there from the root.
-        let mut device = 0;
-        for &node in path {
-            let Some(slot) = self.trie.slot(node, Tier::DEVICE) else {
-                break;
-            };
-            if let Hold::Filling { flight } = self.hold(Tier::DEVICE, slot) {
-                return Ok(Answer::Soon(FlightId(self.flights.id(flight))));
-            }
-            device += 1;
-        }
+        let device = match self.device_path(path) {
+            Ok(device) => device,
+            Err(flight) => return Ok(Answer::Soon(flight)),
+        };
         let computed = self.parked[parked].computed;
         let tokens = tokens.max(computed);
         let (total, limit) = self.size(tokens, reserve)?;
@@ -74,31 +67,28 @@ impl State {
         self.pin_path(&path[..device], &mut table);
         let lower = &path[device..];
         let sources: Vec<Tier> = lower.iter().map(|&node| self.mark_kept(node)).collect();
-        self.make_room(Tier::DEVICE, total - device as u32);
-        self.tiers[Tier::DEVICE].ledger.promise(limit - total);
         let named = path
             .iter()
             .take_while(|&&node| !self.trie[node].is_anonymous())
             .count();
-        let lease = self.leases.insert(Running::new(Start {
+        let start = Start {
             tokens,
             limit,
             sealed: named as u32,
             cached: computed,
             epoch: self.trie.epoch(),
-        }));
-        let id = self.lease_id(lease);
-        let mut plans = Vec::new();
+        };
+        let id = self.open_lease(start, total, device as u32);
         let mut hits = [0; MAX_TIERS];
         hits[0] = device as u32;
-        for run in sources.chunk_by(|one, next| one == next) {
-            let (tier, first) = (run[0], table.len());
-            let nodes = &path[first..first + run.len()];
-            plans.push(self.load(id, first as u32, tier, nodes, &mut table));
-            hits[tier.at()] += run.len() as u32;
+        for tier in &sources {
+            hits[tier.at()] += 1;
         }
+        let runs = sources.chunk_by(|one, next| one == next);
+        let runs = runs.map(|run| (run[0], run.len() as u32));
+        let plans = self.load_runs(id, path, runs, &mut table);
         self.tiers[Tier::DEVICE].claim(total, &mut table);
-        self.leases[lease].start(table, plans.len(), Some(parked));
+        self.leases[id.at()].start(table, plans.len(), Some(parked));
         self.parked[parked].lease = Some(id);
         // Its blocks are taken at once, like those of a begin.
         self.largest = self.largest.max(total);
@@ -111,6 +101,19 @@ impl State {
             plans,
         };
         Ok(Answer::Begun(begun))
+    }
+
+    /// How many blocks of a path are on the device, from the root; or the flight that brings one there.
+    fn device_path(&self, path: &[NodeIx]) -> Result<usize, FlightId> {
+        for (at, &node) in path.iter().enumerate() {
+            let slot = self.trie.slot(node, Tier::DEVICE);
+            match slot.map(|slot| self.hold(Tier::DEVICE, slot)) {
+                None => return Ok(at),
+                Some(Hold::Filling { flight }) => return Err(FlightId(self.flights.id(flight))),
+                Some(_) => {}
+            }
+        }
+        Ok(path.len())
     }
 
     /// Marks the copy of a kept block that is loaded, on the highest tier where that takes no backing
@@ -129,15 +132,6 @@ impl State {
             "a kept block is neither on the device nor ready at home"
         );
         home
-    }
-
-    /// Ends the keeps at once where there is nothing to load.
-    fn settle_resume(&mut self, parked: ParkedIx) {
-        if let Some(id) = self.parked[parked].lease
-            && self.leases[id.at()].loading() == 0
-        {
-            self.end_keep(parked);
-        }
     }
 
     /// Ends the keeps of a resume that came back short, as the engine goes on with it: it recomputes

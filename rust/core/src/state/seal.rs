@@ -5,7 +5,7 @@ use super::record::Running;
 use crate::base::{Error, Key, LeaseId, LeaseIx, Link, NodeIx, Result, SlotIx, Tier};
 use crate::collections::Tag;
 use crate::events::Spoken;
-use crate::tiers::{Hold, Uses};
+use crate::tiers::Uses;
 
 /// One row of a seal.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ impl State {
         }
         // In a step of decodes each row has a block or none: their cache misses overlap only here.
         let firsts = rows.iter().filter_map(|row| row.keys.first());
-        self.trie.warm(firsts, &mut self.tags);
+        self.trie.warm(firsts, &mut self.scratch.tags);
         let mut sealed = 0;
         for row in rows {
             sealed += u64::from(self.seal_one(row));
@@ -47,13 +47,7 @@ impl State {
     pub(super) fn check_sealing(&self, row: &Sealing<'_>) -> Result<()> {
         self.check_rows(&[row.lease])?;
         let record = &self.leases[row.lease.at()];
-        if record.loading() > 0 {
-            let what = format!(
-                "sealing lease {}, whose blocks are loading",
-                row.lease.number()
-            );
-            return Err(Error::state(what, "commit the outcomes of its plans first"));
-        }
+        self.check_loaded(row.lease, "sealing")?;
         let room = u64::from(record.blocks()) * u64::from(self.config.block_size);
         if row.computed > record.tokens.min(room) {
             let help = "no more can be computed than the lease has slots for: grow it first";
@@ -85,7 +79,7 @@ impl State {
         };
         let above = before.checked_sub(1);
         let mut parent = above.and_then(|above| self.published(record, above));
-        let mut tags = std::mem::take(&mut self.tags);
+        let mut tags = std::mem::take(&mut self.scratch.tags);
         self.trie.warm(keys.iter(), &mut tags);
         let mut sealed = before;
         for (key, &tag) in keys.iter().zip(&tags) {
@@ -96,7 +90,7 @@ impl State {
             parent = Some(node);
             sealed += 1;
         }
-        self.tags = tags;
+        self.scratch.tags = tags;
         self.leases[lease].sealed = sealed;
         if before == 0 && sealed > 0 {
             self.note_root(lease);
@@ -117,7 +111,11 @@ impl State {
 
     /// The block whose copy a slot of a table is, or beside whose copy it stands.
     pub(super) fn node_of(&self, slot: SlotIx) -> Option<NodeIx> {
-        self.tiers[Tier::DEVICE].pool.cell(slot).node.map(Link::at)
+        self.tiers[Tier::DEVICE]
+            .pool()
+            .cell(slot)
+            .node
+            .map(Link::at)
     }
 
     /// The published block that a sealed block of the table is or stands beside.
@@ -174,17 +172,15 @@ impl State {
             return None;
         }
         // A duplicate: the slot stays private, and the published block is pinned beside it.
-        if self.takeable(Tier::DEVICE, published) && self.tiers[Tier::DEVICE].ledger.available() < 1
+        if self.takeable(Tier::DEVICE, published)
+            && self.tiers[Tier::DEVICE].ledger().available() < 1
         {
             return None;
         }
         self.pin(Tier::DEVICE, published);
         self.note_use(node);
         self.lives.find(node);
-        if let Hold::Claimed { leases } | Hold::Owned { leases } = self.hold(Tier::DEVICE, slot) {
-            self.put(Tier::DEVICE, slot, Hold::Duplicate { leases });
-            self.tiers[Tier::DEVICE].pool.cell_mut(slot).node = Some(Link::to(node));
-        }
+        self.tiers[Tier::DEVICE].stand_beside(slot, Link::to(node));
         self.counters.duplicates += 1;
         Some(node)
     }

@@ -72,11 +72,8 @@ impl State {
     fn check_stow(&self, keys: &[Key], ids: &[u32], first: u32) -> Result<()> {
         self.of_an_engine("stow")?;
         self.check_ids(ids)?;
-        check_range(
-            ids,
-            &(first as usize..first as usize + ids.len()),
-            keys.len(),
-        )
+        let first = first as usize;
+        check_range(ids, &(first..first + ids.len()), keys.len())
     }
 
     fn stow_checked(&mut self, keys: &[Key], ids: &[u32], first: usize) -> Option<Plan> {
@@ -98,7 +95,7 @@ impl State {
         for &slot in &own {
             self.mark(to, slot);
         }
-        let room = self.tiers[to].ledger.available().max(0);
+        let room = self.tiers[to].ledger().available().max(0);
         let most = usize::try_from(room).map_or(new, |room| room.min(new));
         self.make_room(to, most as u32);
         let plan = self.fill_path(keys, ids, (above, &path), to, most);
@@ -115,7 +112,7 @@ impl State {
     /// what is known, and none of the ids of the others is being filled.
     fn known(&mut self, keys: &[Key], ids: &[u32], mut above: Above) -> Vec<Known> {
         let mut path = Vec::with_capacity(keys.len());
-        let mut tags = std::mem::take(&mut self.tags);
+        let mut tags = std::mem::take(&mut self.scratch.tags);
         self.trie.warm(keys.iter(), &mut tags);
         for ((key, &tag), &id) in keys.iter().zip(&tags).zip(ids) {
             let node = self.trie.seek(key, tag).map_err(|_| tag);
@@ -134,7 +131,7 @@ impl State {
             path.push(node);
             above = Above::of(node.ok());
         }
-        self.tags = tags;
+        self.scratch.tags = tags;
         path
     }
 
@@ -224,7 +221,7 @@ impl State {
     ) {
         let to = self.flights[flight].to;
         // It is in no order and backs nothing, so that a mark is all there is to it.
-        self.tiers[Tier::DEVICE].pool.cell_mut(id).readers += 1;
+        self.tiers[Tier::DEVICE].read(id);
         if let Some(slot) = self.attach(node, to, flight) {
             moves.push(Move {
                 node: Some(self.trie.id(node)),

@@ -152,7 +152,7 @@ impl State {
     /// The nearest lower tier that has room for what of a path is not below yet.
     fn choose_tier(&self, path: &[Option<NodeIx>]) -> Result<Tier> {
         let below = || self.tiers.below(Tier::DEVICE);
-        let limits = below().map(|tier| self.tiers[tier].pool.room());
+        let limits = below().map(|tier| self.tiers[tier].pool().room());
         let capacity = limits.max().unwrap_or(0);
         if path.len() > capacity as usize {
             return Err(Error::TooLarge {
@@ -162,7 +162,7 @@ impl State {
             });
         }
         let mut refused = None;
-        for to in below().filter(|&to| self.tiers[to].pool.room() > 0) {
+        for to in below().filter(|&to| self.tiers[to].pool().room() > 0) {
             let Some(costs) = self.stow_cost(path, to) else {
                 return Err(Error::Unsupported {
                     what: "kept requests that share a block",

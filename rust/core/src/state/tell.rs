@@ -27,7 +27,7 @@ impl State {
             return Err(Error::argument("ring", most, help));
         }
         let size = self.config.block_size;
-        let blocks = self.tiers.iter().map(|tier| tier.pool.len() as usize).sum();
+        let blocks = self.tiers.iter().map(|tier| tier.pool().len() as usize).sum();
         let mut events = Box::new(Events::new(size, blocks, (most, salts, clears))?);
         if self.trie.is_new() {
             events.walk = Walk::ENDED;

@@ -4,7 +4,6 @@
 use super::record::Ticket;
 use super::{Answer, Sealing, State};
 use crate::base::{Error, ParkedId, Result, TicketId, TicketIx, Tier};
-use crate::collections::Found;
 
 impl State {
     /// Promises a number of blocks of a tier to the holder of the ticket.
@@ -24,16 +23,16 @@ impl State {
         let need = self.fits(tier, blocks)?;
         let decision = self.decide(tier, blocks, 0);
         self.afford(decision)?;
-        self.tiers[tier].ledger.promise(need);
+        self.tiers[tier].promise(need);
         let ticket = self.tickets.insert(Ticket::of(tier, need));
         Ok(TicketId(self.tickets.id(ticket)))
     }
 
     /// Gives a ticket back: what it kept is promised no more.
     pub fn release_ticket(&mut self, id: TicketId) -> Result<()> {
-        let ticket = self.ticket(id)?;
-        let Ticket { tier, blocks, .. } = self.tickets.remove(ticket);
-        self.tiers[tier].ledger.release(blocks);
+        self.ticket(id)?;
+        let Ticket { tier, blocks, .. } = self.tickets.remove(id.at());
+        self.tiers[tier].release(blocks);
         Ok(())
     }
 
@@ -84,14 +83,14 @@ impl State {
             };
             return Err(Error::state(what, help));
         }
-        self.tiers[tier].ledger.release(blocks);
+        self.tiers[tier].release(blocks);
         let answer = act(self);
         if answer.as_ref().is_ok_and(spends) {
             self.tickets.remove(ticket);
         } else {
             // Nothing of its tier was taken meanwhile: it is backed as it was.
-            self.tiers[tier].ledger.promise(blocks);
-            debug_assert!(self.tiers[tier].ledger.available() >= 0);
+            self.tiers[tier].promise(blocks);
+            debug_assert!(self.tiers[tier].ledger().available() >= 0);
         }
         answer
     }
@@ -106,17 +105,7 @@ impl State {
     }
 
     fn ticket(&self, id: TicketId) -> Result<TicketIx> {
-        match self.tickets.find(id.0) {
-            Found::Live => Ok(id.at()),
-            Found::Never => Err(Error::Foreign {
-                what: "ticket",
-                number: id.number(),
-            }),
-            Found::Ended => Err(Error::Spent {
-                what: "ticket",
-                number: id.number(),
-            }),
-        }
+        self.tickets.place_of(id.0, "ticket", |_| true)
     }
 
     /// Takes a ticket back whose handle was dropped; counted.

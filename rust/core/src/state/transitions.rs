@@ -9,28 +9,22 @@
 use super::State;
 use super::tier::{evictability, is_busy};
 use crate::base::{FlightIx, Link, NodeIx, SlotIx, Tier};
-use crate::evict::{Evict, Evictability};
+use crate::evict::Evictability;
 use crate::tiers::{Hold, Uses};
 
 impl State {
     #[inline]
     pub(super) fn hold(&self, tier: Tier, slot: SlotIx) -> Hold {
-        self.tiers[tier].pool.cell(slot).hold
+        self.tiers[tier].pool().cell(slot).hold
     }
 
     /// The block whose copy the slot is.
     pub(super) fn node_in(&self, tier: Tier, slot: SlotIx) -> Option<NodeIx> {
-        let cell = self.tiers[tier].pool.cell(slot);
+        let cell = self.tiers[tier].pool().cell(slot);
         let own = cell
             .node
             .filter(|_| !matches!(cell.hold, Hold::Duplicate { .. }));
         own.map(Link::at)
-    }
-
-    /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
-    #[inline]
-    pub(super) fn put(&mut self, tier: Tier, slot: SlotIx, hold: Hold) {
-        self.tiers[tier].put(slot, hold);
     }
 
     /// The slot of the parent of the block in this one.
@@ -56,11 +50,15 @@ impl State {
 
     #[inline]
     pub(super) fn is_busy(&self, node: NodeIx, tier: Tier) -> bool {
-        let residency = *self.trie.residency(node, tier);
-        let Some(slot) = residency.slot else {
-            return false;
-        };
-        residency.busy > 0 || is_busy(tier, self.tiers[tier].pool.cell(slot.at()))
+        let slot = self.trie.slot(node, tier);
+        slot.is_some_and(|slot| self.is_busy_in(node, tier, slot))
+    }
+
+    /// The same of a block in this slot.
+    #[inline]
+    fn is_busy_in(&self, node: NodeIx, tier: Tier, slot: SlotIx) -> bool {
+        let residency = self.trie.residency(node, tier);
+        residency.busy > 0 || is_busy(tier, self.tiers[tier].pool().cell(slot))
     }
 
     #[expect(
@@ -69,21 +67,15 @@ impl State {
     )]
     #[inline(always)]
     pub(super) fn evictability_of(&self, tier: Tier, slot: SlotIx) -> Evictability {
-        let cell = self.tiers[tier].pool.cell(slot);
+        let cell = self.tiers[tier].pool().cell(slot);
         let Some(node) = cell.node else {
             return Evictability::Blocked;
         };
         evictability(*self.trie.residency(node.at(), tier), cell)
     }
 
-    /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be
-    /// given out again.
-    pub(super) fn backs_as(&self, tier: Tier, slot: SlotIx, evictability: Evictability) -> bool {
-        evictability != Evictability::Blocked && self.tiers[tier].pool.stays(slot)
-    }
-
     pub(super) fn backs(&self, tier: Tier, slot: SlotIx) -> bool {
-        self.backs_as(tier, slot, self.evictability_of(tier, slot))
+        self.tiers[tier].backs(slot, self.evictability_of(tier, slot))
     }
 
     pub(super) fn takeable(&self, tier: Tier, slot: SlotIx) -> bool {
@@ -94,19 +86,12 @@ impl State {
     fn refresh(&mut self, tier: Tier, slot: SlotIx, before: bool) {
         if matches!(self.hold(tier, slot), Hold::Idle { .. }) {
             let evictability = self.evictability_of(tier, slot);
-            let after = self.backs_as(tier, slot, evictability);
-            let tier_state = &mut self.tiers[tier];
-            match (before, after) {
-                (false, true) => tier_state.ledger.gain_takeable(),
-                (true, false) => tier_state.ledger.lose_takeable(),
-                _ => {}
-            }
-            tier_state.order.refresh(slot, evictability);
+            self.tiers[tier].reassess(slot, before, evictability);
         }
     }
 
     /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
-    pub(super) fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
+    fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
         if let Some(parent) = self.trie.parent(node) {
             self.block_from(parent, tier);
         }
@@ -123,7 +108,7 @@ impl State {
             let Some(slot) = residency.slot.map(Link::at) else {
                 return;
             };
-            if was || self.tiers[tier].block(tier, slot) {
+            if was || self.tiers[tier].block(slot) {
                 return;
             }
             next = self.trie.parent(node);
@@ -138,7 +123,7 @@ impl State {
             let Some(slot) = self.trie.slot(parent, tier) else {
                 return;
             };
-            if self.is_busy(parent, tier) {
+            if self.is_busy_in(parent, tier, slot) {
                 return;
             }
             self.refresh(tier, slot, false);
@@ -160,7 +145,7 @@ impl State {
         let before = self.takeable(tier, slot);
         let node = self.node_in(tier, slot);
         let was = node.is_some_and(|node| self.is_busy(node, tier));
-        self.tiers[tier].pool.cell_mut(slot).readers += 1;
+        self.tiers[tier].read(slot);
         self.refresh(tier, slot, before);
         if let Some(node) = node.filter(|_| !was) {
             self.block_ancestors(node, tier);
@@ -168,18 +153,17 @@ impl State {
     }
 
     /// A flight has stopped reading the slot. It kept its place all along.
+    #[inline]
     pub(super) fn unmark(&mut self, tier: Tier, slot: SlotIx) {
-        let cell = self.tiers[tier].pool.cell_mut(slot);
-        cell.readers -= 1;
-        if cell.readers > 0 {
+        if !self.tiers[tier].end_read(slot) {
             return;
         }
-        if cell.hold == Hold::Quarantined {
-            return self.free(tier, slot);
+        if self.hold(tier, slot) == Hold::Quarantined {
+            return self.tiers[tier].free(slot);
         }
         self.refresh(tier, slot, false);
         if let Some(node) = self.node_in(tier, slot)
-            && !self.is_busy(node, tier)
+            && !self.is_busy_in(node, tier, slot)
         {
             self.unblock_ancestors(node, tier);
         }
@@ -191,22 +175,12 @@ impl State {
         for &node in path {
             let residency = *self.trie.residency(node, Tier::DEVICE);
             if let Some(slot) = residency.slot.map(Link::at)
-                && device.pool.cell(slot).hold.is_ready()
+                && device.pool().cell(slot).hold.is_ready()
             {
                 device.pin(slot, residency);
                 table.push(slot);
             }
         }
-    }
-
-    /// Takes a free slot; the caller has made room, and says what holds it now.
-    pub(super) fn take_free(&mut self, tier: Tier, hold: Hold) -> Option<SlotIx> {
-        self.tiers[tier].take_free(hold)
-    }
-
-    /// Gives a slot back that holds no block.
-    pub(super) fn free(&mut self, tier: Tier, slot: SlotIx) {
-        self.tiers[tier].free(slot);
     }
 
     /// The block gets a free slot on the tier, which a copy will fill; the caller has made room.
@@ -218,18 +192,9 @@ impl State {
         let busy = tier > Tier::DEVICE || residency.busy > 0;
         self.count_child(node, tier, busy);
         if closes_gap {
-            self.look_at_ends(tier);
+            self.tiers[tier].look_at_ends();
         }
         Some(slot)
-    }
-
-    /// What was cut off on the tier, if anything was, may go down now.
-    #[inline]
-    pub(super) fn look_at_ends(&mut self, tier: Tier) {
-        let tier_state = &mut self.tiers[tier];
-        if std::mem::take(&mut tier_state.descent.cut) {
-            tier_state.order.unsee_all();
-        }
     }
 
     /// The block leaves the tier; its slot is the caller's to put somewhere.
@@ -252,12 +217,7 @@ impl State {
         if self.is_busy(node, tier) {
             self.unblock_ancestors(node, tier);
         }
-        self.detach_slot(node, tier, slot)
-    }
-
-    /// The block's copy goes; returns the slot that its parent has.
-    fn detach_slot(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
-        self.tiers[tier].pool.cell_mut(slot).node = None;
+        self.tiers[tier].unlink(slot);
         self.end_residency(node, tier)
     }
 
@@ -298,7 +258,7 @@ impl State {
     pub(super) fn look_again(&mut self, node: NodeIx, tier: Tier) {
         for above in (0..tier.at()).map(Tier) {
             if let Some(slot) = self.trie.slot(node, above) {
-                self.tiers[above].order.unsee(slot);
+                self.tiers[above].copies_ahead().unsee(slot);
             }
         }
     }
@@ -306,7 +266,7 @@ impl State {
     fn look_again_below(&mut self, node: NodeIx, tier: Tier) {
         for below in self.tiers.below(tier) {
             if let Some(slot) = self.trie.slot(node, below) {
-                self.tiers[below].order.unsee(slot);
+                self.tiers[below].copies_ahead().unsee(slot);
             }
         }
     }
@@ -324,7 +284,7 @@ impl State {
     /// Links the orphans of a path, as far as it is used, that the last walk found.
     #[inline]
     pub(super) fn link_path(&mut self, path: &[NodeIx]) {
-        if std::mem::take(&mut self.loose) {
+        if std::mem::take(&mut self.scratch.loose) {
             self.link_loose(path);
         }
     }
@@ -363,7 +323,7 @@ impl State {
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {
                     if self.trie.slot(node, tier).is_some() {
-                        self.look_at_ends(tier);
+                        self.tiers[tier].look_at_ends();
                         self.move_to_back(parent, tier);
                     }
                 }
@@ -382,7 +342,7 @@ impl State {
 
     /// Adds a holder to a ready slot.
     pub(super) fn pin(&mut self, tier: Tier, slot: SlotIx) {
-        if let Some(node) = self.tiers[tier].pool.cell(slot).node.map(Link::at) {
+        if let Some(node) = self.tiers[tier].pool().cell(slot).node.map(Link::at) {
             let residency = *self.trie.residency(node, tier);
             let was = tier == Tier::DEVICE || self.is_busy(node, tier);
             self.tiers[tier].pin(slot, residency);
@@ -394,22 +354,19 @@ impl State {
 
     /// Takes a holder off a pinned slot, which is idle after the last one.
     pub(super) fn unpin(&mut self, tier: Tier, slot: SlotIx) {
-        match &mut self.tiers[tier].pool.cell_mut(slot).hold {
-            Hold::Pinned { pins: 1 } => {
-                let node = self.node_in(tier, slot);
-                let plain = self.tiers[tier].pool.is_plain(slot);
-                self.make_idle(tier, slot);
-                if tier > Tier::DEVICE
-                    && let Some(node) = node.filter(|&node| !self.is_busy(node, tier))
-                {
-                    self.unblock_ancestors(node, tier);
-                }
-                if !plain {
-                    self.retire(tier, slot);
-                }
-            }
-            Hold::Pinned { pins } => *pins -= 1,
-            hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
+        if !self.tiers[tier].unpin(slot) {
+            return;
+        }
+        let node = self.node_in(tier, slot);
+        let plain = self.tiers[tier].pool().is_plain(slot);
+        self.make_idle(tier, slot);
+        if tier > Tier::DEVICE
+            && let Some(node) = node.filter(|&node| !self.is_busy(node, tier))
+        {
+            self.unblock_ancestors(node, tier);
+        }
+        if !plain {
+            self.retire(tier, slot);
         }
     }
 }

@@ -19,11 +19,8 @@ impl State {
     /// where tickets would lose what they were promised though all parked sequences of the tier were
     /// given up. Nothing is changed then.
     pub fn withdraw(&mut self, tier: Tier, slots: &[u32]) -> Result<u64> {
-        if tier == Tier::DEVICE || !self.tiers.has(tier) {
-            let help = "name a tier below the device that this cache was made with";
-            return Err(Error::argument("tier", tier.name(), help));
-        }
-        let pool = &self.tiers[tier].pool;
+        self.tiers.below_device(tier)?;
+        let pool = self.tiers[tier].pool();
         if let Some(&slot) = slots.iter().find(|&&slot| slot >= pool.len()) {
             return Err(Error::argument("slots", slot, "the tier has no such slot"));
         }
@@ -37,7 +34,7 @@ impl State {
             let given = fresh.iter().filter(|&&slot| pool.stays(slot)).count() as u32;
             let want = u64::from(pool.room() - given);
             // The blocks that tickets would lack count as used.
-            let used = self.tiers[tier].ledger.used().max(want + 1);
+            let used = self.tiers[tier].ledger().used().max(want + 1);
             return Err(Error::InUse { tier, want, used });
         }
         let mut dropped = 0;
@@ -56,10 +53,7 @@ impl State {
                 dropped += 1;
             }
         }
-        let tier_state = &mut self.tiers[tier];
-        let retired = tier_state.pool.withdraw(&fresh);
-        tier_state.ledger.retire(retired);
-        self.recount(tier);
+        self.tiers[tier].withdraw(&fresh, &self.trie);
         self.break_unbacked(tier);
         Ok(dropped)
     }

@@ -13,7 +13,7 @@ use crate::base::Result;
 use crate::evict::learned::duel::Duel;
 use crate::evict::learned::history::History;
 use crate::evict::learned::reuse::Reuse;
-use crate::evict::life::Life;
+use crate::evict::life::{Asks, Life};
 use crate::evict::order::Order;
 
 /// Uses after which some values are made anew.
@@ -72,6 +72,7 @@ impl Learned {
 
 impl Order for Learned {
     const CLASSES: usize = Duel::PASSES as usize + 1;
+    const ASKS: Asks = Asks::Uses;
 
     fn new(slots: usize) -> Result<Self> {
         let history = History::new(slots)?;

@@ -18,7 +18,7 @@ impl<O: Order> Queues<O> {
     #[inline]
     pub(super) fn touch(&mut self, head: usize) {
         if let Some(own) = Self::own(head) {
-            self.stale |= 1 << own;
+            self.fronts.stale |= 1 << own;
         }
     }
 
@@ -27,9 +27,9 @@ impl<O: Order> Queues<O> {
     pub(super) fn touch_front(&mut self, slot: SlotIx) {
         if Self::VALUED
             && let Some(own) = Self::own(usize::from(self.heads[slot.at()]))
-            && self.fronts[own].is_none_or(|front| front.slot == slot)
+            && self.fronts.known[own].is_none_or(|front| front.slot == slot)
         {
-            self.stale |= 1 << own;
+            self.fronts.stale |= 1 << own;
         }
     }
 
@@ -90,10 +90,11 @@ impl<O: Order> Queues<O> {
         opens: Opens<'_>,
         out: &mut Vec<SlotIx>,
     ) {
-        let others = ones(self.filled & !(1 << own));
-        let others = others.filter_map(|other| self.fronts[other].map(|front| (front.rank, other)));
+        let others = ones(self.fronts.filled & !(1 << own));
+        let others =
+            others.filter_map(|other| self.fronts.known[other].map(|front| (front.rank, other)));
         let second = others.min();
-        while let Some(Front { slot, rank }) = self.fronts[own]
+        while let Some(Front { slot, rank }) = self.fronts.known[own]
             && second.is_none_or(|second| (rank, own) < second)
             && self.marks[slot.at()] == OPEN
             && out.len() < all
@@ -114,9 +115,9 @@ impl<O: Order> Queues<O> {
     /// Looks at the front of a list again.
     fn look_at(&mut self, own: usize, stamps: Stamps<'_>) {
         let open = self.open_from(FIRST + own);
-        self.fronts[own] = open.map(|slot| self.front(own, slot, stamps));
-        self.filled = self.filled & !(1 << own) | u64::from(open.is_some()) << own;
-        self.stale &= !(1 << own);
+        self.fronts.known[own] = open.map(|slot| self.front(own, slot, stamps));
+        self.fronts.filled = self.fronts.filled & !(1 << own) | u64::from(open.is_some()) << own;
+        self.fronts.stale &= !(1 << own);
     }
 
     /// As [`Evict::insert`], where the place of a child says nothing of its parent.
@@ -134,9 +135,9 @@ impl<O: Order> Queues<O> {
         self.marks[slot.at()] = Self::mark(evictability);
         self.heads[slot.at()] = head as u8;
         if let Some(own) = Self::own(head)
-            && self.fronts[own].is_none()
+            && self.fronts.known[own].is_none()
         {
-            self.stale |= 1 << own;
+            self.fronts.stale |= 1 << own;
         }
     }
 
@@ -181,11 +182,12 @@ impl<O: Order> Queues<O> {
     #[inline(never)]
     pub(super) fn best(&mut self, stamps: Stamps<'_>) -> Option<(usize, SlotIx)> {
         loop {
-            while self.stale > 0 {
-                self.look_at(self.stale.trailing_zeros() as usize, stamps);
+            while self.fronts.stale > 0 {
+                self.look_at(self.fronts.stale.trailing_zeros() as usize, stamps);
             }
-            let fronts = ones(self.filled)
-                .filter_map(|own| self.fronts[own].map(|front| (front.rank, own, front.slot)));
+            let fronts = ones(self.fronts.filled).filter_map(|own| {
+                self.fronts.known[own].map(|front| (front.rank, own, front.slot))
+            });
             let (_, own, slot) = fronts.min()?;
             if self.marks[slot.at()] == OPEN {
                 return Some((own, slot));
@@ -197,12 +199,12 @@ impl<O: Order> Queues<O> {
     /// What the fronts are worth may have changed.
     pub(super) fn look_again(&mut self) {
         if Self::VALUED {
-            self.stale |= self.filled;
+            self.fronts.stale |= self.fronts.filled;
         }
     }
 
     pub(super) fn front(&self, own: usize, slot: SlotIx, stamps: Stamps<'_>) -> Front {
-        let age = self.now.wrapping_sub(stamps(slot));
+        let age = self.fronts.now.wrapping_sub(stamps(slot));
         let value = self.order.value(own as u8, age);
         let rank = u64::from(value) << 32 | u64::from(u32::MAX - age);
         Front { rank, slot }

@@ -8,13 +8,14 @@ use super::super::recency::Recency;
 use super::*;
 use crate::base::NodeIx;
 use crate::evict::life::{Life, Lives};
+use crate::evict::put;
 
 fn slot(number: u32) -> SlotIx {
     SlotIx::new(number)
 }
 
 fn recency() -> Queues<Recency> {
-    Queues::new(8, 8, true).unwrap()
+    Queues::new(8, 8, Children::InOrder).unwrap()
 }
 
 fn drain(policy: &mut Queues<Recency>) -> Vec<SlotIx> {
@@ -34,21 +35,9 @@ fn classes_go_in_order_and_each_by_recency() {
         (1, Class::Ordinary),
         (2, Class::Ended),
     ] {
-        policy.insert(
-            slot(number),
-            class,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut policy, number, class, Evictability::Leaf);
     }
-    policy.insert(
-        slot(3),
-        Class::Ordinary,
-        Past::none(),
-        Place::Back,
-        Evictability::Leaf,
-    );
+    put(&mut policy, 3, Class::Ordinary, Evictability::Leaf);
     policy.insert(
         slot(4),
         Class::Ordinary,
@@ -63,13 +52,7 @@ fn classes_go_in_order_and_each_by_recency() {
 fn a_blocked_slot_keeps_its_place_and_is_found_again() {
     let mut policy = recency();
     for number in 0..5 {
-        policy.insert(
-            slot(number),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut policy, number, Class::Ordinary, Evictability::Leaf);
     }
     policy.refresh(slot(0), Evictability::Blocked);
     policy.refresh(slot(1), Evictability::Blocked);
@@ -87,37 +70,13 @@ fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
     for passed_again in [false, true] {
         let mut policy = recency();
         for number in 0..3 {
-            policy.insert(
-                slot(number),
-                Class::Ordinary,
-                Past::none(),
-                Place::Back,
-                Evictability::Blocked,
-            );
+            put(&mut policy, number, Class::Ordinary, Evictability::Blocked);
         }
-        policy.insert(
-            slot(3),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut policy, 3, Class::Ordinary, Evictability::Leaf);
         assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
         policy.clear();
-        policy.insert(
-            slot(4),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Blocked,
-        );
-        policy.insert(
-            slot(5),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut policy, 4, Class::Ordinary, Evictability::Blocked);
+        put(&mut policy, 5, Class::Ordinary, Evictability::Leaf);
         if passed_again {
             assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
         }
@@ -135,23 +94,11 @@ fn what_was_passed_before_a_clear_is_found_in_its_place_when_it_opens() {
 fn what_stands_where_the_cursor_was_can_leave() {
     let mut policy = recency();
     for number in 0..3 {
-        policy.insert(
-            slot(number),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Blocked,
-        );
+        put(&mut policy, number, Class::Ordinary, Evictability::Blocked);
     }
     assert_eq!(policy.victim(&|_| 0), None);
     policy.remove(slot(2));
-    policy.insert(
-        slot(3),
-        Class::Ordinary,
-        Past::none(),
-        Place::Back,
-        Evictability::Leaf,
-    );
+    put(&mut policy, 3, Class::Ordinary, Evictability::Leaf);
     assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
 }
 
@@ -159,13 +106,7 @@ fn what_stands_where_the_cursor_was_can_leave() {
 fn what_was_seen_is_passed_over_wherever_something_new_stands() {
     let mut policy = recency();
     for number in 0..4 {
-        policy.insert(
-            slot(number),
-            Class::Ordinary,
-            Past::none(),
-            Place::Back,
-            Evictability::Leaf,
-        );
+        put(&mut policy, number, Class::Ordinary, Evictability::Leaf);
     }
     let unseen = |policy: &Queues<Recency>, limit| {
         let mut out = Vec::new();
@@ -178,13 +119,7 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         (unseen(&policy, 3), unseen(&policy, 4)),
         (vec![], vec![slot(3)])
     );
-    policy.insert(
-        slot(4),
-        Class::Ended,
-        Past::none(),
-        Place::Back,
-        Evictability::Leaf,
-    );
+    put(&mut policy, 4, Class::Ended, Evictability::Leaf);
     assert_eq!(unseen(&policy, 3), [4], "the first three are 4, 0 and 1");
     assert!(policy.see(slot(4)));
     policy.remove(slot(2));
@@ -213,34 +148,16 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
 #[test]
 fn cleared_goes_before_everything_new() {
     let mut policy = recency();
-    policy.insert(
-        slot(0),
-        Class::Retained,
-        Past::none(),
-        Place::Back,
-        Evictability::Leaf,
-    );
-    policy.insert(
-        slot(1),
-        Class::Ended,
-        Past::none(),
-        Place::Back,
-        Evictability::Leaf,
-    );
+    put(&mut policy, 0, Class::Retained, Evictability::Leaf);
+    put(&mut policy, 1, Class::Ended, Evictability::Leaf);
     policy.clear();
-    policy.insert(
-        slot(2),
-        Class::Ended,
-        Past::none(),
-        Place::Back,
-        Evictability::Leaf,
-    );
+    put(&mut policy, 2, Class::Ended, Evictability::Leaf);
     assert_eq!(drain(&mut policy), [1, 0, 2]);
 }
 
 #[test]
 fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
-    let mut policy: Queues<Newest> = Queues::new(8, 8, true).unwrap();
+    let mut policy: Queues<Newest> = Queues::new(8, 8, Children::InOrder).unwrap();
     let class = Class::Ordinary;
     for (number, may) in [(0, Evictability::Branch), (1, Evictability::Leaf)] {
         policy.insert(slot(number), class, Past::none(), Place::Back, may);
@@ -259,8 +176,8 @@ fn what_waits_and_is_blocked_when_all_is_cleared_is_blocked_still() {
 /// Law: INV-20l
 #[test]
 fn what_a_resize_makes_the_next_victim_is_looked_at() {
-    let mut policy: Queues<Bonus> = Queues::new(8, 8, true).unwrap();
-    let mut lives = Lives::new(8, true, false).unwrap();
+    let mut policy: Queues<Bonus> = Queues::new(8, 8, Children::InOrder).unwrap();
+    let mut lives = Lives::new(8, Asks::Uses).unwrap();
     // The first was used again, and the other five ticks later.
     for (number, before) in [(0, 3), (1, 0)] {
         lives.born(NodeIx::new(number), before);

@@ -57,7 +57,7 @@ impl State {
     #[doc(hidden)]
     pub fn holds_block(&self, tier: Tier, slot: u32) -> bool {
         self.tiers[tier]
-            .pool
+            .pool()
             .cell(SlotIx::new(slot))
             .hold
             .is_ready()
@@ -74,7 +74,7 @@ impl State {
         let holders = self.count_holders()?;
         for tier in self.tiers.all() {
             self.conserved(tier)?;
-            for slot in self.tiers[tier].pool.slots() {
+            for slot in self.tiers[tier].pool().slots() {
                 self.held_rightly(tier, slot, &holders)?;
                 self.given_out_by_the_engine(tier, slot)?;
                 self.resident(tier, slot)?;
@@ -105,7 +105,7 @@ impl State {
             tier,
             index: slot.get(),
         };
-        let node = (slot.get() < self.tiers[tier].pool.len())
+        let node = (slot.get() < self.tiers[tier].pool().len())
             .then(|| self.node_in(tier, slot))
             .flatten()
             .filter(|&node| self.trie.alive(node));
@@ -122,7 +122,7 @@ impl State {
 
     fn count_holders(&self) -> Result<Holders, Violation> {
         let zeros = || {
-            let slots = |tier_state: &TierState| vec![0; tier_state.pool.len() as usize];
+            let slots = |tier_state: &TierState| vec![0; tier_state.pool().len() as usize];
             self.tiers.iter().map(slots).collect::<Vec<Vec<u32>>>()
         };
         let (mut pins, mut readers, mut written) = (zeros(), zeros(), zeros());
@@ -131,7 +131,7 @@ impl State {
         for &slot in running.chain(held).flatten() {
             pins[0][slot.at()] += 1;
         }
-        for (slot, cell) in self.tiers[Tier::DEVICE].pool.cells() {
+        for (slot, cell) in self.tiers[Tier::DEVICE].pool().cells() {
             if !matches!(cell.hold, Hold::Duplicate { .. }) {
                 continue;
             }

@@ -2,7 +2,6 @@
 
 use super::{Check, Violation};
 use crate::base::{Class, Ix, MAX_TIERS, NodeIx, SlotIx, Tier};
-use crate::evict::Evict;
 use crate::state::State;
 use crate::tiers::{Hold, Node};
 
@@ -10,16 +9,16 @@ impl State {
     /// The order holds all idle blocks, child before parent; pins are closed to the root (INV-20).
     pub(super) fn ordered(&self, tier: Tier) -> Check {
         let tier_state = &self.tiers[tier];
-        let ranks = tier_state.order.ranks(tier_state.pool.len() as usize);
-        for (slot, cell) in tier_state.pool.cells() {
+        let places = self.places(tier);
+        for (slot, cell) in tier_state.pool().cells() {
             let idle = matches!(cell.hold, Hold::Idle { .. });
-            if tier_state.order.holds(slot) != idle {
+            if tier_state.order().holds(slot) != idle {
                 let detail = format!("it is {:?}; in the order: {}", cell.hold, !idle);
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
             if idle
                 && !tier_state
-                    .order
+                    .order()
                     .agrees(slot, self.evictability_of(tier, slot))
             {
                 let detail = format!(
@@ -35,47 +34,71 @@ impl State {
             // What a higher tier has needs none until it is dropped there, and is looked at again then.
             let class = Class::Copied;
             let spare = cell.hold == Hold::Idle { class };
-            if tier_state.order.seen(slot) && !spare && self.should_be_below(node, tier) {
+            if tier_state.order().seen(slot) && !spare && self.should_be_below(node, tier) {
                 let detail = "a copy ahead passes it over, and it has none below".to_owned();
                 return Err(self.violation("INV-20", tier, slot, detail));
             }
-            let above = self
-                .trie
-                .parent(node)
-                .and_then(|parent| self.trie.slot(parent, tier));
-            let Some(above) = above else { continue };
-            match self.hold(tier, above) {
-                Hold::Idle { class } => {
-                    let blocks = tier > Tier::DEVICE
-                        && matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. });
-                    if !idle && !blocks {
-                        let detail = format!("it is {:?}, and its parent is idle", cell.hold);
-                        return Err(self.violation("INV-20", tier, slot, detail));
-                    }
-                    let behind = ranks
-                        .as_ref()
-                        .is_some_and(|ranks| idle && ranks[slot.at()] >= ranks[above.at()]);
-                    let own = match cell.hold {
-                        Hold::Idle { class } => class,
-                        _ => Class::Cleared,
-                    };
-                    // A copy of what the device has may wait for what the host alone has; and a stray for one
-                    // that is not known as such before the next dispatch.
-                    let torn = self.strays.torn && !self.config.engine;
-                    let waits = class == Class::Copied || (class == Class::Cleared && torn);
-                    if behind || (own > class && !waits) {
-                        let detail = format!("it stands behind its parent in slot {above}");
-                        return Err(self.violation("INV-20", tier, slot, detail));
-                    }
-                }
-                Hold::Filling { .. } if idle && tier == Tier::DEVICE => {
-                    let detail = "it is idle, and its parent is still filling".to_owned();
-                    return Err(self.violation("INV-20", tier, slot, detail));
-                }
-                _ => {}
+            if let Some(above) = self.parent_slot(tier, slot) {
+                self.stands_before(tier, slot, above, places.as_deref())?;
             }
         }
         Ok(())
+    }
+
+    /// A block and its parent may both be as they are, and a child stands before it.
+    fn stands_before(
+        &self,
+        tier: Tier,
+        slot: SlotIx,
+        above: SlotIx,
+        places: Option<&[u32]>,
+    ) -> Check {
+        let hold = self.hold(tier, slot);
+        let idle = matches!(hold, Hold::Idle { .. });
+        match self.hold(tier, above) {
+            Hold::Idle { class } => {
+                let blocks = tier > Tier::DEVICE
+                    && matches!(hold, Hold::Filling { .. } | Hold::Pinned { .. });
+                if !idle && !blocks {
+                    let detail = format!("it is {hold:?}, and its parent is idle");
+                    return Err(self.violation("INV-20", tier, slot, detail));
+                }
+                let after = |places: &[u32]| places[slot.at()] >= places[above.at()];
+                let behind = idle && places.is_some_and(after);
+                let own = match hold {
+                    Hold::Idle { class } => class,
+                    _ => Class::Cleared,
+                };
+                // A copy of what the device has may wait for what the host alone has; and a stray for one
+                // that is not known as such before the next dispatch.
+                let torn = self.strays.torn && !self.config.engine;
+                let waits = class == Class::Copied || (class == Class::Cleared && torn);
+                if behind || (own > class && !waits) {
+                    let detail = format!("it stands behind its parent in slot {above}");
+                    return Err(self.violation("INV-20", tier, slot, detail));
+                }
+            }
+            Hold::Filling { .. } if idle && tier == Tier::DEVICE => {
+                let detail = "it is idle, and its parent is still filling".to_owned();
+                return Err(self.violation("INV-20", tier, slot, detail));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The place of each idle slot in the order, where that says which goes first.
+    fn places(&self, tier: Tier) -> Option<Vec<u32>> {
+        let tier_state = &self.tiers[tier];
+        tier_state.order().warms().then(|| {
+            let mut slots = Vec::new();
+            tier_state.front(usize::MAX, &self.lives, &mut slots);
+            let mut places = vec![0; tier_state.pool().len() as usize];
+            for (place, slot) in (0..).zip(slots) {
+                places[slot.at()] = place;
+            }
+            places
+        })
     }
 
     /// An idle copy stands with the copies while the device has its block, and only then (INV-20d).
@@ -139,7 +162,7 @@ impl State {
         let Some(slot) = self.trie.slot(node, tier) else {
             return false;
         };
-        let cell = self.tiers[tier].pool.cell(slot);
+        let cell = self.tiers[tier].pool().cell(slot);
         let held = matches!(cell.hold, Hold::Filling { .. } | Hold::Pinned { .. });
         cell.readers > 0
             || (tier > Tier::DEVICE && held)

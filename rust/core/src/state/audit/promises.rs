@@ -16,9 +16,8 @@ impl State {
         }
         for tier in self.tiers.all() {
             let tier_state = &self.tiers[tier];
-            let ledger = &tier_state.ledger;
-            let slots = tier_state.pool.slots();
-            let takeable = slots.filter(|&slot| self.takeable(tier, slot)).count() as u32;
+            let ledger = tier_state.ledger();
+            let takeable = tier_state.count_takeable(&self.trie);
             if takeable != ledger.takeable() {
                 let detail = format!("{} takeable are counted, {takeable} are", ledger.takeable());
                 return Err(self.violation("INV-22", tier, SlotIx::default(), detail));
@@ -30,12 +29,7 @@ impl State {
                 let owed = |&(node, _): &(NodeIx, &Node)| self.is_owed(node, tier);
                 self.trie.iter().filter(owed).count() as u32
             };
-            let headroom = if tier == Tier::DEVICE {
-                self.headroom
-            } else {
-                0
-            };
-            let promised = own + self.kept_by_tickets(tier) + headroom;
+            let promised = own + self.kept_by_tickets(tier) + self.headroom_on(tier);
             if promised != ledger.promised() {
                 let detail = format!(
                     "{} are counted as promised, {promised} are",

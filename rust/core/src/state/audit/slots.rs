@@ -11,7 +11,7 @@ impl State {
     pub(super) fn conserved(&self, tier: Tier) -> Check {
         let tier_state = &self.tiers[tier];
         let mut counts = [0_u32; 5];
-        for (_, cell) in tier_state.pool.cells() {
+        for (_, cell) in tier_state.pool().cells() {
             if let Some(set) = cell.hold.set() {
                 counts[set as usize] += 1;
             }
@@ -24,21 +24,21 @@ impl State {
             Set::Quarantined,
         ];
         for set in sets {
-            if tier_state.ledger.count(set) != counts[set as usize] {
-                let (told, found) = (tier_state.ledger.count(set), counts[set as usize]);
+            if tier_state.ledger().count(set) != counts[set as usize] {
+                let (told, found) = (tier_state.ledger().count(set), counts[set as usize]);
                 let detail = format!("the ledger counts {told} {set:?} slots, there are {found}");
                 return Err(self.violation("INV-1", tier, SlotIx::default(), detail));
             }
         }
         let sum: u32 = counts.iter().sum();
-        if sum != tier_state.ledger.capacity() {
+        if sum != tier_state.ledger().capacity() {
             let detail = format!(
                 "the sets add up to {sum}, not {}",
-                tier_state.ledger.capacity()
+                tier_state.ledger().capacity()
             );
             return Err(self.violation("INV-1", tier, SlotIx::default(), detail));
         }
-        let listed = tier_state.pool.free_slots().count();
+        let listed = tier_state.pool().free_slots().count();
         if listed != counts[0] as usize {
             let detail = format!("the free list has {listed} slots, {} are free", counts[0]);
             return Err(self.violation("INV-1", tier, SlotIx::default(), detail));
@@ -76,7 +76,7 @@ impl State {
         if tier > Tier::DEVICE || !self.config.engine {
             return Ok(());
         }
-        let cell = self.tiers[tier].pool.cell(slot);
+        let cell = self.tiers[tier].pool().cell(slot);
         let theirs = matches!(
             cell.hold,
             Hold::Null | Hold::Filling { .. } | Hold::Quarantined
@@ -122,7 +122,7 @@ impl State {
 
     /// Reader marks are the copies in flight, and no slot is given out before its fence (INV-6).
     pub(super) fn fenced(&self, tier: Tier, slot: SlotIx, holders: &Holders) -> Check {
-        let cell = self.tiers[tier].pool.cell(slot);
+        let cell = self.tiers[tier].pool().cell(slot);
         let readers = holders.readers[tier.at()][slot.at()];
         let written = holders.written[tier.at()][slot.at()];
         if cell.readers != readers {
@@ -192,7 +192,7 @@ impl State {
     /// A tier has no more slots than it was given, but for those that cannot retire yet: they are held
     /// or read, or something is below them. One that was withdrawn has no block in any case (INV-14).
     pub(super) fn budget(&self, tier: Tier) -> Check {
-        let pool = &self.tiers[tier].pool;
+        let pool = self.tiers[tier].pool();
         for (slot, cell) in pool.cells() {
             let free = matches!(cell.hold, Hold::Free { .. }) && !pool.stays(slot);
             let retired = cell.hold == Hold::Retired && pool.stays(slot);

@@ -3,10 +3,10 @@
 
 use crate::base::{Class, Ix, NodeIx, Result, SlotIx};
 use crate::evict::hint::Hints;
-use crate::evict::life::{Hint, Life, Lives};
+use crate::evict::life::{Asks, Hint, Life, Lives};
 use crate::evict::order::Order;
 use crate::evict::queues::{FIRST, PASSED, Queues, WAITS};
-use crate::evict::{Evict, Evictability, Opens, Place, Stamps};
+use crate::evict::{Children, CopyAhead, Evict, EvictAudit, Evictability, Opens, Place, Stamps};
 use std::cmp::Reverse;
 
 const SLOTS: usize = 24;
@@ -204,13 +204,13 @@ impl World {
     fn new(seed: u64) -> Self {
         Self {
             chance: Chance(seed),
-            queues: Queues::new(SLOTS, SLOTS, true).expect("there is memory"),
+            queues: Queues::new(SLOTS, SLOTS, Children::InOrder).expect("there is memory"),
             plain: Plain {
                 lists: vec![Vec::new(); HEADS],
                 may: vec![Evictability::Leaf; SLOTS],
                 ..Plain::default()
             },
-            lives: Lives::new(SLOTS, true, false).expect("there is memory"),
+            lives: Lives::new(SLOTS, Asks::Uses).expect("there is memory"),
             forest: Forest {
                 holds: [Hold::Free; SLOTS],
                 parents: [None; SLOTS],

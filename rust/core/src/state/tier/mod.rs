@@ -1,62 +1,28 @@
 //! One tier: its slots, which goes next, and the accounts of both, moved together. What a slot holds
-//! is known here by number; blocks and their parents are the trie's.
+//! is known here by number; blocks and their parents are the trie's. Others read these parts, and change
+//! them by the verbs below alone.
 
-use crate::base::{Class, FlightIx, Id, Link, NodeIx, Set, SlotIx, Tier};
-use crate::evict::{Evict, Evictability, Lives, Opens, Past, Place, Policy};
+mod descent;
+mod holds;
+mod size;
+
+use super::Config;
+use crate::base::{Class, Error, Id, Link, NodeIx, Result, Set, SlotIx, Tier};
+use crate::evict::{Children, CopyAhead, Evictability, Life, Lives, Past, Place, Policy};
 use crate::tiers::{Cell, Hold, Ledger, Pool, Residency, Trie};
-use std::collections::{BTreeMap, VecDeque};
+use descent::Descent;
+use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
 #[derive(Hash, Debug)]
 pub(crate) struct TierState {
-    pub(crate) pool: Pool,
-    pub(crate) order: Policy,
-    /// Whether the order tells what goes first by its place alone.
-    pub(crate) sorted: bool,
-    pub(crate) ledger: Ledger,
+    tier: Tier,
+    pool: Pool,
+    order: Policy,
+    children: Children,
+    ledger: Ledger,
     /// What its blocks need to go down.
-    pub(crate) descent: Box<Descent>,
-}
-
-/// What is remembered of the blocks of one tier that are to be copied down.
-#[derive(Hash, Debug, Default)]
-pub(crate) struct Descent {
-    /// Blocks that came and were not copied down yet, under [`super::WritePolicy::Through`].
-    pub(crate) fresh: VecDeque<Id<NodeIx>>,
-    /// How often the copy down of a block has failed since one was good.
-    pub(crate) failures: BTreeMap<Id<NodeIx>, u32>,
-    /// Whether the end of a path was passed over because what is before it could not be copied.
-    pub(crate) cut: bool,
-    pub(crate) speed: Speed,
-}
-
-/// How fast blocks go down, in looks ahead.
-#[derive(Hash, Debug, Default)]
-pub(crate) struct Speed {
-    /// Blocks that land from one look to the next.
-    pub(crate) blocks: u32,
-    /// How many were on their way after the last look, and looks since some have landed.
-    pub(crate) flying: u32,
-    looks: u32,
-    /// Whether none were at the last look, before it.
-    idle: bool,
-}
-
-impl Speed {
-    /// So many are on their way now. Whether none are, and none were at the last look.
-    pub(crate) fn look(&mut self, flying: u32) -> bool {
-        let rested = std::mem::replace(&mut self.idle, flying == 0) && flying == 0;
-        self.looks += u32::from(self.flying > 0);
-        let landed = self.flying.saturating_sub(flying);
-        if landed > 0 {
-            let seen = landed.div_ceil(self.looks);
-            // Few that land at once do not say that more would not.
-            let more = self.looks == 1 && flying == 0;
-            self.blocks = if more { self.blocks.max(seen) } else { seen };
-            self.looks = 0;
-        }
-        rested
-    }
+    pub(super) descent: Box<Descent>,
 }
 
 /// The tiers of a yard, the device first.
@@ -73,8 +39,21 @@ impl Tiers {
         tier.at() < self.0.len()
     }
 
-    pub(crate) fn get(&self, tier: Tier) -> Option<&TierState> {
-        self.0.get(tier.at())
+    /// The tier that a caller has named.
+    ///
+    /// # Errors
+    /// `Argument` for one that is not there.
+    pub(crate) fn named(&self, tier: Tier) -> Result<&TierState> {
+        let help = "this cache was made without that tier";
+        let lacks = || Error::argument("tier", tier.name(), help);
+        self.0.get(tier.at()).ok_or_else(lacks)
+    }
+
+    /// The same of one below the device.
+    pub(crate) fn below_device(&self, tier: Tier) -> Result<&TierState> {
+        let help = "name a tier below the device that this cache was made with";
+        let below = self.0.get(tier.at()).filter(|_| tier > Tier::DEVICE);
+        below.ok_or_else(|| Error::argument("tier", tier.name(), help))
     }
 
     /// Their names, from the device down.
@@ -140,7 +119,7 @@ fn last_use(pool: &Pool, lives: &Lives, slot: SlotIx) -> u32 {
 }
 
 /// The idle parent on the tier that is a leaf once this slot, and those before it, are gone.
-pub(super) fn opened_by(
+fn opened_by(
     pool: &Pool,
     trie: &Trie,
     tier: Tier,
@@ -170,49 +149,154 @@ pub(super) fn is_busy(tier: Tier, cell: &Cell) -> bool {
 }
 
 impl TierState {
-    /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
-    #[inline]
-    pub(super) fn put(&mut self, slot: SlotIx, hold: Hold) {
-        let cell = self.pool.cell_mut(slot);
-        self.ledger.shift(cell.hold.set(), hold.set());
-        cell.hold = hold;
+    pub(super) fn new(config: &Config, tier: Tier) -> Result<Self> {
+        let (slots, null) = (config.slots[tier.at()], config.null_slots_of(tier));
+        let room = Config::room_of(tier, &config.sizes());
+        let children = config.children_on(tier);
+        let order = Policy::new(config.policy, slots as usize, room, children)?;
+        let mut ledger = Ledger::default();
+        ledger.enter(slots - null);
+        Ok(Self {
+            tier,
+            pool: Pool::new(slots, null)?,
+            children: order.children(),
+            order,
+            ledger,
+            descent: Box::new(Descent::new(config, tier)?),
+        })
     }
 
-    /// A private slot gets a block of the trie: the leases that had the slot pin the block. Returns
-    /// whether it is read; `None`: it is not private.
     #[inline]
-    pub(super) fn adopt(&mut self, slot: SlotIx, node: Link<NodeIx>) -> Option<bool> {
-        let cell = self.pool.cell_mut(slot);
-        let pins = match cell.hold {
-            Hold::Claimed { leases } => {
-                self.ledger.shift(Some(Set::Claimed), Some(Set::Pinned));
-                leases
-            }
-            Hold::Owned { leases } => leases,
-            _ => return None,
-        };
-        (cell.node, cell.hold) = (Some(node), Hold::Pinned { pins });
-        Some(cell.readers > 0)
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
-    /// Adds a holder to a ready slot, whose block has this residency.
     #[inline]
-    pub(super) fn pin(&mut self, slot: SlotIx, residency: Residency) {
-        let stays = self.pool.stays(slot);
-        let cell = self.pool.cell_mut(slot);
-        match &mut cell.hold {
-            Hold::Pinned { pins } => *pins += 1,
-            Hold::Idle { .. } => {
-                let backs = evictability(residency, cell) != Evictability::Blocked && stays;
-                cell.hold = Hold::Pinned { pins: 1 };
-                if backs {
-                    self.ledger.lose_takeable();
-                }
-                self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
-                self.order.remove(slot);
-            }
-            hold => debug_assert!(false, "pinning slot {slot}, which is {hold:?}"),
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    #[inline]
+    pub(super) fn order(&self) -> &Policy {
+        &self.order
+    }
+
+    /// Whether an idle block must stand behind its children.
+    #[inline]
+    pub(super) fn keeps_order(&self) -> bool {
+        self.children == Children::InOrder
+    }
+
+    /// Keeps so many slots obtainable for later; the caller knows that they can be had, or that others will
+    /// give theirs up.
+    #[inline]
+    pub(super) fn promise(&mut self, slots: u32) {
+        self.ledger.promise(slots);
+    }
+
+    /// Promises as many of these slots as can be had. Returns how many those are.
+    pub(super) fn promise_up_to(&mut self, slots: u64) -> u32 {
+        let room = self.ledger.available().max(0).cast_unsigned();
+        // No more than the room, which is a number of slots.
+        let promised = slots.min(room) as u32;
+        self.ledger.promise(promised);
+        promised
+    }
+
+    /// So many slots are promised no more.
+    #[inline]
+    pub(super) fn release(&mut self, slots: u32) {
+        self.ledger.release(slots);
+    }
+
+    /// Whether an idle slot that stands so backs promises: taking it gives a slot that may be given out
+    /// again.
+    #[inline]
+    pub(super) fn backs(&self, slot: SlotIx, evictability: Evictability) -> bool {
+        evictability != Evictability::Blocked && self.pool.stays(slot)
+    }
+
+    /// Tells ledger and order what an idle slot is now; `before`: whether it was takeable.
+    #[inline]
+    pub(super) fn reassess(&mut self, slot: SlotIx, before: bool, evictability: Evictability) {
+        match (before, self.backs(slot, evictability)) {
+            (false, true) => self.ledger.gain_takeable(),
+            (true, false) => self.ledger.lose_takeable(),
+            _ => {}
         }
+        self.order.refresh(slot, evictability);
+    }
+
+    /// Moves an idle slot to the back of this class.
+    #[inline]
+    pub(super) fn reclass(
+        &mut self,
+        slot: SlotIx,
+        class: Class,
+        past: Past<'_>,
+        evictability: Evictability,
+    ) {
+        self.order.remove(slot);
+        self.pool.cell_mut(slot).hold = Hold::Idle { class };
+        let place = Place::Back;
+        self.order.insert(slot, class, past, place, evictability);
+    }
+
+    /// Takes an idle slot out of the order; [`Self::make_idle`] puts it back.
+    #[inline]
+    pub(super) fn leave_order(&mut self, slot: SlotIx, evictability: Evictability) {
+        if self.backs(slot, evictability) {
+            self.ledger.lose_takeable();
+        }
+        self.order.remove(slot);
+    }
+
+    /// All that is idle goes before all that will be.
+    pub(super) fn clear(&mut self) {
+        self.order.clear();
+        // The class is in the hold too; it is what the audit and `move_to_back` read.
+        for slot in self.pool.slots() {
+            if let Hold::Idle { class } = &mut self.pool.cell_mut(slot).hold {
+                *class = Class::Cleared;
+            }
+        }
+    }
+
+    /// A request that ends has used the block of this key.
+    pub(super) fn used(&mut self, key: u64, life: Life, now: u64) {
+        self.order.used(key, life, now);
+    }
+
+    /// What copies ahead have looked at of its next victims.
+    #[inline]
+    pub(super) fn copies_ahead(&mut self) -> &mut dyn CopyAhead {
+        &mut *self.order
+    }
+
+    /// What was cut off, if anything was, may go down now.
+    #[inline]
+    pub(super) fn look_at_ends(&mut self) {
+        if self.descent.take_cut() {
+            self.order.unsee_all();
+        }
+    }
+
+    /// A copy of a block down is good. After one that has failed all is looked at again.
+    pub(super) fn note_copied(&mut self, id: Id<NodeIx>) {
+        if self.descent.succeed(id) {
+            self.order.unsee_all();
+        }
+    }
+
+    /// A copy of a block down has failed.
+    pub(super) fn note_failed(&mut self, id: Id<NodeIx>, trie: &Trie) {
+        self.descent.fail(id, self.pool.len() as usize, trie);
+    }
+
+    /// A block came that is to go down.
+    #[inline]
+    pub(super) fn note_fresh(&mut self, id: Id<NodeIx>) {
+        self.descent.note_fresh(id, self.pool.len() as usize);
     }
 
     /// Puts a ready slot without a holder into the order; its block has this residency.
@@ -225,13 +309,11 @@ impl TierState {
         place: Place,
         residency: Residency,
     ) {
-        let stays = self.pool.stays(slot);
         let cell = self.pool.cell_mut(slot);
         self.ledger.shift(cell.hold.set(), Some(Set::Idle));
         cell.hold = Hold::Idle { class };
         let evictability = evictability(residency, cell);
-        let backs = evictability != Evictability::Blocked && stays;
-        if backs {
+        if self.backs(slot, evictability) {
             self.ledger.gain_takeable();
         }
         self.order.insert(slot, class, past, place, evictability);
@@ -245,43 +327,34 @@ impl TierState {
     }
 
     /// Takes as many victims out of the order, or fewer.
-    pub(super) fn take(
-        &mut self,
-        count: usize,
-        trie: &Trie,
-        lives: &Lives,
-        tier: Tier,
-        out: &mut Vec<SlotIx>,
-    ) {
-        let pool = &self.pool;
+    pub(super) fn take(&mut self, count: usize, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
+        let (pool, tier) = (&self.pool, self.tier);
         let mut gone = BTreeMap::new();
         let mut opens = |slot| opened_by(pool, trie, tier, slot, &mut gone);
         let stamps = |slot| last_use(pool, lives, slot);
         self.order.take(count, &stamps, &mut opens, out);
     }
 
-    /// The blocks that go next, in order.
-    pub(super) fn ahead(
-        &self,
-        limit: usize,
-        lives: &Lives,
-        opens: Opens<'_>,
-        out: &mut Vec<SlotIx>,
-    ) {
+    /// Adds the blocks that go next, in order, as far as none becomes a leaf on the way.
+    pub(super) fn front(&self, limit: usize, lives: &Lives, out: &mut Vec<SlotIx>) {
         let stamps = |slot| last_use(&self.pool, lives, slot);
-        self.order.ahead(limit, &stamps, opens, out);
+        self.order.ahead(limit, &stamps, &mut |_| None, out);
     }
 
-    /// Of those the ones that no copy ahead has looked at.
-    pub(super) fn unseen(
-        &self,
-        limit: usize,
-        lives: &Lives,
-        opens: Opens<'_>,
-        out: &mut Vec<SlotIx>,
-    ) {
+    /// Adds all blocks in the order in which they go.
+    pub(super) fn all(&self, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
+        let mut gone = BTreeMap::new();
+        let mut opens = |slot| opened_by(&self.pool, trie, self.tier, slot, &mut gone);
         let stamps = |slot| last_use(&self.pool, lives, slot);
-        self.order.unseen(limit, &stamps, opens, out);
+        self.order.ahead(usize::MAX, &stamps, &mut opens, out);
+    }
+
+    /// Adds those of the blocks that go next that no copy ahead has looked at.
+    pub(super) fn unseen(&self, limit: usize, trie: &Trie, lives: &Lives, out: &mut Vec<SlotIx>) {
+        let mut gone = BTreeMap::new();
+        let mut opens = |slot| opened_by(&self.pool, trie, self.tier, slot, &mut gone);
+        let stamps = |slot| last_use(&self.pool, lives, slot);
+        self.order.unseen(limit, &stamps, &mut opens, out);
     }
 
     /// Evicts an idle leaf: its slot is free, or retires beyond the size. Returns its block.
@@ -337,9 +410,9 @@ impl TierState {
 
     /// The first child of a block has become busy. Whether the block in this slot was busy before; if
     /// not, and it is idle, it may not be taken from now on.
-    pub(super) fn block(&mut self, tier: Tier, slot: SlotIx) -> bool {
+    pub(super) fn block(&mut self, slot: SlotIx) -> bool {
         let cell = self.pool.cell(slot);
-        if is_busy(tier, cell) {
+        if is_busy(self.tier, cell) {
             return true;
         }
         if matches!(cell.hold, Hold::Idle { .. }) {
@@ -362,50 +435,12 @@ impl TierState {
             }
         }
     }
+}
 
-    /// Takes a free slot; the caller has made room, and says what holds it now.
-    pub(super) fn take_free(&mut self, hold: Hold) -> Option<SlotIx> {
-        let slot = self.pool.pop_free()?;
-        self.ledger.shift(Some(Set::Free), hold.set());
-        self.pool.cell_mut(slot).hold = hold;
-        Some(slot)
-    }
-
-    /// Takes a free slot, likewise, that this flight will fill for a block.
-    #[inline]
-    pub(super) fn fill(&mut self, node: Link<NodeIx>, flight: FlightIx) -> Option<SlotIx> {
-        let slot = self.pool.pop_free()?;
-        self.ledger.shift(Some(Set::Free), Some(Set::Pinned));
-        let cell = self.pool.cell_mut(slot);
-        (cell.node, cell.hold) = (Some(node), Hold::Filling { flight });
-        Some(slot)
-    }
-
-    /// Claims free slots until a table has `total`; the caller has made room.
-    pub(super) fn claim(&mut self, total: u32, table: &mut Vec<SlotIx>) {
-        let before = table.len();
-        while (table.len() as u32) < total
-            && let Some(slot) = self.pool.pop_free()
-        {
-            self.pool.cell_mut(slot).hold = Hold::Claimed { leases: 1 };
-            table.push(slot);
-        }
-        let claimed = (table.len() - before) as u32;
-        self.ledger.shift_all(Set::Free, Set::Claimed, claimed);
-    }
-
-    /// Gives a slot back that holds no block: to the free ones, to retirement, or, while a flight
-    /// still reads it, to quarantine.
-    pub(super) fn free(&mut self, slot: SlotIx) {
-        let cell = self.pool.cell(slot);
-        debug_assert!(cell.node.is_none(), "slot {slot} still holds a block");
-        if cell.readers > 0 {
-            self.put(slot, Hold::Quarantined);
-        } else if !self.pool.stays(slot) {
-            self.put(slot, Hold::Retired);
-        } else {
-            self.ledger.shift(cell.hold.set(), Some(Set::Free));
-            self.pool.push_free(slot);
-        }
+#[cfg(test)]
+impl TierState {
+    /// What no verb changes alone.
+    pub(super) fn parts(&mut self) -> (&mut Pool, &mut Policy, &mut Ledger) {
+        (&mut self.pool, &mut self.order, &mut self.ledger)
     }
 }

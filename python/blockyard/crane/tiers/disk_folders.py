@@ -1,6 +1,7 @@
 """What is under the path of a disk tier: a folder for each identity, in it one for each rank."""
 
 import fcntl
+import json
 import os
 import re
 import stat
@@ -15,21 +16,26 @@ __all__ = ["Identity", "Rank", "Wiped", "chosen", "identities", "wipe"]
 
 TITLE: Final = "Blockyard's blocks, format "
 """What the text of each folder begins with."""
-_OWN: Final = ("slots", "order", "floor", "table", "identity")
-"""The files of a rank. Those by which it is known go last, so that a wipe can be repeated."""
+_BLOCKS: Final = ("slots", "order", "floor", "table")
+_KNOWN: Final = ("identity",)
+"""The files of a rank. That by which it is known goes last, so that a wipe can be repeated."""
 _TEXTS: Final = (0, 12288)
 """Where in `identity` its text begins, and where it does once more."""
 _MAGIC: Final = b"BYD1"
 _RECORD: Final = 128
 _ALIGNED: Final = 4096
 _NOTES: Final = ("cleared", "cleared.new", "order", "order.new")
-"""What a scheduler's process notes in the folder of an identity."""
+"""What a scheduler's process notes in the folder of an identity. They go behind the blocks of which
+they say what was cleared, and before the files that number their owners."""
 _IDENTITY = re.compile(r"[0-9a-f]{16}")
 _RANK = re.compile(r"rank-(0|[1-9][0-9]{0,4})")
 _FIELD = re.compile(r'(.+?) = "(.*)"')
 _ESCAPED = re.compile(r"\\(?:u\{([0-9a-fA-F]{1,6})\}|(.))")
 _MEANT: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 _LOOK: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIGEST: Final = re.compile(r"[0-9a-f]{32,}")
+_LONG: Final = 80
+"""Characters of a field in a message."""
 _SHOWN: Final = 10
 """Names that an error lists."""
 
@@ -65,10 +71,41 @@ class Identity(NamedTuple):
         return int(number) if number.isdecimal() else None
 
     @property
+    def writer(self) -> str | None:
+        """The version of Blockyard that has opened it last, where one says so."""
+        said = (rank.survey.writer for rank in self.ranks if rank.survey is not None)
+        return next((one for one in said if one is not None), None)
+
+    @property
     def fields(self) -> dict[str, str]:
         """What it depends on, by name."""
         found = map(_FIELD.fullmatch, self.text.splitlines()[1:])
         return {field[1]: _ESCAPED.sub(_plain, field[2]) for field in found if field is not None}
+
+    @property
+    def about(self) -> str:
+        """Its model and weights, as far as they are known, in a few words."""
+        fields = self.fields
+        said = [
+            f"{name}: {_short(fields[name])}" for name in ("model", "weights") if name in fields
+        ]
+        return "; ".join(said) or "of an unknown model"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of disk that its files take."""
+        return sum(rank.survey.disk_bytes for rank in self.ranks if rank.survey is not None)
+
+    @property
+    def used(self) -> float:
+        """When one of its ranks was opened or written to last, in seconds since 1970."""
+        files = (rank.path / name for rank in self.ranks for name in ("identity", "table"))
+        return max((_changed(file) for file in files), default=0.0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all of it is Blockyard's, and no process owns a rank of it."""
+        return not self.owners and all(rank.survey is not None for rank in self.ranks)
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -139,10 +176,11 @@ def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
             folders = [
                 locked.enter_context(_locked(rank, broken=broken)) for rank in identity.ranks
             ]
-            nbytes = sum(_unlink(folder, _OWN) for folder in folders)
             parent = os.open(identity.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             locked.callback(os.close, parent)
+            nbytes = sum(_unlink(folder, _BLOCKS) for folder in folders)
             nbytes += _unlink(parent, _NOTES)
+            nbytes += sum(_unlink(folder, _KNOWN) for folder in folders)
         for path in (*(rank.path for rank in identity.ranks), identity.path):
             if not any(path.iterdir()):
                 path.rmdir()
@@ -171,6 +209,33 @@ def _folders(path: Path, name: re.Pattern[str]) -> list[Path]:
             if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
         ]
     return sorted(found)
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _short(value: str) -> str:
+    """What a field says, without what only a program understands."""
+    try:
+        parts = json.loads(value)
+    except ValueError:
+        parts = None
+    if isinstance(parts, dict):
+        said = [
+            f"{name} {', '.join(map(str, part)) if isinstance(part, list) else part}"
+            for name, part in parts.items()
+            if part is not None and not _DIGEST.fullmatch(str(part))
+        ]
+        contents = [
+            f"{name} {part:.8}" for name, part in parts.items() if name == "content" and part
+        ]
+        value = ", ".join([*said, *contents])
+    value = " ".join(value.split())
+    return value if len(value) <= _LONG else f"{value[: _LONG - 1]}…"
 
 
 def _plain(escaped: re.Match[str]) -> str:

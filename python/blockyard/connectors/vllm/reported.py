@@ -1,0 +1,87 @@
+"""What the workers report of their copies, and when."""
+
+import time
+from typing import Final
+
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.vllm.messages import Reports
+from blockyard.connectors.vllm.rows import Rows
+from blockyard.connectors.vllm.settings import DEADLINE
+from blockyard.yard.config import Config
+from blockyard.yard.dead_disks import Stripes, withdraw_dead
+
+__all__ = ["Reported"]
+
+_PAUSE: Final = 250
+"""Milliseconds after which deadlines are looked at, where no worker reports."""
+
+
+class Reported:
+    """Takes the workers' reports, and passes deadlines where there are none.
+
+    Args:
+        rows: vLLM's requests.
+        connector: Plans the copies.
+        config: The cache's; a tick of its deadlines is a millisecond.
+    """
+
+    def __init__(self, rows: Rows, connector: Connector, config: Config) -> None:
+        self._rows, self._connector, self._size = rows, connector, config.block_size
+        self._cache = connector.cache
+        self.clock = time.monotonic
+        """Seconds, for deadlines."""
+        self._begun: float | None = None
+        self.looked = self.active = 0
+        """When deadlines were looked at last; and when a request ran or ended, or a copy came."""
+        deadlines = (config.deadline_of("host"), config.deadline_of("disk"))
+        self._patience = max(one or DEADLINE for one in deadlines)
+        self._dead: Stripes = frozenset()
+        self.cut = 0
+        """Loads that have brought less than was matched."""
+        self.arrived: set[str] = set()
+        """Requests whose loads have ended, since the last step."""
+        self.missing: set[int] = set()
+        """Blocks of theirs that a load did not fill, since then."""
+        self.short: list[int] = []
+        """The same: their request writes them."""
+
+    def take(self, reports: Reports | None) -> None:
+        """Takes what the workers say of their copies; as vLLM's `update_connector_output`.
+
+        Args:
+            reports: What they say; None for nothing, as at each step.
+        """
+        now = self.now()
+        if reports is not None or now >= self.looked + _PAUSE:
+            self.looked = now
+            outcomes = [] if reports is None else reports.outcomes
+            self._connector.commit(outcomes, now=now)
+            if any(outcome.good for outcome in outcomes):
+                self.active = now
+        if reports is not None:
+            self._dead = withdraw_dead(self._cache, reports.dead, self._dead)
+        for request, tokens in self._connector.arrived().items():
+            name = str(request)
+            self.arrived.add(name)
+            row = self._rows.by_name.get(name)
+            if row is None:
+                continue
+            table, row.loading = row.loading, []
+            row.begin(table)
+            row.count_cached(tokens)
+            if tokens < row.wanted:
+                self.cut += 1
+                rest = table[tokens // self._size : -(-row.wanted // self._size)]
+                self.missing.update(rest)
+                self.short += rest
+
+    def is_patient(self) -> bool:
+        """Whether something has happened within the longest deadline."""
+        return self.now() < self.active + self._patience
+
+    def now(self) -> int:
+        """Milliseconds since the first question."""
+        clock = self.clock()
+        if self._begun is None:
+            self._begun = clock
+        return int((clock - self._begun) * 1000)

@@ -1,0 +1,201 @@
+"""Room for slot files: what other identities under the same paths have of it, and how it is had."""
+
+import fcntl
+import os
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from blockyard._core import Misuse, Unavailable
+from blockyard.crane.tiers.disk_folders import Identity, identities, wipe
+from blockyard.shared.log import Limited
+
+__all__ = ["Wanted", "alone", "no_room", "reclaim"]
+
+_LISTED: Final = 3
+"""Identities that a message describes."""
+_PATIENCE: Final = 120.0
+"""Seconds for which another start may take room from the same paths."""
+_FREED: Final = 10.0
+"""Seconds for which a file system may take to free what was unlinked."""
+_log = Limited("blockyard", 0)
+
+
+class Wanted(NamedTuple):
+    """What the slot files of one rank still want."""
+
+    root: Path
+    """The path of all identities."""
+    identity: Path
+    """The folder of their own."""
+    nbytes: int
+    """Bytes of disk."""
+
+
+class _Disk(NamedTuple):
+    """A file system on which room is wanted."""
+
+    root: Path
+    wanted: int
+    short: int
+    """Bytes that are missing; under a quota all."""
+    idle: list[Identity]
+    """Other identities that no process owns, the one that was used last longest ago first."""
+    owned: list[Identity]
+
+    @property
+    def enough(self) -> list[Identity] | None:
+        """As many of the idle ones as have the room that is missing; None where all have not."""
+        had = 0
+        for count, one in enumerate(self.idle, 1):
+            had += one.nbytes
+            if had >= self.short:
+                return self.idle[:count]
+        return None
+
+
+@contextmanager
+def alone(roots: Iterable[Path]) -> Iterator[None]:
+    """Keeps other starts that would take room from these paths waiting; where locks can be had."""
+    with ExitStack() as held:
+        until = time.monotonic() + _PATIENCE
+        for root in sorted(set(roots)):
+            with suppress(OSError):
+                # Whoever makes the folder meanwhile finds nothing there to take.
+                opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                held.callback(os.close, opened)
+                while not _locked(opened) and time.monotonic() < until:
+                    time.sleep(0.01)
+        yield
+
+
+def no_room(error: Unavailable, wants: Sequence[Wanted]) -> Unavailable:
+    """Returns an error that also says whose room may be had, and by which command.
+
+    Args:
+        error: What a `DiskLane` has raised for lack of room.
+        wants: What all files of this start still want, on all ranks.
+    """
+    return Unavailable("; ".join([str(error), *map(_said, _disks(wants, error))]))
+
+
+def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
+    """Removes other identities under the same paths, until there is room.
+
+    Those go first that were used last longest ago, whole and with all of their ranks. What a
+    process owns stays, and what is not Blockyard's. If all of it would not be enough nothing is
+    removed. A process that is killed meanwhile leaves identities that are whole, or such as have
+    lost their blocks: the next one removes those, too.
+
+    Args:
+        error: As in `no_room`.
+        wants: As there.
+
+    Raises:
+        Unavailable: There would not be room; as of `no_room`.
+    """
+    disks = _disks(wants, error)
+    if any(disk.enough is None for disk in disks):
+        raise no_room(error, wants) from error
+    for disk in disks:
+        freed, taken = 0, []
+        while disk.idle and freed < disk.short:
+            # What is open of it is dropped with it: a file that is open keeps its room.
+            one = disk.idle.pop(0)
+            about = _described(one)
+            with suppress(Misuse):  # A process has it by now, or it cannot be removed.
+                freed += wipe(one).nbytes
+                taken.append(about)
+            del one
+        if taken:
+            _log.warning("%s: removed for its room (disk_reclaim): %s", disk.root, "; ".join(taken))
+        until = time.monotonic() + _FREED
+        while taken and _free(disk.root) < disk.wanted and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
+    """Returns the file systems that have not the room that is wanted there."""
+    own = {want.identity for want in wants}
+    by_device: dict[int, list[Wanted]] = {}
+    for want in wants:
+        by_device.setdefault(want.root.stat().st_dev, []).append(want)
+    quota = getattr(error, "quota", False) and Path(getattr(error, "folder", "")).stat().st_dev
+    found = []
+    for device, here in by_device.items():
+        root = here[0].root
+        wanted = sum(want.nbytes for want in here)
+        short = wanted if device == quota else wanted - _free(root)
+        if short <= 0:
+            continue
+        others = [
+            one
+            for path in dict.fromkeys(want.root for want in here)
+            for one in identities(path)
+            if one.path not in own
+        ]
+        idle = [one for one in others if one.is_idle]
+        idle.sort(key=lambda one: (one.used, one.name))
+        owned = [one for one in others if one.owners]
+        found.append(_Disk(root, wanted, short, idle, owned))
+    return found
+
+
+def _said(disk: _Disk) -> str:
+    """Says what else lies on a disk, and how its room is had."""
+    if not disk.idle:
+        if not disk.owned:
+            return f"{disk.root} has no other identity's blocks"
+        one = disk.owned[0]
+        return (
+            f"what else lies at {disk.root} is owned, as {_described(one)} by process "
+            f"{one.owners[0]}"
+        )
+    some = disk.enough
+    chosen = disk.idle if some is None else some
+    listed = ", ".join(map(_described, chosen[:_LISTED]))
+    more = len(chosen) - _LISTED
+    roots = dict.fromkeys(one.path.parent for one in chosen)
+    commands = [
+        f"blockyard disk wipe {shlex.quote(str(root))} "
+        + " ".join(one.name for one in chosen if one.path.parent == root)
+        for root in roots
+    ]
+    return (
+        f"with all ranks {disk.wanted} bytes are wanted there. Of other identities no process owns "
+        f"{listed}{f' and {more} more' if more > 0 else ''}"
+        + (": all of them are not enough. To remove them: " if some is None else ". To remove: ")
+        + " && ".join(commands)
+        + ("" if some is None else "; disk_reclaim = true does that at the start")
+    )
+
+
+def _described(one: Identity) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
+    return f"{one.name} ({one.about}; {_size(one.nbytes)}, last used {when})"
+
+
+def _size(nbytes: int) -> str:
+    amount, unit = float(nbytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:  # noqa: PLR2004 - the next unit
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} bytes" if unit == "bytes" else f"{amount:.2f} {unit}"
+
+
+def _free(root: Path) -> int:
+    found = os.statvfs(root)
+    return found.f_bavail * found.f_frsize
+
+
+def _locked(folder: int) -> bool:
+    """Takes the lock of a folder; tells whether it has it."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""What all parts of a scheduler share."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from blockyard.scheduling.batch import Batch, Seats
+from blockyard.scheduling.counters import Counters
+from blockyard.scheduling.kept_headroom import KeptHeadroom
+from blockyard.scheduling.options import SchedulerOptions
+from blockyard.scheduling.queue import WaitingQueue, Waits
+from blockyard.shared.timings import Clock
+from blockyard.yard.cache import KVCache
+from blockyard.yard.parking import Parking
+
+__all__ = ["Shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The cache, the options, and what requests wait, sit and run in: each part is made of it."""
+
+    cache: KVCache
+    options: SchedulerOptions
+    clock: Clock
+    """Seconds. Nothing is decided by it."""
+    counters: Counters
+    queue: WaitingQueue
+    """Where requests wait."""
+    seats: Seats
+    """The seats of the running batch."""
+    batch: Batch
+    """What runs in them, and the steps in flight."""
+    parking: Parking
+    """How a victim's work is kept, and how it comes back."""
+    headroom: KeptHeadroom
+    """How much room is kept for the growth of what runs."""
+
+    @classmethod
+    def of(
+        cls, cache: KVCache, options: SchedulerOptions, clock: Clock, waits: Waits | None
+    ) -> Self:
+        """Makes all of it for one scheduler, with no request in it."""
+        batch = Batch(cache, Seats(options.max_num_seqs), options)
+        parking = Parking(
+            cache,
+            cache.config,
+            mode=options.preempt_mode,
+            max_stalled_steps=options.max_stalled_steps,
+        )
+        headroom = KeptHeadroom(cache, batch, options.headroom_policy())
+        queue = WaitingQueue(waits)
+        seats, counters = batch.seats, Counters()
+        return cls(cache, options, clock, counters, queue, seats, batch, parking, headroom)

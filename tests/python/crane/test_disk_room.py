@@ -1,0 +1,266 @@
+"""A start for which a disk has no room: whose it may have, and that it takes no other's. INV-29"""
+
+import logging
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import blockyard as by
+from blockyard.crane.tiers import disk_folders
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk_folders import identities
+from blockyard.shared.layout import Plane
+from blockyard.tools.cli import cli
+from disks import BLOCKS, LAYOUT, opened, talks
+from mounts import tmpfs
+
+SLOTS = 24
+"""Of 4 KiB: with its records and texts a folder takes 124 KiB or a little more."""
+RANKS = by.KVLayout((Plane("kv", 2, 2048),), block_size=4, dtype="uint8", ranks=2)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room for two identities."""
+    with tmpfs(tmp_path / "small", "288k") as disk:
+        yield disk
+
+
+def kept(disk: Path, weights: str, *, slots: int = SLOTS, talking: int = 3, **more: Any) -> str:
+    """Keeps some talks under these weights; returns the name of their identity."""
+    before = {one.name for one in identities(disk)} if disk.exists() else set()
+    names = {"model": "m", "weights": weights}
+    with opened(disk, disk=slots, namespace=names, **more) as cache:
+        talks(cache, range(talking))
+    (name,) = {one.name for one in identities(disk)} - before or {""}
+    return name
+
+
+def blocks(disk: Path) -> dict[str, int]:
+    """Blocks of each identity."""
+    return {
+        one.name: sum(
+            dict(rank.survey.count())["blocks"] for rank in one.ranks if rank.survey is not None
+        )
+        for one in identities(disk)
+    }
+
+
+def test_the_error_names_the_identity_its_size_and_the_command_that_makes_room(small: Path) -> None:
+    one, two = kept(small, "v1"), kept(small, "v2")
+    before = blocks(small)
+    assert before == {one: 3 * BLOCKS, two: 3 * BLOCKS}
+    with pytest.raises(by.Unavailable, match="take its room: 101376 bytes are wanted") as refused:
+        kept(small, "v3")
+    said = str(refused.value)
+    assert re.search(rf"{one} \(model: m; weights: v1; 1\d\d\.00 KiB, last used 20", said)
+    assert "disk_reclaim = true does that" in said
+    assert two not in said, "one is enough"
+    assert {name: blocks(small)[name] for name in before} == before, "nothing was removed"
+    command = re.search(r"blockyard (disk wipe \S+ [0-9a-f ]+);", said)
+    assert command is not None
+    done = CliRunner().invoke(cli, [*shlex.split(command[1]), "--yes"])
+    assert done.exit_code == 0, done.output
+    kept(small, "v3")
+    assert one not in blocks(small)
+
+
+def test_an_option_takes_the_room_of_what_was_used_last_longest_ago(
+    small: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = kept(small, "v1"), kept(small, "v2")
+    later = time.time() + 100
+    for name in ("identity", "table"):
+        os.utime(small / one / "rank-0" / name, (later, later))
+    with caplog.at_level(logging.WARNING, "blockyard"):
+        kept(small, "v3", disk_reclaim=True)
+    assert set(blocks(small)) >= {one}
+    assert two not in blocks(small)
+    (line,) = [line for line in caplog.messages if "disk_reclaim" in line]
+    assert f"{small}: removed for its room (disk_reclaim): {two} (model: m; weights: v2; " in line
+    # What has its room already takes none.
+    caplog.clear()
+    kept(small, "v1", disk_reclaim=True)
+    assert not [line for line in caplog.messages if "disk_reclaim" in line]
+
+
+def test_what_a_process_owns_is_never_taken(small: Path) -> None:
+    names = {"model": "m", "weights": "v1"}
+    with opened(small, disk=SLOTS, namespace=names) as living:
+        talks(living, range(3))
+        two = kept(small, "v2")
+        kept(small, "v3", disk_reclaim=True)
+        assert two not in blocks(small)
+        (one,) = [one.name for one in identities(small) if one.owners]
+        with (
+            opened(small, disk=SLOTS, namespace={**names, "weights": "v3"}),
+            pytest.raises(by.Unavailable, match=f"is owned, as .* by process {os.getpid()}"),
+        ):
+            kept(small, "v4", disk_reclaim=True)
+        assert talks(living, range(3)) == dict.fromkeys(range(3), 4 * BLOCKS - 1)
+    assert one in blocks(small)
+
+
+def test_where_all_would_not_be_enough_nothing_is_removed(small: Path) -> None:
+    one, two = kept(small, "v1"), kept(small, "v2")
+    with pytest.raises(by.Unavailable, match="all of them are not enough") as why:
+        kept(small, "v3", slots=80, disk_reclaim=True)
+    assert f"blockyard disk wipe {small} {one} {two}" in str(why.value)
+    found = blocks(small)
+    assert (found[one], found[two]) == (3 * BLOCKS, 3 * BLOCKS)
+
+
+def test_what_is_not_blockyards_or_not_whole_stays(small: Path) -> None:
+    one, two = kept(small, "v1"), kept(small, "v2")
+    (small / "a file").write_text("a user's")
+    (small / "0123456789abcdef").mkdir()
+    (small / "0123456789abcdef" / "notes").write_text("a user's")
+    (small / two / "rank-0" / "notes").write_text("a user's")
+    identity = small / one / "rank-0" / "identity"
+    identity.write_bytes(bytes(len(identity.read_bytes())))
+    kept(small, "v3", disk_reclaim=True)
+    left = {str(path.relative_to(small)) for path in small.rglob("*") if path.is_file()}
+    assert {"a file", "0123456789abcdef/notes", f"{two}/rank-0/notes"} <= left
+    assert {f"{one}/rank-0/{name}" for name in ("slots", "table", "identity")} <= left
+    assert f"{two}/rank-0/slots" not in left
+
+
+def test_another_size_or_owner_of_its_own_folder_takes_nothing_of_others(small: Path) -> None:
+    one, two = kept(small, "v1"), kept(small, "v2")
+    with pytest.raises(by.Unavailable, match=f"give the size of before, {SLOTS} blocks"):
+        kept(small, "v2", slots=64, disk_reclaim=True)
+    names = {"model": "m", "weights": "v2"}
+    with opened(small, disk=SLOTS, namespace=names), pytest.raises(by.Unavailable, match="owns it"):
+        kept(small, "v2", disk_reclaim=True)
+    assert set(blocks(small)) == {one, two}
+
+
+def _dies(small: str, at: int) -> None:
+    """Takes room, and dies before it unlinks one more file."""
+    unlink, left = os.unlink, iter(range(at))
+
+    def counted(*names: Any, **more: Any) -> None:
+        if next(left, None) is None:
+            os._exit(9)
+        unlink(*names, **more)
+
+    setattr(os, "unlink", counted)  # noqa: B010 - this process is about to die
+    kept(Path(small), "v3", disk_reclaim=True)
+
+
+@pytest.mark.law("INV-31")
+def test_a_kill_in_between_leaves_what_the_next_start_can_have(small: Path) -> None:
+    names = {"model": "m", "weights": "v1"}
+    for at in range(6):
+        kept(small, "v1")
+        one = one_of(small)
+        with opened(small, disk=SLOTS, namespace=names) as cache:
+            # As vLLM's scheduler notes that this owner, and those before, are cleared.
+            run = cache.crane._tiers["disk"].run
+        (small / one / "cleared").write_text(f"{run}\n")
+        two = kept(small, "v2")
+        child = get_context("spawn").Process(target=_dies, args=(str(small), at))
+        child.start()
+        child.join(60)
+        if child.exitcode == 0:
+            break
+        assert child.exitcode == 9
+        left = blocks(small)
+        assert left[two] == 3 * BLOCKS
+        assert left.get(one, 0) in {0, 3 * BLOCKS}
+        if (small / one / "cleared").exists():
+            # What it says was cleared is not what the next owner writes.
+            with opened(small, disk=SLOTS, namespace=names) as cache:
+                assert cache.crane._tiers["disk"].run > run
+        elif left.get(one, 0):
+            raise AssertionError("nobody knows any more that its blocks were cleared")
+        kept(small, "v3", disk_reclaim=True)
+        emptied(small)
+    assert at >= 4
+
+
+def emptied(small: Path) -> None:
+    for one in identities(small):
+        disk_folders.wipe(one)
+
+
+def one_of(small: Path) -> str:
+    (one,) = identities(small)
+    return one.name
+
+
+def test_room_is_wanted_for_all_ranks_and_they_take_it_one_after_the_other(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "small", "400k") as small:
+
+        def tier(rank: int, weights: str, **more: Any) -> DiskTier:
+            names = {"model": "m", "weights": weights}
+            return DiskTier(RANKS, small, blocks=SLOTS, identity=names, rank=rank, **more)
+
+        for rank in range(2):
+            tier(rank, "v1").close()
+        with pytest.raises(by.Unavailable, match="with all ranks 405504 bytes are wanted there"):
+            DiskTier(
+                RANKS,
+                small,
+                blocks=2 * SLOTS,
+                identity={"model": "m", "weights": "v2"},
+                reclaim=True,
+            )
+        assert sum(len(one.ranks) for one in identities(small) if one.nbytes > 100_000) == 2
+        made = [tier(rank, "v2", reclaim=True) for rank in range(2)]
+        with pytest.raises(by.Unavailable, match=r"process .* owns it"):
+            tier(0, "v2", reclaim=True)
+        for one in made:
+            one.close()
+        assert [one.nbytes > 100_000 for one in identities(small)].count(True) == 1
+
+
+def test_a_start_that_one_of_several_disks_refuses_gives_the_room_of_the_others_back(
+    small: Path, tmp_path: Path
+) -> None:
+    large = tmp_path / "large"
+    kept(small, "v1", slots=48)
+    free = os.statvfs(small).f_bavail
+    with pytest.raises(by.Unavailable, match=f"blockyard disk wipe {small} "):
+        kept(small, "v2", slots=64, disk_path=[small, large])
+    for slots in [*small.rglob("slots"), *large.rglob("slots")]:
+        assert slots.stat().st_size in {0, 48 * 4096}
+    assert os.statvfs(small).f_bavail > free - 16
+    kept(small, "v2", slots=64, disk_path=[small, large], disk_reclaim=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"disk_reclaim": "yes"}, "disk_reclaim = 'yes'"),
+        ({"disk_reclaim": True, "disk": 0, "disk_path": None}, "and no disk_path"),
+    ],
+)
+def test_bad_input_is_named(tmp_path: Path, more: dict[str, Any], says: str) -> None:
+    given = dict(more)
+    with pytest.raises(by.Misuse, match=re.escape(says)):
+        opened(given.pop("disk_path", tmp_path), **given)
+    with pytest.raises(by.Misuse, match="reclaim = 1"):
+        DiskTier(
+            LAYOUT,
+            tmp_path,
+            blocks=8,
+            identity={"model": "m", "weights": "v"},
+            reclaim=1,  # type: ignore[arg-type]
+        )
+
+
+def test_ranks_and_files_may_say_it(tmp_path: Path) -> None:
+    (tmp_path / "kv.toml").write_text("device = 8\ndisk = 8\ndisk_reclaim = true\n")
+    config = by.Config.read(tmp_path / "kv.toml")
+    assert config.disk_reclaim
+    assert by.Config.of(config.to_mapping()) == config
+    assert config.fingerprint == by.Config(device=8, disk=8).fingerprint
