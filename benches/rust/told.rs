@@ -176,7 +176,7 @@ impl Row for Told {
             Verb::Snapshot => {
                 let all = self.cache.snapshot(1.0, None).expect("sound");
                 assert!(
-                    black_box(all).len() > self.device * BLOCK * 3,
+                    black_box(all).payload.len() > self.device * BLOCK * 3,
                     "all of them"
                 );
                 return 1;

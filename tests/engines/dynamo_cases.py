@@ -206,7 +206,9 @@ class Slow:
 def blocks_of(cache: by.KVCache, prompts: list[list[int]]) -> Blocks:
     """What a cache says that it has, held against its slots and what it finds of prompts."""
     snapshot = Router()
-    snapshot.hear(cache.snapshot_events())
+    gone, payload = cache.snapshot_events()
+    same(gone, None, "what the publisher has not sent")
+    snapshot.hear(payload)
     blocks = {(name, MEDIA[medium]) for name, medium in snapshot.blocks}
     slots = sum(len(cache.eviction_order(tier)) for tier in ("device", "host"))
     same(len(blocks), slots, "blocks of the cache")

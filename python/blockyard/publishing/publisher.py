@@ -337,9 +337,12 @@ class Publisher(Single):
         while more:
             payload, more = self.cache.take_events(now=self._clock(), rank=self._rank)
             if payload is not None:
-                number = self._sent.add(payload).to_bytes(_NUMBER, "big")
-                self._counts["batches"] += 1
-                self._pub.send_multipart((self._topic, number, payload))
+                self._send(payload)
+
+    def _send(self, payload: bytes) -> None:
+        number = self._sent.add(payload).to_bytes(_NUMBER, "big")
+        self._counts["batches"] += 1
+        self._pub.send_multipart((self._topic, number, payload))
 
     # -- those who ask -------------------------------------------------------------------
 
@@ -385,9 +388,11 @@ class Publisher(Single):
     def _batches(self, start: int) -> Iterable[tuple[int, bytes]]:
         batches = self._sent.since(start)
         if batches is None:
-            payload = self.cache.snapshot_events(now=self._clock(), rank=self._rank)
+            gone, snapshot = self.cache.snapshot_events(now=self._clock(), rank=self._rank)
+            if gone is not None:
+                self._send(gone)
             # What it tells is what the newest batch has left.
-            return ((self._sent.next - 1, payload),)
+            return ((self._sent.next - 1, snapshot),)
         self._counts["replays"] += 1
         return batches
 

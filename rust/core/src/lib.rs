@@ -25,7 +25,7 @@ mod keys;
 mod state;
 mod tiers;
 
-pub use api::{Cache, Drained, Lease, Locked, Parked, Seals, Ticket};
+pub use api::{Cache, Drained, Lease, Locked, Parked, Seals, Snapshot, Ticket};
 pub use base::{
     Error, FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Result, Slot, TicketId, Tier, YardId,
 };

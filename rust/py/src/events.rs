@@ -14,6 +14,8 @@ use pyo3::types::{PyBytes, PyDict};
 
 /// A payload, and whether more of a retelling is to come.
 type Taken<'py> = (Option<Bound<'py, PyBytes>>, bool);
+/// What has gone, and a snapshot.
+type Late<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
 
 #[guarded]
 #[pymethods]
@@ -82,12 +84,18 @@ impl Cache {
     /// Returns all that was told and is true still, as a batch that begins with a clear.
     ///
     /// It is for whoever comes late or has lost a batch. With `clears="own"` it has no clear, as
-    /// others tell of blocks of this rank, too. What `take_events` has not returned yet is
-    /// not in it. On each tier parents come before their children.
+    /// others tell of blocks of this rank, too. Blocks that were stored since the last
+    /// `take_events` are not in it. On each tier parents come before their children.
     ///
     /// Args:
     ///     now: As in `take_events`.
     ///     rank: As in `take_events`.
+    ///
+    /// Returns:
+    ///     Two batches. The first has what has gone since the last `take_events`, which does not
+    ///     return it again, or is None: send it to those who follow already, before the next
+    ///     batch. The second is the snapshot; who begins with it goes on with the batch behind the
+    ///     first, and hears of nothing go that it does not know.
     ///
     /// Raises:
     ///     Misuse: Nobody listens.
@@ -97,10 +105,11 @@ impl Cache {
         py: Python<'py>,
         now: f64,
         #[pyo3(from_py_with = arguments::rank)] rank: Option<u32>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    ) -> PyResult<Late<'py>> {
         self.check_sound()?;
-        let payload = beside(py, &self.inner, || self.inner.snapshot(now, rank))?;
-        Ok(PyBytes::new(py, &payload))
+        let snapshot = beside(py, &self.inner, || self.inner.snapshot(now, rank))?;
+        let before = snapshot.before.map(|bytes| PyBytes::new(py, &bytes));
+        Ok((before, PyBytes::new(py, &snapshot.payload)))
     }
 
     /// Returns how much was told, and how much not.

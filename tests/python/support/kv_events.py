@@ -57,14 +57,9 @@ def decode(payload: bytes) -> list[BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class Router:
-    """What a router knows: of each block where it is, and what stands before it.
+    """What a router knows: of each block where it is, and what stands before it."""
 
-    Args:
-        late: Whether it has begun with a snapshot: it may hear once of what went before that.
-    """
-
-    def __init__(self, *, late: bool = False) -> None:
-        self.late = late
+    def __init__(self) -> None:
         self.blocks: dict[tuple[int, str | None], tuple[int | None, tuple[int, ...]]] = {}
 
     def hear(self, payload: bytes) -> None:
@@ -74,7 +69,7 @@ class Router:
             elif isinstance(event, BlockRemoved):
                 for one in event.block_hashes:
                     known = self.blocks.pop((one, event.medium), None)
-                    assert known is not None or self.late, "it goes and was not there"
+                    assert known is not None, "it goes and was not there"
             else:
                 parent, size = event.parent_block_hash, event.block_size
                 for at, one in enumerate(event.block_hashes):

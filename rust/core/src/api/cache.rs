@@ -1,7 +1,7 @@
 //! The public face in Rust: makes the yard, hands out handles, and locks it.
 
 use super::lease::{Lease, Parked, Ticket};
-use super::shared::{Drained, Keys, Locked, Shared};
+use super::shared::{Drained, Keys, Locked, Shared, Snapshot};
 use crate::base::sync::Arc;
 use crate::base::{Error, Group, Key, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Clears, Heard, Late, Salts};
@@ -139,7 +139,7 @@ impl Cache {
     ///
     /// # Errors
     /// `State` where nobody listens.
-    pub fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
+    pub fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Snapshot> {
         self.shared.snapshot(time, rank)
     }
 

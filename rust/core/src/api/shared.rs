@@ -36,6 +36,15 @@ struct Ear {
 /// Tokens that wait to be taken at most.
 const MOST_LATE: usize = 1 << 24;
 
+/// What a listener is told who comes late.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// What has gone and was not taken yet: a batch for those who follow already, to be sent before it.
+    pub before: Option<Vec<u8>>,
+    /// All that was told and is true still, as one batch.
+    pub payload: Vec<u8>,
+}
+
 /// What a listener is told at one time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Drained {
@@ -167,7 +176,7 @@ impl Shared {
     }
 
     /// All that the listener was told and that is true still.
-    pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
+    pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Snapshot> {
         let ear = self.ear()?;
         // While nobody drains, nothing more counts as told.
         let mut slice = wait(&ear.slice);
@@ -179,10 +188,15 @@ impl Shared {
         let blocks = self.enter()?.count_snapshot();
         batch.reserve(blocks, 0, ear.block_size);
         while self.enter()?.tell_late(&mut walk, &mut seen, &mut slice) {
-            slice.encode(ear.block_size, &mut batch);
+            slice.encode_stored(ear.block_size, &mut batch);
         }
-        slice.encode(ear.block_size, &mut batch);
-        Ok(batch.finish(rank))
+        slice.encode_stored(ear.block_size, &mut batch);
+        let mut before = Batch::new(time);
+        slice.encode_late(&seen, &mut before, &mut batch);
+        Ok(Snapshot {
+            before: (before.events() > 0).then(|| before.finish(rank)),
+            payload: batch.finish(rank),
+        })
     }
 
     pub(crate) fn heard(&self) -> Result<Heard> {

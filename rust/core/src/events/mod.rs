@@ -14,7 +14,7 @@ use crate::base::{Id, Ix, Key, NodeIx, Result, Tier, memory};
 use crate::keys::Extras;
 use foretold::Foretold;
 pub(crate) use foretold::Late;
-pub(crate) use slice::{Slice, Stored};
+pub(crate) use slice::{Gone, Slice, Stored};
 use std::collections::VecDeque;
 use std::sync::Arc;
 pub(crate) use wire::Batch;
@@ -180,8 +180,8 @@ pub(crate) struct Events {
     tokens: Vec<u32>,
     /// Places of blocks that were stored, the oldest first; those that the walk comes to are not in it.
     queue: VecDeque<NodeIx>,
-    /// Numbers of blocks that have gone, and the tier.
-    removed: Vec<(u64, u8)>,
+    /// What has gone, in this order.
+    removed: Vec<Gone>,
     /// Whether nothing of what was told before these is true any more.
     cleared: bool,
     pub(crate) walk: Walk,
@@ -394,7 +394,11 @@ impl Events {
         if self.clears == Clears::All && self.is_full() {
             return self.overflow();
         }
-        self.removed.push((own, tier.at() as u8));
+        self.removed.push(Gone {
+            number: own,
+            node,
+            tier: tier.at() as u8,
+        });
     }
 
     /// How many events an overflow drops. Where no clear stands for them, removals stay: there are no more
@@ -461,9 +465,17 @@ impl Events {
 
     // -- what is handed over ----------------------------------------------------------------
 
-    /// Hands over what has gone.
+    /// Hands over what has gone, and whether all had before.
     pub(crate) fn hand_removed(&mut self, out: &mut Slice) {
         out.cleared = std::mem::take(&mut self.cleared);
+        self.hand_gone(out);
+    }
+
+    /// Hands over what has gone, unless all had before: that is told first.
+    pub(crate) fn hand_gone(&mut self, out: &mut Slice) {
+        if self.cleared {
+            return;
+        }
         std::mem::swap(&mut self.removed, &mut out.removed);
         self.heard.removed += out.removed.len() as u64;
     }

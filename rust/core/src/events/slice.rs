@@ -2,7 +2,7 @@
 
 use super::wire::{Batch, Extra, Head};
 use super::{Origin, SLICE, bits};
-use crate::base::{Result, memory};
+use crate::base::{Ix, NodeIx, Result, memory};
 use crate::keys::{Extras, Media};
 
 /// A block as a listener must know it.
@@ -18,11 +18,20 @@ pub(crate) struct Stored {
     pub(crate) tiers: u8,
 }
 
+/// A block that a listener must forget on a tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gone {
+    pub(crate) number: u64,
+    /// Its place, which another block may have by now.
+    pub(crate) node: NodeIx,
+    pub(crate) tier: u8,
+}
+
 /// Some of what has happened: nothing is true any more, then what is gone, then what is stored.
 #[derive(Default)]
 pub(crate) struct Slice {
     pub(crate) cleared: bool,
-    pub(crate) removed: Vec<(u64, u8)>,
+    pub(crate) removed: Vec<Gone>,
     stored: Vec<Stored>,
     tokens: Vec<u32>,
 }
@@ -53,11 +62,15 @@ impl Slice {
             batch.cleared();
         }
         let mut numbers = Vec::new();
-        for gone in self.removed.chunk_by(|one, next| one.1 == next.1) {
-            numbers.clear();
-            numbers.extend(gone.iter().map(|&(number, _)| number));
-            batch.removed(gone[0].1, &numbers);
-        }
+        encode_gone(&self.removed, &mut numbers, batch);
+        self.cleared = false;
+        self.removed.clear();
+        self.encode_stored(block_size, batch);
+    }
+
+    /// Adds what is stored to a batch, and forgets it.
+    pub(crate) fn encode_stored(&mut self, block_size: u32, batch: &mut Batch) {
+        let mut numbers = Vec::new();
         let all = self.stored.iter().fold(0, |set, one| set | one.tiers);
         for tier in bits(all) {
             let mut at = 0;
@@ -65,10 +78,19 @@ impl Slice {
                 at = self.encode_run(at, tier, block_size, &mut numbers, batch);
             }
         }
-        self.cleared = false;
-        self.removed.clear();
         self.stored.clear();
         self.tokens.clear();
+    }
+
+    /// Adds what has gone to a batch of its own, and to that of a snapshot what this has told before: who
+    /// begins with it hears of nothing that it does not know. `seen`: the tiers that it told of each place.
+    pub(crate) fn encode_late(&mut self, seen: &[u8], before: &mut Batch, snapshot: &mut Batch) {
+        let mut numbers = Vec::new();
+        encode_gone(&self.removed, &mut numbers, before);
+        self.removed
+            .retain(|gone| seen[gone.node.at()] & 1 << gone.tier != 0);
+        encode_gone(&self.removed, &mut numbers, snapshot);
+        self.removed.clear();
     }
 
     /// Adds the blocks from this one on that follow each other on a tier, as one event. Returns the first
@@ -121,6 +143,14 @@ impl Slice {
         let has_some = extras.iter().any(|extras| !extras.is_empty());
         batch.stored(&head, numbers, tokens, has_some.then_some(&extras));
         end
+    }
+}
+
+fn encode_gone(gone: &[Gone], numbers: &mut Vec<u64>, batch: &mut Batch) {
+    for run in gone.chunk_by(|one, next| one.tier == next.tier) {
+        numbers.clear();
+        numbers.extend(run.iter().map(|one| one.number));
+        batch.removed(run[0].tier, numbers);
     }
 }
 

@@ -27,7 +27,11 @@ impl State {
             return Err(Error::argument("ring", most, help));
         }
         let size = self.config.block_size;
-        let blocks = self.tiers.iter().map(|tier| tier.pool().len() as usize).sum();
+        let blocks = self
+            .tiers
+            .iter()
+            .map(|tier| tier.pool().len() as usize)
+            .sum();
         let mut events = Box::new(Events::new(size, blocks, (most, salts, clears))?);
         if self.trie.is_new() {
             events.walk = Walk::ENDED;
@@ -332,23 +336,31 @@ impl State {
         }
     }
 
-    /// Copies some of what was told and is true still, for whoever comes late. `seen`: places that were
-    /// copied before. Returns whether there is more.
-    pub(crate) fn tell_late(&self, walk: &mut Walk, seen: &mut Vec<bool>, out: &mut Slice) -> bool {
-        let Some(events) = &self.events else {
+    /// Copies some of what was told and is true still, for whoever comes late. `seen`: the tiers of each
+    /// place that were copied before. Returns whether there is more; at the end it hands over what has gone.
+    pub(crate) fn tell_late(
+        &mut self,
+        walk: &mut Walk,
+        seen: &mut Vec<u8>,
+        out: &mut Slice,
+    ) -> bool {
+        let Some(events) = &mut self.events else {
             return false;
         };
         let places = self.trie.places();
-        seen.resize(places.max(seen.len()), false);
+        seen.resize(places.max(seen.len()), 0);
         for _ in 0..SLICE {
             let next = match walk.path.pop() {
                 Some(id) => self.trie.live(id),
                 None => match walk.next(places) {
                     Some(node) => Some(node),
-                    None => return false,
+                    None => {
+                        events.hand_gone(out);
+                        return false;
+                    }
                 },
             };
-            let wanted = |node: &NodeIx| events.is_heard(*node) && !seen[node.at()];
+            let wanted = |node: &NodeIx| events.is_heard(*node) && seen[node.at()] == 0;
             let Some(node) = next.filter(wanted) else {
                 continue;
             };
@@ -357,7 +369,7 @@ impl State {
                 walk.path.extend(ids);
                 continue;
             }
-            seen[node.at()] = true;
+            seen[node.at()] = events.told(node);
             events.copy(node, events.told(node), &self.trie[node].key, out);
         }
         true
