@@ -333,7 +333,7 @@ def an_adapter_is_known_by_its_name_alone(indexer: Indexer) -> None:
 def whatever_a_full_ring_drops_is_told_again_with_its_tokens(indexer: Indexer) -> str:
     """Nobody takes what happens to many more blocks than the ring and the cache have."""
     life = Life(7, disk=0)
-    with published(life.cache, ring=64, every=0.1) as publisher:
+    with published(life.cache, ring=24, every=0.1) as publisher:
         register(indexer, 7, publisher)
         for _ in range(400):
             life.turn()
