@@ -16,11 +16,12 @@ from typing import Final, Literal
 
 import numpy as np
 
-from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked, Recorder
+from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked
 from blockyard.connectors.connector_stats import CONNECTOR_STATS
 from blockyard.connectors.freed_blocks import FreedBlocks
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import NO_IDS, NO_ORDERS, Ids, Orders
+from blockyard.connectors.recorded_requests import RecordedRequests
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.single import Single
@@ -39,65 +40,6 @@ _PATHS: Final = 4
 """Running requests whose paths are touched in a turn."""
 _BLOCKS: Final = 256
 """Blocks after which no further path is touched in a turn."""
-
-
-@dataclass(slots=True, eq=False)
-class _Arrived:
-    """A request."""
-
-    time: int
-    keys: Keys | None = None
-    """Those that it came with, before anything was sampled."""
-    has_run: bool = False
-
-
-class _Arrivals:
-    """What the recorder is told of requests; nothing is kept where there is none.
-
-    Args:
-        recorder: What is told.
-    """
-
-    def __init__(self, recorder: Recorder | None) -> None:
-        self._recorder = recorder
-        self._waiting: dict[Hashable, _Arrived] = {}
-
-    def add(self, request: Hashable, keys: Keys | None = None) -> None:
-        """Hears of a request; what is heard first counts."""
-        if self._recorder is None:
-            return
-        entry = self._waiting.get(request)
-        if entry is None:
-            entry = self._waiting[request] = _Arrived(self._recorder.arrived())
-        if entry.keys is None:
-            entry.keys = keys
-
-    def run(self, request: Hashable) -> None:
-        """Hears that a request runs, or loads."""
-        if self._recorder is not None and request in self._waiting:
-            self._waiting[request].has_run = True
-
-    def end(
-        self, request: Hashable, keys: Keys | None, prompt: int | None, answer: int | None
-    ) -> None:
-        """Records a request that has run, and forgets it.
-
-        Args:
-            request: Its id.
-            keys: Those of its full blocks, if it has any that count.
-            prompt: Tokens of its prompt; None for those of the keys that it came with.
-            answer: Tokens of its answer; None for those that its keys have more.
-
-        Raises:
-            Misuse: A number is out of range.
-        """
-        entry = self._waiting.pop(request, None)
-        if entry is None or entry.keys is None or not entry.has_run or self._recorder is None:
-            return
-        longest = entry.keys if keys is None or len(keys) < len(entry.keys) else keys
-        prompt = entry.keys.tokens if prompt is None else prompt
-        answer = max(longest.tokens - prompt, 0) if answer is None else answer
-        self._recorder.ended(entry.time, longest, prompt, answer)
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +109,7 @@ class Connector(Single):
         """Steps until some of them are, and plans are asked for that nothing here has made."""
         self._now = 0
         self._freed = FreedBlocks(cache.config.device_blocks, self._size)
-        self._arrivals = _Arrivals(cache.recorder)
+        self._arrivals = RecordedRequests(cache.recorder)
 
     def stats(self) -> dict[str, int]:
         """Returns counters; `SCHEMA` has units and meanings."""

@@ -1,5 +1,6 @@
 """A start for which a disk has no room: whose it may have, and that it takes no other's. INV-29"""
 
+import json
 import logging
 import os
 import re
@@ -71,6 +72,16 @@ def test_the_error_names_the_identity_its_size_and_the_command_that_makes_room(s
     assert done.exit_code == 0, done.output
     kept(small, "v3")
     assert one not in blocks(small)
+
+
+def test_a_message_says_of_engines_what_a_person_reads(tmp_path: Path) -> None:
+    digest = "sha256:" + 32 * "ab"
+    model = {"architectures": ["Llama", "B"], "model": None, "options": digest, "vLLM": "0.33.0"}
+    weights = {"content": digest, "load": "auto", "operator": "v1"}
+    names = {"model": json.dumps(model), "weights": json.dumps(weights)}
+    opened(tmp_path, namespace=names).close()
+    about = "model: architectures Llama, B, vLLM 0.33.0; weights: load auto, operator v1, content"
+    assert one_of(tmp_path).about == f"{about} abababab"
 
 
 def test_an_option_takes_the_room_of_what_was_used_last_longest_ago(
@@ -161,7 +172,7 @@ def test_a_kill_in_between_leaves_what_the_next_start_can_have(small: Path) -> N
     names = {"model": "m", "weights": "v1"}
     for at in range(6):
         kept(small, "v1")
-        one = one_of(small)
+        one = one_of(small).name
         with opened(small, disk=SLOTS, namespace=names) as cache:
             # As vLLM's scheduler notes that this owner, and those before, are cleared.
             run = cache.crane._tiers["disk"].run
@@ -192,9 +203,9 @@ def emptied(small: Path) -> None:
         disk_folders.wipe(one)
 
 
-def one_of(small: Path) -> str:
+def one_of(small: Path) -> disk_folders.Identity:
     (one,) = identities(small)
-    return one.name
+    return one
 
 
 def test_room_is_wanted_for_all_ranks_and_they_take_it_one_after_the_other(tmp_path: Path) -> None:

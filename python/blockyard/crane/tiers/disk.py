@@ -255,7 +255,7 @@ class DiskTier(Single):
         _abandon(made)
         wants = [one for file in files for one in file.wanted(self.layout.ranks)]
         if not reclaim:
-            raise no_room(full, wants) from full
+            raise no_room(full, wants) from None
         take_room(full, wants)
         return self._open(files, more, reclaim=False)
 

@@ -33,7 +33,7 @@ _FIELD = re.compile(r'(.+?) = "(.*)"')
 _ESCAPED = re.compile(r"\\(?:u\{([0-9a-fA-F]{1,6})\}|(.))")
 _MEANT: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 _LOOK: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DIGEST: Final = re.compile(r"[0-9a-f]{32,}")
+_DIGEST: Final = re.compile(r"(?:sha256:)?([0-9a-f]{8})[0-9a-f]{24,}")
 _LONG: Final = 80
 """Characters of a field in a message."""
 _SHOWN: Final = 10
@@ -225,15 +225,14 @@ def _short(value: str) -> str:
     except ValueError:
         parts = None
     if isinstance(parts, dict):
+        digests = {name: _DIGEST.fullmatch(str(part)) for name, part in parts.items()}
         said = [
             f"{name} {', '.join(map(str, part)) if isinstance(part, list) else part}"
             for name, part in parts.items()
-            if part is not None and not _DIGEST.fullmatch(str(part))
+            if part is not None and not digests[name]
         ]
-        contents = [
-            f"{name} {part:.8}" for name, part in parts.items() if name == "content" and part
-        ]
-        value = ", ".join([*said, *contents])
+        content = digests.get("content")
+        value = ", ".join([*said, f"content {content[1]}"] if content else said)
     value = " ".join(value.split())
     return value if len(value) <= _LONG else f"{value[: _LONG - 1]}…"
 

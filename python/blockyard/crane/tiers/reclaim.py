@@ -99,7 +99,7 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
     """
     disks = _disks(wants, error)
     if any(disk.enough is None for disk in disks):
-        raise no_room(error, wants) from error
+        raise no_room(error, wants) from None
     for disk in disks:
         freed, taken = 0, []
         while disk.idle and freed < disk.short:
