@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import random
 import threading
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -34,6 +34,12 @@ def listening(**config: int) -> by.KVCache:
 
 def stored(events: list[Event]) -> list[BlockStored]:
     return [one for one in events if isinstance(one, BlockStored)]
+
+
+def hear(payload: bytes | None, *routers: Router) -> None:
+    if payload is not None:
+        for router in routers:
+            router.hear(payload)
 
 
 def play(cache: by.KVCache, tokens: list[int], **extras: str) -> None:
@@ -254,7 +260,9 @@ def test_whoever_follows_from_any_snapshot_knows_what_the_first_one_knows(
     for turn in range(400):
         prompt = [chance.randrange(3)] * SIZE * chance.randrange(1, 4)
         prompt += [*[chance.randrange(5)] * SIZE * chance.randrange(4), 1]
-        extras = chance.choice([{}, {}, {"salt": "s"}, {"lora": "own"}, {"media": [(1, 3, "i")]}])
+        extras: dict[str, Any] = chance.choice(
+            [{}, {}, {"salt": "s"}, {"lora": "own"}, {"media": [(1, 3, "i")]}]
+        )
         with contextlib.suppress(by.NoRoom):
             running.append((cache.begin(prompt, **extras), len(prompt)))
         if running and chance.random() < 0.7:
@@ -267,20 +275,17 @@ def test_whoever_follows_from_any_snapshot_knows_what_the_first_one_knows(
         if turn % 97 == 50:
             # Some of what has happened is in no batch yet.
             gone, snapshot = cache.snapshot_events()
-            if gone is not None:
-                first.hear(gone)
+            hear(gone, first)
             late = Router()
             late.hear(snapshot)
         if chance.random() < 0.2:
             payload, _ = cache.take_events()
-            for router in (first, late) if payload is not None else ():
-                router.hear(payload)
+            hear(payload, first, late)
             most = max(most, len(first.blocks))
     more = True
     while more:
         payload, more = cache.take_events()
-        for router in (first, late) if payload is not None else ():
-            router.hear(payload)
+        hear(payload, first, late)
     gone, snapshot = cache.snapshot_events()
     assert gone is None
     last = Router()
@@ -308,8 +313,7 @@ def test_while_a_snapshot_is_made_whoever_begins_with_it_hears_of_no_other_block
         routers = [Router()]
         while went < 3 and engine.is_alive():
             payload, _ = cache.take_events()
-            for router in routers if payload is not None else ():
-                router.hear(payload)
+            hear(payload, *routers)
             if len(routers[0].blocks) < blocks // 2:
                 continue
             gone, snapshot = cache.snapshot_events()

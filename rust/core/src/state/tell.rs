@@ -350,15 +350,13 @@ impl State {
         let places = self.trie.places();
         seen.resize(places.max(seen.len()), 0);
         for _ in 0..SLICE {
-            let next = match walk.path.pop() {
-                Some(id) => self.trie.live(id),
-                None => match walk.next(places) {
-                    Some(node) => Some(node),
-                    None => {
-                        events.hand_gone(out);
-                        return false;
-                    }
-                },
+            let next = if let Some(id) = walk.path.pop() {
+                self.trie.live(id)
+            } else if let Some(node) = walk.next(places) {
+                Some(node)
+            } else {
+                events.hand_gone(out);
+                return false;
             };
             let wanted = |node: &NodeIx| events.is_heard(*node) && seen[node.at()] == 0;
             let Some(node) = next.filter(wanted) else {
