@@ -8,6 +8,7 @@ import cases
 from blockyard._core import Misuse
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.vllm.identity import Root
+from blockyard.connectors.vllm.reported import Reported
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.worker import Worker
@@ -90,13 +91,11 @@ def e2_e3_one_ranks_word_is_taken_for_all(
     right(self, said, **named)
 
 
-@noticed(SchedulerHalf, "reported", BYTES)
-def e4_tokens_that_did_not_come_are_not_named(
-    right: Any, self: SchedulerHalf, reports: Any
-) -> None:
+@noticed(Reported, "take", BYTES)
+def e4_tokens_that_did_not_come_are_not_named(right: Any, self: Reported, reports: Any) -> None:
     """vLLM would compute them."""
     right(self, reports)
-    self._missing.clear()
+    self.missing.clear()
 
 
 @noticed(Connector, "preempted", BYTES)

@@ -6,12 +6,8 @@ What stands before it receives, loads, sends, fails and is late (`stand_in.py`).
 every running table is checked in every step, and what a peer reads when it has read it.
 """
 
-import argparse
-import logging
 import os
 import sys
-import traceback
-from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -22,12 +18,13 @@ from vllm.v1.request import RequestStatus
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.connectors.vllm import scheduler_half
+from blockyard.connectors.vllm import rows
 from blockyard.connectors.vllm.others import OthersLoads
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.testing import delay
 from cases import answered, left_to_compute, numbers_are_on_metrics, prompts, same, scripted
 from disk_cases import folder, over, settle
+from runner import run
 from seeds import Ask, Game
 from simulated_model import SIZE, Engine, Wrong, parts, undisturbed
 
@@ -69,6 +66,7 @@ class Beside(Game):
                 "tokens": len(ask.prompt) if whole else chance.randint(1, len(ask.prompt)),
                 "late": 0 if self.loads_beside else chance.randint(1, 12),
                 "bad": [chance.randrange(4) for _ in range(chance.randint(1, 3))] if fails else [],
+                "lost": fails and not self.loads_beside and chance.random() < 0.4,
                 "unsure": chance.choice([0, 0, 2]),
                 "again": not whole and chance.random() < 0.5,
             }
@@ -245,6 +243,44 @@ def what_is_preempted_where_a_load_beside_it_has_failed_is_kept_to_what_is_whole
 
 
 @case
+def what_is_preempted_behind_a_load_beside_it_that_was_whole_is_not_computed_again() -> None:
+    (prompt,) = prompts(1, 3)
+    for asynchronous in (False, True):
+        made = engine(asynchronous=asynchronous)
+        # Until the workers have said that they are ready.
+        for _ in range(3):
+            made.step()
+        made.add("r1", prompt, 20, asks=afar(prompt, late=0))
+        made.step()
+        while made.flying:
+            made.take()
+        # As vLLM does for want of room, in the next step.
+        (request,) = made.scheduler.running
+        made.scheduler.running.clear()
+        made.scheduler._preempt_request(request, 0.0, drop_stale_output=True)
+        made.drain()
+        checked(made, "r1", prompt, 20)
+        same(made.computed["r1"], 20, "tokens computed")
+        made.close()
+
+
+@case
+def what_a_prefiller_could_not_send_comes_from_the_host_where_it_is() -> None:
+    (prompt,) = prompts(1, 3)
+    for ranks in (1, 2):
+        made = engine(ranks=ranks)
+        answered(made, [prompt], 5)
+        for _ in range(5):
+            made.step()
+        made.scheduler.reset_prefix_cache()
+        made.add("r1", prompt, 20, asks=afar(prompt, lost=True))
+        made.drain()
+        checked(made, "r1", prompt, 20)
+        same(made.computed["r1"], len(prompt) % SIZE + 19, "tokens computed")
+        made.close()
+
+
+@case
 def what_another_has_brought_and_the_host_has_is_not_copied_again() -> None:
     (prompt,) = prompts(1, 3)
     made = engine()
@@ -319,7 +355,7 @@ def noticed_blocks_that_another_fills_are_not_waited_for() -> None:
 @case
 def noticed_a_load_beside_the_computation_is_believed_at_once() -> None:
     breaks(
-        lambda: replaced(scheduler_half, "is_certain", lambda _row: True),
+        lambda: replaced(rows, "is_certain", lambda _row: True),
         what_is_preempted_where_a_load_beside_it_has_failed_is_kept_to_what_is_whole,
     )
 
@@ -329,7 +365,7 @@ def noticed_what_waits_for_its_load_is_stowed() -> None:
     right = SchedulerHalf.finished
 
     def wrong(self: SchedulerHalf, request: Any, ids: list[int]) -> None:
-        row = self._rows.get(request.request_id)
+        row = self._rows.by_name.get(request.request_id)
         if row is not None and row.ids and not row.scheduled:
             row.scheduled = request.num_computed_tokens
         right(self, request, ids)
@@ -337,53 +373,5 @@ def noticed_what_waits_for_its_load_is_stowed() -> None:
     breaks(lambda: replaced(SchedulerHalf, "finished", wrong))
 
 
-def cases() -> int:
-    """Runs the cases; returns how many are broken."""
-    broken = 0
-    for one in CASES:
-        try:
-            one()
-            print(f"ok      {one.__name__.replace('_', ' ')}")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the case shows it
-            broken += 1
-            print(f"BROKEN  {one.__name__.replace('_', ' ')}: {error}")
-            if not isinstance(error, Wrong):
-                traceback.print_exc()
-    return broken
-
-
-def seeds(first: int, count: int) -> int:
-    """Plays seeds; returns how many are broken, or met too little."""
-    seen: Counter[str] = Counter()
-    broken = 0
-    for seed in range(first, first + count):
-        try:
-            seen += Beside(seed).play()
-        except Exception as error:  # noqa: BLE001 - as above
-            broken += 1
-            print(f"BROKEN  seed {seed}: {type(error).__name__}: {error}")
-            if not isinstance(error, Wrong):
-                traceback.print_exc()
-    for name, number in sorted(seen.items()):
-        print(f"{number:10,}  {name}")
-    few = [name for name, least in WANTED.items() if seen[name] * 200 < least * count]
-    if count >= 200 and few:
-        print(f"BROKEN  too few of {few}: the seeds show too little")
-        broken += 1
-    print(f"{count} seeds from {first}: {broken} broken; 0 wrong bytes and 0 leaks in the others")
-    return broken
-
-
-def main() -> int:
-    """Runs all."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--seeds", type=int, default=200)
-    asked.add_argument("--first", type=int, default=0)
-    options = asked.parse_args()
-    for name in ("vllm", "blockyard"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return int(cases() + seeds(options.first, options.seeds) > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, CASES, Beside, WANTED, 200))

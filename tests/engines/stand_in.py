@@ -12,6 +12,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
+    KVConnectorTransferResults,
 )
 from vllm.v1.request import RequestStatus
 
@@ -32,6 +33,8 @@ class Transfer:
     """Steps that it takes; 0 for none, beside the computation."""
     bad: list[int] = field(default_factory=list)
     """Places in `ids` that do not come."""
+    lost: bool = False
+    """Whether nothing of it comes, which is said of the request and not of its blocks."""
 
 
 @dataclass
@@ -47,8 +50,8 @@ class StandIn(KVConnectorBase_V1):
 
     `kv_transfer_params` of a request has "afar": {"tokens": how many it has of the prompt,
     "late": steps that a load takes, 0 for one beside the computation, "bad": places of blocks that
-    do not come, "unsure": how often it does not know yet, "again": whether it loads more than
-    once}; and "send": steps for which a peer reads what has ended.
+    do not come, "lost": whether nothing comes, "unsure": how often it does not know yet, "again":
+    whether it loads more than once}; and "send": steps for which a peer reads what has ended.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -63,6 +66,7 @@ class StandIn(KVConnectorBase_V1):
         self.received: set[str] = set()
         self.sent: set[str] = set()
         self.errors: set[int] = set()
+        self.lost: set[str] = set()
         self.counts: dict[str, int] = {}
 
     # -- in the scheduler's process ------------------------------------------------------
@@ -98,9 +102,11 @@ class StandIn(KVConnectorBase_V1):
         bad = [first // self.size + at for at in asks.get("bad", ())]
         ids = list(ids[: -(-last // self.size)])
         bad = [at for at in bad if at < len(ids)]
-        load = Transfer(request.request_id, ids, tokens, first, asks["late"], bad)
-        # It comes whole the next time.
-        asks["bad"] = ()
+        lost = bool(asks.get("lost"))
+        load = Transfer(request.request_id, ids, tokens, first, asks["late"], bad, lost)
+        # It comes whole the next time; and a prefiller is asked once, as NIXL does.
+        asks["bad"], asks["lost"] = (), False
+        request.kv_transfer_params["do_remote_prefill"] = False
         self.said.loads.append(load)
 
     def build_connector_meta(self, scheduler_output: Any) -> Said:
@@ -129,7 +135,8 @@ class StandIn(KVConnectorBase_V1):
         said = deepcopy(self._get_connector_metadata())
         for load in said.loads:
             self.count("others' loads beside the computation" if not load.late else "others' loads")
-            self.count("others' loads that fail", int(bool(load.bad)))
+            self.count("others' loads that fail", int(bool(load.bad) or load.lost))
+            self.count("others' loads that are lost", int(load.lost))
             self.rank.spoil(load.ids[load.first // self.size :])
             # Ranks are not alike.
             load.late += self.rank.number if load.late else 0
@@ -154,6 +161,10 @@ class StandIn(KVConnectorBase_V1):
 
     def land(self, load: Transfer) -> None:
         """Ends a load."""
+        if load.lost:
+            self.lost.add(load.name)
+            self.received.add(load.name)
+            return
         self.rank.bring(load.name, load.ids, load.tokens, load.first)
         bad = [load.ids[at] for at in load.bad]
         self.rank.spoil(bad)
@@ -180,6 +191,12 @@ class StandIn(KVConnectorBase_V1):
         sent, self.sent = self.sent, set()
         received, self.received = self.received, set()
         return sent or None, received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Names the loads that are lost, too, as NIXL does."""
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving, self.lost = self.lost, set()
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Names blocks that have not come."""

@@ -30,18 +30,16 @@ class Hints(NamedTuple):
     """What is known of a request's future, as `KVCache.finish` takes it.
 
     It is a tuple, which any thread may make. Who takes it checks it.
-
-    Args:
-        retention: "ordinary", "session-ended" or "retain".
-        next_use: Seconds until its blocks will be used again; None where nobody knows.
-        priority: From 0 to 100, the last to be evicted; None for 35.
-        ttl: Ticks after which its blocks go first; None for never.
     """
 
     retention: Retention = "ordinary"
+    """Whether its session goes on: "ordinary", "session-ended" or "retain"."""
     next_use: float | None = None
+    """Seconds until its blocks will be used again; None where nobody knows."""
     priority: int | None = None
+    """From 0 to 100, the last to be evicted; None for 35."""
     ttl: int | None = None
+    """Ticks after which its blocks go first; None for never."""
 
     @property
     def keywords(self) -> HintKeywords:

@@ -22,7 +22,6 @@ UNITS: Final[Mapping[str, int]] = MappingProxyType(
         "TiB": 2**40,
         "MB": 10**6,
         "GB": 10**9,
-        "TB": 10**12,
     }
 )
 """Bytes of each unit."""

@@ -97,7 +97,11 @@ impl DiskLane {
     /// Returns a rank's folder, and the bytes of disk that its files still want.
     ///
     /// Args:
-    ///     root: As for a new one, like the others.
+    ///     root: The path of all identities, as for a new one.
+    ///     fields: The identity, likewise.
+    ///     rank: The rank, likewise.
+    ///     slots: The slots, likewise.
+    ///     block_bytes: The bytes of a block, likewise.
     ///
     /// Raises:
     ///     Misuse: A number is out of range.

@@ -91,6 +91,12 @@ impl FreedKeys {
     }
 
     /// Takes note that these are given to others.
+    ///
+    /// Args:
+    ///     ids: Their ids.
+    ///
+    /// Raises:
+    ///     Misuse: An id is out of range; nothing is changed.
     fn forget(&mut self, ids: &Bound<'_, PyAny>) -> PyResult<()> {
         let (ids, blocks) = (self.checked(ids)?, &mut self.blocks);
         for id in ids {
@@ -100,6 +106,9 @@ impl FreedKeys {
     }
 
     /// Forgets blocks of these keys, and all that stands on any of them.
+    ///
+    /// Args:
+    ///     keys: What is forgotten.
     fn forget_keys(&mut self, keys: &Bound<'_, Keys>) {
         let blocks = &mut self.blocks;
         let mut named: HashSet<Key> = keys.get().0.keys().iter().copied().collect();

@@ -53,6 +53,20 @@ def test_new_weights_take_the_room_of_the_old_ones_where_they_may(
         assert old not in [one.name for one in identities(disk)]
 
 
+@pytest.mark.parametrize("other", [{"dp_rank": 1}, {"pp_rank": 1}])
+def test_what_sglangs_other_replicas_and_stages_have_is_not_taken(
+    tmp_path: Path, other: dict[str, int]
+) -> None:
+    more: dict[str, Any] = {"pp_size": 2, "dp_rank": 0}
+    with tmpfs(tmp_path / "kv", "8m") as disk:
+        opened(disk, extra={"disk_reclaim": True}, **{**more, **other}).close()
+        fill(disk)
+        (one,) = [found.name for found in identities(disk)]
+        with pytest.raises(by.Unavailable, match=f"of this engine's other replicas, as {one} "):
+            opened(disk, extra={"disk_reclaim": True}, **more)
+        assert one in [found.name for found in identities(disk)]
+
+
 def test_an_option_without_a_disk_is_refused() -> None:
     with pytest.raises(by.Misuse, match="disk_reclaim was given, and no disk_path"):
         Settings.of_extra({"host": 64, "disk_reclaim": True})

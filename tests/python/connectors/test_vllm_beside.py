@@ -20,6 +20,7 @@ from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay
 from vllm_disk import Engine
 from vllm_front import Blocks, Front, Pool, ended, kv_config, no_torch, vllm_config
+from vllm_stub import Recorded
 
 __all__ = ["no_torch"]
 
@@ -86,7 +87,7 @@ def found(front: Front, tokens: int = 9, ids: tuple[int, ...] = (20, 21, 22)) ->
 
 
 @pytest.mark.parametrize(
-    "other", ["NixlConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"]
+    "other", ["NixlConnector", "NixlPushConnector", "MooncakeConnector", "NixlPullConnector"]
 )
 def test_it_stands_behind_one_that_sends_or_receives(other: str) -> None:
     own = vllm_config()
@@ -95,6 +96,25 @@ def test_it_stands_behind_one_that_sends_or_receives(other: str) -> None:
     assert beside(own, inside(other, "Blockyard", kv_role="kv_consumer")) == other
     assert facts(own, kv_config(), version="0.33.0", around=own).beside is None
     assert beside(own, None) is None
+
+
+def moriio(role: str = "kv_both", **extra: Any) -> Any:
+    """What stands around Blockyard behind MoRIIO."""
+    own = {"kv_connector": "MoRIIOConnector", "kv_role": role, "kv_connector_extra_config": extra}
+    connectors = [own, {"kv_connector": "Blockyard", "kv_role": "kv_both"}]
+    return inside(kv_connector_extra_config={"connectors": connectors})
+
+
+@pytest.mark.law("E1")
+def test_a_peer_that_writes_before_the_workers_hear_of_its_blocks_is_refused() -> None:
+    """MoRIIO tells its peer from the scheduler's process, before any fence of the workers."""
+    for around in (moriio(), moriio("kv_consumer", read_mode=False), moriio(read_mode="no")):
+        with pytest.raises(by.Misuse, match='write "kv_connector_extra_config"'):
+            beside(vllm_config(), around)
+    with pytest.raises(by.Misuse, match="read_mode = False: its peer writes"):
+        beside(vllm_config(), inside("MoRIIOConnector", "Blockyard"))
+    for around in (moriio("kv_producer"), moriio(read_mode=True), moriio(read_mode=" True")):
+        assert beside(vllm_config(), around) == "MoRIIOConnector"
 
 
 def test_one_that_is_not_known_may_stand_there_and_the_log_says_so(
@@ -319,6 +339,23 @@ def test_a_load_beside_the_computation_is_kept_when_it_was_whole(front: Beside) 
     # The step has ended well.
     one.num_computed_tokens, one.num_in_flight_tokens, one.num_tokens = 15, 0, 16
     front.step()
+    one.num_computed_tokens, one.num_preemptions = 0, 1
+    front.step(preempted={"one"}, write={1: 0, 2: 0, 3: 0, 4: 0})
+    front.step()
+    assert front.begin(one, [5, 6, 7, 8]) == 15
+
+
+def test_a_load_beside_the_computation_counts_when_its_step_ends_with_no_report(
+    front: Beside,
+) -> None:
+    """vLLM preempts a row in the next schedule: no step of the connector is between."""
+    one = front.request("one", list(range(15)))
+    front.given(one, [1, 2, 3, 4])
+    front.step({one: ([1, 2, 3, 4], 7)}, computed=8, write={1: 11, 2: 12, 3: 13, 4: 14})
+    one.num_computed_tokens, one.num_in_flight_tokens, one.num_tokens = 15, 0, 16
+    front.scheduler.update_connector_output(
+        Recorded("KVConnectorOutput", kv_connector_worker_meta=None)
+    )
     one.num_computed_tokens, one.num_preemptions = 0, 1
     front.step(preempted={"one"}, write={1: 0, 2: 0, 3: 0, 4: 0})
     front.step()

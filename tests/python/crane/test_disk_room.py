@@ -120,6 +120,71 @@ def test_what_a_process_owns_is_never_taken(small: Path) -> None:
     assert one in blocks(small)
 
 
+@pytest.mark.parametrize("other", ["1 of 2", "1", "1 of 3"])
+def test_what_the_same_engines_other_replicas_have_is_never_taken(small: Path, other: str) -> None:
+    def start(replica: str) -> None:
+        names = {"model": "m", "weights": "v1", "replica": replica}
+        DiskTier(LAYOUT, small, blocks=SLOTS, identity=names, reclaim=True).close()
+
+    start(other)
+    (one,) = blocks(small)
+    (small / "a file").write_bytes(bytes(os.statvfs(small).f_bavail * 4096 - (40 << 10)))
+    own = other.replace("1", "0", 1)
+    with pytest.raises(by.Unavailable, match=f"of this engine's other replicas, as {one} "):
+        start(own)
+    assert one_with_room(small) == one
+    # Nobody starts beside it who would find what another number of replicas has left.
+    start("0 of 4")
+    assert one_with_room(small) != one
+
+
+def one_with_room(small: Path) -> str:
+    (name,) = [one.name for one in identities(small) if one.nbytes > 100_000]
+    return name
+
+
+def test_what_cannot_be_looked_at_is_named_and_stays(small: Path) -> None:
+    one, two = kept(small, "v1"), kept(small, "v2")
+    for name in (one, two):
+        identity = small / name / "rank-0" / "identity"
+        identity.write_bytes(identity.read_bytes().replace(b"format 1", b"format 2"))
+    for more in ({}, {"disk_reclaim": True}):
+        with pytest.raises(by.Unavailable, match=r"cannot be looked at: .* its format is 2") as why:
+            kept(small, "v3", **more)
+        assert f"blockyard disk wipe {small} {min(one, two)}" in str(why.value)
+    assert {one, two} <= {found.name for found in identities(small)}
+
+
+def test_one_folder_under_two_names_is_refused(small: Path) -> None:
+    (small / "kv").mkdir(mode=0o700)
+    (small / "link").symlink_to(small)
+    for other in (small / "link" / "kv", small / "kv" / ".." / "kv", small / "." / "kv" / "."):
+        for paths in ([small / "kv", other], [other, small / "kv"]):
+            if paths[0] != paths[1]:
+                with pytest.raises(by.Misuse, match="are one folder: give each disk once"):
+                    opened(small, disk=SLOTS, disk_path=paths)
+    with pytest.raises(by.Misuse, match="are one folder"):
+        opened(small, disk=SLOTS, disk_path=[small / "new", small / "link" / "new"])
+
+
+def test_an_engine_that_begins_in_a_folder_as_it_is_wiped_stays(
+    small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has a folder again, before that is removed: what was wiped counts all the same."""
+    one, two = kept(small, "v1"), kept(small, "v2")
+    rmdir = Path.rmdir
+
+    def begins(path: Path) -> None:
+        (path / "identity").touch()
+        rmdir(path)
+
+    with monkeypatch.context() as meanwhile, caplog.at_level(logging.WARNING, "blockyard"):
+        meanwhile.setattr(Path, "rmdir", begins)
+        kept(small, "v3", disk_reclaim=True)
+    assert any(f"(disk_reclaim): {one} " in line for line in caplog.messages)
+    assert blocks(small)[two] == 3 * BLOCKS, "one was enough"
+
+
 def test_where_all_would_not_be_enough_nothing_is_removed(small: Path) -> None:
     one, two = kept(small, "v1"), kept(small, "v2")
     with pytest.raises(by.Unavailable, match="all of them are not enough") as why:

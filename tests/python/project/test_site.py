@@ -102,6 +102,26 @@ def test_every_link_leads_to_a_file_that_is_there(path: str) -> None:
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
+@pytest.mark.parametrize("path", [*PAGES, *PROSE])
+def test_every_link_leads_to_a_heading_that_is_there(path: str) -> None:
+    links = re.findall(r"\]\((?!http)([^)#\s]*)#([^)\s]+)\)", (ROOT / path).read_text())
+    lost = [
+        f"{file}#{anchor}"
+        for file, anchor in links
+        if file.endswith(".md") or not file
+        if anchor not in headings((ROOT / path).parent / file if file else ROOT / path)
+    ]
+    assert lost == []
+
+
+def headings(path: Path) -> set[str]:
+    """The anchors of a page."""
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", one).lower() for one in found]
+    return {re.sub(r"[^\w\- ]", "", one).strip().replace(" ", "-") for one in plain}
+
+
 def test_every_page_has_its_place_in_the_navigation() -> None:
     config = (ROOT / "mkdocs.yml").read_text()
     listed = re.findall(r"^ *- [^#\n]*?: (\S+\.md)$", config, re.MULTILINE)

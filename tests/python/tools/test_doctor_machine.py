@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard.crane.tiers.disk_folders import identities
 from blockyard.testing.gpu import SimulatedGpu
 from blockyard.tools.doctor import build, disk, gpu, host, pinned
 from blockyard.tools.doctor.finding import Asked, Check, Finding, Site
 from blockyard.tools.doctor.probe import probe
+from disks import opened
 
 GIB = 1 << 30
 MEMINFO = """MemTotal:       65831764 kB
@@ -484,6 +486,24 @@ def test_a_disk_without_room_or_too_slow_is_named(tmp_path: Path) -> None:
     path = folder(tmp_path / "kv")
     same(of(disk.room, path, disk=1 << 60), "fail", "its room is taken at the start")
     same(of(disk.speed, path, load=1), "warn", "speeds says")
+
+
+def test_a_disk_without_room_names_whose_may_be_had(tmp_path: Path) -> None:
+    path = folder(tmp_path / "k v")
+    for weights in ("v1", "v2"):
+        names = {"model": "m", "weights": weights}
+        opened(path, disk=8, namespace=names).close()
+    one, two = sorted(identities(path), key=lambda one: (one.used, one.name))
+    files = os.statvfs(path)
+    found = of(disk.room, path, disk=files.f_bavail * files.f_frsize + (1 << 40))
+    assert f"blockyard disk wipe '{path}' {one.name} {two.name};" in found.do
+    assert "disk_reclaim takes what the start lacks" in found.do
+    assert "(model: m; weights: v1; " in found.do
+    with opened(path, disk=8, namespace={"model": "m", "weights": "v1"}):
+        owned = of(disk.room, path, disk=1 << 60)
+        assert "v1" not in owned.do
+        assert "v2" in owned.do
+    same(of(disk.room, folder(tmp_path / "empty"), disk=1 << 60), "fail", "is not there")
 
 
 @pytest.mark.skipif(not os.geteuid(), reason="nothing is forbidden to root")

@@ -1,6 +1,7 @@
 """Wrong settings of vLLM, each named before vLLM starts, with the line to write."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -432,6 +433,15 @@ def test_what_the_machine_must_have_follows_from_the_flags(
     assert asked.paths == (Path("/a"), Path("/b"))
     assert asked.ranks == (4 if "-tp" in more else 1) * replicas
     assert failed(serve(command)) == []
+
+
+@pytest.mark.parametrize("page", ["vllm.md", "vllm-disk.md"])
+def test_what_a_page_says_to_type_is_passed(page: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
+    told = re.findall(r"^(?:.*-- )?(vllm serve (?:'[^']*'|[^'\n])*)", text, re.MULTILINE)
+    written = [one for one in told if "kv_connector" in one]
+    assert written
+    assert [failed(serve(one)) for one in written] == [[]] * len(written)
 
 
 def test_a_disk_for_weights_that_are_not_here_yet_is_a_warning(tmp_path: Path) -> None:

@@ -402,7 +402,7 @@ def test_sizes_are_blocks_or_bytes(text: str, blocks: int) -> None:
         ("-1GiB", "give blocks, or memory"),
         ("nan", "give blocks, or memory"),
         ("1.5", "give blocks, or memory"),
-        ("20g", "in KiB, MiB, GiB, TiB, MB, GB, TB"),
+        ("20g", "in KiB, MiB, GiB, TiB, MB, GB"),
         ("0", "less than one block"),
         ("1MiB", "less than one block of 2,097,152 bytes"),
         ("3 apples", "give blocks, or memory"),

@@ -26,6 +26,7 @@ _SENDS: Final = frozenset(
     )
 )
 """Those of vLLM that store no KV."""
+_WRITES: Final = "MoRIIOConnector"
 _STORES: Final = re.compile(
     r"offload|store|storage|cache|flexkv|3fs|hisparse|^(Example|Dynamo)Connector$", re.IGNORECASE
 )
@@ -52,7 +53,9 @@ def beside(vllm: Any, around: Any) -> str | None:
             f"kv_connector = {outer.kv_connector!r} with Blockyard in it: it is known how "
             f'{_AROUND} calls those in it, and of no other; write "kv_connector": "{_AROUND}"'
         )
-    other = _other(_names(outer.kv_connector_extra_config.get("connectors")))
+    inside = _inside(outer.kv_connector_extra_config.get("connectors"))
+    other = _other([str(one.get("kv_connector")) for one in inside])
+    _check_writes(inside)
     if outer.kv_load_failure_policy != "recompute":
         raise Misuse(
             f"kv_load_failure_policy = {outer.kv_load_failure_policy!r} around Blockyard: a load "
@@ -68,10 +71,33 @@ def beside(vllm: Any, around: Any) -> str | None:
     return other
 
 
-def _names(connectors: Any) -> list[str]:
-    """Returns the connectors that stand inside, in their order."""
+def _inside(connectors: Any) -> list[Mapping[str, Any]]:
+    """Returns what is said of the connectors that stand inside, in their order."""
     inside = connectors if isinstance(connectors, list | tuple) else ()
-    return [str(one.get("kv_connector")) for one in inside if isinstance(one, Mapping)]
+    return [one for one in inside if isinstance(one, Mapping)]
+
+
+def _check_writes(inside: list[Mapping[str, Any]]) -> None:
+    """Refuses one whose peer writes to blocks before the workers hear of them.
+
+    MoRIIO tells its peer of the blocks from the scheduler's process, as they are given out, if it
+    is not told to read. No copy from them could be waited for.
+
+    Raises:
+        Misuse: The message has the line to write.
+    """
+    for one in inside:
+        extra = one.get("kv_connector_extra_config")
+        reads = extra.get("read_mode", False) if isinstance(extra, Mapping) else False
+        # As MoRIIO reads it. A producer's blocks are written by nobody.
+        if str(reads).lower().strip() in {"true", "1"} or one.get("kv_role") == "kv_producer":
+            continue
+        if one.get("kv_connector") == _WRITES:
+            raise Misuse(
+                f"{_WRITES} with read_mode = {reads!r}: its peer writes to blocks while Blockyard "
+                'still copies from them; write "kv_connector_extra_config": {"read_mode": true} '
+                f'beside "kv_connector": "{_WRITES}", here and at its peers'
+            )
 
 
 def _other(names: list[str]) -> str:

@@ -179,6 +179,8 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         said = connector_output.kv_connector_worker_meta
         if isinstance(said, Reports):
             self.front.reported(said)
+        else:
+            self.front.settle()
 
     @override
     def has_pending_push_work(self) -> bool:

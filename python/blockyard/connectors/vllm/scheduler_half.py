@@ -173,7 +173,7 @@ class SchedulerHalf:
             self._end_epoch()
         # Where nothing is computed and nobody reports, vLLM brings no report at all.
         if self._others.doubtful:
-            self._others.settle(self._rows.by_name.values())
+            self.settle()
         self._reported.take(None)
         rows, reported = self._rows.by_name, self._reported
         for name in output.preempted_req_ids or ():
@@ -207,12 +207,19 @@ class SchedulerHalf:
 
     def reported(self, reports: Reports | None) -> None:
         """Takes what the workers say of their copies; as vLLM's `update_connector_output`."""
-        if self._others.doubtful:
-            self._others.settle(self._rows.by_name.values())
+        self.settle()
         if reports is not None and reports.ready:
             self._following.is_beside = True
             self.ready(reports.ready)
         self._reported.take(reports)
+
+    def settle(self) -> None:
+        """Hears that a step has ended: what another connector brought in it may be there.
+
+        A row that is preempted before this is heard is kept to what it had when it began.
+        """
+        if self._others.doubtful:
+            self._others.settle(self._rows.by_name.values())
 
     def is_busy(self) -> bool:
         """As vLLM's `has_pending_push_work`: whether an idle engine goes on stepping.

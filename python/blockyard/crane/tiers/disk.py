@@ -121,7 +121,7 @@ class _Files(NamedTuple):
                 slots=self.slots,
                 block_bytes=self.block_bytes,
             )
-            yield Wanted(self.root, folder.parent, nbytes)
+            yield Wanted(self.root, folder.parent, dict(self.fields), nbytes)
 
 
 class DiskTier(Single):
@@ -548,6 +548,14 @@ def _number(plan: Plan) -> int:
     return zlib.crc32(struct.pack("<QQ", plan.yard, plan.flight)) or 1
 
 
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one folder, by links or mounts."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return one.resolve() == other.resolve()
+
+
 def _paths(path: DiskPath) -> list[Path]:
     """Returns one path or several, each once.
 
@@ -563,6 +571,9 @@ def _paths(path: DiskPath) -> list[Path]:
     if not paths:
         raise Misuse("disk_path = []: give one path or several")
     for place, one in enumerate(paths):
-        if one in paths[:place]:
-            raise Misuse(f"disk_path has {one} twice: give each disk once")
+        for other in paths[:place]:
+            if one == other:
+                raise Misuse(f"disk_path has {one} twice: give each disk once")
+            if _same(one, other):
+                raise Misuse(f"disk_path: {other} and {one} are one folder: give each disk once")
     return paths

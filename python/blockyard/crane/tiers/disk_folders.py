@@ -1,5 +1,6 @@
 """What is under the path of a disk tier: a folder for each identity, in it one for each rank."""
 
+import errno
 import fcntl
 import json
 import os
@@ -182,8 +183,12 @@ def wipe(identity: Identity, *, broken: bool = False) -> Wiped:
             nbytes += _unlink(parent, _NOTES)
             nbytes += sum(_unlink(folder, _KNOWN) for folder in folders)
         for path in (*(rank.path for rank in identity.ranks), identity.path):
-            if not any(path.iterdir()):
+            try:
                 path.rmdir()
+            except OSError as error:
+                # Something else is in it, as of an engine that has begun there just now.
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
+                    raise
     except OSError as error:
         where = error.filename or identity.path
         raise Misuse(f"{where} cannot be removed: {error.strerror or error}") from None

@@ -2,9 +2,10 @@
 
 import fcntl
 import os
+import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -13,7 +14,7 @@ from blockyard._core import Misuse, Unavailable
 from blockyard.crane.tiers.disk_folders import Identity, identities, wipe
 from blockyard.shared.log import Limited
 
-__all__ = ["Wanted", "alone", "no_room", "reclaim"]
+__all__ = ["Wanted", "alone", "described", "no_room", "oldest", "reclaim"]
 
 _LISTED: Final = 3
 """Identities that a message describes."""
@@ -21,6 +22,7 @@ _PATIENCE: Final = 120.0
 """Seconds for which another start may take room from the same paths."""
 _FREED: Final = 10.0
 """Seconds for which a file system may take to free what was unlinked."""
+_WHICH: Final = re.compile(r'"data": [^,}]*|(?<="stage": \[)\d+')
 _log = Limited("blockyard", 0)
 
 
@@ -31,6 +33,8 @@ class Wanted(NamedTuple):
     """The path of all identities."""
     identity: Path
     """The folder of their own."""
+    fields: Mapping[str, str]
+    """What they depend on, by name."""
     nbytes: int
     """Bytes of disk."""
 
@@ -44,7 +48,8 @@ class _Disk(NamedTuple):
     """Bytes that are missing; under a quota all."""
     idle: list[Identity]
     """Other identities that no process owns, the one that was used last longest ago first."""
-    owned: list[Identity]
+    kept: str
+    """What stays of the others, and why; empty where there is none."""
 
     @property
     def enough(self) -> list[Identity] | None:
@@ -67,6 +72,8 @@ def alone(roots: Iterable[Path]) -> Iterator[None]:
                 # Whoever makes the folder meanwhile finds nothing there to take.
                 opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 held.callback(os.close, opened)
+                # By hand, as a process that was forked may have it open, too.
+                held.callback(fcntl.flock, opened, fcntl.LOCK_UN)
                 while not _locked(opened) and time.monotonic() < until:
                     time.sleep(0.01)
         yield
@@ -86,7 +93,8 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
     """Removes other identities under the same paths, until there is room.
 
     Those go first that were used last longest ago, whole and with all of their ranks. What a
-    process owns stays, and what is not Blockyard's. If all of it would not be enough nothing is
+    process owns stays, and so do the other replicas of the same engine, which start beside it, and
+    what is not Blockyard's. If all of it would not be enough nothing is
     removed. A process that is killed meanwhile leaves identities that are whole, or such as have
     lost their blocks: the next one removes those, too.
 
@@ -105,7 +113,7 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
         while disk.idle and freed < disk.short:
             # What is open of it is dropped with it: a file that is open keeps its room.
             one = disk.idle.pop(0)
-            about = _described(one)
+            about = described(one)
             with suppress(Misuse):  # A process has it by now, or it cannot be removed.
                 freed += wipe(one).nbytes
                 taken.append(about)
@@ -115,6 +123,11 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
         until = time.monotonic() + _FREED
         while taken and _free(disk.root) < disk.wanted and time.monotonic() < until:
             time.sleep(0.01)
+
+
+def oldest(some: Iterable[Identity]) -> list[Identity]:
+    """Returns those that no process owns, the one first that was used last longest ago."""
+    return sorted((one for one in some if one.is_idle), key=lambda one: (one.used, one.name))
 
 
 def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
@@ -137,26 +150,48 @@ def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
             for one in identities(path)
             if one.path not in own
         ]
-        idle = [one for one in others if one.is_idle]
-        idle.sort(key=lambda one: (one.used, one.name))
-        owned = [one for one in others if one.owners]
-        found.append(_Disk(root, wanted, short, idle, owned))
+        alike = [_alike(want.fields) for want in here]
+        beside = [one for one in others if _alike(one.fields) in alike]
+        idle = oldest(one for one in others if one not in beside)
+        found.append(_Disk(root, wanted, short, idle, _kept(root, others, beside)))
     return found
+
+
+def _alike(fields: Mapping[str, str]) -> dict[str, str]:
+    """Returns what all replicas and stages of an engine have alike, not which of them it is.
+
+    vLLM's have `replica`, as "1 of 2"; SGLang's `parallel`, in JSON, and layers of their own.
+    """
+    alike = dict(fields)
+    if "replica" in alike:
+        alike["replica"] = alike["replica"].partition(" ")[2]
+    if "parallel" in alike:
+        alike["parallel"] = _WHICH.sub("", alike["parallel"])
+        alike["blocks of"] = alike["pages"] = ""
+    return alike
+
+
+def _kept(root: Path, others: Sequence[Identity], beside: Sequence[Identity]) -> str:
+    """Says of one of the identities that stay why it does."""
+    for one in others:
+        if one.owners:
+            who = f"{described(one)} by process {one.owners[0]}"
+            return f"what else lies at {root} is owned, as {who}"
+    if beside:
+        what = f"of this engine's other replicas, as {described(beside[0])}"
+        return f"what else lies at {root} is {what}"
+    for rank in (rank for one in others for rank in one.ranks if rank.why):
+        return f"what else lies at {root} cannot be looked at: {rank.why}"
+    return ""
 
 
 def _said(disk: _Disk) -> str:
     """Says what else lies on a disk, and how its room is had."""
     if not disk.idle:
-        if not disk.owned:
-            return f"{disk.root} has no other identity's blocks"
-        one = disk.owned[0]
-        return (
-            f"what else lies at {disk.root} is owned, as {_described(one)} by process "
-            f"{one.owners[0]}"
-        )
+        return disk.kept or f"{disk.root} has no other identity's blocks"
     some = disk.enough
     chosen = disk.idle if some is None else some
-    listed = ", ".join(map(_described, chosen[:_LISTED]))
+    listed = ", ".join(map(described, chosen[:_LISTED]))
     more = len(chosen) - _LISTED
     roots = dict.fromkeys(one.path.parent for one in chosen)
     commands = [
@@ -173,7 +208,8 @@ def _said(disk: _Disk) -> str:
     )
 
 
-def _described(one: Identity) -> str:
+def described(one: Identity) -> str:
+    """Says what an identity is of, its size, and when it was used last."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
     return f"{one.name} ({one.about}; {_size(one.nbytes)}, last used {when})"
 

@@ -3,6 +3,7 @@
 import mmap
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Final
 
 from blockyard._core import BlockyardError
 from blockyard.crane.tiers.disk_folders import Identity, identities
+from blockyard.crane.tiers.reclaim import described, oldest
 from blockyard.tools.disk.bench import measure
 from blockyard.tools.doctor.finding import Check, Finding, Site, judged, unknown
 from blockyard.tools.units import duration, size
@@ -25,6 +27,8 @@ _ROUND: Final = 32 << 20
 _SLOWER: Final = 1.5
 """Times as long as `speeds` says that a load may take."""
 _INODES: Final = 1000
+_LISTED: Final = 3
+"""Identities that a finding describes."""
 _GONE: Final = {
     "tmpfs": "it is memory: nothing outlives the machine, and the container counts it",
     "ramfs": "it is memory: nothing outlives the machine",
@@ -127,11 +131,11 @@ def room(path: Path, where: Path, site: Site) -> Finding:
         fact += f", and {found.f_favail} inodes"
     wanted = site.asked.disk // max(len(site.asked.paths), 1)
     fact += f", the tier asks for {size(wanted)}" if wanted else ""
-    taken = 0
+    others: list[Identity] = []
     with suppress(BlockyardError):
-        ranks = [rank.survey for one in _identities(path) for rank in one.ranks]
-        taken = sum(survey.disk_bytes for survey in ranks if survey is not None)
-    wipe = f"blockyard disk show {path}, and wipe what is of old models; or a smaller disk"
+        others = _identities(path)
+    taken = sum(one.nbytes for one in others)
+    wipe = _makes_room(path, others, wanted - free)
     own = f"that is enough only if the {size(taken)} there are this engine's own"
     return judged(
         f"room {path}",
@@ -139,6 +143,24 @@ def room(path: Path, where: Path, site: Site) -> Finding:
         (few, "fail", "files cannot be made there", "remove files"),
         (wanted > free + taken, "fail", "its room is taken at the start, and is not there", wipe),
         (wanted > free, "warn", own, wipe),
+    )
+
+
+def _makes_room(path: Path, others: list[Identity], lacking: int) -> str:
+    """Says whose room may be had, those first that were used last longest ago."""
+    had, some = 0, []
+    for one in oldest(others):
+        if had < lacking:
+            had += one.nbytes
+            some.append(one)
+    if not some:
+        return "a smaller disk, or another folder"
+    names = " ".join(one.name for one in some)
+    about = "; ".join(map(described, some[:_LISTED]))
+    about += f" and {len(some) - _LISTED} more" if len(some) > _LISTED else ""
+    return (
+        "disk_reclaim takes what the start lacks; or remove what is not this engine's own, as "
+        f"{about}: blockyard disk wipe {shlex.quote(str(path))} {names}; or a smaller disk"
     )
 
 

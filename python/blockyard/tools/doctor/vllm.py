@@ -209,7 +209,7 @@ class Serve(Engine):
     def alone(self, name: str) -> BlockyardError | None:
         """Returns why one key is refused, where the others are sound."""
         beside: dict[str, Any] = {"host": 1, "preempt": "recompute"}
-        if name in {"disk", "disk_path"}:
+        if name in {"disk", "disk_path", "disk_reclaim"}:
             beside |= {"disk": 1, "disk_path": "/"}
         said = {_EXTRA: beside | {name: self.extra[name]}}
         read = replace(self, flags=replace(self.flags, values={_TRANSFER: said})).read
