@@ -2,7 +2,7 @@
 
 use crate::base::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
-use crate::events::{Batch, Clears, Heard, Late, SLICE, Salts, Slice, Walk};
+use crate::events::{Batch, Clears, Heard, Late, Salts, Slice, Walk};
 use crate::keys::Chain;
 use crate::state::State;
 use std::fmt;
@@ -160,8 +160,9 @@ impl Shared {
         let (late, _) = std::mem::take(&mut *wait(&ear.late));
         for late in &late {
             let all = late.keys.len();
-            for first in (0..all).step_by(SLICE) {
-                self.enter()?.describe(late, first..all.min(first + SLICE));
+            for first in (0..all).step_by(slice.most()) {
+                let end = all.min(first + slice.most());
+                self.enter()?.describe(late, first..end);
             }
         }
         let mut state = self.enter()?;

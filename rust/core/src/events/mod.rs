@@ -19,8 +19,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 pub(crate) use wire::Batch;
 
-/// Blocks that a slice has at most, or places that it passes.
-pub(crate) const SLICE: usize = 1024;
+/// Places that are passed at most while a slice is made.
+pub(crate) const PLACES: usize = 1024;
 
 /// Whether blocks with a tenant's salt are told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -240,7 +240,7 @@ impl Events {
 
     /// Steps that a slice takes: it is no longer than what may wait.
     pub(crate) fn steps(&self) -> usize {
-        SLICE.min(self.most / 4)
+        PLACES.min(self.most / 4)
     }
 
     fn marks(&self, node: NodeIx) -> Marks {
@@ -527,19 +527,20 @@ impl Events {
 
     /// Tells a block on these tiers, where it was not told.
     pub(crate) fn tell(&mut self, node: NodeIx, tiers: u8, key: &Key, out: &mut Slice) {
-        let before = self.marks(node);
-        self.marks[node.at()] |= Marks::from(tiers);
+        let marks = &mut self.marks[node.at()];
+        let before = *marks;
+        *marks |= Marks::from(tiers);
         if before & HIDDEN != 0 {
             self.heard.hidden += u64::from(tiers.count_ones());
             return;
         }
         self.heard.stored += u64::from(tiers.count_ones());
-        self.copy(node, tiers, key, out);
         if before & AWAITED != 0 && tiers & 1 != 0 {
             // Those that wait are somewhere.
-            self.marks[node.at()] &= !AWAITED;
+            *marks &= !AWAITED;
             self.walk.cursor = 0;
         }
+        self.copy(node, tiers, key, out);
     }
 
     /// Whether a snapshot tells a block.
@@ -549,13 +550,18 @@ impl Events {
     }
 
     /// Copies what a listener must know of a block.
+    #[inline]
     pub(crate) fn copy(&self, node: NodeIx, tiers: u8, key: &Key, out: &mut Slice) {
-        let label = &self.labels[node.at()];
+        let (marks, label) = (self.marks[node.at()], &self.labels[node.at()]);
         let start = node.at() * self.block_size;
         let tokens = &self.tokens[start..start + self.block_size];
         let stored = Stored {
-            number: self.number_of(node, key),
-            parent: (self.marks(node) & PARENT != 0).then_some(label.parent),
+            number: if marks & NUMBER == 0 {
+                number(key)
+            } else {
+                label.number
+            },
+            parent: (marks & PARENT != 0).then_some(label.parent),
             origin: label.origin.clone(),
             block: label.block,
             tiers,

@@ -1,7 +1,7 @@
 //! What is copied under the lock for a listener, and how it is encoded outside of it.
 
 use super::wire::{Batch, Extra, Head};
-use super::{Origin, SLICE, bits};
+use super::{Origin, bits};
 use crate::base::{Ix, NodeIx, Result, memory};
 use crate::keys::{Extras, Media};
 
@@ -27,9 +27,15 @@ pub(crate) struct Gone {
     pub(crate) tier: u8,
 }
 
+/// Blocks that a slice has at most, and tokens: both take time under the lock.
+const BLOCKS: usize = 512;
+const TOKENS: usize = 16 * BLOCKS;
+
 /// Some of what has happened: nothing is true any more, then what is gone, then what is stored.
 #[derive(Default)]
 pub(crate) struct Slice {
+    /// Blocks that it has at most.
+    most: usize,
     pub(crate) cleared: bool,
     pub(crate) removed: Vec<Gone>,
     stored: Vec<Stored>,
@@ -42,12 +48,24 @@ impl Slice {
     /// # Errors
     /// `Memory` where there is none.
     pub(crate) fn with_room(block_size: u32, removed: usize) -> Result<Self> {
-        let mut slice = Self::default();
+        let mut slice = Self {
+            most: (TOKENS / block_size as usize).clamp(1, BLOCKS),
+            ..Self::default()
+        };
         memory::reserve(&mut slice.removed, removed, "the events")?;
-        memory::reserve(&mut slice.stored, SLICE, "the events")?;
-        let tokens = SLICE.saturating_mul(block_size as usize);
+        memory::reserve(&mut slice.stored, slice.most, "the events")?;
+        let tokens = slice.most.saturating_mul(block_size as usize);
         memory::reserve(&mut slice.tokens, tokens, "the events")?;
         Ok(slice)
+    }
+
+    /// Blocks that are looked at together at most, while the lock is held.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.stored.len() >= self.most
     }
 
     pub(crate) fn store(&mut self, stored: Stored, tokens: &[u32]) {

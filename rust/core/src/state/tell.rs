@@ -6,9 +6,9 @@
 
 use super::audit::Violation;
 use super::{Sealing, State};
-use crate::base::{Error, Ix, MAX_TIERS, NodeIx, Result, Tier};
+use crate::base::{Error, Ix, Key, MAX_TIERS, NodeIx, Result, Tier};
 use crate::copies::Move;
-use crate::events::{Above, Clears, Events, Heard, Late, SLICE, Salts, Slice, Walk, bits, number};
+use crate::events::{Above, Clears, Events, Heard, Late, PLACES, Salts, Slice, Walk, bits, number};
 use std::ops::Range;
 
 impl State {
@@ -264,7 +264,7 @@ impl State {
         };
         events.hand_removed(out);
         for _ in 0..events.steps() {
-            if !self.tell_next(&mut events, out) {
+            if out.is_full() || !self.tell_next(&mut events, out) {
                 break;
             }
         }
@@ -285,12 +285,33 @@ impl State {
         let Some(node) = next.filter(|&node| self.is_told(node)) else {
             return true;
         };
+        let tiers = self.ready_on(node) & !events.told(node);
+        if tiers == 0 {
+            return true;
+        }
         let above = self.trie.parent(node);
         if let Some(above) = above.filter(|&above| self.goes_first(events, above)) {
             let ids = [node, above].map(|node| self.trie.id(node));
             events.walk.path.extend(ids);
+            return true;
+        }
+        let key = &self.trie[node].key;
+        if !events.is_tellable(node) {
+            self.complete(events, node, key);
+        }
+        let untold = if !events.is_tellable(node) {
+            tiers
+        } else if let Some(above) = above.filter(|&above| tiers & !events.told(above) & 1 != 0) {
+            // A router would drop it.
+            events.wait_for(above);
+            1
         } else {
-            self.tell_one(events, node, out);
+            0
+        };
+        events.heard.untold += u64::from(untold.count_ones());
+        events.lack(node, untold != 0);
+        if tiers != untold {
+            events.tell(node, tiers & !untold, key, out);
         }
         true
     }
@@ -304,35 +325,14 @@ impl State {
             && self.ready_on(node) & !events.told(node) != 0
     }
 
-    /// Tells a block on all tiers where it is ready and was not told.
-    fn tell_one(&self, events: &mut Events, node: NodeIx, out: &mut Slice) {
-        let mut tiers = self.ready_on(node) & !events.told(node);
-        if tiers == 0 {
-            return;
-        }
-        let key = &self.trie[node].key;
+    /// Looks for what is not known yet of a block.
+    #[cold]
+    fn complete(&self, events: &mut Events, node: NodeIx, key: &Key) {
         if !events.has_tokens(node) {
             events.recall(node, number(key));
         }
         if !events.is_placed(node) {
             events.place(node, self.above(events, node));
-        }
-        let mut untold = 0;
-        if !events.is_tellable(node) {
-            untold = tiers;
-        } else if tiers & 1 != 0
-            && let Some(above) = self.trie.parent(node)
-            && events.told(above) & 1 == 0
-        {
-            // A router would drop it.
-            events.wait_for(above);
-            untold = 1;
-        }
-        events.heard.untold += u64::from(untold.count_ones());
-        events.lack(node, untold != 0);
-        tiers &= !untold;
-        if tiers != 0 {
-            events.tell(node, tiers, key, out);
         }
     }
 
@@ -349,7 +349,10 @@ impl State {
         };
         let places = self.trie.places();
         seen.resize(places.max(seen.len()), 0);
-        for _ in 0..SLICE {
+        for _ in 0..PLACES {
+            if out.is_full() {
+                break;
+            }
             let next = if let Some(id) = walk.path.pop() {
                 self.trie.live(id)
             } else if let Some(node) = walk.next(places) {
