@@ -340,7 +340,7 @@ def whatever_a_full_ring_drops_is_told_again_with_its_tokens(indexer: Indexer) -
         blocks = life.blocks()
         publisher.flush()
         stats = publisher.stats()
-        if not stats["lost"] or not stats["retold"]:
+        if not stats["lost"] or not stats["resyncs"]:
             raise Wrong(f"nothing was lost: {stats}")
         indexer.has(blocks, 7, 2)
         known = indexer.blocks(7)

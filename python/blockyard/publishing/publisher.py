@@ -271,12 +271,12 @@ class Publisher(Single):
     def stats(self) -> dict[str, int]:
         """Returns counters.
 
-        What `events_told` of the cache says, and: "batches" that were sent; "replays", requests
+        What `event_stats` of the cache says, and: "batches" that were sent; "replays", requests
         that were answered with batches, the others with a snapshot; "rejected" requests that were
         none, or that waited when their asker sent another: they got an end alone, and that one's
         answer has all; and "next", the number of the next batch.
         """
-        return self.cache.events_told() | self._counts | {"next": self._sent.next}
+        return self.cache.event_stats() | self._counts | {"next": self._sent.next}
 
     @property
     def alive(self) -> bool:

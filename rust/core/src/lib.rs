@@ -30,7 +30,7 @@ pub use base::{
     Error, FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Result, Slot, TicketId, Tier, YardId,
 };
 pub use copies::{End, Outcome, Plan, Run, Speeds};
-pub use events::{Clears, Heard, Salts, Spoken};
+pub use events::{Clears, EventStats, Salts, Spoken};
 pub use evict::{EvictionPolicy, Hints, NextUse, Priority, Retention};
 pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
 pub use state::{

@@ -7,12 +7,12 @@ use crate::error::Failure;
 use crate::gil::beside;
 use crate::keys::Keys;
 use crate::prompt::Apart;
-use blockyard_core::Heard;
+use blockyard_core::EventStats;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-/// A payload, and whether more of a retelling is to come.
+/// A payload, and whether more is to come at once.
 type Taken<'py> = (Option<Bound<'py, PyBytes>>, bool);
 /// What has gone, and a snapshot.
 type Late<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
@@ -55,7 +55,7 @@ impl Cache {
 
     /// Returns what has happened since the last call, in the form that vLLM publishes.
     ///
-    /// It holds the lock while it copies 1,024 blocks at most. All is encoded outside of that and
+    /// It holds the lock while it copies 512 blocks at most, and 8,192 of their tokens. All is encoded outside of that and
     /// detached from Python, so that a thread of its own may call it.
     ///
     /// Args:
@@ -116,35 +116,35 @@ impl Cache {
     ///
     /// Returns:
     ///     Counters: "stored" and "removed", blocks that were told so, on each tier anew; "lost",
-    ///     events that were dropped because nobody took them, and "retold", how often all was told
-    ///     again for that; "untold", blocks that came to a tier while their tokens were not known,
-    ///     and "hidden", those that have a salt; "lacking", blocks whose tokens are not known now;
-    ///     "snapshots", how many were made.
+    ///     events that were dropped because nobody took them, and "resyncs", how often all was
+    ///     told again for that; "deferred", blocks that came to a tier while their tokens were not
+    ///     known, and "salted", those that have a salt; "unknown_tokens", blocks whose tokens are not
+    ///     known now; "snapshots", how many were made.
     ///
     /// Raises:
     ///     Misuse: Nobody listens.
-    fn events_told<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn event_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.check_sound()?;
-        let Heard {
+        let EventStats {
             stored,
             removed,
             lost,
-            retold,
-            untold,
-            hidden,
-            lacking,
+            resyncs,
+            deferred,
+            salted,
+            unknown_tokens,
             snapshots,
-        } = beside(py, &self.inner, || self.inner.heard())?;
-        let told = PyDict::new(py);
-        told.set_item("stored", stored)?;
-        told.set_item("removed", removed)?;
-        told.set_item("lost", lost)?;
-        told.set_item("retold", retold)?;
-        told.set_item("untold", untold)?;
-        told.set_item("hidden", hidden)?;
-        told.set_item("lacking", lacking)?;
-        told.set_item("snapshots", snapshots)?;
-        Ok(told)
+        } = beside(py, &self.inner, || self.inner.event_stats())?;
+        let stats = PyDict::new(py);
+        stats.set_item("stored", stored)?;
+        stats.set_item("removed", removed)?;
+        stats.set_item("lost", lost)?;
+        stats.set_item("resyncs", resyncs)?;
+        stats.set_item("deferred", deferred)?;
+        stats.set_item("salted", salted)?;
+        stats.set_item("unknown_tokens", unknown_tokens)?;
+        stats.set_item("snapshots", snapshots)?;
+        Ok(stats)
     }
 
     /// Gives the tokens of blocks whose keys the engine has made, so that they are told.

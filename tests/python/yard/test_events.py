@@ -91,7 +91,7 @@ def test_a_salted_block_is_told_with_its_salt_or_not_at_all() -> None:
     for cache in (hidden, told):
         play(cache, list(range(8)), salt="a tenant's")
     assert taken(hidden) == []
-    assert hidden.events_told()["hidden"] == 2
+    assert hidden.event_stats()["salted"] == 2
     payload, _ = told.take_events()
     assert payload is not None
     *_, event = msgspec.msgpack.decode(payload)[1]
@@ -144,11 +144,11 @@ def test_what_a_restart_has_found_is_told_when_a_prompt_brings_its_tokens() -> N
     own, parents = (memoryview(one).cast("B", (3, 32)) for one in both)
     cache.restore("host", [0, 1, 2], own, parents)
     assert stored(taken(cache)) == []
-    assert cache.events_told()["lacking"] == 3
+    assert cache.event_stats()["unknown_tokens"] == 3
     play(cache, list(range(13)))
     media = {(name, one.medium) for one in stored(taken(cache)) for name in one.block_hashes}
     assert len(media) == 6, "on both tiers"
-    assert cache.events_told()["lacking"] == 0
+    assert cache.event_stats()["unknown_tokens"] == 0
 
 
 @pytest.mark.law("O3")
@@ -164,9 +164,9 @@ def test_a_ring_that_overflows_is_counted_and_all_is_told_again() -> None:
         batches += 1
         if payload is not None:
             router.hear(payload)
-    told = cache.events_told()
+    told = cache.event_stats()
     assert told["lost"] > 0
-    assert told["retold"] == 1
+    assert told["resyncs"] == 1
     assert batches > 3, "no slice is larger than the ring"
     assert all(router.found([name] * 40, "GPU", SIZE) == 10 for name in range(12))
 
@@ -342,7 +342,7 @@ def test_of_a_place_that_is_used_again_before_anybody_asks_each_block_has_its_ow
     assert removed.block_hashes == old.block_hashes[::-1], "the deepest first"
     assert isinstance(new, BlockStored)
     assert (new.token_ids, new.parent_block_hash) == ([4] * 6 * SIZE, None)
-    assert cache.events_told()["stored"] == 3 + 6, "what came and went meanwhile is not told"
+    assert cache.event_stats()["stored"] == 3 + 6, "what came and went meanwhile is not told"
 
 
 def test_what_is_told_again_names_its_parent_by_the_number_that_it_had() -> None:
@@ -360,7 +360,7 @@ def test_what_is_told_again_names_its_parent_by_the_number_that_it_had() -> None
         cache.stow(cache.ready_keys([bytes([name] * 32)], SIZE), [name])
         cache.commit(cache.dispatch())
     again = stored(taken(cache))
-    assert cache.events_told()["retold"] == 1
+    assert cache.event_stats()["resyncs"] == 1
     assert [(one.block_hashes, one.parent_block_hash) for one in again] == [([102], 101)]
 
 
@@ -370,10 +370,10 @@ def test_a_block_that_has_gone_lacks_nothing() -> None:
     keys = memoryview(bytes(cache.keys(range(3 * SIZE)))).cast("B", (3, 32))
     cache.restore("host", [0, 1, 2], keys, memoryview(bytes(96)).cast("B", (3, 32)))
     taken(cache)
-    assert cache.events_told()["lacking"] == 3
+    assert cache.event_stats()["unknown_tokens"] == 3
     assert cache.withdraw("host", [0, 1, 2]) == 3
     taken(cache)
-    assert cache.events_told()["lacking"] == 0
+    assert cache.event_stats()["unknown_tokens"] == 0
 
 
 @pytest.mark.law("O4")
@@ -391,7 +391,7 @@ def test_who_listens_changes_no_answer_and_no_digest() -> None:
 
 def test_what_is_refused_says_what_to_do() -> None:
     cache = by.KVCache(block_size=SIZE, device=9)
-    for call in (cache.take_events, cache.snapshot_events, cache.events_told):
+    for call in (cache.take_events, cache.snapshot_events, cache.event_stats):
         with pytest.raises(by.Misuse, match="call listen first"):
             call()
     with pytest.raises(by.Misuse, match="salts"):
@@ -433,7 +433,7 @@ def test_blocks_that_a_prompt_has_found_take_no_room_from_those_that_are_new() -
     for one in range(200):
         play(cache, [*prefix, *[5000 + one] * SIZE])
     assert sum(len(one.block_hashes) for one in stored(taken(cache))) == 500
-    assert (cache.events_told()["lost"], cache.events_told()["lacking"]) == (0, 0)
+    assert (cache.event_stats()["lost"], cache.event_stats()["unknown_tokens"]) == (0, 0)
 
 
 def test_seals_that_publish_nothing_take_no_room_either() -> None:
@@ -447,7 +447,7 @@ def test_seals_that_publish_nothing_take_no_room_either() -> None:
     for one in range(20):
         play(cache, [1000 + one] * SIZE)
     assert sum(len(one.block_hashes) for one in stored(taken(cache))) == 20
-    assert cache.events_told()["lacking"] == 0
+    assert cache.event_stats()["unknown_tokens"] == 0
 
 
 def test_a_block_whose_parent_was_dropped_is_told_behind_it_however_long_nobody_asks() -> None:

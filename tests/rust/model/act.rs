@@ -177,7 +177,7 @@ impl World {
     fn admitted(&mut self, begun: Option<Begun>, chain: Chain) -> bool {
         let Some(begun) = begun else { return true };
         let found: u32 = begun.hits.iter().sum();
-        self.cache.tell_found(&chain, found as usize);
+        self.cache.emit_found(&chain, found as usize);
         self.leases.push(self.cache.handle(begun.lease, chain));
         self.in_flight.extend(begun.plans);
         false

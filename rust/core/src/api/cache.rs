@@ -4,7 +4,7 @@ use super::lease::{Lease, Parked, Ticket};
 use super::shared::{Drained, Keys, Locked, Shared, Snapshot};
 use crate::base::sync::Arc;
 use crate::base::{Error, Group, Key, LeaseId, ParkedId, Result, TicketId};
-use crate::events::{Clears, Heard, Late, Salts};
+use crate::events::{Clears, EventStats, Late, Salts};
 use crate::keys::{Chain, Extras, KeyHash, Namespace, Seed};
 use crate::state::{Condemned, Config, Forgotten, Lineage, State, Violation};
 use std::ops::Range;
@@ -152,27 +152,27 @@ impl Cache {
     ///
     /// # Errors
     /// `State` where nobody listens.
-    pub fn heard(&self) -> Result<Heard> {
-        self.shared.heard()
+    pub fn event_stats(&self) -> Result<EventStats> {
+        self.shared.event_stats()
     }
 
     /// A prompt has begun that has found blocks: tells their tokens, where some are not known.
-    pub fn tell_found(&self, chain: &Chain, blocks: usize) {
+    pub fn emit_found(&self, chain: &Chain, blocks: usize) {
         if !self.shared.lacks_tokens() {
             return;
         }
-        self.tell_chain(chain, 0..blocks.min(chain.keys().len()));
+        self.emit_chain(chain, 0..blocks.min(chain.keys().len()));
     }
 
     /// Blocks of an engine's own ids were stowed: tells their tokens, where their keys were made here.
-    pub fn tell_stowed(&self, chain: &Chain, first: u32, blocks: usize) {
+    pub fn emit_stowed(&self, chain: &Chain, first: u32, blocks: usize) {
         if self.shared.has_listener() {
             let first = (first as usize).min(chain.keys().len());
-            self.tell_chain(chain, first..(first + blocks).min(chain.keys().len()));
+            self.emit_chain(chain, first..(first + blocks).min(chain.keys().len()));
         }
     }
 
-    fn tell_chain(&self, chain: &Chain, blocks: Range<usize>) {
+    fn emit_chain(&self, chain: &Chain, blocks: Range<usize>) {
         if let Some((tokens, origin)) = chain.spoken(blocks.clone()) {
             self.shared.describe(Late {
                 above: blocks.start.checked_sub(1).map(|above| chain.keys()[above]),

@@ -2,7 +2,7 @@
 
 use crate::base::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
-use crate::events::{Batch, Clears, Heard, Late, Salts, Slice, Walk};
+use crate::events::{Batch, Clears, EventStats, Late, Salts, Slice, Walk};
 use crate::keys::Chain;
 use crate::state::State;
 use std::fmt;
@@ -18,7 +18,7 @@ pub(crate) struct Shared {
     any_dropped: AtomicBool,
     /// The message of a panic that a caller has caught.
     broken: OnceLock<String>,
-    /// Who is told what happens, if anybody.
+    /// The listener, if there is one.
     ear: OnceLock<Ear>,
 }
 
@@ -36,16 +36,16 @@ struct Ear {
 /// Tokens that wait to be taken at most.
 const MOST_LATE: usize = 1 << 24;
 
-/// What a listener is told who comes late.
+/// The events that a late subscriber begins with.
 #[derive(Debug)]
 pub struct Snapshot {
     /// What has gone and was not taken yet: a batch for those who follow already, to be sent before it.
     pub before: Option<Vec<u8>>,
-    /// All that was told and is true still, as one batch.
+    /// All that was emitted and is still true, as one batch.
     pub payload: Vec<u8>,
 }
 
-/// What a listener is told at one time.
+/// The events of one drain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Drained {
     /// A batch of events in vLLM's form, or `None` where nothing has happened.
@@ -128,7 +128,7 @@ impl Shared {
         self.ear.get().is_some()
     }
 
-    /// Whether tokens are wanted of blocks that were told before.
+    /// Whether tokens are wanted of blocks that were emitted before.
     pub(crate) fn lacks_tokens(&self) -> bool {
         let ear = self.ear.get();
         ear.is_some_and(|ear| ear.lacks.load(Ordering::Relaxed))
@@ -138,7 +138,7 @@ impl Shared {
     pub(crate) fn describe(&self, late: Late) {
         if let Some(ear) = self.ear.get() {
             let mut waiting = wait(&ear.late);
-            // Where nobody takes them, their blocks count as untold.
+            // Where nobody takes them, their blocks stay deferred.
             if !late.keys.is_empty() && waiting.1 + late.tokens.len() <= MOST_LATE {
                 waiting.1 += late.tokens.len();
                 waiting.0.push(late);
@@ -168,7 +168,7 @@ impl Shared {
         let mut state = self.enter()?;
         let more = state.hand_over(&mut slice);
         ear.lacks
-            .store(state.heard().lacking > 0, Ordering::Relaxed);
+            .store(state.event_stats().unknown_tokens > 0, Ordering::Relaxed);
         drop(state);
         let mut batch = Batch::new(time);
         slice.encode(ear.block_size, &mut batch);
@@ -176,10 +176,10 @@ impl Shared {
         Ok(Drained { payload, more })
     }
 
-    /// All that the listener was told and that is true still.
+    /// All that was emitted to the listener and is still true.
     pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Snapshot> {
         let ear = self.ear()?;
-        // While nobody drains, nothing more counts as told.
+        // While nobody drains, nothing more counts as emitted.
         let mut slice = wait(&ear.slice);
         let mut batch = Batch::new(time);
         if ear.clears == Clears::All {
@@ -188,7 +188,10 @@ impl Shared {
         let (mut walk, mut seen) = (Walk::default(), Vec::new());
         let blocks = self.enter()?.count_snapshot();
         batch.reserve(blocks, 0, ear.block_size);
-        while self.enter()?.tell_late(&mut walk, &mut seen, &mut slice) {
+        while self
+            .enter()?
+            .copy_snapshot(&mut walk, &mut seen, &mut slice)
+        {
             slice.encode_stored(ear.block_size, &mut batch);
         }
         slice.encode_stored(ear.block_size, &mut batch);
@@ -200,9 +203,9 @@ impl Shared {
         })
     }
 
-    pub(crate) fn heard(&self) -> Result<Heard> {
+    pub(crate) fn event_stats(&self) -> Result<EventStats> {
         self.ear()?;
-        Ok(self.enter()?.heard())
+        Ok(self.enter()?.event_stats())
     }
 
     /// The yard, unless a panic has left it half changed.

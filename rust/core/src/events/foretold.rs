@@ -5,7 +5,7 @@ use super::{Above, Origin, Spoken, number};
 use crate::base::Key;
 use std::collections::{HashMap, VecDeque};
 
-/// Tokens of blocks that are told already, or will be, under keys that do not come with them.
+/// Tokens of blocks that are emitted already, or will be, under keys that do not come with them.
 #[derive(Debug)]
 pub(crate) struct Late {
     pub(crate) keys: Vec<Key>,
@@ -15,7 +15,7 @@ pub(crate) struct Late {
     /// The first block's place in its sequence.
     pub(crate) first: u32,
     pub(crate) origin: Origin,
-    /// The numbers that they are told by, with that of the block before them; none for their keys'.
+    /// The numbers that they are emitted by, with that of the block before them; none for their keys'.
     pub(crate) numbers: Vec<u64>,
     pub(crate) number_above: u64,
     /// Whether they may come before their blocks do.
@@ -23,7 +23,7 @@ pub(crate) struct Late {
 }
 
 impl Late {
-    /// The number by which a block is told.
+    /// The number by which a block is emitted.
     pub(crate) fn number(&self, at: usize) -> u64 {
         let own = self.numbers.get(at).copied();
         own.unwrap_or_else(|| number(&self.keys[at]))

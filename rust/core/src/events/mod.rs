@@ -1,5 +1,5 @@
-//! What routers are told, while somebody listens: beside each node of the trie its tokens, and on
-//! which tiers it was told.
+//! Events for routers, while somebody listens: beside each node of the trie its tokens, and the tiers
+//! on which it was emitted.
 //!
 //! An event says that a block was stored on a tier or removed from it. A removal is noted when it
 //! happens, by the block's number, as the node may be dropped before anybody asks. Of a block that
@@ -7,6 +7,7 @@
 //! comes late and who has let too much wait are served by the same walk over the trie, in slices.
 
 mod foretold;
+mod marks;
 mod slice;
 mod wire;
 
@@ -14,6 +15,8 @@ use crate::base::{Id, Ix, Key, NodeIx, Result, Tier, memory};
 use crate::keys::Extras;
 use foretold::Foretold;
 pub(crate) use foretold::Late;
+pub(crate) use marks::Marks;
+use marks::{AWAITED, EMITTED, LABEL, LACKS, NUMBER, PARENT, PLACED, QUEUED, ROOT, SALTED, TOKENS};
 pub(crate) use slice::{Gone, Slice, Stored};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +25,7 @@ pub(crate) use wire::Batch;
 /// Places that are passed at most while a slice is made.
 pub(crate) const PLACES: usize = 1024;
 
-/// Whether blocks with a tenant's salt are told.
+/// Whether blocks with a tenant's salt are emitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Salts {
     /// They are not: to whoever heard them without it, they would be another tenant's.
@@ -32,38 +35,38 @@ pub enum Salts {
     Tell,
 }
 
-/// How listeners hear that nothing of what was told is true any more.
+/// How listeners hear that nothing of what was emitted is true any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Clears {
     /// All blocks of the rank are gone.
     #[default]
     All,
-    /// Each block that was told is removed: others tell of blocks of this rank, too.
+    /// Each block that was emitted is removed: others emit blocks of this rank, too.
     Own,
 }
 
-/// What was told, and what was not.
+/// How many events were emitted, and how many were not.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Heard {
-    /// Blocks that were told as stored, on each tier anew.
+pub struct EventStats {
+    /// Blocks emitted as stored, on each tier anew.
     pub stored: u64,
-    /// Blocks that were told as removed.
+    /// Blocks emitted as removed.
     pub removed: u64,
-    /// Events that were dropped because nobody took them. All was told again then.
+    /// Events that were dropped because nobody took them; a resync followed.
     pub lost: u64,
-    /// How often all was told again.
-    pub retold: u64,
-    /// Blocks that came to a tier and were not told in their turn, as their tokens were not known.
-    pub untold: u64,
-    /// Blocks that came to a tier and were not told, as they have a salt.
-    pub hidden: u64,
+    /// Resyncs: how often all blocks were emitted again.
+    pub resyncs: u64,
+    /// Blocks that came to a tier and were not emitted in their turn, as their tokens were not known.
+    pub deferred: u64,
+    /// Blocks that came to a tier and were not emitted, as they have a salt.
+    pub salted: u64,
     /// Blocks whose tokens are not known now, or that come after one of these.
-    pub lacking: u64,
+    pub unknown_tokens: u64,
     /// Snapshots that were made.
     pub snapshots: u64,
 }
 
-/// The number by which a key is told: its last eight bytes, as vLLM tells its own.
+/// The number by which a key is emitted: its last eight bytes, as vLLM tells its own.
 #[inline]
 pub(crate) fn number(key: &Key) -> u64 {
     u64::from_be_bytes(*key.0.last_chunk().unwrap_or(&[0; 8]))
@@ -113,26 +116,7 @@ impl std::fmt::Debug for Spoken<'_> {
     }
 }
 
-/// What is known of a place: a bit for each tier where its block was told, in the lowest byte.
-type Marks = u16;
-const TOLD: Marks = 0xFF;
-/// It waits in the queue, whichever block it has by then.
-const QUEUED: Marks = 1 << 8;
-/// Its block is counted as lacking.
-const LACKS: Marks = 1 << 9;
-/// A block on the device waits for this one to be told there.
-const AWAITED: Marks = 1 << 10;
-const TOKENS: Marks = 1 << 11;
-const ROOT: Marks = 1 << 12;
-const PARENT: Marks = 1 << 13;
-/// It has a salt that nobody is told. Its tokens are not kept.
-const HIDDEN: Marks = 1 << 14;
-/// It is told by another number than its key's.
-const NUMBER: Marks = 1 << 15;
-/// What stays as long as the block does.
-const LABEL: Marks = TOKENS | ROOT | PARENT | HIDDEN | NUMBER;
-
-/// What of a place is looked at when its block is told.
+/// What of a place is looked at when its block is emitted.
 #[derive(Clone, Default)]
 struct Label {
     number: u64,
@@ -168,7 +152,7 @@ impl Walk {
     }
 }
 
-/// What a listener was told, and what waits to be told to it.
+/// What was emitted to a listener, and what waits to be.
 pub(crate) struct Events {
     block_size: usize,
     salts: Salts,
@@ -182,18 +166,18 @@ pub(crate) struct Events {
     queue: VecDeque<NodeIx>,
     /// What has gone, in this order.
     removed: Vec<Gone>,
-    /// Whether nothing of what was told before these is true any more.
+    /// Whether nothing of what was emitted before these is true any more.
     cleared: bool,
     pub(crate) walk: Walk,
     foretold: Foretold,
-    pub(crate) heard: Heard,
+    pub(crate) stats: EventStats,
 }
 
 /// Shows no token, no key and no salt.
 impl std::fmt::Debug for Events {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Events")
-            .field("heard", &self.heard)
+            .field("stats", &self.stats)
             .finish_non_exhaustive()
     }
 }
@@ -223,7 +207,7 @@ impl Events {
             cleared: clears == Clears::All,
             walk: Walk::default(),
             foretold: Foretold::new(2 * blocks),
-            heard: Heard::default(),
+            stats: EventStats::default(),
         };
         events.reserve(blocks)?;
         Ok(events)
@@ -243,18 +227,15 @@ impl Events {
         PLACES.min(self.most / 4)
     }
 
-    fn marks(&self, node: NodeIx) -> Marks {
-        self.marks.get(node.at()).copied().unwrap_or(0)
+    #[inline]
+    pub(crate) fn marks(&self, node: NodeIx) -> Marks {
+        self.marks.get(node.at()).copied().unwrap_or_default()
     }
 
-    /// The tiers where a block was told, a bit for each.
-    pub(crate) fn told(&self, node: NodeIx) -> u8 {
-        self.marks(node) as u8
-    }
-
-    /// The number by which a block of this key is told.
+    /// The number by which a block of this key is emitted.
+    #[inline]
     pub(crate) fn number_of(&self, node: NodeIx, key: &Key) -> u64 {
-        if self.marks(node) & NUMBER != 0 {
+        if self.marks(node).has(NUMBER) {
             return self.labels[node.at()].number;
         }
         number(key)
@@ -262,41 +243,27 @@ impl Events {
 
     /// The marks of a place, for which there is room then.
     #[inline]
-    fn marks_mut(&mut self, node: NodeIx) -> &mut Marks {
+    fn marks_mut(&mut self, node: NodeIx) -> &mut u16 {
         if node.at() >= self.marks.len() {
             self.widen(node.at() + 1);
         }
-        &mut self.marks[node.at()]
+        &mut self.marks[node.at()].0
     }
 
     #[cold]
     fn widen(&mut self, places: usize) {
-        self.marks.resize(places, 0);
+        self.marks.resize(places, Marks::default());
         self.labels.resize(places, Label::default());
         self.tokens.resize(places * self.block_size, 0);
     }
 
     // -- what a block is ------------------------------------------------------------------
 
-    /// Whether it is known what stands before a block.
-    pub(crate) fn is_placed(&self, node: NodeIx) -> bool {
-        self.marks(node) & (ROOT | PARENT) != 0
-    }
-
-    pub(crate) fn has_tokens(&self, node: NodeIx) -> bool {
-        self.marks(node) & TOKENS != 0
-    }
-
-    /// Whether all is known that an event must say.
-    pub(crate) fn is_tellable(&self, node: NodeIx) -> bool {
-        self.is_placed(node) && self.has_tokens(node)
-    }
-
     /// Notes what stands before a block. It stays what it was, as a key says its whole prefix.
     #[inline]
     pub(crate) fn place(&mut self, node: NodeIx, above: Above) {
         let marks = self.marks_mut(node);
-        if *marks & (ROOT | PARENT) != 0 {
+        if *marks & PLACED != 0 {
             return;
         }
         match above {
@@ -318,7 +285,7 @@ impl Events {
             && let Some(own) = spoken.origin
             && own.salt.is_some()
         {
-            self.marks[at] |= HIDDEN;
+            self.marks[at].0 |= SALTED;
             return;
         }
         let label = &mut self.labels[at];
@@ -330,8 +297,8 @@ impl Events {
     /// The same of a block that has come without it, by the number that its engine has for it.
     pub(crate) fn describe(&mut self, node: NodeIx, own: u64, above: Above, spoken: Spoken<'_>) {
         self.lack(node, false);
-        *self.marks_mut(node) &= !(ROOT | PARENT);
-        self.marks[node.at()] |= NUMBER;
+        let marks = self.marks_mut(node);
+        *marks = *marks & !PLACED | NUMBER;
         self.labels[node.at()].number = own;
         self.place(node, above);
         self.speak(node, spoken);
@@ -355,18 +322,18 @@ impl Events {
     #[inline]
     pub(crate) fn dropped(&mut self, node: NodeIx) {
         if let Some(marks) = self.marks.get_mut(node.at()) {
-            debug_assert!(*marks & TOLD == 0, "dropped, and told");
-            self.heard.lacking -= u64::from(*marks & LACKS != 0);
-            *marks &= QUEUED;
+            debug_assert!(!marks.has(EMITTED), "dropped, and emitted");
+            self.stats.unknown_tokens -= u64::from(marks.lacks());
+            marks.0 &= QUEUED;
         }
     }
 
     // -- what happens -----------------------------------------------------------------------
 
-    /// A block may have to be told.
+    /// A block may have to be emitted.
     #[inline]
     pub(crate) fn stored(&mut self, node: NodeIx) {
-        if self.marks(node) & QUEUED != 0 || node.get() >= self.walk.cursor {
+        if self.is_due(node) {
             return;
         }
         if self.is_full() {
@@ -379,30 +346,30 @@ impl Events {
     /// A block of this key has left a tier.
     #[inline]
     pub(crate) fn removed(&mut self, node: NodeIx, tier: Tier, key: &Key) {
-        let bit = 1 << tier.at();
-        let Some(marks) = self.marks.get_mut(node.at()).filter(|own| **own & bit != 0) else {
+        let Some(marks) = self.marks.get_mut(node.at()) else {
             return;
         };
-        *marks &= !bit;
-        if *marks & HIDDEN != 0 {
+        let (before, bit) = (*marks, 1 << tier.at());
+        marks.0 &= !bit;
+        if !before.has(bit) || before.has(SALTED) {
             return;
         }
-        let own = match *marks & NUMBER {
-            0 => number(key),
-            _ => self.labels[node.at()].number,
-        };
         if self.clears == Clears::All && self.is_full() {
             return self.overflow();
         }
         self.removed.push(Gone {
-            number: own,
+            number: if before.has(NUMBER) {
+                self.labels[node.at()].number
+            } else {
+                number(key)
+            },
             node,
             tier: tier.at() as u8,
         });
     }
 
     /// How many events an overflow drops. Where no clear stands for them, removals stay: there are no more
-    /// than blocks that were told.
+    /// than blocks that were emitted.
     fn waiting(&self) -> usize {
         match self.clears {
             Clears::All => self.queue.len() + self.removed.len(),
@@ -417,48 +384,48 @@ impl Events {
     /// Nobody has taken what waits for too long.
     #[cold]
     fn overflow(&mut self) {
-        self.heard.lost += self.waiting() as u64;
-        self.heard.retold += 1;
-        self.start_over();
+        self.stats.lost += self.waiting() as u64;
+        self.stats.resyncs += 1;
+        self.resync();
     }
 
-    /// All is told again: what waited is found by the walk.
-    pub(crate) fn start_over(&mut self) {
+    /// All is emitted again: what waited is found by the walk.
+    pub(crate) fn resync(&mut self) {
         match self.clears {
-            Clears::All => self.forget_told(),
+            Clears::All => self.forget_emitted(),
             Clears::Own => self.unqueue(!QUEUED),
         }
         self.walk = Walk::default();
     }
 
-    /// The epoch has ended. `order`: what was told, children first.
+    /// The epoch has ended. `order`: what was emitted, children first.
     pub(crate) fn clear<'a>(&mut self, order: impl Iterator<Item = (NodeIx, &'a Key)>) {
         for (node, key) in order {
-            for tier in bits(self.told(node)) {
+            for tier in bits(self.marks(node).emitted()) {
                 self.removed(node, Tier(tier.into()), key);
             }
         }
         match self.clears {
-            Clears::All => self.forget_told(),
+            Clears::All => self.forget_emitted(),
             Clears::Own => self.unqueue(LABEL),
         }
-        self.heard.lacking = 0;
+        self.stats.unknown_tokens = 0;
         self.walk = Walk::ENDED;
     }
 
-    fn forget_told(&mut self) {
+    fn forget_emitted(&mut self) {
         self.removed.clear();
         self.cleared = true;
-        self.heard.lacking = 0;
+        self.stats.unknown_tokens = 0;
         self.unqueue(LABEL);
     }
 
-    fn unqueue(&mut self, keeps: Marks) {
+    fn unqueue(&mut self, keeps: u16) {
         self.queue.clear();
-        self.marks.iter_mut().for_each(|marks| *marks &= keeps);
+        self.marks.iter_mut().for_each(|marks| marks.0 &= keeps);
     }
 
-    /// Whether each block that was told has to be removed by itself.
+    /// Whether each block that was emitted has to be removed by itself.
     pub(crate) fn removes_each(&self) -> bool {
         self.clears == Clears::Own
     }
@@ -471,13 +438,13 @@ impl Events {
         self.hand_gone(out);
     }
 
-    /// Hands over what has gone, unless all had before: that is told first.
+    /// Hands over what has gone, unless all had before: that is emitted first.
     pub(crate) fn hand_gone(&mut self, out: &mut Slice) {
         if self.cleared {
             return;
         }
         std::mem::swap(&mut self.removed, &mut out.removed);
-        self.heard.removed += out.removed.len() as u64;
+        self.stats.removed += out.removed.len() as u64;
     }
 
     /// The next place to look at: of what waits, then of the walk over `places`.
@@ -485,7 +452,7 @@ impl Events {
         let Some(node) = self.queue.pop_front() else {
             return self.walk.next(places);
         };
-        self.marks[node.at()] &= !QUEUED;
+        self.marks[node.at()].0 &= !QUEUED;
         Some(node)
     }
 
@@ -495,58 +462,44 @@ impl Events {
         walks || !self.queue.is_empty() || !self.removed.is_empty()
     }
 
-    /// Whether a block may be in the queue or on the walk, so that it may have to be told.
+    /// Whether a block may be in the queue or on the walk, so that it may have to be emitted.
     pub(crate) fn is_due(&self, node: NodeIx) -> bool {
-        self.marks(node) & QUEUED != 0 || node.get() >= self.walk.cursor
+        self.marks(node).has(QUEUED) || node.get() >= self.walk.cursor
     }
 
-    /// A block on the device is not told, as the one above it was not.
+    /// A block on the device is not emitted, as the one above it was not.
     pub(crate) fn wait_for(&mut self, above: NodeIx) {
         *self.marks_mut(above) |= AWAITED;
     }
 
-    /// Whether a block is counted as one that cannot be told.
-    pub(crate) fn lacks(&self, node: NodeIx) -> bool {
-        self.marks(node) & LACKS != 0
-    }
-
-    /// Counts it so, or no more.
+    /// Counts a block as one without tokens, or no more.
+    #[inline]
     pub(crate) fn lack(&mut self, node: NodeIx, lacks: bool) {
-        match (self.lacks(node), lacks) {
-            (false, true) => {
-                *self.marks_mut(node) |= LACKS;
-                self.heard.lacking += 1;
-            }
-            (true, false) => {
-                self.marks[node.at()] &= !LACKS;
-                self.heard.lacking -= 1;
-            }
-            _ => {}
-        }
-    }
-
-    /// Tells a block on these tiers, where it was not told.
-    pub(crate) fn tell(&mut self, node: NodeIx, tiers: u8, key: &Key, out: &mut Slice) {
-        let marks = &mut self.marks[node.at()];
-        let before = *marks;
-        *marks |= Marks::from(tiers);
-        if before & HIDDEN != 0 {
-            self.heard.hidden += u64::from(tiers.count_ones());
+        if self.marks(node).lacks() == lacks {
             return;
         }
-        self.heard.stored += u64::from(tiers.count_ones());
-        if before & AWAITED != 0 && tiers & 1 != 0 {
+        *self.marks_mut(node) ^= LACKS;
+        self.stats.unknown_tokens += u64::from(lacks);
+        self.stats.unknown_tokens -= u64::from(!lacks);
+    }
+
+    /// Emits a block on these tiers, where it was not.
+    #[inline]
+    pub(crate) fn emit(&mut self, node: NodeIx, tiers: u8, key: &Key, out: &mut Slice) {
+        let marks = &mut self.marks[node.at()];
+        let before = *marks;
+        marks.0 |= u16::from(tiers);
+        if before.has(SALTED) {
+            self.stats.salted += u64::from(tiers.count_ones());
+            return;
+        }
+        self.stats.stored += u64::from(tiers.count_ones());
+        if before.has(AWAITED) && tiers & 1 != 0 {
             // Those that wait are somewhere.
-            *marks &= !AWAITED;
+            marks.0 &= !AWAITED;
             self.walk.cursor = 0;
         }
         self.copy(node, tiers, key, out);
-    }
-
-    /// Whether a snapshot tells a block.
-    pub(crate) fn is_heard(&self, node: NodeIx) -> bool {
-        let marks = self.marks(node);
-        marks & TOLD != 0 && marks & HIDDEN == 0
     }
 
     /// Copies what a listener must know of a block.
@@ -556,12 +509,12 @@ impl Events {
         let start = node.at() * self.block_size;
         let tokens = &self.tokens[start..start + self.block_size];
         let stored = Stored {
-            number: if marks & NUMBER == 0 {
-                number(key)
-            } else {
+            number: if marks.has(NUMBER) {
                 label.number
+            } else {
+                number(key)
             },
-            parent: (marks & PARENT != 0).then_some(label.parent),
+            parent: marks.has(PARENT).then_some(label.parent),
             origin: label.origin.clone(),
             block: label.block,
             tiers,

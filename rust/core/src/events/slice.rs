@@ -100,8 +100,8 @@ impl Slice {
         self.tokens.clear();
     }
 
-    /// Adds what has gone to a batch of its own, and to that of a snapshot what this has told before: who
-    /// begins with it hears of nothing that it does not know. `seen`: the tiers that it told of each place.
+    /// Adds what has gone to a batch of its own, and to that of a snapshot what this has emitted before: who
+    /// begins with it hears of nothing that it does not know. `seen`: the tiers that it emitted of each place.
     pub(crate) fn encode_late(&mut self, seen: &[u8], before: &mut Batch, snapshot: &mut Batch) {
         let mut numbers = Vec::new();
         encode_gone(&self.removed, &mut numbers, before);

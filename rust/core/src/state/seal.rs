@@ -95,7 +95,7 @@ impl State {
         if before == 0 && sealed > 0 {
             self.note_root(lease);
         }
-        self.tell_sealed(row, before..sealed);
+        self.emit_sealed(row, before..sealed);
         sealed - before
     }
 

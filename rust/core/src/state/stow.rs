@@ -204,7 +204,7 @@ impl State {
             let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
             self.trie.name(node, *key, gap, uses);
             self.lives.born(node, ghost.unwrap_or(0));
-            self.tell_named(node);
+            self.emit_named(node);
         } else {
             self.lives.born(node, 0);
         }

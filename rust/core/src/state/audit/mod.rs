@@ -95,7 +95,7 @@ impl State {
         self.promises()?;
         self.keeps()?;
         self.epochs()?;
-        self.heard_rightly()?;
+        self.audit_events()?;
         self.forgotten()
     }
 

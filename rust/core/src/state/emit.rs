@@ -1,18 +1,20 @@
-//! Tell: what a listener hears of the yard (O1 to O3). Every door by which a copy becomes readable, or
+//! Emit: what a listener hears of the yard (O1 to O3). Every door by which a copy becomes readable, or
 //! is no more, leads through here; nothing is decided by it, and without a listener it is a branch.
 //!
-//! Blocks without a key, and those of an ended epoch, are not told. On the device a parent is told
+//! Blocks without a key, and those of an ended epoch, are not emitted. On the device a parent is emitted
 //! before its child.
 
 use super::audit::Violation;
 use super::{Sealing, State};
 use crate::base::{Error, Ix, Key, MAX_TIERS, NodeIx, Result, Tier};
 use crate::copies::Move;
-use crate::events::{Above, Clears, Events, Heard, Late, PLACES, Salts, Slice, Walk, bits, number};
+use crate::events::{
+    Above, Clears, EventStats, Events, Late, Marks, PLACES, Salts, Slice, Walk, bits, number,
+};
 use std::ops::Range;
 
 impl State {
-    /// Somebody listens from here on: what is there already is told first. `most`: events that wait
+    /// Somebody listens from here on: what is there already is emitted first. `most`: events that wait
     /// until they are taken. Returns an empty slice.
     ///
     /// # Errors
@@ -41,19 +43,19 @@ impl State {
         Ok(slice)
     }
 
-    /// What was told so far, and what not.
-    pub(crate) fn heard(&self) -> Heard {
+    /// What was emitted so far, and what not.
+    pub(crate) fn event_stats(&self) -> EventStats {
         self.events
             .as_ref()
-            .map(|own| own.heard)
+            .map(|own| own.stats)
             .unwrap_or_default()
     }
 
     // -- what happens -----------------------------------------------------------------------
 
-    /// Whether what happens to a block is told.
+    /// Whether what happens to a block is emitted.
     #[inline]
-    fn is_told(&self, node: NodeIx) -> bool {
+    fn is_findable(&self, node: NodeIx) -> bool {
         let block = &self.trie[node];
         !block.is_anonymous() && block.epoch == self.trie.epoch()
     }
@@ -67,15 +69,15 @@ impl State {
         ready.fold(0, |set, tier| set | 1 << tier.at())
     }
 
-    /// Copies have landed, the root first: those that can be read now are told in that order.
-    pub(super) fn tell_landed(&mut self, tier: Tier, moves: &[Move]) {
+    /// Copies have landed, the root first: those that can be read now are emitted in that order.
+    pub(super) fn emit_landed(&mut self, tier: Tier, moves: &[Move]) {
         if self.events.is_none() {
             return;
         }
         for step in moves {
             if let Some(node) = self.arrival(tier, step)
                 && self.ready(node, tier).is_some()
-                && self.is_told(node)
+                && self.is_findable(node)
                 && let Some(events) = &mut self.events
             {
                 events.stored(node);
@@ -85,20 +87,20 @@ impl State {
 
     /// A copy that could be read leaves a tier.
     #[inline]
-    pub(super) fn tell_gone(&mut self, node: NodeIx, tier: Tier) {
+    pub(super) fn emit_gone(&mut self, node: NodeIx, tier: Tier) {
         if self.events.is_some() {
-            self.tell_gone_to_listener(node, tier);
+            self.emit_gone_to_listener(node, tier);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell_gone_to_listener(&mut self, node: NodeIx, tier: Tier) {
+    fn emit_gone_to_listener(&mut self, node: NodeIx, tier: Tier) {
         let Some(events) = &mut self.events else {
             return;
         };
         events.removed(node, tier, &self.trie[node].key);
-        if events.lacks(node)
+        if events.marks(node).lacks()
             && self.ready_on(node) & !(1 << tier.at()) == 0
             && let Some(events) = &mut self.events
         {
@@ -108,7 +110,7 @@ impl State {
 
     /// A block has left the trie.
     #[inline]
-    pub(super) fn tell_dropped(&mut self, node: NodeIx) {
+    pub(super) fn emit_dropped(&mut self, node: NodeIx) {
         if self.events.is_some()
             && let Some(events) = &mut self.events
         {
@@ -117,11 +119,11 @@ impl State {
     }
 
     /// A block is found no more on any tier.
-    pub(super) fn tell_forgotten(&mut self, node: NodeIx) {
+    pub(super) fn emit_forgotten(&mut self, node: NodeIx) {
         let Some(events) = &mut self.events else {
             return;
         };
-        for tier in bits(events.told(node)) {
+        for tier in bits(events.marks(node).emitted()) {
             events.removed(node, Tier(tier.into()), &self.trie[node].key);
         }
         events.lack(node, false);
@@ -130,15 +132,15 @@ impl State {
     /// These blocks of a row are published. One branch for all of them, as a seal is nothing but its
     /// blocks.
     #[inline]
-    pub(super) fn tell_sealed(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
+    pub(super) fn emit_sealed(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
         if self.events.is_some() {
-            self.tell_sealed_to_listener(row, blocks);
+            self.emit_sealed_to_listener(row, blocks);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell_sealed_to_listener(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
+    fn emit_sealed_to_listener(&mut self, row: &Sealing<'_>, blocks: Range<u32>) {
         let Some(mut events) = self.events.take() else {
             return;
         };
@@ -147,11 +149,11 @@ impl State {
             let Some(node) = self.published(&self.leases[row.lease.at()], block) else {
                 continue;
             };
-            if !events.is_placed(node) {
+            if !events.marks(node).is_placed() {
                 let above = above.unwrap_or_else(|| self.above(&events, node));
                 events.place(node, above);
             }
-            if !events.has_tokens(node)
+            if !events.marks(node).has_tokens()
                 && let Some(spoken) = row.spoken.and_then(|all| all.of(block, size))
             {
                 events.speak(node, spoken);
@@ -164,16 +166,16 @@ impl State {
 
     /// A block has got its key, and no copy yet. Its parent may be dropped before it has.
     #[inline]
-    pub(super) fn tell_named(&mut self, node: NodeIx) {
+    pub(super) fn emit_named(&mut self, node: NodeIx) {
         if self.events.is_some() {
-            self.tell_place(node);
+            self.note_parent(node);
         }
     }
 
     /// A block that had lost its parent has one again.
-    pub(super) fn tell_linked(&mut self, node: NodeIx) {
-        if self.events.is_some() && self.is_told(node) {
-            self.tell_place(node);
+    pub(super) fn emit_linked(&mut self, node: NodeIx) {
+        if self.events.is_some() && self.is_findable(node) {
+            self.note_parent(node);
             if let Some(events) = &mut self.events {
                 events.stored(node);
             }
@@ -181,9 +183,9 @@ impl State {
     }
 
     /// Notes what stands before a block.
-    fn tell_place(&mut self, node: NodeIx) {
+    fn note_parent(&mut self, node: NodeIx) {
         if let Some(events) = &self.events
-            && !events.is_placed(node)
+            && !events.marks(node).is_placed()
         {
             let above = self.above(events, node);
             if let Some(events) = &mut self.events {
@@ -205,7 +207,7 @@ impl State {
     }
 
     /// The epoch has ended.
-    pub(super) fn tell_cleared(&mut self) {
+    pub(super) fn emit_cleared(&mut self) {
         let Some(mut events) = self.events.take() else {
             return;
         };
@@ -228,10 +230,10 @@ impl State {
         self.events = Some(events);
     }
 
-    /// So much has changed that all is told again.
-    pub(super) fn tell_all(&mut self) {
+    /// So much has changed that all is emitted again.
+    pub(super) fn resync(&mut self) {
         if let Some(events) = &mut self.events {
-            events.start_over();
+            events.resync();
         }
     }
 
@@ -247,7 +249,7 @@ impl State {
             let (key, own) = (&late.keys[at], late.number(at));
             let (above, spoken) = (late.above(at), late.spoken(at, size));
             let found = self.trie.find(key);
-            if let Some(node) = found.filter(|&node| !events.has_tokens(node)) {
+            if let Some(node) = found.filter(|&node| !events.marks(node).has_tokens()) {
                 events.describe(node, own, above, spoken);
                 events.stored(node);
             }
@@ -264,7 +266,7 @@ impl State {
         };
         events.hand_removed(out);
         for _ in 0..events.steps() {
-            if out.is_full() || !self.tell_next(&mut events, out) {
+            if out.is_full() || !self.emit_next(&mut events, out) {
                 break;
             }
         }
@@ -274,7 +276,7 @@ impl State {
     }
 
     /// Tells the next block, or looks at the one above it first. `false`: there is none.
-    fn tell_next(&self, events: &mut Events, out: &mut Slice) -> bool {
+    fn emit_next(&self, events: &mut Events, out: &mut Slice) -> bool {
         let next = match events.walk.path.pop() {
             Some(id) => self.trie.live(id),
             None => match events.next(self.trie.places()) {
@@ -282,10 +284,11 @@ impl State {
                 None => return false,
             },
         };
-        let Some(node) = next.filter(|&node| self.is_told(node)) else {
+        let Some(node) = next.filter(|&node| self.is_findable(node)) else {
             return true;
         };
-        let tiers = self.ready_on(node) & !events.told(node);
+        let mut marks = events.marks(node);
+        let tiers = self.ready_on(node) & !marks.emitted();
         if tiers == 0 {
             return true;
         }
@@ -296,49 +299,56 @@ impl State {
             return true;
         }
         let key = &self.trie[node].key;
-        if !events.is_tellable(node) {
-            self.complete(events, node, key);
+        if !marks.is_complete() {
+            marks = self.complete(events, node, key);
         }
-        let untold = if !events.is_tellable(node) {
+        let orphan = above.filter(|&above| tiers & !events.marks(above).emitted() & 1 != 0);
+        let deferred = if !marks.is_complete() {
             tiers
-        } else if let Some(above) = above.filter(|&above| tiers & !events.told(above) & 1 != 0) {
+        } else if let Some(above) = orphan {
             // A router would drop it.
             events.wait_for(above);
             1
         } else {
             0
         };
-        events.heard.untold += u64::from(untold.count_ones());
-        events.lack(node, untold != 0);
-        if tiers != untold {
-            events.tell(node, tiers & !untold, key, out);
+        if deferred != 0 {
+            events.stats.deferred += u64::from(deferred.count_ones());
+        }
+        events.lack(node, deferred != 0);
+        if tiers != deferred {
+            events.emit(node, tiers & !deferred, key, out);
         }
         true
     }
 
-    /// Whether a block must be told before those below it, and can be.
+    /// Whether a block must be emitted before those below it, and can be.
+    #[inline]
     fn goes_first(&self, events: &Events, node: NodeIx) -> bool {
-        events.is_due(node)
-            && !events.lacks(node)
-            && events.is_tellable(node)
-            && self.is_told(node)
-            && self.ready_on(node) & !events.told(node) != 0
+        events.is_due(node) && {
+            let marks = events.marks(node);
+            !marks.lacks()
+                && marks.is_complete()
+                && self.is_findable(node)
+                && self.ready_on(node) & !marks.emitted() != 0
+        }
     }
 
     /// Looks for what is not known yet of a block.
     #[cold]
-    fn complete(&self, events: &mut Events, node: NodeIx, key: &Key) {
-        if !events.has_tokens(node) {
+    fn complete(&self, events: &mut Events, node: NodeIx, key: &Key) -> Marks {
+        if !events.marks(node).has_tokens() {
             events.recall(node, number(key));
         }
-        if !events.is_placed(node) {
+        if !events.marks(node).is_placed() {
             events.place(node, self.above(events, node));
         }
+        events.marks(node)
     }
 
-    /// Copies some of what was told and is true still, for whoever comes late. `seen`: the tiers of each
+    /// Copies some of what was emitted and is true still, for whoever comes late. `seen`: the tiers of each
     /// place that were copied before. Returns whether there is more; at the end it hands over what has gone.
-    pub(crate) fn tell_late(
+    pub(crate) fn copy_snapshot(
         &mut self,
         walk: &mut Walk,
         seen: &mut Vec<u8>,
@@ -361,7 +371,8 @@ impl State {
                 events.hand_gone(out);
                 return false;
             };
-            let wanted = |node: &NodeIx| events.is_heard(*node) && seen[node.at()] == 0;
+            let wanted =
+                |node: &NodeIx| events.marks(*node).is_in_snapshot() && seen[node.at()] == 0;
             let Some(node) = next.filter(wanted) else {
                 continue;
             };
@@ -370,8 +381,9 @@ impl State {
                 walk.path.extend(ids);
                 continue;
             }
-            seen[node.at()] = events.told(node);
-            events.copy(node, events.told(node), &self.trie[node].key, out);
+            let tiers = events.marks(node).emitted();
+            seen[node.at()] = tiers;
+            events.copy(node, tiers, &self.trie[node].key, out);
         }
         true
     }
@@ -379,7 +391,7 @@ impl State {
     /// One more snapshot is made. Returns how many blocks it may have.
     pub(crate) fn count_snapshot(&mut self) -> usize {
         if let Some(events) = &mut self.events {
-            events.heard.snapshots += 1;
+            events.stats.snapshots += 1;
         }
         self.trie.len()
     }
@@ -389,46 +401,47 @@ impl State {
     /// What a listener must know: each block that has a key, is of this epoch and may be read, by its
     /// number, and where. It takes time in proportion to the trie, and is for tests.
     pub fn ready_blocks(&self) -> Vec<(u64, Tier)> {
-        let told = self.trie.iter().filter(|&(node, _)| self.is_told(node));
-        let on = told.flat_map(|(node, block)| {
+        let emitted = self.trie.iter().filter(|&(node, _)| self.is_findable(node));
+        let on = emitted.flat_map(|(node, block)| {
             bits(self.ready_on(node)).map(|tier| (number(&block.key), Tier(tier.into())))
         });
         on.collect()
     }
 
-    /// What a listener was told is there, and what is there was told, waits in its turn, or lacks its
+    /// What was emitted to a listener is there, and what is there was emitted, waits in its turn, or lacks its
     /// tokens.
-    pub(super) fn heard_rightly(&self) -> std::result::Result<(), Violation> {
+    pub(super) fn audit_events(&self) -> std::result::Result<(), Violation> {
         let Some(events) = &self.events else {
             return Ok(());
         };
         let mut lacking = 0;
         for node in (0..self.trie.places() as u32).map(NodeIx::new) {
-            let is_told = self.trie.alive(node) && self.is_told(node);
-            let ready = if is_told { self.ready_on(node) } else { 0 };
-            let told = events.told(node);
-            lacking += u64::from(events.lacks(node));
+            let is_emitted = self.trie.alive(node) && self.is_findable(node);
+            let ready = if is_emitted { self.ready_on(node) } else { 0 };
+            let emitted = events.marks(node).emitted();
+            lacking += u64::from(events.marks(node).lacks());
             let waits = events.is_due(node)
-                || events.lacks(node)
+                || events.marks(node).lacks()
                 || events.walk.path.iter().any(|id| id.index == node);
-            let above = if is_told {
+            let above = if is_emitted {
                 self.trie.parent(node)
             } else {
                 None
             };
-            let is_orphan = told & 1 != 0 && above.is_some_and(|above| events.told(above) & 1 == 0);
-            if told & !ready != 0 || (told != ready && !waits) || is_orphan {
+            let is_orphan = emitted & 1 != 0
+                && above.is_some_and(|above| events.marks(above).emitted() & 1 == 0);
+            if emitted & !ready != 0 || (emitted != ready && !waits) || is_orphan {
                 let place = node.get();
                 let detail = format!(
-                    "a listener knows place {place} on tiers {told:#b}, and it is on {ready:#b}"
+                    "a listener knows place {place} on tiers {emitted:#b}, and it is on {ready:#b}"
                 );
                 return Err(unheard(detail));
             }
         }
-        if lacking == events.heard.lacking {
+        if lacking == events.stats.unknown_tokens {
             return Ok(());
         }
-        let counted = events.heard.lacking;
+        let counted = events.stats.unknown_tokens;
         Err(unheard(format!(
             "{lacking} blocks lack, and {counted} are counted"
         )))
