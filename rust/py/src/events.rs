@@ -55,7 +55,7 @@ impl Cache {
 
     /// Returns what has happened since the last call, in the form that vLLM publishes.
     ///
-    /// It holds the lock while it copies 512 blocks at most, and 8,192 of their tokens. All is encoded outside of that and
+    /// It holds the lock while it copies 384 blocks at most, and 6,144 of their tokens. All is encoded outside of that and
     /// detached from Python, so that a thread of its own may call it.
     ///
     /// Args:

@@ -246,6 +246,22 @@ def change(cache: by.KVCache, chance: random.Random, prompt: list[int]) -> None:
             cache.resize("host", chance.choice([9, 18]))
 
 
+@pytest.mark.parametrize(("size", "blocks"), [(1, 1000), (16, 1000), (256, 60), (1024, 20)])
+def test_the_lock_is_held_for_few_blocks_and_few_tokens_at_a_time(size: int, blocks: int) -> None:
+    cache = by.KVCache(block_size=size, device=blocks + 1)
+    cache.listen()
+    play(cache, list(range(blocks * size)))
+    slices, more = [], True
+    while more:
+        payload, more = cache.take_events()
+        assert payload is not None
+        (event,) = stored(decode(payload).events)
+        slices.append(len(event.block_hashes))
+    assert sum(slices) == blocks
+    assert max(slices) <= 384
+    assert max(slices) * size <= 6144
+
+
 @pytest.mark.law("O1")
 @pytest.mark.parametrize("clears", ["all", "own"])
 @pytest.mark.parametrize("ring", [9, 24, 4096])

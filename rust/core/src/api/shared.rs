@@ -185,9 +185,10 @@ impl Shared {
         if ear.clears == Clears::All {
             batch.cleared();
         }
-        let (mut walk, mut seen) = (Walk::default(), Vec::new());
-        let blocks = self.enter()?.count_snapshot();
+        let (blocks, places) = self.enter()?.count_snapshot();
         batch.reserve(blocks, 0, ear.block_size);
+        // With room before the lock is taken; it grows there only as far as the trie does meanwhile.
+        let (mut walk, mut seen) = (Walk::default(), vec![0; places]);
         while self
             .enter()?
             .copy_snapshot(&mut walk, &mut seen, &mut slice)

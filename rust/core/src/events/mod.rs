@@ -343,19 +343,20 @@ impl Events {
         self.queue.push_back(node);
     }
 
-    /// A block of this key has left a tier.
+    /// A block of this key has left a tier. Returns what was known of it.
     #[inline]
-    pub(crate) fn removed(&mut self, node: NodeIx, tier: Tier, key: &Key) {
+    pub(crate) fn removed(&mut self, node: NodeIx, tier: Tier, key: &Key) -> Marks {
         let Some(marks) = self.marks.get_mut(node.at()) else {
-            return;
+            return Marks::default();
         };
         let (before, bit) = (*marks, 1 << tier.at());
         marks.0 &= !bit;
         if !before.has(bit) || before.has(SALTED) {
-            return;
+            return before;
         }
         if self.clears == Clears::All && self.is_full() {
-            return self.overflow();
+            self.overflow();
+            return before;
         }
         self.removed.push(Gone {
             number: if before.has(NUMBER) {
@@ -366,6 +367,7 @@ impl Events {
             node,
             tier: tier.at() as u8,
         });
+        before
     }
 
     /// How many events an overflow drops. Where no clear stands for them, removals stay: there are no more

@@ -28,7 +28,7 @@ pub(crate) struct Gone {
 }
 
 /// Blocks that a slice has at most, and tokens: both take time under the lock.
-const BLOCKS: usize = 512;
+const BLOCKS: usize = 384;
 const TOKENS: usize = 16 * BLOCKS;
 
 /// Some of what has happened: nothing is true any more, then what is gone, then what is stored.

@@ -99,8 +99,8 @@ impl State {
         let Some(events) = &mut self.events else {
             return;
         };
-        events.removed(node, tier, &self.trie[node].key);
-        if events.marks(node).lacks()
+        let before = events.removed(node, tier, &self.trie[node].key);
+        if before.lacks()
             && self.ready_on(node) & !(1 << tier.at()) == 0
             && let Some(events) = &mut self.events
         {
@@ -388,12 +388,12 @@ impl State {
         true
     }
 
-    /// One more snapshot is made. Returns how many blocks it may have.
-    pub(crate) fn count_snapshot(&mut self) -> usize {
+    /// One more snapshot is made. Returns how many blocks it may have, and the places to walk.
+    pub(crate) fn count_snapshot(&mut self) -> (usize, usize) {
         if let Some(events) = &mut self.events {
             events.stats.snapshots += 1;
         }
-        self.trie.len()
+        (self.trie.len(), self.trie.places())
     }
 
     // -- for tests ----------------------------------------------------------------------------
