@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import blockyard as by
@@ -16,7 +15,6 @@ from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.testing.gpu import SimulatedGpu
-from cranes import LAYOUTS, filled
 from disks import LAYOUT, OURS, keys, settle, slots
 
 BLOCKS = 24
@@ -56,35 +54,9 @@ def ended(receipt: Any) -> Any:
     return landed
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("room", [2, 5, 64])
-def test_blocks_pass_through_as_much_memory_as_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, room: int
-) -> None:
-    layout = LAYOUTS[name]
-    monkeypatch.setattr(bounce, "_BYTES", room * layout.block_bytes)
-    one = Gpu(tmp_path, layout, seed=room)
-    filled(one.device, 3)
-    before = [np.array(plane) for plane in host_of(one)]
-    first, second = one.down(*range(10)), one.down(*range(10, 12))
-    assert ended(first) == (10, None)
-    assert ended(second) == (2, None)
-    assert ended(one.up(*range(11, -1, -1), to=range(12, 24))) == (12, None)
-    for plane, was in zip(host_of(one), before, strict=True):
-        assert (plane[12:24] == was[11::-1]).all()
-    assert sorted(free(one)) == list(range(min(room, BLOCKS)))
-    one.close()
-
-
 def free(one: Gpu) -> list[int]:
     """Pinned memory that no copy has."""
     return [int(slot) for down in (False, True) for slot in one.copier._free(down=down)]
-
-
-def host_of(one: Gpu) -> list[Any]:
-    """What the device has, as plain arrays."""
-    one.gpu.run()
-    return [np.asarray(plane) for plane in one.device.planes]
 
 
 def test_a_block_that_is_not_there_ends_a_copy_before_it(

@@ -17,15 +17,19 @@ class Engine(Front):
     def __init__(self, path: Any, *, changes: dict[str, Any] | None = None, **extra: Any) -> None:
         given = {"host": 16, "disk": 64, "disk_path": str(path), "namespace": WEIGHTS} | extra
         roles = Blockyard.__init__.__globals__["KVConnectorRole"]
+        given = {name: value for name, value in given.items() if value is not None}
         config = vllm_config(kv_connector_extra_config=given, **(changes or {}))
         self.scheduler = Blockyard(config, roles.SCHEDULER, kv_config())
         self.worker = Blockyard(config, roles.WORKER, kv_config())
-        self.kv = {
-            f"layer {at}": np.zeros((BLOCKS, PAGE), np.uint8).view(Tensor) for at in range(LAYERS)
-        }
+        self.kv = {f"layer {at}": self.tensor() for at in range(LAYERS)}
         self.worker.register_kv_caches(self.kv)
         ready = {(0, 0): self.worker.get_handshake_metadata()}
         self.scheduler.set_xfer_handshake_metadata_pp_aware(ready)
+
+    @staticmethod
+    def tensor() -> Any:
+        """Allocates a layer's KV cache."""
+        return np.zeros((BLOCKS, PAGE), np.uint8).view(Tensor)
 
     @property
     def restored(self) -> int:

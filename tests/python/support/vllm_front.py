@@ -248,11 +248,12 @@ class Front:
 
     def until(self, name: str) -> set[int]:
         """Steps until the load of a request is said to have ended; returns what is missing."""
-        for _ in range(20):
-            said = self.step()
+        until, steps = time.monotonic() + 20, 0
+        while steps < 20 or time.monotonic() < until:
+            said, steps = self.step(), steps + 1
             if name in said.finished_recving:
                 return set(said.invalid_block_ids)
-        raise AssertionError("it does not end")
+        raise AssertionError(f"it does not end in {steps} steps")
 
     def held(self) -> list[int]:
         stats = self.scheduler.front.cache.stats()

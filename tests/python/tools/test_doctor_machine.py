@@ -298,6 +298,32 @@ ROWS: dict[str, Row] = {
 }
 
 
+VERSIONS = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+    "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)\n": "535.104.05, 1 GPU",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  "
+    "(nixbld@)  \nGCC version:  gcc version 15.3.0 (GCC) \n": "580.159.04, 1 GPU",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.86.15  Release Build": "570.86",
+    "": "of CUDA 13.0, its version is hidden, 1 GPU",
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_driver_is_read_in_each_of_its_spellings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    card = {
+        "sys/bus/pci/devices/0000:00:06.0/vendor": "0x10de",
+        "sys/bus/pci/devices/0000:00:06.0/class": "0x030200",
+    }
+    site = planted(tmp_path, card | {"proc/driver/nvidia/version": version})
+    monkeypatch.setattr(gpu, "_cuda", lambda: 13000)
+    same(gpu.driver(site), "ok", VERSIONS[version])
+    monkeypatch.setattr(gpu, "_cuda", lambda: None)
+    says = "libcuda.so.1 is not here" if version else "install NVIDIA's driver"
+    same(gpu.driver(site), "fail", says)
+
+
 def same(found: Finding, level: str, says: str) -> None:
     assert found.level == level, found
     assert says in " ".join(found), found

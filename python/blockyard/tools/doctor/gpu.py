@@ -42,15 +42,18 @@ def _devices(site: Site) -> list[str]:
 
 def driver(site: Site) -> Finding:
     """The driver in the kernel, and its library here."""
-    version = re.search(r"Kernel Module\D*?([\d.]{3,20})", site.text(_NODE) or "")
-    devices = len(_devices(site))
-    if version is None:
+    # The open modules name the processor, "x86_64", before the version.
+    version = re.search(r"Kernel Module.{0,80}?\s(\d+\.[\d.]{1,20})", site.text(_NODE) or "")
+    devices, cuda = len(_devices(site)), _cuda()
+    if version is None and cuda is None:
         if devices:
             there = f"{devices} on the bus, and no driver"
             return Finding("driver", "fail", there, "no GPU can be used", "install NVIDIA's driver")
         return unknown("driver", "no GPU of NVIDIA")
-    fact = f"{version[1]}, {devices} GPU" + ("s" if devices != 1 else "")
-    if _cuda() is None:
+    # A sandbox may hide the kernel's file, and the driver works.
+    fact = version[1] if version else f"of CUDA {_dotted(cuda or 0)}, its version is hidden"
+    fact += f", {devices} GPU" + ("s" if devices != 1 else "")
+    if cuda is None:
         lacks = f"{fact}, and libcuda.so.1 is not here"
         into = "start the container with --gpus all, or with NVIDIA_DRIVER_CAPABILITIES=compute"
         return Finding("driver", "fail", lacks, "this process reaches no GPU", into)
@@ -85,6 +88,10 @@ def _cuda() -> int | None:
     return number.value
 
 
+def _dotted(cuda: int) -> str:
+    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
 def cupy(_: Site) -> Finding:
     """CuPy, by which a GPU tier has its device."""
     packages = {}
@@ -103,7 +110,7 @@ def judged_cupy(packages: dict[str, str], cuda: int | None) -> Finding:
     said = ", ".join(f"{name} {version}" for name, version in packages.items()) or "not installed"
     if cuda is None:
         return unknown("cupy", f"{said}, and there is no driver")
-    has = f"{said}; the driver has CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    has = f"{said}; the driver has CUDA {_dotted(cuda)}"
     late = [name for name in packages if _NEEDS.get(name, 0) > cuda // 1000]
     again = f"pip uninstall {' '.join(late[:1] or packages)}; {install()}"
     return judged(
