@@ -255,7 +255,7 @@ def test_the_lock_is_held_for_few_blocks_and_few_tokens_at_a_time(size: int, blo
     while more:
         payload, more = cache.take_events()
         assert payload is not None
-        (event,) = stored(decode(payload).events)
+        (event,) = stored(decode(payload))
         slices.append(len(event.block_hashes))
     assert sum(slices) == blocks
     assert max(slices) <= 384
