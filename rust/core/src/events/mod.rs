@@ -343,31 +343,44 @@ impl Events {
         self.queue.push_back(node);
     }
 
-    /// A block of this key has left a tier. Returns what was known of it.
+    /// A block of this key has left a tier. `false`: it is none of the most, and nothing is noted yet.
     #[inline]
-    pub(crate) fn removed(&mut self, node: NodeIx, tier: Tier, key: &Key) -> Marks {
-        let Some(marks) = self.marks.get_mut(node.at()) else {
-            return Marks::default();
-        };
-        let (before, bit) = (*marks, 1 << tier.at());
-        marks.0 &= !bit;
-        if !before.has(bit) || before.has(SALTED) {
-            return before;
+    pub(crate) fn removed_plain(&mut self, node: NodeIx, tier: Tier, key: &Key) -> bool {
+        let bit = 1 << tier.at();
+        let waiting = self.queue.len() + self.removed.len();
+        let has_room = waiting < self.most && self.removed.len() < self.removed.capacity();
+        match self.marks.get_mut(node.at()) {
+            Some(marks) if has_room && marks.0 & (bit | SALTED | NUMBER | LACKS) == bit => {
+                marks.0 &= !bit;
+                self.removed.push(Gone {
+                    number: number(key),
+                    node,
+                    tier: tier.at() as u8,
+                });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A block of this key has left a tier.
+    pub(crate) fn removed(&mut self, node: NodeIx, tier: Tier, key: &Key) {
+        let (before, bit) = (self.marks(node), 1 << tier.at());
+        if !before.has(bit) {
+            return;
+        }
+        *self.marks_mut(node) &= !bit;
+        if before.has(SALTED) {
+            return;
         }
         if self.clears == Clears::All && self.is_full() {
-            self.overflow();
-            return before;
+            return self.overflow();
         }
         self.removed.push(Gone {
-            number: if before.has(NUMBER) {
-                self.labels[node.at()].number
-            } else {
-                number(key)
-            },
+            number: self.number_of(node, key),
             node,
             tier: tier.at() as u8,
         });
-        before
     }
 
     /// How many events an overflow drops. Where no clear stands for them, removals stay: there are no more

@@ -99,8 +99,18 @@ impl State {
         let Some(events) = &mut self.events else {
             return;
         };
-        let before = events.removed(node, tier, &self.trie[node].key);
-        if before.lacks()
+        if !events.removed_plain(node, tier, &self.trie[node].key) {
+            self.emit_gone_in_full(node, tier);
+        }
+    }
+
+    #[inline(never)]
+    fn emit_gone_in_full(&mut self, node: NodeIx, tier: Tier) {
+        let Some(events) = &mut self.events else {
+            return;
+        };
+        events.removed(node, tier, &self.trie[node].key);
+        if events.marks(node).lacks()
             && self.ready_on(node) & !(1 << tier.at()) == 0
             && let Some(events) = &mut self.events
         {
