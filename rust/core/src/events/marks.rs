@@ -1,10 +1,14 @@
 //! What is known of a place of the trie, in two bytes.
 
-/// A bit for each tier where its block was emitted, in the lowest byte, and flags.
+use crate::base::MAX_TIERS;
+
+/// A bit for each tier where its block was emitted, the lowest ones, and flags.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Marks(pub(super) u16);
 
-pub(super) const EMITTED: u16 = 0xFF;
+pub(super) const EMITTED: u16 = (1 << MAX_TIERS) - 1;
+/// Its keys are made of more than tokens.
+pub(super) const ORIGIN: u16 = 1 << 7;
 /// It waits in the queue, whichever block it has by then.
 pub(super) const QUEUED: u16 = 1 << 8;
 /// Its block is counted as one without tokens.
@@ -20,7 +24,7 @@ pub(super) const SALTED: u16 = 1 << 14;
 pub(super) const NUMBER: u16 = 1 << 15;
 pub(super) const PLACED: u16 = ROOT | PARENT;
 /// What stays as long as the block does.
-pub(super) const LABEL: u16 = TOKENS | PLACED | SALTED | NUMBER;
+pub(super) const LABEL: u16 = TOKENS | PLACED | SALTED | NUMBER | ORIGIN;
 
 impl Marks {
     #[inline]
@@ -31,7 +35,7 @@ impl Marks {
     /// The tiers where the block was emitted, a bit for each.
     #[inline]
     pub(crate) fn emitted(self) -> u8 {
-        self.0 as u8
+        (self.0 & EMITTED) as u8
     }
 
     /// Whether it is known what stands before the block.

@@ -16,7 +16,9 @@ use crate::keys::Extras;
 use foretold::Foretold;
 pub(crate) use foretold::Late;
 pub(crate) use marks::Marks;
-use marks::{AWAITED, EMITTED, LABEL, LACKS, NUMBER, PARENT, PLACED, QUEUED, ROOT, SALTED, TOKENS};
+use marks::{
+    AWAITED, EMITTED, LABEL, LACKS, NUMBER, ORIGIN, PARENT, PLACED, QUEUED, ROOT, SALTED, TOKENS,
+};
 pub(crate) use slice::{Gone, Slice, Stored};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -116,11 +118,10 @@ impl std::fmt::Debug for Spoken<'_> {
     }
 }
 
-/// What of a place is looked at when its block is emitted.
+/// What most blocks have not: a number that is not its key's, or an origin, with its place in its sequence.
 #[derive(Clone, Default)]
-struct Label {
+struct Special {
     number: u64,
-    parent: u64,
     origin: Origin,
     block: u32,
 }
@@ -160,7 +161,9 @@ pub(crate) struct Events {
     /// Events that wait at most.
     most: usize,
     marks: Vec<Marks>,
-    labels: Vec<Label>,
+    /// The numbers of the blocks above. A seal writes these, marks and tokens, and nothing else.
+    parents: Vec<u64>,
+    special: Vec<Special>,
     tokens: Vec<u32>,
     /// Places of blocks that were stored, the oldest first; those that the walk comes to are not in it.
     queue: VecDeque<NodeIx>,
@@ -200,7 +203,8 @@ impl Events {
             clears,
             most,
             marks: Vec::new(),
-            labels: Vec::new(),
+            parents: Vec::new(),
+            special: Vec::new(),
             tokens: Vec::new(),
             queue: queue.into(),
             removed: Vec::new(),
@@ -217,7 +221,8 @@ impl Events {
     pub(crate) fn reserve(&mut self, blocks: usize) -> Result<()> {
         memory::reserve(&mut self.removed, self.most.min(blocks), "the events")?;
         memory::reserve(&mut self.marks, blocks, "the events")?;
-        memory::reserve(&mut self.labels, blocks, "the events")?;
+        memory::reserve(&mut self.parents, blocks, "the events")?;
+        memory::reserve(&mut self.special, blocks, "the events")?;
         let tokens = blocks.saturating_mul(self.block_size);
         memory::reserve(&mut self.tokens, tokens, "the tokens of blocks")
     }
@@ -236,7 +241,7 @@ impl Events {
     #[inline]
     pub(crate) fn number_of(&self, node: NodeIx, key: &Key) -> u64 {
         if self.marks(node).has(NUMBER) {
-            return self.labels[node.at()].number;
+            return self.special[node.at()].number;
         }
         number(key)
     }
@@ -253,7 +258,8 @@ impl Events {
     #[cold]
     fn widen(&mut self, places: usize) {
         self.marks.resize(places, Marks::default());
-        self.labels.resize(places, Label::default());
+        self.parents.resize(places, 0);
+        self.special.resize(places, Special::default());
         self.tokens.resize(places * self.block_size, 0);
     }
 
@@ -270,7 +276,7 @@ impl Events {
             Above::Root => *marks |= ROOT,
             Above::Block(parent) => {
                 *marks |= PARENT;
-                self.labels[node.at()].parent = parent;
+                self.parents[node.at()] = parent;
             }
             Above::Unknown => {}
         }
@@ -288,8 +294,11 @@ impl Events {
             self.marks[at].0 |= SALTED;
             return;
         }
-        let label = &mut self.labels[at];
-        (label.origin, label.block) = (spoken.origin.clone(), spoken.block);
+        if spoken.origin.is_some() {
+            self.marks[at].0 |= ORIGIN;
+            self.special[at].origin.clone_from(spoken.origin);
+            self.special[at].block = spoken.block;
+        }
         let start = at * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(spoken.tokens);
     }
@@ -299,7 +308,7 @@ impl Events {
         self.lack(node, false);
         let marks = self.marks_mut(node);
         *marks = *marks & !PLACED | NUMBER;
-        self.labels[node.at()].number = own;
+        self.special[node.at()].number = own;
         self.place(node, above);
         self.speak(node, spoken);
     }
@@ -323,9 +332,19 @@ impl Events {
     pub(crate) fn dropped(&mut self, node: NodeIx) {
         if let Some(marks) = self.marks.get_mut(node.at()) {
             debug_assert!(!marks.has(EMITTED), "dropped, and emitted");
-            self.stats.unknown_tokens -= u64::from(marks.lacks());
+            let before = *marks;
             marks.0 &= QUEUED;
+            if before.has(ORIGIN | LACKS) {
+                self.release(node, before);
+            }
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release(&mut self, node: NodeIx, before: Marks) {
+        self.stats.unknown_tokens -= u64::from(before.lacks());
+        self.special[node.at()].origin = None;
     }
 
     // -- what happens -----------------------------------------------------------------------
@@ -520,20 +539,20 @@ impl Events {
     /// Copies what a listener must know of a block.
     #[inline]
     pub(crate) fn copy(&self, node: NodeIx, tiers: u8, key: &Key, out: &mut Slice) {
-        let (marks, label) = (self.marks[node.at()], &self.labels[node.at()]);
+        let marks = self.marks[node.at()];
         let start = node.at() * self.block_size;
         let tokens = &self.tokens[start..start + self.block_size];
-        let stored = Stored {
-            number: if marks.has(NUMBER) {
-                label.number
-            } else {
-                number(key)
-            },
-            parent: marks.has(PARENT).then_some(label.parent),
-            origin: label.origin.clone(),
-            block: label.block,
+        let mut stored = Stored {
+            number: self.number_of(node, key),
+            parent: marks.has(PARENT).then(|| self.parents[node.at()]),
+            origin: None,
+            block: 0,
             tiers,
         };
+        if marks.has(ORIGIN) {
+            let special = &self.special[node.at()];
+            (stored.origin, stored.block) = (special.origin.clone(), special.block);
+        }
         out.store(stored, tokens);
     }
 }
