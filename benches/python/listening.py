@@ -76,7 +76,9 @@ def timed(program: str, rounds: int) -> Iterator[Figure]:
     yield Figure("a block that goes, under the lock, ns", begin, 30.0)
     yield Figure("a block that is published: its tokens and its place, each, ns", seal, 30.0)
     yield Figure(
-        "a copy and its message, for a block that comes with its 16 tokens and one that goes, ns", drain, 100.0
+        "copy and message of a block that comes with its 16 tokens and of one that goes, ns",
+        drain,
+        100.0,
     )
     share = PER_SECOND * (drain + begin + 2 * seal) / 1e7
     yield Figure(f"{PER_SECOND:,} blocks/s, all of it, % of a core", share, 4.0)
