@@ -93,6 +93,16 @@ impl State {
         }
     }
 
+    /// The same of several, with one branch where nobody listens.
+    #[inline]
+    pub(super) fn emit_all_gone(&mut self, nodes: &[NodeIx], tier: Tier) {
+        if self.events.is_some() {
+            for &node in nodes {
+                self.emit_gone_to_listener(node, tier);
+            }
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn emit_gone_to_listener(&mut self, node: NodeIx, tier: Tier) {

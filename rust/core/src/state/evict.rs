@@ -151,8 +151,8 @@ impl State {
         let has_below = self.tiers.next_below(tier).is_some();
         let through = has_below && self.config.write_of(tier) == WritePolicy::Through;
         let (now, mut dropped) = (self.trie.epoch(), 0);
+        self.emit_all_gone(&nodes, tier);
         for (at, &node) in nodes.iter().enumerate() {
-            self.emit_gone(node, tier);
             match nodes.get(at + 1) {
                 Some(&next) if self.trie[node].parent == Some(self.trie.id(next)) => {
                     self.trie.residency_mut(next, tier).children -= 1;
