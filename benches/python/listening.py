@@ -32,7 +32,7 @@ VERBS = ("begin", "grow", "seal")
 
 
 def slices(program: str) -> list[float]:
-    """Returns the microseconds for which slices of a retelling held the lock."""
+    """Returns the microseconds for which slices of a resync held the lock."""
     ran = subprocess.run([program, "slices", str(BLOCKS)], check=True, capture_output=True)
     return [int(one) / 1e3 for one in ran.stdout.split()]
 
@@ -45,7 +45,7 @@ def deaf(folder: Path) -> str:
             shutil.copytree(ROOT / name, folder / name)
         else:
             shutil.copy(ROOT / name, folder / name)
-    doors = folder / "rust/core/src/state/tell.rs"
+    doors = folder / "rust/core/src/state/emit.rs"
     text, changed = re.subn(r"self\.events\.is_some\(\)", "false", doors.read_text())
     text, more = re.subn(r"self\.events\.is_none\(\)", "true", text)
     if changed < len(VERBS) or not more:
@@ -74,15 +74,17 @@ def timed(program: str, rounds: int) -> Iterator[Figure]:
     seal = (took["told-seal"] - took["quiet-seal"]) / (2 * NEW)
     drain = took["told-drain"]
     yield Figure("a block that goes, under the lock, ns", begin, 30.0)
-    yield Figure("a block that is published: its name and its word, each, ns", seal, 30.0)
+    yield Figure("a block that is published: its tokens and its place, each, ns", seal, 30.0)
     yield Figure(
-        "the message, for a block that comes with its 16 tokens and one that goes, ns", drain, 100.0
+        "copy and message of a block that comes with its 16 tokens and of one that goes, ns",
+        drain,
+        100.0,
     )
     share = PER_SECOND * (drain + begin + 2 * seal) / 1e7
     yield Figure(f"{PER_SECOND:,} blocks/s, all of it, % of a core", share, 4.0)
     yield Figure(f"a snapshot of {BLOCKS:,} blocks, ms", took["told-snapshot"] / 1e6, 15.0)
     held = slices(program)
-    yield Figure("a slice of a retelling holds the lock, median, µs", median(held), 100.0)
+    yield Figure("a slice of a resync holds the lock, median, µs", median(held), 100.0)
     yield Figure(f"the longest of {len(held)}, with what the machine did meanwhile, µs", max(held))
 
 

@@ -5,7 +5,7 @@
 //! floor count row blocks times  runs a row for callgrind with --toggle-collect='*floor::measured';
 //!                               answers operations, of one time, and allocations, of all times
 //! floor worst blocks calls      the longest of as many calls, three times over
-//! floor slices blocks           nanoseconds for which each slice of a retelling holds the lock
+//! floor slices blocks           nanoseconds for which each slice of a resync holds the lock
 //! floor bytes slots             live bytes per slot, by a counting allocator
 //! ```
 
@@ -179,7 +179,7 @@ fn worst(blocks: u32, calls: usize) {
 
 /// Everything is told again, beside a thread that asks for the lock all the time: how long it is away.
 fn slices(blocks: u32) {
-    let mut told = told::Told::new(blocks, told::Verb::Retell, true);
+    let mut told = told::Told::new(blocks, told::Verb::Resync, true);
     let cache = told.cache.clone();
     told.prepare();
     let done = AtomicBool::new(false);

@@ -107,7 +107,7 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("told-snapshot", |n| {
         Box::new(Told::new(n, told::Verb::Snapshot, true))
     }),
-    ("told-retell", |n| {
-        Box::new(Told::new(n, told::Verb::Retell, true))
+    ("told-resync", |n| {
+        Box::new(Told::new(n, told::Verb::Resync, true))
     }),
 ];

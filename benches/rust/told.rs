@@ -31,7 +31,7 @@ pub(crate) enum Verb {
     /// All blocks of the device, once.
     Snapshot,
     /// All blocks of the device in slices, for each slice.
-    Retell,
+    Resync,
 }
 
 pub(crate) struct Told {
@@ -53,7 +53,7 @@ impl Told {
         };
         let cache = Cache::new(config, KeyHash::Sha256, &Namespace::default()).expect("valid");
         if listener {
-            let ring = if verb == Verb::Retell {
+            let ring = if verb == Verb::Resync {
                 SHORT_RING
             } else {
                 RING
@@ -147,7 +147,7 @@ impl Row for Told {
         match self.verb {
             Verb::Snapshot => return,
             // More than the ring has, and nobody takes it.
-            Verb::Retell => return (0..=SHORT_RING / CHAIN).for_each(|_| drop(self.visit(CHAIN))),
+            Verb::Resync => return (0..=SHORT_RING / CHAIN).for_each(|_| drop(self.visit(CHAIN))),
             _ => {}
         }
         for _ in 0..REQUESTS {
@@ -176,12 +176,12 @@ impl Row for Told {
             Verb::Snapshot => {
                 let all = self.cache.snapshot(1.0, None).expect("sound");
                 assert!(
-                    black_box(all).len() > self.device * BLOCK * 3,
+                    black_box(all).payload.len() > self.device * BLOCK * 3,
                     "all of them"
                 );
                 return 1;
             }
-            Verb::Retell => {
+            Verb::Resync => {
                 let slices = self.drain();
                 assert!(slices > self.device as u64 / 1024, "in slices");
                 return slices;

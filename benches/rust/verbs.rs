@@ -94,6 +94,7 @@ impl Turn {
             computed,
             first: TURN as u32,
             keys: &[],
+            spoken: None,
         };
         let mut state = self.rig.cache.lock();
         let parked = |&lease| state.park(&row(lease), None).expect("promised");
@@ -407,6 +408,7 @@ impl Evict {
             computed: 1023 * BLOCK,
             first: 1023,
             keys: &[],
+            spoken: None,
         };
         {
             let mut state = rig.cache.lock();

@@ -118,6 +118,7 @@ impl Rig {
             computed,
             first: first as u32,
             keys,
+            spoken: None,
         };
         self.cache.lock().seal(&[row]).expect("sealed");
     }

@@ -25,7 +25,7 @@ from dynamo_life import TURNS, Life
 from dynamo_mistakes import FROM_0, MISTAKES, told
 from dynamo_process import ANY, Blocks, Indexer, Wrong
 
-RING = 64
+RING = 24
 """Events that wait at most in a third of the lives; they are lost there, and told again."""
 
 

@@ -55,7 +55,8 @@ def life(seed: int) -> list[bytes]:
         if chance.random() < 0.5:
             payload, _ = cache.take_events(now=turn, rank=chance.choice([None, 1]))
             told += [] if payload is None else [payload]
-    told.append(cache.snapshot_events(now=1.5, rank=0))
+    gone, snapshot = cache.snapshot_events(now=1.5, rank=0)
+    told += [snapshot] if gone is None else [gone, snapshot]
     return told
 
 

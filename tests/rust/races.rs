@@ -286,6 +286,7 @@ fn of_two_threads_that_end_one_lease_one_is_told_that_it_is_spent() {
                             computed: 8,
                             first: 0,
                             keys: &[],
+                            spoken: None,
                         };
                         locked.park(&row, None).map(Some)
                     } else {

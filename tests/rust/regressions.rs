@@ -279,6 +279,7 @@ fn a_shared_block_that_is_not_sealed_is_promised_once() {
             computed: 6,
             first: 0,
             keys: &[],
+            spoken: None,
         };
         let id = cache
             .lock()
@@ -405,6 +406,7 @@ fn a_shared_slot_that_was_published_keeps_its_key_whatever_else_a_fork_calls_it(
                 computed: 2,
                 first: 0,
                 keys: std::slice::from_ref(key),
+                spoken: None,
             };
             state.seal(&[row]).expect("computed");
             assert_eq!(state.audit(), None);

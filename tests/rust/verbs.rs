@@ -74,7 +74,6 @@ impl Verbs for Cache {
             .and_then(|()| seals.add(&lease, computed))
             .and_then(|()| {
                 let mut state = self.enter()?;
-                seals.stage(&mut state);
                 state.park(&seals.row(&lease, computed), None)
             });
         match parked {

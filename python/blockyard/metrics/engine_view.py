@@ -144,7 +144,7 @@ class EngineView:
         if self._publisher is not None:
             return found | _by_metric(Publisher.SCHEMA, self._publisher.stats())
         with suppress(Misuse):
-            found |= _by_metric(EVENT_STATS, self.cache.events_told())
+            found |= _by_metric(EVENT_STATS, self.cache.event_stats())
         return found
 
     def cranes(self) -> list[CraneNumbers]:

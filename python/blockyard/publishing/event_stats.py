@@ -12,17 +12,17 @@ EVENT_STATS: Final = (
         "removed", "blocks", "counter", "events{kind=removed}", "blocks told as removed from a tier"
     ),
     Stat(
-        "untold",
+        "deferred",
         "blocks",
         "counter",
-        "events{kind=untold}",
+        "events{kind=deferred}",
         "blocks that came to a tier and were not told, as nobody has said their tokens",
     ),
     Stat(
-        "hidden",
+        "salted",
         "blocks",
         "counter",
-        "events{kind=hidden}",
+        "events{kind=salted}",
         "blocks that came to a tier and were not told, as they have a salt",
     ),
     Stat(
@@ -34,7 +34,7 @@ EVENT_STATS: Final = (
     ),
     Stat("snapshots", "snapshots", "counter", "snapshots", "snapshots of all that was told"),
 )
-"""Of what `KVCache.events_told` returns, while somebody listens."""
+"""Of what `KVCache.event_stats` returns, while somebody listens."""
 
 PUBLISHER_STATS: Final = (
     Stat("batches", "batches", "counter", "event_batches", "batches that a publisher has sent"),

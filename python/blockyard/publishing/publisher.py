@@ -271,12 +271,12 @@ class Publisher(Single):
     def stats(self) -> dict[str, int]:
         """Returns counters.
 
-        What `events_told` of the cache says, and: "batches" that were sent; "replays", requests
+        What `event_stats` of the cache says, and: "batches" that were sent; "replays", requests
         that were answered with batches, the others with a snapshot; "rejected" requests that were
         none, or that waited when their asker sent another: they got an end alone, and that one's
         answer has all; and "next", the number of the next batch.
         """
-        return self.cache.events_told() | self._counts | {"next": self._sent.next}
+        return self.cache.event_stats() | self._counts | {"next": self._sent.next}
 
     @property
     def alive(self) -> bool:
@@ -337,9 +337,12 @@ class Publisher(Single):
         while more:
             payload, more = self.cache.take_events(now=self._clock(), rank=self._rank)
             if payload is not None:
-                number = self._sent.add(payload).to_bytes(_NUMBER, "big")
-                self._counts["batches"] += 1
-                self._pub.send_multipart((self._topic, number, payload))
+                self._send(payload)
+
+    def _send(self, payload: bytes) -> None:
+        number = self._sent.add(payload).to_bytes(_NUMBER, "big")
+        self._counts["batches"] += 1
+        self._pub.send_multipart((self._topic, number, payload))
 
     # -- those who ask -------------------------------------------------------------------
 
@@ -385,9 +388,11 @@ class Publisher(Single):
     def _batches(self, start: int) -> Iterable[tuple[int, bytes]]:
         batches = self._sent.since(start)
         if batches is None:
-            payload = self.cache.snapshot_events(now=self._clock(), rank=self._rank)
+            gone, snapshot = self.cache.snapshot_events(now=self._clock(), rank=self._rank)
+            if gone is not None:
+                self._send(gone)
             # What it tells is what the newest batch has left.
-            return ((self._sent.next - 1, payload),)
+            return ((self._sent.next - 1, snapshot),)
         self._counts["replays"] += 1
         return batches
 

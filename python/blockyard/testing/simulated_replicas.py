@@ -218,7 +218,7 @@ def _listen(replica: SimulatedReplica) -> None:
     """Takes what has happened, now and then: the audit compares it with what there is."""
     if replica.scheduler.stats()["steps"] % 7 == 0:
         replica.cache.take_events()
-        told = replica.cache.events_told()
+        told = replica.cache.event_stats()
         check(told["removed"] <= told["stored"], f"O1: more is gone than has come: {told}")
 
 

@@ -10,7 +10,6 @@
 //! layer: base
 //! layer: collections keys
 //! layer: tiers evict copies events
-//! layer: mirror
 //! layer: state
 //! layer: api
 
@@ -23,18 +22,17 @@ mod copies;
 mod events;
 mod evict;
 mod keys;
-mod mirror;
 mod state;
 mod tiers;
 
-pub use api::{Cache, Drained, Lease, Locked, Parked, Seals, Ticket};
+pub use api::{Cache, Drained, Lease, Locked, Parked, Seals, Snapshot, Ticket};
 pub use base::{
     Error, FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Result, Slot, TicketId, Tier, YardId,
 };
 pub use copies::{BlockCosts, End, Outcome, Plan, Run};
+pub use events::{Clears, EventStats, Salts, Spoken};
 pub use evict::{EvictionPolicy, Hints, NextUse, Priority, Retention};
 pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
-pub use mirror::{Clears, Heard, Salts};
 pub use state::{
     Answer, Begun, Cells, Condemned, Config, Counters, Fetch, Field, Filling, Forgotten, Holder,
     HolderId, HostCopies, Kind, Loading, MAX_RUNS, Need, ParkedView, Pending, Probe, Request, Room,

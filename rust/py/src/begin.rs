@@ -143,7 +143,7 @@ impl Cache {
         let answer = answer?;
         if let Answer::Begun(begun) = &answer {
             let found: u32 = begun.hits.iter().sum();
-            cache.inner.tell_found(&chain, found as usize);
+            cache.inner.emit_found(&chain, found as usize);
         }
         let seen = cache.recorder.as_ref().and_then(|to| to.see(tokens));
         Self::answer(slf, answer, seen, |id| cache.inner.handle(id, chain))

@@ -131,7 +131,7 @@ impl Cache {
             let plan = enter(py, &self.inner, ids.len(), |state| {
                 state.offload(keys, &ids, first)
             })?;
-            self.inner.tell_offloaded(&held.get().0, first, ids.len());
+            self.inner.emit_offloaded(&held.get().0, first, ids.len());
             return plan.map(Plan).into_py_any(py);
         }
         let held = keys_list(keys)?;
@@ -157,7 +157,7 @@ impl Cache {
         let blocks = ids.iter().map(Vec::len).sum();
         let plans = enter(py, &self.inner, blocks, |state| state.offload_all(&rows))?;
         for (keys, &(_, ids, first)) in held.iter().zip(&rows) {
-            self.inner.tell_offloaded(&keys.get().0, first, ids.len());
+            self.inner.emit_offloaded(&keys.get().0, first, ids.len());
         }
         let plans: Vec<Option<Plan>> = plans.into_iter().map(|plan| plan.map(Plan)).collect();
         plans.into_py_any(py)
@@ -195,7 +195,7 @@ impl Cache {
         let (id, plan) = enter(py, &cache.inner, ids.len(), |state| {
             state.save_request(all, &ids, tokens)
         })?;
-        cache.inner.tell_offloaded(&keys.get().0, 0, all.len());
+        cache.inner.emit_offloaded(&keys.get().0, 0, all.len());
         let handle = cache.inner.handle_kept(id, keys.get().0.clone());
         Ok(Parked::kept(handle, slf.clone().unbind(), tokens, plan))
     }

@@ -7,13 +7,15 @@ use crate::error::Failure;
 use crate::gil::beside;
 use crate::keys::Keys;
 use crate::prompt::Apart;
-use blockyard_core::Heard;
+use blockyard_core::EventStats;
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-/// A payload, and whether more of a retelling is to come.
+/// A payload, and whether more is to come at once.
 type Taken<'py> = (Option<Bound<'py, PyBytes>>, bool);
+/// What has gone, and a snapshot.
+type Late<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
 
 #[guarded]
 #[pymethods]
@@ -53,7 +55,7 @@ impl Cache {
 
     /// Returns what has happened since the last call, in the form that vLLM publishes.
     ///
-    /// It locks the cache for one swap. Tokens are added, and all is encoded, outside of that and
+    /// It holds the lock while it copies 384 blocks at most, and 6,144 of their tokens. All is encoded outside of that and
     /// detached from Python, so that a thread of its own may call it.
     ///
     /// Args:
@@ -61,8 +63,8 @@ impl Cache {
     ///     rank: The data parallel rank to put on it; None for none.
     ///
     /// Returns:
-    ///     A batch in msgpack, or None where nothing has happened; and whether more is to come at
-    ///     once, as all is told again in slices.
+    ///     A batch in msgpack, or None where there is nothing to tell; and whether more is to come
+    ///     at once, as so much has happened, or all is told again in slices.
     ///
     /// Raises:
     ///     Misuse: Nobody listens.
@@ -82,12 +84,18 @@ impl Cache {
     /// Returns all that was told and is true still, as a batch that begins with a clear.
     ///
     /// It is for whoever comes late or has lost a batch. With `clears="own"` it has no clear, as
-    /// others tell of blocks of this rank, too. What `take_events` has not returned yet is
-    /// not in it. On each tier parents come before their children.
+    /// others tell of blocks of this rank, too. Blocks that were stored since the last
+    /// `take_events` are not in it. On each tier parents come before their children.
     ///
     /// Args:
     ///     now: As in `take_events`.
     ///     rank: As in `take_events`.
+    ///
+    /// Returns:
+    ///     Two batches. The first has what has gone since the last `take_events`, which does not
+    ///     return it again, or is None: send it to those who follow already, before the next
+    ///     batch. The second is the snapshot; who begins with it goes on with the batch behind the
+    ///     first, and hears of nothing go that it does not know.
     ///
     /// Raises:
     ///     Misuse: Nobody listens.
@@ -97,45 +105,46 @@ impl Cache {
         py: Python<'py>,
         now: f64,
         #[pyo3(from_py_with = arguments::rank)] rank: Option<u32>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    ) -> PyResult<Late<'py>> {
         self.check_sound()?;
-        let payload = beside(py, &self.inner, || self.inner.snapshot(now, rank))?;
-        Ok(PyBytes::new(py, &payload))
+        let snapshot = beside(py, &self.inner, || self.inner.snapshot(now, rank))?;
+        let before = snapshot.before.map(|bytes| PyBytes::new(py, &bytes));
+        Ok((before, PyBytes::new(py, &snapshot.payload)))
     }
 
     /// Returns how much was told, and how much not.
     ///
     /// Returns:
     ///     Counters: "stored" and "removed", blocks that were told so, on each tier anew; "lost",
-    ///     events that were dropped because nobody took them, and "retold", how often all was told
-    ///     again for that; "untold", blocks that came to a tier while their tokens were not known,
-    ///     and "hidden", those that have a salt; "lacking", blocks whose tokens are not known now;
-    ///     "snapshots", how many were made.
+    ///     events that were dropped because nobody took them, and "resyncs", how often all was
+    ///     told again for that; "deferred", blocks that came to a tier while their tokens were not
+    ///     known, and "salted", those that have a salt; "unknown_tokens", blocks whose tokens are not
+    ///     known now; "snapshots", how many were made.
     ///
     /// Raises:
     ///     Misuse: Nobody listens.
-    fn events_told<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn event_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.check_sound()?;
-        let Heard {
+        let EventStats {
             stored,
             removed,
             lost,
-            retold,
-            untold,
-            hidden,
-            lacking,
+            resyncs,
+            deferred,
+            salted,
+            unknown_tokens,
             snapshots,
-        } = beside(py, &self.inner, || self.inner.heard())?;
-        let told = PyDict::new(py);
-        told.set_item("stored", stored)?;
-        told.set_item("removed", removed)?;
-        told.set_item("lost", lost)?;
-        told.set_item("retold", retold)?;
-        told.set_item("untold", untold)?;
-        told.set_item("hidden", hidden)?;
-        told.set_item("lacking", lacking)?;
-        told.set_item("snapshots", snapshots)?;
-        Ok(told)
+        } = beside(py, &self.inner, || self.inner.event_stats())?;
+        let stats = PyDict::new(py);
+        stats.set_item("stored", stored)?;
+        stats.set_item("removed", removed)?;
+        stats.set_item("lost", lost)?;
+        stats.set_item("resyncs", resyncs)?;
+        stats.set_item("deferred", deferred)?;
+        stats.set_item("salted", salted)?;
+        stats.set_item("unknown_tokens", unknown_tokens)?;
+        stats.set_item("snapshots", snapshots)?;
+        Ok(stats)
     }
 
     /// Gives the tokens of blocks whose keys the engine has made, so that they are told.

@@ -53,10 +53,9 @@ impl Cache {
             .map(|ticket| ticket.get().of(cache, py))
             .transpose()?;
         let computed = Counts::new("computed", computed, 1)?;
-        let mut seals = batch.seals(&computed)?;
+        let seals = batch.seals(&computed)?;
         let handle = &lease.get().inner;
         let parked = enter(py, &cache.inner, cache.blocks(&batch), |state| {
-            seals.stage(state);
             let row = seals.row(handle, computed.of(0));
             match ticket {
                 Some(ticket) => state.redeem_parking(ticket.id(), &row, after),

@@ -154,7 +154,7 @@ def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -
         assert publisher.flush()
         for found in (told(collector), told(own)):
             assert found["blockyard_events_total{kind=stored}"] == 4
-            assert found["blockyard_events_total{kind=hidden}"] == 2
+            assert found["blockyard_events_total{kind=salted}"] == 2
             assert found["blockyard_events_total{kind=removed}"] == 0
             assert found["blockyard_events_lost_total{}"] == 0
         assert "blockyard_event_batches_total{}" not in told(collector)
@@ -179,7 +179,7 @@ def test_events_that_are_lost_are_told() -> None:
     assert told(collector)["blockyard_events_total{kind=stored}"] == 0, "nobody took them"
     cache.take_events()
     found = told(collector)
-    assert found["blockyard_events_lost_total{}"] == cache.events_told()["lost"] > 0
+    assert found["blockyard_events_lost_total{}"] == cache.event_stats()["lost"] > 0
 
 
 @pytest.mark.law("O6")

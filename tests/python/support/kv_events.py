@@ -68,7 +68,8 @@ class Router:
                 self.blocks.clear()
             elif isinstance(event, BlockRemoved):
                 for one in event.block_hashes:
-                    del self.blocks[one, event.medium]
+                    known = self.blocks.pop((one, event.medium), None)
+                    assert known is not None, "it goes and was not there"
             else:
                 parent, size = event.parent_block_hash, event.block_size
                 for at, one in enumerate(event.block_hashes):

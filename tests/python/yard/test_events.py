@@ -1,7 +1,10 @@
 """What a cache tells of its blocks, decoded as vLLM's own types would be (O1 to O5)."""
 
 import contextlib
+import itertools
 import random
+import threading
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -31,6 +34,12 @@ def listening(**config: int) -> by.KVCache:
 
 def stored(events: list[Event]) -> list[BlockStored]:
     return [one for one in events if isinstance(one, BlockStored)]
+
+
+def hear(payload: bytes | None, *routers: Router) -> None:
+    if payload is not None:
+        for router in routers:
+            router.hear(payload)
 
 
 def play(cache: by.KVCache, tokens: list[int], **extras: str) -> None:
@@ -82,13 +91,13 @@ def test_a_salted_block_is_told_with_its_salt_or_not_at_all() -> None:
     for cache in (hidden, told):
         play(cache, list(range(8)), salt="a tenant's")
     assert taken(hidden) == []
-    assert hidden.events_told()["hidden"] == 2
+    assert hidden.event_stats()["salted"] == 2
     payload, _ = told.take_events()
     assert payload is not None
     *_, event = msgspec.msgpack.decode(payload)[1]
     assert event["cache_salt"] == "a tenant's", "so that no router takes it for another's"
     assert event["extra_keys"] == [["a tenant's"], None], "as vLLM says it"
-    assert b"a tenant's" not in b"".join(hidden.snapshot_events() for _ in range(2))
+    assert b"a tenant's" not in hidden.snapshot_events()[1]
 
 
 def test_an_adapter_and_media_are_told_and_split_the_events() -> None:
@@ -135,11 +144,11 @@ def test_what_a_restart_has_found_is_told_when_a_prompt_brings_its_tokens() -> N
     own, parents = (memoryview(one).cast("B", (3, 32)) for one in both)
     cache.restore("host", [0, 1, 2], own, parents)
     assert stored(taken(cache)) == []
-    assert cache.events_told()["lacking"] == 3
+    assert cache.event_stats()["unknown_tokens"] == 3
     play(cache, list(range(13)))
     media = {(name, one.medium) for one in stored(taken(cache)) for name in one.block_hashes}
     assert len(media) == 6, "on both tiers"
-    assert cache.events_told()["lacking"] == 0
+    assert cache.event_stats()["unknown_tokens"] == 0
 
 
 @pytest.mark.law("O3")
@@ -155,9 +164,9 @@ def test_a_ring_that_overflows_is_counted_and_all_is_told_again() -> None:
         batches += 1
         if payload is not None:
             router.hear(payload)
-    told = cache.events_told()
+    told = cache.event_stats()
     assert told["lost"] > 0
-    assert told["retold"] == 1
+    assert told["resyncs"] == 1
     assert batches > 3, "no slice is larger than the ring"
     assert all(router.found([name] * 40, "GPU", SIZE) == 10 for name in range(12))
 
@@ -183,7 +192,8 @@ def test_a_router_knows_of_every_prompt_what_the_cache_knows(seed: int) -> None:
         payload, _ = cache.take_events()
         if payload is not None:
             router.hear(payload)
-        late = cache.snapshot_events()
+        gone, late = cache.snapshot_events()
+        assert gone is None, "all was taken"
         probe = cache.probe(prompt)
         assert router.found(prompt, "GPU", SIZE) == probe.device, "no block over or under"
     again = Router()
@@ -221,6 +231,136 @@ def test_while_all_is_told_again_what_goes_is_told_too(seed: int, ring: int) -> 
                 router.hear(payload)
 
 
+def change(cache: by.KVCache, chance: random.Random, prompt: list[int]) -> None:
+    """Copies, and now and then something rare."""
+    cache.demote(chance.randrange(1, 9), tier=chance.choice(["device", "host"]))
+    if chance.random() < 0.5 and (plans := cache.dispatch()):
+        good = [chance.choice([len(plan), chance.randrange(len(plan) + 1)]) for plan in plans]
+        cache.commit(plans, good=good)
+    match chance.randrange(60):
+        case 0:
+            cache.clear()
+        case 1:
+            cache.forget(keys=cache.keys(prompt))
+        case 2:
+            cache.resize("host", chance.choice([9, 18]))
+
+
+@pytest.mark.parametrize(("size", "blocks"), [(1, 1000), (16, 1000), (256, 60), (1024, 20)])
+def test_the_lock_is_held_for_few_blocks_and_few_tokens_at_a_time(size: int, blocks: int) -> None:
+    cache = by.KVCache(block_size=size, device=blocks + 1)
+    cache.listen()
+    play(cache, list(range(blocks * size)))
+    slices, more = [], True
+    while more:
+        payload, more = cache.take_events()
+        assert payload is not None
+        (event,) = stored(decode(payload))
+        slices.append(len(event.block_hashes))
+    assert sum(slices) == blocks
+    assert max(slices) <= 384
+    assert max(slices) * size <= 6144
+
+
+@pytest.mark.law("O1")
+@pytest.mark.parametrize("clears", ["all", "own"])
+@pytest.mark.parametrize("ring", [9, 24, 4096])
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_follows_from_any_snapshot_knows_what_the_first_one_knows(
+    seed: int, ring: int, clears: Literal["all", "own"]
+) -> None:
+    chance = random.Random(seed)
+    cache = by.KVCache(block_size=SIZE, device=21, host=18, disk=12, write="through")
+    cache.listen(ring=ring, clears=clears)
+    first, late, running, most = Router(), Router(), [], 0
+    for turn in range(400):
+        prompt = [chance.randrange(3)] * SIZE * chance.randrange(1, 4)
+        prompt += [*[chance.randrange(5)] * SIZE * chance.randrange(4), 1]
+        extras: dict[str, Any] = chance.choice(
+            [{}, {}, {"salt": "s"}, {"lora": "own"}, {"media": [(1, 3, "i")]}]
+        )
+        with contextlib.suppress(by.NoRoom):
+            running.append((cache.begin(prompt, **extras), len(prompt)))
+        if running and chance.random() < 0.7:
+            lease, length = running.pop(chance.randrange(len(running)))
+            if lease.state == "ready":
+                cache.seal(lease, length)
+            cache.finish(lease)
+        change(cache, chance, prompt)
+        assert cache.audit() is None
+        if turn % 97 == 50:
+            # Some of what has happened is in no batch yet.
+            gone, snapshot = cache.snapshot_events()
+            hear(gone, first)
+            late = Router()
+            late.hear(snapshot)
+        if chance.random() < 0.2:
+            payload, _ = cache.take_events()
+            hear(payload, first, late)
+            most = max(most, len(first.blocks))
+    more = True
+    while more:
+        payload, more = cache.take_events()
+        hear(payload, first, late)
+    gone, snapshot = cache.snapshot_events()
+    assert gone is None
+    last = Router()
+    last.hear(snapshot)
+    assert first.blocks == late.blocks == last.blocks
+    assert most > 5, "it knows some"
+
+
+@pytest.mark.law("O1")
+def test_while_a_snapshot_is_made_whoever_begins_with_it_hears_of_no_other_block_go() -> None:
+    blocks, sequence = 6000, 50
+    cache = by.KVCache(block_size=SIZE, device=blocks + 1)
+    cache.listen()
+    stop, went = threading.Event(), 0
+
+    def compute() -> None:
+        for name in itertools.count():
+            if stop.is_set():
+                break
+            play(cache, [name] * sequence * SIZE)
+
+    engine = threading.Thread(target=compute)
+    engine.start()
+    try:
+        routers = [Router()]
+        while went < 3 and engine.is_alive():
+            payload, _ = cache.take_events()
+            hear(payload, *routers)
+            if len(routers[0].blocks) < blocks // 2:
+                continue
+            gone, snapshot = cache.snapshot_events()
+            if gone is not None:
+                went += 1
+                routers[0].hear(gone)
+            late = Router()
+            late.hear(snapshot)
+            assert late.blocks == routers[0].blocks
+            routers[1:] = [late]
+    finally:
+        stop.set()
+        engine.join()
+    assert went == 3
+
+
+def test_of_a_place_that_is_used_again_before_anybody_asks_each_block_has_its_own_tokens() -> None:
+    cache = listening(device=7, host=0)
+    play(cache, [1] * 3 * SIZE)
+    (old,) = stored(taken(cache))
+    for name in (2, 3, 4):
+        # The places of all blocks are used again, of some twice.
+        play(cache, [name] * 6 * SIZE)
+    removed, new = taken(cache)
+    assert isinstance(removed, BlockRemoved)
+    assert removed.block_hashes == old.block_hashes[::-1], "the deepest first"
+    assert isinstance(new, BlockStored)
+    assert (new.token_ids, new.parent_block_hash) == ([4] * 6 * SIZE, None)
+    assert cache.event_stats()["stored"] == 3 + 6, "what came and went meanwhile is not told"
+
+
 def test_what_is_told_again_names_its_parent_by_the_number_that_it_had() -> None:
     cache = by.KVCache(block_size=SIZE, engine=64, host=64)
     cache.listen(ring=16)
@@ -236,7 +376,7 @@ def test_what_is_told_again_names_its_parent_by_the_number_that_it_had() -> None
         cache.offload(cache.ready_keys([bytes([name] * 32)], SIZE), [name])
         cache.commit(cache.dispatch())
     again = stored(taken(cache))
-    assert cache.events_told()["retold"] == 1
+    assert cache.event_stats()["resyncs"] == 1
     assert [(one.block_hashes, one.parent_block_hash) for one in again] == [([102], 101)]
 
 
@@ -246,10 +386,10 @@ def test_a_block_that_has_gone_lacks_nothing() -> None:
     keys = memoryview(bytes(cache.keys(range(3 * SIZE)))).cast("B", (3, 32))
     cache.restore("host", [0, 1, 2], keys, memoryview(bytes(96)).cast("B", (3, 32)))
     taken(cache)
-    assert cache.events_told()["lacking"] == 3
+    assert cache.event_stats()["unknown_tokens"] == 3
     assert cache.withdraw("host", [0, 1, 2]) == 3
     taken(cache)
-    assert cache.events_told()["lacking"] == 0
+    assert cache.event_stats()["unknown_tokens"] == 0
 
 
 @pytest.mark.law("O4")
@@ -267,7 +407,7 @@ def test_who_listens_changes_no_answer_and_no_digest() -> None:
 
 def test_what_is_refused_says_what_to_do() -> None:
     cache = by.KVCache(block_size=SIZE, device=9)
-    for call in (cache.take_events, cache.snapshot_events, cache.events_told):
+    for call in (cache.take_events, cache.snapshot_events, cache.event_stats):
         with pytest.raises(by.Misuse, match="call listen first"):
             call()
     with pytest.raises(by.Misuse, match="salts"):
@@ -309,7 +449,7 @@ def test_blocks_that_a_prompt_has_found_take_no_room_from_those_that_are_new() -
     for one in range(200):
         play(cache, [*prefix, *[5000 + one] * SIZE])
     assert sum(len(one.block_hashes) for one in stored(taken(cache))) == 500
-    assert (cache.events_told()["lost"], cache.events_told()["lacking"]) == (0, 0)
+    assert (cache.event_stats()["lost"], cache.event_stats()["unknown_tokens"]) == (0, 0)
 
 
 def test_seals_that_publish_nothing_take_no_room_either() -> None:
@@ -323,7 +463,7 @@ def test_seals_that_publish_nothing_take_no_room_either() -> None:
     for one in range(20):
         play(cache, [1000 + one] * SIZE)
     assert sum(len(one.block_hashes) for one in stored(taken(cache))) == 20
-    assert cache.events_told()["lacking"] == 0
+    assert cache.event_stats()["unknown_tokens"] == 0
 
 
 def test_a_block_whose_parent_was_dropped_is_told_behind_it_however_long_nobody_asks() -> None:

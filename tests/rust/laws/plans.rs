@@ -149,6 +149,7 @@ fn behind_a_block_without_a_key_stands_its_number_and_before_the_first_one_nothi
         computed: 8,
         first: 0,
         keys: &[],
+        spoken: None,
     };
     let id = yard
         .cache
@@ -212,6 +213,7 @@ fn fork_of_a_parked_block(yard: &Yard) -> (blockyard_core::Parked, blockyard_cor
         computed: 8,
         first: 0,
         keys: &[],
+        spoken: None,
     };
     let id = yard
         .cache

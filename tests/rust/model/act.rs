@@ -177,7 +177,7 @@ impl World {
     fn admitted(&mut self, begun: Option<Begun>, chain: Chain) -> bool {
         let Some(begun) = begun else { return true };
         let found: u32 = begun.hits.iter().sum();
-        self.cache.tell_found(&chain, found as usize);
+        self.cache.emit_found(&chain, found as usize);
         self.leases.push(self.cache.handle(begun.lease, chain));
         self.in_flight.extend(begun.plans);
         false
@@ -330,7 +330,6 @@ impl World {
         let computed = self.computed(lease, computed);
         let mut seals = Seals::default();
         seals.add(lease, computed).expect("it was appended");
-        seals.stage(&mut self.cache.lock());
         let row = seals.row(lease, computed);
         let answer = self.park_in(ticket, &row, after, |yard, answer| {
             yard.park(id, chain.keys(), computed, after, answer);
@@ -497,6 +496,7 @@ impl World {
             computed: 0,
             first: 0,
             keys: &[],
+            spoken: None,
         };
         match verb {
             0 => state.finish(&[id], Hints::default(), None).err(),

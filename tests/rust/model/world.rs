@@ -202,8 +202,8 @@ impl World {
             .map(|(block, tier)| (block, tier.0))
             .collect();
         here.sort_unstable();
-        let heard = self.cache.heard().expect("it listens");
-        listener.compare(&here, drained.more || heard.lacking > 0);
+        let stats = self.cache.event_stats().expect("it listens");
+        listener.compare(&here, drained.more || stats.unknown_tokens > 0);
         if !self.acts.is_multiple_of(CHECKED) {
             return;
         }

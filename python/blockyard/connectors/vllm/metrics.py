@@ -193,7 +193,7 @@ class Reporter(Teller):
             (_SIZES, lambda: sizes),
         ]
         if events:
-            sources.append((EVENT_STATS, cache.events_told))
+            sources.append((EVENT_STATS, cache.event_stats))
         super().__init__(*sources)
         self.clock: Callable[[], float] = time.monotonic
         """Seconds."""

@@ -73,4 +73,7 @@ class TierEvents:
             if payload is not None:
                 yield payload
         if again:
-            yield self._cache.snapshot_events()
+            gone, snapshot = self._cache.snapshot_events()
+            if gone is not None:
+                yield gone
+            yield snapshot

@@ -1,11 +1,11 @@
 //! The public face in Rust: makes the yard, hands out handles, and locks it.
 
 use super::lease::{Lease, Parked, Ticket};
-use super::shared::{Drained, Keys, Locked, Shared};
+use super::shared::{Drained, Keys, Locked, Shared, Snapshot};
 use crate::base::sync::Arc;
 use crate::base::{Error, Group, Key, LeaseId, ParkedId, Result, TicketId};
+use crate::events::{Clears, EventStats, Late, Salts};
 use crate::keys::{Chain, Extras, KeyHash, Namespace, Seed};
-use crate::mirror::{Clears, Heard, Late, Salts};
 use crate::state::{Condemned, Config, Forgotten, Lineage, State, Violation};
 use std::ops::Range;
 
@@ -126,8 +126,8 @@ impl Cache {
         self.shared.has_listener()
     }
 
-    /// What has happened since the last time, as a batch of events of this time and rank. It takes the
-    /// lock for one swap, and encodes outside of it.
+    /// Some of what has happened since the last time, as a batch of events of this time and rank. Under the
+    /// lock it copies a slice, and it encodes outside of it.
     ///
     /// # Errors
     /// `State` where nobody listens; `Broken`.
@@ -139,40 +139,40 @@ impl Cache {
     ///
     /// # Errors
     /// `State` where nobody listens.
-    pub fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
+    pub fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Snapshot> {
         self.shared.snapshot(time, rank)
     }
 
-    /// The first law found broken: [`State::audit`], and whether a listener knows what there is.
+    /// The first law found broken: [`State::audit`].
     pub fn audit(&self) -> Option<Violation> {
-        self.shared.audit()
+        self.shared.lock().audit()
     }
 
     /// How much was told, and how much not.
     ///
     /// # Errors
     /// `State` where nobody listens.
-    pub fn heard(&self) -> Result<Heard> {
-        self.shared.heard()
+    pub fn event_stats(&self) -> Result<EventStats> {
+        self.shared.event_stats()
     }
 
     /// A prompt has begun that has found blocks: tells their tokens, where some are not known.
-    pub fn tell_found(&self, chain: &Chain, blocks: usize) {
+    pub fn emit_found(&self, chain: &Chain, blocks: usize) {
         if !self.shared.lacks_tokens() {
             return;
         }
-        self.tell_chain(chain, 0..blocks.min(chain.keys().len()));
+        self.emit_chain(chain, 0..blocks.min(chain.keys().len()));
     }
 
-    /// Blocks of an engine's own ids were offloaded: tells their tokens, where their keys were made here.
-    pub fn tell_offloaded(&self, chain: &Chain, first: u32, blocks: usize) {
+    /// Blocks of an engine's own ids were offloaded: publishes their tokens, where their keys were made here.
+    pub fn emit_offloaded(&self, chain: &Chain, first: u32, blocks: usize) {
         if self.shared.has_listener() {
             let first = (first as usize).min(chain.keys().len());
-            self.tell_chain(chain, first..(first + blocks).min(chain.keys().len()));
+            self.emit_chain(chain, first..(first + blocks).min(chain.keys().len()));
         }
     }
 
-    fn tell_chain(&self, chain: &Chain, blocks: Range<usize>) {
+    fn emit_chain(&self, chain: &Chain, blocks: Range<usize>) {
         if let Some((tokens, origin)) = chain.spoken(blocks.clone()) {
             self.shared.describe(Late {
                 above: blocks.start.checked_sub(1).map(|above| chain.keys()[above]),

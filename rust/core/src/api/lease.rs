@@ -4,7 +4,7 @@
 use super::shared::{Dropped, Keys, Shared};
 use crate::base::sync::{Arc, AtomicBool, Ordering};
 use crate::base::{Error, Key, LeaseId, ParkedId, Result, TicketId};
-use crate::events::{Stage, StagedRow};
+use crate::events::{Origin, Spoken};
 use crate::keys::Chain;
 use crate::state::{Sealing, State};
 
@@ -250,7 +250,7 @@ pub struct Seals {
     keys: Vec<Key>,
     rows: Vec<Row>,
     /// Their tokens, where somebody listens.
-    stage: Stage,
+    tokens: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -261,6 +261,8 @@ struct Row {
     computed: u64,
     first: u32,
     keys: std::ops::Range<usize>,
+    /// Its tokens, and what its keys have besides.
+    spoken: Option<(std::ops::Range<usize>, Origin)>,
     sealed: u32,
 }
 
@@ -281,15 +283,11 @@ impl Seals {
         let full = (computed / u64::from(known.chain.block_size())) as usize;
         let first = known.sealed as usize;
         if full > first {
-            if let Some((tokens, origin)) = known.chain.spoken(first..full) {
-                self.stage.tokens.extend_from_slice(tokens);
-                self.stage.rows.push(StagedRow {
-                    lease: lease.id,
-                    blocks: (full - first) as u32,
-                    first: known.sealed,
-                    origin: origin.clone(),
-                });
-            }
+            let spoken = known.chain.spoken(first..full).map(|(tokens, origin)| {
+                let start = self.tokens.len();
+                self.tokens.extend_from_slice(tokens);
+                (start..self.tokens.len(), origin.clone())
+            });
             let start = self.keys.len();
             self.keys
                 .extend_from_slice(&known.chain.keys()[first..full]);
@@ -300,6 +298,7 @@ impl Seals {
                 computed,
                 first: sealed,
                 keys,
+                spoken,
                 sealed,
             });
         }
@@ -317,18 +316,7 @@ impl Seals {
     /// As [`State::seal`]; nothing is changed then.
     pub fn apply(&mut self, state: &mut State) -> Result<u64> {
         state.check_rows(&self.leases)?;
-        self.stage(state);
-        let keys = &self.keys;
-        let rows: Vec<Sealing<'_>> = self
-            .rows
-            .iter()
-            .map(|row| Sealing {
-                lease: row.lease,
-                computed: row.computed,
-                first: row.first,
-                keys: &keys[row.keys.clone()],
-            })
-            .collect();
+        let rows: Vec<Sealing<'_>> = self.rows.iter().map(|row| self.sealing(row)).collect();
         let sealed = state.seal(&rows)?;
         for row in &mut self.rows {
             row.sealed = state.sealed(row.lease);
@@ -336,22 +324,31 @@ impl Seals {
         Ok(sealed)
     }
 
-    /// Hands the yard what it may have to tell. [`Self::apply`] does it itself; a park needs it before.
-    pub fn stage(&mut self, state: &mut State) {
-        if !self.stage.rows.is_empty() {
-            state.stage(std::mem::take(&mut self.stage));
+    fn sealing<'a>(&'a self, row: &'a Row) -> Sealing<'a> {
+        let spoken = row.spoken.as_ref().map(|(tokens, origin)| Spoken {
+            tokens: &self.tokens[tokens.clone()],
+            origin,
+            block: row.first,
+        });
+        Sealing {
+            lease: row.lease,
+            computed: row.computed,
+            first: row.first,
+            keys: &self.keys[row.keys.clone()],
+            spoken,
         }
     }
 
     /// The row of the batch that a park seals.
     pub fn row(&self, lease: &Lease, computed: u64) -> Sealing<'_> {
-        let row = self.rows.first();
-        Sealing {
+        let none = Sealing {
             lease: lease.id,
             computed,
-            first: row.map_or(0, |row| row.first),
-            keys: row.map_or(&[], |row| &self.keys[row.keys.clone()]),
-        }
+            first: 0,
+            keys: &[],
+            spoken: None,
+        };
+        self.rows.first().map_or(none, |row| self.sealing(row))
     }
 
     /// Remembers what is sealed, so that the next seal gathers only what is new. `batch` gives the

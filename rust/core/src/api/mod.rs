@@ -10,4 +10,4 @@ mod shared;
 
 pub use cache::Cache;
 pub use lease::{Lease, Parked, Seals, Ticket};
-pub use shared::{Drained, Locked};
+pub use shared::{Drained, Locked, Snapshot};

@@ -2,10 +2,9 @@
 
 use crate::base::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
-use crate::events::{Batch, Told};
+use crate::events::{Batch, Clears, EventStats, Late, Salts, Slice, Walk};
 use crate::keys::Chain;
-use crate::mirror::{Clears, Heard, Late, Mirror, Salts};
-use crate::state::{State, Violation};
+use crate::state::State;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -19,28 +18,39 @@ pub(crate) struct Shared {
     any_dropped: AtomicBool,
     /// The message of a panic that a caller has caught.
     broken: OnceLock<String>,
-    /// Who is told what happens, if anybody.
+    /// The listener, if there is one.
     ear: OnceLock<Ear>,
 }
 
 /// A listener, beside the yard. Its lock is taken before the yard's, and held while events are encoded.
 struct Ear {
-    mirror: Mutex<(Mirror, Told)>,
-    /// Tokens that come beside their blocks, until the mirror takes them, and how many.
+    slice: Mutex<Slice>,
+    block_size: u32,
+    clears: Clears,
+    /// Tokens that come beside their blocks, until they are taken, and how many.
     late: Mutex<(Vec<Late>, usize)>,
-    /// Whether the mirror knows blocks without their tokens.
+    /// Whether there are blocks without their tokens.
     lacks: AtomicBool,
 }
 
-/// Tokens that wait for the mirror at most.
+/// Tokens that wait to be taken at most.
 const MOST_LATE: usize = 1 << 24;
 
-/// What a listener is told at one time.
+/// The events that a late subscriber begins with.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// What has gone and was not taken yet: a batch for those who follow already, to be sent before it.
+    pub before: Option<Vec<u8>>,
+    /// All that was emitted and is still true, as one batch.
+    pub payload: Vec<u8>,
+}
+
+/// The events of one drain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Drained {
     /// A batch of events in vLLM's form, or `None` where nothing has happened.
     pub payload: Option<Vec<u8>>,
-    /// Whether everything is told again just now, and more of it is to come.
+    /// Whether more is to come at once.
     pub more: bool,
 }
 
@@ -102,9 +112,10 @@ impl Shared {
     ) -> Result<()> {
         // Under the lock, as two that come together must not both have the room.
         let mut state = self.enter()?;
-        let (told, blocks) = state.listen(most)?;
         let ear = Ear {
-            mirror: Mutex::new((Mirror::new(block_size, salts, clears, 2 * blocks), told)),
+            slice: Mutex::new(state.listen(most, salts, clears)?),
+            block_size,
+            clears,
             late: Mutex::default(),
             lacks: AtomicBool::new(true),
         };
@@ -117,7 +128,7 @@ impl Shared {
         self.ear.get().is_some()
     }
 
-    /// Whether tokens are wanted of blocks that were told before.
+    /// Whether tokens are wanted of blocks that were emitted before.
     pub(crate) fn lacks_tokens(&self) -> bool {
         let ear = self.ear.get();
         ear.is_some_and(|ear| ear.lacks.load(Ordering::Relaxed))
@@ -127,7 +138,7 @@ impl Shared {
     pub(crate) fn describe(&self, late: Late) {
         if let Some(ear) = self.ear.get() {
             let mut waiting = wait(&ear.late);
-            // Where nobody takes them, their blocks count as untold.
+            // Where nobody takes them, their blocks stay deferred.
             if !late.keys.is_empty() && waiting.1 + late.tokens.len() <= MOST_LATE {
                 waiting.1 += late.tokens.len();
                 waiting.0.push(late);
@@ -142,53 +153,60 @@ impl Shared {
         })
     }
 
-    /// What has happened since the last time.
+    /// Some of what has happened since the last time.
     pub(crate) fn drain(&self, time: f64, rank: Option<u32>) -> Result<Drained> {
         let ear = self.ear()?;
-        let mut heard = wait(&ear.mirror);
-        let (mirror, told) = &mut *heard;
-        // Before the list, so that the blocks that these are of are in it.
+        let mut slice = wait(&ear.slice);
         let (late, _) = std::mem::take(&mut *wait(&ear.late));
-        let whole = self.enter()?.hand_over(told);
+        for late in &late {
+            let all = late.keys.len();
+            for first in (0..all).step_by(slice.most()) {
+                let end = all.min(first + slice.most());
+                self.enter()?.describe(late, first..end);
+            }
+        }
+        let mut state = self.enter()?;
+        let more = state.hand_over(&mut slice);
+        ear.lacks
+            .store(state.event_stats().unknown_tokens > 0, Ordering::Relaxed);
+        drop(state);
         let mut batch = Batch::new(time);
-        mirror.follow(told, &late, &mut batch);
-        told.reset();
-        ear.lacks.store(mirror.lacks() > 0, Ordering::Relaxed);
+        slice.encode(ear.block_size, &mut batch);
         let payload = (batch.events() > 0).then(|| batch.finish(rank));
-        Ok(Drained {
-            payload,
-            more: !whole,
-        })
+        Ok(Drained { payload, more })
     }
 
-    /// All that the listener was told and that is true still.
-    pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Vec<u8>> {
-        let mut heard = wait(&self.ear()?.mirror);
+    /// All that was emitted to the listener and is still true.
+    pub(crate) fn snapshot(&self, time: f64, rank: Option<u32>) -> Result<Snapshot> {
+        let ear = self.ear()?;
+        // While nobody drains, nothing more counts as emitted.
+        let mut slice = wait(&ear.slice);
         let mut batch = Batch::new(time);
-        heard.0.snapshot(&mut batch);
-        Ok(batch.finish(rank))
-    }
-
-    pub(crate) fn heard(&self) -> Result<Heard> {
-        Ok(wait(&self.ear()?.mirror).0.heard())
-    }
-
-    /// The first law found broken, of what a listener knows too. What it was not told yet counts as told.
-    pub(crate) fn audit(&self) -> Option<Violation> {
-        let Some(ear) = self.ear.get() else {
-            return self.lock().audit();
-        };
-        let heard = wait(&ear.mirror);
-        let state = self.lock();
-        state.audit().or_else(|| {
-            let told = heard.0.check(state.pending_events(), &state.told_blocks());
-            Some(Violation {
-                law: "O1",
-                detail: told.err()?,
-                slot: None,
-                block: None,
-            })
+        if ear.clears == Clears::All {
+            batch.cleared();
+        }
+        let (blocks, places) = self.enter()?.count_snapshot();
+        batch.reserve(blocks, 0, ear.block_size);
+        // With room before the lock is taken; it grows there only as far as the trie does meanwhile.
+        let (mut walk, mut seen) = (Walk::default(), vec![0; places]);
+        while self
+            .enter()?
+            .copy_snapshot(&mut walk, &mut seen, &mut slice)
+        {
+            slice.encode_stored(ear.block_size, &mut batch);
+        }
+        slice.encode_stored(ear.block_size, &mut batch);
+        let mut before = Batch::new(time);
+        slice.encode_late(&seen, &mut before, &mut batch);
+        Ok(Snapshot {
+            before: (before.events() > 0).then(|| before.finish(rank)),
+            payload: batch.finish(rank),
         })
+    }
+
+    pub(crate) fn event_stats(&self) -> Result<EventStats> {
+        self.ear()?;
+        Ok(self.enter()?.event_stats())
     }
 
     /// The yard, unless a panic has left it half changed.

@@ -1,72 +1,74 @@
-//! What a listener is told: a bounded list that the verbs write under the lock, and that one swap
-//! hands over.
+//! Events for routers, while somebody listens: beside each node of the trie its tokens, and the tiers
+//! on which it was emitted.
 //!
-//! Blocks are told by their place in the trie, and in order, so that a place may be used again. What
-//! a block is comes once, as a [`Name`]; where it is ready, and where no more, takes eight bytes a
-//! time. Keys are told as 64-bit numbers, which is how they go out.
+//! An event says that a block was stored on a tier or removed from it. A removal is noted when it
+//! happens, by the block's number, as the node may be dropped before anybody asks. Of a block that
+//! was stored the place alone is noted: what is there is looked up when a slice is handed over. Who
+//! comes late and who has let too much wait are served by the same walk over the trie, in slices.
 
-mod tokens;
+mod foretold;
+mod marks;
+mod slice;
 mod wire;
 
-use crate::base::{Id, Ix, Key, LeaseId, NodeIx, Tier, memory};
+use crate::base::{Id, Ix, Key, NodeIx, Result, Tier, memory};
 use crate::keys::Extras;
+use foretold::Foretold;
+pub(crate) use foretold::Late;
+pub(crate) use marks::Marks;
+use marks::{
+    AWAITED, EMITTED, LABEL, LACKS, NUMBER, ORIGIN, PARENT, PLACED, QUEUED, ROOT, SALTED, TOKENS,
+};
+pub(crate) use slice::{Gone, Slice, Stored};
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
 use std::sync::Arc;
-use tokens::Kept;
-pub(crate) use tokens::{NO_TOKENS, Reader, Stage, StagedRow, Tokens};
-pub(crate) use wire::{Batch, Extra, Head};
+pub(crate) use wire::Batch;
 
-/// One thing that has happened, in its order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Word {
-    /// The next name: a block has a key, or another parent.
-    Named,
-    /// A block may be read on a tier from here on.
-    Ready(NodeIx, Tier8),
-    /// No more.
-    Gone(NodeIx, Tier8),
-    /// Nothing of what was told is true any more: the epoch has ended.
-    Cleared,
-    /// Words are missing here. All are told again; so many names stand in for those before it.
-    Lost { names: u32 },
+/// Places that are passed at most while a slice is made.
+pub(crate) const PLACES: usize = 1024;
+
+/// Whether blocks with a tenant's salt are emitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Salts {
+    /// They are not: to whoever heard them without it, they would be another tenant's.
+    #[default]
+    Hide,
+    /// With their salt, to everybody who listens.
+    Tell,
 }
 
-/// A tier in a byte, so that a word takes eight.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Tier8(pub(crate) u8);
-
-impl From<Tier> for Tier8 {
-    fn from(tier: Tier) -> Self {
-        Self(tier.0 as u8)
-    }
+/// How listeners hear that nothing of what was emitted is true any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Clears {
+    /// All blocks of the rank are gone.
+    #[default]
+    All,
+    /// Each block that was emitted is removed: others emit blocks of this rank, too.
+    Own,
 }
 
-/// What stands before a block.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Above {
-    /// Nothing: it is the first of its sequence.
-    Root,
-    /// The block in this place, of this key.
-    Block(NodeIx, u64),
-    /// A block that was dropped.
-    Unknown,
+/// How many events were emitted, and how many were not.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct EventStats {
+    /// Blocks emitted as stored, on each tier anew.
+    pub stored: u64,
+    /// Blocks emitted as removed.
+    pub removed: u64,
+    /// Events that were dropped because nobody took them; a resync followed.
+    pub lost: u64,
+    /// Resyncs: how often all blocks were emitted again.
+    pub resyncs: u64,
+    /// Blocks that came to a tier and were not emitted in their turn, as their tokens were not known.
+    pub deferred: u64,
+    /// Blocks that came to a tier and were not emitted, as they have a salt.
+    pub salted: u64,
+    /// Blocks whose tokens are not known now, or that come after one of these.
+    pub unknown_tokens: u64,
+    /// Snapshots that were made.
+    pub snapshots: u64,
 }
 
-/// What a block is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Name {
-    pub(crate) node: NodeIx,
-    pub(crate) key: u64,
-    pub(crate) above: Above,
-    /// The number of its tokens; [`NO_TOKENS`] where they do not come with it.
-    pub(crate) from: u64,
-}
-
-/// Blocks of which tokens are staged at most, for each name that there is room for.
-const MOST_STAGED: u64 = 8;
-
-/// The number by which a key is told: its last eight bytes, as vLLM tells its own.
+/// The number by which a key is emitted: its last eight bytes, as vLLM tells its own.
 #[inline]
 pub(crate) fn number(key: &Key) -> u64 {
     u64::from_be_bytes(*key.0.last_chunk().unwrap_or(&[0; 8]))
@@ -75,306 +77,491 @@ pub(crate) fn number(key: &Key) -> u64 {
 /// What besides its tokens a sequence's keys are made of; `None`: nothing.
 pub(crate) type Origin = Option<Arc<Extras>>;
 
-/// A row of the last [`Stage`], and the number of its first block.
-#[derive(Debug)]
-struct Pending {
-    lease: LeaseId,
-    first: u32,
-    blocks: u32,
+/// What stands before a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Above {
+    /// Nothing: it is the first of its sequence.
+    Root,
+    /// A block of this number.
+    Block(u64),
+    /// A block that was dropped, or has no key.
+    Unknown,
+}
+
+/// What blocks of a sequence stand for that their keys do not say.
+#[derive(Clone, Copy)]
+pub struct Spoken<'a> {
+    /// Of whole blocks, one behind the other.
+    pub(crate) tokens: &'a [u32],
+    pub(crate) origin: &'a Origin,
+    /// The first block's place in its sequence.
+    pub(crate) block: u32,
+}
+
+impl Spoken<'_> {
+    /// What one of the blocks stands for.
+    pub(crate) fn of(&self, block: u32, size: usize) -> Option<Self> {
+        let start = block.checked_sub(self.block)? as usize * size;
+        let tokens = self.tokens.get(start..start + size)?;
+        Some(Self {
+            tokens,
+            block,
+            ..*self
+        })
+    }
+}
+
+/// Shows none of it.
+impl std::fmt::Debug for Spoken<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} tokens", self.tokens.len())
+    }
+}
+
+/// What most blocks have not: a number that is not its key's, or an origin, with its place in its sequence.
+#[derive(Clone, Default)]
+struct Special {
     number: u64,
+    origin: Origin,
+    block: u32,
 }
 
-impl Pending {
-    /// The last block of a row says which it is: the first ones need no tokens where they are sealed.
-    fn ends(&self, lease: LeaseId, end: u32) -> bool {
-        self.lease == lease && self.first + self.blocks == end
-    }
-}
-
-/// What has happened since the last swap.
+/// A walk over all places, each block behind the ones above it.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
-    pub(crate) words: Vec<Word>,
-    pub(crate) names: VecDeque<Name>,
-    pub(crate) tokens: Tokens,
-    /// Rows of the last stage that no seal has come to.
-    pending: VecDeque<Pending>,
-    /// Events that were dropped because nobody took them.
-    pub(crate) lost: u64,
-}
-
-impl Told {
-    /// Empties it for the next swap; its room stays. It frees all tokens, which no lock waits for.
-    pub(crate) fn reset(&mut self) {
-        self.words.clear();
-        self.names.clear();
-        self.tokens.reset();
-        self.pending.clear();
-        self.lost = 0;
-    }
-}
-
-/// How far all blocks have been told again.
-#[derive(Debug, Default)]
-pub(crate) struct Retelling {
-    /// By place, the generation of the last block there that was told: another may have the place.
-    told: Vec<Option<NonZeroU32>>,
-    /// Places before this one have been looked at.
+pub(crate) struct Walk {
+    /// Places from this one on were not looked at yet.
     pub(crate) cursor: u32,
-    /// Blocks to tell, each waiting for the one behind it, which is its parent.
+    /// Blocks that wait for the one behind them, which is their parent.
     pub(crate) path: Vec<Id<NodeIx>>,
-    /// Blocks that came since, below one that had not been told.
-    pub(crate) behind: Vec<Id<NodeIx>>,
 }
 
-impl Retelling {
-    pub(crate) fn is_told(&self, id: Id<NodeIx>) -> bool {
-        self.told.get(id.index.get() as usize) == Some(&Some(id.generation))
-    }
+impl Walk {
+    /// One that has passed all places.
+    pub(crate) const ENDED: Self = Self {
+        cursor: u32::MAX,
+        path: Vec::new(),
+    };
 
-    pub(crate) fn set_told(&mut self, id: Id<NodeIx>) {
-        let at = id.index.get() as usize;
-        if at >= self.told.len() {
-            self.told.resize(at + 1, None);
+    /// The next place of a trie of so many.
+    pub(crate) fn next(&mut self, places: usize) -> Option<NodeIx> {
+        if self.cursor as usize >= places {
+            self.cursor = u32::MAX;
+            return None;
         }
-        self.told[at] = Some(id.generation);
+        self.cursor += 1;
+        Some(NodeIx::new(self.cursor - 1))
     }
 }
 
-/// A name that has made room.
-#[derive(Debug)]
-pub(crate) struct Passed {
-    pub(crate) node: NodeIx,
-    pub(crate) key: u64,
-    pub(crate) above: Above,
-    /// Its tokens, if it had some.
-    pub(crate) kept: Option<Kept>,
-    /// Whether the block was named again since, with all that is known of it.
-    pub(crate) is_again: bool,
-}
-
-/// A name that was made again: its number among all names, and whether it has tokens.
-#[derive(Clone, Copy, Default, Debug)]
-struct Newest {
-    number: u64,
-    has_tokens: bool,
-}
-
-/// The list, while somebody listens.
-#[derive(Debug)]
+/// What was emitted to a listener, and what waits to be.
 pub(crate) struct Events {
-    told: Told,
-    /// Words that it holds at most.
+    block_size: usize,
+    salts: Salts,
+    clears: Clears,
+    /// Events that wait at most.
     most: usize,
-    /// Names from which on those of blocks that are no more make room.
-    crowd: usize,
-    /// Names that have made room.
-    passed: u64,
-    /// By place, the last name that was made again.
-    newest: Vec<Newest>,
-    pub(crate) retelling: Option<Box<Retelling>>,
+    marks: Vec<Marks>,
+    /// The numbers of the blocks above. A seal writes these, marks and tokens, and nothing else.
+    parents: Vec<u64>,
+    special: Vec<Special>,
+    tokens: Vec<u32>,
+    /// Places of blocks that were stored, the oldest first; those that the walk comes to are not in it.
+    queue: VecDeque<NodeIx>,
+    /// What has gone, in this order.
+    removed: Vec<Gone>,
+    /// Whether nothing of what was emitted before these is true any more.
+    cleared: bool,
+    pub(crate) walk: Walk,
+    foretold: Foretold,
+    pub(crate) stats: EventStats,
+}
+
+/// Shows no token, no key and no salt.
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Events")
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Events {
-    /// A list of at most `most` words, and of about `blocks` names more, so that each block has one.
+    /// For a trie of so many blocks at most, of which `most` events may wait.
     ///
     /// # Errors
     /// `Memory` where there is none.
-    pub(crate) fn new(most: usize, blocks: usize) -> crate::base::Result<Self> {
-        Ok(Self {
-            told: Self::room(most)?,
+    pub(crate) fn new(
+        block_size: u32,
+        blocks: usize,
+        (most, salts, clears): (usize, Salts, Clears),
+    ) -> Result<Self> {
+        let mut queue = Vec::new();
+        memory::reserve(&mut queue, most.min(blocks), "the events")?;
+        let mut events = Self {
+            block_size: block_size as usize,
+            salts,
+            clears,
             most,
-            crowd: most + blocks,
-            passed: 0,
-            newest: Vec::new(),
-            retelling: None,
-        })
+            marks: Vec::new(),
+            parents: Vec::new(),
+            special: Vec::new(),
+            tokens: Vec::new(),
+            queue: queue.into(),
+            removed: Vec::new(),
+            cleared: clears == Clears::All,
+            walk: Walk::default(),
+            foretold: Foretold::new(2 * blocks),
+            stats: EventStats::default(),
+        };
+        events.reserve(blocks)?;
+        Ok(events)
     }
 
-    /// Room for one list: the swap brings another.
-    pub(crate) fn room(most: usize) -> crate::base::Result<Told> {
-        let mut told = Told::default();
-        memory::reserve(&mut told.words, most + 1, "the events")?;
-        let mut names = Vec::new();
-        memory::reserve(&mut names, most, "the events")?;
-        told.names = names.into();
-        Ok(told)
+    /// Room for a trie of so many blocks.
+    pub(crate) fn reserve(&mut self, blocks: usize) -> Result<()> {
+        memory::reserve(&mut self.removed, self.most.min(blocks), "the events")?;
+        memory::reserve(&mut self.marks, blocks, "the events")?;
+        memory::reserve(&mut self.parents, blocks, "the events")?;
+        memory::reserve(&mut self.special, blocks, "the events")?;
+        let tokens = blocks.saturating_mul(self.block_size);
+        memory::reserve(&mut self.tokens, tokens, "the tokens of blocks")
     }
 
-    /// Hands over what has happened, for an empty list.
-    pub(crate) fn swap(&mut self, other: &mut Told) {
-        debug_assert!(other.words.is_empty(), "it was reset outside the lock");
-        std::mem::swap(&mut self.told, other);
-        self.passed = 0;
-        self.newest.clear();
-    }
-
-    /// What has happened since the last swap.
-    pub(crate) fn pending(&self) -> &Told {
-        &self.told
-    }
-
-    #[inline]
-    fn skips(&self, id: Id<NodeIx>) -> bool {
-        let retelling = self.retelling.as_ref();
-        retelling.is_some_and(|retelling| !retelling.is_told(id))
+    /// Steps that a slice takes: it is no longer than what may wait.
+    pub(crate) fn steps(&self) -> usize {
+        PLACES.min(self.most / 4)
     }
 
     #[inline]
-    fn push(&mut self, word: Word) {
-        if self.told.words.len() >= self.most {
-            return self.overflow();
+    pub(crate) fn marks(&self, node: NodeIx) -> Marks {
+        self.marks.get(node.at()).copied().unwrap_or_default()
+    }
+
+    /// The number by which a block of this key is emitted.
+    #[inline]
+    pub(crate) fn number_of(&self, node: NodeIx, key: &Key) -> u64 {
+        if self.marks(node).has(NUMBER) {
+            return self.special[node.at()].number;
         }
-        self.told.words.push(word);
+        number(key)
     }
 
+    /// The marks of a place, for which there is room then.
     #[inline]
-    pub(crate) fn ready(&mut self, id: Id<NodeIx>, tier: Tier) {
-        if !self.skips(id) {
-            self.push(Word::Ready(id.index, tier.into()));
+    fn marks_mut(&mut self, node: NodeIx) -> &mut u16 {
+        if node.at() >= self.marks.len() {
+            self.widen(node.at() + 1);
+        }
+        &mut self.marks[node.at()].0
+    }
+
+    #[cold]
+    fn widen(&mut self, places: usize) {
+        self.marks.resize(places, Marks::default());
+        self.parents.resize(places, 0);
+        self.special.resize(places, Special::default());
+        self.tokens.resize(places * self.block_size, 0);
+    }
+
+    // -- what a block is ------------------------------------------------------------------
+
+    /// Notes what stands before a block. It stays what it was, as a key says its whole prefix.
+    #[inline]
+    pub(crate) fn place(&mut self, node: NodeIx, above: Above) {
+        let marks = self.marks_mut(node);
+        if *marks & PLACED != 0 {
+            return;
+        }
+        match above {
+            Above::Root => *marks |= ROOT,
+            Above::Block(parent) => {
+                *marks |= PARENT;
+                self.parents[node.at()] = parent;
+            }
+            Above::Unknown => {}
         }
     }
 
+    /// Notes what a block stands for.
     #[inline]
-    pub(crate) fn gone(&mut self, id: Id<NodeIx>, tier: Tier) {
-        if !self.skips(id) {
-            self.push(Word::Gone(id.index, tier.into()));
+    pub(crate) fn speak(&mut self, node: NodeIx, spoken: Spoken<'_>) {
+        *self.marks_mut(node) |= TOKENS;
+        let at = node.at();
+        if self.salts == Salts::Hide
+            && let Some(own) = spoken.origin
+            && own.salt.is_some()
+        {
+            self.marks[at].0 |= SALTED;
+            return;
         }
+        if spoken.origin.is_some() {
+            self.marks[at].0 |= ORIGIN;
+            self.special[at].origin.clone_from(spoken.origin);
+            self.special[at].block = spoken.block;
+        }
+        let start = at * self.block_size;
+        self.tokens[start..start + self.block_size].copy_from_slice(spoken.tokens);
     }
 
-    /// A block has a key. While all are told again it counts as told, but for one that `waits`, as its
-    /// parent was not.
+    /// The same of a block that has come without it, by the number that its engine has for it.
+    pub(crate) fn describe(&mut self, node: NodeIx, own: u64, above: Above, spoken: Spoken<'_>) {
+        self.lack(node, false);
+        let marks = self.marks_mut(node);
+        *marks = *marks & !PLACED | NUMBER;
+        self.special[node.at()].number = own;
+        self.place(node, above);
+        self.speak(node, spoken);
+    }
+
+    /// Remembers what a block stands for that may come.
+    pub(crate) fn foretell(&mut self, key: u64, own: u64, above: Above, spoken: Spoken<'_>) {
+        self.foretold.insert(key, own, above, spoken);
+    }
+
+    /// Looks whether a block of this key was foretold.
+    pub(crate) fn recall(&mut self, node: NodeIx, key: u64) {
+        let foretold = std::mem::take(&mut self.foretold);
+        if let Some((own, above, spoken)) = foretold.get(key) {
+            self.describe(node, own, above, spoken);
+        }
+        self.foretold = foretold;
+    }
+
+    /// The place has no block any more.
     #[inline]
-    pub(crate) fn named(&mut self, name: Name, id: Id<NodeIx>, waits: bool) {
-        if let Some(retelling) = &mut self.retelling {
-            if !waits {
-                retelling.set_told(id);
-            } else if !retelling.is_told(id) {
-                retelling.behind.push(id);
+    pub(crate) fn dropped(&mut self, node: NodeIx) {
+        if let Some(marks) = self.marks.get_mut(node.at()) {
+            debug_assert!(!marks.has(EMITTED), "dropped, and emitted");
+            let before = *marks;
+            marks.0 &= QUEUED;
+            if before.has(ORIGIN | LACKS) {
+                self.release(node, before);
             }
         }
-        self.name(name);
     }
 
-    /// The same of a block that was named before.
-    pub(crate) fn name(&mut self, name: Name) {
-        if self.told.words.len() >= self.most {
-            self.overflow();
-        }
-        self.told.tokens.named(name.from);
-        self.told.names.push_back(name);
-        self.told.words.push(Word::Named);
+    #[cold]
+    #[inline(never)]
+    fn release(&mut self, node: NodeIx, before: Marks) {
+        self.stats.unknown_tokens -= u64::from(before.lacks());
+        self.special[node.at()].origin = None;
     }
 
-    /// Takes out the oldest name, where there are so many that those of blocks that are no more must make
-    /// room. The oldest are those that stand in for what was lost.
-    pub(crate) fn pass(&mut self, block_size: usize) -> Option<Passed> {
-        if self.told.names.len() <= self.crowd {
-            return None;
+    // -- what happens -----------------------------------------------------------------------
+
+    /// A block may have to be emitted.
+    #[inline]
+    pub(crate) fn stored(&mut self, node: NodeIx) {
+        if self.is_due(node) {
+            return;
         }
-        let Some(Word::Lost {
-            names: before @ 1..,
-        }) = self.told.words.first_mut()
-        else {
-            return None;
-        };
-        *before -= 1;
-        let Name {
+        if self.is_full() {
+            return self.overflow();
+        }
+        *self.marks_mut(node) |= QUEUED;
+        self.queue.push_back(node);
+    }
+
+    /// A block of this key has left a tier. `false`: it is none of the most, and nothing is noted yet.
+    #[inline]
+    pub(crate) fn removed_plain(&mut self, node: NodeIx, tier: Tier, key: &Key) -> bool {
+        let bit = 1 << tier.at();
+        let waiting = self.queue.len() + self.removed.len();
+        let has_room = waiting < self.most && self.removed.len() < self.removed.capacity();
+        match self.marks.get_mut(node.at()) {
+            Some(marks) if has_room && marks.0 & (bit | SALTED | NUMBER | LACKS) == bit => {
+                marks.0 &= !bit;
+                self.removed.push(Gone {
+                    number: number(key),
+                    node,
+                    tier: tier.at() as u8,
+                });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A block of this key has left a tier.
+    pub(crate) fn removed(&mut self, node: NodeIx, tier: Tier, key: &Key) {
+        let (before, bit) = (self.marks(node), 1 << tier.at());
+        if !before.has(bit) {
+            return;
+        }
+        *self.marks_mut(node) &= !bit;
+        if before.has(SALTED) {
+            return;
+        }
+        if self.clears == Clears::All && self.is_full() {
+            return self.overflow();
+        }
+        self.removed.push(Gone {
+            number: self.number_of(node, key),
             node,
-            key,
-            above,
-            from,
-        } = self.told.names.pop_front()?;
-        let own = self.passed;
-        self.passed += 1;
-        let kept = self.told.tokens.take(from, block_size);
-        let newest = self.newest.get(node.get() as usize);
-        let is_again = newest
-            .is_some_and(|newest| newest.number > own && (newest.has_tokens || kept.is_none()));
-        Some(Passed {
-            node,
-            key,
-            above,
-            kept,
-            is_again,
-        })
+            tier: tier.at() as u8,
+        });
     }
 
-    /// A block whose name was taken out stands still: it is named again, as it is now.
-    pub(crate) fn name_again(&mut self, name: Name, kept: Option<Kept>) {
-        let at = name.node.get() as usize;
-        if at >= self.newest.len() {
-            self.newest.resize(at + 1, Newest::default());
+    /// How many events an overflow drops. Where no clear stands for them, removals stay: there are no more
+    /// than blocks that were emitted.
+    fn waiting(&self) -> usize {
+        match self.clears {
+            Clears::All => self.queue.len() + self.removed.len(),
+            Clears::Own => self.queue.len(),
         }
-        self.newest[at] = Newest {
-            number: self.passed + self.told.names.len() as u64,
-            has_tokens: kept.is_some(),
-        };
-        let from = kept.map_or(NO_TOKENS, |kept| self.told.tokens.keep(kept));
-        self.name(Name { from, ..name });
     }
 
-    /// Nobody has taken the list for too long: it is dropped, but for the names, and all blocks will
-    /// be told again.
+    fn is_full(&self) -> bool {
+        self.waiting() >= self.most
+    }
+
+    /// Nobody has taken what waits for too long.
     #[cold]
     fn overflow(&mut self) {
-        self.told.lost += self.told.words.len() as u64;
-        self.tell_again();
+        self.stats.lost += self.waiting() as u64;
+        self.stats.resyncs += 1;
+        self.resync();
     }
 
-    /// All that was told is void, and will be told again.
-    pub(crate) fn tell_again(&mut self) {
-        self.told.words.clear();
-        let names = self.told.names.len() as u32;
-        self.told.words.push(Word::Lost { names });
-        self.retelling = Some(Box::default());
-    }
-
-    /// The epoch has ended: what happened before it is told to nobody.
-    pub(crate) fn clear(&mut self) {
-        self.told.words.clear();
-        self.passed += self.told.names.len() as u64;
-        self.told.names.clear();
-        self.told.tokens.reset();
-        self.told.pending.clear();
-        self.told.words.push(Word::Cleared);
-        self.retelling = None;
-    }
-
-    /// Takes tokens of blocks that the next seal may publish; there are so many slots now.
-    pub(crate) fn stage(&mut self, stage: Stage, slots: usize) {
-        self.crowd = self.most + slots;
-        let told = &mut self.told;
-        told.pending.clear();
-        told.tokens.forget_unnamed();
-        let mut number = told.tokens.next();
-        for row in &stage.rows {
-            told.pending.push_back(Pending {
-                lease: row.lease,
-                first: row.first,
-                blocks: row.blocks,
-                number,
-            });
-            number += u64::from(row.blocks);
+    /// All is emitted again: what waited is found by the walk.
+    pub(crate) fn resync(&mut self) {
+        match self.clears {
+            Clears::All => self.forget_emitted(),
+            Clears::Own => self.unqueue(!QUEUED),
         }
-        let most = MOST_STAGED * self.crowd as u64;
-        if !told.tokens.stage(stage, most) {
-            // Nobody takes them: their blocks are told when a prompt brings these tokens again.
-            told.pending.clear();
+        self.walk = Walk::default();
+    }
+
+    /// The epoch has ended. `order`: what was emitted, children first.
+    pub(crate) fn clear<'a>(&mut self, order: impl Iterator<Item = (NodeIx, &'a Key)>) {
+        for (node, key) in order {
+            for tier in bits(self.marks(node).emitted()) {
+                self.removed(node, Tier(tier.into()), key);
+            }
         }
+        match self.clears {
+            Clears::All => self.forget_emitted(),
+            Clears::Own => self.unqueue(LABEL),
+        }
+        self.stats.unknown_tokens = 0;
+        self.walk = Walk::ENDED;
     }
 
-    /// The first block that was staged for the row of a seal that ends here, and its number. A lease may
-    /// come twice, and rows that nothing was sealed of are passed: so a row is known by its end, too.
-    pub(crate) fn staged_for(&mut self, lease: LeaseId, end: u32) -> Option<(u32, u64)> {
-        let pending = &mut self.told.pending;
-        let found = pending.iter().position(|row| row.ends(lease, end));
-        let row = found.and_then(|at| pending.drain(..=at).next_back());
-        row.map(|row| (row.first, row.number))
+    fn forget_emitted(&mut self) {
+        self.removed.clear();
+        self.cleared = true;
+        self.stats.unknown_tokens = 0;
+        self.unqueue(LABEL);
     }
 
-    /// Whether there is room for so many words of a retelling: a slice never overflows.
-    pub(crate) fn has_room(&self, words: usize) -> bool {
-        self.told.words.len() + words <= self.most
+    fn unqueue(&mut self, keeps: u16) {
+        self.queue.clear();
+        self.marks.iter_mut().for_each(|marks| marks.0 &= keeps);
     }
+
+    /// Whether each block that was emitted has to be removed by itself.
+    pub(crate) fn removes_each(&self) -> bool {
+        self.clears == Clears::Own
+    }
+
+    // -- what is handed over ----------------------------------------------------------------
+
+    /// Hands over what has gone, and whether all had before.
+    pub(crate) fn hand_removed(&mut self, out: &mut Slice) {
+        out.cleared = std::mem::take(&mut self.cleared);
+        self.hand_gone(out);
+    }
+
+    /// Hands over what has gone, unless all had before: that is emitted first.
+    pub(crate) fn hand_gone(&mut self, out: &mut Slice) {
+        if self.cleared {
+            return;
+        }
+        std::mem::swap(&mut self.removed, &mut out.removed);
+        self.stats.removed += out.removed.len() as u64;
+    }
+
+    /// The next place to look at: of what waits, then of the walk over `places`.
+    pub(crate) fn next(&mut self, places: usize) -> Option<NodeIx> {
+        let Some(node) = self.queue.pop_front() else {
+            return self.walk.next(places);
+        };
+        self.marks[node.at()].0 &= !QUEUED;
+        Some(node)
+    }
+
+    /// Whether more is to be handed over.
+    pub(crate) fn has_more(&self) -> bool {
+        let walks = self.walk.cursor < u32::MAX || !self.walk.path.is_empty();
+        walks || !self.queue.is_empty() || !self.removed.is_empty()
+    }
+
+    /// Whether a block may be in the queue or on the walk, so that it may have to be emitted.
+    pub(crate) fn is_due(&self, node: NodeIx) -> bool {
+        self.marks(node).has(QUEUED) || node.get() >= self.walk.cursor
+    }
+
+    /// A block on the device is not emitted, as the one above it was not.
+    pub(crate) fn wait_for(&mut self, above: NodeIx) {
+        *self.marks_mut(above) |= AWAITED;
+    }
+
+    /// Counts a block as one without tokens, or no more.
+    #[inline]
+    pub(crate) fn lack(&mut self, node: NodeIx, lacks: bool) {
+        if self.marks(node).lacks() == lacks {
+            return;
+        }
+        *self.marks_mut(node) ^= LACKS;
+        self.stats.unknown_tokens += u64::from(lacks);
+        self.stats.unknown_tokens -= u64::from(!lacks);
+    }
+
+    /// Emits a block on these tiers, where it was not.
+    #[inline]
+    pub(crate) fn emit(&mut self, node: NodeIx, tiers: u8, key: &Key, out: &mut Slice) {
+        let marks = &mut self.marks[node.at()];
+        let before = *marks;
+        marks.0 |= u16::from(tiers);
+        if before.has(SALTED) {
+            self.stats.salted += u64::from(tiers.count_ones());
+            return;
+        }
+        self.stats.stored += u64::from(tiers.count_ones());
+        if before.has(AWAITED) && tiers & 1 != 0 {
+            // Those that wait are somewhere.
+            marks.0 &= !AWAITED;
+            self.walk.cursor = 0;
+        }
+        self.copy(node, tiers, key, out);
+    }
+
+    /// Copies what a listener must know of a block.
+    #[inline]
+    pub(crate) fn copy(&self, node: NodeIx, tiers: u8, key: &Key, out: &mut Slice) {
+        let marks = self.marks[node.at()];
+        let start = node.at() * self.block_size;
+        let tokens = &self.tokens[start..start + self.block_size];
+        let mut stored = Stored {
+            number: self.number_of(node, key),
+            parent: marks.has(PARENT).then(|| self.parents[node.at()]),
+            origin: None,
+            block: 0,
+            tiers,
+        };
+        if marks.has(ORIGIN) {
+            let special = &self.special[node.at()];
+            (stored.origin, stored.block) = (special.origin.clone(), special.block);
+        }
+        out.store(stored, tokens);
+    }
+}
+
+/// The tiers of a set, the fastest first.
+pub(crate) fn bits(mut set: u8) -> impl Iterator<Item = u8> {
+    std::iter::from_fn(move || {
+        let tier = set.trailing_zeros() as u8;
+        set &= set.checked_sub(1)?;
+        Some(tier)
+    })
 }

@@ -100,12 +100,12 @@ impl Batch {
         self.medium(tier);
     }
 
-    /// These blocks, one behind the other in their sequence, are on a tier; `tokens` gives each one's.
-    pub(crate) fn stored<'a>(
+    /// These blocks, one behind the other in their sequence, are on a tier, and so are their tokens.
+    pub(crate) fn stored(
         &mut self,
         head: &Head<'_>,
         blocks: &[u64],
-        tokens: impl Iterator<Item = &'a [u32]>,
+        tokens: &[u32],
         extras: Option<&[Vec<Extra>]>,
     ) {
         let more = usize::from(extras.is_some()) + usize::from(head.salt.is_some());
@@ -117,7 +117,7 @@ impl Batch {
             None => self.nil(),
         }
         self.text("token_ids");
-        self.tokens(blocks.len() * head.block_size as usize, tokens);
+        self.tokens(tokens);
         self.text("block_size");
         self.unsigned(head.block_size.into());
         self.text("lora_id");
@@ -138,25 +138,23 @@ impl Batch {
         }
     }
 
-    /// So many tokens of blocks, each with its tag. Most of a batch is these, and those of three and of five
+    /// The tokens of blocks, each with its tag. Most of a batch is these, and those of three and of five
     /// bytes come as they like: so room is made once, and there is no branch. Each is written as eight
     /// bytes, of which the next one leaves as many as it has.
-    fn tokens<'a>(&mut self, count: usize, blocks: impl Iterator<Item = &'a [u32]>) {
-        self.array(count);
+    fn tokens(&mut self, tokens: &[u32]) {
+        self.array(tokens.len());
         let start = self.bytes.len();
-        let whole = LONGEST_TOKEN * count + size_of::<u64>();
+        let whole = LONGEST_TOKEN * tokens.len() + size_of::<u64>();
         self.bytes.resize(start + whole, 0);
         let mut room = &mut self.bytes[start..];
-        for block in blocks {
-            for &token in block {
-                let bits = 32 - (token | 1).leading_zeros();
-                let (tag, len) = TAGS[bits as usize];
-                let word = tag | u64::from(token) << (64 - 8 * u32::from(len));
-                if let Some((next, _)) = room.split_first_chunk_mut() {
-                    *next = word.to_be_bytes();
-                }
-                room = room.split_at_mut(len.into()).1;
+        for &token in tokens {
+            let bits = 32 - (token | 1).leading_zeros();
+            let (tag, len) = TAGS[bits as usize];
+            let word = tag | u64::from(token) << (64 - 8 * u32::from(len));
+            if let Some((next, _)) = room.split_first_chunk_mut() {
+                *next = word.to_be_bytes();
             }
+            room = room.split_at_mut(len.into()).1;
         }
         let left = room.len();
         self.bytes.truncate(start + whole - left);

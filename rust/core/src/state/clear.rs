@@ -11,7 +11,7 @@ impl State {
             self.break_keep(parked);
         }
         self.trie.end_epoch();
-        self.tell_cleared();
+        self.emit_cleared();
         for tier in self.tiers.all() {
             self.tiers[tier].clear();
         }

@@ -154,6 +154,7 @@ mod tests {
             computed: request.tokens,
             first: 0,
             keys: &keys,
+            spoken: None,
         };
         state.seal(&[row]).expect("it is computed");
         begun.lease
@@ -189,6 +190,7 @@ mod tests {
             computed: 48,
             first: 3,
             keys: &[],
+            spoken: None,
         };
         let parked = state.park(&row, None).expect("the host has room");
         state

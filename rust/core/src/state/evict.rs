@@ -64,7 +64,7 @@ impl State {
     fn evict_one(&mut self, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         self.counters.evicted[tier.at()] += 1;
         let node = self.tiers[tier].evict(slot)?.at();
-        self.tell_gone(node, tier);
+        self.emit_gone(node, tier);
         // Not busy, or it would be blocked.
         let parent = self.end_residency(node, tier);
         self.count_unwritten(node, tier);
@@ -116,6 +116,7 @@ impl State {
             ghosts.remember(&block.key, uses);
         }
         self.trie.remove_tagged(node, tag);
+        self.emit_dropped(node);
         true
     }
 
@@ -150,8 +151,8 @@ impl State {
         let has_below = self.tiers.next_below(tier).is_some();
         let through = has_below && self.config.write_of(tier) == WritePolicy::Through;
         let (now, mut dropped) = (self.trie.epoch(), 0);
+        self.emit_all_gone(&nodes, tier);
         for (at, &node) in nodes.iter().enumerate() {
-            self.tell_gone(node, tier);
             match nodes.get(at + 1) {
                 Some(&next) if self.trie[node].parent == Some(self.trie.id(next)) => {
                     self.trie.residency_mut(next, tier).children -= 1;

@@ -284,6 +284,7 @@ mod tests {
                 computed: tokens,
                 first: found,
                 keys: &row[found as usize..],
+                spoken: None,
             }]);
             assert_eq!(sealed, Ok(u64::from(3 - found)));
             own.finish(&[begun.lease], says, None).expect("it runs");

@@ -511,7 +511,7 @@ impl State {
         }
         if self.events.is_some() {
             for &node in order.iter().rev() {
-                self.tell_forgotten(node);
+                self.emit_forgotten(node);
             }
         }
         for tier in self.tiers.all() {

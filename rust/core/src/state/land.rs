@@ -219,7 +219,7 @@ impl State {
         for &step in bad {
             self.fail_one_below(flight, step, &mut kept);
         }
-        self.tell_landed(tier, good);
+        self.emit_landed(tier, good);
         if let Purpose::Below { parked: Some(id) } = flight.purpose {
             self.count_failures(id, &kept.failed);
         }
@@ -320,7 +320,7 @@ impl State {
             self.tiers[Tier::DEVICE].put(step.to, hold);
         }
         if !detached {
-            self.tell_landed(Tier::DEVICE, &moves[..good.min(moves.len())]);
+            self.emit_landed(Tier::DEVICE, &moves[..good.min(moves.len())]);
         }
         if good < moves.len() {
             self.shorten(lease, base + good as u32);

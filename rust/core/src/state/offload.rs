@@ -205,7 +205,7 @@ impl State {
             let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
             self.trie.name(node, *key, gap, uses);
             self.usages.born(node, ghost.unwrap_or(0));
-            self.tell_named(node);
+            self.emit_named(node);
         } else {
             self.usages.born(node, 0);
         }

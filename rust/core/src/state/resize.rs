@@ -66,6 +66,9 @@ impl State {
         self.tiers[tier].reserve(&self.config, slots)?;
         let blocks = self.config.resting(&tiers).iter().sum();
         self.usages.reserve(blocks)?;
+        if let Some(events) = &mut self.events {
+            events.reserve(blocks)?;
+        }
         self.trie.reserve(&self.config.resting(&tiers))
     }
 

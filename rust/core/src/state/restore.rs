@@ -49,7 +49,7 @@ impl State {
         });
         self.tiers[tier].restore(blocks, &self.usages);
         self.strays.torn = true;
-        self.tell_all();
+        self.resync();
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use super::State;
 use super::record::Running;
 use crate::base::{Error, Key, LeaseId, LeaseIx, Link, NodeIx, Result, SlotIx, Tier};
 use crate::collections::Tag;
+use crate::events::Spoken;
 use crate::tiers::Uses;
 
 /// One row of a seal.
@@ -17,6 +18,8 @@ pub struct Sealing<'a> {
     pub first: u32,
     /// Keys up to the last full computed block.
     pub keys: &'a [Key],
+    /// What the blocks of `keys` stand for, where somebody listens.
+    pub spoken: Option<Spoken<'a>>,
 }
 
 impl State {
@@ -92,7 +95,7 @@ impl State {
         if before == 0 && sealed > 0 {
             self.note_root(lease);
         }
-        self.tell_sealed(row, before..sealed);
+        self.emit_sealed(row, before..sealed);
         sealed - before
     }
 

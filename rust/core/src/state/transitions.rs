@@ -209,7 +209,7 @@ impl State {
     /// The same, of the slot that it has; returns that of its parent, which may be beyond the size.
     pub(super) fn let_go(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> Option<SlotIx> {
         if self.hold(tier, slot).is_ready() {
-            self.tell_gone(node, tier);
+            self.emit_gone(node, tier);
         } else {
             // What was to come up wants a copy below again.
             self.look_again_below(node, tier);
@@ -327,7 +327,7 @@ impl State {
                         self.move_to_back(parent, tier);
                     }
                 }
-                self.tell_linked(node);
+                self.emit_linked(node);
                 true
             }
             _ => false,
