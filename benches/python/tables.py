@@ -9,6 +9,7 @@ most twice as long as the fill. `full` rows have a slot in every cell, the other
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -45,8 +46,8 @@ def main() -> None:
         batch = [cache.begin(range(row, row + 1), reserve=tokens - 1) for row in range(rows)]
         cache.grow(batch, tokens - 1)
         out = np.zeros((rows, columns), np.int32)
-        filled = median(lambda out=out: out.fill(0))
-        tables = median(lambda cache=cache, batch=batch, out=out: cache.block_tables(batch, out))
+        filled = median(partial(out.fill, 0))
+        tables = median(partial(cache.block_tables, batch, out))
         times = tables / filled
         met = "met" if times <= MOST else f"missed: {MOST:g} at most"
         shape = f"{rows:>5}{columns:>9}{blocks:>8}"
