@@ -5,7 +5,7 @@ use crate::files::make_folder;
 use crate::formats;
 use crate::identity::{Identity, Numbers, PAGE, name_text, spoiled, text_of};
 use crate::medium::Epochs;
-use crate::order;
+use crate::eviction_order;
 use crate::witness::{self, FLOOR, Table};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -205,12 +205,12 @@ impl Folder {
     /// `System` where the folder is no longer this owner's, or the system refuses; stamps stand in for it then.
     pub fn keep_order(&self, slots: &[u32]) -> Result<()> {
         self.check().map_err(Error::system(&self.path, "look at"))?;
-        order::write(&self.path, self.run(), slots)
+        eviction_order::write(&self.path, self.run(), slots)
     }
 
     /// Takes the order that the owner before has kept, if it has come so far. Later calls find none.
     pub fn take_order(&self) -> Option<Vec<u32>> {
-        order::take(&self.path, self.before)
+        eviction_order::take(&self.path, self.before)
     }
 
     /// The floor: what has a smaller stamp was cleared, and is not restored. INV-31

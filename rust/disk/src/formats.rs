@@ -3,7 +3,7 @@
 
 use crate::error::Result;
 use crate::identity::{Identity, other_format};
-use crate::order;
+use crate::eviction_order;
 use crate::record::{self, version_in};
 use crate::witness::Table;
 use rustix::fs::{Mode, OFlags};
@@ -23,7 +23,7 @@ pub(crate) fn check(folder: &Path) -> Result<()> {
         found.check_format(&identity)?;
     }
     let notes = NOTES.map(|(name, magic)| (folder.with_file_name(name), magic));
-    let order = [(folder.join(order::NAME), order::MAGIC)];
+    let order = [(folder.join(eviction_order::NAME), eviction_order::MAGIC)];
     for (path, magic) in order.into_iter().chain(notes) {
         let mut head = [0; 4];
         let read = look(&path).and_then(|file| file.read_exact_at(&mut head, 0).ok());

@@ -12,11 +12,11 @@
 //! layer: record medium
 //! layer: identity
 //! layer: `crashing_disk` files
-//! layer: blocks order staging breaker witness
+//! layer: blocks `eviction_order` staging breaker witness
 //! layer: formats
 //! layer: folder
 //! layer: flight baseline inspect
-//! layer: queue
+//! layer: `sync_queue`
 //! layer: lane
 //! layer: rank
 
@@ -31,6 +31,7 @@ mod blocks;
 mod breaker;
 mod crashing_disk;
 mod error;
+mod eviction_order;
 mod files;
 mod flight;
 mod folder;
@@ -39,11 +40,10 @@ mod identity;
 mod inspect;
 mod lane;
 mod medium;
-mod order;
-mod queue;
 mod rank;
 mod record;
 mod staging;
+mod sync_queue;
 mod witness;
 
 pub use baseline::Baseline;
@@ -56,7 +56,7 @@ pub use folder::{Folder, FolderPlace};
 pub use inspect::{Inspector, Scrubbed, State, Tally};
 pub use lane::{Lane, Options};
 pub use medium::{Epochs, Medium};
-pub use queue::{Counts, LaneState};
 pub use rank::SlotFiles;
 pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
 pub use staging::{Buffer, Staging};
+pub use sync_queue::{Counts, LaneState};

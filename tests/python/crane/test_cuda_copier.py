@@ -13,7 +13,7 @@ import blockyard as by
 import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
 from blockyard.crane.copiers import Landed
-from blockyard.crane.copiers.addressing import Addressing
+from blockyard.crane.copiers.copy_method import Addressing
 from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.crane import Crane

@@ -17,7 +17,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.plan import Outcome
 from blockyard.tools.cli import cli
-from blockyard.tools.replay.memory import Own, _serve, scaled
+from blockyard.tools.replay.real_memory import Own, _serve, scaled
 from yard import plan_of
 
 LAYOUT = by.KVLayout.llama(2, 2, 8, block_size=4)

@@ -20,7 +20,7 @@ from blockyard.scheduling.engine import Step
 from blockyard.tools.replay import hardware
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.memory import LocalMemory, ProcessMemory, scaled
+from blockyard.tools.replay.real_memory import LocalMemory, ProcessMemory, scaled
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.run import _config, _Replay, run
 from blockyard.tools.replay.spec import Progress, RunSpec

@@ -9,7 +9,7 @@ import numpy as np
 
 from blockyard._core import Marks
 from blockyard.crane.copiers import Landed, Slots
-from blockyard.crane.copiers.addressing import AddressTables
+from blockyard.crane.copiers.copy_method import AddressTables
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Move, freed
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.pinned import Pinned

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.crane.copiers import Landed, Pair, Receipt, Slots
-from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method
+from blockyard.crane.copiers.copy_method import Addressing, AddressTables, Method
 from blockyard.crane.copiers.copy_stream import CALLS, CopyPart, CopyStream, QueuedCopy
 from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blockyard.crane.copiers.addressing import Addressing, AddressTables, Method, Runs, width
+from blockyard.crane.copiers.copy_method import Addressing, AddressTables, Method, Runs, width
 from blockyard.crane.copiers.copy_stream import CopyPart
 from blockyard.crane.gpu import Gpu, Memory, Move, PitchedCopy, Places
 from blockyard.shared.copy_tuning import CopyTuning

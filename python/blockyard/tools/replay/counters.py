@@ -12,7 +12,7 @@ from blockyard.scheduling.scheduler import Scheduler
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.load import NEVER, offered
-from blockyard.tools.replay.memory import scaled
+from blockyard.tools.replay.real_memory import scaled
 from blockyard.tools.replay.result import (
     Bookkeeping,
     DiskReport,

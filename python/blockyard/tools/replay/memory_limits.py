@@ -4,7 +4,7 @@ import os
 from typing import Final
 
 from blockyard._core import Misuse
-from blockyard.tools.replay.memory import scaled
+from blockyard.tools.replay.real_memory import scaled
 from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.units import size
 

@@ -18,7 +18,7 @@ from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.counters import End, Levels, RunCounts, verified
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.memory import (
+from blockyard.tools.replay.real_memory import (
     LocalMemory,
     ProcessMemory,
     RankMemory,
@@ -28,7 +28,7 @@ from blockyard.tools.replay.memory import (
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.samples import Played
 from blockyard.tools.replay.spec import HEADROOMS, Progress, RunSpec
-from blockyard.tools.replay.tables import Tables
+from blockyard.tools.replay.step_tables import Tables
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.tools.replay.verify import Verifier
 from blockyard.tools.traces.trace import Trace

@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from blockyard.scheduling.engine import Step
 from blockyard.tools.replay.engine import VirtualEngine
-from blockyard.tools.replay.memory import RankMemory
-from blockyard.tools.replay.tables import Tables
+from blockyard.tools.replay.real_memory import RankMemory
+from blockyard.tools.replay.step_tables import Tables
 from blockyard.tools.replay.tokens import Tokens
 from blockyard.yard.cache import KVCache
 

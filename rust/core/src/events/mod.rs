@@ -6,15 +6,15 @@
 //! was stored the place alone is noted: what is there is looked up when a slice is handed over. Who
 //! comes late and who has let too much wait are served by the same walk over the trie, in slices.
 
-mod foretold;
+mod early_tokens;
 mod marks;
 mod slice;
 mod wire;
 
 use crate::base::{Id, Ix, Key, NodeIx, Result, Tier, memory};
 use crate::keys::Extras;
-use foretold::Foretold;
-pub(crate) use foretold::Late;
+use early_tokens::EarlyTokens;
+pub(crate) use early_tokens::Late;
 pub(crate) use marks::Marks;
 use marks::{
     AWAITED, EMITTED, LABEL, LACKS, NUMBER, ORIGIN, PARENT, PLACED, QUEUED, ROOT, SALTED, TOKENS,
@@ -172,7 +172,7 @@ pub(crate) struct Events {
     /// Whether nothing of what was emitted before these is true any more.
     cleared: bool,
     pub(crate) walk: Walk,
-    foretold: Foretold,
+    early: EarlyTokens,
     pub(crate) stats: EventStats,
 }
 
@@ -210,7 +210,7 @@ impl Events {
             removed: Vec::new(),
             cleared: clears == Clears::All,
             walk: Walk::default(),
-            foretold: Foretold::new(2 * blocks),
+            early: EarlyTokens::new(2 * blocks),
             stats: EventStats::default(),
         };
         events.reserve(blocks)?;
@@ -315,16 +315,16 @@ impl Events {
 
     /// Remembers what a block stands for that may come.
     pub(crate) fn foretell(&mut self, key: u64, own: u64, above: Above, spoken: Spoken<'_>) {
-        self.foretold.insert(key, own, above, spoken);
+        self.early.insert(key, own, above, spoken);
     }
 
-    /// Looks whether a block of this key was foretold.
+    /// Publishes the tokens of a block that were noted before it was known.
     pub(crate) fn recall(&mut self, node: NodeIx, key: u64) {
-        let foretold = std::mem::take(&mut self.foretold);
-        if let Some((own, above, spoken)) = foretold.get(key) {
+        let early = std::mem::take(&mut self.early);
+        if let Some((own, above, spoken)) = early.get(key) {
             self.describe(node, own, above, spoken);
         }
-        self.foretold = foretold;
+        self.early = early;
     }
 
     /// The place has no block any more.

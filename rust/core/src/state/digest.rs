@@ -91,7 +91,7 @@ impl State {
             headroom,
             largest,
             turn,
-            strays,
+            orphans,
             done,
             climbed: _,
             // What is told decides nothing. O4
@@ -111,7 +111,7 @@ impl State {
             self.root_of(self.lease_id(lease)).hash(&mut digest);
         }
         (counters, ghosts, usages, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, strays, roots.ready, done).hash(&mut digest);
+        (headroom, largest, turn, orphans, roots.ready, done).hash(&mut digest);
         digest.finish()
     }
 }
@@ -373,8 +373,8 @@ mod tests {
         ("the headroom", |s| s.headroom += 1),
         ("the largest begin", |s| s.largest += 1),
         ("whose turn it is", |s| s.turn += 1),
-        ("whether a path is torn", |s| s.strays.torn = true),
-        ("whether there are strays", |s| s.strays.known = true),
+        ("whether a path is torn", |s| s.orphans.torn = true),
+        ("whether there are orphans", |s| s.orphans.known = true),
         ("the last step done", |s| s.done = Some(3)),
         ("whether keys were given ready", |s| s.roots.ready = true),
         ("the root of a first block", |s| {

@@ -107,7 +107,7 @@ impl State {
         };
         let block = &self.trie[node];
         if prefix {
-            self.strays.torn |= block.epoch == self.trie.epoch();
+            self.orphans.torn |= block.epoch == self.trie.epoch();
         }
         // What was forgotten is remembered nowhere. INV-42
         let remembered = || !block.is_anonymous() && block.epoch != FORGOTTEN;

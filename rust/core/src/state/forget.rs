@@ -47,7 +47,7 @@ pub(crate) struct Roots {
 /// those of which nobody can say on what they stand.
 const NAMED: u32 = FORGOTTEN - 3;
 const BEHIND: u32 = FORGOTTEN - 2;
-const STRAY: u32 = FORGOTTEN - 1;
+const ORPHAN: u32 = FORGOTTEN - 1;
 
 /// What stood on what when it was looked at, by place.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ pub(crate) struct Lineage {
 #[derive(Debug, Default)]
 pub(crate) struct Behind {
     known: Vec<Id<NodeIx>>,
-    strays: Vec<Id<NodeIx>>,
+    orphans: Vec<Id<NodeIx>>,
     /// Blocks of a keyed tier that stand there on nothing, as another tier has what is before them: by
     /// this they differ from records of which nobody knows any more.
     tops: Vec<(Tier, Key)>,
@@ -85,7 +85,7 @@ enum Fate {
     Unknown,
     Spared,
     Condemned,
-    Stray,
+    Orphan,
 }
 
 impl Lineage {
@@ -106,7 +106,7 @@ impl Lineage {
                 let Some(id) = next else { break Fate::Spared };
                 let (now, above) = self.rows.get(id.index.at()).copied().unwrap_or_default();
                 if now != id.generation.get() {
-                    break Fate::Stray;
+                    break Fate::Orphan;
                 }
                 match fates[id.index.at()] {
                     Fate::Unknown => {}
@@ -121,7 +121,7 @@ impl Lineage {
                 fates[id.index.at()] = fate;
                 match fate {
                     Fate::Condemned => behind.known.push(id),
-                    Fate::Stray => behind.strays.push(id),
+                    Fate::Orphan => behind.orphans.push(id),
                     Fate::Unknown | Fate::Spared => {}
                 }
             }
@@ -258,8 +258,8 @@ impl State {
         force: bool,
     ) -> Option<Forgotten> {
         let now = self.trie.epoch();
-        let strays = self.strays.torn || self.strays.known || self.config.engine;
-        if behind.is_none() && (strays || self.has_keyed()) {
+        let orphans = self.orphans.torn || self.orphans.known || self.config.engine;
+        if behind.is_none() && (orphans || self.has_keyed()) {
             return None;
         }
         let nodes = self.mark_all(what, behind, now);
@@ -299,9 +299,9 @@ impl State {
     /// Marks what is named, and these; only blocks that are there, and found.
     fn mark_all(&mut self, what: Condemned<'_>, behind: Option<&Behind>, now: u32) -> Vec<NodeIx> {
         let named = self.named(what);
-        let (known, strays) = behind.map_or((&[][..], &[][..]), |own| (&own.known, &own.strays));
-        let mut nodes = Vec::with_capacity(named.len() + known.len() + strays.len());
-        for (ids, mark) in [(&*named, NAMED), (known, BEHIND), (strays, STRAY)] {
+        let (known, orphans) = behind.map_or((&[][..], &[][..]), |own| (&own.known, &own.orphans));
+        let mut nodes = Vec::with_capacity(named.len() + known.len() + orphans.len());
+        for (ids, mark) in [(&*named, NAMED), (known, BEHIND), (orphans, ORPHAN)] {
             for &id in ids {
                 let node = self.trie.live(id);
                 if let Some(node) = node.filter(|&node| self.trie[node].epoch == now) {
@@ -320,7 +320,7 @@ impl State {
     }
 
     fn is_marked(&self, node: NodeIx) -> bool {
-        matches!(self.trie[node].epoch, NAMED | BEHIND | STRAY)
+        matches!(self.trie[node].epoch, NAMED | BEHIND | ORPHAN)
     }
 
     /// Whether all that stands on a marked block is marked or forgotten before, and each was named, stands
@@ -394,7 +394,7 @@ impl State {
             let mut at = Some(node).filter(|&node| self.trie.alive(node));
             while let Some(node) = at.filter(|&node| self.is_marked(node)) {
                 let mark = std::mem::replace(&mut self.trie[node].epoch, FORGOTTEN);
-                family.known += u64::from(mark != STRAY);
+                family.known += u64::from(mark != ORPHAN);
                 match mark {
                     NAMED => {}
                     _ if self.trie[node].is_anonymous() => {}

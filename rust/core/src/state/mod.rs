@@ -29,6 +29,7 @@ mod land;
 mod lose;
 mod offload;
 mod offload_parked;
+mod orphans;
 mod park;
 mod paths;
 mod probe;
@@ -41,7 +42,6 @@ mod runs;
 mod save;
 mod seal;
 mod stats;
-mod stray;
 mod ticket;
 mod tier;
 mod transitions;
@@ -75,9 +75,9 @@ use crate::copies::{Flight, Plan};
 use crate::events::Events;
 use crate::evict::{Ghosts, UsageTable};
 use crate::tiers::Trie;
+use orphans::Orphans;
 use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
-use stray::Strays;
 
 /// What a begin, a fork or a resume gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -133,7 +133,7 @@ pub struct State {
     largest: u32,
     /// The place of the running sequence that was copied down last, ahead of need.
     turn: u32,
-    strays: Strays,
+    orphans: Orphans,
     /// The last step that the engine has done.
     done: Option<u64>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -187,7 +187,7 @@ impl State {
             headroom: 0,
             largest: 0,
             turn: 0,
-            strays: Strays {
+            orphans: Orphans {
                 torn: config.engine,
                 known: false,
             },

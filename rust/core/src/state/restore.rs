@@ -48,7 +48,7 @@ impl State {
             (slot, NodeIx::new(row), family.children[row as usize])
         });
         self.tiers[tier].restore(blocks, &self.usages);
-        self.strays.torn = true;
+        self.orphans.torn = true;
         self.resync();
         Ok(())
     }

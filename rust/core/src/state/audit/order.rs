@@ -69,9 +69,9 @@ impl State {
                     Hold::Idle { class } => class,
                     _ => Class::Cleared,
                 };
-                // A copy of what the device has may wait for what the host alone has; and a stray for one
+                // A copy of what the device has may wait for what the host alone has; and an orphan for one
                 // that is not known as such before the next dispatch.
-                let torn = self.strays.torn && !self.config.engine;
+                let torn = self.orphans.torn && !self.config.engine;
                 let waits = class == Class::Copied || (class == Class::Cleared && torn);
                 if behind || (own > class && !waits) {
                     let detail = format!("it stands behind its parent in slot {above}");
@@ -192,10 +192,10 @@ impl State {
     /// A copy whose prefix is nowhere goes before all others of its tier, after the next dispatch at the
     /// latest (INV-39).
     pub(super) fn reachable(&self) -> Check {
-        if self.strays.torn {
+        if self.orphans.torn {
             return Ok(());
         }
-        for (node, _) in self.strays() {
+        for (node, _) in self.orphans() {
             for tier in self.tiers.all() {
                 if let Some(slot) = self.trie.slot(node, tier)
                     && let Hold::Idle { class } = self.hold(tier, slot)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard.crane.copiers.addressing import Addressing, Runs
+from blockyard.crane.copiers.copy_method import Addressing, Runs
 from blockyard.crane.gpu import Places
 from blockyard.shared.copy_tuning import CopyTuning
 

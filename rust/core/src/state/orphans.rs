@@ -1,4 +1,4 @@
-//! Strays: copies below whose prefix is nowhere. Copies ahead make none; a copy that fails, memory that
+//! Orphans: copies below whose prefix is nowhere. Copies ahead make none; a copy that fails, memory that
 //! is lost and a tier that is evicted apart from another may leave some. They go before all others of
 //! their tier (INV-39).
 
@@ -11,28 +11,28 @@ type Depth = u32;
 const REACHED: Depth = 0;
 const UNKNOWN: Depth = Depth::MAX;
 
-/// What is known of strays between two looks for them.
+/// What is known of orphans between two looks for them.
 #[derive(Hash, Debug)]
-pub(super) struct Strays {
+pub(super) struct Orphans {
     /// Whether a block has left that others below had as their prefix: they go first from now on. Always
-    /// with an engine's blocks, of which none is a stray.
+    /// with an engine's blocks, of which none is an orphan.
     pub(super) torn: bool,
     /// Whether some were found, when they were looked for last.
     pub(super) known: bool,
 }
 
 impl State {
-    /// Has what has become a stray go first. It takes time in proportion to the blocks, and there is
+    /// Has what has become an orphan go first. It takes time in proportion to the blocks, and there is
     /// nothing to do unless a block has left before what stood on it.
     pub(super) fn mend(&mut self) {
         // What lies below of an engine's blocks may stand on what the engine has.
-        if self.config.engine || !std::mem::take(&mut self.strays.torn) {
+        if self.config.engine || !std::mem::take(&mut self.orphans.torn) {
             return;
         }
-        let mut strays = self.strays();
-        self.strays.known = !strays.is_empty();
-        strays.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
-        for (node, _) in strays {
+        let mut orphans = self.orphans();
+        self.orphans.known = !orphans.is_empty();
+        orphans.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
+        for (node, _) in orphans {
             for tier in self.tiers.below(Tier::DEVICE) {
                 if let Some(slot) = self.trie.slot(node, tier)
                     && matches!(self.hold(tier, slot), Hold::Idle { class } if class != Class::Cleared)
@@ -45,13 +45,13 @@ impl State {
 
     /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
     pub(super) fn reach(&mut self, path: &[NodeIx]) {
-        if !self.strays.known {
+        if !self.orphans.known {
             return;
         }
-        let Some(first) = path.iter().position(|&node| self.is_stray(node)) else {
+        let Some(first) = path.iter().position(|&node| self.is_orphan(node)) else {
             return;
         };
-        let torn = self.strays.torn;
+        let torn = self.orphans.torn;
         for &node in path[first..].iter().rev() {
             for tier in self.tiers.below(Tier::DEVICE) {
                 if let Some(slot) = self.trie.slot(node, tier)
@@ -66,11 +66,11 @@ impl State {
                 self.move_to_back(above, tier);
             }
         }
-        self.strays.torn = torn;
+        self.orphans.torn = torn;
     }
 
-    /// Whether the block is known as a stray.
-    fn is_stray(&self, node: NodeIx) -> bool {
+    /// Whether the block is known as an orphan.
+    fn is_orphan(&self, node: NodeIx) -> bool {
         let below = self.tiers.below(Tier::DEVICE);
         let mut slots = below.filter_map(|tier| Some((tier, self.trie.slot(node, tier)?)));
         let class = Class::Cleared;
@@ -78,10 +78,10 @@ impl State {
             && slots.any(|(tier, slot)| self.hold(tier, slot) == Hold::Idle { class })
     }
 
-    /// A copy of a block below becomes idle, or moves: it may be a stray that stands as any other then.
+    /// A copy of a block below becomes idle, or moves: it may be an orphan that stands as any other then.
     #[inline]
     pub(super) fn note_stray(&mut self, node: NodeIx) {
-        if !self.strays.torn {
+        if !self.orphans.torn {
             self.note_if_stray(node);
         }
     }
@@ -90,17 +90,17 @@ impl State {
     fn note_if_stray(&mut self, node: NodeIx) {
         let astray = match (self.trie[node].parent, self.trie.parent(node)) {
             (Some(_), None) => true,
-            (_, Some(parent)) => self.strays.known && self.is_stray(parent),
+            (_, Some(parent)) => self.orphans.known && self.is_orphan(parent),
             (None, None) => false,
         };
-        self.strays.torn = astray;
+        self.orphans.torn = astray;
     }
 
     /// Blocks of this epoch whose prefix is nowhere and not on its way, with how far they are from where
     /// it ends. What has a slot of a tier is there, or on its way there.
-    pub(super) fn strays(&self) -> Vec<(NodeIx, Depth)> {
+    pub(super) fn orphans(&self) -> Vec<(NodeIx, Depth)> {
         let mut depths = vec![UNKNOWN; self.trie.places()];
-        let (mut strays, mut path) = (Vec::new(), Vec::new());
+        let (mut orphans, mut path) = (Vec::new(), Vec::new());
         for (node, _) in self.trie.iter() {
             let (mut at, mut depth) = (Some(node), REACHED);
             while let Some(node) = at {
@@ -114,13 +114,13 @@ impl State {
                     depth = 1;
                     depths[node.at()] = depth;
                     path.pop();
-                    strays.push((node, depth));
+                    orphans.push((node, depth));
                 }
             }
             while let Some(node) = path.pop() {
                 if depth != REACHED {
                     depth += 1;
-                    strays.push((node, depth));
+                    orphans.push((node, depth));
                 }
                 depths[node.at()] = depth;
             }
@@ -129,13 +129,13 @@ impl State {
             let block = &self.trie[node];
             block.epoch == self.trie.epoch() && !block.is_anonymous()
         };
-        strays.retain(lives);
-        strays
+        orphans.retain(lives);
+        orphans
     }
 
     /// How many copies below have a prefix that is nowhere, for tests.
     #[doc(hidden)]
     pub fn unreachable(&self) -> usize {
-        self.strays().len()
+        self.orphans().len()
     }
 }

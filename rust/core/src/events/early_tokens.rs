@@ -62,13 +62,13 @@ struct Coming {
 /// Blocks that may come, by the numbers of their keys: an engine that makes its keys itself says early
 /// what they stand for. The oldest go first where there are too many.
 #[derive(Debug, Default)]
-pub(super) struct Foretold {
+pub(super) struct EarlyTokens {
     blocks: HashMap<u64, Coming>,
     order: VecDeque<u64>,
     most: usize,
 }
 
-impl Foretold {
+impl EarlyTokens {
     pub(super) fn new(most: usize) -> Self {
         Self {
             most,
