@@ -227,7 +227,7 @@ def test_inv_26_verify_finds_each_flipped_bit_by_its_slot(root: Path) -> None:
     assert (rank["blocks"], rank["torn"], rank["broken"]) == (17, 2, 1)
     assert rank["bad"] == sorted([slots[3], slots[7], slots[11]])
     said = told("verify", root, status=1)
-    assert "3 blocks are not whole: a miss to whoever asks; nothing wrong is served" in said
+    assert "3 blocks are damaged: lookups miss them, and their bytes are never served" in said
     assert f"slots: {', '.join(map(str, rank['bad']))}\n" in said
     flip(rank_of(root) / "slots", 4096 * slots[3] + 17)
     flip(rank_of(root) / "slots", 4096 * slots[7])

@@ -112,7 +112,7 @@ def verify(
             _print(output, _verdict(rank, scrubbed.get(rank.path)))
     if bad:
         says = "1 block is" if bad == 1 else f"{bad:,} blocks are"
-        _print(output, f"{says} not whole: a miss to whoever asks; nothing wrong is served")
+        _print(output, f"{says} damaged: lookups miss them, and their bytes are never served")
     if not found:
         _print(output, f"{path} has no blocks")
     if faults:
