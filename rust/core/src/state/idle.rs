@@ -143,7 +143,7 @@ impl State {
     /// Takes an idle slot out of the order and in again at the back of its class.
     pub(super) fn reorder(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) {
         if tier > Tier::DEVICE {
-            self.note_stray(node);
+            self.note_orphan(node);
         }
         self.enter(node, tier, slot, self.class_on(node, tier));
     }

@@ -254,7 +254,7 @@ impl State {
         self.note_copied(flight.from, tier, node);
         self.note_fresh(tier, node);
         if tier > Tier::DEVICE {
-            self.note_stray(node);
+            self.note_orphan(node);
         }
         if keeps == 0 {
             self.unpin(tier, step.to);

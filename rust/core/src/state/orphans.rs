@@ -43,7 +43,7 @@ impl State {
         }
     }
 
-    /// A path has been linked again: what of it was astray is not, and stands in order with the rest.
+    /// A path has been linked again: what of it was orphaned is not, and stands in order with the rest.
     pub(super) fn reach(&mut self, path: &[NodeIx]) {
         if !self.orphans.known {
             return;
@@ -80,20 +80,20 @@ impl State {
 
     /// A copy of a block below becomes idle, or moves: it may be an orphan that stands as any other then.
     #[inline]
-    pub(super) fn note_stray(&mut self, node: NodeIx) {
+    pub(super) fn note_orphan(&mut self, node: NodeIx) {
         if !self.orphans.torn {
-            self.note_if_stray(node);
+            self.note_if_orphan(node);
         }
     }
 
     #[inline(never)]
-    fn note_if_stray(&mut self, node: NodeIx) {
-        let astray = match (self.trie[node].parent, self.trie.parent(node)) {
+    fn note_if_orphan(&mut self, node: NodeIx) {
+        let orphaned = match (self.trie[node].parent, self.trie.parent(node)) {
             (Some(_), None) => true,
             (_, Some(parent)) => self.orphans.known && self.is_orphan(parent),
             (None, None) => false,
         };
-        self.orphans.torn = astray;
+        self.orphans.torn = orphaned;
     }
 
     /// Blocks of this epoch whose prefix is nowhere and not on its way, with how far they are from where
