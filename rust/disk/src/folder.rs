@@ -1,11 +1,11 @@
 //! A folder of blocks: which process owns it, and what was cleared.
 
 use crate::error::{Error, Result};
+use crate::eviction_order;
 use crate::files::make_folder;
 use crate::formats;
 use crate::identity::{Identity, Numbers, PAGE, name_text, spoiled, text_of};
 use crate::medium::Epochs;
-use crate::eviction_order;
 use crate::witness::{self, FLOOR, Table};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

@@ -2,8 +2,8 @@
 //! changed: `identity` says its format in clear text, the others by the fourth of their first bytes.
 
 use crate::error::Result;
-use crate::identity::{Identity, other_format};
 use crate::eviction_order;
+use crate::identity::{Identity, other_format};
 use crate::record::{self, version_in};
 use crate::witness::Table;
 use rustix::fs::{Mode, OFlags};

@@ -206,7 +206,7 @@ def test_verify_finds_nothing_wrong_with_what_is_whole(root: Path) -> None:
         )
         in said
     )
-    assert "not whole" not in said
+    assert "damaged" not in said
     result = found("verify", root)
     assert result["whole"] is True
     (rank,) = result["identities"][0]["ranks"]
@@ -231,7 +231,7 @@ def test_inv_26_verify_finds_each_flipped_bit_by_its_slot(root: Path) -> None:
     assert f"slots: {', '.join(map(str, rank['bad']))}\n" in said
     flip(rank_of(root) / "slots", 4096 * slots[3] + 17)
     flip(rank_of(root) / "slots", 4096 * slots[7])
-    assert "1 block is not whole" in told("verify", root, "--threads", 1, status=1)
+    assert "1 block is damaged" in told("verify", root, "--threads", 1, status=1)
     flip(rank_of(root) / "table", 128 * slots[11] + 40)
     told("verify", root)
 
