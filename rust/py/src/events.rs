@@ -85,7 +85,8 @@ impl Cache {
     ///
     /// It is for whoever comes late or has lost a batch. With `clears="own"` it has no clear, as
     /// others tell of blocks of this rank, too. Blocks that were stored since the last
-    /// `take_events` are not in it. On each tier parents come before their children.
+    /// `take_events` are not in it. On the device parents come before their children. While a
+    /// clear waits for the next `take_events`, it is empty.
     ///
     /// Args:
     ///     now: As in `take_events`.

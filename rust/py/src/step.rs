@@ -395,8 +395,14 @@ impl Cache {
         } else {
             let (mut rows, mut gathered) = (Vec::new(), Vec::new());
             room(&mut rows, ids.len(), "a block table")?;
-            room(&mut gathered, ids.len() * width, "a block table")?;
             let written = enter(py, &self.inner, LONG, |state| {
+                let all = state.table_cells(ids, cells);
+                let refused = gathered.try_reserve(all);
+                refused.map_err(|_| core::Error::Memory {
+                    what: "a block table",
+                    bytes: (all * size_of::<i32>()) as u64,
+                    there: None,
+                })?;
                 let gather = |cells: core::TableCells<'_>| {
                     gathered.extend(cells.slots().map(u32::cast_signed));
                     rows.push((cells.row * width + cells.first, cells.slots().len()));

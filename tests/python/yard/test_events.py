@@ -494,3 +494,25 @@ def test_a_block_whose_parent_was_dropped_is_told_behind_it_however_long_nobody_
     assert sorted(told) == sorted(numbers[1:])
     for event in events:
         assert event.parent_block_hash == numbers[numbers.index(event.block_hashes[0]) - 1]
+
+
+@pytest.mark.parametrize("salt", [None, "a tenant's"])
+def test_a_block_that_others_wait_for_is_no_more_unknown_once_its_tokens_are(
+    salt: str | None,
+) -> None:
+    cache = by.KVCache(block_size=SIZE, device=33)
+    before = cache.keys(range(SIZE), salt=salt)
+    cache.listen()
+    taken(cache)
+    lease = cache.begin(before)
+    cache.seal(lease, SIZE)
+    cache.finish(lease)
+    lease = cache.begin(range(2 * SIZE + 1), salt=salt)
+    cache.seal(lease, 2 * SIZE + 1)
+    cache.finish(lease)
+    taken(cache)
+    for _ in range(3):
+        cache.finish(cache.begin(range(2 * SIZE + 1), salt=salt))
+        taken(cache)
+    assert cache.event_stats()["unknown_tokens"] == 0
+    assert cache.audit() is None

@@ -1,6 +1,6 @@
 """A rank that comes back beside living ones: what the disk has is kept, and all above is lost."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -232,4 +232,43 @@ def test_what_is_parked_on_the_disk_stays_and_requests_that_ran_load_from_it() -
     landed(cache)
     for one in (again, lease):
         cache.finish(one)
+    assert cache.audit() is None
+
+
+@pytest.mark.law("INV-14")
+def test_a_slot_beyond_the_size_goes_with_the_copy_that_kept_it() -> None:
+    cache = by.KVCache(block_size=1, device=40, host=40, disk=8, keyed=("disk",))
+
+    def put(*tokens: int) -> None:
+        lease = cache.begin([*tokens, 99])
+        if lease.state == "loading":
+            cache.commit(cache.dispatch())
+        cache.seal(lease, len(tokens))
+        cache.finish(lease)
+
+    def down(tier: Literal["device", "host"], blocks: int) -> None:
+        cache.demote(blocks, tier=tier)
+        cache.commit(cache.dispatch())
+
+    for token in range(10, 15):
+        put(token)
+    for blocks in (5, 1):
+        down("device", blocks)
+        cache.resize("device", 2)
+        cache.resize("device", 40)
+        down("host", blocks)
+        put(1)
+    cache.resize("host", 1)
+    cache.resize("host", 40)
+    put(1, 2)
+    down("device", 1)
+    down("device", 1)
+    cache.resize("device", 2)
+    cache.resize("device", 40)
+    cache.demote(2, tier="host")
+    (plan,) = cache.dispatch()
+    assert (plan.destination_tier, len(plan)) == ("disk", 1)
+    cache.resize("disk", 4)
+    assert cache.audit() is None
+    cache.clear(memory="disk kept")
     assert cache.audit() is None

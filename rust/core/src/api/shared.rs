@@ -167,8 +167,9 @@ impl Shared {
         }
         let mut state = self.enter()?;
         let more = state.hand_over(&mut slice);
-        ear.lacks
-            .store(state.event_stats().unknown_tokens > 0, Ordering::Relaxed);
+        // What the next slices pass may have no tokens.
+        let lacks = more || state.event_stats().unknown_tokens > 0;
+        ear.lacks.store(lacks, Ordering::Relaxed);
         drop(state);
         let mut batch = Batch::new(time);
         slice.encode(ear.block_size, &mut batch);

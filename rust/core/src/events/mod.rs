@@ -523,16 +523,16 @@ impl Events {
         let marks = &mut self.marks[node.at()];
         let before = *marks;
         marks.0 |= u16::from(tiers);
-        if before.has(SALTED) {
-            self.stats.salted += u64::from(tiers.count_ones());
-            return;
-        }
-        self.stats.stored += u64::from(tiers.count_ones());
         if before.has(AWAITED) && tiers & 1 != 0 {
             // Those that wait are somewhere.
             marks.0 &= !AWAITED;
             self.walk.cursor = 0;
         }
+        if before.has(SALTED) {
+            self.stats.salted += u64::from(tiers.count_ones());
+            return;
+        }
+        self.stats.stored += u64::from(tiers.count_ones());
         self.copy(node, tiers, key, out);
     }
 

@@ -55,7 +55,8 @@ impl State {
                     && let Some(node) = self.node_in(tier, slot)
                     && lost.contains(&self.flights[flight].from)
                 {
-                    self.let_go(node, tier, slot);
+                    // What it kept beyond the size of the tier may go with it.
+                    self.detach(node, tier);
                     self.remove_if_gone(node);
                 }
             }
