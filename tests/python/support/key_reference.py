@@ -66,6 +66,41 @@ def _sized(part: bytes) -> bytes:
     return struct.pack("<Q", len(part)) + part
 
 
+def header(size: int, tag: int, parts: int, group: int = 0) -> bytes:
+    """The first bytes of every message of encoding 2 of SHA-256."""
+    return struct.pack("<BBBBII4s", tag, 2, 0, group, size, parts, b"BYKY")
+
+
+def root_of(
+    size: int,
+    namespace: Sequence[str],
+    group: int = 0,
+    lora: bytes | None = None,
+    salt: bytes | None = None,
+) -> bytes:
+    """The root of a sequence; the namespace is model, weights, dtype, layout, parallel."""
+    fields = [_sized(field.encode()) for field in namespace]
+    root = hashlib.sha256(header(size, 1, 5, group) + b"".join(fields)).digest()
+    if lora is None and salt is None:
+        return root
+    extras = [b"\0" if part is None else b"\1" + _sized(part) for part in (lora, salt)]
+    return hashlib.sha256(header(size, 2, 2, group) + root + b"".join(extras)).digest()
+
+
+def start_of(root: bytes, size: int, group: int = 0) -> bytes:
+    """The parent of a sequence's first block."""
+    return compress(struct.pack(">8I", *IV), header(size, 4, 0, group) + root + bytes(16))
+
+
+def message_of(parent: bytes, block: Sequence[int], over: Media, at: int, group: int = 0) -> bytes:
+    """What the block at a position is hashed as, where these media items lie over it."""
+    items = [
+        _sized(name) + struct.pack("<qQ", start - at, end - start) for start, end, name in over
+    ]
+    words = struct.pack(f"<{len(block)}I", *block)
+    return header(len(block), 3, len(over), group) + parent + words + b"".join(items)
+
+
 def keys(
     tokens: Sequence[int],
     size: int,
@@ -76,29 +111,15 @@ def keys(
     salt: bytes | None = None,
     media: Media = (),
 ) -> list[bytes]:
-    """The keys of SHA-256. The namespace is model, weights, dtype, layout, parallel."""
-
-    def header(tag: int, parts: int) -> bytes:
-        return struct.pack("<BBBBII4s", tag, 2, 0, group, size, parts, b"BYKY")
-
-    def digest(*parts: bytes) -> bytes:
-        return hashlib.sha256(b"".join(parts)).digest()
-
-    root = digest(header(1, 5), *(_sized(field.encode()) for field in namespace))
-    if lora is not None or salt is not None:
-        extras = [b"\0" if part is None else b"\1" + _sized(part) for part in (lora, salt)]
-        root = digest(header(2, 2), root, *extras)
-    parent = compress(struct.pack(">8I", *IV), header(4, 0) + root + bytes(16))
+    """The keys of SHA-256, of full blocks."""
+    parent = start_of(root_of(size, namespace, group, lora, salt), size, group)
     made = []
     for at in range(0, len(tokens) - size + 1, size):
-        words = struct.pack(f"<{size}I", *tokens[at : at + size])
+        block = tokens[at : at + size]
         over = [item for item in media if item[0] < at + size and item[1] > at]
         if over:
-            items = [
-                _sized(id) + struct.pack("<qQ", start - at, end - start) for start, end, id in over
-            ]
-            parent = digest(header(3, len(over)), parent, words, *items)
+            parent = hashlib.sha256(message_of(parent, block, over, at, group)).digest()
         else:
-            parent = states(parent, words)
+            parent = states(parent, struct.pack(f"<{size}I", *block))
         made.append(parent)
     return made
