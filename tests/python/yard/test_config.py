@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard._core import KEY_ENCODINGS
 from blockyard import _core
+from blockyard._core import KEY_ENCODINGS
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import Hello
 
