@@ -47,6 +47,24 @@ impl Lists {
         self.link_before(head as u32, self.place(slot));
     }
 
+    /// Adds slots at the back, the last of them first.
+    pub(crate) fn push_path(&mut self, head: usize, path: &[SlotIx]) {
+        let Some((&end, above)) = path.split_first() else {
+            return;
+        };
+        let (mut next, mut at) = (head as u32, self.place(end));
+        let before = std::mem::replace(&mut self.links[head][PREV], at);
+        for &slot in above {
+            let prev = self.place(slot);
+            debug_assert!(self.links[at as usize] == [at; 2], "already in a list");
+            self.links[at as usize] = [prev, next];
+            (next, at) = (at, prev);
+        }
+        debug_assert!(self.links[at as usize] == [at; 2], "already in a list");
+        self.links[at as usize] = [before, next];
+        self.links[before as usize][NEXT] = at;
+    }
+
     pub(crate) fn push_front(&mut self, head: usize, slot: SlotIx) {
         self.link_before(self.links[head][NEXT], self.place(slot));
     }
@@ -145,5 +163,17 @@ mod tests {
         lists.remove(slot(4));
         lists.push_front(1, slot(4));
         assert_eq!(all(&lists, 1), [4, 3]);
+        for number in [0, 2, 1] {
+            lists.remove(slot(number));
+        }
+        lists.push_path(1, &[]);
+        lists.push_path(1, &[slot(2), slot(0)]);
+        lists.push_path(0, &[slot(1)]);
+        assert_eq!(
+            (all(&lists, 1), all(&lists, 0)),
+            (vec![4, 3, 0, 2], vec![1])
+        );
+        lists.remove(slot(0));
+        assert_eq!(all(&lists, 1), [4, 3, 2]);
     }
 }

@@ -46,6 +46,9 @@ pub(crate) enum InsertAt {
     Before(SlotIx),
 }
 
+/// What is known of the uses of the block in a slot.
+pub(crate) type Views<'a> = &'a dyn Fn(SlotIx) -> UsageView<'a>;
+
 /// The slot that becomes a leaf when this one leaves.
 pub(crate) type Opens<'a> = &'a mut dyn FnMut(SlotIx) -> Option<SlotIx>;
 
@@ -76,6 +79,18 @@ pub(crate) trait Evict: CopyAhead + EvictAudit {
         place: InsertAt,
         evictability: Evictability,
     );
+    /// Slots of a path have become idle, the last first, and may be taken alike.
+    fn insert_path(
+        &mut self,
+        path: &[SlotIx],
+        class: Class,
+        views: Views<'_>,
+        evictability: Evictability,
+    ) {
+        for &slot in path.iter().rev() {
+            self.insert(slot, class, views(slot), InsertAt::Back, evictability);
+        }
+    }
     /// A slot is idle no more.
     fn remove(&mut self, slot: SlotIx);
     /// A victim leaves.

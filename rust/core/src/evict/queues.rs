@@ -19,6 +19,7 @@ use super::seen::Seen;
 use super::usage::{Asks, Usage, UsageView};
 use super::{
     Children, CopyAhead, Evict, EvictAudit, Evictability, HEADS, InsertAt, Opens, Passed, Stamps,
+    Views,
 };
 use crate::base::{Class, Ix, Result, SlotIx, memory};
 use crate::collections::Lists;
@@ -140,6 +141,15 @@ impl<O: Order> Queues<O> {
         }
     }
 
+    /// The same, where no front has a child.
+    #[inline]
+    fn mark_in_order(evictability: Evictability) -> u8 {
+        match evictability {
+            Evictability::Blocked => BLOCKED,
+            Evictability::Branch | Evictability::Leaf => OPEN,
+        }
+    }
+
     /// A slot leaves. Where the cursor of its list stands, that goes back to the one before, which
     /// it has passed too.
     #[inline]
@@ -226,11 +236,28 @@ impl<O: Order> Evict for Queues<O> {
                 self.cursors[class as usize % HEADS] = None;
             }
         }
-        self.marks[slot.at()] = if evictability == Evictability::Blocked {
-            BLOCKED
-        } else {
-            OPEN
-        };
+        self.marks[slot.at()] = Self::mark_in_order(evictability);
+    }
+
+    #[inline]
+    fn insert_path(
+        &mut self,
+        path: &[SlotIx],
+        class: Class,
+        views: Views<'_>,
+        evictability: Evictability,
+    ) {
+        if !self.in_order() {
+            for &slot in path.iter().rev() {
+                self.insert_loose(slot, class, views(slot), evictability);
+            }
+            return;
+        }
+        self.lists.push_path(class as usize, path);
+        let mark = Self::mark_in_order(evictability);
+        for slot in path {
+            self.marks[slot.at()] = mark;
+        }
     }
 
     #[inline]

@@ -62,7 +62,7 @@ impl State {
         if let Some(parked) = record.resumes() {
             self.end_keep(parked);
         }
-        self.release_or_hold(record, hints, after);
+        self.release_or_hold(record, 0, hints, after);
     }
 
     /// Blocks up to and with the last one in flight: while something is, all that is sealed stands
@@ -75,17 +75,36 @@ impl State {
         last.map_or(0, |at| at as u32 + 1)
     }
 
-    pub(super) fn release_or_hold(&mut self, record: Running, hints: Hints, after: Option<u64>) {
+    /// Gives a table back, or holds it back for a step in flight. A keep pins the first `kept` blocks
+    /// from now on.
+    pub(super) fn release_or_hold(
+        &mut self,
+        record: Running,
+        kept: usize,
+        hints: Hints,
+        after: Option<u64>,
+    ) {
         let (table, tokens, epoch) = (record.table, record.tokens, record.epoch);
-        match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
-            Some(step) => self.held.push(Held {
-                step,
-                table,
-                tokens,
-                hints,
-                epoch,
-            }),
-            None => self.release(&table, tokens, hints),
+        let Some(step) = after.filter(|&step| self.done.is_none_or(|done| done < step)) else {
+            return self.release(&table, kept, tokens, hints);
+        };
+        for &slot in &table[..kept] {
+            self.pin_published(slot);
+        }
+        self.held.push(Held {
+            step,
+            table,
+            tokens,
+            hints,
+            epoch,
+        });
+    }
+
+    /// Pins the published block that a slot of a table is, or stands beside.
+    fn pin_published(&mut self, slot: SlotIx) {
+        let node = self.node_of(slot);
+        if let Some(published) = node.and_then(|node| self.trie.slot(node, Tier::DEVICE)) {
+            self.pin(Tier::DEVICE, published);
         }
     }
 
@@ -97,18 +116,19 @@ impl State {
         }
         for held in std::mem::take(&mut self.held) {
             if held.step <= step {
-                self.release(&held.table, held.tokens, held.hints);
+                self.release(&held.table, 0, held.tokens, held.hints);
             } else {
                 self.held.push(held);
             }
         }
     }
 
-    /// Unpins a table, deepest block first, of a sequence that had so many tokens.
+    /// Unpins a table, deepest block first, of a sequence that had so many tokens. Its pins of the first
+    /// `kept` blocks become a keep's.
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
     /// and "session ended" reaches only as far as no other sequence has anything below.
-    pub(super) fn release(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
+    pub(super) fn release(&mut self, table: &[SlotIx], kept: usize, tokens: u64, hints: Hints) {
         let mut retention = hints.retention;
         if self.copies_first || self.usages.asked() {
             self.end_path(table, tokens, hints);
@@ -123,17 +143,27 @@ impl State {
         } else {
             Class::Ended
         };
-        let mut child = None;
-        for &slot in table.iter().rev() {
+        let (mut child, mut rest) = (None, table);
+        loop {
+            if !alone {
+                let device = &mut self.tiers[Tier::DEVICE];
+                rest = device.unpin_end(rest, kept, &mut self.trie, &self.usages, &mut least);
+            }
+            let Some((&slot, above)) = rest.split_last() else {
+                return;
+            };
+            rest = above;
             if let Some(node) = self.node_of(slot) {
                 alone = alone && self.is_alone(node, child, slot);
                 if alone {
                     self.trie[node].class = Class::Ended;
                 } else {
-                    least = least.max(Class::Ordinary).max(self.trie[node].class);
-                    self.trie[node].class = least;
+                    least = self.trie.raise_class(node, least);
                 }
                 child = Some(node);
+            }
+            if above.len() < kept {
+                self.pin_published(slot);
             }
             self.release_slot(slot);
             // It may have retired, and be gone.

@@ -62,16 +62,16 @@ impl State {
 
     #[inline]
     fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
-        if self.trie[node].epoch != self.trie.epoch() {
-            Class::Cleared
-        } else if tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
-            if self.copies_first {
-                self.copy_class(node, tier)
-            } else {
-                Class::Shadow
-            }
+        let class = self.trie.class(node);
+        if class == Class::Cleared
+            || tier == Tier::DEVICE
+            || self.ready(node, Tier::DEVICE).is_none()
+        {
+            class
+        } else if self.copies_first {
+            self.copy_class(node, tier)
         } else {
-            self.trie[node].class
+            Class::Shadow
         }
     }
 

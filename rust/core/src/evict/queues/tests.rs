@@ -49,6 +49,31 @@ fn classes_go_in_order_and_each_by_recency() {
 }
 
 #[test]
+fn a_path_enters_as_its_blocks_do_one_by_one_the_last_first() {
+    let path = [slot(1), slot(0), slot(2)];
+    for evictability in [
+        Evictability::Leaf,
+        Evictability::Branch,
+        Evictability::Blocked,
+    ] {
+        let (mut one_by_one, mut together) = (recency(), recency());
+        for policy in [&mut one_by_one, &mut together] {
+            put(policy, 5, Class::Ordinary, Evictability::Leaf);
+        }
+        for slot in path.iter().rev() {
+            put(&mut one_by_one, slot.get(), Class::Ordinary, evictability);
+        }
+        let views = |_| UsageView::none();
+        together.insert_path(&path, Class::Ordinary, &views, evictability);
+        for policy in [&mut one_by_one, &mut together] {
+            put(policy, 3, Class::Ordinary, Evictability::Leaf);
+        }
+        assert_eq!(format!("{one_by_one:?}"), format!("{together:?}"));
+        assert_eq!(drain(&mut one_by_one), drain(&mut together));
+    }
+}
+
+#[test]
 fn a_blocked_slot_keeps_its_place_and_is_found_again() {
     let mut policy = recency();
     for number in 0..5 {

@@ -1,8 +1,9 @@
 //! What holds each slot of a tier, and who reads it.
 
 use super::{Evictability, TierState, evictability};
-use crate::base::{FlightIx, Link, NodeIx, Set, SlotIx};
-use crate::tiers::{Hold, Residency};
+use crate::base::{Class, FlightIx, Link, NodeIx, Set, SlotIx};
+use crate::evict::UsageTable;
+use crate::tiers::{Hold, Residency, Trie};
 
 impl TierState {
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
@@ -59,6 +60,72 @@ impl TierState {
             hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
         }
         false
+    }
+
+    /// Takes a holder off the blocks of a table, the deepest first, up to one that is not pinned or may
+    /// not stay. Another takes its place at the first `kept`. Raises the class of each to `least`, and
+    /// `least` to the class. Returns the blocks that are left.
+    pub(crate) fn unpin_end<'a>(
+        &mut self,
+        table: &'a [SlotIx],
+        kept: usize,
+        trie: &mut Trie,
+        usages: &UsageTable,
+        least: &mut Class,
+    ) -> &'a [SlotIx] {
+        let mut left = table.len();
+        // Blocks that are idle now, up to `end`: they enter the order together, as they stand alike.
+        let (mut stand, mut end) = (None, left);
+        for (at, &slot) in table.iter().enumerate().rev() {
+            let plain = self.pool.is_plain(slot);
+            let cell = self.pool.cell_mut(slot);
+            let (Hold::Pinned { pins }, Some(node), true) = (&mut cell.hold, cell.node, plain)
+            else {
+                break;
+            };
+            let node = node.at();
+            *least = trie.raise_class(node, *least);
+            let next = match *pins {
+                _ if at < kept => None,
+                1 => {
+                    let class = trie.class(node);
+                    cell.hold = Hold::Idle { class };
+                    Some((class, evictability(*trie.residency(node, self.tier), cell)))
+                }
+                _ => {
+                    *pins -= 1;
+                    None
+                }
+            };
+            if next != stand {
+                self.enter_order(&table[left..end], stand, usages);
+                (stand, end) = (next, at + 1);
+            }
+            left = at;
+        }
+        self.enter_order(&table[left..end], stand, usages);
+        &table[..left]
+    }
+
+    /// Puts blocks of a path that were pinned into the order, the last first, unless they are pinned
+    /// still.
+    fn enter_order(
+        &mut self,
+        path: &[SlotIx],
+        stand: Option<(Class, Evictability)>,
+        usages: &UsageTable,
+    ) {
+        let Some((class, evictability)) = stand else {
+            return;
+        };
+        let count = path.len() as u32;
+        self.ledger.shift_all(Set::Pinned, Set::Idle, count);
+        if evictability != Evictability::Blocked {
+            self.ledger.gain_takeable(count);
+        }
+        let pool = &self.pool;
+        let views = |slot| usages.of(pool.cell(slot).node.map(Link::at).unwrap_or_default());
+        self.order.insert_path(path, class, &views, evictability);
     }
 
     /// Takes a lease off a private slot, which is free after the last one. Returns the block that it stood
