@@ -3,7 +3,6 @@
 import difflib
 import json
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -235,6 +234,8 @@ class Config:
         Raises:
             Misuse: It cannot be read or is no TOML, or as in `of`.
         """
+        import tomllib  # noqa: PLC0415 - most configurations are made in Python
+
         try:
             with Path(path).open("rb") as file:
                 table = tomllib.load(file)
