@@ -258,6 +258,15 @@ struct Row {
 }
 
 impl Seals {
+    /// With room for so many rows of a block each.
+    pub(super) fn with_capacity(rows: usize) -> Self {
+        Self {
+            keys: Vec::with_capacity(rows),
+            rows: Vec::with_capacity(rows),
+            ..Self::default()
+        }
+    }
+
     /// Adds a row: `computed` tokens of this lease have their KV.
     ///
     /// # Errors
@@ -283,9 +292,9 @@ impl Seals {
             let help = "no more can be computed than was appended: append the tokens first";
             return Err(Error::argument("computed", computed, help));
         }
-        let full = (computed / u64::from(known.chain.block_size())) as usize;
-        let first = known.sealed as usize;
-        if full > first {
+        let (size, first) = (u64::from(known.chain.block_size()), known.sealed as usize);
+        if computed >= (first as u64 + 1) * size {
+            let full = (computed / size) as usize;
             let spoken = known.chain.spoken(first..full).map(|(tokens, origin)| {
                 let start = self.tokens.len();
                 self.tokens.extend_from_slice(tokens);

@@ -156,8 +156,23 @@ impl Chain {
     /// # Errors
     /// `Argument` if the engine makes this chain's keys, `Memory` where there is none for the new
     /// ones; nothing has changed then.
+    #[inline]
     pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_extend()?;
+        let (filled, more) = (self.partial(), tokens.len());
+        if let Source::Tokens { frame, .. } = &mut self.source
+            && frame.has_room(filled, more)
+            && self.told.is_none()
+        {
+            // In a step that decodes, most rows fill no block.
+            frame.fill(filled, tokens);
+            self.tokens += more as u64;
+            return Ok(());
+        }
+        self.extend_blocks(tokens)
+    }
+
+    fn extend_blocks(&mut self, tokens: &[u32]) -> Result<()> {
         self.reserve(tokens.len())?;
         let mut filled = self.partial();
         let Source::Tokens { frame, media } = &mut self.source else {
@@ -288,7 +303,6 @@ impl Chain {
     #[inline]
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         let filled = self.partial();
-        // In a step that decodes, most rows fill no block.
         if filled.saturating_add(more) >= self.block_size as usize {
             self.room(self.keys_made_by(more))?;
         }

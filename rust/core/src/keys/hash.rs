@@ -287,6 +287,13 @@ impl Frame {
         self.message.capacity()
     }
 
+    /// Whether `more` tokens behind the `at` that are there fill no block, and have room already.
+    #[inline]
+    pub(crate) fn has_room(&self, at: usize, more: usize) -> bool {
+        let stop = at.saturating_add(more).saturating_mul(4).saturating_add(TOKENS);
+        stop < self.end && stop <= self.message.len()
+    }
+
     /// Room for `tokens` more behind the `at` that are there, as far as they go into the block.
     ///
     /// # Errors
@@ -305,6 +312,7 @@ impl Frame {
 
     /// Writes tokens behind the `at` tokens that are there; all of them must fit into the block, and
     /// have room.
+    #[inline]
     pub(crate) fn fill(&mut self, at: usize, tokens: &[u32]) {
         let (start, stop) = (TOKENS + 4 * at, TOKENS + 4 * (at + tokens.len()));
         debug_assert!(stop <= self.end, "more tokens than the block has room for");
