@@ -3,8 +3,8 @@
 
 use crate::work::{BLOCK, Rig, Row, mark};
 use blockyard_core::{
-    Answer, Batch, Cache, Cells, Chain, EvictionPolicy, Extras, Filling, Growth, Key, Lease, LeaseId, Loading,
-    Plan, Request, Retention, Sealing, Seals, TableCells, Tier,
+    Answer, Batch, Cache, Cells, Chain, EvictionPolicy, Extras, Filling, Growth, Key, Lease,
+    LeaseId, Loading, Plan, Request, Retention, Sealing, Seals, TableCells, Tier,
 };
 use std::hint::black_box;
 

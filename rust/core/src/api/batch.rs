@@ -2,8 +2,8 @@
 
 use super::cache::Cache;
 use super::lease::{Lease, Seals};
-use super::shared::{Keys, Shared};
-use crate::base::sync::Arc;
+use super::shared::{Keys, Known, Shared};
+use crate::base::sync::{Arc, MutexGuard};
 use crate::base::{Error, LeaseId, Result};
 use crate::keys::Before;
 use crate::state::{Growth, State, Stepped};
@@ -127,23 +127,31 @@ impl Batch {
             keep: false,
         };
         let mut rest = tokens;
-        for (row, keys) in self.keys.iter().enumerate() {
-            let (own, others) = rest.split_at((appended.count)(row));
+        for (row, (keys, &id)) in self.keys.iter().zip(&self.ids).enumerate() {
+            let split = rest.split_at_checked((appended.count)(row));
+            let (own, others) = split.ok_or_else(|| not_counted(tokens))?;
             rest = others;
             let mut known = keys.sound()?;
-            let (had, before) = (known.chain.tokens(), known.chain.before(own.len()));
-            known = keys.append(known, own)?;
-            appended.rows = row + 1;
-            if let Some(before) = before {
-                appended.before.push((row, before));
-            }
-            if known.chain.tokens() == had + own.len() as u64 {
+            if known.chain.fill(own) {
                 known.step = appended.step;
+            } else {
+                known = appended.complete(row, known, own)?;
             }
-            appended.seals.gather(row, self.ids[row], &known, computed(row))?;
+            appended.rows = row + 1;
+            appended.seals.gather(row, id, &known, computed(row))?;
         }
-        Ok(appended)
+        if rest.is_empty() {
+            Ok(appended)
+        } else {
+            Err(not_counted(tokens))
+        }
     }
+}
+
+#[cold]
+fn not_counted(tokens: &[u32]) -> Error {
+    let help = "the counts of the rows add up to the tokens";
+    Error::argument("tokens", tokens.len(), help)
 }
 
 /// Tokens that a step has appended; they are taken back if the yard refuses the step.
@@ -161,7 +169,27 @@ pub struct Appended<'a, C: Fn(usize) -> usize> {
     keep: bool,
 }
 
-impl<C: Fn(usize) -> usize> Appended<'_, C> {
+impl<'a, C: Fn(usize) -> usize> Appended<'a, C> {
+    /// Appends tokens that complete a block of a row, or that have no room there yet.
+    fn complete(
+        &mut self,
+        row: usize,
+        known: MutexGuard<'a, Known>,
+        tokens: &[u32],
+    ) -> Result<MutexGuard<'a, Known>> {
+        let since = known.chain.tokens() + tokens.len() as u64;
+        let before = known.chain.before(tokens.len());
+        let mut known = self.batch.keys[row].append(known, tokens)?;
+        if let Some(before) = before {
+            self.before.push((row, before));
+        }
+        // Otherwise another thread has appended to it meanwhile, and nothing is taken back.
+        if known.chain.tokens() == since {
+            known.step = self.step;
+        }
+        Ok(known)
+    }
+
     /// Rows, and blocks that may be published: to judge the work.
     pub fn blocks(&self) -> usize {
         self.rows + self.seals.blocks()

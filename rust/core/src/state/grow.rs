@@ -46,7 +46,9 @@ impl State {
     /// Whether every row is a live lease. It is checked before the first row is served, so that a bad
     /// one leaves the batch as it was.
     pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
-        leases.iter().try_for_each(|&id| self.check_row(id).map(drop))
+        leases
+            .iter()
+            .try_for_each(|&id| self.check_row(id).map(drop))
     }
 
     /// The record of a row, if it is a live lease.
