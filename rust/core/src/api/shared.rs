@@ -320,6 +320,27 @@ pub(crate) struct Known {
     pub(crate) parkings: u32,
 }
 
+impl Known {
+    /// Whether `computed` tokens make blocks full that were not sealed.
+    ///
+    /// # Errors
+    /// `Argument` when more is computed than was appended.
+    #[inline]
+    pub(crate) fn computes_more(&self, computed: u64) -> Result<bool> {
+        if computed > self.chain.tokens() {
+            return Err(not_appended(computed));
+        }
+        let size = u64::from(self.chain.block_size());
+        Ok(computed >= (u64::from(self.sealed) + 1) * size)
+    }
+}
+
+#[cold]
+fn not_appended(computed: u64) -> Error {
+    let help = "no more can be computed than was appended: append the tokens first";
+    Error::argument("computed", computed, help)
+}
+
 impl Keys {
     pub(crate) fn new(chain: Chain) -> Arc<Self> {
         Arc::new(Self {

@@ -130,6 +130,14 @@ impl<T: Record> Arena<T> {
         }
     }
 
+    /// The record of an id that lives.
+    #[inline]
+    pub(crate) fn get(&self, id: Id<T::Ix>) -> Option<&T> {
+        let entry = self.entries.get(id.index.get() as usize)?;
+        let lives = entry.generation == id.generation.get() && entry.generation % 2 == 1;
+        lives.then_some(&entry.record)
+    }
+
     pub(crate) fn find(&self, id: Id<T::Ix>) -> Found {
         match self.entries.get(id.index.get() as usize) {
             Some(entry)

@@ -425,7 +425,8 @@ impl Chain {
 
     /// Tokens in the partial block.
     fn partial(&self) -> usize {
-        (self.tokens - self.keys.len() as u64 * u64::from(self.block_size)) as usize
+        let full = (self.keys.len() as u64).wrapping_mul(self.block_size.into());
+        self.tokens.wrapping_sub(full) as usize
     }
 }
 
