@@ -309,15 +309,17 @@ pub(crate) struct Keys {
     ready: bool,
 }
 
+/// What every step looks at is together, in few lines of the cache.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Known {
-    pub(crate) chain: Chain,
     /// Leading blocks that the yard had sealed when it was last asked; it never unseals one.
     pub(crate) sealed: u32,
-    /// The step that has appended last; 0 where it was no step, or tokens came since.
-    pub(crate) step: u64,
     /// How often the sequence was parked: it has no sealed blocks then, whatever was read before.
     pub(crate) parkings: u32,
+    /// The step that has appended last; 0 where it was no step, or tokens came since.
+    pub(crate) step: u64,
+    pub(crate) chain: Chain,
 }
 
 impl Known {

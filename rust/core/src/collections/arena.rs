@@ -30,7 +30,7 @@ pub(crate) use lends_link;
 
 /// It begins a line of the cache: a node, of 60 bytes, fills one, and never lies in two.
 #[derive(Hash, Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 struct Entry<T> {
     /// Odd while the record lives.
     generation: u32,

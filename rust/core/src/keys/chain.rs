@@ -15,15 +15,16 @@ const MAGIC: &[u8; 2] = b"C2";
 
 /// The keys of one sequence in one group; a fork is a clone.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Chain {
-    block_size: u32,
     tokens: u64,
     keys: Vec<Key>,
+    /// Its tokens and its extras, where somebody is told of them.
+    told: Option<Box<Spoken>>,
+    block_size: u32,
     source: Source,
     /// What stands for the parent of its first block: [`Key::UNKNOWN`] where the engine has made keys.
     root: Key,
-    /// Its tokens and its extras, where somebody is told of them.
-    told: Option<Box<Spoken>>,
 }
 
 /// What a listener must know of a sequence that its keys do not say.
