@@ -13,9 +13,10 @@ from blockyard._core import Lease, Ticket
 from blockyard.scheduling.engine import Chunk, Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.sampled import TokenRings
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Batch", "Grown", "InFlightStep", "Seat", "Seats"]
+__all__ = ["Batch", "Grown", "InFlightStep", "Rows", "Seat", "Seats"]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +37,6 @@ class Seat:
     """Host slots promised to it, where a victim must be parked."""
     ended: bool = False
     """Whether the request has ended: the seat only waits for its ack."""
-    last_step: int = 0
-    """The last step that computes in it."""
     limit: int = 0
     """The blocks that the device might hold when it was bound."""
 
@@ -50,6 +49,8 @@ class Seats:
     """
 
     def __init__(self, count: int) -> None:
+        self.count = count
+        """How many there are."""
         self._seats: list[Seat | None] = [None] * count
         self._free = list(range(count))
         self._epochs = [0] * count
@@ -61,10 +62,15 @@ class Seats:
         """Tokens whose KV the engine has acknowledged."""
         self.known = np.zeros(count, np.int64)
         """Tokens that exist: prompt and sampled."""
+        self._rings = TokenRings(self.known)
+        self._kept = 0
+        """The seat whose sampled tokens are kept next."""
         self.max_length = np.zeros(count, np.int64)
         """Most tokens that may ever exist: the prompt and `max_tokens`."""
         self.steps_run = np.zeros(count, np.int64)
         """Steps that have computed in it since it was bound."""
+        self.last_step = np.zeros(count, np.int64)
+        """The last step that computes in it."""
         self.begun_with = np.zeros(count, np.int64)
         """Blocks that it had and was promised when it was bound."""
         self.grows = np.zeros(count, np.bool_)
@@ -118,14 +124,15 @@ class Seats:
         # An epoch above all earlier ones of the request and of the seat: no ack is good twice.
         request.epoch = max(request.epoch, self._epochs[number]) + 1
         seat = Seat(number, request, lease, request.epoch, limit=limit)
+        self.known[number] = lease.appended
+        request.outputs.sit(self._rings.of(number, len(request.new.prompt)))
         request.seat, request.lease = number, lease
         self._seats[number] = seat
         self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
         self.arrivals += 1
         self.scheduled[number] = self.computed[number] = lease.cached
-        self.known[number] = lease.appended
         self.max_length[number] = len(request.new.prompt) + request.new.max_tokens
-        self.steps_run[number] = 0
+        self.steps_run[number] = self.last_step[number] = 0
         self.begun_with[number] = lease.blocks + lease.promised
         self.let_grow(number, grows=True)
         return seat
@@ -169,15 +176,36 @@ class Seats:
     @staticmethod
     def unbind(request: Request) -> None:
         """Takes a request's seat and lease away, also where an interrupt has left it half bound."""
+        request.outputs.leave()
         request.seat = request.lease = None
 
-    def add_computed(self, numbers: NDArray[np.int64], tokens: NDArray[np.int64] | int) -> None:
-        """Notes tokens whose KV the engine has acknowledged."""
-        self.computed[numbers] += tokens
+    def launch(self, rows: "Rows", step: int) -> NDArray[np.int64]:
+        """Notes that a step computes these rows; returns the first position of each."""
+        firsts = self.scheduled[rows.numbers]
+        self.scheduled += rows.positions
+        self.steps_run += rows.once
+        self.last_step[rows.numbers] = step
+        return firsts
 
-    def add_known(self, numbers: NDArray[Any] | int, tokens: int) -> None:
-        """Notes tokens that were sampled."""
-        self.known[numbers] += tokens
+    def add_computed(self, tokens: NDArray[np.int64]) -> None:
+        """Notes tokens whose KV the engine has acknowledged, in the place of each seat."""
+        self.computed += tokens
+
+    def add_sampled(self, numbers: NDArray[np.int64], tokens: NDArray[np.uint32]) -> None:
+        """Takes a token that was sampled in each of some seats."""
+        self._rings.add(numbers, tokens)
+        first = self._kept
+        self._kept = end = min(first + self._rings.each, len(self._seats))
+        for seat in self._seats[first:end]:
+            if seat is not None:
+                seat.request.outputs.keep()
+        if end == len(self._seats):
+            self._kept = 0
+
+    def add_accepted(self, seat: Seat, tokens: NDArray[np.uint32]) -> None:
+        """Takes a token that was sampled in a seat, and drafts before it that are right."""
+        seat.request.outputs.extend(tokens)
+        self.known[seat.number] += len(tokens)
 
     def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
         """Notes that scheduled tokens without an output are not computed."""
@@ -219,20 +247,56 @@ class Seats:
             del self.priorities[priority]
 
 
+class Rows:
+    """The rows of a step, those that decode first. Steps share one as long as it is the same.
+
+    Args:
+        seats: Their seats.
+        counts: Positions that each computes; None for one each.
+        decodes: How many decode; those behind are chunks.
+        of: The number of all seats.
+    """
+
+    __slots__ = (
+        *("counts", "decode", "decodes", "leases", "left", "numbers", "once", "positions"),
+        "seats",
+    )
+
+    def __init__(
+        self, seats: list[Seat], counts: NDArray[np.int64] | None, decodes: int, of: int
+    ) -> None:
+        self.seats = seats
+        self.decodes = decodes
+        self.leases = [seat.lease for seat in seats]
+        self.numbers = numbers = np.array([seat.number for seat in seats], np.int64)
+        self.decode = numbers[:decodes].astype(np.int32)
+        """The seats of those that decode."""
+        self.once = np.zeros(of, np.int64)
+        """1 in the place of each of the seats."""
+        self.once[numbers] = 1
+        self.counts = np.ones(len(seats), np.int64) if counts is None else counts
+        # Engines get this array: it is read-only.
+        self.counts.flags.writeable = False
+        self.positions = self.once
+        """The positions that each computes, in the places of their seats."""
+        if counts is not None:
+            self.positions = np.zeros(of, np.int64)
+            self.positions[numbers] = counts
+        self.left = 0
+        """Steps that all can compute, at least, before the one behind which one of them ends."""
+
+
 class InFlightStep(NamedTuple):
-    """A step in flight, and how much each of its rows computes."""
+    """A step in flight."""
 
     number: int
-    seats: list[Seat]
-    numbers: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    leases: list[Lease]
-    decodes: int
-    """Rows that decode; those behind are chunks."""
+    rows: Rows
     lasts: frozenset[int]
     """Seats whose chunk is their last: they sample."""
     departures: int
     """`Seats.departures` when it was launched."""
+    plain: bool
+    """Whether all rows decode one token, and none reaches its `max_tokens`."""
 
 
 class Grown(NamedTuple):
@@ -245,6 +309,8 @@ class Grown(NamedTuple):
     """Rows that found no room, and skip the step (T36)."""
     need: int
     """Blocks that those rows lack."""
+    ends: bool = False
+    """Whether one of the rows that have room may reach its `max_tokens`."""
 
     def without_stopped(self) -> "Grown":
         """The same without rows that were stopped since."""
@@ -269,7 +335,8 @@ class Batch:
         self.seats = seats
         self._budget = options.max_num_batched_tokens
         self._drafts = options.num_speculative_tokens
-        self._rows: tuple[list[Lease], NDArray[np.int64]] | None = None
+        self._rows: Rows | None = None
+        """Those that decode; None where some have come or gone since."""
         self._loading: list[Seat] = []
         # Dictionaries keep the order, and drop a seat in constant time.
         self._prefill: dict[Seat, None] = {}
@@ -295,7 +362,7 @@ class Batch:
     @property
     def computing(self) -> bool:
         """Whether a step in flight has rows."""
-        return any(step.seats for step in self._in_flight)
+        return any(step.rows.seats for step in self._in_flight)
 
     @property
     def steps_in_flight(self) -> int:
@@ -382,8 +449,8 @@ class Batch:
 
     def pending_write(self, seat: Seat) -> int | None:
         """The last step in flight that may still write a seat's blocks; None where none may."""
-        oldest = self.oldest
-        return seat.last_step if oldest is not None and oldest.number <= seat.last_step else None
+        oldest, last = self.oldest, int(self.seats.last_step[seat.number])
+        return last if oldest is not None and oldest.number <= last else None
 
     def hold_back(self, blocks: int, after: int) -> None:
         """Notes blocks that come back when the step `after` is done."""
@@ -400,27 +467,23 @@ class Batch:
 
     def grow(self) -> Grown:
         """Makes room for the next tokens of the decoding rows."""
-        seats = list(self._decode)
-        if not seats:
+        if not self._decode:
             return Grown([], None, [], 0)
-        if self._rows is None:
-            numbers = np.fromiter((seat.number for seat in seats), np.int64, len(seats))
-            self._rows = [seat.lease for seat in seats], numbers
-        leases, numbers = self._rows
-        scheduled = self.seats.scheduled[numbers]
-        left = self.seats.max_length[numbers] - 1 - scheduled
-        # Rows sit out whose last token is in flight, or whose drafts are not judged yet.
-        more = left > 0
-        if self._drafts:
-            more &= scheduled == self.seats.computed[numbers]
-        if self._prefill and len(self.seats.priorities) > 1:
-            self._leave_budget(seats, more)
-        if not more.all():
-            seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
-            leases = [seat.lease for seat in seats]
-        if not seats:
-            return Grown([], None, [], 0)
-        counts = np.minimum(left[more], 1 + self._drafts) if self._drafts else None
+        rows = self._rows
+        if rows is None:
+            seats = list(self._decode)
+            rows = self._rows = Rows(seats, None, len(seats), self.seats.count)
+        seats, leases, counts = rows.seats, rows.leases, None
+        ends = rows.left <= 1
+        if rows.left <= 0 or self._drafts or (self._prefill and len(self.seats.priorities) > 1):
+            left, more = self._left(rows)
+            if not more.any():
+                return Grown([], None, [], 0)
+            if not more.all():
+                seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
+                leases = [seat.lease for seat in seats]
+            ends = bool((left[more] <= 1).any())
+            counts = np.minimum(left[more], 1 + self._drafts) if self._drafts else None
         unserved = self._cache.grow(leases, counts)
         if len(unserved) and counts is not None:
             # Drafts are optional: try with the newest token alone.
@@ -428,7 +491,7 @@ class Batch:
             counts[unserved] = 1
             unserved = unserved[again]
         if not len(unserved):
-            return Grown(seats, counts, [], 0)
+            return Grown(seats, counts, [], 0, ends)
         skipped = unserved.tolist()
         need = sum(
             self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in skipped
@@ -441,7 +504,21 @@ class Batch:
             None if counts is None else counts[served],
             [seats[at] for at in skipped],
             need,
+            ends,
         )
+
+    def _left(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """How many positions rows have left to compute, and which of the rows grow."""
+        scheduled = self.seats.scheduled[rows.numbers]
+        left = self.seats.max_length[rows.numbers] - 1 - scheduled
+        rows.left = int(left.min())
+        # Rows sit out whose last token is in flight, or whose drafts are not judged yet.
+        more = left > 0
+        if self._drafts:
+            more &= scheduled == self.seats.computed[rows.numbers]
+        if self._prefill and len(self.seats.priorities) > 1:
+            self._leave_budget(rows.seats, more)
+        return left, more
 
     def _leave_budget(self, seats: list[Seat], more: NDArray[np.bool_]) -> None:
         """Lets rows sit out that would leave prompts of a higher priority under half the budget.
@@ -470,7 +547,7 @@ class Batch:
         """
         if self._rows is None:
             return 0
-        numbers = self._rows[1]
+        numbers = self._rows.numbers
         last = self.seats.max_length[numbers] - 1
         now = np.minimum(self.seats.scheduled[numbers] + 1, last)
         then = np.minimum(now + steps, last)
@@ -484,71 +561,41 @@ class Batch:
     def launch(self, grown: Grown, starts: Sequence[Start], stops: Sequence[Stop]) -> Step:
         """The next step: rows that have grown, and as much of the prompts as the budget leaves."""
         self.number = number = self.number + 1
-        decode, positions = grown.seats, grown.counts
+        decode, positions, rows = grown.seats, grown.counts, self._rows
         left = self._budget - (len(decode) if positions is None else int(positions.sum()))
         chunks = self._chunks(left)
-        seats = decode + [seat for seat, _ in chunks]
-        leases, numbers = self._rows_of(decode, chunks)
-        counts = np.ones(len(seats), np.int64)
-        if positions is not None:
-            counts[: len(decode)] = positions
+        if rows is not None:
+            rows.left -= 1
+        if rows is None or decode is not rows.seats or positions is not None or chunks:
+            counts = np.ones(len(decode), np.int64) if positions is None else positions
+            counts = np.concatenate((counts, np.array([count for _, count in chunks], np.int64)))
+            seats = decode + [seat for seat, _ in chunks]
+            rows = Rows(seats, counts, len(decode), self.seats.count)
+        firsts = self.seats.launch(rows, number)
+        samples = np.ones(len(rows.seats), np.bool_)
+        lasts: list[int] = []
         if chunks:
-            counts[len(decode) :] = [count for _, count in chunks]
-        # The engine gets this array, and the scheduler needs it again: it is read-only.
-        counts.flags.writeable = False
-        firsts = self.seats.scheduled[numbers]
-        self.seats.scheduled[numbers] += counts
-        for seat in seats:
-            seat.last_step = number
-        self.seats.steps_run[numbers] += 1
-        lasts = [
-            seat
-            for seat, _ in chunks
-            if self.seats.scheduled[seat.number] == self.seats.known[seat.number]
-        ]
-        samples = self.seats.scheduled[numbers] == self.seats.known[numbers]
-        samples[: len(decode)] = True
-        for seat in lasts:
-            del self._prefill[seat]
-        self._in_flight.append(
-            InFlightStep(
-                number,
-                seats,
-                numbers,
-                counts,
-                leases,
-                len(decode),
-                frozenset([seat.number for seat in lasts]),
-                self.seats.departures,
-            )
-        )
-        parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True) if chunks else ()
+            behind = rows.numbers[len(decode) :]
+            samples[len(decode) :] = self.seats.scheduled[behind] == self.seats.known[behind]
+            for (seat, _), is_last in zip(chunks, samples[len(decode) :].tolist(), strict=True):
+                if is_last:
+                    lasts.append(seat.number)
+                    del self._prefill[seat]
+        plain = bool(decode) and not chunks and positions is None and not grown.ends
+        departures = self.seats.departures
+        self._in_flight.append(InFlightStep(number, rows, frozenset(lasts), departures, plain))
+        parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True)
         return Step(
             number,
             tuple(stops),
             tuple(starts),
             tuple([Chunk(seat.number, first, count) for (seat, count), first in parts]),
-            numbers[: len(decode)].astype(np.int32),
-            list(leases),
+            rows.decode.copy(),
+            list(rows.leases),
             firsts,
-            counts,
+            rows.counts,
             samples,
         )
-
-    def _rows_of(
-        self, decode: list[Seat], chunks: list[tuple[Seat, int]]
-    ) -> tuple[list[Lease], NDArray[np.int64]]:
-        """The leases and the seat numbers of the rows, decodes first, then chunks."""
-        if self._rows is not None and len(decode) == len(self._rows[0]):
-            leases, numbers = self._rows
-        else:
-            leases = [seat.lease for seat in decode]
-            numbers = np.fromiter((seat.number for seat in decode), np.int64, len(decode))
-        if chunks:
-            leases = leases + [seat.lease for seat, _ in chunks]
-            more = np.fromiter((seat.number for seat, _ in chunks), np.int64, len(chunks))
-            numbers = np.concatenate((numbers, more))
-        return leases, numbers
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
         """Chunks of the prompts within `left` tokens: by priority, then as they have started."""

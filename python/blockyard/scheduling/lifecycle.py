@@ -111,7 +111,7 @@ class Lifecycle:
     def end(self, entry: Request, state: RequestState, reason: str) -> None:
         """Ends a request: no other place does (INV-11)."""
         cached = entry.cached_tokens or CachedTokens()
-        result = Result(entry.id, state, np.array(entry.outputs, np.uint32), reason, cached)
+        result = Result(entry.id, state, entry.outputs.array(), reason, cached)
         # From here on it has ended, whatever interrupts the rest.
         self._results[entry] = result
         self._forget(entry)

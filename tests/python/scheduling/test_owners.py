@@ -16,7 +16,7 @@ OWNERS = {
     "Request.seat": "batch.py",
     "Request.epoch": "batch.py",
     "Request.cached_tokens": "starts.py",
-    "Request.outputs": "output_processor.py",
+    "Request.outputs": "batch.py",
     "Request.preempted": "preemption.py",
     "Request.kept_steps": "unread.py",
     "Request.hints": "scheduler.py",
