@@ -292,6 +292,9 @@ impl Shared {
     }
 }
 
+/// So many keys are made while the sequence's keys are locked: at about 75 ns each, this takes 20 µs.
+const FEW_KEYS: usize = 256;
+
 /// A sequence's keys, beside its lease so that hashing happens outside the yard's lock.
 pub(crate) struct Keys {
     known: Mutex<Known>,
@@ -303,14 +306,57 @@ pub(crate) struct Known {
     pub(crate) chain: Chain,
     /// Leading blocks that the yard had sealed when it was last asked; it never unseals one.
     pub(crate) sealed: u32,
+    /// How often the sequence was parked: it has no sealed blocks then, whatever was read before.
+    pub(crate) parkings: u32,
 }
 
 impl Keys {
     pub(crate) fn new(chain: Chain) -> Arc<Self> {
         Arc::new(Self {
             ready: chain.check_extend().is_err(),
-            known: Mutex::new(Known { chain, sealed: 0 }),
+            known: Mutex::new(Known {
+                chain,
+                sealed: 0,
+                parkings: 0,
+            }),
         })
+    }
+
+    /// Appends tokens to keys that are locked. They stay locked, but not while many keys are made: a
+    /// thread that asks for the number of tokens does not wait for that.
+    #[inline]
+    pub(crate) fn append<'a>(
+        &'a self,
+        mut known: MutexGuard<'a, Known>,
+        tokens: &[u32],
+    ) -> Result<MutexGuard<'a, Known>> {
+        if tokens.len() > FEW_KEYS && known.chain.keys_made_by(tokens.len()) > FEW_KEYS {
+            return self.append_long(known, tokens);
+        }
+        known.chain.extend(tokens)?;
+        Ok(known)
+    }
+
+    #[cold]
+    fn append_long<'a>(
+        &'a self,
+        known: MutexGuard<'a, Known>,
+        tokens: &[u32],
+    ) -> Result<MutexGuard<'a, Known>> {
+        let mut chain = known.chain.clone();
+        drop(known);
+        let before = chain.tokens();
+        chain.extend(tokens)?;
+        let mut known = self.sound()?;
+        if known.chain.tokens() == before {
+            chain = std::mem::replace(&mut known.chain, chain);
+        } else {
+            // Another thread has appended to the same sequence meanwhile.
+            known.chain.extend(tokens)?;
+        }
+        drop(known);
+        drop(chain);
+        self.sound()
     }
 
     /// Whether the engine makes them.

@@ -47,6 +47,13 @@ enum Source {
     Engine,
 }
 
+/// A chain before tokens completed a block of it.
+#[derive(Debug)]
+pub(crate) struct Before {
+    keys: usize,
+    source: Source,
+}
+
 impl Chain {
     /// An empty chain that makes its keys from tokens.
     ///
@@ -175,6 +182,28 @@ impl Chain {
             told.tokens.extend_from_slice(tokens);
         }
         Ok(())
+    }
+
+    /// What [`Self::take_back`] needs to undo an [`Self::extend`] by `more` tokens: nothing where they
+    /// complete no block.
+    #[inline]
+    pub(crate) fn before(&self, more: usize) -> Option<Before> {
+        (self.partial().saturating_add(more) >= self.block_size as usize).then(|| Before {
+            keys: self.keys.len(),
+            source: self.source.clone(),
+        })
+    }
+
+    /// Takes the last `tokens` tokens back, and the keys of the blocks that they completed.
+    pub(crate) fn take_back(&mut self, tokens: usize, before: Option<Before>) {
+        self.tokens -= tokens as u64;
+        if let Some(before) = before {
+            self.keys.truncate(before.keys);
+            self.source = before.source;
+        }
+        if let Some(told) = &mut self.told {
+            told.tokens.truncate(self.tokens as usize);
+        }
     }
 
     /// Whether [`Self::extend`] can be used.

@@ -71,20 +71,43 @@ impl State {
         width: usize,
         cells: Cells,
         loading: Loading,
-        mut write: impl FnMut(TableCells<'_>),
+        write: impl FnMut(TableCells<'_>),
     ) -> Result<u64> {
         self.check_rows(leases)?;
         for (row, &id) in leases.iter().enumerate() {
-            let record = &self.leases[id.at()];
-            if record.is_loading() && loading == Loading::Refuse {
-                return Err(still_loads(id, row));
-            }
-            let blocks = record.blocks();
-            if blocks as usize > width {
-                let help = "out is too narrow: give it a column per block of the longest lease";
-                return Err(Error::argument("blocks", blocks, help));
-            }
+            let blocks = self.leases[id.at()].blocks();
+            self.check_table(row, id, loading, width, blocks.into())?;
         }
+        Ok(self.show_rows(leases, width, cells, write))
+    }
+
+    /// Whether the table of a live lease can be written when it has so many blocks.
+    pub(super) fn check_table(
+        &self,
+        row: usize,
+        id: LeaseId,
+        loading: Loading,
+        width: usize,
+        blocks: u64,
+    ) -> Result<()> {
+        if self.leases[id.at()].is_loading() && loading == Loading::Refuse {
+            return Err(still_loads(id, row));
+        }
+        if blocks > width as u64 {
+            let help = "out is too narrow: give it a column per block of the longest lease";
+            return Err(Error::argument("blocks", blocks, help));
+        }
+        Ok(())
+    }
+
+    /// [`Self::block_tables`] for rows that are checked.
+    pub(super) fn show_rows(
+        &mut self,
+        leases: &[LeaseId],
+        width: usize,
+        cells: Cells,
+        mut write: impl FnMut(TableCells<'_>),
+    ) -> u64 {
         let mut written = 0;
         for (row, id) in leases.iter().enumerate() {
             let record = &mut self.leases[id.at()];
@@ -97,7 +120,7 @@ impl State {
             };
             record.shown = record.blocks();
         }
-        Ok(written as u64)
+        written as u64
     }
 
     /// The flat place, slot × block size + offset, of `count` tokens from `first` on of each row,

@@ -15,6 +15,17 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
+        self.grow_rows(leases, more, unserved);
+        Ok(())
+    }
+
+    /// The same for rows that are checked.
+    pub(super) fn grow_rows(
+        &mut self,
+        leases: &[LeaseId],
+        more: impl Fn(usize) -> u64,
+        unserved: &mut Vec<u32>,
+    ) {
         if self.tiers[Tier::DEVICE].order().warms() {
             // Each row that is full evicts a block or more: their cache misses overlap only here.
             let full = leases.iter().filter(|id| {
@@ -29,7 +40,6 @@ impl State {
             }
         }
         self.counters.unserved += unserved.len() as u64;
-        Ok(())
     }
 
     /// Whether every row is a live lease. It is checked before the first row is served, so that a bad

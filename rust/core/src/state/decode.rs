@@ -1,0 +1,94 @@
+//! A decode step: seal, grow and the new cells of the tables of one batch, checked once.
+
+use super::block_table::{Cells, Loading};
+use super::{Sealing, State};
+use crate::base::{LeaseId, Result, memory};
+
+/// What a decode step does besides sealing.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth<F> {
+    /// Token positions to add to each row.
+    pub more: F,
+    /// The cells in each row of the tables; `None` where no cells are wanted.
+    pub width: Option<usize>,
+    /// Whether rows may still load.
+    pub loading: Loading,
+}
+
+/// A new cell of a block table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewCell {
+    /// The row of the batch.
+    pub row: u32,
+    /// The block of the sequence.
+    pub column: u32,
+    /// Its slot on the device.
+    pub slot: u32,
+}
+
+/// What a decode step has done.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stepped {
+    /// Blocks newly sealed.
+    pub sealed: u64,
+    /// Rows that found no room to grow.
+    pub unserved: Vec<u32>,
+    /// The new cells of the tables, row by row.
+    pub cells: Vec<NewCell>,
+}
+
+impl State {
+    /// Seals, grows and tells the new cells of the tables, as [`Self::seal`], [`Self::grow`] and
+    /// [`Self::block_tables`] do one after the other; but all is checked before anything changes.
+    ///
+    /// A row that finds no room is sealed, keeps its length, and shows the new cells that it has.
+    ///
+    /// # Errors
+    /// What the first of the three that refuses would say. A table is too wide if it would be with all
+    /// its growth, whether there is room for that or not.
+    pub fn decode_step(
+        &mut self,
+        leases: &[LeaseId],
+        seals: &[Sealing<'_>],
+        growth: &Growth<impl Fn(usize) -> u64>,
+    ) -> Result<Stepped> {
+        let mut done = Stepped::default();
+        self.check_rows(leases)?;
+        for row in seals {
+            self.check_computed(row)?;
+        }
+        if let Some(width) = growth.width {
+            let mut cells = 0;
+            for (row, &id) in leases.iter().enumerate() {
+                let record = &self.leases[id.at()];
+                let tokens = record.tokens.saturating_add((growth.more)(row));
+                let blocks = self.blocks_of(tokens).max(record.blocks().into());
+                self.check_table(row, id, growth.loading, width, blocks)?;
+                cells += (blocks as usize).saturating_sub(record.shown as usize);
+            }
+            memory::reserve(&mut done.cells, cells, "the cells of block tables")?;
+        }
+        done.sealed = self.seal_rows(seals);
+        self.grow_rows(leases, &growth.more, &mut done.unserved);
+        if let Some(width) = growth.width {
+            self.show_rows(leases, width, Cells::Changed, |cells| {
+                let columns = cells.first as u32..;
+                let slots = columns.zip(cells.slots());
+                let row = cells.row as u32;
+                done.cells
+                    .extend(slots.map(|(column, slot)| NewCell { row, column, slot }));
+            });
+        }
+        Ok(done)
+    }
+
+    /// About how many cells of their tables leases have not shown.
+    pub fn new_cells(&self, leases: &[LeaseId]) -> usize {
+        let live = leases.iter().filter(|id| self.leases.occupied(id.at()));
+        live.map(|id| {
+            let record = &self.leases[id.at()];
+            record.blocks().saturating_sub(record.shown) as usize
+        })
+        .sum()
+    }
+}
