@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Lease, Ticket
+from blockyard._core import Lease, LeaseBatch, Ticket
 from blockyard.scheduling.engine import Chunk, Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import Request, RequestState
-from blockyard.scheduling.sampled import TokenRings
+from blockyard.scheduling.sampled import EMPTIED, TokenRows
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Batch", "Grown", "InFlightStep", "Rows", "Seat", "Seats"]
@@ -62,9 +62,9 @@ class Seats:
         """Tokens whose KV the engine has acknowledged."""
         self.known = np.zeros(count, np.int64)
         """Tokens that exist: prompt and sampled."""
-        self._rings = TokenRings(self.known)
-        self._kept = 0
-        """The seat whose sampled tokens are kept next."""
+        self._tokens = TokenRows(self.known)
+        self._last = self._due = 0
+        """The seat whose row of tokens was emptied last; `EMPTIED` times the rows that are due."""
         self.max_length = np.zeros(count, np.int64)
         """Most tokens that may ever exist: the prompt and `max_tokens`."""
         self.steps_run = np.zeros(count, np.int64)
@@ -125,7 +125,7 @@ class Seats:
         request.epoch = max(request.epoch, self._epochs[number]) + 1
         seat = Seat(number, request, lease, request.epoch, limit=limit)
         self.known[number] = lease.appended
-        request.outputs.sit(self._rings.of(number, len(request.new.prompt)))
+        self._tokens.sit(number, request.outputs, len(request.new.prompt))
         request.seat, request.lease = number, lease
         self._seats[number] = seat
         self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
@@ -191,21 +191,28 @@ class Seats:
         """Notes tokens whose KV the engine has acknowledged, in the place of each seat."""
         self.computed += tokens
 
-    def add_sampled(self, numbers: NDArray[np.int64], tokens: NDArray[np.uint32]) -> None:
-        """Takes a token that was sampled in each of some seats."""
-        self._rings.add(numbers, tokens)
-        first = self._kept
-        self._kept = end = min(first + self._rings.each, len(self._seats))
-        for seat in self._seats[first:end]:
+    def add_sampled(self, rows: "Rows", tokens: NDArray[np.uint32]) -> None:
+        """Takes a token that was sampled in each of some rows."""
+        self._tokens.add(rows.numbers, rows.once, tokens)
+        # In turn, so that no step empties many.
+        self._due += self.count
+        while self._due >= EMPTIED:
+            self._due -= EMPTIED
+            self._last = (self._last + 1) % self.count
+            seat = self._seats[self._last]
             if seat is not None:
-                seat.request.outputs.keep()
-        if end == len(self._seats):
-            self._kept = 0
+                self._empty(seat)
 
     def add_accepted(self, seat: Seat, tokens: NDArray[np.uint32]) -> None:
         """Takes a token that was sampled in a seat, and drafts before it that are right."""
+        self._empty(seat)
         seat.request.outputs.extend(tokens)
+        self._empty(seat)
         self.known[seat.number] += len(tokens)
+
+    def _empty(self, seat: Seat) -> None:
+        """Moves the sampled tokens of a seat out of its row."""
+        self._tokens.sit(seat.number, seat.request.outputs, len(seat.request.new.prompt))
 
     def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
         """Notes that scheduled tokens without an output are not computed."""
@@ -258,8 +265,8 @@ class Rows:
     """
 
     __slots__ = (
-        *("counts", "decode", "decodes", "leases", "left", "numbers", "once", "positions"),
-        "seats",
+        *("counts", "decode", "batch", "decodes", "leases", "left", "numbers", "once", "positions"),
+        *("samples", "seats"),
     )
 
     def __init__(
@@ -268,9 +275,12 @@ class Rows:
         self.seats = seats
         self.decodes = decodes
         self.leases = [seat.lease for seat in seats]
+        self.batch: LeaseBatch | list[Lease] = self.leases
+        """The leases for verbs: those that decode are looked up once."""
         self.numbers = numbers = np.array([seat.number for seat in seats], np.int64)
         self.decode = numbers[:decodes].astype(np.int32)
         """The seats of those that decode."""
+        self.samples = np.ones(len(seats), np.bool_)
         self.once = np.zeros(of, np.int64)
         """1 in the place of each of the seats."""
         self.once[numbers] = 1
@@ -394,6 +404,8 @@ class Batch:
 
     def landed(self) -> list[Seat]:
         """Drops and returns the seats whose loads have ended."""
+        if not self._loading:
+            return []
         landed = [seat for seat in self._loading if seat.lease.state != "loading"]
         if landed:
             self._loading = [seat for seat in self._loading if seat.lease.state == "loading"]
@@ -463,7 +475,8 @@ class Batch:
     def done(self, step: int) -> None:
         """Releases blocks that were held back for a step."""
         self._cache.commit([], done=step)
-        self._held_back = [held for held in self._held_back if held[0] > step]
+        if self._held_back:
+            self._held_back = [held for held in self._held_back if held[0] > step]
 
     def grow(self) -> Grown:
         """Makes room for the next tokens of the decoding rows."""
@@ -473,7 +486,8 @@ class Batch:
         if rows is None:
             seats = list(self._decode)
             rows = self._rows = Rows(seats, None, len(seats), self.seats.count)
-        seats, leases, counts = rows.seats, rows.leases, None
+            rows.batch = self._cache.batch(rows.leases)
+        seats, leases, counts = rows.seats, rows.batch, None
         ends = rows.left <= 1
         if rows.left <= 0 or self._drafts or (self._prefill and len(self.seats.priorities) > 1):
             left, more = self._left(rows)
@@ -487,14 +501,14 @@ class Batch:
         unserved = self._cache.grow(leases, counts)
         if len(unserved) and counts is not None:
             # Drafts are optional: try with the newest token alone.
-            again = self._cache.grow([leases[at] for at in unserved], None)
+            again = self._cache.grow([seats[at].lease for at in unserved], None)
             counts[unserved] = 1
             unserved = unserved[again]
         if not len(unserved):
             return Grown(seats, counts, [], 0, ends)
         skipped = unserved.tolist()
         need = sum(
-            self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in skipped
+            self._blocks(seats[at].lease, 1 if counts is None else int(counts[at])) for at in skipped
         )
         grows = np.ones(len(seats), np.bool_)
         grows[unserved] = False
@@ -572,8 +586,7 @@ class Batch:
             seats = decode + [seat for seat, _ in chunks]
             rows = Rows(seats, counts, len(decode), self.seats.count)
         firsts = self.seats.launch(rows, number)
-        samples = np.ones(len(rows.seats), np.bool_)
-        lasts: list[int] = []
+        samples, lasts = rows.samples.copy(), list[int]()
         if chunks:
             behind = rows.numbers[len(decode) :]
             samples[len(decode) :] = self.seats.scheduled[behind] == self.seats.known[behind]

@@ -1,9 +1,8 @@
 """Applies an engine's output: appends tokens, seals blocks, ends requests."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blockyard._core import Lease, Misuse
+from blockyard._core import Misuse
 from blockyard.scheduling.batch import InFlightStep, Rows, Seat
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.forks import Forks
@@ -34,7 +33,6 @@ class OutputProcessor:
         self._drafts = shared.options.num_speculative_tokens
         self._in_order = shared.options.in_order
         self._counters = shared.counters
-        self._behind = False
 
     def apply(self, output: Output) -> None:
         """Takes an output, or refuses it and takes nothing of it."""
@@ -82,27 +80,11 @@ class OutputProcessor:
     def _plain(self, output: Output, rows: Rows) -> None:
         """Applies a plain step: every row decoded one token, and none left or ended."""
         self._seats.add_computed(rows.once)
-        self._cache.append(rows.leases, output.tokens)
-        self._seats.add_sampled(rows.numbers, output.tokens)
-        self._seal_full(rows.leases, self._seats.computed[rows.numbers])
+        computed = self._seats.computed[rows.numbers]
+        self._cache.decode_step(rows.batch, output.tokens, computed, grow=0)
+        self._seats.add_sampled(rows, output.tokens)
         self._batch.done(output.step)
         self._headroom.stepped()
-
-    def _seal_full(self, leases: list[Lease], computed: NDArray[np.int64]) -> None:
-        """Seals the rows whose newest token made a block full.
-
-        Where a seal stopped early, all rows are sealed in every step until none is behind (2.1).
-        """
-        size = self._cache.block_size
-        if not self._behind:
-            (full,) = (computed % size == 0).nonzero()
-            if not len(full):
-                return
-            if self._cache.seal([leases[at] for at in full], computed[full]) == len(full):
-                return
-        self._cache.seal(leases, computed)
-        sealed = [lease.sealed for lease in leases]
-        self._behind = bool((np.array(sealed) < computed // size).any())
 
     def _seal(self, in_flight: InFlightStep, rows: list[Seat]) -> None:
         """Seals computed blocks; the positions of rejected drafts are given back first."""
@@ -137,9 +119,9 @@ class OutputProcessor:
             if len(seats) < len(rows):
                 tokens = tokens[[seat is not None for seat in rows]]
             if seats:
-                self._cache.append([seat.lease for seat in seats], tokens)
-                numbers = np.array([seat.number for seat in seats], np.int64)
-                self._seats.add_sampled(numbers, tokens)
+                sampling = Rows(seats, None, 0, self._seats.count)
+                self._cache.append(sampling.leases, tokens)
+                self._seats.add_sampled(sampling, tokens)
         else:
             ends = np.cumsum(counts.astype(np.int64)).tolist()
             for seat, begin, end in zip(rows, [0, *ends], ends, strict=False):

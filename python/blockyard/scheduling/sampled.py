@@ -1,4 +1,4 @@
-"""The tokens that requests have sampled; those of the last steps are in a ring for each seat."""
+"""The tokens that requests have sampled; those of the last steps are in a row for each seat."""
 
 from array import array
 from typing import Final, NamedTuple
@@ -6,17 +6,20 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SampledTokens", "TokenRings"]
+__all__ = ["EMPTIED", "SampledTokens", "TokenRows"]
 
-_CELLS: Final = 512
-"""Cells of a ring, a power of two: the token at a position is in the cell `position % _CELLS`."""
-
+EMPTIED: Final = 1000
+"""Tokens behind which the row of a seat is emptied."""
+_CELLS: Final = 1024
+"""Tokens that it has room for."""
+_STRIDE: Final = _CELLS + 16
+"""Cells from one row to the next: with a power of two they would share few lines of a CPU's cache."""
 _BYTES: Final = 4
 """Bytes of a cell."""
 
 
-class _Ring(NamedTuple):
-    """The ring of a seat that a request has."""
+class _Row(NamedTuple):
+    """The row of a seat, while a request has it."""
 
     cells: memoryview
     """Its cells, as bytes."""
@@ -24,6 +27,8 @@ class _Ring(NamedTuple):
     """`Seats.known`: a token is in its cell before it counts there."""
     number: int
     """The seat's number."""
+    first: int
+    """The position of the token in the first cell."""
     prompt: int
     """Tokens of the request's prompt."""
 
@@ -31,23 +36,23 @@ class _Ring(NamedTuple):
 class SampledTokens:
     """The tokens that a request has sampled, first to last. Any thread may read them.
 
-    A step writes one token into the ring of each seat, in one call for all of them. Here they come
-    when half of the ring is full at the latest, and when the request leaves its seat.
+    While it has a seat the newest ones are in the row of that seat, where a step writes those of
+    all requests in one call.
     """
 
-    __slots__ = ("_kept", "_ring")
+    __slots__ = ("_kept", "_row")
 
     def __init__(self) -> None:
         self._kept = array("I")
-        self._ring: _Ring | None = None
+        self._row: _Row | None = None
 
     def __len__(self) -> int:
         """How many they are."""
         while True:
-            ring, count = self._ring, len(self._kept)
-            if ring is not None:
-                count = ring.known[ring.number] - ring.prompt
-            if ring is self._ring:
+            row, count = self._row, len(self._kept)
+            if row is not None:
+                count = row.known[row.number] - row.prompt
+            if row is self._row:
                 return count
 
     def since(self, first: int = 0) -> list[int]:
@@ -59,72 +64,68 @@ class SampledTokens:
         return np.array(self._from(0), np.uint32)
 
     def _from(self, first: int) -> "array[int]":
+        if first < 0:
+            return self._from(0)[first:]
         while True:
-            ring, kept = self._ring, len(self._kept)
+            row, kept = self._row, len(self._kept)
             found = self._kept[first:]
-            if ring is not None:
-                if first < 0:
-                    return self._from(0)[first:]
-                self._copy(ring, max(first, kept), found)
-            # Otherwise its tokens have moved meanwhile, or the seat is another request's.
-            if ring is self._ring and kept == len(self._kept):
+            if row is not None:
+                found.frombytes(self._cells(row, max(first, kept)))
+            # Otherwise they have moved meanwhile, or the seat is another request's.
+            if row is self._row and kept == len(self._kept):
                 return found
 
     @staticmethod
-    def _copy(ring: _Ring, first: int, to: "array[int]") -> None:
-        """Copies the tokens from number `first` on out of a ring."""
-        cells, known, number, prompt = ring
-        begin, end = prompt + first, known[number]
-        if begin >= end:
-            return
-        begin, end = begin % _CELLS * _BYTES, end % _CELLS * _BYTES
-        if begin < end:
-            to.frombytes(cells[begin:end])
-        else:
-            to.frombytes(cells[begin:])
-            to.frombytes(cells[:end])
+    def _cells(row: _Row, first: int) -> memoryview:
+        """The cells from the token number `first` on."""
+        begin, end = first + row.prompt - row.first, row.known[row.number] - row.first
+        return row.cells[begin * _BYTES : end * _BYTES]
+
+    def sit(self, cells: memoryview, known: memoryview, number: int, prompt: int) -> None:
+        """Reads a row whose first cell has the next token, too."""
+        self._row = _Row(cells, known, number, prompt + len(self._kept), prompt)
 
     def keep(self) -> None:
-        """Takes the tokens over that are in the ring alone."""
-        if self._ring is not None:
-            # Where an interrupt has come between two parts, the next call goes on behind the first.
-            self._copy(self._ring, len(self._kept), self._kept)
+        """Copies the tokens that only the row has."""
+        if self._row is not None:
+            self._kept.frombytes(self._cells(self._row, len(self._kept)))
 
     def extend(self, tokens: NDArray[np.uint32]) -> None:
-        """Adds tokens past the ring; the caller counts them in `Seats.known` next."""
-        self.keep()
+        """Adds tokens past the row, which has none."""
         self._kept.frombytes(tokens.tobytes())
 
-    def sit(self, ring: _Ring) -> None:
-        """Reads the ring of a seat from now on, too."""
-        self._ring = ring
-
     def leave(self) -> None:
-        """Reads no ring any more."""
+        """Reads no row any more."""
         self.keep()
-        self._ring = None
+        self._row = None
 
 
-class TokenRings:
-    """The rings of all seats.
+class TokenRows:
+    """The rows of all seats.
 
     Args:
         known: Tokens that exist in each seat, prompt and sampled.
     """
 
     def __init__(self, known: NDArray[np.int64]) -> None:
+        count = len(known)
         self._known = known
-        self._cells = np.zeros((len(known), _CELLS), np.uint32)
+        self._cells = np.zeros((count, _STRIDE), np.uint32)
         self._flat = self._cells.reshape(-1)
-        self.each = -(-2 * len(known) // _CELLS)
-        """Seats whose tokens are to be kept after each step, in turn, before they are half full."""
+        self._next = np.zeros(count, np.int64)
+        """Where the next token of each seat goes, in all cells."""
 
-    def of(self, number: int, prompt: int) -> _Ring:
-        """The ring of a seat for a request with so many tokens of a prompt."""
-        return _Ring(memoryview(self._cells[number]).cast("B"), memoryview(self._known), number, prompt)
+    def sit(self, number: int, outputs: SampledTokens, prompt: int) -> None:
+        """Empties the row of a seat, for a request with so many tokens of a prompt."""
+        outputs.keep()
+        self._next[number] = number * _STRIDE
+        cells = memoryview(self._cells[number]).cast("B")
+        outputs.sit(cells, memoryview(self._known), number, prompt)
 
-    def add(self, numbers: NDArray[np.int64], tokens: NDArray[np.uint32]) -> None:
-        """Adds a token to each of some seats."""
-        known = self._known[numbers]
-        self._flat[numbers * _CELLS + (known & (_CELLS - 1))] = tokens
-        self._known[numbers] = known + 1
+    def add(
+        self, numbers: NDArray[np.int64], once: NDArray[np.int64], tokens: NDArray[np.uint32]
+    ) -> None:
+        """Adds a token to each of some seats, which are given by number and by place."""
+        self._flat[self._next[numbers]] = tokens
+        self._next += once
+        self._known += once

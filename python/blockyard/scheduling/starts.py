@@ -43,8 +43,10 @@ class Starts:
                 starts.append(self._start(seat))
         return starts
 
-    def begun(self, admitted: Admitted) -> list[Start]:
+    def begun(self, admitted: Admitted | None) -> list[Start]:
         """Starts admitted requests, but for those that load first."""
+        if admitted is None:
+            return []
         self._counters.admitted += len(admitted.seats)
         self._counters.no_room += bool(admitted.refused) or admitted.still
         self._counters.soon += len(admitted.soon)
