@@ -2,8 +2,8 @@
 
 use super::cache::Cache;
 use super::lease::{Lease, Seals};
-use super::shared::{Keys, Shared};
-use crate::base::sync::Arc;
+use super::shared::{Keys, Known, Shared};
+use crate::base::sync::{Arc, MutexGuard};
 use crate::base::{Error, LeaseId, Result};
 use crate::keys::Before;
 use crate::state::{Growth, State, Stepped};
@@ -106,58 +106,93 @@ impl Batch {
     /// # Errors
     /// `Argument` when the engine makes the keys of a row, or more is computed than appended; `Memory`.
     /// Nothing is appended then.
-    pub fn append(
+    pub fn append<C: Fn(usize) -> usize>(
         &self,
         tokens: &[u32],
-        count: impl Fn(usize) -> usize,
+        count: C,
         computed: impl Fn(usize) -> u64,
-    ) -> Result<Appended<'_>> {
+    ) -> Result<Appended<'_, C>> {
         if let Some(ready) = self.ready {
             self.keys[ready].lock().chain.check_extend()?;
         }
+        // In a step that decodes, one row in so many completes a block.
+        let few = 1 + self.keys.len() / 8;
         let mut appended = Appended {
             batch: self,
-            seals: Seals::default(),
-            rows: Vec::with_capacity(self.keys.len()),
-            before: Vec::new(),
+            step: self.shared.next_step(),
+            rows: 0,
+            count,
+            before: Vec::with_capacity(few),
+            seals: Seals::with_capacity(few),
             keep: false,
         };
         let mut rest = tokens;
-        for (row, keys) in self.keys.iter().enumerate() {
-            let (own, others) = rest.split_at(count(row));
+        for (row, (keys, &id)) in self.keys.iter().zip(&self.ids).enumerate() {
+            let split = rest.split_at_checked((appended.count)(row));
+            let (own, others) = split.ok_or_else(|| not_counted(tokens))?;
             rest = others;
             let mut known = keys.sound()?;
-            let before = known.chain.before(own.len());
-            let since = known.chain.tokens() + own.len() as u64;
-            known = keys.append(known, own)?;
-            appended.rows.push((own.len(), since));
-            if let Some(before) = before {
-                appended.before.push((row, before));
+            if known.chain.fill(own) {
+                known.step = appended.step;
+            } else {
+                known = appended.complete(row, known, own)?;
             }
-            appended
-                .seals
-                .gather(row, self.ids[row], &known, computed(row))?;
+            appended.rows = row + 1;
+            appended.seals.gather(row, id, &known, computed(row))?;
         }
-        Ok(appended)
+        if rest.is_empty() {
+            Ok(appended)
+        } else {
+            Err(not_counted(tokens))
+        }
     }
+}
+
+#[cold]
+fn not_counted(tokens: &[u32]) -> Error {
+    let help = "the counts of the rows add up to the tokens";
+    Error::argument("tokens", tokens.len(), help)
 }
 
 /// Tokens that a step has appended; they are taken back if the yard refuses the step.
 #[derive(Debug)]
-pub struct Appended<'a> {
+pub struct Appended<'a, C: Fn(usize) -> usize> {
     batch: &'a Batch,
-    seals: Seals,
-    /// Tokens that were appended to each row, and tokens that it has since then.
-    rows: Vec<(usize, u64)>,
+    /// The number by which it knows what it has appended.
+    step: u64,
+    /// Rows that have their tokens.
+    rows: usize,
+    count: C,
     /// Rows of which blocks were completed.
     before: Vec<(usize, Before)>,
+    seals: Seals,
     keep: bool,
 }
 
-impl Appended<'_> {
+impl<'a, C: Fn(usize) -> usize> Appended<'a, C> {
+    /// Appends tokens that complete a block of a row, or that have no room there yet.
+    fn complete(
+        &mut self,
+        row: usize,
+        known: MutexGuard<'a, Known>,
+        tokens: &[u32],
+    ) -> Result<MutexGuard<'a, Known>> {
+        let since = known.chain.tokens() + tokens.len() as u64;
+        let before = known.chain.before(tokens.len());
+        let mut known = self.batch.keys[row].append(known, tokens)?;
+        if let Some(before) = before {
+            self.before.push((row, before));
+        }
+        // Otherwise another thread has appended to it meanwhile, and nothing is taken back.
+        if known.chain.tokens() == since {
+            known.step = self.step;
+        }
+        Ok(known)
+    }
+
     /// Rows, and blocks that may be published: to judge the work.
     pub fn blocks(&self) -> usize {
-        self.rows.len() + self.seals.blocks()
+        self.rows + self.seals.blocks()
     }
 
     /// The rest of the step, in the yard: [`State::decode_step`].
@@ -179,18 +214,19 @@ impl Appended<'_> {
 }
 
 /// Outside the yard: its lock comes behind those of the keys.
-impl Drop for Appended<'_> {
+impl<C: Fn(usize) -> usize> Drop for Appended<'_, C> {
     fn drop(&mut self) {
         let keys = &self.batch.keys;
         if self.keep {
             return self.seals.remember_keys(|row| &keys[row]);
         }
-        for (row, &(tokens, since)) in self.rows.iter().enumerate().rev() {
+        for row in (0..self.rows).rev() {
             let before = self.before.pop_if(|before| before.0 == row);
             let mut known = keys[row].lock();
-            // Another thread may have appended behind them: they stay, as they would without a step.
-            if known.chain.tokens() == since {
-                known.chain.take_back(tokens, before.map(|before| before.1));
+            // Where another thread has appended behind them, they stay, as they would without a step.
+            if known.step == self.step {
+                let before = before.map(|before| before.1);
+                known.chain.take_back((self.count)(row), before);
             }
         }
     }

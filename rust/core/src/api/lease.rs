@@ -258,6 +258,15 @@ struct Row {
 }
 
 impl Seals {
+    /// With room for so many rows of a block each.
+    pub(super) fn with_capacity(rows: usize) -> Self {
+        Self {
+            keys: Vec::with_capacity(rows),
+            rows: Vec::with_capacity(rows),
+            ..Self::default()
+        }
+    }
+
     /// Adds a row: `computed` tokens of this lease have their KV.
     ///
     /// # Errors
@@ -283,30 +292,35 @@ impl Seals {
             let help = "no more can be computed than was appended: append the tokens first";
             return Err(Error::argument("computed", computed, help));
         }
-        let full = (computed / u64::from(known.chain.block_size())) as usize;
-        let first = known.sealed as usize;
-        if full > first {
-            let spoken = known.chain.spoken(first..full).map(|(tokens, origin)| {
-                let start = self.tokens.len();
-                self.tokens.extend_from_slice(tokens);
-                (start..self.tokens.len(), origin.clone())
-            });
-            let start = self.keys.len();
-            self.keys
-                .extend_from_slice(&known.chain.keys()[first..full]);
-            let (keys, sealed) = (start..self.keys.len(), known.sealed);
-            self.rows.push(Row {
-                at,
-                lease,
-                computed,
-                first: sealed,
-                keys,
-                spoken,
-                sealed,
-                parkings: known.parkings,
-            });
+        let size = u64::from(known.chain.block_size());
+        if computed >= (u64::from(known.sealed) + 1) * size {
+            self.gather_blocks(at, lease, known, computed);
         }
         Ok(())
+    }
+
+    fn gather_blocks(&mut self, at: usize, lease: LeaseId, known: &Known, computed: u64) {
+        let (size, first) = (u64::from(known.chain.block_size()), known.sealed as usize);
+        let full = (computed / size) as usize;
+        let spoken = known.chain.spoken(first..full).map(|(tokens, origin)| {
+            let start = self.tokens.len();
+            self.tokens.extend_from_slice(tokens);
+            (start..self.tokens.len(), origin.clone())
+        });
+        let start = self.keys.len();
+        self.keys
+            .extend_from_slice(&known.chain.keys()[first..full]);
+        let (keys, sealed) = (start..self.keys.len(), known.sealed);
+        self.rows.push(Row {
+            at,
+            lease,
+            computed,
+            first: sealed,
+            keys,
+            spoken,
+            sealed,
+            parkings: known.parkings,
+        });
     }
 
     /// Blocks it may publish, to judge the work.

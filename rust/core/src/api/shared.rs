@@ -1,6 +1,6 @@
 //! The only lock on the yard, and the only file that takes a lock.
 
-use crate::base::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
+use crate::base::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, TryLockError};
 use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Batch, Clears, EventStats, Late, Salts, Slice, Walk};
 use crate::keys::Chain;
@@ -16,6 +16,8 @@ pub(crate) struct Shared {
     /// What dropped handles held. The thread that locks next takes it back, so that a drop never waits.
     dropped: Mutex<Vec<Dropped>>,
     any_dropped: AtomicBool,
+    /// Steps so far that have appended.
+    steps: AtomicU64,
     /// The message of a panic that a caller has caught.
     broken: OnceLock<String>,
     /// The listener, if there is one.
@@ -97,6 +99,7 @@ impl Shared {
             state: Mutex::new(state),
             dropped: Mutex::new(Vec::new()),
             any_dropped: AtomicBool::new(false),
+            steps: AtomicU64::new(0),
             broken: OnceLock::new(),
             ear: OnceLock::new(),
         })
@@ -229,6 +232,11 @@ impl Shared {
         }
     }
 
+    /// The number of another step.
+    pub(crate) fn next_step(&self) -> u64 {
+        self.steps.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Whether it can be entered, unless a panic has not been reported yet.
     pub(crate) fn check(&self) -> Result<()> {
         if self.broken.get().is_some() {
@@ -306,6 +314,8 @@ pub(crate) struct Known {
     pub(crate) chain: Chain,
     /// Leading blocks that the yard had sealed when it was last asked; it never unseals one.
     pub(crate) sealed: u32,
+    /// The step that has appended last; 0 where it was no step, or tokens came since.
+    pub(crate) step: u64,
     /// How often the sequence was parked: it has no sealed blocks then, whatever was read before.
     pub(crate) parkings: u32,
 }
@@ -317,6 +327,7 @@ impl Keys {
             known: Mutex::new(Known {
                 chain,
                 sealed: 0,
+                step: 0,
                 parkings: 0,
             }),
         })
@@ -330,6 +341,7 @@ impl Keys {
         mut known: MutexGuard<'a, Known>,
         tokens: &[u32],
     ) -> Result<MutexGuard<'a, Known>> {
+        known.step = 0;
         if tokens.len() > FEW_KEYS && known.chain.keys_made_by(tokens.len()) > FEW_KEYS {
             return self.append_long(known, tokens);
         }

@@ -4,7 +4,7 @@
 //! calls. A chain keeps its keys and the tokens of the last, partial block; it drops all others.
 
 use super::extras::{Cursor, Extras};
-use super::hash::{Frame, Seed};
+use super::hash::{Frame, Overwritten, Seed};
 use crate::base::{Error, Key, Read, Reader, Result, memory};
 use std::fmt;
 use std::ops::Range;
@@ -51,7 +51,8 @@ enum Source {
 #[derive(Debug)]
 pub(crate) struct Before {
     keys: usize,
-    source: Source,
+    frame: Overwritten,
+    media: usize,
 }
 
 impl Chain {
@@ -156,7 +157,31 @@ impl Chain {
     /// # Errors
     /// `Argument` if the engine makes this chain's keys, `Memory` where there is none for the new
     /// ones; nothing has changed then.
+    #[inline]
     pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
+        if self.fill(tokens) {
+            return Ok(());
+        }
+        self.extend_blocks(tokens)
+    }
+
+    /// Appends tokens that fill no block, if they have room: in a step that decodes, those of most rows
+    /// do. Otherwise nothing has changed.
+    #[inline]
+    pub(crate) fn fill(&mut self, tokens: &[u32]) -> bool {
+        let filled = self.partial();
+        let Source::Tokens { frame, .. } = &mut self.source else {
+            return false;
+        };
+        let fills = frame.has_room(filled, tokens.len()) && self.told.is_none();
+        if fills {
+            frame.fill(filled, tokens);
+            self.tokens += tokens.len() as u64;
+        }
+        fills
+    }
+
+    fn extend_blocks(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_extend()?;
         self.reserve(tokens.len())?;
         let mut filled = self.partial();
@@ -186,20 +211,29 @@ impl Chain {
 
     /// What [`Self::take_back`] needs to undo an [`Self::extend`] by `more` tokens: nothing where they
     /// complete no block.
-    #[inline]
     pub(crate) fn before(&self, more: usize) -> Option<Before> {
-        (self.partial().saturating_add(more) >= self.block_size as usize).then(|| Before {
-            keys: self.keys.len(),
-            source: self.source.clone(),
-        })
+        let filled = self.partial();
+        match &self.source {
+            Source::Tokens { frame, media } if filled + more >= self.block_size as usize => {
+                Some(Before {
+                    keys: self.keys.len(),
+                    frame: frame.before(filled, more),
+                    media: media.place(),
+                })
+            }
+            _ => None,
+        }
     }
 
     /// Takes the last `tokens` tokens back, and the keys of the blocks that they completed.
     pub(crate) fn take_back(&mut self, tokens: usize, before: Option<Before>) {
         self.tokens -= tokens as u64;
-        if let Some(before) = before {
+        if let Some(before) = before
+            && let Source::Tokens { frame, media } = &mut self.source
+        {
             self.keys.truncate(before.keys);
-            self.source = before.source;
+            frame.restore(&before.frame);
+            media.go_back(before.media);
         }
         if let Some(told) = &mut self.told {
             told.tokens.truncate(self.tokens as usize);
@@ -288,7 +322,6 @@ impl Chain {
     #[inline]
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         let filled = self.partial();
-        // In a step that decodes, most rows fill no block.
         if filled.saturating_add(more) >= self.block_size as usize {
             self.room(self.keys_made_by(more))?;
         }

@@ -240,6 +240,19 @@ pub(crate) struct Frame {
     message: Vec<u8>,
 }
 
+/// What completed blocks have written over: the parent, and the first tokens of the block.
+pub(crate) struct Overwritten {
+    parent: Key,
+    tokens: Vec<u8>,
+}
+
+/// Shows none of them.
+impl fmt::Debug for Overwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Overwritten({} bytes)", self.tokens.len())
+    }
+}
+
 impl Frame {
     /// A frame whose first block follows `root`.
     pub(crate) fn new(seed: &Seed, root: Key) -> Self {
@@ -287,6 +300,13 @@ impl Frame {
         self.message.capacity()
     }
 
+    /// Whether `more` tokens behind the `at` that are there fill no block, and have room already.
+    #[inline]
+    pub(crate) fn has_room(&self, at: usize, more: usize) -> bool {
+        let stop = TOKENS + 4 * (at + more);
+        stop < self.end && stop <= self.message.len()
+    }
+
     /// Room for `tokens` more behind the `at` that are there, as far as they go into the block.
     ///
     /// # Errors
@@ -305,6 +325,7 @@ impl Frame {
 
     /// Writes tokens behind the `at` tokens that are there; all of them must fit into the block, and
     /// have room.
+    #[inline]
     pub(crate) fn fill(&mut self, at: usize, tokens: &[u32]) {
         let (start, stop) = (TOKENS + 4 * at, TOKENS + 4 * (at + tokens.len()));
         debug_assert!(stop <= self.end, "more tokens than the block has room for");
@@ -318,6 +339,25 @@ impl Frame {
         for (cell, token) in cells.iter_mut().zip(tokens) {
             *cell = token.to_le_bytes();
         }
+    }
+
+    /// What blocks write over that `tokens` tokens complete, behind the `at` that are there.
+    pub(crate) fn before(&self, at: usize, tokens: usize) -> Overwritten {
+        // Those behind the end of a block are written from its front on.
+        let behind = (TOKENS + 4 * (at + tokens)).saturating_sub(self.end);
+        let tokens = TOKENS..TOKENS + behind.min(4 * at);
+        let mut parent = Key::default();
+        parent.0.copy_from_slice(&self.message[HEADER..TOKENS]);
+        Overwritten {
+            parent,
+            tokens: self.message[tokens].to_vec(),
+        }
+    }
+
+    /// Takes that back.
+    pub(crate) fn restore(&mut self, before: &Overwritten) {
+        self.message[HEADER..TOKENS].copy_from_slice(&before.parent.0);
+        self.message[TOKENS..TOKENS + before.tokens.len()].copy_from_slice(&before.tokens);
     }
 
     /// The key of the full block, which becomes the parent of the next.

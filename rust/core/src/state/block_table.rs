@@ -75,29 +75,10 @@ impl State {
     ) -> Result<u64> {
         self.check_rows(leases)?;
         for (row, &id) in leases.iter().enumerate() {
-            let blocks = self.leases[id.at()].blocks();
-            self.check_table(row, id, loading, width, blocks.into())?;
+            let record = &self.leases[id.at()];
+            check_table(row, id, record, loading, width, record.blocks().into())?;
         }
         Ok(self.show_rows(leases, width, cells, write))
-    }
-
-    /// Whether the table of a live lease can be written when it has so many blocks.
-    pub(super) fn check_table(
-        &self,
-        row: usize,
-        id: LeaseId,
-        loading: Loading,
-        width: usize,
-        blocks: u64,
-    ) -> Result<()> {
-        if self.leases[id.at()].is_loading() && loading == Loading::Refuse {
-            return Err(still_loads(id, row));
-        }
-        if blocks > width as u64 {
-            let help = "out is too narrow: give it a column per block of the longest lease";
-            return Err(Error::argument("blocks", blocks, help));
-        }
-        Ok(())
     }
 
     /// [`Self::block_tables`] for rows that are checked.
@@ -167,6 +148,31 @@ impl State {
         }
         Ok(at as u64)
     }
+}
+
+/// Whether the table of a lease can be written when it has so many blocks.
+#[inline]
+pub(super) fn check_table(
+    row: usize,
+    id: LeaseId,
+    record: &Running,
+    loading: Loading,
+    width: usize,
+    blocks: u64,
+) -> Result<()> {
+    if record.is_loading() && loading == Loading::Refuse {
+        return Err(still_loads(id, row));
+    }
+    if blocks > width as u64 {
+        return Err(too_narrow(blocks));
+    }
+    Ok(())
+}
+
+#[cold]
+fn too_narrow(blocks: u64) -> Error {
+    let help = "out is too narrow: give it a column per block of the longest lease";
+    Error::argument("blocks", blocks, help)
 }
 
 /// The cells of a lease to write, from which column on.

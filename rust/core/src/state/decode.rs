@@ -1,6 +1,6 @@
 //! A decode step: seal, grow and the new cells of the tables of one batch, checked once.
 
-use super::block_table::{Cells, Loading};
+use super::block_table::{Cells, Loading, check_table};
 use super::{Sealing, State};
 use crate::base::{LeaseId, Result, memory};
 
@@ -53,21 +53,26 @@ impl State {
         growth: &Growth<impl Fn(usize) -> u64>,
     ) -> Result<Stepped> {
         let mut done = Stepped::default();
-        self.check_rows(leases)?;
+        let (mut wide, mut cells) = (Ok(()), 0);
+        for (row, &id) in leases.iter().enumerate() {
+            let record = self.check_row(id)?;
+            if let Some(width) = growth.width
+                && wide.is_ok()
+            {
+                let tokens = record.tokens.saturating_add((growth.more)(row));
+                let mut blocks = u64::from(record.blocks());
+                if tokens > blocks * u64::from(self.config.block_size) {
+                    blocks = self.blocks_of(tokens);
+                }
+                wide = check_table(row, id, record, growth.loading, width, blocks);
+                cells += blocks.saturating_sub(record.shown.into());
+            }
+        }
         for row in seals {
             self.check_computed(row)?;
         }
-        if let Some(width) = growth.width {
-            let mut cells = 0;
-            for (row, &id) in leases.iter().enumerate() {
-                let record = &self.leases[id.at()];
-                let tokens = record.tokens.saturating_add((growth.more)(row));
-                let blocks = self.blocks_of(tokens).max(record.blocks().into());
-                self.check_table(row, id, growth.loading, width, blocks)?;
-                cells += (blocks as usize).saturating_sub(record.shown as usize);
-            }
-            memory::reserve(&mut done.cells, cells, "the cells of block tables")?;
-        }
+        wide?;
+        memory::reserve(&mut done.cells, cells as usize, "the cells of block tables")?;
         done.sealed = self.seal_rows(seals);
         self.grow_rows(leases, &growth.more, &mut done.unserved);
         if let Some(width) = growth.width {

@@ -1,6 +1,7 @@
 //! Grow and trim: they take counts and no token values, so that they can run a step ahead.
 
 use super::State;
+use super::record::Running;
 use crate::base::{Error, LeaseId, LeaseIx, Result, SlotIx, Tier};
 use crate::tiers::Hold;
 
@@ -45,19 +46,19 @@ impl State {
     /// Whether every row is a live lease. It is checked before the first row is served, so that a bad
     /// one leaves the batch as it was.
     pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
-        for &id in leases {
-            let lease = self.lease(id)?;
-            if self.leases[lease].is_incomplete() && !self.config.recompute {
-                return Err(Error::state(
-                    format!(
-                        "using lease {}, whose resume came back incomplete",
-                        id.number()
-                    ),
-                    "this engine cannot recompute: park it again and resume it later",
-                ));
-            }
+        leases
+            .iter()
+            .try_for_each(|&id| self.check_row(id).map(drop))
+    }
+
+    /// The record of a row, if it is a live lease.
+    #[inline]
+    pub(super) fn check_row(&self, id: LeaseId) -> Result<&Running> {
+        let record = &self.leases[self.lease(id)?];
+        if record.is_incomplete() && !self.config.recompute {
+            return Err(cannot_recompute(id));
         }
-        Ok(())
+        Ok(record)
     }
 
     /// Whether nothing is on its way to a lease, for what a verb is doing to it.
@@ -72,6 +73,7 @@ impl State {
         ))
     }
 
+    #[inline]
     fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
         let block_size = u64::from(self.config.block_size);
         let record = &mut self.leases[lease];
@@ -83,6 +85,13 @@ impl State {
             }
             return true;
         }
+        self.grow_blocks(lease, tokens)
+    }
+
+    /// Takes the blocks that a row lacks for so many token positions.
+    fn grow_blocks(&mut self, lease: LeaseIx, tokens: u64) -> bool {
+        let block_size = u64::from(self.config.block_size);
+        let record = &mut self.leases[lease];
         let need = tokens.div_ceil(block_size) - u64::from(record.blocks());
         let promised = u64::from(record.promised()).min(need);
         let beyond = need - promised;
@@ -166,4 +175,13 @@ impl State {
         device.release(promised);
         self.leases[lease].limit = blocks + device.promise_up_to(want.into());
     }
+}
+
+#[cold]
+fn cannot_recompute(id: LeaseId) -> Error {
+    let number = id.number();
+    Error::state(
+        format!("using lease {number}, whose resume came back incomplete"),
+        "this engine cannot recompute: park it again and resume it later",
+    )
 }
