@@ -597,7 +597,7 @@ class Batch:
         plain = bool(decode) and not chunks and positions is None and not grown.ends
         departures = self.seats.departures
         self._in_flight.append(InFlightStep(number, rows, frozenset(lasts), departures, plain))
-        parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True)
+        parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True) if chunks else ()
         return Step(
             number,
             tuple(stops),
