@@ -6,8 +6,8 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 from blockyard.yard.cache import KVCache
 

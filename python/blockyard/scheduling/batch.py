@@ -1,299 +1,56 @@
-"""The running batch: its seats, those that decode or compute a prompt, and steps in flight."""
+"""The running batch: seats that decode or compute a prompt, and steps in flight."""
 
-import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Lease, LeaseBatch, Ticket
+from blockyard._core import Lease, LeaseBatch
 from blockyard.scheduling.engine import Chunk, Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.request import Request, RequestState
-from blockyard.scheduling.sampled import EMPTIED, TokenRows
+from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Batch", "Grown", "InFlightStep", "Rows", "Seat", "Seats"]
+__all__ = ["Batch", "Grown", "InFlightStep", "Rows"]
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """A seat that is bound to a request."""
-
-    number: int
-    request: Request
-    lease: Lease
-    epoch: int
-    stop: Stop | None = None
-    """The stop that was sent, once the seat is stopping."""
-    stopped_at: int = 0
-    """The step that carried the stop first; 0 before."""
-    pending_end: tuple[RequestState, str] | None = None
-    """How the ack ends the request, and why; None where only its stay in the seat ends."""
-    ticket: Ticket | None = None
-    """Host slots promised to it, where a victim must be parked."""
-    ended: bool = False
-    """Whether the request has ended: the seat only waits for its ack."""
-    limit: int = 0
-    """The blocks that the device might hold when it was bound."""
-
-
-class Seats:
-    """All seats. Values that change in every step are in arrays, with one place per seat.
-
-    Args:
-        count: How many there are.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        """How many there are."""
-        self._seats: list[Seat | None] = [None] * count
-        self._free = list(range(count))
-        self._epochs = [0] * count
-        self.stopping = 0
-        """Seats that wait for their ack."""
-        self.scheduled = np.zeros(count, np.int64)
-        """Tokens whose KV is computed, or is being computed by a step in flight."""
-        self.computed = np.zeros(count, np.int64)
-        """Tokens whose KV the engine has acknowledged."""
-        self.known = np.zeros(count, np.int64)
-        """Tokens that exist: prompt and sampled."""
-        self._tokens = TokenRows(self.known)
-        self._last = self._due = 0
-        """The seat whose row of tokens was emptied last; `EMPTIED` times the rows that are due."""
-        self.max_length = np.zeros(count, np.int64)
-        """Most tokens that may ever exist: the prompt and `max_tokens`."""
-        self.steps_run = np.zeros(count, np.int64)
-        """Steps that have computed in it since it was bound."""
-        self.last_step = np.zeros(count, np.int64)
-        """The last step that computes in it."""
-        self.begun_with = np.zeros(count, np.int64)
-        """Blocks that it had and was promised when it was bound."""
-        self.grows = np.zeros(count, np.bool_)
-        """Whether its request runs or loads, and is neither held nor stopping: see `let_grow`."""
-        self.growing = 0
-        """How many do."""
-        self.flips = 0
-        """How often one of them began or ceased to."""
-        self.arrivals = 0
-        """How often a seat was given out."""
-        self.departures = 0
-        """How often a seat was given up, or its request had ended."""
-        self.priorities: dict[int, int] = {}
-        """The number of seats by priority of their request."""
-
-    def __len__(self) -> int:
-        """Seats that are not free."""
-        return len(self._seats) - len(self._free)
-
-    @property
-    def full(self) -> bool:
-        """Whether none is free."""
-        return not self._free
-
-    def at(self, number: int) -> Seat | None:
-        """The bound seat of that number; None where it is free or does not exist."""
-        return self._seats[number] if 0 <= number < len(self._seats) else None
-
-    def lives(self, seat: Seat) -> bool:
-        """Whether the request still runs in this seat."""
-        return self._seats[seat.number] is seat and not seat.ended
-
-    def bound(self) -> list[Seat]:
-        """All seats that are not free, by number."""
-        return [seat for seat in self._seats if seat is not None]
-
-    def stopping_seats(self) -> list[Seat]:
-        """All seats that wait for their ack, by number."""
-        return [seat for seat in self._seats if seat is not None and seat.stop is not None]
-
-    def requests(self) -> tuple[list[Request], list[Request]]:
-        """Requests that run or leave, and requests with host slots promised, to be parked."""
-        found: tuple[list[Request], list[Request]] = [], []
-        for seat in self.bound():
-            found[seat.ticket is not None].append(seat.request)
-        return found
-
-    def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
-        """Gives a request the lowest free seat, where the device may hold `limit` blocks."""
-        number = heapq.heappop(self._free)
-        # An epoch above all earlier ones of the request and of the seat: no ack is good twice.
-        request.epoch = max(request.epoch, self._epochs[number]) + 1
-        seat = Seat(number, request, lease, request.epoch, limit=limit)
-        self.known[number] = lease.appended
-        self._tokens.sit(number, request.outputs, len(request.new.prompt))
-        request.seat, request.lease = number, lease
-        self._seats[number] = seat
-        self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
-        self.arrivals += 1
-        self.scheduled[number] = self.computed[number] = lease.cached
-        self.max_length[number] = len(request.new.prompt) + request.new.max_tokens
-        self.steps_run[number] = self.last_step[number] = 0
-        self.begun_with[number] = lease.blocks + lease.promised
-        self.let_grow(number, grows=True)
-        return seat
-
-    def stop(self, seat: Seat) -> Stop:
-        """Marks a seat as stopping, with a new epoch."""
-        self.stopping += 1
-        self.let_grow(seat.number, grows=False)
-        seat.epoch += 1
-        seat.request.epoch = seat.epoch
-        seat.stop = Stop(seat.request.id, seat.number, seat.epoch)
-        return seat.stop
-
-    def mark_ended(self, seat: Seat) -> None:
-        """Notes that the request has ended while its seat waits for the ack."""
-        seat.ended = True
-        self.departures += 1
-
-    def clear(self) -> None:
-        """Frees all seats, also where an interrupt has left one half bound."""
-        for seat in self.bound():
-            self._epochs[seat.number] = max(self._epochs[seat.number], seat.epoch)
-        self._seats = [None] * len(self._seats)
-        self._free = list(range(len(self._seats)))
-        self.priorities.clear()
-        self.end_growth()
-        self.stopping = 0
-        self.departures += 1
-
-    def free(self, seat: Seat) -> None:
-        """Frees a seat: the engine has nothing more to do with it."""
-        self.departures += 1
-        self.stopping -= seat.stop is not None
-        self._epochs[seat.number] = seat.epoch
-        self._seats[seat.number] = None
-        self.let_grow(seat.number, grows=False)
-        self._drop_priority(seat.request.new.priority)
-        self.unbind(seat.request)
-        heapq.heappush(self._free, seat.number)
-
-    @staticmethod
-    def unbind(request: Request) -> None:
-        """Takes a request's seat and lease away, also where an interrupt has left it half bound."""
-        request.outputs.leave()
-        request.seat = request.lease = None
-
-    def launch(self, rows: "Rows", step: int) -> NDArray[np.int64]:
-        """Notes that a step computes these rows; returns the first position of each."""
-        firsts = self.scheduled[rows.numbers]
-        self.scheduled += rows.positions
-        self.steps_run += rows.once
-        self.last_step[rows.numbers] = step
-        return firsts
-
-    def add_computed(self, tokens: NDArray[np.int64]) -> None:
-        """Notes tokens whose KV the engine has acknowledged, in the place of each seat."""
-        self.computed += tokens
-
-    def add_sampled(self, rows: "Rows", tokens: NDArray[np.uint32]) -> None:
-        """Takes a token that was sampled in each of some rows."""
-        self._tokens.add(rows.numbers, rows.once, tokens)
-        # In turn, so that no step empties many.
-        self._due += self.count
-        while self._due >= EMPTIED:
-            self._due -= EMPTIED
-            self._last = (self._last + 1) % self.count
-            seat = self._seats[self._last]
-            if seat is not None:
-                self._empty(seat)
-
-    def add_accepted(self, seat: Seat, tokens: NDArray[np.uint32]) -> None:
-        """Takes a token that was sampled in a seat, and drafts before it that are right."""
-        self._empty(seat)
-        seat.request.outputs.extend(tokens)
-        self._empty(seat)
-        self.known[seat.number] += len(tokens)
-
-    def _empty(self, seat: Seat) -> None:
-        """Moves the sampled tokens of a seat out of its row."""
-        self._tokens.sit(seat.number, seat.request.outputs, len(seat.request.new.prompt))
-
-    def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
-        """Notes that scheduled tokens without an output are not computed."""
-        self.scheduled[numbers] = self.computed[numbers]
-
-    def let_grow(self, number: int, *, grows: bool) -> None:
-        """Notes whether the request of a seat runs or loads, and is neither held nor stopping."""
-        if bool(self.grows[number]) is not grows:
-            self.grows[number] = grows
-            self.growing += 1 if grows else -1
-            self.flips += 1
-
-    def end_growth(self) -> None:
-        """Notes that nothing runs or loads in any seat."""
-        self.grows[:] = False
-        self.growing = 0
-        self.flips += 1
-
-    def growth(self, block_size: int, without: Sequence[Seat] = ()) -> int:
-        """Blocks that the running requests may still need and were not promised.
-
-        Args:
-            block_size: Tokens per block.
-            without: Seats that do not count.
-        """
-        grows = self.grows
-        if without:
-            grows = grows.copy()
-            grows[[seat.number for seat in without]] = False
-        tokens = np.maximum(self.known, self.scheduled)
-        have = np.maximum(-(-tokens // block_size), self.begun_with)
-        more = -(-(self.max_length - 1) // block_size) - have
-        return int(np.maximum(more, 0)[grows].sum())
-
-    def _drop_priority(self, priority: int) -> None:
-        """Notes that one request less of a priority has a seat."""
-        self.priorities[priority] -= 1
-        if not self.priorities[priority]:
-            del self.priorities[priority]
-
-
 class Rows:
-    """The rows of a step, those that decode first. Steps share one as long as it is the same.
+    """The rows of a step, those that decode first. Steps share one as long as it is the same."""
 
-    Args:
-        seats: Their seats.
-        counts: Positions that each computes; None for one each.
-        decodes: How many decode; those behind are chunks.
-        of: The number of all seats.
-    """
+    seats: list[Seat]
+    leases: list[Lease]
+    numbers: NDArray[np.int64]
+    """The numbers of the seats."""
+    counts: NDArray[np.int64]
+    """Positions that each row computes."""
+    decodes: InitVar[int]
+    places: InitVar[int]
+    batch: LeaseBatch | list[Lease] = field(init=False)
+    """The leases as verbs take them: those of a `LeaseBatch` are looked up once."""
+    decode: NDArray[np.int32] = field(init=False)
+    """The seats of the rows that decode."""
+    samples: NDArray[np.bool_] = field(init=False)
+    """True for each row."""
+    once: NDArray[np.int64] = field(init=False)
+    """1 in the place of each of the seats."""
+    positions: NDArray[np.int64] = field(init=False)
+    """The positions that are computed, in the place of each seat."""
+    left: int = 0
+    """Steps that all can compute, at least, before the one behind which one of them ends."""
 
-    __slots__ = (
-        *("counts", "decode", "batch", "decodes", "leases", "left", "numbers", "once", "positions"),
-        *("samples", "seats"),
-    )
-
-    def __init__(
-        self, seats: list[Seat], counts: NDArray[np.int64] | None, decodes: int, of: int
-    ) -> None:
-        self.seats = seats
-        self.decodes = decodes
-        self.leases = [seat.lease for seat in seats]
-        self.batch: LeaseBatch | list[Lease] = self.leases
-        """The leases for verbs: those that decode are looked up once."""
-        self.numbers = numbers = np.array([seat.number for seat in seats], np.int64)
-        self.decode = numbers[:decodes].astype(np.int32)
-        """The seats of those that decode."""
-        self.samples = np.ones(len(seats), np.bool_)
-        self.once = np.zeros(of, np.int64)
-        """1 in the place of each of the seats."""
-        self.once[numbers] = 1
-        self.counts = np.ones(len(seats), np.int64) if counts is None else counts
+    def __post_init__(self, decodes: int, places: int) -> None:
         # Engines get this array: it is read-only.
         self.counts.flags.writeable = False
-        self.positions = self.once
-        """The positions that each computes, in the places of their seats."""
-        if counts is not None:
-            self.positions = np.zeros(of, np.int64)
-            self.positions[numbers] = counts
-        self.left = 0
-        """Steps that all can compute, at least, before the one behind which one of them ends."""
+        self.batch = self.leases
+        self.decode = self.numbers[:decodes].astype(np.int32)
+        self.samples = np.ones(len(self.seats), np.bool_)
+        self.once, self.positions = np.zeros(places, np.int64), np.zeros(places, np.int64)
+        self.once[self.numbers] = 1
+        self.positions[self.numbers] = self.counts
 
 
 class InFlightStep(NamedTuple):
@@ -414,7 +171,7 @@ class Batch:
     def start(self, seat: Seat) -> Start:
         """Adds a seat that can compute, with a `Start` for the engine."""
         cached = seat.lease.cached
-        self.seats.scheduled[seat.number] = self.seats.computed[seat.number] = cached
+        self.seats.set_cached(seat.number, cached)
         self._prefill[seat] = None
         entry = seat.request
         return Start(entry.id, seat.number, seat.epoch, entry.tokens(), cached)
@@ -484,8 +241,9 @@ class Batch:
             return Grown([], None, [], 0)
         rows = self._rows
         if rows is None:
-            seats = list(self._decode)
-            rows = self._rows = Rows(seats, None, len(seats), self.seats.count)
+            rows = self._rows = self._rows_of(list(self._decode), None, [])
+        elif rows.batch is rows.leases:
+            # It costs what it saves in two steps: not where rows come or go in each of them.
             rows.batch = self._cache.batch(rows.leases)
         seats, leases, counts = rows.seats, rows.batch, None
         ends = rows.left <= 1
@@ -508,7 +266,8 @@ class Batch:
             return Grown(seats, counts, [], 0, ends)
         skipped = unserved.tolist()
         need = sum(
-            self._blocks(seats[at].lease, 1 if counts is None else int(counts[at])) for at in skipped
+            self._blocks(seats[at].lease, 1 if counts is None else int(counts[at]))
+            for at in skipped
         )
         grows = np.ones(len(seats), np.bool_)
         grows[unserved] = False
@@ -581,11 +340,8 @@ class Batch:
         if rows is not None:
             rows.left -= 1
         if rows is None or decode is not rows.seats or positions is not None or chunks:
-            counts = np.ones(len(decode), np.int64) if positions is None else positions
-            counts = np.concatenate((counts, np.array([count for _, count in chunks], np.int64)))
-            seats = decode + [seat for seat, _ in chunks]
-            rows = Rows(seats, counts, len(decode), self.seats.count)
-        firsts = self.seats.launch(rows, number)
+            rows = self._rows_of(decode, positions, chunks)
+        firsts = self.seats.add_scheduled(rows.numbers, rows.once, rows.positions, number)
         samples, lasts = rows.samples.copy(), list[int]()
         if chunks:
             behind = rows.numbers[len(decode) :]
@@ -609,6 +365,27 @@ class Batch:
             rows.counts,
             samples,
         )
+
+    def _rows_of(
+        self,
+        decode: list[Seat],
+        positions: NDArray[np.int64] | None,
+        chunks: list[tuple[Seat, int]],
+    ) -> Rows:
+        """Rows that decode, `positions` or one for each, and chunks behind them."""
+        if self._rows is not None and decode is self._rows.seats:
+            leases, numbers = self._rows.leases, self._rows.numbers
+        else:
+            leases = [seat.lease for seat in decode]
+            numbers = np.array([seat.number for seat in decode], np.int64)
+        counts = np.ones(len(decode), np.int64) if positions is None else positions
+        seats = decode
+        if chunks:
+            behind = [seat for seat, _ in chunks]
+            seats, leases = decode + behind, leases + [seat.lease for seat in behind]
+            numbers = np.concatenate((numbers, np.array([seat.number for seat in behind])))
+            counts = np.concatenate((counts, np.array([count for _, count in chunks])))
+        return Rows(seats, leases, numbers, counts, len(decode), self.seats.count)
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
         """Chunks of the prompts within `left` tokens: by priority, then as they have started."""

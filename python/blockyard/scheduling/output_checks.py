@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import InFlightStep, Seat, Seats
+from blockyard.scheduling.batch import InFlightStep
 from blockyard.scheduling.engine import Ack, Output
+from blockyard.scheduling.seats import Seat, Seats
 from blockyard.shared.validate import bounded
 
 _UINT32: Final = np.dtype(np.uint32)
@@ -91,7 +92,7 @@ def accepted(output: Output, in_flight: InFlightStep) -> NDArray[np.int64]:
     computed = rows.counts.copy()
     if output.counts is None and len(output.seats) == len(rows.numbers):
         # Each row sampled one token, so no draft was accepted.
-        computed[: rows.decodes] = 1
+        computed[: len(rows.decode)] = 1
         return computed
     sampled_by_seat = dict(zip(output.seats.tolist(), _counts(output), strict=True))
     for at, number in enumerate(rows.decode.tolist()):
@@ -106,13 +107,11 @@ def sampled(output: Output, in_flight: InFlightStep, seats: Seats) -> list[Seat 
         Misuse: The output is not one of that step.
     """
     step, rows = output.step, in_flight.rows
-    most_of = rows.counts[: rows.decodes].tolist()
-    expected = {
-        seat.number: (seat, most) for seat, most in zip(rows.seats, most_of, strict=False)
-    }
+    most_of = rows.counts[: len(rows.decode)].tolist()
+    expected = {seat.number: (seat, most) for seat, most in zip(rows.seats, most_of, strict=False)}
     expected |= {
         seat.number: (seat, 1)
-        for seat in rows.seats[rows.decodes :]
+        for seat in rows.seats[len(rows.decode) :]
         if seat.number in in_flight.lasts
     }
     counts = _counts(output)

@@ -3,12 +3,13 @@
 import numpy as np
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import InFlightStep, Rows, Seat
+from blockyard.scheduling.batch import InFlightStep, Rows
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.output_checks import accepted, check, plain, sampled
 from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 
 __all__ = ["OutputProcessor"]
@@ -82,7 +83,7 @@ class OutputProcessor:
         self._seats.add_computed(rows.once)
         computed = self._seats.computed[rows.numbers]
         self._cache.decode_step(rows.batch, output.tokens, computed, grow=0)
-        self._seats.add_sampled(rows, output.tokens)
+        self._seats.add_sampled(rows.numbers, output.tokens, rows.once)
         self._batch.done(output.step)
         self._headroom.stepped()
 
@@ -119,9 +120,9 @@ class OutputProcessor:
             if len(seats) < len(rows):
                 tokens = tokens[[seat is not None for seat in rows]]
             if seats:
-                sampling = Rows(seats, None, 0, self._seats.count)
-                self._cache.append(sampling.leases, tokens)
-                self._seats.add_sampled(sampling, tokens)
+                self._cache.append([seat.lease for seat in seats], tokens)
+                numbers = np.array([seat.number for seat in seats], np.int64)
+                self._seats.add_sampled(numbers, tokens)
         else:
             ends = np.cumsum(counts.astype(np.int64)).tolist()
             for seat, begin, end in zip(rows, [0, *ends], ends, strict=False):

@@ -94,7 +94,7 @@ class RequestKeys:
                 self.prompt = cache.keys(new.prompt, salt=new.salt, lora=new.lora)
             self._made = self.prompt
             if outputs:
-                tokens = np.concatenate((new.prompt, outputs.array()))
+                tokens = np.concatenate((new.prompt, outputs.as_array()))
                 made = len(self.prompt) * cache.block_size
                 self._made = cache.keys(tokens[made:], after=self.prompt)
             self.raw = bytes(self._made)
@@ -223,13 +223,13 @@ class Request:
     kept_steps: int = 0
     """Steps for which it has kept others waiting since it is held: `unread.py`."""
     outputs: SampledTokens = field(default_factory=SampledTokens)
-    """The tokens that it has sampled: `batch.py`."""
+    """The tokens that it has sampled: `seats.py`."""
     ends_at: int | None = None
     """The tokens that it has sampled when an end of the engine's is among them; None before."""
     last_write: int = 0
     """The last step that may still write its blocks: no copy reads them before it is done."""
     lease: Lease | None = None
-    """Its lease: `batch.py`, as its seat and epoch."""
+    """Its lease: `seats.py`, as its seat and epoch."""
     seat: int | None = None
     epoch: int = 0
     preempted: int = 0
@@ -271,7 +271,7 @@ class Request:
 
     def tokens(self) -> NDArray[np.uint32]:
         """The prompt, and the tokens sampled so far."""
-        return np.concatenate((self.new.prompt, self.outputs.array()))
+        return np.concatenate((self.new.prompt, self.outputs.as_array()))
 
     def keyed(self, cache: KVCache) -> Keys:
         """The keys of its tokens."""

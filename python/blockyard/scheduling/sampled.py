@@ -13,7 +13,7 @@ EMPTIED: Final = 1000
 _CELLS: Final = 1024
 """Tokens that it has room for."""
 _STRIDE: Final = _CELLS + 16
-"""Cells from one row to the next: with a power of two they would share few lines of a CPU's cache."""
+"""Cells from a row to the next: a power of two would put them in few lines of a CPU's cache."""
 _BYTES: Final = 4
 """Bytes of a cell."""
 
@@ -59,7 +59,7 @@ class SampledTokens:
         """Returns the tokens from number `first` on."""
         return self._from(first).tolist()
 
-    def array(self) -> NDArray[np.uint32]:
+    def as_array(self) -> NDArray[np.uint32]:
         """Returns all of them in a new array, shape (tokens,)."""
         return np.array(self._from(0), np.uint32)
 
@@ -110,6 +110,7 @@ class TokenRows:
     def __init__(self, known: NDArray[np.int64]) -> None:
         count = len(known)
         self._known = known
+        self._known_view = memoryview(known.data)
         self._cells = np.zeros((count, _STRIDE), np.uint32)
         self._flat = self._cells.reshape(-1)
         self._next = np.zeros(count, np.int64)
@@ -120,12 +121,12 @@ class TokenRows:
         outputs.keep()
         self._next[number] = number * _STRIDE
         cells = memoryview(self._cells[number]).cast("B")
-        outputs.sit(cells, memoryview(self._known), number, prompt)
+        outputs.sit(cells, self._known_view, number, prompt)
 
     def add(
-        self, numbers: NDArray[np.int64], once: NDArray[np.int64], tokens: NDArray[np.uint32]
+        self, numbers: NDArray[np.int64], tokens: NDArray[np.uint32], once: NDArray[np.int64]
     ) -> None:
-        """Adds a token to each of some seats, which are given by number and by place."""
+        """Adds a token to each of some seats; `once` has a 1 in the place of each of them."""
         self._flat[self._next[numbers]] = tokens
         self._next += once
         self._known += once

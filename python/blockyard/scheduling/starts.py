@@ -1,11 +1,11 @@
 """Starts admitted requests: at once, or when their loads have ended."""
 
 from blockyard.scheduling.admission import Admission, Admitted
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.cached_tokens import found_by
 from blockyard.scheduling.engine import Start
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 
 __all__ = ["Starts"]
