@@ -121,7 +121,7 @@ class Seats:
         request.epoch = max(request.epoch, self._epochs[number]) + 1
         seat = Seat(number, request, lease, request.epoch, limit=limit)
         self.known[number] = lease.appended
-        self._tokens.sit(number, request.outputs, len(request.new.prompt))
+        self._tokens.sit(number, request.outputs)
         request.seat, request.lease = number, lease
         self._seats[number] = seat
         self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
@@ -231,18 +231,15 @@ class Seats:
             self._last = (self._last + 1) % self.count
             seat = self._seats[self._last]
             if seat is not None:
-                self._empty(seat)
+                self._tokens.sit(seat.number, seat.request.outputs)
 
     def add_accepted(self, seat: Seat, tokens: NDArray[np.uint32]) -> None:
         """Takes a token that was sampled in a seat, and drafts before it that are right."""
-        self._empty(seat)
-        seat.request.outputs.extend(tokens)
-        self._empty(seat)
+        outputs = seat.request.outputs
+        outputs.leave()
+        outputs.extend(tokens)
         self.known[seat.number] += len(tokens)
-
-    def _empty(self, seat: Seat) -> None:
-        """Moves the sampled tokens of a seat out of its row."""
-        self._tokens.sit(seat.number, seat.request.outputs, len(seat.request.new.prompt))
+        self._tokens.sit(seat.number, outputs)
 
     def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
         """Notes that scheduled tokens without an output are not computed."""
