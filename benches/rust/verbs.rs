@@ -281,6 +281,7 @@ pub(crate) struct Decode {
     computed: Vec<u64>,
     tables: Vec<i32>,
     verbs: Verbs,
+    steps: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -318,6 +319,7 @@ impl Decode {
             computed,
             tables: vec![0; ROWS * WIDTH],
             verbs,
+            steps: 0,
         };
         // The first step seals the prompts.
         made.grow();
@@ -361,8 +363,9 @@ impl Decode {
 
     fn step(&mut self) {
         let tokens = [7; ROWS];
-        let computed = &self.computed;
-        let appended = self.batch.append(&tokens, |_| 1, |row| computed[row]);
+        let (computed, steps) = (&self.computed, self.steps);
+        let computed = |row: usize| computed[row] + steps;
+        let appended = self.batch.append(&tokens, |_| 1, computed);
         let mut appended = appended.expect("open");
         let growth = Growth {
             more: |_| 1,
@@ -377,7 +380,7 @@ impl Decode {
             self.tables[at] = cell.slot.cast_signed();
         }
         drop(appended);
-        self.computed.iter_mut().for_each(|computed| *computed += 1);
+        self.steps += 1;
     }
 }
 

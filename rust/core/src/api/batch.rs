@@ -120,14 +120,13 @@ impl Batch {
         let mut appended = Appended {
             batch: self,
             step: self.shared.next_step(),
-            rows: 0,
             count,
             before: Vec::with_capacity(few),
             seals: Seals::with_capacity(few),
             keep: false,
         };
         let mut rest = tokens;
-        for (row, (keys, &id)) in self.keys.iter().zip(&self.ids).enumerate() {
+        for (row, keys) in self.keys.iter().enumerate() {
             let split = rest.split_at_checked((appended.count)(row));
             let (own, others) = split.ok_or_else(|| not_counted(tokens))?;
             rest = others;
@@ -137,8 +136,11 @@ impl Batch {
             } else {
                 known = appended.complete(row, known, own)?;
             }
-            appended.rows = row + 1;
-            appended.seals.gather(row, id, &known, computed(row))?;
+            let computed = computed(row);
+            if known.computes_more(computed)? {
+                let lease = self.ids[row];
+                appended.seals.gather(row, lease, &known, computed);
+            }
         }
         if rest.is_empty() {
             Ok(appended)
@@ -160,8 +162,6 @@ pub struct Appended<'a, C: Fn(usize) -> usize> {
     batch: &'a Batch,
     /// The number by which it knows what it has appended.
     step: u64,
-    /// Rows that have their tokens.
-    rows: usize,
     count: C,
     /// Rows of which blocks were completed.
     before: Vec<(usize, Before)>,
@@ -192,7 +192,7 @@ impl<'a, C: Fn(usize) -> usize> Appended<'a, C> {
 
     /// Rows, and blocks that may be published: to judge the work.
     pub fn blocks(&self) -> usize {
-        self.rows + self.seals.blocks()
+        self.batch.ids.len() + self.seals.blocks()
     }
 
     /// The rest of the step, in the yard: [`State::decode_step`].
@@ -220,7 +220,7 @@ impl<C: Fn(usize) -> usize> Drop for Appended<'_, C> {
         if self.keep {
             return self.seals.remember_keys(|row| &keys[row]);
         }
-        for row in (0..self.rows).rev() {
+        for row in (0..keys.len()).rev() {
             let before = self.before.pop_if(|before| before.0 == row);
             let mut known = keys[row].lock();
             // Where another thread has appended behind them, they stay, as they would without a step.

@@ -274,32 +274,15 @@ impl Seals {
     pub fn add(&mut self, lease: &Lease, computed: u64) -> Result<()> {
         lease.check()?;
         let known = lease.keys.sound()?;
-        self.gather(self.leases.len(), lease.id, &known, computed)?;
+        if known.computes_more(computed)? {
+            self.gather(self.leases.len(), lease.id, &known, computed);
+        }
         self.leases.push(lease.id);
         Ok(())
     }
 
-    /// The same for row `at` of a batch whose leases it need not know.
-    #[inline]
-    pub(super) fn gather(
-        &mut self,
-        at: usize,
-        lease: LeaseId,
-        known: &Known,
-        computed: u64,
-    ) -> Result<()> {
-        if computed > known.chain.tokens() {
-            let help = "no more can be computed than was appended: append the tokens first";
-            return Err(Error::argument("computed", computed, help));
-        }
-        let size = u64::from(known.chain.block_size());
-        if computed >= (u64::from(known.sealed) + 1) * size {
-            self.gather_blocks(at, lease, known, computed);
-        }
-        Ok(())
-    }
-
-    fn gather_blocks(&mut self, at: usize, lease: LeaseId, known: &Known, computed: u64) {
+    /// Adds the blocks that row `at` of a batch has computed and not sealed.
+    pub(super) fn gather(&mut self, at: usize, lease: LeaseId, known: &Known, computed: u64) {
         let (size, first) = (u64::from(known.chain.block_size()), known.sealed as usize);
         let full = (computed / size) as usize;
         let spoken = known.chain.spoken(first..full).map(|(tokens, origin)| {

@@ -309,15 +309,38 @@ pub(crate) struct Keys {
     ready: bool,
 }
 
+/// What every step looks at is together, in few lines of the cache.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Known {
-    pub(crate) chain: Chain,
     /// Leading blocks that the yard had sealed when it was last asked; it never unseals one.
     pub(crate) sealed: u32,
-    /// The step that has appended last; 0 where it was no step, or tokens came since.
-    pub(crate) step: u64,
     /// How often the sequence was parked: it has no sealed blocks then, whatever was read before.
     pub(crate) parkings: u32,
+    /// The step that has appended last; 0 where it was no step, or tokens came since.
+    pub(crate) step: u64,
+    pub(crate) chain: Chain,
+}
+
+impl Known {
+    /// Whether `computed` tokens make blocks full that were not sealed.
+    ///
+    /// # Errors
+    /// `Argument` when more is computed than was appended.
+    #[inline]
+    pub(crate) fn computes_more(&self, computed: u64) -> Result<bool> {
+        if computed > self.chain.tokens() {
+            return Err(not_appended(computed));
+        }
+        let size = u64::from(self.chain.block_size());
+        Ok(computed >= (u64::from(self.sealed) + 1) * size)
+    }
+}
+
+#[cold]
+fn not_appended(computed: u64) -> Error {
+    let help = "no more can be computed than was appended: append the tokens first";
+    Error::argument("computed", computed, help)
 }
 
 impl Keys {

@@ -15,15 +15,16 @@ const MAGIC: &[u8; 2] = b"C2";
 
 /// The keys of one sequence in one group; a fork is a clone.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Chain {
-    block_size: u32,
     tokens: u64,
     keys: Vec<Key>,
+    /// Its tokens and its extras, where somebody is told of them.
+    told: Option<Box<Spoken>>,
+    block_size: u32,
     source: Source,
     /// What stands for the parent of its first block: [`Key::UNKNOWN`] where the engine has made keys.
     root: Key,
-    /// Its tokens and its extras, where somebody is told of them.
-    told: Option<Box<Spoken>>,
 }
 
 /// What a listener must know of a sequence that its keys do not say.
@@ -425,7 +426,8 @@ impl Chain {
 
     /// Tokens in the partial block.
     fn partial(&self) -> usize {
-        (self.tokens - self.keys.len() as u64 * u64::from(self.block_size)) as usize
+        let full = (self.keys.len() as u64).wrapping_mul(self.block_size.into());
+        self.tokens.wrapping_sub(full) as usize
     }
 }
 

@@ -240,6 +240,13 @@ pub(crate) struct Frame {
     message: Vec<u8>,
 }
 
+/// Where the token number `at` of a block is in its message. No block and no slice has so many that
+/// this could wrap around.
+#[inline]
+fn place(at: usize) -> usize {
+    at.wrapping_mul(4).wrapping_add(TOKENS)
+}
+
 /// What completed blocks have written over: the parent, and the first tokens of the block.
 pub(crate) struct Overwritten {
     parent: Key,
@@ -303,7 +310,7 @@ impl Frame {
     /// Whether `more` tokens behind the `at` that are there fill no block, and have room already.
     #[inline]
     pub(crate) fn has_room(&self, at: usize, more: usize) -> bool {
-        let stop = TOKENS + 4 * (at + more);
+        let stop = place(at.wrapping_add(more));
         stop < self.end && stop <= self.message.len()
     }
 
@@ -327,7 +334,7 @@ impl Frame {
     /// have room.
     #[inline]
     pub(crate) fn fill(&mut self, at: usize, tokens: &[u32]) {
-        let (start, stop) = (TOKENS + 4 * at, TOKENS + 4 * (at + tokens.len()));
+        let (start, stop) = (place(at), place(at.wrapping_add(tokens.len())));
         debug_assert!(stop <= self.end, "more tokens than the block has room for");
         if self.message.len() < stop {
             self.message.resize(stop, 0);

@@ -71,24 +71,13 @@ impl State {
         width: usize,
         cells: Cells,
         loading: Loading,
-        write: impl FnMut(TableCells<'_>),
+        mut write: impl FnMut(TableCells<'_>),
     ) -> Result<u64> {
         self.check_rows(leases)?;
         for (row, &id) in leases.iter().enumerate() {
             let record = &self.leases[id.at()];
             check_table(row, id, record, loading, width, record.blocks().into())?;
         }
-        Ok(self.show_rows(leases, width, cells, write))
-    }
-
-    /// [`Self::block_tables`] for rows that are checked.
-    pub(super) fn show_rows(
-        &mut self,
-        leases: &[LeaseId],
-        width: usize,
-        cells: Cells,
-        mut write: impl FnMut(TableCells<'_>),
-    ) -> u64 {
         let mut written = 0;
         for (row, id) in leases.iter().enumerate() {
             let record = &mut self.leases[id.at()];
@@ -101,7 +90,7 @@ impl State {
             };
             record.shown = record.blocks();
         }
-        written as u64
+        Ok(written as u64)
     }
 
     /// The flat place, slot × block size + offset, of `count` tokens from `first` on of each row,
@@ -176,7 +165,7 @@ fn too_narrow(blocks: u64) -> Error {
 }
 
 /// The cells of a lease to write, from which column on.
-fn unshown(record: &Running, cells: Cells) -> (usize, &[SlotIx]) {
+pub(super) fn unshown(record: &Running, cells: Cells) -> (usize, &[SlotIx]) {
     let shown = if cells == Cells::All { 0 } else { record.shown };
     let first = record.table.len().min(shown as usize);
     (first, &record.table[first..])

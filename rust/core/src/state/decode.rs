@@ -1,8 +1,9 @@
 //! A decode step: seal, grow and the new cells of the tables of one batch, checked once.
 
-use super::block_table::{Cells, Loading, check_table};
+use super::block_table::{Cells, Loading, check_table, unshown};
+use super::record::Running;
 use super::{Sealing, State};
-use crate::base::{LeaseId, Result, memory};
+use crate::base::{Ix, LeaseId, Result, memory};
 
 /// What a decode step does besides sealing.
 #[derive(Clone, Copy, Debug)]
@@ -53,38 +54,57 @@ impl State {
         growth: &Growth<impl Fn(usize) -> u64>,
     ) -> Result<Stepped> {
         let mut done = Stepped::default();
-        let (mut wide, mut cells) = (Ok(()), 0);
+        let (mut full, mut hidden, mut cells) = (0, Ok(()), 0);
         for (row, &id) in leases.iter().enumerate() {
             let record = self.check_row(id)?;
-            if let Some(width) = growth.width
-                && wide.is_ok()
-            {
-                let tokens = record.tokens.saturating_add((growth.more)(row));
-                let mut blocks = u64::from(record.blocks());
-                if tokens > blocks * u64::from(self.config.block_size) {
-                    blocks = self.blocks_of(tokens);
+            full += usize::from(self.is_full(record));
+            if let Some(width) = growth.width {
+                let blocks = self.blocks_after(record, (growth.more)(row));
+                if let Err(error) = check_table(row, id, record, growth.loading, width, blocks)
+                    && hidden.is_ok()
+                {
+                    hidden = Err(error);
                 }
-                wide = check_table(row, id, record, growth.loading, width, blocks);
-                cells += blocks.saturating_sub(record.shown.into());
+                if blocks > record.shown.into() {
+                    cells += blocks - u64::from(record.shown);
+                }
             }
         }
         for row in seals {
             self.check_computed(row)?;
         }
-        wide?;
+        hidden?;
         memory::reserve(&mut done.cells, cells as usize, "the cells of block tables")?;
         done.sealed = self.seal_rows(seals);
-        self.grow_rows(leases, &growth.more, &mut done.unserved);
-        if let Some(width) = growth.width {
-            self.show_rows(leases, width, Cells::Changed, |cells| {
-                let columns = cells.first as u32..;
-                let slots = columns.zip(cells.slots());
-                let row = cells.row as u32;
-                done.cells
-                    .extend(slots.map(|(column, slot)| NewCell { row, column, slot }));
-            });
+        self.warm_growth(full);
+        for (row, id) in (0_u32..).zip(leases) {
+            if !self.grow_one(id.at(), (growth.more)(row as usize)) {
+                done.unserved.push(row);
+            }
+            let record = &mut self.leases[id.at()];
+            if growth.width.is_some() && record.shown < record.blocks() {
+                let (first, slots) = unshown(record, Cells::Changed);
+                let cells = (first as u32..).zip(slots);
+                done.cells.extend(cells.map(|(column, slot)| NewCell {
+                    row,
+                    column,
+                    slot: slot.get(),
+                }));
+                record.shown = record.blocks();
+            }
         }
+        self.counters.unserved += done.unserved.len() as u64;
         Ok(done)
+    }
+
+    /// The blocks of a row when it has grown, if it finds room.
+    #[inline]
+    fn blocks_after(&self, record: &Running, more: u64) -> u64 {
+        let (tokens, blocks) = (record.tokens.saturating_add(more), record.blocks().into());
+        if tokens <= blocks * u64::from(self.config.block_size) {
+            return blocks;
+        }
+        self.blocks_of(tokens)
     }
 
     /// About how many cells of their tables leases have not shown.

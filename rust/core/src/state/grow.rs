@@ -16,31 +16,31 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
-        self.grow_rows(leases, more, unserved);
-        Ok(())
-    }
-
-    /// The same for rows that are checked.
-    pub(super) fn grow_rows(
-        &mut self,
-        leases: &[LeaseId],
-        more: impl Fn(usize) -> u64,
-        unserved: &mut Vec<u32>,
-    ) {
-        if self.tiers[Tier::DEVICE].order().warms() {
-            // Each row that is full evicts a block or more: their cache misses overlap only here.
-            let full = leases.iter().filter(|id| {
-                let record = &self.leases[id.at()];
-                record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
-            });
-            self.warm_room(Tier::DEVICE, full.count() as u32);
-        }
+        let full = leases
+            .iter()
+            .filter(|id| self.is_full(&self.leases[id.at()]));
+        self.warm_growth(full.count());
         for (row, id) in leases.iter().enumerate() {
             if !self.grow_one(id.at(), more(row)) {
                 unserved.push(row as u32);
             }
         }
         self.counters.unserved += unserved.len() as u64;
+        Ok(())
+    }
+
+    /// Whether its next token needs a block.
+    #[inline]
+    pub(super) fn is_full(&self, record: &Running) -> bool {
+        record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
+    }
+
+    /// Reads what rows that are full will evict, a block or more each: their cache misses overlap only
+    /// here.
+    pub(super) fn warm_growth(&mut self, full: usize) {
+        if self.tiers[Tier::DEVICE].order().warms() {
+            self.warm_room(Tier::DEVICE, full as u32);
+        }
     }
 
     /// Whether every row is a live lease. It is checked before the first row is served, so that a bad
@@ -54,11 +54,22 @@ impl State {
     /// The record of a row, if it is a live lease.
     #[inline]
     pub(super) fn check_row(&self, id: LeaseId) -> Result<&Running> {
-        let record = &self.leases[self.lease(id)?];
+        let live = self.leases.get(id.0).filter(|record| !record.has_ended());
+        let Some(record) = live else {
+            return Err(self.has_no_lease(id));
+        };
         if record.is_incomplete() && !self.config.recompute {
             return Err(cannot_recompute(id));
         }
         Ok(record)
+    }
+
+    #[cold]
+    fn has_no_lease(&self, id: LeaseId) -> Error {
+        let (what, number) = ("lease", id.number());
+        self.lease(id)
+            .err()
+            .unwrap_or(Error::Spent { what, number })
     }
 
     /// Whether nothing is on its way to a lease, for what a verb is doing to it.
@@ -73,8 +84,9 @@ impl State {
         ))
     }
 
+    /// Adds token positions to a row, whole or not at all.
     #[inline]
-    fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
+    pub(super) fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
         let block_size = u64::from(self.config.block_size);
         let record = &mut self.leases[lease];
         let tokens = record.tokens.saturating_add(more);
