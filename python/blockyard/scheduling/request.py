@@ -223,7 +223,7 @@ class Request:
     kept_steps: int = 0
     """Steps for which it has kept others waiting since it is held: `unread.py`."""
     outputs: SampledTokens = field(default_factory=SampledTokens)
-    """The tokens that it has sampled: `seats.py`."""
+    """The tokens that it has sampled."""
     ends_at: int | None = None
     """The tokens that it has sampled when an end of the engine's is among them; None before."""
     last_write: int = 0

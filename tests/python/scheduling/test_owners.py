@@ -16,7 +16,6 @@ OWNERS = {
     "Request.seat": "seats.py",
     "Request.epoch": "seats.py",
     "Request.cached_tokens": "starts.py",
-    "Request.outputs": "seats.py",
     "Request.preempted": "preemption.py",
     "Request.kept_steps": "unread.py",
     "Request.hints": "scheduler.py",
