@@ -11,6 +11,7 @@ from typing_extensions import Buffer, disjoint_base, override
 
 __all__ = [
     "DEBUG",
+    "KEY_ENCODINGS",
     "BlockyardError",
     "Cache",
     "DiskBaseline",
@@ -77,6 +78,7 @@ _Addresses: TypeAlias = NDArray[np.uint64]
 _Places: TypeAlias = tuple[_Addresses, int]
 
 DEBUG: Final[bool]
+KEY_ENCODINGS: Final[dict[str, int]]
 """Whether this is a debug build."""
 __version__: Final[str]
 

@@ -2,10 +2,10 @@
 
 use crate::arguments::{self, Counts};
 use crate::batch::{Batch, LeaseBatch};
-use crate::buffers::{Out, array, integers};
+use crate::buffers::{Out, integers, row_array};
 use crate::cache_class::Cache;
 use crate::error::Failure;
-use crate::gil::{enter_weighed, hash};
+use crate::gil::{SHORT, enter_weighed, hash};
 use crate::step::{CELLS, check_counted, counts_of};
 use blockyard_core as core;
 use blockyard_guard::guarded;
@@ -157,7 +157,10 @@ impl Cache {
             )
         })?;
         let blocks = appended.blocks();
-        let weigh = |state: &core::State| blocks + state.new_cells(rows.ids()) / CELLS;
+        let weigh = |state: &core::State| match width.unwrap_or(0).saturating_mul(len) / CELLS {
+            most if blocks + most <= SHORT => blocks,
+            _ => blocks + state.new_cells(rows.ids()) / CELLS,
+        };
         let growth = core::Growth {
             more: |row| grow.of(row),
             width,
@@ -174,9 +177,8 @@ impl Cache {
                 out.write(py, at, [cell.slot.cast_signed()].into_iter());
             }
         }
-        let unserved: Vec<i32> = done.unserved.iter().map(|row| row.cast_signed()).collect();
         Ok((
-            array(py, &unserved, "int32")?,
+            row_array(py, &done.unserved)?,
             done.cells.len(),
             done.sealed,
         ))

@@ -2,7 +2,7 @@
 
 use crate::arguments::{self, Counts};
 use crate::batch::Batch;
-use crate::buffers::{MOST, Out, array, integers, room, too_many, zeros};
+use crate::buffers::{MOST, Out, array, integers, room, row_array, too_many, zeros};
 use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
 use crate::gil::{LONG, attached, enter, hash};
@@ -119,14 +119,7 @@ impl Cache {
             state.grow(ids, |row| counts.of(row), &mut unserved)
         });
         grown?;
-        array(
-            py,
-            &unserved
-                .iter()
-                .map(|&row| row.cast_signed())
-                .collect::<Vec<_>>(),
-            "int32",
-        )
+        row_array(py, &unserved)
     }
 
     /// Cuts each row to a number of token positions. The blocks beyond are released.

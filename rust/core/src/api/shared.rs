@@ -304,6 +304,7 @@ impl Shared {
 const FEW_KEYS: usize = 256;
 
 /// A sequence's keys, beside its lease so that hashing happens outside the yard's lock.
+#[repr(align(64))]
 pub(crate) struct Keys {
     known: Mutex<Known>,
     ready: bool,

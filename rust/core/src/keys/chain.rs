@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Of a chain as bytes, with the version.
-const MAGIC: &[u8; 2] = b"C2";
+const MAGIC: &[u8; 2] = b"C3";
 
 /// The keys of one sequence in one group; a fork is a clone.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Chain {
         let is_plain = extras.lora.is_none() && extras.salt.is_none();
         let root = seed.sequence_root(extras.lora.as_deref(), extras.salt.as_deref());
         let source = Source::Tokens {
-            frame: Frame::new(seed, root),
+            frame: Frame::new(seed, &seed.start(&root)),
             media: Cursor::new(extras.media)?,
         };
         Ok(Self {
@@ -110,7 +110,7 @@ impl Chain {
     pub fn full_blocks(&self, seed: &Seed) -> Result<Self> {
         let source = match (&self.source, self.keys.last()) {
             (Source::Tokens { .. }, _) => self.source.clone(),
-            (Source::Engine, Some(&parent)) => Source::Tokens {
+            (Source::Engine, Some(parent)) => Source::Tokens {
                 frame: Frame::new(seed, parent),
                 media: Cursor::new(Vec::new())?,
             },
@@ -345,7 +345,7 @@ impl Chain {
     /// tokens and its salt.
     ///
     /// ```text
-    /// "C2"  root  block size u32  tokens u64  number of keys u64  keys
+    /// "C3"  root  block size u32  tokens u64  number of keys u64  keys
     /// 1  hash u8  group u8  parent  tokens of the partial block u32  media items   0 of the engine's
     /// 1  all tokens u32  1 extras, or 0                                            0 where untold
     /// ```
@@ -415,12 +415,12 @@ impl Chain {
             return Err("more follows behind them: pass what was written alone");
         }
         Ok(Self {
-            block_size,
             tokens,
             keys,
+            told,
+            block_size,
             source,
             root,
-            told,
         })
     }
 
@@ -492,7 +492,7 @@ mod tests {
             &[("c", 2, 2)],
             &[],
         ];
-        let mut frame = Frame::new(&seed, seed.root());
+        let mut frame = Frame::new(&seed, &seed.start(&seed.root()));
         let mut expected = Vec::new();
         for (block, pieces) in tokens.chunks(4).zip(over) {
             frame.fill(0, block);
