@@ -185,16 +185,19 @@ fn typed<E: Wide, T: Whole>(
     let buffer = buffer
         .as_typed::<E>()
         .map_err(|_| Failure::misuse(format!("{name} is not aligned: pass a copy")))?;
-    let check = |at: usize, element: E| {
-        let narrow = element.narrow();
-        narrow.ok_or_else(|| out_of_range::<T>(&format!("{name}[{at}]"), &element.to_string()))
-    };
     let elements = copied(py, name, buffer)?;
+    let wrong = |element: &E| element.narrow::<T>().is_none();
+    if let Some(at) = elements.iter().position(wrong) {
+        let element = elements[at].to_string();
+        return Err(out_of_range::<T>(&format!("{name}[{at}]"), &element).into());
+    }
+    if size_of::<T>() <= size_of::<E>() {
+        // In place.
+        return Ok(elements.into_iter().filter_map(Wide::narrow).collect());
+    }
     let mut all = Vec::new();
     vacant(&mut all, elements.len(), name)?;
-    for (at, element) in elements.into_iter().enumerate() {
-        all.push(check(at, element)?);
-    }
+    all.extend(elements.into_iter().filter_map(Wide::narrow::<T>));
     Ok(all)
 }
 
@@ -518,6 +521,17 @@ pub(crate) fn array<'py, T: Element + Copy>(
         PyBuffer::<T>::get(&array)?.copy_from_slice(py, values)?;
     }
     Ok(array)
+}
+
+/// Rows by number; where there are none, an array that all such answers share.
+pub(crate) fn row_array<'py>(py: Python<'py>, rows: &[u32]) -> PyResult<Bound<'py, PyAny>> {
+    static NONE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if rows.is_empty() {
+        let none = NONE.get_or_try_init(py, || array::<i32>(py, &[], "int32").map(Bound::unbind));
+        return Ok(none?.bind(py).clone());
+    }
+    let rows: Vec<i32> = rows.iter().map(|row| row.cast_signed()).collect();
+    array(py, &rows, "int32")
 }
 
 /// A read-only array over bytes that never change.

@@ -11,6 +11,7 @@
 //! layer: lease parked ticket prompt
 //! layer: batch
 //! layer: begin cache disk engine events finish flights forget park promises queries step checksums inspect
+//! layer: decode
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `build.rs` puts them into the stub of the wheel.
@@ -24,6 +25,7 @@ mod buffers;
 mod cache;
 mod cache_class;
 mod checksums;
+mod decode;
 mod disk;
 mod dlpack;
 mod engine;
@@ -62,6 +64,8 @@ mod _core {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    #[pymodule_export]
+    use crate::batch::LeaseBatch;
     #[pymodule_export]
     use crate::cache_class::Cache;
     #[pymodule_export]

@@ -47,6 +47,24 @@ impl Lists {
         self.link_before(head as u32, self.place(slot));
     }
 
+    /// Adds slots at the back, the last of them first.
+    pub(crate) fn push_path(&mut self, head: usize, path: &[SlotIx]) {
+        let Some((&end, above)) = path.split_first() else {
+            return;
+        };
+        let (mut next, mut at) = (head as u32, self.place(end));
+        let before = std::mem::replace(&mut self.links[head][PREV], at);
+        for &slot in above {
+            let prev = self.place(slot);
+            debug_assert!(self.links[at as usize] == [at; 2], "already in a list");
+            self.links[at as usize] = [prev, next];
+            (next, at) = (at, prev);
+        }
+        debug_assert!(self.links[at as usize] == [at; 2], "already in a list");
+        self.links[at as usize] = [before, next];
+        self.links[before as usize][NEXT] = at;
+    }
+
     pub(crate) fn push_front(&mut self, head: usize, slot: SlotIx) {
         self.link_before(self.links[head][NEXT], self.place(slot));
     }
@@ -67,9 +85,39 @@ impl Lists {
         let at = self.place(slot);
         let [prev, next] = self.links[at as usize];
         debug_assert!(next != at, "in no list");
+        self.join(prev, next);
+        self.links[at as usize] = [at; 2];
+    }
+
+    /// Removes slots. Neighbours of which the one behind is named first are cut out together.
+    #[inline]
+    pub(crate) fn remove_all(&mut self, mut slots: impl Iterator<Item = SlotIx>) {
+        let Some(first) = slots.next() else {
+            return;
+        };
+        let [mut prev, mut next] = self.unlink(self.place(first));
+        for slot in slots {
+            let at = self.place(slot);
+            if at == prev {
+                [prev, _] = self.unlink(at);
+            } else {
+                self.join(prev, next);
+                [prev, next] = self.unlink(at);
+            }
+        }
+        self.join(prev, next);
+    }
+
+    /// Takes the links of a slot, and leaves those of its neighbours.
+    fn unlink(&mut self, at: u32) -> [u32; 2] {
+        let links = std::mem::replace(&mut self.links[at as usize], [at; 2]);
+        debug_assert!(links != [at; 2], "in no list");
+        links
+    }
+
+    fn join(&mut self, prev: u32, next: u32) {
         self.links[prev as usize][NEXT] = next;
         self.links[next as usize][PREV] = prev;
-        self.links[at as usize] = [at; 2];
     }
 
     pub(crate) fn front(&self, head: usize) -> Option<SlotIx> {
@@ -145,5 +193,19 @@ mod tests {
         lists.remove(slot(4));
         lists.push_front(1, slot(4));
         assert_eq!(all(&lists, 1), [4, 3]);
+        for number in [0, 2, 1] {
+            lists.remove(slot(number));
+        }
+        lists.push_path(1, &[]);
+        lists.push_path(1, &[slot(2), slot(0)]);
+        lists.push_path(0, &[slot(1)]);
+        assert_eq!(
+            (all(&lists, 1), all(&lists, 0)),
+            (vec![4, 3, 0, 2], vec![1])
+        );
+        lists.remove_all([0, 3, 1, 2].map(slot).into_iter());
+        assert_eq!((all(&lists, 1), all(&lists, 0)), (vec![4], vec![]));
+        lists.push_path(1, &[slot(0)]);
+        assert_eq!(all(&lists, 1), [4, 0]);
     }
 }

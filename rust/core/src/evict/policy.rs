@@ -5,7 +5,7 @@ use super::learned::Learned;
 use super::queues::Queues;
 use super::recency::Recency;
 use super::usage::{Asks, UsageView};
-use super::{Children, Evict, Evictability, InsertAt, Stamps};
+use super::{Children, Evict, Evictability, InsertAt, Stamps, Views};
 use crate::base::{Class, Result, SlotIx};
 use std::ops::{Deref, DerefMut};
 
@@ -105,7 +105,9 @@ macro_rules! for_each_block {
 
 for_each_block! {
     fn insert(slot: SlotIx, class: Class, view: UsageView<'_>, place: InsertAt, evictability: Evictability);
+    fn insert_path(path: &[SlotIx], class: Class, views: Views<'_>, evictability: Evictability);
     fn remove(slot: SlotIx);
+    fn remove_path(path: &[SlotIx]);
     fn evict(slot: SlotIx);
     fn refresh(slot: SlotIx, evictability: Evictability);
     fn victim(stamps: Stamps<'_>) -> Option<SlotIx>;

@@ -274,6 +274,26 @@ pub(crate) struct Frame {
     message: Vec<u8>,
 }
 
+/// Where the token number `at` of a block is in its message. No block and no slice has so many that
+/// this could wrap around.
+#[inline]
+fn place(at: usize) -> usize {
+    at.wrapping_mul(4).wrapping_add(TOKENS)
+}
+
+/// What completed blocks have written over: the parent, and the first tokens of the block.
+pub(crate) struct Overwritten {
+    parent: Key,
+    tokens: Vec<u8>,
+}
+
+/// Shows none of them.
+impl fmt::Debug for Overwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Overwritten({} bytes)", self.tokens.len())
+    }
+}
+
 impl Frame {
     /// A frame whose first block follows `parent`.
     pub(crate) fn new(seed: &Seed, parent: &Key) -> Self {
@@ -336,6 +356,13 @@ impl Frame {
         self.message.capacity()
     }
 
+    /// Whether `more` tokens behind the `at` that are there fill no block, and have room already.
+    #[inline]
+    pub(crate) fn has_room(&self, at: usize, more: usize) -> bool {
+        let stop = place(at.wrapping_add(more));
+        stop < self.end && stop <= self.message.len()
+    }
+
     /// Room for `tokens` more behind the `at` that are there, as far as they go into the block.
     ///
     /// # Errors
@@ -354,8 +381,9 @@ impl Frame {
 
     /// Writes tokens behind the `at` tokens that are there; all of them must fit into the block, and
     /// have room.
+    #[inline]
     pub(crate) fn fill(&mut self, at: usize, tokens: &[u32]) {
-        let (start, stop) = (TOKENS + 4 * at, TOKENS + 4 * (at + tokens.len()));
+        let (start, stop) = (place(at), place(at.wrapping_add(tokens.len())));
         debug_assert!(stop <= self.end, "more tokens than the block has room for");
         if self.message.len() < stop {
             self.message.resize(stop, 0);
@@ -368,6 +396,25 @@ impl Frame {
         for (cell, token) in cells.iter_mut().zip(tokens) {
             *cell = token.to_le_bytes();
         }
+    }
+
+    /// What blocks write over that `tokens` tokens complete, behind the `at` that are there.
+    pub(crate) fn before(&self, at: usize, tokens: usize) -> Overwritten {
+        // Those behind the end of a block are written from its front on.
+        let behind = (TOKENS + 4 * (at + tokens)).saturating_sub(self.end);
+        let tokens = TOKENS..TOKENS + behind.min(4 * at);
+        let mut parent = Key::default();
+        parent.0.copy_from_slice(&self.message[HEADER..TOKENS]);
+        Overwritten {
+            parent,
+            tokens: self.message[tokens].to_vec(),
+        }
+    }
+
+    /// Takes that back.
+    pub(crate) fn restore(&mut self, before: &Overwritten) {
+        self.message[HEADER..TOKENS].copy_from_slice(&before.parent.0);
+        self.message[TOKENS..TOKENS + before.tokens.len()].copy_from_slice(&before.tokens);
     }
 
     /// The key of the full block, which becomes the parent of the next.

@@ -3,9 +3,9 @@
 
 use super::State;
 use super::record::{Held, Phase, Running};
-use crate::base::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
+use crate::base::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
 use crate::collections::mix;
-use crate::evict::{Hint, Hints, Retention, Usage};
+use crate::evict::{Ending, Hints, Retention, Usage};
 use crate::tiers::Hold;
 
 impl State {
@@ -62,7 +62,7 @@ impl State {
         if let Some(parked) = record.resumes() {
             self.end_keep(parked);
         }
-        self.release_or_hold(record, hints, after);
+        self.release_or_hold(record, 0, hints, after);
     }
 
     /// Blocks up to and with the last one in flight: while something is, all that is sealed stands
@@ -75,17 +75,36 @@ impl State {
         last.map_or(0, |at| at as u32 + 1)
     }
 
-    pub(super) fn release_or_hold(&mut self, record: Running, hints: Hints, after: Option<u64>) {
+    /// Gives a table back, or holds it back for a step in flight. A keep pins the first `kept` blocks
+    /// from now on.
+    pub(super) fn release_or_hold(
+        &mut self,
+        record: Running,
+        kept: usize,
+        hints: Hints,
+        after: Option<u64>,
+    ) {
         let (table, tokens, epoch) = (record.table, record.tokens, record.epoch);
-        match after.filter(|&step| self.done.is_none_or(|done| done < step)) {
-            Some(step) => self.held.push(Held {
-                step,
-                table,
-                tokens,
-                hints,
-                epoch,
-            }),
-            None => self.release(&table, tokens, hints),
+        let Some(step) = after.filter(|&step| self.done.is_none_or(|done| done < step)) else {
+            return self.release(&table, kept, tokens, hints);
+        };
+        for &slot in &table[..kept] {
+            self.pin_published(slot);
+        }
+        self.held.push(Held {
+            step,
+            table,
+            tokens,
+            hints,
+            epoch,
+        });
+    }
+
+    /// Pins the published block that a slot of a table is, or stands beside.
+    fn pin_published(&mut self, slot: SlotIx) {
+        let node = self.node_of(slot);
+        if let Some(published) = node.and_then(|node| self.trie.slot(node, Tier::DEVICE)) {
+            self.pin(Tier::DEVICE, published);
         }
     }
 
@@ -97,18 +116,19 @@ impl State {
         }
         for held in std::mem::take(&mut self.held) {
             if held.step <= step {
-                self.release(&held.table, held.tokens, held.hints);
+                self.release(&held.table, 0, held.tokens, held.hints);
             } else {
                 self.held.push(held);
             }
         }
     }
 
-    /// Unpins a table, deepest block first, of a sequence that had so many tokens.
+    /// Unpins a table, deepest block first, of a sequence that had so many tokens. Its pins of the first
+    /// `kept` blocks become a keep's.
     ///
     /// A block's class is never below its children's: `least` carries the highest class upwards,
     /// and "session ended" reaches only as far as no other sequence has anything below.
-    pub(super) fn release(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
+    pub(super) fn release(&mut self, table: &[SlotIx], kept: usize, tokens: u64, hints: Hints) {
         let mut retention = hints.retention;
         if self.copies_first || self.usages.asked() {
             self.end_path(table, tokens, hints);
@@ -123,17 +143,27 @@ impl State {
         } else {
             Class::Ended
         };
-        let mut child = None;
-        for &slot in table.iter().rev() {
+        let (mut child, mut rest) = (None, table);
+        loop {
+            if !alone {
+                let device = &mut self.tiers[Tier::DEVICE];
+                rest = device.unpin_end(rest, kept, &mut self.trie, &self.usages, &mut least);
+            }
+            let Some((&slot, above)) = rest.split_last() else {
+                return;
+            };
+            rest = above;
             if let Some(node) = self.node_of(slot) {
                 alone = alone && self.is_alone(node, child, slot);
                 if alone {
                     self.trie[node].class = Class::Ended;
                 } else {
-                    least = least.max(Class::Ordinary).max(self.trie[node].class);
-                    self.trie[node].class = least;
+                    least = self.trie.raise_class(node, least);
                 }
                 child = Some(node);
+            }
+            if above.len() < kept {
+                self.pin_published(slot);
             }
             self.release_slot(slot);
             // It may have retired, and be gone.
@@ -145,39 +175,32 @@ impl State {
     #[cold]
     fn end_path(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
         let (mut alone, mut child) = (hints.retention == Retention::SessionEnded, None);
+        let (asked, endings) = (self.usages.asked(), Ending::own_and_shared(tokens, hints));
+        let mut uses = std::mem::take(&mut self.scratch.uses);
         for &slot in table.iter().rev() {
             let Some(node) = self.node_of(slot) else {
                 continue;
             };
             alone = alone && self.is_alone(node, child, slot);
             child = Some(node);
-            if self.usages.asked() {
-                self.end_use(node, tokens, hints, alone);
+            if asked {
+                let usage = self.usages.end(node, endings[usize::from(!alone)], hints);
+                uses.push((mix(&self.trie[node].key), usage));
             }
             if self.copies_first {
                 self.leave_copy(node);
             }
         }
+        self.tell_orders(uses);
     }
 
-    /// A request of so many tokens ends that used the block: all tiers' orders hear of it. `alone`: no
-    /// other sequence has it, or anything below it.
-    pub(super) fn end_use(&mut self, node: NodeIx, tokens: u64, hints: Hints, alone: bool) {
-        let hint = match Hint::of(hints) {
-            Hint::Ended if !alone => Hint::None,
-            hint => hint,
-        };
-        let usage = self.usages.end(node, tokens, hint, hints);
-        let key = self.trie[node].key;
-        self.tell_orders(&key, usage);
-    }
-
-    /// A request that ends has used the block of this key.
-    pub(super) fn tell_orders(&mut self, key: &Key, usage: Usage) {
-        let (key, now) = (mix(key), self.usages.now());
+    /// A request that ends has used blocks of these keys, the deepest first: all tiers' orders hear of it.
+    pub(super) fn tell_orders(&mut self, mut uses: Vec<(u64, Usage)>) {
         for tier in self.tiers.all() {
-            self.tiers[tier].used(key, usage, now);
+            self.tiers[tier].used(&uses, self.usages.now());
         }
+        uses.clear();
+        self.scratch.uses = uses;
     }
 
     /// Whether this is the block's last holder and `child` the only block below it on any tier.
@@ -222,8 +245,9 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Key;
     use crate::copies::Outcome;
-    use crate::evict::EvictionPolicy;
+    use crate::evict::{EvictionPolicy, Hint};
     use crate::state::{Answer, Config, Filling, Request, Sealing};
 
     const BLOCK: u32 = 256;

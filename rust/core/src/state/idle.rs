@@ -60,18 +60,21 @@ impl State {
         behind.then_some((parent, slot, own))
     }
 
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a call for each block that lands is 4 % of it"
+    )]
+    #[inline(always)]
     fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
-        if self.trie[node].epoch != self.trie.epoch() {
-            Class::Cleared
-        } else if tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
+        let current = self.trie[node].epoch == self.trie.epoch();
+        if current && tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
             if self.copies_first {
                 self.copy_class(node, tier)
             } else {
                 Class::Shadow
             }
         } else {
-            self.trie[node].class
+            self.trie.class(node)
         }
     }
 

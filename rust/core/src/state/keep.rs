@@ -85,7 +85,7 @@ impl State {
         Some(costs)
     }
 
-    /// Makes a record keep its path.
+    /// Makes a record keep its path. Its pins on the device are the caller's to make.
     pub(super) fn keep(&mut self, parked: ParkedIx, homes: Homes) {
         let path = std::mem::take(&mut self.parked[parked].path);
         let (mut on_device, mut owed) = (0, 0);
@@ -111,11 +111,6 @@ impl State {
             self.trie[node].keeps.gain();
         }
         self.tiers[homes.tier].promise(owed);
-        for &node in &path[..on_device as usize] {
-            if let Some(slot) = self.trie.slot(node, Tier::DEVICE) {
-                self.pin(Tier::DEVICE, slot);
-            }
-        }
         let record = &mut self.parked[parked];
         (record.path, record.on_device) = (path, on_device);
     }

@@ -355,7 +355,7 @@ impl State {
             if let Some(parked) = resumes {
                 self.end_keep(parked);
             }
-            return self.release(&record.table, record.tokens, hints);
+            return self.release(&record.table, 0, record.tokens, hints);
         }
         record.phase = Phase::Running;
         if let Some(resumes) = resumes {

@@ -8,6 +8,7 @@ mod block_table;
 mod clear;
 mod config;
 mod copy_down;
+mod decode;
 mod dedup;
 mod demote;
 mod digest;
@@ -52,6 +53,7 @@ pub use audit::Violation;
 pub use begin::{Filling, Request};
 pub use block_table::{Cells, Loading, TableCells};
 pub use config::Config;
+pub use decode::{Growth, NewCell, Stepped};
 pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use engine::{Fetch, Wanted};
@@ -73,7 +75,7 @@ use crate::base::{
 use crate::collections::{Arena, Tag};
 use crate::copies::{Flight, Plan};
 use crate::events::Events;
-use crate::evict::{Ghosts, UsageTable};
+use crate::evict::{Ghosts, Usage, UsageTable};
 use crate::tiers::Trie;
 use orphans::Orphans;
 use record::{Held, Parked, Running, Ticket};
@@ -154,6 +156,8 @@ struct Scratch {
     victims: Vec<SlotIx>,
     /// Their blocks, or those of a path on its way down.
     nodes: Vec<NodeIx>,
+    /// Keys of blocks that a request has used which ends, and what is known of each.
+    uses: Vec<(u64, Usage)>,
     /// The tags of the keys that are looked up next.
     tags: Vec<Tag>,
 }

@@ -65,7 +65,8 @@ impl State {
         self.counters.parked += 1;
         self.tiers[Tier::DEVICE].release(self.leases[lease].promised());
         let record = self.leases.remove(lease);
-        self.release_or_hold(record, Hints::default(), after);
+        let kept = self.parked[parked].on_device as usize;
+        self.release_or_hold(record, kept, Hints::default(), after);
         self.ease_headroom();
         Ok(ParkedId(self.parked.id(parked)))
     }
@@ -160,7 +161,7 @@ impl State {
             },
         };
         let parked = self.parked.insert(again);
-        self.release(&record.table, record.tokens, Hints::default());
+        self.release(&record.table, 0, record.tokens, Hints::default());
         self.ease_headroom();
         ParkedId(self.parked.id(parked))
     }

@@ -59,12 +59,21 @@ impl State {
         let computed = self.parked[parked].computed;
         let tokens = tokens.max(computed);
         let (total, limit) = self.size(tokens, reserve)?;
-        let idle_hits = self.idle_hits(path[..device].iter().copied());
+        let pinned = self.parked[parked].on_device as usize;
+        let idle_hits = self.idle_hits(path[..device].iter().skip(pinned).copied());
         let need = u64::from(limit) - device as u64;
         let decision = self.decide(Tier::DEVICE, need, idle_hits);
         self.afford(decision)?;
         let mut table = Vec::with_capacity(limit as usize);
-        self.pin_path(&path[..device], &mut table);
+        let mut others = &path[..device];
+        if device == path.len() {
+            // Its keep ends at once, and the lease has the pins of that.
+            self.parked[parked].on_device = 0;
+            let slot = |&node: &NodeIx| self.trie.slot(node, Tier::DEVICE);
+            table.extend(others[..pinned].iter().filter_map(slot));
+            others = &others[pinned..];
+        }
+        self.pin_path(others, &mut table);
         let lower = &path[device..];
         let sources: Vec<Tier> = lower.iter().map(|&node| self.mark_kept(node)).collect();
         let named = path

@@ -87,10 +87,10 @@ impl Ledger {
         self.takeable += slots;
     }
 
-    /// A slot is takeable now that was not.
+    /// So many slots are takeable now that were not.
     #[inline]
-    pub(crate) fn gain_takeable(&mut self) {
-        self.takeable += 1;
+    pub(crate) fn gain_takeable(&mut self, slots: u32) {
+        self.takeable += slots;
     }
 
     /// A slot that was takeable is not, or is not idle any more.
@@ -137,7 +137,7 @@ mod tests {
         ledger.enter(3);
         ledger.shift(Some(Set::Free), Some(Set::Claimed));
         ledger.shift(Some(Set::Claimed), Some(Set::Idle));
-        ledger.gain_takeable();
+        ledger.gain_takeable(1);
         ledger.promise(2);
         assert_eq!(
             (ledger.free(), ledger.capacity(), ledger.available()),

@@ -266,6 +266,26 @@ impl Trie {
         self.nodes[node].parent.and_then(|id| self.live(id))
     }
 
+    /// A block of a sequence that ends is worth no less than what is below it, and no less than what
+    /// nothing is known of. Returns its class.
+    #[inline]
+    pub(crate) fn raise_class(&mut self, node: NodeIx, below: Class) -> Class {
+        let class = &mut self.nodes[node].class;
+        *class = below.max(Class::Ordinary).max(*class);
+        *class
+    }
+
+    /// The class in which a block stands where no higher tier has it.
+    #[inline]
+    pub(crate) fn class(&self, node: NodeIx) -> Class {
+        let block = &self.nodes[node];
+        if block.epoch == self.epoch {
+            block.class
+        } else {
+            Class::Cleared
+        }
+    }
+
     /// The key that a plan carries for a block.
     pub(crate) fn carried_key(&self, node: NodeIx) -> Key {
         let block = &self.nodes[node];

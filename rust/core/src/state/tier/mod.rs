@@ -222,7 +222,7 @@ impl TierState {
     #[inline]
     pub(super) fn reassess(&mut self, slot: SlotIx, before: bool, evictability: Evictability) {
         match (before, self.backs(slot, evictability)) {
-            (false, true) => self.ledger.gain_takeable(),
+            (false, true) => self.ledger.gain_takeable(1),
             (true, false) => self.ledger.lose_takeable(),
             _ => {}
         }
@@ -264,9 +264,9 @@ impl TierState {
         }
     }
 
-    /// A request that ends has used the block of this key.
-    pub(super) fn used(&mut self, key: u64, usage: Usage, now: u64) {
-        self.order.used(key, usage, now);
+    /// A request that ends has used the blocks of a path.
+    pub(super) fn used(&mut self, path: &[(u64, Usage)], now: u64) {
+        self.order.used(path, now);
     }
 
     /// What copies ahead have looked at of its next victims.
@@ -316,7 +316,7 @@ impl TierState {
         cell.hold = Hold::Idle { class };
         let evictability = evictability(residency, cell);
         if self.backs(slot, evictability) {
-            self.ledger.gain_takeable();
+            self.ledger.gain_takeable(1);
         }
         self.order.insert(slot, class, view, place, evictability);
     }
