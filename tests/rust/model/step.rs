@@ -24,7 +24,7 @@ impl World {
         for row in rows {
             let at = pick(&self.leases, row.lease)?;
             if named.iter().all(|other| other.at != at) {
-                let (computed, refused) = self.computed_after(&self.leases[at], row, safe);
+                let (computed, refused) = self.computed_after(&self.leases[at], *row, safe);
                 named.push(Row {
                     at,
                     tokens: row.tokens.into(),
