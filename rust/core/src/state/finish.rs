@@ -144,14 +144,12 @@ impl State {
             Class::Ended
         };
         let (mut child, mut rest) = (None, table);
-        loop {
-            if !alone {
-                let device = &mut self.tiers[Tier::DEVICE];
+        while let Some((&slot, above)) = rest.split_last() {
+            let device = &mut self.tiers[Tier::DEVICE];
+            if !alone && device.unpins_end(slot) {
                 rest = device.unpin_end(rest, kept, &mut self.trie, &self.usages, &mut least);
+                continue;
             }
-            let Some((&slot, above)) = rest.split_last() else {
-                return;
-            };
             rest = above;
             if let Some(node) = self.node_of(slot) {
                 alone = alone && self.is_alone(node, child, slot);

@@ -47,8 +47,11 @@ impl TierState {
     pub(crate) fn pin(&mut self, slot: SlotIx, residency: Residency) {
         match self.gain_pin(slot, &residency) {
             Was::Idle { blocked } => {
-                let backed = !blocked && self.pool.stays(slot);
-                self.leave_order_together(&[slot], u32::from(backed));
+                if !blocked && self.pool.stays(slot) {
+                    self.ledger.lose_takeable();
+                }
+                self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
+                self.order.remove(slot);
             }
             was => debug_assert!(
                 was == Was::Pinned,
@@ -117,6 +120,14 @@ impl TierState {
             hold => debug_assert!(false, "unpinning slot {slot}, which is {hold:?}"),
         }
         false
+    }
+
+    /// Whether [`Self::unpin_end`] takes a holder off the block in this slot.
+    #[inline]
+    pub(crate) fn unpins_end(&self, slot: SlotIx) -> bool {
+        let cell = self.pool.cell(slot);
+        let pinned = matches!(cell.hold, Hold::Pinned { .. }) && cell.node.is_some();
+        pinned && self.pool.is_plain(slot)
     }
 
     /// Takes a holder off the blocks of a device table, the deepest first, up to one that is not pinned or may
