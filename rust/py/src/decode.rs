@@ -26,8 +26,8 @@ impl Cache {
     ///     Misuse: A lease is in the list twice.
     ///     SpentLease: A row has ended before.
     ///     ForeignLease: A row is another cache's.
-    #[pyo3(name = "batch", signature = (leases=None))]
-    fn make_batch(
+    #[pyo3(signature = (leases=None))]
+    fn batch(
         slf: &Bound<'_, Self>,
         leases: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<LeaseBatch> {
