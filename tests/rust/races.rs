@@ -375,3 +375,43 @@ fn of_a_long_and_a_short_append_at_once_neither_is_lost() {
         at_rest(&cache);
     });
 }
+
+/// Refused steps take their tokens back, unless others came behind them: the keys fit those that are left.
+/// Law: INV-17
+#[test]
+fn refused_steps_take_nothing_of_a_long_append_back() {
+    schedules(4_000, || {
+        let cache = cache(4, 0);
+        let lease = Arc::new(begin(&cache, 1, 4));
+        let act = |steps: bool| {
+            let (cache, lease) = (cache.clone(), Arc::clone(&lease));
+            spawn(move || {
+                let mut batch = cache.batch();
+                let added = batch.add(&cache, std::iter::once(&*lease));
+                added.expect("it is open");
+                for _ in 0..2 {
+                    let count = [0, 1, 3, 5, 1_100][thread_rng().gen_range(0..5)];
+                    let tokens = vec![8; count];
+                    if steps {
+                        // What the yard does not follow is taken back.
+                        drop(batch.append(&tokens, |_| count, |_| 0).expect("it is open"));
+                    } else {
+                        lease.append(&tokens).expect("it is open");
+                    }
+                }
+            })
+        };
+        for thread in [true, true, false].map(act) {
+            thread.join().expect("it did not panic");
+        }
+        let mut whole = chain(&cache, 1, 4);
+        whole
+            .extend(&vec![8; lease.tokens() as usize - 4])
+            .expect("it makes its own keys");
+        whole.extend(&[7; 9]).expect("it makes its own keys");
+        lease.append(&[7; 9]).expect("it is open");
+        assert_eq!(lease.chain().keys(), whole.keys());
+        drop(lease);
+        at_rest(&cache);
+    });
+}

@@ -384,6 +384,8 @@ impl Keys {
         let before = chain.tokens();
         chain.extend(tokens)?;
         let mut known = self.sound()?;
+        // A step that has appended meanwhile takes nothing back any more.
+        known.step = 0;
         if known.chain.tokens() == before {
             chain = std::mem::replace(&mut known.chain, chain);
         } else {
