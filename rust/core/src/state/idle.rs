@@ -61,7 +61,7 @@ impl State {
     }
 
     #[inline]
-    fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
+    pub(super) fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
         let class = self.trie.class(node);
         if class == Class::Cleared
             || tier == Tier::DEVICE

@@ -71,7 +71,7 @@ use crate::base::{
     FlightId, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
 };
 use crate::collections::{Arena, Tag};
-use crate::copies::{Flight, Plan};
+use crate::copies::{Flight, Move, Plan};
 use crate::events::Events;
 use crate::evict::{Ghosts, UsageTable};
 use crate::tiers::Trie;
@@ -156,6 +156,8 @@ struct Scratch {
     nodes: Vec<NodeIx>,
     /// The tags of the keys that are looked up next.
     tags: Vec<Tag>,
+    /// Copies of a path that land together.
+    run: Vec<Move>,
 }
 
 impl State {

@@ -82,14 +82,6 @@ impl State {
         matches!(self.hold(tier, slot), Hold::Idle { .. }) && self.backs(tier, slot)
     }
 
-    /// Tells ledger and order what an idle slot is now; `before`: whether it was takeable.
-    fn refresh(&mut self, tier: Tier, slot: SlotIx, before: bool) {
-        if matches!(self.hold(tier, slot), Hold::Idle { .. }) {
-            let evictability = self.evictability_of(tier, slot);
-            self.tiers[tier].reassess(slot, before, evictability);
-        }
-    }
-
     /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
     fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
         if let Some(parent) = self.trie.parent(node) {
@@ -98,17 +90,18 @@ impl State {
     }
 
     /// A child of `node` has become busy, and so becomes the block, and those above it.
+    #[inline]
     fn block_from(&mut self, node: NodeIx, tier: Tier) {
         let mut next = Some(node);
         while let Some(node) = next {
             self.climb();
             let residency = self.trie.residency_mut(node, tier);
             residency.busy += 1;
-            let was = residency.busy > 1;
-            let Some(slot) = residency.slot.map(Link::at) else {
+            let first = residency.busy == 1;
+            let Some(slot) = residency.slot.filter(|_| first).map(Link::at) else {
                 return;
             };
-            if was || self.tiers[tier].block(slot) {
+            if self.tiers[tier].block(slot) {
                 return;
             }
             next = self.trie.parent(node);
@@ -116,17 +109,15 @@ impl State {
     }
 
     /// `node` is no longer busy, and may have been the last below its ancestors that was.
+    #[inline]
     fn unblock_ancestors(&mut self, mut node: NodeIx, tier: Tier) {
         while let Some(parent) = self.trie.parent(node) {
             self.climb();
-            self.trie.residency_mut(parent, tier).busy -= 1;
-            let Some(slot) = self.trie.slot(parent, tier) else {
-                return;
-            };
-            if self.is_busy_in(parent, tier, slot) {
+            let residency = self.trie.residency_mut(parent, tier);
+            residency.busy -= 1;
+            if !self.tiers[tier].unblock(*residency) {
                 return;
             }
-            self.refresh(tier, slot, false);
             node = parent;
         }
     }
@@ -142,12 +133,19 @@ impl State {
 
     /// A flight reads the slot.
     pub(super) fn mark(&mut self, tier: Tier, slot: SlotIx) {
-        let before = self.takeable(tier, slot);
-        let node = self.node_in(tier, slot);
-        let was = node.is_some_and(|node| self.is_busy(node, tier));
+        match self.node_in(tier, slot) {
+            Some(node) => self.mark_block(node, tier, slot),
+            None => self.tiers[tier].read(slot),
+        }
+    }
+
+    /// The same of the slot of this block. Of a path that is read from either end, each block but one
+    /// has what is above it blocked already.
+    #[inline]
+    pub(super) fn mark_block(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) {
+        let was = self.trie.residency(node, tier).busy > 0 || self.tiers[tier].block(slot);
         self.tiers[tier].read(slot);
-        self.refresh(tier, slot, before);
-        if let Some(node) = node.filter(|_| !was) {
+        if !was {
             self.block_ancestors(node, tier);
         }
     }
@@ -161,11 +159,11 @@ impl State {
         if self.hold(tier, slot) == Hold::Quarantined {
             return self.tiers[tier].free(slot);
         }
-        self.refresh(tier, slot, false);
-        if let Some(node) = self.node_in(tier, slot)
-            && !self.is_busy_in(node, tier, slot)
-        {
-            self.unblock_ancestors(node, tier);
+        if let Some(node) = self.node_in(tier, slot) {
+            let residency = *self.trie.residency(node, tier);
+            if self.tiers[tier].unblock(residency) {
+                self.unblock_ancestors(node, tier);
+            }
         }
     }
 
@@ -354,9 +352,13 @@ impl State {
 
     /// Takes a holder off a pinned slot, which is idle after the last one.
     pub(super) fn unpin(&mut self, tier: Tier, slot: SlotIx) {
-        if !self.tiers[tier].unpin(slot) {
-            return;
+        if self.tiers[tier].unpin(slot) {
+            self.rest(tier, slot);
         }
+    }
+
+    /// Nothing holds a ready slot any more.
+    pub(super) fn rest(&mut self, tier: Tier, slot: SlotIx) {
         let node = self.node_in(tier, slot);
         let plain = self.tiers[tier].pool().is_plain(slot);
         self.make_idle(tier, slot);
