@@ -2,6 +2,7 @@
 //! stands before its parent.
 
 use super::State;
+use super::transitions::climb;
 use crate::base::{Class, NodeIx, SlotIx, Tier};
 use crate::evict::InsertAt;
 use crate::tiers::Hold;
@@ -128,7 +129,7 @@ impl State {
     pub(super) fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
         let mut at = Some(node).filter(|_| self.tiers[tier].keeps_order());
         while let Some(node) = at {
-            self.climb();
+            climb(&mut self.climbed);
             let Some(slot) = self.trie.slot(node, tier) else {
                 return;
             };

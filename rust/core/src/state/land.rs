@@ -242,7 +242,9 @@ impl State {
     /// Whether the last block of a run is published and nothing keeps it, and this one is its parent, with
     /// nothing else in flight below: then both land at once.
     fn lands_with(&self, run: &[Move], step: Move, tier: Tier) -> bool {
-        let Some((below, child)) = run.last().and_then(|last| Some((last.to, last.node?.index)))
+        let Some((below, child)) = run
+            .last()
+            .and_then(|last| Some((last.to, last.node?.index)))
         else {
             return false;
         };
