@@ -16,8 +16,8 @@ from blockyard.shared.stats import PREFIX
 
 DEPLOY: Final = Path(__file__).parents[1] / "deploy"
 _HEAD: Final = """\
-# Rules that hold inside vLLM, made of ../prometheus/rules.yml by `make deploy-vllm`: change that.
-# `severity: page` cannot wait for the morning. docs/monitoring.md says what each alert means.
+# Alerts for vLLM, generated from ../prometheus/rules.yml by `make deploy-vllm`. Do not edit.
+# Alerts with `severity: page` cannot wait for working hours: see docs/monitoring.md.
 """
 _METRIC: Final = re.compile(rf"{PREFIX}\w+")
 _RECORDED: Final = re.compile(r"blockyard:\w+:\w+")

@@ -14,7 +14,7 @@ import numpy as np
 
 import blockyard as by
 from blockyard.crane.tiers import planes_of
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=64)
 # What the bytes depend on: another name of any of them is another folder.

@@ -106,7 +106,7 @@ class Told(Pool):
 
 
 class Decode(frame.Decode):
-    """Append, grow, the changed cells of the tables, and seal."""
+    """Append, seal, grow and the changed cells of the tables, in one verb."""
 
     def __init__(self, pool: Pool, rows: int) -> None:
         self.cache = pool.cache
@@ -118,17 +118,14 @@ class Decode(frame.Decode):
     def begin(self, prompts: list[array[int]]) -> None:
         self.leases = [self.cache.begin(_array(prompt)) for prompt in prompts]
         self.pool.held = list(self.leases)
+        self.batch = self.cache.batch(self.leases)
         self.computed = np.array([lease.appended for lease in self.leases])
-        self.cache.seal(self.leases, self.computed)
+        self.cache.seal(self.batch, self.computed)
 
     @override
     def step(self) -> None:
-        cache, leases = self.cache, self.leases
-        cache.append(leases, self.tokens)
-        cache.grow(leases)
-        cache.block_tables(leases, self.tables, cells="changed")
+        self.cache.decode_step(self.batch, self.tokens, self.computed, out=self.tables)
         self.computed += 1
-        cache.seal(leases, self.computed)
 
 
 class Schedule(Row):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.reference.model import Model
 from blockyard.reference.weights import ModelConfig
 from blockyard.scheduling.scheduler import Scheduler

@@ -170,9 +170,9 @@ class Moves:
 
 
 class Decode:
-    """A step of 256 decoding sequences."""
+    """A step of 256 decoding sequences: by four verbs, by `grow` alone, or by one verb."""
 
-    def __init__(self, blocks: int, *, only_grow: bool) -> None:
+    def __init__(self, blocks: int, verbs: Literal["four", "grow", "one"]) -> None:
         rig = Rig(blocks, 0, "recency", 100)
         self.cache = rig.cache
         prompts = [np.arange(640 + row % 16, dtype=np.uint32) + row * 1000 for row in range(256)]
@@ -180,7 +180,8 @@ class Decode:
         self.computed = np.array([lease.appended for lease in self.leases])
         self.tokens = np.full(256, 7, dtype=np.uint32)
         self.tables = np.zeros((256, 512), dtype=np.int32)
-        self.only_grow = only_grow
+        self.batch = self.cache.batch(self.leases)
+        self.verbs = verbs
 
     def rest(self) -> None:
         cache, leases = self.cache, self.leases
@@ -189,18 +190,26 @@ class Decode:
         cache.seal(leases, self.computed)
         self.computed += 1
 
+    def step(self) -> None:
+        self.cache.decode_step(self.batch, self.tokens, self.computed, out=self.tables)
+        self.computed += 1
+
     def prepare(self) -> None: ...
 
     def run(self) -> int:
+        if self.verbs == "one":
+            for _ in range(STEPS):
+                self.step()
+            return STEPS
         grow, leases = self.cache.grow, self.leases
         for _ in range(STEPS):
             grow(leases)
-            if not self.only_grow:
+            if self.verbs == "four":
                 self.rest()
         return STEPS
 
     def restore(self) -> None:
-        if self.only_grow:
+        if self.verbs == "grow":
             for _ in range(STEPS):
                 self.rest()
 
@@ -265,8 +274,9 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "demote": lambda blocks: Moves(blocks, "demote"),
     "promote": lambda blocks: Moves(blocks, "promote"),
     "commit": lambda blocks: Moves(blocks, "land"),
-    "decode": lambda blocks: Decode(blocks, only_grow=False),
-    "grow": lambda blocks: Decode(blocks, only_grow=True),
+    "decode": lambda blocks: Decode(blocks, "four"),
+    "decode-step": lambda blocks: Decode(blocks, "one"),
+    "grow": lambda blocks: Decode(blocks, "grow"),
     "evict4-list": lambda _: Evict(25_000, 4, "recency", "nothing"),
     "evict4-heap": lambda _: Evict(25_000, 4, "heap", "nothing"),
     "evict4-learned": lambda _: Evict(25_000, 4, "learned", "nothing"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from statistics import median
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ FULL = {
     "promote": 1_000 + 60 * PLAN,
     "commit": 1_000 + 60 * PLAN,
     "decode": 30_000,
+    "decode-step": 13_500,
     "grow": 5_000,
 }
 #: Rows that make a pool of their own: 4 of 25,000 leaves, or 1,000 of 1,000,000.
@@ -105,6 +107,20 @@ def calls(rig: Rig) -> Iterator[tuple[str, int, Callable[[], object]]]:
         plan = made.pop()
         if isinstance(plan, by.Plan):
             yield "commit", len(plan), partial(cache.commit, plan)
+
+
+def test_a_step_in_one_verb_takes_less_than_half_of_four() -> None:
+    """At most 0.45: rounds of both take turns in one process."""
+    rows = {name: ROWS[name](SIZES[0]) for name in ("decode", "decode-step")}
+    spent: dict[str, list[float]] = {name: [] for name in rows}
+    for _ in range(5 * ROUNDS):
+        for name, row in rows.items():
+            begun = time.thread_time()
+            operations = row.run()
+            spent[name].append((time.thread_time() - begun) / operations)
+    four, one = (1e6 * median(spent[name]) for name in rows)
+    print(f"\nfour verbs {four:.1f} µs, one {one:.1f} µs: {one / four:.2f}")
+    assert one <= 0.45 * four
 
 
 @pytest.mark.xfail(reason="a shared machine takes its cores away", strict=False)

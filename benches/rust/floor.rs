@@ -4,6 +4,7 @@
 //! floor serve                   reads "row blocks" lines; answers each with its ns per operation
 //! floor count row blocks times  runs a row for callgrind with --toggle-collect='*floor::measured';
 //!                               answers operations, of one time, and allocations, of all times
+//! floor trace row blocks        answers where it marks its operations, and runs a row for lackey
 //! floor worst blocks calls      the longest of as many calls, three times over
 //! floor slices blocks           nanoseconds for which each slice of a resync holds the lock
 //! floor bytes slots             live bytes per slot, by a counting allocator
@@ -110,6 +111,13 @@ fn count(name: &str, blocks: u32, times: u32) {
         row.restore();
     }
     answer(&format!("{operations} {allocations}"));
+}
+
+fn trace(name: &str, blocks: u32) {
+    let mut row = row(name, blocks);
+    row.prepare();
+    answer(&format!("{:p}", work::MARK.as_ptr()));
+    measured(row.as_mut());
 }
 
 /// Calls of all verbs, each timed: verb, blocks it named, and its ns.
@@ -263,12 +271,13 @@ fn main() {
     match arguments.first().map(String::as_str) {
         Some("serve") => serve(),
         Some("count") => count(&arguments[1], number(2), number(3)),
+        Some("trace") => trace(&arguments[1], number(2)),
         Some("worst") => worst(number(1), number(2) as usize),
         Some("slices") => slices(number(1)),
         Some("bytes") => bytes(number(1)),
         Some("restore") => restore(number(1)),
         _ => answer(
-            "floor serve | count row blocks times | worst blocks calls | slices blocks | bytes slots \
+            "floor serve | count row blocks times | trace row blocks | worst blocks calls | slices blocks | bytes slots \
              | restore rows",
         ),
     }

@@ -5,7 +5,7 @@ use crate::engine::{self, Engine};
 use crate::forget::{self, Path};
 use crate::tiers::Below;
 use crate::told::{self, Told};
-use crate::verbs::{Copies, Decode, Evict, Hashing, InFlight, Moves, Probe, Turn, Verb};
+use crate::verbs::{Copies, Decode, Evict, Hashing, InFlight, Moves, Probe, Turn, Verb, Verbs};
 use crate::work::Row;
 use blockyard_core::EvictionPolicy::{Heap, Learned, Recency};
 
@@ -47,8 +47,9 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("commit-lease", |n| {
         Box::new(Moves::new(n, Copies::CommitLease))
     }),
-    ("decode", |n| Box::new(Decode::new(n, false))),
-    ("grow", |n| Box::new(Decode::new(n, true))),
+    ("decode", |n| Box::new(Decode::new(n, Verbs::Four))),
+    ("decode-step", |n| Box::new(Decode::new(n, Verbs::One))),
+    ("grow", |n| Box::new(Decode::new(n, Verbs::Grow))),
     ("evict4-list", |_| {
         Box::new(Evict::new(25_000, 4, Recency, InFlight::Nothing))
     }),

@@ -1,10 +1,10 @@
 //! The verbs of a cache that gives out its own blocks: probes, the turns of a request, copies, a step that
 //! decodes, evictions, and keys.
 
-use crate::work::{BLOCK, Rig, Row};
+use crate::work::{BLOCK, Rig, Row, mark};
 use blockyard_core::{
-    Answer, Cache, Cells, Chain, EvictionPolicy, Extras, Filling, Key, Lease, LeaseId, Loading,
-    Plan, Request, Retention, Sealing, Seals, TableCells, Tier,
+    Answer, Batch, Cache, Cells, Chain, EvictionPolicy, Extras, Filling, Growth, Key, Lease,
+    LeaseId, Loading, Plan, Request, Retention, Sealing, Seals, TableCells, Tier,
 };
 use std::hint::black_box;
 
@@ -272,14 +272,23 @@ impl Row for Moves {
     }
 }
 
-/// A step of 256 decoding sequences.
+/// A step of 256 decoding sequences: all four verbs, `grow` alone, or one verb for all of it.
 pub(crate) struct Decode {
     cache: Cache,
     leases: Vec<Lease>,
     ids: Vec<LeaseId>,
+    batch: Batch,
     computed: Vec<u64>,
     tables: Vec<i32>,
-    only_grow: bool,
+    verbs: Verbs,
+    steps: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verbs {
+    Four,
+    Grow,
+    One,
 }
 
 const ROWS: usize = 256;
@@ -287,7 +296,7 @@ const WIDTH: usize = 512;
 const STEPS: u64 = 64;
 
 impl Decode {
-    pub(crate) fn new(device: u32, only_grow: bool) -> Self {
+    pub(crate) fn new(device: u32, verbs: Verbs) -> Self {
         let rig = Rig::new(device, 0, EvictionPolicy::Recency, 100);
         let leases: Vec<Lease> = (0..ROWS as u32)
             .map(|row| {
@@ -300,13 +309,17 @@ impl Decode {
             .collect();
         let ids = leases.iter().map(Lease::id).collect();
         let computed = leases.iter().map(Lease::tokens).collect();
+        let mut batch = rig.cache.batch();
+        batch.add(&rig.cache, leases.iter()).expect("live");
         let mut made = Self {
             cache: rig.cache,
+            batch,
             leases,
             ids,
             computed,
             tables: vec![0; ROWS * WIDTH],
-            only_grow,
+            verbs,
+            steps: 0,
         };
         // The first step seals the prompts.
         made.grow();
@@ -347,6 +360,28 @@ impl Decode {
         seals.apply(&mut self.cache.lock()).expect("sealed");
         seals.remember(|at| &self.leases[at]);
     }
+
+    fn step(&mut self) {
+        let tokens = [7; ROWS];
+        let (computed, steps) = (&self.computed, self.steps);
+        let computed = |row: usize| computed[row] + steps;
+        let appended = self.batch.append(&tokens, |_| 1, computed);
+        let mut appended = appended.expect("open");
+        let growth = Growth {
+            more: |_| 1,
+            width: Some(WIDTH),
+            loading: Loading::Refuse,
+        };
+        let done = appended.step(&mut self.cache.lock(), &growth);
+        let done = done.expect("live");
+        assert!(done.unserved.is_empty(), "room");
+        for cell in &done.cells {
+            let at = cell.row as usize * WIDTH + cell.column as usize;
+            self.tables[at] = cell.slot.cast_signed();
+        }
+        drop(appended);
+        self.steps += 1;
+    }
 }
 
 impl Row for Decode {
@@ -354,16 +389,22 @@ impl Row for Decode {
 
     fn run(&mut self) -> u64 {
         for _ in 0..STEPS {
+            mark();
+            if self.verbs == Verbs::One {
+                self.step();
+                continue;
+            }
             self.grow();
-            if !self.only_grow {
+            if self.verbs == Verbs::Four {
                 self.rest();
             }
         }
+        mark();
         STEPS
     }
 
     fn restore(&mut self) {
-        if self.only_grow {
+        if self.verbs == Verbs::Grow {
             for _ in 0..STEPS {
                 self.rest();
             }

@@ -4,6 +4,7 @@ use blockyard_core::{
     Answer, Cache, Config, EvictionPolicy, Filling, Key, KeyHash, LeaseId, Namespace, Plan,
     Request, Retention, Sealing,
 };
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Tokens per block in all rows.
 pub(crate) const BLOCK: u64 = 16;
@@ -136,6 +137,14 @@ impl Rig {
             .finish(&[lease], Retention::Ordinary, None)
             .expect("finished");
     }
+}
+
+/// What [`mark`] writes.
+pub(crate) static MARK: AtomicU64 = AtomicU64::new(0);
+
+/// Parts a trace of memory where an operation begins or ends.
+pub(crate) fn mark() {
+    MARK.fetch_add(1, Ordering::Relaxed);
 }
 
 /// One row: `prepare` is not measured, `run` is; `run` returns how many operations it did.

@@ -1,5 +1,6 @@
 """KV-cache block manager for LLM inference engines: yard, crane and scheduler."""
 
+import importlib
 import sys
 import typing
 
@@ -25,19 +26,6 @@ from blockyard._core import (
     Violation,
     __version__,
 )
-from blockyard.crane.crane import Crane
-from blockyard.local import local
-from blockyard.scheduling.engine import Ack, Output, Step
-from blockyard.scheduling.new_request import NewRequest
-from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.scheduler import Scheduler
-from blockyard.shared.hints import Hints
-from blockyard.shared.layout import KVLayout
-from blockyard.shared.plan import Cause, Outcome
-from blockyard.yard.cache import KVCache
-from blockyard.yard.config import Config
-from blockyard.yard.handshake import agree
-from blockyard.yard.rejoining import rejoin
 
 __all__ = [
     "Ack",
@@ -76,14 +64,50 @@ __all__ = [
     "rejoin",
 ]
 
+# Each part is imported when one of its names is first used: an engine that has a cache alone need
+# not load crane, scheduler and asyncio.
 if typing.TYPE_CHECKING:
+    from blockyard.crane.crane import Crane
+    from blockyard.local_cache import local
+    from blockyard.scheduling.engine import Ack, Output, Step
+    from blockyard.scheduling.new_request import NewRequest
+    from blockyard.scheduling.options import SchedulerOptions
+    from blockyard.scheduling.scheduler import Scheduler
     from blockyard.serving.async_engine import AsyncEngine
+    from blockyard.shared.hints import Hints
+    from blockyard.shared.layout import KVLayout
+    from blockyard.shared.plan import Cause, Outcome
+    from blockyard.yard.cache import KVCache
+    from blockyard.yard.config import Config
+    from blockyard.yard.handshake import agree
+    from blockyard.yard.rejoining import rejoin
 else:
+    _MODULES = {
+        "Ack": "scheduling.engine",
+        "AsyncEngine": "serving.async_engine",
+        "Cause": "shared.plan",
+        "Config": "yard.config",
+        "Crane": "crane.crane",
+        "Hints": "shared.hints",
+        "KVCache": "yard.cache",
+        "KVLayout": "shared.layout",
+        "NewRequest": "scheduling.new_request",
+        "Outcome": "shared.plan",
+        "Output": "scheduling.engine",
+        "Scheduler": "scheduling.scheduler",
+        "SchedulerOptions": "scheduling.options",
+        "Step": "scheduling.engine",
+        "agree": "yard.handshake",
+        "local": "local_cache",
+        "rejoin": "yard.rejoining",
+    }
 
     def __getattr__(name: str) -> object:
-        """Imports `AsyncEngine` on first use: most programs need no asyncio."""
-        if name == "AsyncEngine":
-            from blockyard.serving.async_engine import AsyncEngine  # noqa: PLC0415 - see above
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"blockyard.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
 
-            return AsyncEngine
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES})

@@ -11,6 +11,7 @@ from typing_extensions import Buffer, disjoint_base, override
 
 __all__ = [
     "DEBUG",
+    "KEY_ENCODINGS",
     "BlockyardError",
     "Cache",
     "DiskBaseline",
@@ -22,6 +23,7 @@ __all__ = [
     "InUse",
     "Keys",
     "Lease",
+    "LeaseBatch",
     "Marks",
     "Misuse",
     "Need",
@@ -58,7 +60,7 @@ _Ints: TypeAlias = Buffer | NDArray[np.integer[Any]] | Iterable[int]
 _Out32: TypeAlias = Buffer | NDArray[np.int32] | _Tensor
 _Out64: TypeAlias = Buffer | NDArray[np.int64] | _Tensor
 _ReadyKeys: TypeAlias = Buffer | NDArray[np.uint8] | Iterable[bytes | str]
-_Batch: TypeAlias = Lease | Sequence[Lease]
+_Batch: TypeAlias = Lease | Sequence[Lease] | LeaseBatch
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
 _Tier: TypeAlias = Literal["device", "host", "disk"]
 _Stop: TypeAlias = Literal[
@@ -76,6 +78,7 @@ _Addresses: TypeAlias = NDArray[np.uint64]
 _Places: TypeAlias = tuple[_Addresses, int]
 
 DEBUG: Final[bool]
+KEY_ENCODINGS: Final[dict[str, int]]
 """Whether this is a debug build."""
 __version__: Final[str]
 
@@ -375,6 +378,14 @@ class Lease:
     ) -> None: ...
 
 @final
+class LeaseBatch:
+    @property
+    def leases(self) -> list[Lease]: ...
+    def add(self, leases: Lease | Sequence[Lease]) -> None: ...
+    def remove(self, rows: _Ints) -> None: ...
+    def __len__(self) -> int: ...
+
+@final
 class Parked:
     @property
     def id(self) -> int: ...
@@ -502,6 +513,7 @@ class Cache:
     def promise(self, blocks: int, *, tier: _Tier = "device") -> Ticket: ...
     def release(self, ticket: Ticket) -> None: ...
     def set_headroom(self, blocks: int) -> int: ...
+    def batch(self, leases: Lease | Sequence[Lease] | None = None) -> LeaseBatch: ...
     def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None: ...
     def append_ready(self, lease: Lease, tokens: int, keys: _ReadyKeys) -> None: ...
     def grow(self, batch: _Batch, counts: _Ints | int | None = None) -> NDArray[np.int32]: ...
@@ -541,6 +553,17 @@ class Cache:
         loading: Literal["refuse", "joined"] = "refuse",
     ) -> int: ...
     def seal(self, batch: _Batch, computed: _Ints | int) -> int: ...
+    def decode_step(
+        self,
+        batch: _Batch,
+        tokens: _Ints,
+        computed: _Ints | int,
+        *,
+        counts: _Ints | int | None = None,
+        grow: _Ints | int | None = None,
+        out: _Out32 | None = None,
+        loading: Literal["refuse", "joined"] = "refuse",
+    ) -> tuple[NDArray[np.int32], int, int]: ...
     def park(
         self,
         lease: Lease,

@@ -11,7 +11,7 @@ import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import planes_of
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.shared.log import Limited
 from blockyard.testing import ScriptedCopier, hang
 from blockyard.yard import flights

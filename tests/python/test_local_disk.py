@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import blockyard as by
 from blockyard.crane.tiers import planes_of
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from yard import at_rest, begin, free_for_all, text
 
 LAYOUTS = {

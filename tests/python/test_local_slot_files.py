@@ -8,7 +8,7 @@ import pytest
 import blockyard as by
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from disks import BLOCKS, LAYOUT, OURS, TALKS, talks
 
 ALL = TALKS * BLOCKS

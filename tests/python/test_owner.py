@@ -29,7 +29,7 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.crane.traffic import Traffic
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler

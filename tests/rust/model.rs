@@ -36,6 +36,8 @@ mod moves;
 mod ops;
 #[path = "model/resize.rs"]
 mod resize;
+#[path = "model/step.rs"]
+mod step;
 #[path = "model/tickets.rs"]
 mod tickets;
 #[path = "model/verbs.rs"]
@@ -47,7 +49,7 @@ mod world;
 #[path = "model/yard.rs"]
 mod yard;
 
-use ops::{Op, Script, Setup, forgets, losses, script, stops, withdrawals};
+use ops::{Op, Script, Setup, decodes, forgets, losses, script, stops, withdrawals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -140,6 +142,25 @@ proptest! {
                 world.cache.lock().digest()
             });
             prop_assert_eq!(one, other, "{:?} on {:?}", op, setup);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(Config { cases: two_cores().cases / 2, ..two_cores() })]
+    /// Law: INV-17, R2-10
+    #[test]
+    fn a_decode_step_is_its_four_verbs(Script { setup, ops } in decodes(120)) {
+        let mut worlds = [World::new(&setup), World::new(&setup)];
+        worlds[1].one_verb = false;
+        for op in &ops {
+            let [one, four] = worlds.each_mut().map(|world| {
+                world.apply(op);
+                let state = world.cache.lock();
+                let lengths = world.leases.iter().map(blockyard_core::Lease::tokens);
+                (state.digest(), state.stats(), lengths.collect::<Vec<u64>>())
+            });
+            prop_assert_eq!(one, four, "{:?} on {:?}", op, setup);
         }
     }
 }

@@ -89,6 +89,7 @@ class Worker(Single):
         checksums: bool = False,
         disk_path: DiskPath | None = None,
         replica: str | None = None,
+        keys: str | None = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
 
@@ -106,6 +107,7 @@ class Worker(Single):
             disk_path: As in `by.local`: the configuration has `disk`, and "disk" in `keyed`, then.
             replica: Which of several engines this is that are alike and share a disk, such as
                 "1 of 2": each has folders of its own.
+            keys: What makes the keys, for the identity of the disk; None for `KVCache.keys`.
 
         Raises:
             Misuse: The configuration has no layout, a disk without a path or a path without a disk
@@ -132,7 +134,9 @@ class Worker(Single):
                     layout,
                     disk_path,
                     blocks=config.disk_blocks,
-                    identity=config.identity | ({"replica": replica} if replica else {}),
+                    identity=config.identity
+                    | ({"keys": keys} if keys else {})
+                    | ({"replica": replica} if replica else {}),
                     rank=rank,
                     reclaim=config.disk_reclaim,
                 )

@@ -24,17 +24,17 @@ class Alias(NamedTuple):
 
 _VLLM: Final = {
     "usage": Alias("vllm:kv_cache_usage_perc", "gauge", "KV cache in use, from 0 to 1."),
-    "running": Alias("vllm:num_requests_running", "gauge", "Requests that run."),
-    "waiting": Alias("vllm:num_requests_waiting", "gauge", "Requests that wait."),
-    "queries": Alias("vllm:prefix_cache_queries", "counter", "Prompt tokens looked for."),
-    "hits": Alias("vllm:prefix_cache_hits", "counter", "Of these, tokens found on the device."),
+    "running": Alias("vllm:num_requests_running", "gauge", "Running requests."),
+    "waiting": Alias("vllm:num_requests_waiting", "gauge", "Waiting requests."),
+    "queries": Alias("vllm:prefix_cache_queries", "counter", "Prompt tokens looked up."),
+    "hits": Alias("vllm:prefix_cache_hits", "counter", "Prompt tokens found on the device."),
     "external_queries": Alias(
-        "vllm:external_prefix_cache_queries", "counter", "Tokens looked for below the device."
+        "vllm:external_prefix_cache_queries", "counter", "Prompt tokens looked up on lower tiers."
     ),
     "external_hits": Alias(
-        "vllm:external_prefix_cache_hits", "counter", "Of these, tokens found there."
+        "vllm:external_prefix_cache_hits", "counter", "Prompt tokens found on lower tiers."
     ),
-    "preemptions": Alias("vllm:num_preemptions", "counter", "Requests preempted."),
+    "preemptions": Alias("vllm:num_preemptions", "counter", "Preemptions of requests."),
 }
 
 

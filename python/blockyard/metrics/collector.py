@@ -30,18 +30,21 @@ _PARTS: Final = ("schedule", "output", "dispatch", "commit")
 _CACHE_CONFIG: Final = ("vllm:cache_config", "Sizes of the cache.", "info")
 _Told = Mapping[str, list[Sample]]
 _MORE: Final = {
-    "healthy": ("gauge", "1 if /healthz is ok: the engine runs, and no stall rule holds."),
-    "stalled": ("gauge", "1 while this stall rule holds."),
-    "block_tokens": ("gauge", "Tokens of a block."),
-    "block_bytes": ("gauge", "Bytes of a block on one rank; 0 without a layout."),
-    "step_seconds": ("histogram", "How long a part of the bookkeeping's step takes."),
+    "healthy": ("gauge", "1 if /healthz answers ok: the engine runs, and no stall rule fires."),
+    "stalled": ("gauge", "1 while this stall rule fires."),
+    "block_tokens": ("gauge", "Tokens per block."),
+    "block_bytes": ("gauge", "Bytes per block on one rank; 0 without a layout."),
+    "step_seconds": ("histogram", "Duration of each part of a step."),
     "wait_seconds": (
         "histogram",
-        "How long requests waited for their begin, by what kept them last.",
+        "Time from arrival to admission, by the last reason for waiting.",
     ),
-    "parked_seconds": ("histogram", "How long parked requests waited for their resume."),
-    "copy_seconds": ("histogram", "How long flights took, from submission to report."),
-    "copy_bytes": ("histogram", "Bytes of the blocks of a flight that came whole, of all ranks."),
+    "parked_seconds": ("histogram", "Time that parked requests waited until they resumed."),
+    "copy_seconds": (
+        "histogram",
+        "Duration of successful flights (batches of copies), from submission to report.",
+    ),
+    "copy_bytes": ("histogram", "Bytes of successful flights (batches of copies), on all ranks."),
 }
 """Metrics in addition to `stats()`."""
 

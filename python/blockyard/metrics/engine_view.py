@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from blockyard._core import BlockyardError, Misuse
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.metrics.ranks import Ranks
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
 from blockyard.publishing.publisher import Publisher

@@ -7,32 +7,39 @@ from blockyard.shared.stats import Stat
 __all__ = ["EVENT_STATS", "PUBLISHER_STATS"]
 
 EVENT_STATS: Final = (
-    Stat("stored", "blocks", "counter", "events{kind=stored}", "blocks told as stored on a tier"),
     Stat(
-        "removed", "blocks", "counter", "events{kind=removed}", "blocks told as removed from a tier"
+        "stored", "blocks", "counter", "events{kind=stored}", "blocks published as stored on a tier"
+    ),
+    Stat(
+        "removed",
+        "blocks",
+        "counter",
+        "events{kind=removed}",
+        "blocks published as removed from a tier",
     ),
     Stat(
         "deferred",
         "blocks",
         "counter",
         "events{kind=deferred}",
-        "blocks that came to a tier and were not told, as nobody has said their tokens",
+        "blocks that were not published because their tokens are unknown",
     ),
     Stat(
         "salted",
         "blocks",
         "counter",
         "events{kind=salted}",
-        "blocks that came to a tier and were not told, as they have a salt",
+        "blocks that were not published because they have a salt",
     ),
     Stat(
         "lost",
         "events",
         "counter",
         "events_lost",
-        "events that were dropped as nobody took them: all was told again",
+        "events that were dropped because they were taken too late; all blocks were published "
+        "again",
     ),
-    Stat("snapshots", "snapshots", "counter", "snapshots", "snapshots of all that was told"),
+    Stat("snapshots", "snapshots", "counter", "snapshots", "snapshots of all published blocks"),
 )
 """Of what `KVCache.event_stats` returns, while somebody listens."""
 
@@ -43,15 +50,15 @@ PUBLISHER_STATS: Final = (
         "requests",
         "counter",
         "event_replays",
-        "requests for lost batches that were answered with those",
+        "requests for missed batches that were answered with these batches",
     ),
     Stat(
         "rejected",
         "requests",
         "counter",
         "event_requests_rejected",
-        "messages to the replay socket that were no request, or were answered with the next one, "
-        "as their asker reads late",
+        "messages to the replay socket that could not be parsed, or were merged with the next "
+        "request of a slow router",
     ),
 )
 """Of what `Publisher.stats` returns beside."""

@@ -10,7 +10,7 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
 from blockyard.crane.tiers.disk import DiskPath
-from blockyard.local import LocalCache, local
+from blockyard.local_cache import LocalCache, local
 from blockyard.reference.model import Model
 from blockyard.reference.parallel import Ranks
 from blockyard.reference.rank import Rank, RankStart, RankStep

@@ -20,16 +20,20 @@ class Counters:
 
     steps: int = _counter("steps", "steps", "steps scheduled")
     admitted: int = _counter(
-        "requests", "admitted_requests", "requests admitted, once more after each preemption"
+        "requests",
+        "admitted_requests",
+        "admissions of requests; a request counts again after each preemption",
     )
     forked: int = _counter(
-        "requests", "forked_samples", "samples forked of one that had computed their prompt"
+        "requests",
+        "forked_samples",
+        "samples forked from another sample that had computed their prompt",
     )
-    preempted: int = _counter("requests", "preempted_requests", "requests preempted")
+    preempted: int = _counter("requests", "preempted_requests", "preemptions of requests")
     displaced: int = _counter(
         "requests",
         "displaced_requests",
-        "of these, requests that gave their seat or room to one of a higher priority",
+        "preemptions in favour of a request of higher priority",
     )
     cached_device: int = _counter(
         "tokens", "cached_tokens{tier=device}", "prompt tokens whose KV was found on the device"
@@ -41,10 +45,12 @@ class Counters:
         "tokens", "cached_tokens{tier=disk}", "prompt tokens whose KV was found on the disk"
     )
     lost: int = _counter(
-        "tokens", "lost_tokens", "tokens of KV that preemption gave up: found, or recomputed"
+        "tokens",
+        "lost_tokens",
+        "tokens whose KV a preemption did not keep; the KV is found again or recomputed",
     )
     skipped: int = _counter(
-        "rows", "skipped_rows", "rows that found no room to grow and skipped a step"
+        "rows", "skipped_rows", "decoding rows that found no room to grow, and skipped a step"
     )
     no_room: int = _counter(
         "steps", "no_room_steps", "steps in which a waiting request found no room"
@@ -52,13 +58,13 @@ class Counters:
     soon: int = _counter(
         "requests",
         "deferred_begins",
-        "begins put off while another request computes or loads the prefix",
+        "admissions delayed while another request computed or loaded the prefix",
     )
     acks_ignored: int = _counter(
-        "acks", "acks_ignored", "acks that were late, repeated, or of no stop"
+        "acks", "acks_ignored", "acks that were late, repeated, or belonged to no stop"
     )
     outputs_ignored: int = _counter(
-        "rows", "outputs_ignored", "rows of output of requests that had left"
+        "rows", "outputs_ignored", "rows of output for requests that had already ended"
     )
 
     def fork(self) -> None:

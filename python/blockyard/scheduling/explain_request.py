@@ -34,7 +34,7 @@ class Explainer:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         below = self._cache.explain(self._held(entry))
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
-        named_below = map(self._stalls.with_names, below.lines)
+        named_below = self._stalls.with_names("\n".join(below.lines)).split("\n")
         said = (f"Request {entry.id!r} is {entry.state}.", *lines, *named_below)
         return Explanation((*said, *self._stalls.stall_messages().values()), below.holders)
 

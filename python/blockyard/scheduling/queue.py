@@ -1,10 +1,11 @@
 """Waiting requests, the larger priority first, then the one added first; and how long they wait."""
 
-import heapq
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import Final, NamedTuple, TypeAlias
+from itertools import islice
+from typing import Final, NamedTuple
 
+from blockyard.scheduling.rank_order import RankOrder
 from blockyard.scheduling.request import Request, RequestState
 from blockyard.shared.timings import WAITS, Clock, Histogram
 
@@ -50,10 +51,6 @@ class Waits:
         self._since.pop(entry, None)
 
 
-_Place: TypeAlias = tuple[tuple[int, int], int, Request]
-"""A request's rank, the number of this entry in the queue, and the request."""
-
-
 class Counts(NamedTuple):
     """How many requests wait, and of these how many for what."""
 
@@ -67,9 +64,8 @@ class Counts(NamedTuple):
 class WaitingQueue:
     """All waiting requests, in the order in which they begin.
 
-    Removal is lazy: a stale entry is dropped when it reaches the top, or when stale entries
-    outnumber live ones. Requests that wait for another one's copy or prefill are set aside: they
-    are tried again later, and delay no other.
+    Requests that wait for another one's copy or prefill are set aside: they are tried again later,
+    and delay no other.
 
     Args:
         waits: Where waits are counted; None for nowhere.
@@ -77,10 +73,10 @@ class WaitingQueue:
 
     def __init__(self, waits: Waits | None = None) -> None:
         self.waits = waits
-        self._heap: list[_Place] = []
-        self._aside: list[_Place] = []
-        self._current: dict[Request, int] = {}
-        self._entries = 0
+        self._in_line = RankOrder()
+        self._aside = RankOrder()
+        self._orders: dict[Request, RankOrder | None] = {}
+        """All that wait, and where each is; None for one outside the queue's order."""
         self._parked: set[Request] = set()
         self._promised: set[Request] = set()
         self._held: set[Request] = set()
@@ -91,7 +87,7 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         """Waiting requests; those that have ended do not count."""
-        return len(self._current)
+        return len(self._orders)
 
     @property
     def parked(self) -> AbstractSet[Request]:
@@ -121,7 +117,7 @@ class WaitingQueue:
     @property
     def aside(self) -> list[Request]:
         """The requests that wait for another one's copy or prefill, in their order."""
-        return [place[2] for place in sorted(filter(self._is_current, self._aside))]
+        return list(self._aside)
 
     @property
     def promised(self) -> AbstractSet[Request]:
@@ -136,11 +132,11 @@ class WaitingQueue:
         self.changes += 1
         if self.waits is not None:
             self.waits.queued(entry)
-        self._insert(entry, self._heap)
+        self._insert(entry, self._in_line)
 
-    def _insert(self, entry: Request, heap: list[_Place]) -> None:
-        self._entries += 1
-        self._current[entry] = self._entries
+    def _insert(self, entry: Request, order: RankOrder) -> None:
+        if entry in self._orders:
+            self._take_out(entry)
         if entry.parked is not None:
             self._parked.add(entry)
         elif entry.state is RequestState.RECOMPUTE:
@@ -150,15 +146,26 @@ class WaitingQueue:
         (self._held.add if entry.held else self._held.discard)(entry)
         (self._too_large.add if entry.waiting.too_large else self._too_large.discard)(entry)
         if entry.apart:
+            self._orders[entry] = None
             return
-        self._compact(heap)
-        heapq.heappush(heap, (entry.rank, self._entries, entry))
+        self._orders[entry] = order
+        order.add(entry)
+
+    def _take_out(self, entry: Request) -> None:
+        order = self._orders.pop(entry)
+        if order is not None:
+            order.remove(entry)
 
     @property
     def highest(self) -> int | None:
         """The highest priority of those in order or set aside; None if there are none."""
-        tops = [heap[0][0][0] for heap in (self._heap, self._aside) if self._first(heap)]
-        return -min(tops) if tops else None
+        first = self._first(self._in_line, self._aside)
+        return None if first is None else first.new.priority
+
+    @staticmethod
+    def _first(*orders: RankOrder) -> Request | None:
+        firsts = [first for order in orders if (first := order.first) is not None]
+        return min(firsts, key=lambda entry: entry.rank, default=None)
 
     def pop(self, *, aside: bool = True) -> Request | None:
         """Removes and returns the first request; None where no request waits.
@@ -166,37 +173,27 @@ class WaitingQueue:
         Args:
             aside: Whether it may be one that is set aside.
         """
-        heaps = [heap for heap in (self._heap, self._aside if aside else []) if self._first(heap)]
-        if not heaps:
-            return None
-        entry = heapq.heappop(min(heaps, key=lambda heap: heap[0]))[2]
-        self._remove(entry)
+        entry = self._first(self._in_line, *[self._aside] * aside)
+        if entry is not None:
+            self.withdraw(entry)
         return entry
 
     def withdraw(self, entry: Request) -> None:
         """Removes a request, from any place."""
-        self._remove(entry)
-        self._compact(self._heap)
-        self._compact(self._aside)
-
-    def _remove(self, entry: Request) -> None:
-        del self._current[entry]
+        self._take_out(entry)
         self.changes += 1
         self._parked.discard(entry)
         self._recomputed.discard(entry)
         self._promised.discard(entry)
         self._held.discard(entry)
         self._too_large.discard(entry)
-        if not self._current:
-            self._heap.clear()
-            self._aside.clear()
 
     def clear(self) -> None:
         """Removes all requests."""
         self.changes += 1
-        self._current.clear()
-        for heap in (self._heap, self._aside):
-            heap.clear()
+        self._orders.clear()
+        self._in_line.clear()
+        self._aside.clear()
         for some in (self._parked, self._recomputed, self._promised, self._held, self._too_large):
             some.clear()
 
@@ -213,7 +210,7 @@ class WaitingQueue:
         """Returns popped requests that could not begin to their places."""
         for entry in entries:
             self.changes -= 1
-            self._insert(entry, self._heap)
+            self._insert(entry, self._in_line)
 
     def put_aside(self, entries: Iterable[Request]) -> None:
         """Returns popped requests that wait for another one's copy or prefill."""
@@ -223,45 +220,18 @@ class WaitingQueue:
 
     def count(self) -> Counts:
         """How many wait, and for what: each counts once. Any thread may ask."""
-        aside = {place[2] for place in tuple(self._aside) if self._is_current(place)}
+        aside = {*self._aside}
         held, large = tuple(self._held), {*self._too_large}
         parked = tuple(self._parked)
         aside -= {*held, *parked, *large}
         large -= {*held, *parked}
         apart = sum(entry not in self._parked for entry in held)
-        return Counts(len(self._current), len(parked), len(aside), apart, len(large))
+        return Counts(len(self._orders), len(parked), len(aside), apart, len(large))
 
     def next(self, count: int) -> list[Request]:
         """The first `count` requests in their order, without those set aside."""
-        found: list[Request] = []
-        # A walk down the heap, the smallest first, as far as it is needed.
-        edge = [(place, at) for at, place in enumerate(self._heap[:1])]
-        while edge and len(found) < count:
-            place, at = heapq.heappop(edge)
-            if self._is_current(place):
-                found.append(place[2])
-            for below in (2 * at + 1, 2 * at + 2):
-                if below < len(self._heap):
-                    heapq.heappush(edge, (self._heap[below], below))
-        return found
+        return list(islice(self._in_line, count))
 
     def count_before(self, entry: Request) -> int:
         """How many waiting requests are before this one."""
-        places = (*self._heap, *self._aside)
-        return sum(place[0] < entry.rank for place in places if self._is_current(place))
-
-    def _is_current(self, place: _Place) -> bool:
-        """Whether a request is still in this place."""
-        return self._current.get(place[2]) == place[1]
-
-    def _first(self, heap: list[_Place]) -> bool:
-        """Drops stale entries at the top; returns whether a live one is left."""
-        while heap and not self._is_current(heap[0]):
-            heapq.heappop(heap)
-        return bool(heap)
-
-    def _compact(self, heap: list[_Place]) -> None:
-        """Drops all stale entries where they outnumber the live ones."""
-        if len(heap) > 2 * len(self._current):
-            heap[:] = filter(self._is_current, heap)
-            heapq.heapify(heap)
+        return sum(order.count_before(entry.rank) for order in (self._in_line, self._aside))

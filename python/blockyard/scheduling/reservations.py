@@ -71,13 +71,15 @@ class Reservations(Single):
     """
 
     SCHEMA: Final = (
-        Stat("tickets_open", "tickets", "gauge", "open_reservations", "reservations that are open"),
+        Stat(
+            "tickets_open", "tickets", "gauge", "open_reservations", "open reservations of blocks"
+        ),
         Stat(
             "tickets_blocks",
             "blocks",
             "gauge",
             "reserved_blocks",
-            "blocks that open reservations keep",
+            "blocks that open reservations hold",
         ),
         Stat(
             "tickets_committed",
@@ -98,14 +100,14 @@ class Reservations(Single):
             "tickets",
             "counter",
             "reservations{event=expired}",
-            "reservations that were too late, or whose peer died",
+            "reservations that passed their deadline, or whose peer died",
         ),
         Stat(
             "tickets_refused",
             "tickets",
             "counter",
             "reservations{event=refused}",
-            "reservations refused for want of room",
+            "reservations that were refused because there was no room",
         ),
     )
     """Name, unit, kind, metric and meaning of each number in `stats`."""

@@ -14,17 +14,17 @@ from blockyard.shared.timings import Reading, StepTimes
 __all__ = ["Census", "Monitor", "SchedulerStats", "Waited"]
 
 _SEATED: Final = {
-    RequestState.LOADING: "their blocks come up from below",
+    RequestState.LOADING: "their blocks are being copied to the device",
     RequestState.PREFILL: "parts of their prompt are not computed yet",
     RequestState.DECODE: "they sample a token in each step",
-    RequestState.STOPPING: "the engine's ack to their stop has not come",
+    RequestState.STOPPING: "the engine has not acknowledged their stop",
 }
 _REASONS: Final = {
     "room": "blocks",
-    "seat": "a seat, or their turn",
-    "prefix": "another request that computes or loads their prefix",
-    "parked": "blocks, with their work kept",
-    "held": "a reader: `pause_decoding` was called",
+    "seat": "a seat, or for their turn in the queue",
+    "prefix": "another request that is computing or loading their prefix",
+    "parked": "blocks to resume, after parking (preempted, KV kept)",
+    "held": "their client to read output, after `pause_decoding`",
 }
 
 
@@ -46,12 +46,12 @@ class Census:
             "requests",
             "gauge",
             "waiting_requests",
-            "requests that have no seat: new, parked, or to be recomputed",
+            "requests without a seat (a row of the batch): new, parked, or to be recomputed",
         ),
         *(
             Stat(f"waiting_{why}", "requests", "gauge", f"waiting_requests{{reason={why}}}", text)
             for why, text in (
-                (why, f"of these, requests that wait for {what}") for why, what in _REASONS.items()
+                (why, f"requests that wait for {what}") for why, what in _REASONS.items()
             )
         ),
         Stat("new", "requests", "gauge", "requests{state=waiting}", "requests that never ran"),
@@ -65,13 +65,19 @@ class Census:
             )
             for state, what in _SEATED.items()
         ),
-        Stat("parked", "requests", "gauge", "requests{state=parked}", "requests that are parked"),
+        Stat(
+            "parked",
+            "requests",
+            "gauge",
+            "requests{state=parked}",
+            "parked requests (preempted, KV kept)",
+        ),
         Stat(
             "recompute",
             "requests",
             "gauge",
             "requests{state=recompute}",
-            "preempted requests without a seat, whose work is computed again",
+            "preempted requests that wait for a seat and will be recomputed",
         ),
     )
     """Name, unit, kind, metric and meaning of each number."""
@@ -130,27 +136,27 @@ class SchedulerStats:
 
     SCHEMA: Final = (
         *Census.SCHEMA,
-        Stat("seats", "seats", "gauge", "seats", "seats that are not free"),
+        Stat("seats", "seats", "gauge", "seats", "seats (rows of the batch) in use"),
         Stat(
             "stopping",
             "seats",
             "gauge",
             "stopping_seats",
-            "seats that wait for the ack of their stop",
+            "seats whose stop the engine has not acknowledged",
         ),
         Stat(
             "headroom",
             "blocks",
             "gauge",
             "headroom_blocks",
-            "blocks kept for the growth of the running batch",
+            "blocks reserved for the growth of the running batch",
         ),
         Stat(
             "pinned_until_reset",
             "blocks",
             "gauge",
             "pinned_until_reset_blocks",
-            "device blocks that a failed engine may still write: held until `reset`",
+            "device blocks that a failed engine may still write, held until `reset`",
         ),
         *COUNTERS,
     )

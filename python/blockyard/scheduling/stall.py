@@ -28,6 +28,7 @@ _MOST_UNANSWERED: Final = 1024
 _ANSWER: Final = "call on_output once for every step, also for one without rows"
 _SHOWN: Final = 3
 """Most holders named in a sentence."""
+_HANDLE: Final = re.compile(r"\b(lease|parked|ticket) (\d+)\b")
 _Below: TypeAlias = Literal["host", "disk"]
 
 
@@ -352,20 +353,23 @@ class Stalls:
 
     def with_names(self, sentence: str) -> str:
         """Names the request beside the number of each lease, parked sequence and ticket."""
+        if not (asked := {(kind, int(number)) for kind, number in _HANDLE.findall(sentence)}):
+            return sentence
         mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
-        for entry in (*self._queue.parked, *self._queue.promised):
-            # Another thread may ask, and it begins just now.
-            parked, ticket = entry.parked, entry.waiting.ticket
-            if parked is not None:
-                mine["parked", parked.handle.id] = entry.id
-            if ticket is not None:
-                mine["ticket", ticket.id] = entry.id
+        if not asked <= mine.keys():
+            for entry in (*self._queue.parked, *self._queue.promised):
+                # Another thread may ask, and it begins just now.
+                parked, ticket = entry.parked, entry.waiting.ticket
+                if parked is not None:
+                    mine["parked", parked.handle.id] = entry.id
+                if ticket is not None:
+                    mine["ticket", ticket.id] = entry.id
 
         def name(found: re.Match[str]) -> str:
             key = found[1], int(found[2])
             return f"request {mine[key]!r} ({found[0]})" if key in mine else found[0]
 
-        return re.sub(r"\b(lease|parked|ticket) (\d+)\b", name, sentence)
+        return _HANDLE.sub(name, sentence)
 
     def _holders(self) -> str:
         """Names the holders of blocks, and the calls that release them."""

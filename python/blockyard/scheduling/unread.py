@@ -37,9 +37,7 @@ class Unread:
 
     def keepers(self) -> list[Request]:
         """The held requests that keep seats or blocks, those with a seat first, then the newest."""
-        return self.seated() + _newest(
-            entry for entry in tuple(self._queue.held) if entry.parked is not None
-        )
+        return self.seated() + _newest(self._queue.held & self._queue.parked)
 
     def seated(self) -> list[Request]:
         """The held requests that have a seat, the newest first."""

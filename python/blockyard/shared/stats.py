@@ -16,29 +16,32 @@ PREFIX: Final = "blockyard_"
 _TIERS: Final = ("device", "host", "disk")
 
 HELP: Final = {
-    "cached_tokens": "Prompt tokens whose KV begins found, by the tier that had them.",
-    "copied_blocks": "Blocks in plans, by the tiers that they are copied between.",
-    "copies_failed": "Copies that did not end well: blocks that failed or were corrupt below, and "
-    "flights without a known end at their deadline.",
-    "disk_resting": "Disks that rest after failures until a retry.",
-    "dropped_blocks": "Blocks that were evicted and are nowhere then, where there is a tier below.",
-    "events": "Blocks that came to a tier or left it, by what routers were told of that.",
+    "cached_tokens": "Prompt tokens whose KV was found, by tier.",
+    "copied_blocks": "Blocks in copy plans, by source and destination tier.",
+    "copies_failed": "Failed copies: blocks that failed or were corrupt, and flights (batches of "
+    "copies) that were not reported at their deadline.",
+    "disk_resting": "Disks that are suspended after failures until a retry.",
+    "dropped_blocks": "Evicted blocks that no tier has any more, although there is a lower tier.",
+    "events": "Blocks that were added to a tier or removed from it, by what was published.",
     "evicted_blocks": "Blocks evicted from a tier.",
-    "hit_blocks": "Blocks that begins found, by the tier that had them.",
-    "miss_blocks": "Full blocks of prompts that begins did not find or did not use, by the reason.",
-    "parked_lost": "Parked sequences that were recomputed after all.",
-    "recorded_requests": "Requests that ended while `record` was on, by what became of them.",
-    "refusals": "Requests of begins and rows of grows that found no room.",
-    "requests": "Requests that have not ended, by their state.",
-    "reservations": "What came of reservations.",
-    "sequences": "What has happened to sequences.",
-    "slots": "Slots of a tier, by the set that they are in.",
-    "slots_promised": "Slots of a tier kept obtainable for growth, tickets and keeps.",
+    "hit_blocks": "Full prompt blocks that were found, by tier.",
+    "miss_blocks": "Full prompt blocks that were not found or not used, by reason.",
+    "parked_lost": "Parked sequences that were recomputed, by reason.",
+    "recorded_requests": "Requests that ended while `record` was on, by whether they were written "
+    "or dropped.",
+    "refusals": "Admissions and growing rows that found no room.",
+    "requests": "Requests that have not ended, by state.",
+    "reservations": "Reservations, by how they ended.",
+    "sequences": "Sequences, by event.",
+    "slots": "Slots of a tier, by use.",
+    "slots_promised": "Slots of a tier promised to growth, reservations and parked sequences.",
     "slots_takeable": "Idle slots of a tier that may be evicted now.",
     "tier_slots": "Slots of a tier.",
-    "unwritten_blocks": "Blocks that left a tier without the copy below that 'through' asks for.",
-    "victims": "What became of preempted sequences' work.",
-    "waiting_requests": "Requests that have no seat, by what they wait for; each counts once.",
+    "unwritten_blocks": "Blocks that were evicted before write 'through' had copied them to a "
+    "lower tier.",
+    "victims": "Preempted sequences, by what happened to their KV.",
+    "waiting_requests": "Requests that wait for a row of the batch, by reason; each request "
+    "counts once.",
 }
 """What a family of several numbers means; one of a single number means what that does."""
 

@@ -3,7 +3,6 @@
 import difflib
 import json
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -11,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
 
-from blockyard._core import Misuse
+from blockyard._core import KEY_ENCODINGS, Misuse
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
@@ -235,6 +234,8 @@ class Config:
         Raises:
             Misuse: It cannot be read or is no TOML, or as in `of`.
         """
+        import tomllib  # noqa: PLC0415 - most configurations are made in Python
+
         try:
             with Path(path).open("rb") as file:
                 table = tomllib.load(file)
@@ -272,16 +273,22 @@ class Config:
 
         It is for `DiskTier`.
         """
-        keys = f"{self.key_hash}, blocks of {self.block_size} tokens"
+        keys = f"{self._encoding}, blocks of {self.block_size} tokens"
         return {**dict(self.namespace or ()), "keys": keys}
+
+    @property
+    def _encoding(self) -> str:
+        """The key hash, with the version of its encoding where there was an older one."""
+        version = KEY_ENCODINGS[self.key_hash]
+        return self.key_hash if version == 1 else f"{self.key_hash}, encoding {version}"
 
     @property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of all but `record`, `disk_reclaim`, `yard`, and the tiers' sizes.
 
-        `agree` settles those. Versions whose plans and outcomes differ have others.
+        `agree` settles those. Versions whose plans, outcomes or keys differ have others.
         """
-        values = self.to_mapping() | {"wire": WIRE}
+        values = self.to_mapping() | {"wire": WIRE, "key_hash": self._encoding}
         for name in ("record", "disk_reclaim", "yard", *TIERS):
             values.pop(name, None)
         if self.engine:

@@ -86,27 +86,33 @@ class Flights:
     """
 
     SCHEMA = (
-        Stat("outcomes", "outcomes", "counter", "outcomes", "outcomes taken from cranes"),
+        Stat(
+            "outcomes",
+            "outcomes",
+            "counter",
+            "outcomes",
+            "reports of copies that were taken from the ranks",
+        ),
         Stat(
             "outcomes_ignored",
             "outcomes",
             "counter",
             "outcomes_ignored",
-            "outcomes of cranes that came twice, late or from nowhere",
+            "reports of copies that arrived twice, late or for unknown copies",
         ),
         Stat(
             "flights_failed",
             "flights",
             "counter",
             "flights_failed",
-            "flights with a block that failed",
+            "flights (batches of copies) with a failed block",
         ),
         Stat(
             "flights_unknown",
             "flights",
             "counter",
             "copies_failed{cause=unknown}",
-            "flights past their deadline before all ranks had reported",
+            "flights (batches of copies) that not all ranks had reported at the deadline",
         ),
     )
     """Name, unit, kind, metric and meaning of each number in `stats`."""

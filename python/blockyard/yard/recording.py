@@ -29,14 +29,14 @@ class Recording:
             "requests",
             "counter",
             "recorded_requests{outcome=written}",
-            "written to the file of `record`",
+            "requests that were written to the file of `record`",
         ),
         Stat(
             "record_dropped",
             "requests",
             "counter",
             "recorded_requests{outcome=dropped}",
-            "not written there: the disk was full or too slow",
+            "requests that were not recorded because the disk was full or too slow",
         ),
     )
 

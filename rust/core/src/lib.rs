@@ -25,7 +25,7 @@ mod keys;
 mod state;
 mod tiers;
 
-pub use api::{Cache, Drained, Lease, Locked, Parked, Seals, Snapshot, Ticket};
+pub use api::{Appended, Batch, Cache, Drained, Lease, Locked, Parked, Seals, Snapshot, Ticket};
 pub use base::{
     Error, FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Result, Slot, TicketId, Tier, YardId,
 };
@@ -34,7 +34,8 @@ pub use events::{Clears, EventStats, Salts, Spoken};
 pub use evict::{EvictionPolicy, Hints, NextUse, Priority, Retention};
 pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
 pub use state::{
-    Answer, Begun, Cells, Condemned, Config, Counters, Fetch, Field, Filling, Forgotten, Holder,
-    HolderId, HostCopies, Kind, Loading, MAX_RUNS, Need, ParkedView, Pending, Probe, Request, Room,
-    Sealing, State, Stats, Stop, TableCells, TierStats, View, Violation, Wanted, WritePolicy,
+    Answer, Begun, Cells, Condemned, Config, Counters, Fetch, Field, Filling, Forgotten, Growth,
+    Holder, HolderId, HostCopies, Kind, Loading, MAX_RUNS, Need, NewCell, ParkedView, Pending,
+    Probe, Request, Room, Sealing, State, Stats, Stepped, Stop, TableCells, TierStats, View,
+    Violation, Wanted, WritePolicy,
 };

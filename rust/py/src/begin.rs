@@ -178,8 +178,8 @@ impl Cache {
         #[pyo3(from_py_with = arguments::reserve)] reserve: u64,
     ) -> PyResult<Lease> {
         let (py, cache) = (slf.py(), slf.get());
-        let batch = cache.batch(lease.as_any())?;
-        let id = batch.ids[0];
+        let batch = cache.rows(lease.as_any())?;
+        let id = batch.ids()[0];
         let handle = &lease.get().inner;
         handle.check_computed(computed).map_err(Failure::from)?;
         let blocks = cache.blocks(&batch);

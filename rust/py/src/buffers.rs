@@ -5,9 +5,11 @@ use crate::error::{Failure, Outcome};
 use blockyard_core::Error;
 use pyo3::buffer::{Element, ElementType, PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::{PyException, PyOverflowError, PyTypeError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyBytes, PyInt, PyIterator};
+use pyo3::sync::critical_section::with_critical_section;
+use pyo3::types::{PyBool, PyBytes, PyInt, PyIterator, PyList, PyTuple};
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::ops::Range;
@@ -96,6 +98,12 @@ pub(crate) fn integers<T>(name: &'static str, from: &Bound<'_, PyAny>) -> PyResu
 where
     T: Whole,
 {
+    if let Ok(list) = from.cast_exact::<PyList>() {
+        return listed(name, list);
+    }
+    if let Ok(tuple) = from.cast_exact::<PyTuple>() {
+        return listed(name, &tuple.to_list());
+    }
     let Ok(buffer) = PyUntypedBuffer::get(from) else {
         return sequence(name, from);
     };
@@ -177,16 +185,19 @@ fn typed<E: Wide, T: Whole>(
     let buffer = buffer
         .as_typed::<E>()
         .map_err(|_| Failure::misuse(format!("{name} is not aligned: pass a copy")))?;
-    let check = |at: usize, element: E| {
-        let narrow = element.narrow();
-        narrow.ok_or_else(|| out_of_range::<T>(&format!("{name}[{at}]"), &element.to_string()))
-    };
     let elements = copied(py, name, buffer)?;
+    let wrong = |element: &E| element.narrow::<T>().is_none();
+    if let Some(at) = elements.iter().position(wrong) {
+        let element = elements[at].to_string();
+        return Err(out_of_range::<T>(&format!("{name}[{at}]"), &element).into());
+    }
+    if size_of::<T>() <= size_of::<E>() {
+        // In place.
+        return Ok(elements.into_iter().filter_map(Wide::narrow).collect());
+    }
     let mut all = Vec::new();
     vacant(&mut all, elements.len(), name)?;
-    for (at, element) in elements.into_iter().enumerate() {
-        all.push(check(at, element)?);
-    }
+    all.extend(elements.into_iter().filter_map(Wide::narrow::<T>));
     Ok(all)
 }
 
@@ -288,15 +299,63 @@ fn sequence<T: Whole>(name: &'static str, from: &Bound<'_, PyAny>) -> PyResult<V
             "{name} is {kind}: pass an integer array or a sequence of ints"
         ))
     })?;
-    each(name, from, iterator, |at, item| {
-        let wrong = || out_of_range::<T>(&format!("{name}[{at}]"), &shown(&item));
-        let value = match item.extract::<u64>() {
-            Ok(value) if !item.is_instance_of::<PyBool>() => T::try_from(value).ok(),
-            Err(error) => return Err(unless_it_ends(&item, error, wrong())),
-            Ok(_) => None,
+    each(name, from, iterator, |at, item| one_of(name, at, &item))
+}
+
+/// The integer at a place of a sequence.
+fn one_of<T: Whole>(name: &str, at: usize, item: &Bound<'_, PyAny>) -> PyResult<T> {
+    let wrong = || out_of_range::<T>(&format!("{name}[{at}]"), &shown(item));
+    let value = match item.extract::<u64>() {
+        Ok(value) if !item.is_instance_of::<PyBool>() => T::try_from(value).ok(),
+        Err(error) => return Err(unless_it_ends(item, error, wrong())),
+        Ok(_) => None,
+    };
+    Ok(value.ok_or_else(wrong)?)
+}
+
+/// As [`sequence`], four times faster: nearly all items of a list are plain ints.
+fn listed<T: Whole>(name: &'static str, list: &Bound<'_, PyList>) -> PyResult<Vec<T>> {
+    let mut all = Vec::new();
+    vacant(&mut all, list.len(), name)?;
+    loop {
+        with_critical_section(list, || append_plain(list, &mut all));
+        let at = all.len();
+        if at >= list.len() {
+            return Ok(all);
+        }
+        // What this item runs to say its value may change the list, which may end there, or go on.
+        let item = list.get_item(at)?;
+        if at == MOST {
+            return Err(too_many(name, format_args!("more than {MOST}")).into());
+        }
+        let value = one_of(name, at, &item)?;
+        room(&mut all, 1, name)?;
+        all.push(value);
+    }
+}
+
+/// Appends items of a list, as many as there is room for: up to one that is no int, but of a class of
+/// its own, or out of range.
+#[expect(unsafe_code, reason = "PyO3 counts a reference to each item")]
+fn append_plain<T: Whole>(list: &Bound<'_, PyList>, all: &mut Vec<T>) {
+    for at in all.len()..list.len().min(all.capacity()) {
+        // SAFETY: `list` is a list and `at` is in it, so that there is an item. The list keeps it: no
+        // other thread changes the list inside of its critical section, and an int that is of no
+        // class of its own runs no code of Python's.
+        let value = unsafe {
+            let item = ffi::PyList_GetItem(list.as_ptr(), at.cast_signed());
+            if ffi::PyLong_CheckExact(item) == 0 {
+                return;
+            }
+            ffi::PyLong_AsSsize_t(item)
         };
-        Ok(value.ok_or_else(wrong)?)
-    })
+        let Ok(value) = T::try_from(value as i64) else {
+            // That it is too large an int is for the next who looks at it to say.
+            drop(PyErr::take(list.py()));
+            return;
+        };
+        all.push(value);
+    }
 }
 
 /// A writable, C-contiguous array of the CPU that the caller has given for results.
@@ -458,6 +517,17 @@ pub(crate) fn array<'py, T: Element + Copy>(
         PyBuffer::<T>::get(&array)?.copy_from_slice(py, values)?;
     }
     Ok(array)
+}
+
+/// Rows by number; where there are none, an array that all such answers share.
+pub(crate) fn row_array<'py>(py: Python<'py>, rows: &[u32]) -> PyResult<Bound<'py, PyAny>> {
+    static NONE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if rows.is_empty() {
+        let none = NONE.get_or_try_init(py, || array::<i32>(py, &[], "int32").map(Bound::unbind));
+        return Ok(none?.bind(py).clone());
+    }
+    let rows: Vec<i32> = rows.iter().map(|row| row.cast_signed()).collect();
+    array(py, &rows, "int32")
 }
 
 /// A read-only array over bytes that never change.

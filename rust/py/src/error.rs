@@ -113,6 +113,16 @@ impl Failure {
         }
     }
 
+    /// The error of a handle in this row of a batch.
+    pub(crate) fn in_row(row: usize, error: Error) -> Self {
+        let message = format!("batch[{row}]: {error}");
+        match error {
+            Error::Spent { .. } => Self::Spent(message),
+            Error::Foreign { .. } => Self::Foreign(message),
+            error => Self::Core(error),
+        }
+    }
+
     fn message(&self) -> String {
         match self {
             Self::Core(error) => error.to_string(),

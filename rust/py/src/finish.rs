@@ -7,7 +7,7 @@ use crate::error::{Failure, SpentLease};
 use crate::gil::enter;
 use crate::lease::Lease;
 use crate::recorder::record;
-use blockyard_core::{Hints, NextUse, Priority};
+use blockyard_core::{Hints, LeaseId, NextUse, Priority};
 use blockyard_guard::guarded;
 use pyo3::prelude::*;
 
@@ -89,23 +89,25 @@ impl Cache {
         after: Option<u64>,
     ) -> PyResult<()> {
         self.check_sound()?;
-        let mut batch = Batch::new(batch)?;
+        let batch = Batch::new(batch)?;
         let (rows, blocks) = (batch.len(), self.blocks(&batch));
         let mut bad: Vec<Failure> = Vec::new();
         // Each is spent at once: a second mention of the same lease is rejected like any other.
-        batch.retain(|lease| {
+        let mut leases = batch.into_leases();
+        leases.retain(|lease| {
             let lease = &lease.get().inner;
             let good = self.inner.check_lease(lease).and_then(|()| lease.take());
             good.map_err(|error| bad.push(error.into())).is_ok()
         });
-        let (ids, rejected) = (&batch.ids, bad.len() as u64);
+        let ids: Vec<LeaseId> = leases.iter().map(|lease| lease.get().inner.id()).collect();
+        let rejected = bad.len() as u64;
         enter(py, &self.inner, blocks, |state| {
             if rejected > 0 {
                 state.reject(rejected);
             }
-            state.finish(ids, hints, after)
+            state.finish(&ids, hints, after)
         })?;
-        for lease in batch.leases.iter().map(Bound::get) {
+        for lease in leases.iter().map(Bound::get) {
             record(self.recorder.as_ref(), lease.seen, &lease.inner);
         }
         match Failure::of_rows(bad, rows) {

@@ -89,7 +89,7 @@ impl Cache {
                         let kind = of.get_type();
                         Failure::misuse(format!("of is {kind}: pass a lease or a parked sequence"))
                     })?;
-                    let id = self.batch(lease.as_any())?.ids[0];
+                    let id = self.rows(lease.as_any())?.ids()[0];
                     enter(py, &self.inner, named, |state| {
                         state.demote_lease(id, blocks)
                     })

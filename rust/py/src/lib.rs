@@ -11,6 +11,7 @@
 //! layer: lease parked ticket prompt
 //! layer: batch
 //! layer: begin cache disk engine events finish flights forget park promises queries step checksums inspect
+//! layer: decode
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `build.rs` puts them into the stub of the wheel.
@@ -24,6 +25,7 @@ mod buffers;
 mod cache;
 mod cache_class;
 mod checksums;
+mod decode;
 mod disk;
 mod dlpack;
 mod engine;
@@ -54,12 +56,16 @@ mod ticket;
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    use crate::arguments::KEY_HASHES;
     use crate::gil::{LONG, enter, hash};
     use blockyard_core::{Field, Kind, Stats};
     use blockyard_guard::guarded;
     use pyo3::exceptions::PyRuntimeWarning;
     use pyo3::prelude::*;
+    use pyo3::types::PyDict;
 
+    #[pymodule_export]
+    use crate::batch::LeaseBatch;
     #[pymodule_export]
     use crate::cache_class::Cache;
     #[pymodule_export]
@@ -145,6 +151,11 @@ mod _core {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DEBUG", cfg!(debug_assertions))?;
+        let encodings = PyDict::new(module.py());
+        for (word, hash) in KEY_HASHES {
+            encodings.set_item(word, hash.encoding())?;
+        }
+        module.add("KEY_ENCODINGS", encodings)?;
         if cfg!(debug_assertions) {
             let message =
                 c"blockyard is a debug build, 10 to 50 times slower: build with --release";

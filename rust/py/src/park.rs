@@ -48,7 +48,7 @@ impl Cache {
         ticket: Option<&Bound<'_, Ticket>>,
     ) -> PyResult<Parked> {
         let (py, cache) = (slf.py(), slf.get());
-        let batch = cache.batch(lease.as_any())?;
+        let batch = cache.rows(lease.as_any())?;
         let ticket = ticket
             .map(|ticket| ticket.get().of(cache, py))
             .transpose()?;

@@ -156,9 +156,9 @@ impl Cache {
     ///     SpentLease: It has ended before.
     ///     ForeignLease: It is another cache's.
     fn exclusive_blocks(&self, lease: &Bound<'_, Lease>) -> PyResult<u32> {
-        let batch = self.batch(lease.as_any())?;
+        let batch = self.rows(lease.as_any())?;
         let blocks = self.blocks(&batch);
-        let id = batch.ids[0];
+        let id = batch.ids()[0];
         let alone = enter(lease.py(), &self.inner, blocks, |state| {
             state.exclusive_blocks(id)
         });

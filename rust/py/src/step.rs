@@ -2,9 +2,9 @@
 
 use crate::arguments::{self, Counts};
 use crate::batch::Batch;
-use crate::buffers::{MOST, Out, array, integers, room, too_many, zeros};
+use crate::buffers::{MOST, Out, array, integers, room, row_array, too_many, zeros};
 use crate::cache_class::Cache;
-use crate::error::Failure;
+use crate::error::{Failure, Outcome};
 use crate::gil::{LONG, attached, enter, hash};
 use crate::keys::ready_keys;
 use crate::lease::Lease;
@@ -36,35 +36,18 @@ impl Cache {
         tokens: &Bound<'_, PyAny>,
         counts: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let batch = self.batch(batch)?;
+        let batch = self.rows(batch)?;
         let tokens: Vec<u32> = integers("tokens", tokens)?;
-        let counts = match counts {
-            Some(counts) => Counts::new("counts", counts, batch.len())?,
-            None if batch.len() == 1 => Counts::All(tokens.len() as u64),
-            None => Counts::All(1),
-        };
-        let rows = 0..batch.len();
+        let rows = batch.len();
+        let counts = counts_of(counts, tokens.len(), rows)?;
         let handles = batch.handles();
         handles
             .iter()
             .try_for_each(|lease| lease.check_append())
             .map_err(Failure::from)?;
-        let sum = rows
-            .clone()
-            .try_fold(0_u64, |sum, row| sum.checked_add(counts.of(row)));
-        if sum != Some(tokens.len() as u64) {
-            let (given, sum) = (tokens.len(), sum.unwrap_or(u64::MAX));
-            let message = format!("{given} tokens given and {sum} counted: pass one per count");
-            return Err(Failure::misuse(message).into());
-        }
-        let blocks: usize = match &counts {
-            // Each row completes at most one short block.
-            Counts::All(1) if self.block_size <= 64 => 0,
-            _ => rows
-                .map(|row| handles[row].keys_made_by(counts.of(row) as usize))
-                .sum(),
-        };
-        let appended = hash(py, &self.inner, blocks * self.block_size as usize, || {
+        check_counted(&counts, tokens.len(), rows)?;
+        let hashed = self.hashed(&counts, rows, |row, more| handles[row].keys_made_by(more));
+        let appended = hash(py, &self.inner, hashed, || {
             if tokens.len() > handles.len() {
                 // If there is no memory for one row, the others stay as they are, too.
                 let mut rows = handles.iter().enumerate();
@@ -99,9 +82,9 @@ impl Cache {
         #[pyo3(from_py_with = arguments::tokens)] tokens: u64,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let batch = self.batch(lease.as_any())?;
+        let batch = self.rows(lease.as_any())?;
         let keys = ready_keys(keys, tokens / u64::from(self.block_size) + 1)?;
-        let appended = batch.leases[0].get().inner.append_ready(tokens, &keys);
+        let appended = batch.lease(0).inner.append_ready(tokens, &keys);
         Ok(appended.map_err(Failure::from)?)
     }
 
@@ -126,24 +109,17 @@ impl Cache {
         batch: &Bound<'py, PyAny>,
         counts: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let batch = self.batch(batch)?;
+        let batch = self.rows(batch)?;
         let counts = match counts {
             Some(counts) => Counts::new("counts", counts, batch.len())?,
             None => Counts::All(1),
         };
-        let (ids, mut unserved) = (&batch.ids, Vec::new());
+        let (ids, mut unserved) = (batch.ids(), Vec::new());
         let grown = enter(py, &self.inner, batch.len(), |state| {
             state.grow(ids, |row| counts.of(row), &mut unserved)
         });
         grown?;
-        array(
-            py,
-            &unserved
-                .iter()
-                .map(|&row| row.cast_signed())
-                .collect::<Vec<_>>(),
-            "int32",
-        )
+        row_array(py, &unserved)
     }
 
     /// Cuts each row to a number of token positions. The blocks beyond are released.
@@ -163,10 +139,10 @@ impl Cache {
         batch: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let batch = self.batch(batch)?;
+        let batch = self.rows(batch)?;
         batch.check_once("trim")?;
         let lengths = Counts::new("lengths", lengths, batch.len())?.each(batch.len());
-        let ids = &batch.ids;
+        let ids = batch.ids();
         let trimmed = enter(py, &self.inner, batch.len(), |state| {
             state.trim(ids, &lengths)
         });
@@ -189,8 +165,8 @@ impl Cache {
     ///     SpentLease: A row has ended before; nothing is changed.
     ///     ForeignLease: A row is another cache's; nothing is changed.
     fn dedup(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<u64> {
-        let batch = self.batch(batch)?;
-        let ids = &batch.ids;
+        let batch = self.rows(batch)?;
+        let ids = batch.ids();
         let given = enter(py, &self.inner, self.blocks(&batch), |state| {
             state.dedup(ids)
         });
@@ -230,8 +206,8 @@ impl Cache {
         loading: &str,
     ) -> PyResult<Py<PyAny>> {
         let (cells, loading) = (arguments::cells(cells)?, arguments::loading(loading)?);
-        let batch = self.batch(batch)?;
-        let ids = &batch.ids;
+        let batch = self.rows(batch)?;
+        let ids = batch.ids();
         let Some(out) = out else {
             if cells == core::Cells::Changed {
                 let message = "cells = \"changed\" without out: pass the array that has the others";
@@ -281,7 +257,7 @@ impl Cache {
         loading: &str,
     ) -> PyResult<Py<PyAny>> {
         let loading = arguments::loading(loading)?;
-        let batch = self.batch(batch)?;
+        let batch = self.rows(batch)?;
         let first = Counts::new("first", first, batch.len())?.each(batch.len());
         let counts = match counts {
             Some(counts) => Counts::new("counts", counts, batch.len())?,
@@ -291,7 +267,7 @@ impl Cache {
         if sum > MOST as u64 {
             return Err(too_many("counts together", sum).into());
         }
-        let (ids, mut places) = (&batch.ids, Vec::new());
+        let (ids, mut places) = (batch.ids(), Vec::new());
         room(&mut places, sum as usize, "a slot mapping")?;
         let mapped = enter(py, &self.inner, sum as usize / 8 + batch.len(), |state| {
             state.slot_mapping(
@@ -346,7 +322,7 @@ impl Cache {
         batch: &Bound<'_, PyAny>,
         computed: &Bound<'_, PyAny>,
     ) -> PyResult<u64> {
-        let batch = self.batch(batch)?;
+        let batch = self.rows(batch)?;
         let computed = Counts::new("computed", computed, batch.len())?;
         let mut seals = batch.seals(&computed)?;
         let blocks = seals.blocks().max(batch.len());
@@ -358,9 +334,50 @@ impl Cache {
 }
 
 /// So many cells of a table take as long as a block does in other verbs: they are copied row by row.
-const CELLS: usize = 256;
+pub(crate) const CELLS: usize = 256;
+
+/// Tokens to append to each row.
+pub(crate) fn counts_of(
+    counts: Option<&Bound<'_, PyAny>>,
+    tokens: usize,
+    rows: usize,
+) -> PyResult<Counts> {
+    match counts {
+        Some(counts) => Counts::new("counts", counts, rows),
+        None if rows == 1 => Ok(Counts::All(tokens as u64)),
+        None => Ok(Counts::All(1)),
+    }
+}
+
+/// Whether the counts of all rows add up to the tokens that were given.
+pub(crate) fn check_counted(counts: &Counts, tokens: usize, rows: usize) -> Outcome<()> {
+    let sum = (0..rows).try_fold(0_u64, |sum, row| sum.checked_add(counts.of(row)));
+    if sum == Some(tokens as u64) {
+        return Ok(());
+    }
+    let sum = sum.unwrap_or(u64::MAX);
+    let message = format!("{tokens} tokens given and {sum} counted: pass one per count");
+    Err(Failure::misuse(message))
+}
 
 impl Cache {
+    /// How many tokens are hashed when each row gets its count; `made` tells the blocks that are completed.
+    pub(crate) fn hashed(
+        &self,
+        counts: &Counts,
+        rows: usize,
+        made: impl Fn(usize, usize) -> usize,
+    ) -> usize {
+        let blocks: usize = match counts {
+            // Each row completes at most one short block.
+            Counts::All(1) if self.block_size <= 64 => 0,
+            _ => (0..rows)
+                .map(|row| made(row, counts.of(row) as usize))
+                .sum(),
+        };
+        blocks * self.block_size as usize
+    }
+
     /// Writes tables into the caller's array: directly, if the yard can be entered while attached.
     fn fill_tables(
         &self,
@@ -378,7 +395,7 @@ impl Cache {
                 Failure::misuse(format!("out has {rows} rows: pass {need} or more")).into(),
             );
         }
-        let ids = &batch.ids;
+        let ids = batch.ids();
         let mut ends = Vec::new();
         room(&mut ends, ids.len(), "a block table")?;
         let mut write = |cells: core::TableCells<'_>| {

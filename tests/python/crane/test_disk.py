@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard._core import KEY_ENCODINGS
 from blockyard.crane.copiers import Receipt
 from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk_folders import identities
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared import restored
 from blockyard.shared.layout import Plane
@@ -53,6 +55,39 @@ def test_every_difference_is_another_folder(tmp_path: Path) -> None:
         assert cache.restored == 0
     with opened(tmp_path) as cache:
         assert cache.restored == TALKS * BLOCKS
+
+
+def fields(path: Path) -> list[str]:
+    """What the identities on a disk say of their keys."""
+    return sorted(one.fields["keys"] for one in identities(path))
+
+
+@pytest.mark.law("INV-28")
+def test_a_disk_of_another_encoding_of_keys_is_missed_once_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        # The identity that every version had before there was an encoding 2.
+        older.setitem(KEY_ENCODINGS, "sha256", 1)
+        with opened(tmp_path) as cache:
+            talks(cache)
+        assert fields(tmp_path) == ["sha256, blocks of 4 tokens"]
+    for known in (0, TALKS * BLOCKS):
+        with opened(tmp_path) as cache:
+            assert cache.restored == known
+            assert set(talks(cache).values()) == {4 * BLOCKS - 1 if known else 0}
+    with opened(tmp_path, key_hash="xxh3") as cache:
+        assert cache.restored == 0
+    assert fields(tmp_path) == [
+        "sha256, blocks of 4 tokens",
+        "sha256, encoding 2, blocks of 4 tokens",
+        "xxh3, blocks of 4 tokens",
+    ]
+    # Who goes back to the older version finds what it has left.
+    with monkeypatch.context() as older:
+        older.setitem(KEY_ENCODINGS, "sha256", 1)
+        with opened(tmp_path) as cache:
+            assert cache.restored == TALKS * BLOCKS
 
 
 @pytest.mark.law("INV-31")

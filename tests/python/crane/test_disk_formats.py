@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import blockyard as by
-from blockyard._core import DiskInspector, checksums
+from blockyard._core import KEY_ENCODINGS, DiskInspector, checksums
 from blockyard.connectors.vllm.restart_notes import RestartNotes
 from blockyard.tools.cli import cli
 from blockyard.tools.traces.lines import TraceError
@@ -180,10 +180,22 @@ def test_a_version_before_is_read_and_says_who_it_is_then(rank: Path) -> None:
     assert f"format 1, last written by Blockyard {OWN}" in done.output
 
 
-def test_the_name_of_a_folder_stays_what_it_is(tmp_path: Path) -> None:
-    with opened(tmp_path) as cache:
+@pytest.mark.parametrize(
+    ("key_hash", "encoding", "name"),
+    [
+        ("sha256", 1, "ff6fbc1613e9b6ea"),
+        ("sha256", 2, "ef8ffd1610460640"),
+        ("xxh3", 1, "14ed42806ba82aa1"),
+    ],
+)
+def test_the_name_of_a_folder_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_hash: str, encoding: int, name: str
+) -> None:
+    assert KEY_ENCODINGS == {"sha256": 2, "xxh3": 1}
+    monkeypatch.setitem(KEY_ENCODINGS, key_hash, encoding)
+    with opened(tmp_path, key_hash=key_hash) as cache:
         path = cache.crane._tiers["disk"].path
-    assert path.relative_to(tmp_path) == Path("ff6fbc1613e9b6ea/rank-0")
+    assert path.relative_to(tmp_path) == Path(f"{name}/rank-0")
 
 
 def test_notes_of_versions_before_are_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import blockyard as by
+from blockyard._core import KEY_ENCODINGS
 from blockyard.crane.tiers import disk_folders
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.disk_folders import identities
@@ -103,6 +104,22 @@ def test_an_option_takes_the_room_of_what_was_used_last_longest_ago(
     caplog.clear()
     kept(small, "v1", disk_reclaim=True)
     assert not [line for line in caplog.messages if "disk_reclaim" in line]
+
+
+def test_the_folder_of_another_encoding_of_keys_is_named_and_gives_its_room(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setitem(KEY_ENCODINGS, "sha256", 1)
+        one = kept(small, "v1")
+    two = kept(small, "v2")
+    os.utime(small / two / "rank-0" / "table")
+    with pytest.raises(by.Unavailable, match=rf"{one} \(model: m; weights: v1; .* disk wipe"):
+        kept(small, "v1")
+    assert set(blocks(small)) >= {one, two}
+    kept(small, "v1", disk_reclaim=True)
+    assert one not in blocks(small)
+    assert two in blocks(small)
 
 
 def test_what_a_process_owns_is_never_taken(small: Path) -> None:

@@ -31,19 +31,63 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_importing_it_brings_nothing_but_numpy_and_warns_of_nothing() -> None:
-    """Neither what the command line or a GPU needs, nor the parts that few programs use."""
-    loaded = run(
-        "import sys, numpy; before = set(sys.modules); import blockyard;"
-        "print(*set(sys.modules) - before)"
+def loaded_by(code: str) -> list[str]:
+    return run(
+        f"import sys, numpy; before = set(sys.modules); {code};print(*set(sys.modules) - before)"
     ).split()
-    others = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
-    assert others <= {"blockyard", "numpy"}
-    parts = {name.split(".")[1] for name in loaded if name.startswith("blockyard.")}
-    assert not parts & {"cli", "connectors", "metrics", "proof", "replay", "serving", "testing"}
-    # It was 102 once; before raising this, ask whether every import needs them.
-    assert len(loaded) < 160
-    assert "asyncio" not in loaded
+
+
+def parts(loaded: list[str]) -> set[str]:
+    return {name.split(".")[1] for name in loaded if name.startswith("blockyard.")}
+
+
+def test_an_import_brings_the_core_alone() -> None:
+    loaded = loaded_by("import blockyard")
+    assert parts(loaded) == {"_core"}
+    assert "numpy.typing" not in loaded
+    assert len(loaded) < 10
+
+
+@pytest.mark.parametrize(
+    ("use", "others"),
+    [
+        ("by.KVCache(device=8)", {"crane", "scheduling", "local_cache"}),
+        ("by.Scheduler(by.KVCache(device=8))", {"crane", "local_cache"}),
+        ("by.local(by.KVLayout.llama(layers=1, kv_heads=1, head_dim=8), device=8)", {"scheduling"}),
+    ],
+)
+def test_a_name_brings_what_it_needs_and_numpy(use: str, others: set[str]) -> None:
+    """Neither what the command line or a GPU needs, nor the parts that few programs use."""
+    loaded = loaded_by(f"import blockyard as by; {use}")
+    unknown = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+    assert unknown <= {"blockyard", "numpy"}
+    never = {"cli", "connectors", "metrics", "publishing", "serving", "testing", "tools"}
+    assert not parts(loaded) & (never | others)
+    # They were 154 once; before raising this, ask whether every import needs them.
+    assert len(loaded) < 145
+    assert not {"asyncio", "importlib.resources", "tomllib"} & set(loaded)
+
+
+def test_every_public_name_is_there_when_it_is_first_used() -> None:
+    run(
+        "import blockyard as by; assert set(by.__all__) <= set(dir(by));"
+        "assert all(getattr(by, name).__module__.startswith('blockyard')"
+        " for name in by.__all__ if name != '__version__')"
+    )
+    run("from blockyard import *; local, Scheduler, AsyncEngine, KVCache, NoRoom")
+    # The module of the same name does not come first.
+    run("import blockyard.local_cache, blockyard as by; assert callable(by.local)")
+    with pytest.raises(AttributeError, match="'blockyard' has no attribute 'KVCach'"):
+        by.KVCach  # type: ignore[attr-defined]  # noqa: B018
+    # What a type checker sees is what runs.
+    names = dict(by._MODULES)  # type: ignore[attr-defined]
+    for node in ast.walk(ast.parse(Path(by.__file__).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module in {
+            f"blockyard.{module}"
+            for module in by._MODULES.values()  # type: ignore[attr-defined]
+        }:
+            assert {f"blockyard.{names.pop(alias.name)}" for alias in node.names} == {node.module}
+    assert not names
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -95,11 +139,10 @@ def test_the_public_names_are_few_sorted_and_described() -> None:
     assert by.__all__ == sorted(by.__all__)
     names = {
         name
-        for name, thing in vars(by).items()
-        if not name.startswith("_") and not isinstance(thing, ModuleType)
+        for name in dir(by)
+        if not name.startswith("_") and not isinstance(getattr(by, name), ModuleType)
     }
-    # What needs asyncio is imported when it is used.
-    assert names == set(by.__all__) - {"__version__", "AsyncEngine"}
+    assert names == set(by.__all__) - {"__version__"}
     with pytest.raises(AttributeError, match="no attribute 'AsyncScheduler'"):
         by.AsyncScheduler  # type: ignore[attr-defined] # noqa: B018
     for name in set(by.__all__) - {"__version__"}:
@@ -120,7 +163,8 @@ def test_errors_are_a_small_family() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["yard.cache", "shared.layout", "shared.timings", "local", "metrics.server", "testing"]
+    "name",
+    ["yard.cache", "shared.layout", "shared.timings", "local_cache", "metrics.server", "testing"],
 )
 def test_the_examples_of_its_docstrings_run(name: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"blockyard.{name}"))

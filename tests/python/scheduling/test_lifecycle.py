@@ -26,7 +26,7 @@ def test_t23_a_request_that_waits_for_its_first_or_second_turn_is_aborted_at_onc
     assert {loop.results[one].state for one in ("new", "late")} == {RequestState.ABORTED}
     assert loop.results["new"].tokens.tolist() == continuation("new", 14, 3)
     assert loop.told("waiting") == 0
-    assert loop.scheduler._queue._heap == []
+    assert len(loop.scheduler._queue) == 0
     loop.finish()
 
 

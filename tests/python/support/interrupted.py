@@ -15,7 +15,7 @@ import numpy as np
 
 import blockyard as by
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.scheduling.engine import Output, Step
 from blockyard.scheduling.request import RequestState
 from loop import continuation

@@ -15,7 +15,7 @@ from blockyard.crane.copiers import Landed, Slots
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.memory import MemoryTier
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.shared.plan import Cause, Outcome, Plan
 from interrupted import Interrupter, mark
 

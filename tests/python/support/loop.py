@@ -176,7 +176,8 @@ class Loop:
         """Checks that no request is registered anywhere (INV-12)."""
         scheduler = self.scheduler
         seats = scheduler._shared.seats.bound()
-        assert (scheduler._lifecycle._requests, scheduler._queue._heap, seats) == ({}, [], [])
+        orders = scheduler._queue._orders
+        assert (scheduler._lifecycle._requests, orders, seats) == ({}, {}, [])
         batch = scheduler._batch
         lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
         assert lists == ([], {}, {}, [])

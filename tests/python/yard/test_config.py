@@ -12,6 +12,7 @@ import pytest
 
 import blockyard as by
 from blockyard import _core
+from blockyard._core import KEY_ENCODINGS
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import Hello
 
@@ -375,12 +376,16 @@ def test_what_is_no_handshake_is_named(hellos: Any, says: str) -> None:
         by.agree(None, [])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("differs", ["plans", "keys"])
 def test_a_handshake_of_another_version_is_refused_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, differs: str
 ) -> None:
     config = by.Config(device=100)
-    monkeypatch.setattr("blockyard.yard.config.WIRE", 1)
-    said = hello(config, 0)
-    monkeypatch.undo()
+    with monkeypatch.context() as older:
+        if differs == "plans":
+            older.setattr("blockyard.yard.config.WIRE", 1)
+        else:
+            older.setitem(KEY_ENCODINGS, "sha256", 1)
+        said = hello(config, 0)
     with pytest.raises(by.Misuse, match="start every process from one configuration and version"):
         by.agree(config, [said])

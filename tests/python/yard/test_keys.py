@@ -3,6 +3,7 @@
 import hashlib
 import re
 import struct
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 import blockyard as by
+import key_reference
+from key_reference import IV, states
 from yard import array, begin, profile, publish, text
 
 Media = list[tuple[int, int, bytes]]
@@ -26,42 +30,6 @@ NAMESPACE = {
 EXTRA = st.one_of(st.none(), st.binary(max_size=40))
 
 
-def header(tag: int, size: int, parts: int) -> bytes:
-    return struct.pack("<BBBBII4s", tag, 1, 0, 0, size, parts, b"BYKY")
-
-
-def sized(part: bytes) -> bytes:
-    return struct.pack("<Q", len(part)) + part
-
-
-def digest(*parts: bytes) -> bytes:
-    return hashlib.sha256(b"".join(parts)).digest()
-
-
-def reference(
-    tokens: list[int],
-    size: int,
-    namespace: dict[str, str],
-    lora: bytes | None = None,
-    salt: bytes | None = None,
-    media: Media | None = None,
-) -> list[str]:
-    """The keys, by the letter of docs/keys.md."""
-    fields = ("model", "weights", "dtype", "layout", "parallel")
-    parent = digest(header(1, size, 5), *(sized(namespace.get(f, "").encode()) for f in fields))
-    if lora is not None or salt is not None:
-        extras = [b"\0" if part is None else b"\1" + sized(part) for part in (lora, salt)]
-        parent = digest(header(2, size, 2), parent, *extras)
-    keys = []
-    for at in range(0, len(tokens) - size + 1, size):
-        over = [item for item in media or [] if item[0] < at + size and item[1] > at]
-        items = [sized(i) + struct.pack("<qQ", start - at, end - start) for start, end, i in over]
-        words = struct.pack(f"<{size}I", *tokens[at : at + size])
-        parent = digest(header(3, size, len(over)), parent, words, *items)
-        keys.append(parent.hex())
-    return keys
-
-
 @st.composite
 def items(draw: st.DrawFn) -> Media:
     cuts = sorted(draw(st.lists(st.integers(0, 60), max_size=8, unique=True)))
@@ -70,20 +38,41 @@ def items(draw: st.DrawFn) -> Media:
 
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
+FIELDS = ("model", "weights", "dtype", "layout", "parallel")
 
 
-@profile(200)
-@given(TOKENS, st.integers(1, 20), EXTRA, EXTRA, items())
-def test_keys_are_those_of_the_document(
-    tokens: list[int], size: int, lora: bytes | None, salt: bytes | None, media: Media
+@profile(60)
+@given(
+    TOKENS,
+    st.one_of(st.integers(1, 20), st.sampled_from([8, 16, 17, 32, 33, 64])),
+    st.lists(st.text(max_size=9), min_size=5, max_size=5),
+    EXTRA,
+    EXTRA,
+    items(),
+)
+def test_keys_are_those_of_another_implementation(
+    tokens: list[int],
+    size: int,
+    fields: list[str],
+    lora: bytes | None,
+    salt: bytes | None,
+    media: Media,
 ) -> None:
-    cache = by.KVCache(block_size=size, device=8, namespace=NAMESPACE)
+    namespace = dict(zip(FIELDS, fields, strict=True))
+    cache = by.KVCache(block_size=size, device=8, namespace=namespace)
     media = [item for item in media if item[1] <= len(tokens)]
     keys = cache.keys(tokens, lora=lora, salt=salt, media=media)
-    expected = reference(tokens, size, NAMESPACE, lora, salt, media)
-    assert keys.hex() == expected
+    expected = key_reference.keys(tokens, size, fields, lora=lora, salt=salt, media=media)
+    assert keys.hex() == [key.hex() for key in expected]
     assert (len(keys), keys.tokens) == (len(tokens) // size, len(tokens))
-    assert bytes(keys) == b"".join(map(bytes.fromhex, expected))
+    assert bytes(keys) == b"".join(expected)
+
+
+def test_the_compression_function_is_that_of_sha_256() -> None:
+    for length in (0, 1, 55, 56, 63, 64, 119, 120, 500):
+        message = bytes(range(256))[:length] + bytes(max(length - 256, 0))
+        padded = message + b"\x80" + bytes(-(length + 9) % 64) + (8 * length).to_bytes(8)
+        assert states(struct.pack(">8I", *IV), padded) == hashlib.sha256(message).digest()
 
 
 def test_the_document_holds_what_it_shows() -> None:
@@ -96,6 +85,38 @@ def test_the_document_holds_what_it_shows() -> None:
     assert key.hex() == by.KVCache(device=8, namespace=NAMESPACE).keys(range(16)).hex()[0]
     for made in (root, key):
         assert f"`{made.hex()[:16]}…`" in document
+    # The rest of it: extras, a block size that zeros fill up.
+    apart: dict[str, Any] = {"lora": b"a", "salt": b"b", "media": [(3, 9, b"image")]}
+    for size in (1, 5, 16, 17):
+        root = shown["root"](NAMESPACE.values(), 0, 0, size)
+        root = shown["sequence_root"](root, b"a", b"b", 0, 0, size)
+        made = shown["keys"](root, list(range(40)), apart["media"], 0, 0, size)
+        cache = by.KVCache(device=64, block_size=size, namespace=NAMESPACE)
+        assert [key.hex() for key in made] == cache.keys(range(40), **apart).hex()
+
+
+def words(content: bytes) -> list[int]:
+    """The tokens whose block would be hashed as this."""
+    return [*struct.unpack(f"<{len(content) // 4}I", content)]
+
+
+def test_no_tokens_pose_as_media_or_as_the_start_of_a_sequence() -> None:
+    cache = by.KVCache(device=64, namespace=NAMESPACE)
+    tokens, media = list(range(16)), [(3, 9, b"image")]
+    (seen,) = cache.keys(tokens, media=media).hex()
+    # What a block with media is hashed as, to the last byte, as the tokens of blocks.
+    root = key_reference.root_of(16, list(NAMESPACE.values()))
+    start = key_reference.start_of(root, 16)
+    message = key_reference.message_of(start, tokens, media, 0)
+    padded = message + b"\x80" + bytes(-(len(message) + 9) % 64) + (8 * len(message)).to_bytes(8)
+    assert seen == hashlib.sha256(message).hexdigest()
+    assert seen == states(struct.pack(">8I", *IV), padded).hex()
+    assert seen not in cache.keys([*words(padded), *tokens]).hex()
+    # The first piece of another sequence, whose first block follows.
+    other = key_reference.root_of(16, list(NAMESPACE.values()), salt=b"tenant")
+    first = key_reference.header(16, 4, 0) + other + bytes(16)
+    salted = cache.keys(tokens, salt=b"tenant").hex()
+    assert not {*salted} & {*cache.keys([*words(first), *tokens]).hex()}
 
 
 @profile(100)
@@ -135,15 +156,91 @@ def test_text_is_its_utf8_bytes_and_empty_is_not_missing() -> None:
     assert len(set(made)) == len(made)
 
 
+class Tokens(list[int]):
+    """A list of a class of its own, which says itself what is in it."""
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
 def test_any_array_or_sequence_of_the_same_tokens_gives_the_same_keys() -> None:
     cache = by.KVCache(block_size=4, device=8)
     expected = cache.keys(range(12)).hex()
     whole = np.arange(24, dtype=np.int64)
     whole[::2] = np.arange(12)
     arrays: list[Any] = [np.arange(12, dtype=kind) for kind in ("i2", "u2", "i4", "u4", "i8", "u8")]
-    for tokens in (*arrays, whole[::2], memoryview(arrays[2]), list(range(12)), iter(range(12))):
+    lists: list[Any] = [list(range(12)), tuple(range(12)), iter(range(12)), Tokens([9])]
+    lists += [list(one) for one in arrays]
+    lists.append([0, 1, np.uint32(2), 3, np.int64(4), Word(5), 6, *range(7, 12)])
+    for tokens in (*arrays, whole[::2], memoryview(arrays[2]), *lists):
         assert cache.keys(tokens).hex() == expected
     assert cache.keys(np.arange(12)[::-1]).hex() == cache.keys(range(11, -1, -1)).hex()
+
+
+class Word(int):
+    """An int of a class of its own."""
+
+
+class Runs:
+    """A token that runs code to say its value."""
+
+    def __init__(self, run: Callable[[], object], value: int = 2) -> None:
+        self.run, self.value = run, value
+
+    def __index__(self) -> int:
+        self.run()
+        return self.value
+
+
+def test_a_list_that_changes_while_it_is_read_gives_what_its_iterator_would() -> None:
+    cache = by.KVCache(block_size=1, device=8)
+    gone: list[Any] = [1]
+    gone += [Runs(gone.clear), 3, 4]
+    assert cache.keys(gone).hex() == cache.keys([1, 2]).hex()
+    assert gone == []
+    grown: list[Any] = []
+    grown += [1, Runs(lambda: grown.extend(range(3, 100)))]
+    assert cache.keys(grown).hex() == cache.keys(range(1, 100)).hex()
+    moved: list[Any] = []
+    moved += [1, Runs(lambda: moved.append("x"), 2)]
+    with pytest.raises(by.Misuse, match=r"tokens\[2\] = x: must be an integer"):
+        cache.keys(moved)
+
+
+def stops() -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_a_token_raises_ends_the_call() -> None:
+    cache = by.KVCache(block_size=1, device=8)
+    both: list[Any] = [1, Runs(stops)]
+    for tokens in (both, tuple(both), iter(both)):
+        with pytest.raises(KeyboardInterrupt):
+            cache.keys(tokens)
+    both[1] = Runs(lambda: 1 / 0)
+    with pytest.raises(by.Misuse, match=r"tokens\[1\] = .*must be an integer from 0 to 4294967295"):
+        cache.keys(both)
+
+
+BAD: list[Any] = [-1, 2**32, 2**63, 2**64, -(2**63) - 1, True, np.True_, np.int64(-1)]
+BAD += [1.0, "1", None]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=map(str, range(len(BAD))))
+@pytest.mark.parametrize("kind", [list, tuple, iter], ids=["list", "tuple", "iterator"])
+def test_what_is_no_token_is_named_wherever_it_stands(kind: Any, bad: Any) -> None:
+    cache = by.KVCache(block_size=4, device=8)
+    says = re.escape(f"tokens[40] = {bad}: must be an integer from 0 to 4294967295")
+    with pytest.raises(by.Misuse, match=says):
+        cache.keys(kind([*range(40), bad, -7]))
+    lease = begin(cache, [1, 2, 3])
+    with pytest.raises(by.Misuse, match=says):
+        cache.append(lease, kind([*range(40), bad]))
+    with pytest.raises(by.Misuse, match=says):
+        cache.begin(kind([*range(40), bad]))
+    assert lease.appended == 3
+    cache.finish(lease)
 
 
 def test_the_callers_array_is_neither_kept_nor_changed() -> None:

@@ -11,7 +11,7 @@ import pytest
 import blockyard as by
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import planes_of
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.testing import ScriptedCopier, delay, fail
 from yard import at_rest, begin, publish, publish_below, text
 

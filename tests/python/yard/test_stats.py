@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import blockyard as by
-from blockyard.local import LocalCache
+from blockyard.local_cache import LocalCache
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.shared.log import Limited

@@ -42,6 +42,7 @@ impl World {
                 return Some(answer.is_err());
             }
             Op::Seal(ref rows) => return self.seal(rows),
+            Op::Step(ref rows, tables, safe) => return self.decode(rows, tables, safe),
             Op::Dedup(ref rows) => return self.dedup(rows),
             Op::Fork(lease, computed, reserve) => {
                 let parent = &self.leases[pick(&self.leases, lease)?];

@@ -56,6 +56,15 @@ pub(crate) enum Slip {
     Device,
 }
 
+/// A row of a decode step: its lease, tokens, what is computed then, and growth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepRow {
+    pub(crate) lease: u8,
+    pub(crate) tokens: u8,
+    pub(crate) computed: u8,
+    pub(crate) grow: u8,
+}
+
 /// Numbers are of a lease, a parked sequence or a flight where they come first.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
@@ -68,6 +77,8 @@ pub(crate) enum Op {
     Append(u8, u8, u8),
     /// Rows of a lease and tokens.
     Grow(Vec<(u8, u8)>),
+    /// A decode step of rows; whether the cells of tables are new, and whether none is refused.
+    Step(Vec<StepRow>, bool, bool),
     /// Tokens to cut.
     Trim(u8, u8),
     /// Rows of a lease and what of it is computed.
@@ -547,6 +558,27 @@ pub(crate) fn forgets(steps: usize) -> impl Strategy<Value = Script> {
     (script(steps), gone).prop_map(|(Script { setup, mut ops }, gone)| {
         for (at, (prompt, first, force)) in gone {
             ops.insert(at.index(ops.len()), Op::Forget(prompt, first, force));
+        }
+        Script { setup, ops }
+    })
+}
+
+/// The same, and sequences decode.
+pub(crate) fn decodes(steps: usize) -> impl Strategy<Value = Script> {
+    let computed = prop_oneof![4 => Just(255), 2 => any::<u8>(), 1 => 253..255_u8];
+    let grow = prop_oneof![4 => 0..3_u8, 1 => 0..20_u8];
+    let row = (any::<u8>(), 0..6_u8, computed, grow);
+    let row = row.prop_map(|(lease, tokens, computed, grow)| StepRow {
+        lease,
+        tokens,
+        computed,
+        grow,
+    });
+    let step = (vec(row, 1..6), any::<bool>(), any::<bool>());
+    let more = vec((any::<prop::sample::Index>(), step), steps / 4..steps / 2);
+    (script(steps), more).prop_map(|(Script { setup, mut ops }, more)| {
+        for (at, (rows, tables, safe)) in more {
+            ops.insert(at.index(ops.len()), Op::Step(rows, tables, safe));
         }
         Script { setup, ops }
     })

@@ -11,7 +11,7 @@ use blockyard_core::{
 use std::collections::BTreeMap;
 
 /// Columns of an engine's block table.
-const WIDTH: usize = 64;
+pub(crate) const WIDTH: usize = 64;
 /// Prompts that are probed after every step.
 const KNOWN: usize = 24;
 /// In so many acts it is compared with the naive yard, too, what a listener must know.
@@ -44,7 +44,9 @@ pub(crate) struct World {
     seldom: bool,
     acts: u32,
     /// A row of the engine's block table per lease, of which only changed cells are written.
-    rows: BTreeMap<LeaseId, Vec<u32>>,
+    pub(crate) rows: BTreeMap<LeaseId, Vec<u32>>,
+    /// Whether a decode step is one verb.
+    pub(crate) one_verb: bool,
 }
 
 impl World {
@@ -113,6 +115,7 @@ impl World {
             seldom: false,
             acts: 0,
             rows: BTreeMap::new(),
+            one_verb: true,
         }
     }
 

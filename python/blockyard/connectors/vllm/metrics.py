@@ -39,8 +39,8 @@ _TOLD_BY_RANKS: Final = (
 )
 """Families of a rank's disk."""
 _SIZES: Final = (
-    Stat("tokens", "tokens", "gauge", "block_tokens", "tokens of a block"),
-    Stat("bytes", "bytes", "gauge", "block_bytes", "bytes of a block on one rank"),
+    Stat("tokens", "tokens", "gauge", "block_tokens", "tokens per block"),
+    Stat("bytes", "bytes", "gauge", "block_bytes", "bytes per block on one rank"),
 )
 INFO: Final = ("version", "eviction", "write", "fingerprint", "ranks")
 """Labels of `blockyard_engine_info`: what an engine was made with."""

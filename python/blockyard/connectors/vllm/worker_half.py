@@ -89,6 +89,8 @@ class WorkerHalf:
             checksums=self._settings.checksums and self.copier is None,
             disk_path=self._settings.disk_path,
             replica=self._known.replica.name,
+            # They are hashes of vLLM's, whichever encoding `KVCache.keys` has.
+            keys=f"sha256, blocks of {self._config.block_size} tokens",
         )
         if self._settings.disk_path is not None:
             self._teller = Teller(

@@ -3,8 +3,6 @@
 Only this file depends on both sides; it needs neither CuPy nor a device.
 """
 
-from importlib.resources import files
-
 from blockyard.crane.gpu import Move
 
 __all__ = [
@@ -33,6 +31,8 @@ _UNROLL = 4
 
 def source() -> str:
     """Returns the CUDA source, which includes no header."""
+    from importlib.resources import files  # noqa: PLC0415 - it takes 10 ms, and a GPU uses it
+
     return files(__package__).joinpath("kernels.cu").read_text("utf-8")
 
 

@@ -254,6 +254,10 @@ impl Cache {
         self.enter()?.forget(what, force)
     }
 
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// What the cache's keys are seeded with.
     pub fn seed(&self) -> &Seed {
         &self.seed

@@ -1,15 +1,12 @@
 //! Handles of running and parked sequences, and of promised blocks. The verb that ends one spends it.
 //! If it is dropped instead, it gives back what it holds, and is counted.
 
-use super::shared::{Dropped, Keys, Shared};
+use super::shared::{Dropped, Keys, Known, Shared};
 use crate::base::sync::{Arc, AtomicBool, Ordering};
 use crate::base::{Error, Key, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Origin, Spoken};
 use crate::keys::Chain;
 use crate::state::{Sealing, State};
-
-/// So many keys are made while the sequence's keys are locked: at about 75 ns each, this takes 20 µs.
-const FEW_KEYS: usize = 256;
 
 /// A running sequence: its pinned block table, and its keys. Not `Clone`: see `fork`.
 #[derive(Debug)]
@@ -84,6 +81,10 @@ handle! {
 }
 
 impl Lease {
+    pub(super) fn keys(&self) -> &Arc<Keys> {
+        &self.keys
+    }
+
     pub(crate) fn new(shared: &Arc<Shared>, id: LeaseId, keys: Arc<Keys>) -> Self {
         Self {
             shared: Arc::clone(shared),
@@ -115,22 +116,7 @@ impl Lease {
     /// `Spent`; `Argument` when its keys are given ready.
     pub fn append(&self, tokens: &[u32]) -> Result<()> {
         self.check()?;
-        if tokens.len() <= FEW_KEYS || self.keys_made_by(tokens.len()) <= FEW_KEYS {
-            return self.keys.sound()?.chain.extend(tokens);
-        }
-        let mut chain = self.chain();
-        let before = chain.tokens();
-        chain.extend(tokens)?;
-        let mut known = self.keys.sound()?;
-        if known.chain.tokens() == before {
-            chain = std::mem::replace(&mut known.chain, chain);
-        } else {
-            // Another thread has appended to the same sequence meanwhile.
-            known.chain.extend(tokens)?;
-        }
-        drop(known);
-        drop(chain);
-        Ok(())
+        self.keys.append(self.keys.sound()?, tokens).map(drop)
     }
 
     /// Makes room for the keys of `more` tokens, so that a batch is refused before its first row.
@@ -196,7 +182,10 @@ impl Lease {
     pub fn into_parked(&self, id: ParkedId) -> Parked {
         self.spend();
         let keys = Arc::clone(&self.keys);
-        keys.lock().sealed = 0;
+        let mut known = keys.lock();
+        known.sealed = 0;
+        known.parkings = known.parkings.wrapping_add(1);
+        drop(known);
         Parked::new(&self.shared, id, keys)
     }
 }
@@ -264,9 +253,20 @@ struct Row {
     /// Its tokens, and what its keys have besides.
     spoken: Option<(std::ops::Range<usize>, Origin)>,
     sealed: u32,
+    /// How often the sequence had been parked.
+    parkings: u32,
 }
 
 impl Seals {
+    /// With room for so many rows of a block each.
+    pub(super) fn with_capacity(rows: usize) -> Self {
+        Self {
+            keys: Vec::with_capacity(rows),
+            rows: Vec::with_capacity(rows),
+            ..Self::default()
+        }
+    }
+
     /// Adds a row: `computed` tokens of this lease have their KV.
     ///
     /// # Errors
@@ -274,35 +274,36 @@ impl Seals {
     pub fn add(&mut self, lease: &Lease, computed: u64) -> Result<()> {
         lease.check()?;
         let known = lease.keys.sound()?;
-        if computed > known.chain.tokens() {
-            let help = "no more can be computed than was appended: append the tokens first";
-            return Err(Error::argument("computed", computed, help));
+        if known.computes_more(computed)? {
+            self.gather(self.leases.len(), lease.id, &known, computed);
         }
-        let at = self.leases.len();
         self.leases.push(lease.id);
-        let full = (computed / u64::from(known.chain.block_size())) as usize;
-        let first = known.sealed as usize;
-        if full > first {
-            let spoken = known.chain.spoken(first..full).map(|(tokens, origin)| {
-                let start = self.tokens.len();
-                self.tokens.extend_from_slice(tokens);
-                (start..self.tokens.len(), origin.clone())
-            });
-            let start = self.keys.len();
-            self.keys
-                .extend_from_slice(&known.chain.keys()[first..full]);
-            let (keys, sealed) = (start..self.keys.len(), known.sealed);
-            self.rows.push(Row {
-                at,
-                lease: lease.id,
-                computed,
-                first: sealed,
-                keys,
-                spoken,
-                sealed,
-            });
-        }
         Ok(())
+    }
+
+    /// Adds the blocks that row `at` of a batch has computed and not sealed.
+    pub(super) fn gather(&mut self, at: usize, lease: LeaseId, known: &Known, computed: u64) {
+        let (size, first) = (u64::from(known.chain.block_size()), known.sealed as usize);
+        let full = (computed / size) as usize;
+        let spoken = known.chain.spoken(first..full).map(|(tokens, origin)| {
+            let start = self.tokens.len();
+            self.tokens.extend_from_slice(tokens);
+            (start..self.tokens.len(), origin.clone())
+        });
+        let start = self.keys.len();
+        self.keys
+            .extend_from_slice(&known.chain.keys()[first..full]);
+        let (keys, sealed) = (start..self.keys.len(), known.sealed);
+        self.rows.push(Row {
+            at,
+            lease,
+            computed,
+            first: sealed,
+            keys,
+            spoken,
+            sealed,
+            parkings: known.parkings,
+        });
     }
 
     /// Blocks it may publish, to judge the work.
@@ -316,12 +317,20 @@ impl Seals {
     /// As [`State::seal`]; nothing is changed then.
     pub fn apply(&mut self, state: &mut State) -> Result<u64> {
         state.check_rows(&self.leases)?;
-        let rows: Vec<Sealing<'_>> = self.rows.iter().map(|row| self.sealing(row)).collect();
-        let sealed = state.seal(&rows)?;
+        let sealed = state.seal(&self.sealings())?;
+        self.read_sealed(state);
+        Ok(sealed)
+    }
+
+    pub(super) fn sealings(&self) -> Vec<Sealing<'_>> {
+        self.rows.iter().map(|row| self.sealing(row)).collect()
+    }
+
+    /// Reads how much is sealed now, for [`Self::remember`].
+    pub(super) fn read_sealed(&mut self, state: &State) {
         for row in &mut self.rows {
             row.sealed = state.sealed(row.lease);
         }
-        Ok(sealed)
     }
 
     fn sealing<'a>(&'a self, row: &'a Row) -> Sealing<'a> {
@@ -354,11 +363,14 @@ impl Seals {
     /// Remembers what is sealed, so that the next seal gathers only what is new. `batch` gives the
     /// leases of the batch, in the order in which they were added.
     pub fn remember<'a>(&self, batch: impl Fn(usize) -> &'a Lease) {
+        self.remember_keys(|at| &batch(at).keys);
+    }
+
+    pub(super) fn remember_keys<'a>(&self, batch: impl Fn(usize) -> &'a Keys) {
         for row in &self.rows {
-            let lease = batch(row.at);
-            let mut known = lease.keys.lock();
+            let mut known = batch(row.at).lock();
             // If another thread has parked it meanwhile, the parked sequence counts from 0.
-            if lease.check().is_ok() {
+            if known.parkings == row.parkings {
                 known.sealed = row.sealed;
             }
         }

@@ -3,11 +3,14 @@
 //! layer: shared
 //! layer: lease
 //! layer: cache
+//! layer: batch
 
+mod batch;
 mod cache;
 mod lease;
 mod shared;
 
+pub use batch::{Appended, Batch};
 pub use cache::Cache;
 pub use lease::{Lease, Parked, Seals, Ticket};
 pub use shared::{Drained, Locked, Snapshot};

@@ -3,13 +3,13 @@
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::sync::{
     Arc, Mutex, MutexGuard, TryLockError,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 #[cfg(feature = "shuttle")]
 pub(crate) use std::sync::TryLockError;

@@ -30,7 +30,7 @@ pub(crate) use lends_link;
 
 /// It begins a line of the cache: a node, of 60 bytes, fills one, and never lies in two.
 #[derive(Hash, Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 struct Entry<T> {
     /// Odd while the record lives.
     generation: u32,
@@ -128,6 +128,14 @@ impl<T: Record> Arena<T> {
             index,
             generation: generation.unwrap_or(NonZeroU32::MIN),
         }
+    }
+
+    /// The record of an id that lives.
+    #[inline]
+    pub(crate) fn get(&self, id: Id<T::Ix>) -> Option<&T> {
+        let entry = self.entries.get(id.index.get() as usize)?;
+        let lives = entry.generation == id.generation.get() && entry.generation % 2 == 1;
+        lives.then_some(&entry.record)
     }
 
     pub(crate) fn find(&self, id: Id<T::Ix>) -> Found {

@@ -4,26 +4,27 @@
 //! calls. A chain keeps its keys and the tokens of the last, partial block; it drops all others.
 
 use super::extras::{Cursor, Extras};
-use super::hash::{Frame, Seed};
+use super::hash::{Frame, Overwritten, Seed};
 use crate::base::{Error, Key, Read, Reader, Result, memory};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Of a chain as bytes, with the version.
-const MAGIC: &[u8; 2] = b"C2";
+const MAGIC: &[u8; 2] = b"C3";
 
 /// The keys of one sequence in one group; a fork is a clone.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Chain {
-    block_size: u32,
     tokens: u64,
     keys: Vec<Key>,
+    /// Its tokens and its extras, where somebody is told of them.
+    told: Option<Box<Spoken>>,
+    block_size: u32,
     source: Source,
     /// What stands for the parent of its first block: [`Key::UNKNOWN`] where the engine has made keys.
     root: Key,
-    /// Its tokens and its extras, where somebody is told of them.
-    told: Option<Box<Spoken>>,
 }
 
 /// What a listener must know of a sequence that its keys do not say.
@@ -47,6 +48,14 @@ enum Source {
     Engine,
 }
 
+/// A chain before tokens completed a block of it.
+#[derive(Debug)]
+pub(crate) struct Before {
+    keys: usize,
+    frame: Overwritten,
+    media: usize,
+}
+
 impl Chain {
     /// An empty chain that makes its keys from tokens.
     ///
@@ -58,7 +67,7 @@ impl Chain {
         let is_plain = extras.lora.is_none() && extras.salt.is_none();
         let root = seed.sequence_root(extras.lora.as_deref(), extras.salt.as_deref());
         let source = Source::Tokens {
-            frame: Frame::new(seed, root),
+            frame: Frame::new(seed, &seed.start(&root)),
             media: Cursor::new(extras.media)?,
         };
         Ok(Self {
@@ -101,7 +110,7 @@ impl Chain {
     pub fn full_blocks(&self, seed: &Seed) -> Result<Self> {
         let source = match (&self.source, self.keys.last()) {
             (Source::Tokens { .. }, _) => self.source.clone(),
-            (Source::Engine, Some(&parent)) => Source::Tokens {
+            (Source::Engine, Some(parent)) => Source::Tokens {
                 frame: Frame::new(seed, parent),
                 media: Cursor::new(Vec::new())?,
             },
@@ -149,7 +158,31 @@ impl Chain {
     /// # Errors
     /// `Argument` if the engine makes this chain's keys, `Memory` where there is none for the new
     /// ones; nothing has changed then.
+    #[inline]
     pub fn extend(&mut self, tokens: &[u32]) -> Result<()> {
+        if self.fill(tokens) {
+            return Ok(());
+        }
+        self.extend_blocks(tokens)
+    }
+
+    /// Appends tokens that fill no block, if they have room: in a step that decodes, those of most rows
+    /// do. Otherwise nothing has changed.
+    #[inline]
+    pub(crate) fn fill(&mut self, tokens: &[u32]) -> bool {
+        let filled = self.partial();
+        let Source::Tokens { frame, .. } = &mut self.source else {
+            return false;
+        };
+        let fills = frame.has_room(filled, tokens.len()) && self.told.is_none();
+        if fills {
+            frame.fill(filled, tokens);
+            self.tokens += tokens.len() as u64;
+        }
+        fills
+    }
+
+    fn extend_blocks(&mut self, tokens: &[u32]) -> Result<()> {
         self.check_extend()?;
         self.reserve(tokens.len())?;
         let mut filled = self.partial();
@@ -175,6 +208,37 @@ impl Chain {
             told.tokens.extend_from_slice(tokens);
         }
         Ok(())
+    }
+
+    /// What [`Self::take_back`] needs to undo an [`Self::extend`] by `more` tokens: nothing where they
+    /// complete no block.
+    pub(crate) fn before(&self, more: usize) -> Option<Before> {
+        let filled = self.partial();
+        match &self.source {
+            Source::Tokens { frame, media } if filled + more >= self.block_size as usize => {
+                Some(Before {
+                    keys: self.keys.len(),
+                    frame: frame.before(filled, more),
+                    media: media.place(),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the last `tokens` tokens back, and the keys of the blocks that they completed.
+    pub(crate) fn take_back(&mut self, tokens: usize, before: Option<Before>) {
+        self.tokens -= tokens as u64;
+        if let Some(before) = before
+            && let Source::Tokens { frame, media } = &mut self.source
+        {
+            self.keys.truncate(before.keys);
+            frame.restore(&before.frame);
+            media.go_back(before.media);
+        }
+        if let Some(told) = &mut self.told {
+            told.tokens.truncate(self.tokens as usize);
+        }
     }
 
     /// Whether [`Self::extend`] can be used.
@@ -259,7 +323,6 @@ impl Chain {
     #[inline]
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         let filled = self.partial();
-        // In a step that decodes, most rows fill no block.
         if filled.saturating_add(more) >= self.block_size as usize {
             self.room(self.keys_made_by(more))?;
         }
@@ -282,7 +345,7 @@ impl Chain {
     /// tokens and its salt.
     ///
     /// ```text
-    /// "C2"  root  block size u32  tokens u64  number of keys u64  keys
+    /// "C3"  root  block size u32  tokens u64  number of keys u64  keys
     /// 1  hash u8  group u8  parent  tokens of the partial block u32  media items   0 of the engine's
     /// 1  all tokens u32  1 extras, or 0                                            0 where untold
     /// ```
@@ -352,18 +415,19 @@ impl Chain {
             return Err("more follows behind them: pass what was written alone");
         }
         Ok(Self {
-            block_size,
             tokens,
             keys,
+            told,
+            block_size,
             source,
             root,
-            told,
         })
     }
 
     /// Tokens in the partial block.
     fn partial(&self) -> usize {
-        (self.tokens - self.keys.len() as u64 * u64::from(self.block_size)) as usize
+        let full = (self.keys.len() as u64).wrapping_mul(self.block_size.into());
+        self.tokens.wrapping_sub(full) as usize
     }
 }
 
@@ -428,7 +492,7 @@ mod tests {
             &[("c", 2, 2)],
             &[],
         ];
-        let mut frame = Frame::new(&seed, seed.root());
+        let mut frame = Frame::new(&seed, &seed.start(&seed.root()));
         let mut expected = Vec::new();
         for (block, pieces) in tokens.chunks(4).zip(over) {
             frame.fill(0, block);

@@ -60,6 +60,15 @@ impl Cursor {
         })
     }
 
+    /// Where it is, to go back to.
+    pub(crate) fn place(&self) -> usize {
+        self.next
+    }
+
+    pub(crate) fn go_back(&mut self, place: usize) {
+        self.next = place;
+    }
+
     /// Seals the block at the positions `block` and steps over the items that end in it.
     pub(crate) fn seal(&mut self, frame: &mut Frame, block: std::ops::Range<u64>) -> Key {
         let ahead = &self.items[self.next..];

@@ -3,21 +3,24 @@
 //! ```text
 //! root     = H(header(1, fields) ‖ model ‖ weights ‖ dtype ‖ layout ‖ parallel)
 //! sequence = H(header(2, 2) ‖ root ‖ lora? ‖ salt?)      only where one of the two is given
+//! start    = f(IV, header(4, 0) ‖ sequence ‖ zeros)      of SHA-256; XXH3 starts from the sequence root
+//! block    = f(parent, tokens ‖ zeros)                   of SHA-256, without media items
 //! block    = H(header(3, items) ‖ parent ‖ tokens ‖ media items)
 //! ```
 //!
+//! `H` is the whole hash, and `f` the compression function of SHA-256, once for every 64 bytes: a
+//! key is the state in which SHA-256 would go on with the tokens of the next block.
+//!
 //! The encoding is a promise: keys name blocks in stores that outlive this process and this version.
-//! `docs/keys.md` states it byte by byte. Whoever changes it raises `VERSION`.
+//! `docs/keys.md` states it byte by byte. Whoever changes it raises `KeyHash::encoding`.
 
 use std::fmt;
 
 use sha2::block_api::compress256;
+use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use crate::base::{Group, Key, Read, Reader, Result, memory};
-
-/// The version of the encoding, in every message; keys of two versions never meet.
-const VERSION: u8 = 1;
 
 /// What a message is for; its first byte.
 #[derive(Clone, Copy)]
@@ -26,6 +29,7 @@ enum Tag {
     Root = 1,
     Sequence = 2,
     Block = 3,
+    Start = 4,
 }
 
 const MAGIC: [u8; 4] = *b"BYKY";
@@ -33,8 +37,8 @@ const HEADER: usize = 16;
 /// Where a block's tokens begin: behind the header and the parent.
 const TOKENS: usize = HEADER + size_of::<Key>();
 
-/// The most that a hash writes behind a message.
-const PADDING: usize = 72;
+/// What the compression function of SHA-256 takes at once, in bytes.
+const PIECE: usize = 64;
 /// A block's message up to this size has its memory at once: 1,000 tokens and some.
 const ONE_PIECE: usize = 4096;
 
@@ -75,40 +79,45 @@ impl KeyHash {
         all.into_iter().find(|hash| hash.number() == number)
     }
 
-    /// Ends a message that will not grow any more, so that `digest` need not look at its length.
-    fn end(self, message: &mut Vec<u8>) {
-        if self == Self::Sha256 {
-            let bits = message.len() as u64 * 8;
-            message.push(0x80);
-            message.resize((message.len() + 8).next_multiple_of(64) - 8, 0);
-            message.extend_from_slice(&bits.to_be_bytes());
+    /// The version of this hash's encoding, in every header; keys of two versions never meet.
+    pub const fn encoding(self) -> u8 {
+        match self {
+            Self::Sha256 => 2,
+            Self::Xxh3 => 1,
         }
     }
 
-    /// The key of a message that has been ended.
-    ///
-    /// The compression function is called without the buffering hasher around it: a plain block is
-    /// padded once per chain instead of once per block, which makes it a fifth cheaper.
-    fn digest(self, ended: &[u8]) -> Key {
-        let mut key = Key::default();
+    /// The hash of a whole message.
+    fn digest(self, message: &[u8]) -> Key {
         match self {
-            Self::Sha256 => {
-                let (blocks, rest) = ended.as_chunks::<64>();
-                debug_assert!(rest.is_empty(), "a message was not ended");
-                let mut state = SHA256_START;
-                compress256(&mut state, blocks);
-                for (bytes, word) in key.0.as_chunks_mut::<4>().0.iter_mut().zip(state) {
-                    *bytes = word.to_be_bytes();
-                }
-            }
+            Self::Sha256 => Key(Sha256::digest(message).into()),
             Self::Xxh3 => {
+                let mut key = Key::default();
                 for (half, seed) in key.0.as_chunks_mut::<16>().0.iter_mut().zip(0..) {
-                    *half = xxh3_128_with_seed(ended, seed).to_be_bytes();
+                    *half = xxh3_128_with_seed(message, seed).to_be_bytes();
                 }
+                key
             }
         }
-        key
     }
+}
+
+/// A state of SHA-256 as a key, as in its digests.
+fn key_of(state: &[u32; 8]) -> Key {
+    let mut key = Key::default();
+    for (bytes, word) in key.0.as_chunks_mut::<4>().0.iter_mut().zip(state) {
+        *bytes = word.to_be_bytes();
+    }
+    key
+}
+
+/// Back from [`key_of`].
+fn state_of(key: &Key) -> [u32; 8] {
+    let mut state = [0; 8];
+    for (word, bytes) in state.iter_mut().zip(key.0.as_chunks::<4>().0) {
+        *word = u32::from_be_bytes(*bytes);
+    }
+    state
 }
 
 /// What must be equal for KV to be exchangeable at all; every field may be any text, "" by default.
@@ -131,6 +140,8 @@ pub struct Namespace {
 pub struct Seed {
     hash: KeyHash,
     root: Key,
+    /// The parent of the first block under `root`.
+    start: Key,
     group: Group,
     block_size: u32,
 }
@@ -141,6 +152,7 @@ impl Seed {
         let mut seed = Self {
             hash,
             root: Key::default(),
+            start: Key::default(),
             group,
             block_size,
         };
@@ -157,8 +169,8 @@ impl Seed {
         for field in fields {
             put_bytes(&mut message, field.as_bytes());
         }
-        hash.end(&mut message);
         seed.root = hash.digest(&message);
+        seed.start = seed.started(&seed.root);
         seed
     }
 
@@ -167,7 +179,7 @@ impl Seed {
         self.hash
     }
 
-    /// The parent of every first block without adapter and salt.
+    /// The root of every sequence without adapter and salt.
     pub const fn root(&self) -> Key {
         self.root
     }
@@ -182,8 +194,8 @@ impl Seed {
         self.block_size
     }
 
-    /// The parent of the first block of a sequence with this adapter and this salt: the root if it has
-    /// neither. Given but empty is not the same as not given.
+    /// The root of a sequence with this adapter and this salt: [`Self::root`] if it has neither. Given
+    /// but empty is not the same as not given.
     pub fn sequence_root(&self, lora: Option<&[u8]>, salt: Option<&[u8]>) -> Key {
         if lora.is_none() && salt.is_none() {
             return self.root;
@@ -196,8 +208,27 @@ impl Seed {
                 put_bytes(&mut message, bytes);
             }
         }
-        self.hash.end(&mut message);
         self.hash.digest(&message)
+    }
+
+    /// The parent of the first block of sequences with this root.
+    pub(crate) fn start(&self, root: &Key) -> Key {
+        if *root == self.root {
+            return self.start;
+        }
+        self.started(root)
+    }
+
+    fn started(&self, root: &Key) -> Key {
+        if self.hash == KeyHash::Xxh3 {
+            return *root;
+        }
+        let mut piece = [0; PIECE];
+        piece[..HEADER].copy_from_slice(&self.header(Tag::Start, 0));
+        piece[HEADER..TOKENS].copy_from_slice(&root.0);
+        let mut state = SHA256_START;
+        compress256(&mut state, &[piece]);
+        key_of(&state)
     }
 
     /// What stands for the parent of the first block of such sequences, as [`crate::Chain::root`].
@@ -209,7 +240,7 @@ impl Seed {
     fn header(&self, tag: Tag, parts: u32) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header[0] = tag as u8;
-        header[1] = VERSION;
+        header[1] = self.hash.encoding();
         header[2] = self.hash.number();
         header[3] = self.group.0;
         header[4..8].copy_from_slice(&self.block_size.to_le_bytes());
@@ -230,48 +261,86 @@ pub(crate) struct Piece<'a> {
 }
 
 /// The message of a chain's next block, with everything that stays the same already written: the
-/// header, the parent, the tokens that are there, and once a block was full the hash's padding. It is
-/// all a chain keeps of tokens, and until then no longer than they are: a block may be of any size.
+/// header, and once a block was full the zeros behind its tokens. It is all a chain keeps of tokens,
+/// and until then no longer than they are: a block may be of any size.
 #[derive(Clone)]
 pub(crate) struct Frame {
     hash: KeyHash,
     /// Where the tokens end, in bytes.
     end: usize,
+    /// The parent as a state of SHA-256, which makes keys of the tokens alone.
+    state: [u32; 8],
+    /// Header, parent (of SHA-256 it is in `state`) and tokens.
     message: Vec<u8>,
 }
 
+/// Where the token number `at` of a block is in its message. No block and no slice has so many that
+/// this could wrap around.
+#[inline]
+fn place(at: usize) -> usize {
+    at.wrapping_mul(4).wrapping_add(TOKENS)
+}
+
+/// What completed blocks have written over: the parent, and the first tokens of the block.
+pub(crate) struct Overwritten {
+    parent: Key,
+    tokens: Vec<u8>,
+}
+
+/// Shows none of them.
+impl fmt::Debug for Overwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Overwritten({} bytes)", self.tokens.len())
+    }
+}
+
 impl Frame {
-    /// A frame whose first block follows `root`.
-    pub(crate) fn new(seed: &Seed, root: Key) -> Self {
+    /// A frame whose first block follows `parent`.
+    pub(crate) fn new(seed: &Seed, parent: &Key) -> Self {
         let end = TOKENS + 4 * seed.block_size as usize;
-        let mut message = Vec::with_capacity(end.min(ONE_PIECE) + PADDING);
+        let mut message = Vec::with_capacity(end.min(ONE_PIECE) + PIECE);
         message.extend_from_slice(&seed.header(Tag::Block, 0));
-        message.extend_from_slice(&root.0);
+        message.extend_from_slice(&parent.0);
         Self {
             hash: seed.hash,
             end,
+            state: state_of(parent),
             message,
+        }
+    }
+
+    /// The key of the block before, or what stands for it before the first.
+    fn parent(&self) -> Key {
+        match self.hash {
+            KeyHash::Sha256 => key_of(&self.state),
+            KeyHash::Xxh3 => {
+                let mut parent = Key::default();
+                parent.0.copy_from_slice(&self.message[HEADER..TOKENS]);
+                parent
+            }
         }
     }
 
     /// What tells it from others, as bytes: hash, group, parent, and the first `tokens` tokens.
     pub(crate) fn write(&self, tokens: usize, into: &mut Vec<u8>) {
         into.extend_from_slice(&[self.hash.number(), self.message[3]]);
-        into.extend_from_slice(&self.message[HEADER..TOKENS + 4 * tokens]);
+        into.extend_from_slice(&self.parent().0);
+        into.extend_from_slice(&self.message[TOKENS..TOKENS + 4 * tokens]);
     }
 
     /// Back from [`Self::write`].
     pub(crate) fn read(reader: &mut Reader<'_>, block_size: u32, tokens: usize) -> Read<Self> {
         let [hash, group] = reader.take()?;
         let hash = KeyHash::of_number(hash).ok_or("they name a hash that there is none of")?;
-        let (root, group) = (Key(reader.take()?), Group(group));
+        let parent = Key(reader.take()?);
         let seed = Seed {
             hash,
-            root,
-            group,
+            root: parent,
+            start: parent,
+            group: Group(group),
             block_size,
         };
-        let mut frame = Self::new(&seed, root);
+        let mut frame = Self::new(&seed, &parent);
         frame.fill(0, &reader.all(tokens, u32::from_le_bytes)?);
         Ok(frame)
     }
@@ -287,6 +356,13 @@ impl Frame {
         self.message.capacity()
     }
 
+    /// Whether `more` tokens behind the `at` that are there fill no block, and have room already.
+    #[inline]
+    pub(crate) fn has_room(&self, at: usize, more: usize) -> bool {
+        let stop = place(at.wrapping_add(more));
+        stop < self.end && stop <= self.message.len()
+    }
+
     /// Room for `tokens` more behind the `at` that are there, as far as they go into the block.
     ///
     /// # Errors
@@ -297,21 +373,23 @@ impl Frame {
         if stop <= self.message.len() {
             return Ok(());
         }
-        // For what is written behind the tokens, too.
-        let more = stop + PADDING - self.message.len();
+        // For the zeros behind the tokens, too.
+        let more = stop + PIECE - self.message.len();
         let had = self.message.try_reserve(more);
-        had.map_err(|_| memory::lacking::<u8>("the tokens of a block", stop + PADDING))
+        had.map_err(|_| memory::lacking::<u8>("the tokens of a block", stop + PIECE))
     }
 
     /// Writes tokens behind the `at` tokens that are there; all of them must fit into the block, and
     /// have room.
+    #[inline]
     pub(crate) fn fill(&mut self, at: usize, tokens: &[u32]) {
-        let (start, stop) = (TOKENS + 4 * at, TOKENS + 4 * (at + tokens.len()));
+        let (start, stop) = (place(at), place(at.wrapping_add(tokens.len())));
         debug_assert!(stop <= self.end, "more tokens than the block has room for");
         if self.message.len() < stop {
             self.message.resize(stop, 0);
-            if stop == self.end {
-                self.hash.end(&mut self.message);
+            if stop == self.end && self.hash == KeyHash::Sha256 {
+                let pieces = (self.end - TOKENS).next_multiple_of(PIECE);
+                self.message.resize(TOKENS + pieces, 0);
             }
         }
         let cells = self.message[start..stop].as_chunks_mut::<4>().0;
@@ -320,11 +398,40 @@ impl Frame {
         }
     }
 
+    /// What blocks write over that `tokens` tokens complete, behind the `at` that are there.
+    pub(crate) fn before(&self, at: usize, tokens: usize) -> Overwritten {
+        // Those behind the end of a block are written from its front on.
+        let behind = (TOKENS + 4 * (at + tokens)).saturating_sub(self.end);
+        let tokens = TOKENS..TOKENS + behind.min(4 * at);
+        let mut parent = Key::default();
+        parent.0.copy_from_slice(&self.message[HEADER..TOKENS]);
+        Overwritten {
+            parent,
+            tokens: self.message[tokens].to_vec(),
+        }
+    }
+
+    /// Takes that back.
+    pub(crate) fn restore(&mut self, before: &Overwritten) {
+        self.message[HEADER..TOKENS].copy_from_slice(&before.parent.0);
+        self.message[TOKENS..TOKENS + before.tokens.len()].copy_from_slice(&before.tokens);
+    }
+
     /// The key of the full block, which becomes the parent of the next.
     pub(crate) fn seal(&mut self) -> Key {
-        let key = self.hash.digest(&self.message);
-        self.message[HEADER..TOKENS].copy_from_slice(&key.0);
-        key
+        match self.hash {
+            KeyHash::Sha256 => {
+                let (pieces, rest) = self.message[TOKENS..].as_chunks::<PIECE>();
+                debug_assert!(rest.is_empty(), "the block is not full");
+                compress256(&mut self.state, pieces);
+                key_of(&self.state)
+            }
+            KeyHash::Xxh3 => {
+                let key = self.hash.digest(&self.message);
+                self.message[HEADER..TOKENS].copy_from_slice(&key.0);
+                key
+            }
+        }
     }
 
     /// As `seal`, for a block that media items overlap, given in their order.
@@ -338,9 +445,10 @@ impl Frame {
             count += 1;
         }
         message[8..12].copy_from_slice(&count.to_le_bytes());
-        self.hash.end(&mut message);
+        message[HEADER..TOKENS].copy_from_slice(&self.parent().0);
         let key = self.hash.digest(&message);
         self.message[HEADER..TOKENS].copy_from_slice(&key.0);
+        self.state = state_of(&key);
         key
     }
 }
@@ -363,7 +471,6 @@ pub(crate) fn put_bytes(message: &mut Vec<u8>, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sha2::{Digest, Sha256};
 
     fn hex(key: Key) -> String {
         key.0
@@ -394,17 +501,17 @@ mod tests {
                 KeyHash::Sha256,
                 0,
                 16,
-                "d63b90e2717e39e2058f67aae4a86f950668904681dd922bef6242fbb9a5dc6c",
-                "edf9b855e35207485fbff041ef115abcebacc49bdcdca79344da6b142660bf11",
-                "c3693a6d69645eb4a516e666b19ef66e7b1d32d6b377fbef89e5d94005110170",
+                "553ad6456792408b0c0f1c1a52060e609fd64fa5a68d2c84922960b05cab6faf",
+                "7cbfadb5e29ba1910ac121dd64d564e58ad616e3a6e8f32bffeeac9e021f0b68",
+                "3f360489345a689ebb854570d01886674ecd7ab53984ebf927f73020ac308dc8",
             ),
             (
                 KeyHash::Sha256,
                 3,
                 4,
-                "422e55430d69354401597185000f5a91cc21d3456c1179d07f3db649f4bc9ebb",
-                "f1c0cde8c9735e6eac05d47ae0288178708d9efb1de32a8df258d95c3c0dda2a",
-                "222568094bb7e7646bb0782df7b7691f1fdbd458070ff32cd8363b7c87e94747",
+                "77370f85020813e28f0fae1104eda605dfa3f8a01b350813d8d783f89f9798a6",
+                "ecd1492fe03403d11749e863d613de07eba2df4338641c95d2ce1b5f5c4cce1e",
+                "737f0f2eb4ff5741ae4b16c3150034b6059b8d4f30623152dd4814f68a92d1e3",
             ),
             (
                 KeyHash::Xxh3,
@@ -440,23 +547,8 @@ mod tests {
         );
         assert_eq!(
             hex(empty.root()),
-            "0e5fb50b4aeb53b1de61839dd4b1b49ed7f375b9cf63a2b3aa77f1483cc0ce79"
+            "9bc68f14597c990dc46bc7bbb3341561c077178abee78d12e27e7a7f479c65c3"
         );
-    }
-
-    #[test]
-    fn sha256_equals_the_high_level_interface_at_every_length() {
-        let bytes: Vec<u8> = (0..400_u32).map(|i| (i * 31 % 251) as u8).collect();
-        for length in 0..bytes.len() {
-            let mut message = bytes[..length].to_vec();
-            KeyHash::Sha256.end(&mut message);
-            let expected: [u8; 32] = Sha256::digest(&bytes[..length]).into();
-            assert_eq!(
-                KeyHash::Sha256.digest(&message).0,
-                expected,
-                "length {length}"
-            );
-        }
     }
 
     #[test]
@@ -468,11 +560,35 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_block_of_16_tokens_takes_two_compressions() {
+    fn a_plain_block_takes_a_compression_for_16_tokens() {
+        for (block_size, pieces) in [(1, 1), (8, 1), (15, 1), (16, 1), (17, 2), (32, 2), (64, 4)] {
+            let seed = seed(KeyHash::Sha256, 0, block_size);
+            let mut frame = Frame::new(&seed, &seed.start(&seed.root()));
+            frame.fill(0, &vec![7; block_size as usize]);
+            assert_eq!(frame.message.len() - TOKENS, pieces * PIECE);
+        }
+    }
+
+    #[test]
+    fn keys_are_the_states_of_one_ordinary_stream() {
         let seed = seed(KeyHash::Sha256, 0, 16);
-        let mut frame = Frame::new(&seed, seed.root());
-        frame.fill(0, &[0; 16]);
-        assert_eq!((frame.end, frame.message.len()), (112, 128));
+        let mut frame = Frame::new(&seed, &seed.start(&seed.root()));
+        let mut stream = Vec::from(seed.header(Tag::Start, 0));
+        stream.extend_from_slice(&seed.root().0);
+        stream.resize(PIECE, 0);
+        for block in 0..5_u32 {
+            let tokens: [u32; 16] = std::array::from_fn(|at| block * 16 + at as u32);
+            frame.fill(0, &tokens);
+            let key = frame.seal();
+            stream.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+            // What SHA-256 writes behind a message of whole pieces takes the state to the digest.
+            let mut last = [0; PIECE];
+            last[0] = 0x80;
+            last[PIECE - 8..].copy_from_slice(&(stream.len() as u64 * 8).to_be_bytes());
+            let mut state = state_of(&key);
+            compress256(&mut state, &[last]);
+            assert_eq!(key_of(&state), KeyHash::Sha256.digest(&stream), "{block}");
+        }
     }
 
     #[test]
@@ -527,7 +643,7 @@ mod tests {
     #[test]
     fn a_frame_does_not_tell_its_contents() {
         let seed = seed(KeyHash::Sha256, 0, 16);
-        let told = format!("{:?}", Frame::new(&seed, seed.root()));
+        let told = format!("{:?}", Frame::new(&seed, &seed.root()));
         assert_eq!(told, "Frame { hash: Sha256, .. }");
     }
 }

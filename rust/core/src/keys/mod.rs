@@ -9,6 +9,7 @@ mod chain;
 mod extras;
 mod hash;
 
+pub(crate) use chain::Before;
 pub use chain::Chain;
 pub use extras::{Extras, Media};
 pub use hash::{KeyHash, Namespace, Seed};

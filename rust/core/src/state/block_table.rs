@@ -76,14 +76,7 @@ impl State {
         self.check_rows(leases)?;
         for (row, &id) in leases.iter().enumerate() {
             let record = &self.leases[id.at()];
-            if record.is_loading() && loading == Loading::Refuse {
-                return Err(still_loads(id, row));
-            }
-            let blocks = record.blocks();
-            if blocks as usize > width {
-                let help = "out is too narrow: give it a column per block of the longest lease";
-                return Err(Error::argument("blocks", blocks, help));
-            }
+            check_table(row, id, record, loading, width, record.blocks().into())?;
         }
         let mut written = 0;
         for (row, id) in leases.iter().enumerate() {
@@ -146,8 +139,33 @@ impl State {
     }
 }
 
+/// Whether the table of a lease can be written when it has so many blocks.
+#[inline]
+pub(super) fn check_table(
+    row: usize,
+    id: LeaseId,
+    record: &Running,
+    loading: Loading,
+    width: usize,
+    blocks: u64,
+) -> Result<()> {
+    if record.is_loading() && loading == Loading::Refuse {
+        return Err(still_loads(id, row));
+    }
+    if blocks > width as u64 {
+        return Err(too_narrow(blocks));
+    }
+    Ok(())
+}
+
+#[cold]
+fn too_narrow(blocks: u64) -> Error {
+    let help = "out is too narrow: give it a column per block of the longest lease";
+    Error::argument("blocks", blocks, help)
+}
+
 /// The cells of a lease to write, from which column on.
-fn unshown(record: &Running, cells: Cells) -> (usize, &[SlotIx]) {
+pub(super) fn unshown(record: &Running, cells: Cells) -> (usize, &[SlotIx]) {
     let shown = if cells == Cells::All { 0 } else { record.shown };
     let first = record.table.len().min(shown as usize);
     (first, &record.table[first..])

@@ -1,6 +1,7 @@
 //! Grow and trim: they take counts and no token values, so that they can run a step ahead.
 
 use super::State;
+use super::record::Running;
 use crate::base::{Error, LeaseId, LeaseIx, Result, SlotIx, Tier};
 use crate::tiers::Hold;
 
@@ -15,14 +16,10 @@ impl State {
         unserved: &mut Vec<u32>,
     ) -> Result<()> {
         self.check_rows(leases)?;
-        if self.tiers[Tier::DEVICE].order().warms() {
-            // Each row that is full evicts a block or more: their cache misses overlap only here.
-            let full = leases.iter().filter(|id| {
-                let record = &self.leases[id.at()];
-                record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
-            });
-            self.warm_room(Tier::DEVICE, full.count() as u32);
-        }
+        let full = leases
+            .iter()
+            .filter(|id| self.is_full(&self.leases[id.at()]));
+        self.warm_growth(full.count());
         for (row, id) in leases.iter().enumerate() {
             if !self.grow_one(id.at(), more(row)) {
                 unserved.push(row as u32);
@@ -32,22 +29,47 @@ impl State {
         Ok(())
     }
 
+    /// Whether its next token needs a block.
+    #[inline]
+    pub(super) fn is_full(&self, record: &Running) -> bool {
+        record.tokens >= u64::from(record.blocks()) * u64::from(self.config.block_size)
+    }
+
+    /// Reads what rows that are full will evict, a block or more each: their cache misses overlap only
+    /// here.
+    pub(super) fn warm_growth(&mut self, full: usize) {
+        if self.tiers[Tier::DEVICE].order().warms() {
+            self.warm_room(Tier::DEVICE, full as u32);
+        }
+    }
+
     /// Whether every row is a live lease. It is checked before the first row is served, so that a bad
     /// one leaves the batch as it was.
     pub(crate) fn check_rows(&self, leases: &[LeaseId]) -> Result<()> {
-        for &id in leases {
-            let lease = self.lease(id)?;
-            if self.leases[lease].is_incomplete() && !self.config.recompute {
-                return Err(Error::state(
-                    format!(
-                        "using lease {}, whose resume came back incomplete",
-                        id.number()
-                    ),
-                    "this engine cannot recompute: park it again and resume it later",
-                ));
-            }
+        leases
+            .iter()
+            .try_for_each(|&id| self.check_row(id).map(drop))
+    }
+
+    /// The record of a row, if it is a live lease.
+    #[inline]
+    pub(super) fn check_row(&self, id: LeaseId) -> Result<&Running> {
+        let live = self.leases.get(id.0).filter(|record| !record.has_ended());
+        let Some(record) = live else {
+            return Err(self.has_no_lease(id));
+        };
+        if record.is_incomplete() && !self.config.recompute {
+            return Err(cannot_recompute(id));
         }
-        Ok(())
+        Ok(record)
+    }
+
+    #[cold]
+    fn has_no_lease(&self, id: LeaseId) -> Error {
+        let (what, number) = ("lease", id.number());
+        self.lease(id)
+            .err()
+            .unwrap_or(Error::Spent { what, number })
     }
 
     /// Whether nothing is on its way to a lease, for what a verb is doing to it.
@@ -62,7 +84,9 @@ impl State {
         ))
     }
 
-    fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
+    /// Adds token positions to a row, whole or not at all.
+    #[inline]
+    pub(super) fn grow_one(&mut self, lease: LeaseIx, more: u64) -> bool {
         let block_size = u64::from(self.config.block_size);
         let record = &mut self.leases[lease];
         let tokens = record.tokens.saturating_add(more);
@@ -73,6 +97,13 @@ impl State {
             }
             return true;
         }
+        self.grow_blocks(lease, tokens)
+    }
+
+    /// Takes the blocks that a row lacks for so many token positions.
+    fn grow_blocks(&mut self, lease: LeaseIx, tokens: u64) -> bool {
+        let block_size = u64::from(self.config.block_size);
+        let record = &mut self.leases[lease];
         let need = tokens.div_ceil(block_size) - u64::from(record.blocks());
         let promised = u64::from(record.promised()).min(need);
         let beyond = need - promised;
@@ -156,4 +187,13 @@ impl State {
         device.release(promised);
         self.leases[lease].limit = blocks + device.promise_up_to(want.into());
     }
+}
+
+#[cold]
+fn cannot_recompute(id: LeaseId) -> Error {
+    let number = id.number();
+    Error::state(
+        format!("using lease {number}, whose resume came back incomplete"),
+        "this engine cannot recompute: park it again and resume it later",
+    )
 }

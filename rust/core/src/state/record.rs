@@ -5,14 +5,18 @@ use crate::base::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Ti
 use crate::collections::{Record, lends_link};
 use crate::evict::Hints;
 
-/// A running sequence.
+/// A running sequence. What every step looks at comes first: it is in one line of the cache.
 #[derive(Hash, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Running {
     pub(crate) link: Option<Link<LeaseIx>>,
+    /// Table cells that `block_tables` has written already.
+    pub(crate) shown: u32,
     /// Device slots of its blocks, in order.
     pub(crate) table: Vec<SlotIx>,
     /// Token positions it has, or asked, slots for.
     pub(crate) tokens: u64,
+    pub(crate) phase: Phase,
     /// Blocks up to which growth is promised.
     pub(crate) limit: u32,
     /// Blocks up to which growth was promised at the start: what a trim promises again.
@@ -22,9 +26,6 @@ pub(crate) struct Running {
     /// Leading tokens whose KV was there at the start, once its flights have landed.
     pub(crate) cached: u64,
     pub(crate) epoch: u32,
-    /// Table cells that `block_tables` has written already.
-    pub(crate) shown: u32,
-    pub(crate) phase: Phase,
 }
 
 /// Where a sequence is in its life. It stands for the parked sequence that it `resumes` until the

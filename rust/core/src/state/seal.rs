@@ -28,6 +28,11 @@ impl State {
         for row in rows {
             self.check_sealing(row)?;
         }
+        Ok(self.seal_rows(rows))
+    }
+
+    /// The same for rows that are checked.
+    pub(super) fn seal_rows(&mut self, rows: &[Sealing<'_>]) -> u64 {
         // In a step of decodes each row has a block or none: their cache misses overlap only here.
         let firsts = rows.iter().filter_map(|row| row.keys.first());
         self.trie.warm(firsts, &mut self.scratch.tags);
@@ -36,7 +41,7 @@ impl State {
             sealed += u64::from(self.seal_one(row));
         }
         self.counters.sealed += sealed;
-        Ok(sealed)
+        sealed
     }
 
     /// Leading blocks that are sealed.
@@ -46,6 +51,11 @@ impl State {
 
     pub(super) fn check_sealing(&self, row: &Sealing<'_>) -> Result<()> {
         self.check_rows(&[row.lease])?;
+        self.check_computed(row)
+    }
+
+    /// The same for a row that is a live lease.
+    pub(super) fn check_computed(&self, row: &Sealing<'_>) -> Result<()> {
         let record = &self.leases[row.lease.at()];
         self.check_loaded(row.lease, "sealing")?;
         let room = u64::from(record.blocks()) * u64::from(self.config.block_size);

@@ -69,21 +69,21 @@ numbers! {
     #[derive(Clone, PartialEq, Eq, Debug, Default)]
     pub struct Stats {
         leases: "leases", Gauge "leases",
-            "running sequences, and ended ones whose loads have not landed yet";
+            "running sequences, and ended sequences whose loads are still in flight";
         parked: "sequences", Gauge "parked",
             "parked sequences";
         tickets: "tickets", Gauge "tickets",
             "open reservations, for requests that are not running yet or are about to be parked";
         flights: "flights", Gauge "flights",
-            "plans in flight, including those whose outcome is unknown";
+            "copy plans in flight, including plans with an unknown outcome";
         voiding: "flights", Gauge "flights_voiding",
-            "flights by which tiers that outlive the process drop records of what was forgotten: durable there when there is none";
+            "flights that remove the records of forgotten blocks from tiers that outlive the process; at 0, the removal is durable";
         blocks: "blocks", Gauge "blocks",
-            "blocks in the trie, including the anonymous ones of parked sequences";
+            "blocks in the prefix index, including blocks of parked sequences that have no key";
         epoch: "clears", Counter "clears",
             "how often the cache was cleared";
         largest as "largest_begin": "blocks", Gauge "largest_begin",
-            "blocks of the largest begin so far: where `ahead` is not given, as many next victims of the device have a copy below";
+            "blocks of the largest admission so far; without `ahead`, this number of next victims of the device have a copy on a lower tier";
         .. {
             /// What has happened.
             counters: Counters,
@@ -98,59 +98,59 @@ numbers! {
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Counters {
         begun: "sequences", Counter "sequences{event=begun}",
-            "begins that were served";
+            "sequences that were admitted (begins)";
         resumed: "sequences", Counter "sequences{event=resumed}",
             "parked sequences that were resumed";
         forked: "sequences", Counter "sequences{event=forked}",
-            "forks";
+            "sequences that were forked from another sequence";
         finished: "sequences", Counter "sequences{event=finished}",
-            "leases that were finished";
+            "sequences that were finished";
         parked as "parkings": "sequences", Counter "sequences{event=parked}",
-            "leases that were parked";
+            "sequences that were parked (preempted, KV kept)";
         broken: "sequences", Counter "sequences{event=broken}",
-            "parked sequences whose keeps were broken";
+            "parked sequences that lost the protection of their KV";
         leaked: "handles", Counter "handles_leaked",
-            "handles that were dropped without the verb that ends them; what they held came back late";
+            "handles that the engine dropped without finishing them; their blocks were released late";
         no_room: "requests", Counter "refusals{what=begin}",
-            "begins, forks, resumes and tickets that found no room";
+            "admissions, forks, resumes and reservations that found no room";
         unserved: "rows", Counter "refusals{what=grow}",
-            "rows of grows that found no room";
+            "decoding rows that found no room to grow";
         tokens: "tokens", Counter "prompt_tokens",
-            "prompt tokens of all begins";
+            "prompt tokens of all admissions";
         cached: "tokens", Counter "cached_tokens",
-            "of these, tokens whose KV was found";
+            "prompt tokens whose KV was found";
         slow: "blocks", Counter "miss_blocks{reason=slow}",
-            "blocks that begins found below and did not load: computing them is faster, or `load` is less";
+            "blocks found on a lower tier and not loaded, because computing is faster or `load` is smaller";
         sealed: "blocks", Counter "sealed_blocks",
-            "blocks that were published, or were found published when they were sealed";
+            "blocks that were sealed, including blocks that another sequence had already published";
         duplicates: "blocks", Counter "duplicate_blocks",
-            "of these, blocks that were computed twice";
+            "sealed blocks that had already been published, and were computed twice";
         forgotten: "blocks", Counter "forgotten_blocks",
-            "blocks that were forgotten, by their keys or their salt, with all that stood on them";
+            "blocks that were forgotten by key or salt, including their continuations";
         deduped: "blocks", Counter "deduped_blocks",
-            "of those, blocks given up in place while their sequences ran";
+            "duplicate blocks that were released while their sequences ran";
         flights as "plans": "plans", Counter "plans",
-            "plans made";
+            "copy plans that were made";
         failed: "blocks", Counter "copies_failed{cause=failed}",
-            "copies that failed";
+            "blocks whose copy failed";
         corrupt: "blocks", Counter "copies_failed{cause=corrupt}",
-            "copies below that failed their checksum and were dropped";
+            "blocks on lower tiers that failed their checksum and were dropped";
         overdue: "flights", Counter "flights_overdue",
-            "flights that were reported past their deadline: their destinations are quarantined";
+            "flights that were reported after their deadline; their destinations are quarantined";
         late: "outcomes", Counter "outcomes_late",
-            "outcomes that were reported twice or too late; they change nothing";
+            "reports of copies that arrived twice or too late, and changed nothing";
         rejected: "handles", Counter "handles_rejected",
-            "spent or foreign handles that were rejected";
+            "handles that were rejected because they were used up or belonged to another cache";
         unseen as "missed_unseen": "blocks", Counter "miss_blocks{reason=unseen}",
-            "full blocks that begins did not find, behind one that nobody remembers; evicted ones are among them where no keys are remembered";
+            "full prompt blocks that were not found because the first missing block is unknown; includes evicted blocks if no keys are remembered";
         gone as "missed_evicted": "blocks", Counter "miss_blocks{reason=evicted}",
-            "the same, behind one that was evicted, as far as keys are remembered: with `second-touch`, `learned` or `ghosts`; else 0";
+            "full prompt blocks that were not found because the first missing block was evicted; 0 unless keys are remembered (`second-touch`, `learned` or `ghosts`)";
         filling as "missed_filling": "blocks", Counter "miss_blocks{reason=filling}",
-            "the same, behind one that was in flight";
+            "full prompt blocks that were not found because the first missing block was in flight";
         withheld as "missed_promised": "blocks", Counter "miss_blocks{reason=promised}",
-            "the same, where they, or loading them, would use what is promised to others";
+            "full prompt blocks that were not used because the blocks, or the slots to load them, are promised to others";
         astray as "missed_other": "blocks", Counter "miss_blocks{reason=other}",
-            "the same, behind keys that contradict others, or in more pieces than one begin loads";
+            "full prompt blocks that were not used because their keys contradict other keys, or because they need more loads than one admission makes";
         .. {
             /// Blocks that begins found, per tier.
             hits: [u64; MAX_TIERS],
@@ -171,21 +171,21 @@ numbers! {
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct TierStats {
         capacity: "slots", Gauge "tier_slots{tier=*}",
-            "slots that have not retired, not counting null slots";
+            "slots of the tier, without null slots and slots removed by a shrink";
         free: "slots", Gauge "slots{tier=*,set=free}",
-            "slots that hold nothing";
+            "slots without content";
         claimed: "slots", Gauge "slots{tier=*,set=claimed}",
-            "slots that a begin or a grow has taken, without content yet";
+            "slots allocated to a sequence, without content yet";
         pinned: "slots", Gauge "slots{tier=*,set=pinned}",
-            "slots held by leases and keeps, or being filled";
+            "slots used by running or parked sequences, or being filled";
         idle: "slots", Gauge "slots{tier=*,set=idle}",
-            "published blocks that no sequence uses";
+            "slots of published blocks that no sequence uses";
         quarantined: "slots", Gauge "slots{tier=*,set=quarantined}",
             "slots that a copy with an unknown outcome may still write to";
         takeable: "slots", Gauge "slots_takeable{tier=*}",
             "idle slots that may be evicted now";
         promised: "slots", Gauge "slots_promised{tier=*}",
-            "slots kept obtainable for growth, tickets and keeps";
+            "slots promised to growth, reservations and parked sequences";
     }
 }
 
@@ -193,17 +193,17 @@ numbers! {
     /// What has happened to one tier, out of the counters of all.
     struct Traffic {
         hits: "blocks", Counter "hit_blocks{tier=*}",
-            "blocks that begins found here";
+            "prompt blocks found on this tier";
         evicted: "blocks", Counter "evicted_blocks{tier=*}",
-            "blocks evicted from here";
+            "blocks evicted from this tier";
         dropped: "blocks", Counter "dropped_blocks{tier=*}",
-            "of these, blocks that no tier has then, where there is a tier below";
+            "evicted blocks that no tier has any more, although there is a lower tier";
         unwritten: "blocks", Counter "unwritten_blocks{tier=*}",
-            "blocks that left the tier without a copy below, where `write` is \"through\"";
+            "blocks that were evicted before `write` \"through\" had copied them to a lower tier";
         out: "blocks", Counter "copied_blocks{from=*}",
-            "blocks in plans that read from here";
+            "blocks in copy plans from this tier";
         into as "in": "blocks", Counter "copied_blocks{to=*}",
-            "blocks in plans that write here";
+            "blocks in copy plans to this tier";
     }
 }
 

@@ -1,0 +1,86 @@
+"""Waiting requests sorted by rank, and what a place among them costs."""
+
+import sys
+from types import FrameType
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import blockyard as by
+from blockyard.scheduling import rank_order
+from blockyard.scheduling.rank_order import RankOrder
+from blockyard.scheduling.request import Request
+from loop import Loop
+from yard import text
+
+RANKS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 10**6)), unique=True, max_size=120)
+
+
+class Ranked:
+    """A request as far as its order goes."""
+
+    def __init__(self, rank: tuple[int, int]) -> None:
+        self.rank = rank
+
+
+@given(ranks=RANKS, removals=st.lists(st.integers(0, 200), max_size=150))
+def test_it_is_a_sorted_list(ranks: list[tuple[int, int]], removals: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_order, "_SHORT", 3)
+        order, model = RankOrder(), dict[tuple[int, int], Request]()
+        # Each removal is followed by an addition, where any are left.
+        rest, gone = iter(ranks), iter(removals)
+        for rank in rest:
+            model[rank] = cast("Request", Ranked(rank))
+            order.add(model[rank])
+            for at in gone:
+                removed = sorted(model)[at % len(model)]
+                order.remove(model.pop(removed))
+                break
+            places = sorted(model)
+            assert list(order) == [model[place] for place in places]
+            assert (len(order), bool(order)) == (len(model), bool(model))
+            assert order.first is (model[places[0]] if places else None)
+            for some in (*places, rank, (-3, 0), (3, 0)):
+                assert order.count_before(some) == sum(place < some for place in places)
+
+
+def opcodes(call: Any) -> int:
+    """Bytecodes that a call runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("state", ["in line", "aside", "held", "each of its own priority"])
+def test_explain_costs_the_same_however_many_wait(state: str) -> None:
+    costs = []
+    for waiting in (100, 10_000):
+        loop = Loop(device=9, max_num_seqs=2)
+        loop.add("runs", text(1, 28), 4)
+        loop.turn()
+        for number in range(waiting):
+            prompt = text(1 if state == "aside" else 2, 30)
+            priority = number if state == "each of its own priority" else 0
+            loop.scheduler.add(by.NewRequest(number, prompt, max_tokens=2, priority=priority))
+            if state == "held" and number:
+                loop.scheduler.pause_decoding(number)
+        loop.turn()
+        assert "requests are before it" in str(loop.scheduler.explain(0))
+        names = [0] if state == "held" else [0, waiting // 2, waiting - 1]
+        costs.append(max(opcodes(lambda: loop.scheduler.explain(name)) for name in names))  # noqa: B023
+    assert costs[1] <= 1.5 * costs[0]
