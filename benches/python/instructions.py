@@ -26,7 +26,16 @@ BLOCKS = 100_000
 ROWS = [
     *("probe", "match64", "begin", "begin-two-tiers", "begin-three-tiers", "seal", "finish"),
     *("park", "resume", "demote", "promote"),
-    *("commit", "commit-lease", "decode", "decode-step", "grow", "evict4-list", "evict4-heap", "keys"),
+    *(
+        "commit",
+        "commit-lease",
+        "decode",
+        "decode-step",
+        "grow",
+        "evict4-list",
+        "evict4-heap",
+        "keys",
+    ),
     *("begin-learned", "finish-learned", "evict4-learned"),
     *("told-begin", "told-seal", "told-drain"),
     *("engine-find", "engine-fetch", "engine-offload", "engine-land", "engine-step"),

@@ -6,8 +6,8 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavailable
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 from blockyard.yard.cache import KVCache
 
@@ -83,13 +83,17 @@ class Admission:
         self.largest = 0
         """The most blocks that the device had when a request began."""
 
-    def admit(self) -> Admitted:
-        """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22)."""
+    def admit(self) -> Admitted | None:
+        """Begins every request that fits, in turn (T1, T2, T5, T16, T17, T22).
+
+        Returns:
+            What came of it; None where no request waits or no seat is free.
+        """
         waiting = len(self._queue)
         if waiting and self._queue.too_large:
             self._readmit()
         if not waiting or self._seats.full:
-            return Admitted([], [], [], [], [])
+            return None
         if self._refused_still():
             return Admitted([], [], [], [], [], still=True)
         admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._owed(tried)))

@@ -1,238 +1,69 @@
-"""The running batch: its seats, those that decode or compute a prompt, and steps in flight."""
+"""The running batch: seats that decode or compute a prompt, and steps in flight."""
 
-import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Lease, Ticket
+from blockyard._core import Lease, LeaseBatch
 from blockyard.scheduling.engine import Chunk, Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
-from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.seats import Seat, Seats
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Batch", "Grown", "InFlightStep", "Seat", "Seats"]
+__all__ = ["Batch", "Grown", "InFlightStep", "Rows"]
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """A seat that is bound to a request."""
+class Rows:
+    """The rows of a step, those that decode first. Steps share one as long as it is the same."""
 
-    number: int
-    request: Request
-    lease: Lease
-    epoch: int
-    stop: Stop | None = None
-    """The stop that was sent, once the seat is stopping."""
-    stopped_at: int = 0
-    """The step that carried the stop first; 0 before."""
-    pending_end: tuple[RequestState, str] | None = None
-    """How the ack ends the request, and why; None where only its stay in the seat ends."""
-    ticket: Ticket | None = None
-    """Host slots promised to it, where a victim must be parked."""
-    ended: bool = False
-    """Whether the request has ended: the seat only waits for its ack."""
-    last_step: int = 0
-    """The last step that computes in it."""
-    limit: int = 0
-    """The blocks that the device might hold when it was bound."""
+    seats: list[Seat]
+    leases: list[Lease]
+    numbers: NDArray[np.int64]
+    """The numbers of the seats."""
+    counts: NDArray[np.int64]
+    """Positions that each row computes."""
+    decodes: InitVar[int]
+    places: InitVar[int]
+    batch: LeaseBatch | list[Lease] = field(init=False)
+    """The leases as verbs take them: those of a `LeaseBatch` are looked up once."""
+    decode: NDArray[np.int32] = field(init=False)
+    """The seats of the rows that decode."""
+    samples: NDArray[np.bool_] = field(init=False)
+    """True for each row."""
+    once: NDArray[np.int64] = field(init=False)
+    """1 in the place of each of the seats."""
+    positions: NDArray[np.int64] = field(init=False)
+    """The positions that are computed, in the place of each seat."""
+    left: int = 0
+    """Steps that all can compute, at least, before the one behind which one of them ends."""
 
-
-class Seats:
-    """All seats. Values that change in every step are in arrays, with one place per seat.
-
-    Args:
-        count: How many there are.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._seats: list[Seat | None] = [None] * count
-        self._free = list(range(count))
-        self._epochs = [0] * count
-        self.stopping = 0
-        """Seats that wait for their ack."""
-        self.scheduled = np.zeros(count, np.int64)
-        """Tokens whose KV is computed, or is being computed by a step in flight."""
-        self.computed = np.zeros(count, np.int64)
-        """Tokens whose KV the engine has acknowledged."""
-        self.known = np.zeros(count, np.int64)
-        """Tokens that exist: prompt and sampled."""
-        self.max_length = np.zeros(count, np.int64)
-        """Most tokens that may ever exist: the prompt and `max_tokens`."""
-        self.steps_run = np.zeros(count, np.int64)
-        """Steps that have computed in it since it was bound."""
-        self.begun_with = np.zeros(count, np.int64)
-        """Blocks that it had and was promised when it was bound."""
-        self.grows = np.zeros(count, np.bool_)
-        """Whether its request runs or loads, and is neither held nor stopping: see `let_grow`."""
-        self.growing = 0
-        """How many do."""
-        self.flips = 0
-        """How often one of them began or ceased to."""
-        self.arrivals = 0
-        """How often a seat was given out."""
-        self.departures = 0
-        """How often a seat was given up, or its request had ended."""
-        self.priorities: dict[int, int] = {}
-        """The number of seats by priority of their request."""
-
-    def __len__(self) -> int:
-        """Seats that are not free."""
-        return len(self._seats) - len(self._free)
-
-    @property
-    def full(self) -> bool:
-        """Whether none is free."""
-        return not self._free
-
-    def at(self, number: int) -> Seat | None:
-        """The bound seat of that number; None where it is free or does not exist."""
-        return self._seats[number] if 0 <= number < len(self._seats) else None
-
-    def lives(self, seat: Seat) -> bool:
-        """Whether the request still runs in this seat."""
-        return self._seats[seat.number] is seat and not seat.ended
-
-    def bound(self) -> list[Seat]:
-        """All seats that are not free, by number."""
-        return [seat for seat in self._seats if seat is not None]
-
-    def stopping_seats(self) -> list[Seat]:
-        """All seats that wait for their ack, by number."""
-        return [seat for seat in self._seats if seat is not None and seat.stop is not None]
-
-    def requests(self) -> tuple[list[Request], list[Request]]:
-        """Requests that run or leave, and requests with host slots promised, to be parked."""
-        found: tuple[list[Request], list[Request]] = [], []
-        for seat in self.bound():
-            found[seat.ticket is not None].append(seat.request)
-        return found
-
-    def bind(self, request: Request, lease: Lease, limit: int) -> Seat:
-        """Gives a request the lowest free seat, where the device may hold `limit` blocks."""
-        number = heapq.heappop(self._free)
-        # An epoch above all earlier ones of the request and of the seat: no ack is good twice.
-        request.epoch = max(request.epoch, self._epochs[number]) + 1
-        seat = Seat(number, request, lease, request.epoch, limit=limit)
-        request.seat, request.lease = number, lease
-        self._seats[number] = seat
-        self.priorities[request.new.priority] = self.priorities.get(request.new.priority, 0) + 1
-        self.arrivals += 1
-        self.scheduled[number] = self.computed[number] = lease.cached
-        self.known[number] = lease.appended
-        self.max_length[number] = len(request.new.prompt) + request.new.max_tokens
-        self.steps_run[number] = 0
-        self.begun_with[number] = lease.blocks + lease.promised
-        self.let_grow(number, grows=True)
-        return seat
-
-    def stop(self, seat: Seat) -> Stop:
-        """Marks a seat as stopping, with a new epoch."""
-        self.stopping += 1
-        self.let_grow(seat.number, grows=False)
-        seat.epoch += 1
-        seat.request.epoch = seat.epoch
-        seat.stop = Stop(seat.request.id, seat.number, seat.epoch)
-        return seat.stop
-
-    def mark_ended(self, seat: Seat) -> None:
-        """Notes that the request has ended while its seat waits for the ack."""
-        seat.ended = True
-        self.departures += 1
-
-    def clear(self) -> None:
-        """Frees all seats, also where an interrupt has left one half bound."""
-        for seat in self.bound():
-            self._epochs[seat.number] = max(self._epochs[seat.number], seat.epoch)
-        self._seats = [None] * len(self._seats)
-        self._free = list(range(len(self._seats)))
-        self.priorities.clear()
-        self.end_growth()
-        self.stopping = 0
-        self.departures += 1
-
-    def free(self, seat: Seat) -> None:
-        """Frees a seat: the engine has nothing more to do with it."""
-        self.departures += 1
-        self.stopping -= seat.stop is not None
-        self._epochs[seat.number] = seat.epoch
-        self._seats[seat.number] = None
-        self.let_grow(seat.number, grows=False)
-        self._drop_priority(seat.request.new.priority)
-        self.unbind(seat.request)
-        heapq.heappush(self._free, seat.number)
-
-    @staticmethod
-    def unbind(request: Request) -> None:
-        """Takes a request's seat and lease away, also where an interrupt has left it half bound."""
-        request.seat = request.lease = None
-
-    def add_computed(self, numbers: NDArray[np.int64], tokens: NDArray[np.int64] | int) -> None:
-        """Notes tokens whose KV the engine has acknowledged."""
-        self.computed[numbers] += tokens
-
-    def add_known(self, numbers: NDArray[Any] | int, tokens: int) -> None:
-        """Notes tokens that were sampled."""
-        self.known[numbers] += tokens
-
-    def reject_drafts(self, numbers: NDArray[np.int64]) -> None:
-        """Notes that scheduled tokens without an output are not computed."""
-        self.scheduled[numbers] = self.computed[numbers]
-
-    def let_grow(self, number: int, *, grows: bool) -> None:
-        """Notes whether the request of a seat runs or loads, and is neither held nor stopping."""
-        if bool(self.grows[number]) is not grows:
-            self.grows[number] = grows
-            self.growing += 1 if grows else -1
-            self.flips += 1
-
-    def end_growth(self) -> None:
-        """Notes that nothing runs or loads in any seat."""
-        self.grows[:] = False
-        self.growing = 0
-        self.flips += 1
-
-    def growth(self, block_size: int, without: Sequence[Seat] = ()) -> int:
-        """Blocks that the running requests may still need and were not promised.
-
-        Args:
-            block_size: Tokens per block.
-            without: Seats that do not count.
-        """
-        grows = self.grows
-        if without:
-            grows = grows.copy()
-            grows[[seat.number for seat in without]] = False
-        tokens = np.maximum(self.known, self.scheduled)
-        have = np.maximum(-(-tokens // block_size), self.begun_with)
-        more = -(-(self.max_length - 1) // block_size) - have
-        return int(np.maximum(more, 0)[grows].sum())
-
-    def _drop_priority(self, priority: int) -> None:
-        """Notes that one request less of a priority has a seat."""
-        self.priorities[priority] -= 1
-        if not self.priorities[priority]:
-            del self.priorities[priority]
+    def __post_init__(self, decodes: int, places: int) -> None:
+        # Engines get this array: it is read-only.
+        self.counts.flags.writeable = False
+        self.batch = self.leases
+        self.decode = self.numbers[:decodes].astype(np.int32)
+        self.samples = np.ones(len(self.seats), np.bool_)
+        self.once, self.positions = np.zeros(places, np.int64), np.zeros(places, np.int64)
+        self.once[self.numbers] = 1
+        self.positions[self.numbers] = self.counts
 
 
 class InFlightStep(NamedTuple):
-    """A step in flight, and how much each of its rows computes."""
+    """A step in flight."""
 
     number: int
-    seats: list[Seat]
-    numbers: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    leases: list[Lease]
-    decodes: int
-    """Rows that decode; those behind are chunks."""
+    rows: Rows
     lasts: frozenset[int]
     """Seats whose chunk is their last: they sample."""
     departures: int
     """`Seats.departures` when it was launched."""
+    plain: bool
+    """Whether all rows decode one token, and none reaches its `max_tokens`."""
 
 
 class Grown(NamedTuple):
@@ -245,6 +76,8 @@ class Grown(NamedTuple):
     """Rows that found no room, and skip the step (T36)."""
     need: int
     """Blocks that those rows lack."""
+    ends: bool = False
+    """Whether one of the rows that have room may reach its `max_tokens`."""
 
     def without_stopped(self) -> "Grown":
         """The same without rows that were stopped since."""
@@ -269,7 +102,8 @@ class Batch:
         self.seats = seats
         self._budget = options.max_num_batched_tokens
         self._drafts = options.num_speculative_tokens
-        self._rows: tuple[list[Lease], NDArray[np.int64]] | None = None
+        self._rows: Rows | None = None
+        """Those that decode; None where some have come or gone since."""
         self._loading: list[Seat] = []
         # Dictionaries keep the order, and drop a seat in constant time.
         self._prefill: dict[Seat, None] = {}
@@ -295,7 +129,7 @@ class Batch:
     @property
     def computing(self) -> bool:
         """Whether a step in flight has rows."""
-        return any(step.seats for step in self._in_flight)
+        return any(step.rows.seats for step in self._in_flight)
 
     @property
     def steps_in_flight(self) -> int:
@@ -327,6 +161,8 @@ class Batch:
 
     def landed(self) -> list[Seat]:
         """Drops and returns the seats whose loads have ended."""
+        if not self._loading:
+            return []
         landed = [seat for seat in self._loading if seat.lease.state != "loading"]
         if landed:
             self._loading = [seat for seat in self._loading if seat.lease.state == "loading"]
@@ -335,7 +171,7 @@ class Batch:
     def start(self, seat: Seat) -> Start:
         """Adds a seat that can compute, with a `Start` for the engine."""
         cached = seat.lease.cached
-        self.seats.scheduled[seat.number] = self.seats.computed[seat.number] = cached
+        self.seats.set_cached(seat.number, cached)
         self._prefill[seat] = None
         entry = seat.request
         return Start(entry.id, seat.number, seat.epoch, entry.tokens(), cached)
@@ -382,8 +218,8 @@ class Batch:
 
     def pending_write(self, seat: Seat) -> int | None:
         """The last step in flight that may still write a seat's blocks; None where none may."""
-        oldest = self.oldest
-        return seat.last_step if oldest is not None and oldest.number <= seat.last_step else None
+        oldest, last = self.oldest, int(self.seats.last_step[seat.number])
+        return last if oldest is not None and oldest.number <= last else None
 
     def hold_back(self, blocks: int, after: int) -> None:
         """Notes blocks that come back when the step `after` is done."""
@@ -396,42 +232,42 @@ class Batch:
     def done(self, step: int) -> None:
         """Releases blocks that were held back for a step."""
         self._cache.commit([], done=step)
-        self._held_back = [held for held in self._held_back if held[0] > step]
+        if self._held_back:
+            self._held_back = [held for held in self._held_back if held[0] > step]
 
     def grow(self) -> Grown:
         """Makes room for the next tokens of the decoding rows."""
-        seats = list(self._decode)
-        if not seats:
+        if not self._decode:
             return Grown([], None, [], 0)
-        if self._rows is None:
-            numbers = np.fromiter((seat.number for seat in seats), np.int64, len(seats))
-            self._rows = [seat.lease for seat in seats], numbers
-        leases, numbers = self._rows
-        scheduled = self.seats.scheduled[numbers]
-        left = self.seats.max_length[numbers] - 1 - scheduled
-        # Rows sit out whose last token is in flight, or whose drafts are not judged yet.
-        more = left > 0
-        if self._drafts:
-            more &= scheduled == self.seats.computed[numbers]
-        if self._prefill and len(self.seats.priorities) > 1:
-            self._leave_budget(seats, more)
-        if not more.all():
-            seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
-            leases = [seat.lease for seat in seats]
-        if not seats:
-            return Grown([], None, [], 0)
-        counts = np.minimum(left[more], 1 + self._drafts) if self._drafts else None
+        rows = self._rows
+        if rows is None:
+            rows = self._rows = self._rows_of(list(self._decode), None, [])
+        elif rows.batch is rows.leases:
+            # It costs what it saves in two steps: not where rows come or go in each of them.
+            rows.batch = self._cache.batch(rows.leases)
+        seats, leases, counts = rows.seats, rows.batch, None
+        ends = rows.left <= 1
+        if rows.left <= 0 or self._drafts or (self._prefill and len(self.seats.priorities) > 1):
+            left, more = self._left(rows)
+            if not more.any():
+                return Grown([], None, [], 0)
+            if not more.all():
+                seats = [seat for seat, grows in zip(seats, more, strict=True) if grows]
+                leases = [seat.lease for seat in seats]
+            ends = bool((left[more] <= 1).any())
+            counts = np.minimum(left[more], 1 + self._drafts) if self._drafts else None
         unserved = self._cache.grow(leases, counts)
         if len(unserved) and counts is not None:
             # Drafts are optional: try with the newest token alone.
-            again = self._cache.grow([leases[at] for at in unserved], None)
+            again = self._cache.grow([seats[at].lease for at in unserved], None)
             counts[unserved] = 1
             unserved = unserved[again]
         if not len(unserved):
-            return Grown(seats, counts, [], 0)
+            return Grown(seats, counts, [], 0, ends)
         skipped = unserved.tolist()
         need = sum(
-            self._blocks(leases[at], 1 if counts is None else int(counts[at])) for at in skipped
+            self._blocks(seats[at].lease, 1 if counts is None else int(counts[at]))
+            for at in skipped
         )
         grows = np.ones(len(seats), np.bool_)
         grows[unserved] = False
@@ -441,7 +277,21 @@ class Batch:
             None if counts is None else counts[served],
             [seats[at] for at in skipped],
             need,
+            ends,
         )
+
+    def _left(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """How many positions rows have left to compute, and which of the rows grow."""
+        scheduled = self.seats.scheduled[rows.numbers]
+        left = self.seats.max_length[rows.numbers] - 1 - scheduled
+        rows.left = int(left.min())
+        # Rows sit out whose last token is in flight, or whose drafts are not judged yet.
+        more = left > 0
+        if self._drafts:
+            more &= scheduled == self.seats.computed[rows.numbers]
+        if self._prefill and len(self.seats.priorities) > 1:
+            self._leave_budget(rows.seats, more)
+        return left, more
 
     def _leave_budget(self, seats: list[Seat], more: NDArray[np.bool_]) -> None:
         """Lets rows sit out that would leave prompts of a higher priority under half the budget.
@@ -470,7 +320,7 @@ class Batch:
         """
         if self._rows is None:
             return 0
-        numbers = self._rows[1]
+        numbers = self._rows.numbers
         last = self.seats.max_length[numbers] - 1
         now = np.minimum(self.seats.scheduled[numbers] + 1, last)
         then = np.minimum(now + steps, last)
@@ -484,71 +334,58 @@ class Batch:
     def launch(self, grown: Grown, starts: Sequence[Start], stops: Sequence[Stop]) -> Step:
         """The next step: rows that have grown, and as much of the prompts as the budget leaves."""
         self.number = number = self.number + 1
-        decode, positions = grown.seats, grown.counts
+        decode, positions, rows = grown.seats, grown.counts, self._rows
         left = self._budget - (len(decode) if positions is None else int(positions.sum()))
         chunks = self._chunks(left)
-        seats = decode + [seat for seat, _ in chunks]
-        leases, numbers = self._rows_of(decode, chunks)
-        counts = np.ones(len(seats), np.int64)
-        if positions is not None:
-            counts[: len(decode)] = positions
+        if rows is not None:
+            rows.left -= 1
+        if rows is None or decode is not rows.seats or positions is not None or chunks:
+            rows = self._rows_of(decode, positions, chunks)
+        firsts = self.seats.add_scheduled(rows.numbers, rows.once, rows.positions, number)
+        samples, lasts = rows.samples.copy(), list[int]()
         if chunks:
-            counts[len(decode) :] = [count for _, count in chunks]
-        # The engine gets this array, and the scheduler needs it again: it is read-only.
-        counts.flags.writeable = False
-        firsts = self.seats.scheduled[numbers]
-        self.seats.scheduled[numbers] += counts
-        for seat in seats:
-            seat.last_step = number
-        self.seats.steps_run[numbers] += 1
-        lasts = [
-            seat
-            for seat, _ in chunks
-            if self.seats.scheduled[seat.number] == self.seats.known[seat.number]
-        ]
-        samples = self.seats.scheduled[numbers] == self.seats.known[numbers]
-        samples[: len(decode)] = True
-        for seat in lasts:
-            del self._prefill[seat]
-        self._in_flight.append(
-            InFlightStep(
-                number,
-                seats,
-                numbers,
-                counts,
-                leases,
-                len(decode),
-                frozenset([seat.number for seat in lasts]),
-                self.seats.departures,
-            )
-        )
+            behind = rows.numbers[len(decode) :]
+            samples[len(decode) :] = self.seats.scheduled[behind] == self.seats.known[behind]
+            for (seat, _), is_last in zip(chunks, samples[len(decode) :].tolist(), strict=True):
+                if is_last:
+                    lasts.append(seat.number)
+                    del self._prefill[seat]
+        plain = bool(decode) and not chunks and positions is None and not grown.ends
+        departures = self.seats.departures
+        self._in_flight.append(InFlightStep(number, rows, frozenset(lasts), departures, plain))
         parts = zip(chunks, firsts[len(decode) :].tolist(), strict=True) if chunks else ()
         return Step(
             number,
             tuple(stops),
             tuple(starts),
             tuple([Chunk(seat.number, first, count) for (seat, count), first in parts]),
-            numbers[: len(decode)].astype(np.int32),
-            list(leases),
+            rows.decode.copy(),
+            list(rows.leases),
             firsts,
-            counts,
+            rows.counts,
             samples,
         )
 
     def _rows_of(
-        self, decode: list[Seat], chunks: list[tuple[Seat, int]]
-    ) -> tuple[list[Lease], NDArray[np.int64]]:
-        """The leases and the seat numbers of the rows, decodes first, then chunks."""
-        if self._rows is not None and len(decode) == len(self._rows[0]):
-            leases, numbers = self._rows
+        self,
+        decode: list[Seat],
+        positions: NDArray[np.int64] | None,
+        chunks: list[tuple[Seat, int]],
+    ) -> Rows:
+        """Rows that decode, `positions` or one for each, and chunks behind them."""
+        if self._rows is not None and decode is self._rows.seats:
+            leases, numbers = self._rows.leases, self._rows.numbers
         else:
             leases = [seat.lease for seat in decode]
-            numbers = np.fromiter((seat.number for seat in decode), np.int64, len(decode))
+            numbers = np.array([seat.number for seat in decode], np.int64)
+        counts = np.ones(len(decode), np.int64) if positions is None else positions
+        seats = decode
         if chunks:
-            leases = leases + [seat.lease for seat, _ in chunks]
-            more = np.fromiter((seat.number for seat, _ in chunks), np.int64, len(chunks))
-            numbers = np.concatenate((numbers, more))
-        return leases, numbers
+            behind = [seat for seat, _ in chunks]
+            seats, leases = decode + behind, leases + [seat.lease for seat in behind]
+            numbers = np.concatenate((numbers, np.array([seat.number for seat in behind])))
+            counts = np.concatenate((counts, np.array([count for _, count in chunks])))
+        return Rows(seats, leases, numbers, counts, len(decode), self.seats.count)
 
     def _chunks(self, left: int) -> list[tuple[Seat, int]]:
         """Chunks of the prompts within `left` tokens: by priority, then as they have started."""

@@ -3,9 +3,9 @@
 from typing import Final
 
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 
 __all__ = ["Displacement"]

@@ -2,8 +2,8 @@
 
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.unread import named
@@ -113,6 +113,6 @@ class Explainer:
             lines.append(f"It waits for the ack of the stop of {since}.")
             if (higher := seat.request.waiting.displaced_by) is not None:
                 lines.append(f"It gives way to request {higher.id!r}, which has a higher priority.")
-        elif (oldest := self._batch.oldest) is not None and seat.last_step < oldest.number:
+        elif self._batch.oldest is not None and self._batch.pending_write(seat) is None:
             lines.append("It is in no step in flight.")
         return lines

@@ -1,8 +1,8 @@
 """n samples of a prompt: one computes it, and the others are forked of that one."""
 
 from blockyard._core import Lease, Misuse, NoRoom
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 
 __all__ = ["Forks"]

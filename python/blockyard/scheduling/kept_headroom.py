@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from blockyard.scheduling.batch import Batch, Seat
+from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.headroom import Asked, HeadroomPolicy
+from blockyard.scheduling.seats import Seat
 from blockyard.yard.cache import KVCache
 
 __all__ = ["KeptHeadroom"]

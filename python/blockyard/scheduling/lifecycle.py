@@ -5,13 +5,13 @@ from collections.abc import Hashable, Iterable
 import numpy as np
 
 from blockyard._core import Lease, Misuse, Ticket, Unavailable
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.new_request import NewRequest, checked
 from blockyard.scheduling.output_checks import check_acks
 from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result
 from blockyard.scheduling.request_checks import whole
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.owner import Owner
@@ -111,7 +111,7 @@ class Lifecycle:
     def end(self, entry: Request, state: RequestState, reason: str) -> None:
         """Ends a request: no other place does (INV-11)."""
         cached = entry.cached_tokens or CachedTokens()
-        result = Result(entry.id, state, np.array(entry.outputs, np.uint32), reason, cached)
+        result = Result(entry.id, state, entry.outputs.as_array(), reason, cached)
         # From here on it has ended, whatever interrupts the rest.
         self._results[entry] = result
         self._forget(entry)

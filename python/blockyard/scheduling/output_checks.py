@@ -1,14 +1,18 @@
 """Checks an engine's output against its step."""
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from blockyard._core import Misuse
-from blockyard.scheduling.batch import InFlightStep, Seat, Seats
+from blockyard.scheduling.batch import InFlightStep
 from blockyard.scheduling.engine import Ack, Output
+from blockyard.scheduling.seats import Seat, Seats
 from blockyard.shared.validate import bounded
+
+_UINT32: Final = np.dtype(np.uint32)
 
 __all__ = ["accepted", "check", "check_acks", "plain", "sampled"]
 
@@ -69,29 +73,29 @@ def plain(output: Output, in_flight: InFlightStep, seats: Seats) -> bool:
 
     The output has no acks.
     """
-    numbers = in_flight.numbers
-    return bool(
-        in_flight.departures == seats.departures
-        and in_flight.decodes == len(numbers) > 0
+    decode, ended = in_flight.rows.decode, output.ended
+    count = len(decode)
+    return (
+        in_flight.plain
+        and in_flight.departures == seats.departures
         and output.counts is None
-        and output.tokens.dtype == np.uint32
-        and len(output.tokens) == len(numbers)
-        and len(output.seats) == len(numbers)
-        and (output.seats == numbers).all()
-        and (output.ended is None or (len(output.ended) == len(numbers) and not output.ended.any()))
-        and (seats.known[numbers] + 1 < seats.max_length[numbers]).all()
+        and output.tokens.dtype == _UINT32
+        and len(output.tokens) == len(output.seats) == count
+        and not np.count_nonzero(output.seats != decode)
+        and (ended is None or (len(ended) == count and not np.count_nonzero(ended)))
     )
 
 
 def accepted(output: Output, in_flight: InFlightStep) -> NDArray[np.int64]:
     """Positions of each row whose KV is good: of drafts, those that were accepted."""
-    computed = in_flight.counts.copy()
-    if output.counts is None and len(output.seats) == len(in_flight.numbers):
+    rows = in_flight.rows
+    computed = rows.counts.copy()
+    if output.counts is None and len(output.seats) == len(rows.numbers):
         # Each row sampled one token, so no draft was accepted.
-        computed[: in_flight.decodes] = 1
+        computed[: len(rows.decode)] = 1
         return computed
     sampled_by_seat = dict(zip(output.seats.tolist(), _counts(output), strict=True))
-    for at, number in enumerate(in_flight.numbers[: in_flight.decodes].tolist()):
+    for at, number in enumerate(rows.decode.tolist()):
         computed[at] = sampled_by_seat.get(number, 0)
     return computed
 
@@ -102,26 +106,23 @@ def sampled(output: Output, in_flight: InFlightStep, seats: Seats) -> list[Seat 
     Raises:
         Misuse: The output is not one of that step.
     """
-    step = output.step
-    expected = {
-        seat.number: (seat, most)
-        for seat, most in zip(
-            in_flight.seats, in_flight.counts[: in_flight.decodes].tolist(), strict=False
-        )
-    }
+    step, rows = output.step, in_flight.rows
+    most_of = rows.counts[: len(rows.decode)].tolist()
+    expected = {seat.number: (seat, most) for seat, most in zip(rows.seats, most_of, strict=False)}
     expected |= {
         seat.number: (seat, 1)
-        for seat in in_flight.seats[in_flight.decodes :]
+        for seat in rows.seats[len(rows.decode) :]
         if seat.number in in_flight.lasts
     }
     counts = _counts(output)
-    rows = len(output.seats)
-    if len(counts) != rows or sum(counts) != len(output.tokens):
+    if len(counts) != len(output.seats) or sum(counts) != len(output.tokens):
         raise Misuse(
             f"output of step {step}: {len(output.tokens)} tokens, but {sum(counts)} were sampled"
         )
-    if output.ended is not None and len(output.ended) != rows:
-        raise Misuse(f"output of step {step}: {len(output.ended)} ends, but {rows} rows sampled")
+    if output.ended is not None and len(output.ended) != len(output.seats):
+        raise Misuse(
+            f"output of step {step}: {len(output.ended)} ends, but {len(counts)} rows sampled"
+        )
     if output.tokens.dtype != np.uint32:
         raise Misuse(f"tokens of step {step} are {output.tokens.dtype}: must be uint32")
     found: list[Seat | None] = []

@@ -1,15 +1,15 @@
 """Applies an engine's output: appends tokens, seals blocks, ends requests."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blockyard._core import Lease, Misuse
-from blockyard.scheduling.batch import InFlightStep, Seat
+from blockyard._core import Misuse
+from blockyard.scheduling.batch import InFlightStep, Rows
 from blockyard.scheduling.engine import Output
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.output_checks import accepted, check, plain, sampled
 from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 
 __all__ = ["OutputProcessor"]
@@ -34,7 +34,6 @@ class OutputProcessor:
         self._drafts = shared.options.num_speculative_tokens
         self._in_order = shared.options.in_order
         self._counters = shared.counters
-        self._behind = False
 
     def apply(self, output: Output) -> None:
         """Takes an output, or refuses it and takes nothing of it."""
@@ -49,15 +48,17 @@ class OutputProcessor:
             raise Misuse(f"output of step {output.step}: the oldest in flight is {wanted}")
         waits = self._drafts or (self._in_order and self._seats.stopping)
         if not waits and not acks and plain(output, oldest, self._seats):
-            self._plain(output, self._batch.retire())
+            self._plain(output, self._batch.retire().rows)
             return
         rows = sampled(output, oldest, self._seats)
         in_flight = self._batch.retire()
-        alive = [self._seats.lives(seat) for seat in in_flight.seats]
+        alive = [self._seats.lives(seat) for seat in in_flight.rows.seats]
         computed = accepted(output, in_flight)
         if not all(alive):
             self._counters.outputs_ignored += alive.count(False)
-        self._seats.add_computed(in_flight.numbers[alive], computed[alive])
+        tokens = np.zeros(self._seats.count, np.int64)
+        tokens[in_flight.rows.numbers[alive]] = computed[alive]
+        self._seats.add_computed(tokens)
         for seat in rows:
             if seat is not None and seat.request.group is not None:
                 self._forks.fork(seat)
@@ -67,7 +68,7 @@ class OutputProcessor:
             in_flight,
             [
                 seat
-                for seat, lives in zip(in_flight.seats, alive, strict=True)
+                for seat, lives in zip(in_flight.rows.seats, alive, strict=True)
                 if lives and not seat.request.terminal
             ],
         )
@@ -77,33 +78,14 @@ class OutputProcessor:
             self._lifecycle.ack_in_order(output.step)
         self._lifecycle.on_acks(acks)
 
-    def _plain(self, output: Output, in_flight: InFlightStep) -> None:
+    def _plain(self, output: Output, rows: Rows) -> None:
         """Applies a plain step: every row decoded one token, and none left or ended."""
-        seats = self._seats
-        seats.add_computed(in_flight.numbers, 1)
-        seats.add_known(in_flight.numbers, 1)
-        self._cache.append(in_flight.leases, output.tokens)
-        for seat, token in zip(in_flight.seats, output.tokens.tolist(), strict=True):
-            seat.request.outputs.append(token)
-        self._seal_full(in_flight.leases, seats.computed[in_flight.numbers])
+        self._seats.add_computed(rows.once)
+        computed = self._seats.computed[rows.numbers]
+        self._cache.decode_step(rows.batch, output.tokens, computed, grow=0)
+        self._seats.add_sampled(rows.numbers, output.tokens, rows.once)
         self._batch.done(output.step)
         self._headroom.stepped()
-
-    def _seal_full(self, leases: list[Lease], computed: NDArray[np.int64]) -> None:
-        """Seals the rows whose newest token made a block full.
-
-        Where a seal stopped early, all rows are sealed in every step until none is behind (2.1).
-        """
-        size = self._cache.block_size
-        if not self._behind:
-            (full,) = (computed % size == 0).nonzero()
-            if not len(full):
-                return
-            if self._cache.seal([leases[at] for at in full], computed[full]) == len(full):
-                return
-        self._cache.seal(leases, computed)
-        sealed = [lease.sealed for lease in leases]
-        self._behind = bool((np.array(sealed) < computed // size).any())
 
     def _seal(self, in_flight: InFlightStep, rows: list[Seat]) -> None:
         """Seals computed blocks; the positions of rejected drafts are given back first."""
@@ -111,7 +93,7 @@ class OutputProcessor:
             return
         seats = self._seats
         if self._drafts:
-            drafted = set(in_flight.numbers[: in_flight.decodes].tolist())
+            drafted = set(in_flight.rows.decode.tolist())
             drafts = [seat for seat in rows if seat.number in drafted]
             numbers = np.fromiter((seat.number for seat in drafts), np.int64, len(drafts))
             seats.reject_drafts(numbers)
@@ -133,27 +115,22 @@ class OutputProcessor:
     def _append(self, output: Output, rows: list[Seat | None], lasts: frozenset[int]) -> None:
         """Appends the sampled tokens; those of a stopping row count until its ack (T8)."""
         tokens, counts = output.tokens, output.counts
-        if counts is None and None not in rows:
-            leases = [seat.lease for seat in rows if seat is not None]
-            if leases:
-                self._cache.append(leases, tokens)
-            self._seats.add_known(output.seats, 1)
-            for seat, token in zip(rows, tokens.tolist(), strict=True):
-                if seat is not None:
-                    seat.request.outputs.append(token)
+        seats = [seat for seat in rows if seat is not None]
+        if counts is None:
+            if len(seats) < len(rows):
+                tokens = tokens[[seat is not None for seat in rows]]
+            if seats:
+                self._cache.append([seat.lease for seat in seats], tokens)
+                numbers = np.array([seat.number for seat in seats], np.int64)
+                self._seats.add_sampled(numbers, tokens)
         else:
-            each = np.ones(len(rows)) if counts is None else counts
-            ends = np.cumsum(each.astype(np.int64))
-            starts = np.concatenate(([0], ends))
-            for seat, end, start in zip(rows, ends.tolist(), starts.tolist(), strict=False):
-                if seat is None:
-                    continue
-                own = tokens[start:end]
-                self._cache.append(seat.lease, own)
-                self._seats.add_known(seat.number, len(own))
-                seat.request.outputs.extend(own.tolist())
-        for seat in rows:
-            if seat is not None and seat.number in lasts and seat.stop is None:
+            ends = np.cumsum(counts.astype(np.int64)).tolist()
+            for seat, begin, end in zip(rows, [0, *ends], ends, strict=False):
+                if seat is not None:
+                    self._cache.append(seat.lease, tokens[begin:end])
+                    self._seats.add_accepted(seat, tokens[begin:end])
+        for seat in seats if lasts else ():
+            if seat.number in lasts and seat.stop is None:
                 seat.request.decode()
                 self._batch.begin_decode(seat)
                 if seat.request.held:
@@ -161,14 +138,16 @@ class OutputProcessor:
 
     def _end(self, output: Output, rows: list[Seat | None]) -> None:
         """Ends rows at an end token of the engine, or at `max_tokens` (T28, T35)."""
-        ended = output.ended
-        for at, seat in enumerate(rows):
+        seats, ended = self._seats, output.ended
+        ends = seats.known[output.seats] >= seats.max_length[output.seats]
+        if ended is not None:
+            ends |= ended
+        for at in np.flatnonzero(ends).tolist():
+            seat = rows[at]
             if seat is None:
                 continue
             entry = seat.request
             by_engine = ended is not None and bool(ended[at])
-            if not by_engine and len(entry.outputs) < entry.new.max_tokens:
-                continue
             self._batch.drop(seat)
             reason = "stop" if len(entry.outputs) < entry.new.max_tokens else "length"
             self._lifecycle.end(entry, RequestState.FINISHED, reason)

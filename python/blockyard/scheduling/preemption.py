@@ -4,9 +4,10 @@ from typing import Final
 
 from blockyard._core import Parked
 from blockyard.scheduling.admission import Admission, claims_below
-from blockyard.scheduling.batch import Grown, Seat
+from blockyard.scheduling.batch import Grown
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.unread import Unread
 from blockyard.scheduling.victims import Candidate, rank_of

@@ -59,9 +59,11 @@ class RankOrder:
         """Removes a request that is in it."""
         at = self._list_of(entry.rank)
         some = self._lists[at]
-        del some[bisect_left(some, entry.rank, key=_rank)]
-        if not some:
+        # Each in one act: an interrupt leaves no empty list.
+        if len(some) == 1:
             del self._lists[at]
+        else:
+            del some[bisect_left(some, entry.rank, key=_rank)]
 
     def count_before(self, rank: tuple[int, int]) -> int:
         """How many have a smaller rank."""

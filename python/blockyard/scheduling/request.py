@@ -13,6 +13,7 @@ from blockyard._core import Keys, Lease, Parked, Ticket, TooLarge
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.request_checks import ticket_of
+from blockyard.scheduling.sampled import SampledTokens
 from blockyard.shared.hints import Hints
 from blockyard.yard.cache import KVCache
 
@@ -85,7 +86,7 @@ class RequestKeys:
         self.raw = b""
         """The keys as bytes, while it waits or its prompt is computed."""
 
-    def of(self, cache: KVCache, outputs: list[int]) -> Keys:
+    def of(self, cache: KVCache, outputs: SampledTokens) -> Keys:
         """The keys of its prompt and, after a preemption, of the tokens sampled by then."""
         if self._made is None:
             new = self._new
@@ -93,13 +94,13 @@ class RequestKeys:
                 self.prompt = cache.keys(new.prompt, salt=new.salt, lora=new.lora)
             self._made = self.prompt
             if outputs:
-                tokens = np.concatenate((new.prompt, np.array(outputs, np.uint32)))
+                tokens = np.concatenate((new.prompt, outputs.as_array()))
                 made = len(self.prompt) * cache.block_size
                 self._made = cache.keys(tokens[made:], after=self.prompt)
             self.raw = bytes(self._made)
         return self._made
 
-    def unmade(self, outputs: list[int]) -> int:
+    def unmade(self, outputs: SampledTokens) -> int:
         """Tokens whose keys `of` has to make."""
         if self._made is not None:
             return 0
@@ -221,14 +222,14 @@ class Request:
     """Whether it shall decode nothing for now."""
     kept_steps: int = 0
     """Steps for which it has kept others waiting since it is held: `unread.py`."""
-    outputs: list[int] = field(default_factory=list)
-    """The tokens that it has sampled: `output_processor.py`."""
+    outputs: SampledTokens = field(default_factory=SampledTokens)
+    """The tokens that it has sampled."""
     ends_at: int | None = None
     """The tokens that it has sampled when an end of the engine's is among them; None before."""
     last_write: int = 0
     """The last step that may still write its blocks: no copy reads them before it is done."""
     lease: Lease | None = None
-    """Its lease: `batch.py`, as its seat and epoch."""
+    """Its lease: `seats.py`, as its seat and epoch."""
     seat: int | None = None
     epoch: int = 0
     preempted: int = 0
@@ -270,7 +271,7 @@ class Request:
 
     def tokens(self) -> NDArray[np.uint32]:
         """The prompt, and the tokens sampled so far."""
-        return np.concatenate((self.new.prompt, np.array(self.outputs, np.uint32)))
+        return np.concatenate((self.new.prompt, self.outputs.as_array()))
 
     def keyed(self, cache: KVCache) -> Keys:
         """The keys of its tokens."""

@@ -318,7 +318,7 @@ class Scheduler(Single):
         It is empty when the request has ended: its result has them all.
         """
         entry = self._lifecycle.find(request)
-        return [] if entry is None else entry.outputs[first:]
+        return [] if entry is None else entry.outputs.since(first)
 
     def cached_tokens(self, request: Hashable) -> CachedTokens | None:
         """Returns how many prompt tokens were found, by tier, when a request first began.

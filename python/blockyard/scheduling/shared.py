@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Self
 
-from blockyard.scheduling.batch import Batch, Seats
+from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.kept_headroom import KeptHeadroom
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue, Waits
+from blockyard.scheduling.seats import Seats
 from blockyard.shared.timings import Clock
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking

@@ -1,11 +1,11 @@
 """Starts admitted requests: at once, or when their loads have ended."""
 
 from blockyard.scheduling.admission import Admission, Admitted
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.cached_tokens import found_by
 from blockyard.scheduling.engine import Start
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 
 __all__ = ["Starts"]
@@ -43,8 +43,10 @@ class Starts:
                 starts.append(self._start(seat))
         return starts
 
-    def begun(self, admitted: Admitted) -> list[Start]:
+    def begun(self, admitted: Admitted | None) -> list[Start]:
         """Starts admitted requests, but for those that load first."""
+        if admitted is None:
+            return []
         self._counters.admitted += len(admitted.seats)
         self._counters.no_room += bool(admitted.refused) or admitted.still
         self._counters.soon += len(admitted.soon)

@@ -175,5 +175,5 @@ def test_the_tier_of_the_page_has_the_members_of_the_protocol_and_no_other() -> 
     # The first sentence names each of them, and the sentence about copiers theirs.
     sentence = section.partition(". ")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == members
-    sentence = section.partition("A copier is one file with ")[2].partition(";")[0]
+    sentence = section.partition("A copier is a class with ")[2].partition(";")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == public(Copier)

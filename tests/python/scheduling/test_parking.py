@@ -633,7 +633,8 @@ def test_what_a_step_in_flight_may_write_still_is_not_copied_before_it_is_done()
     loop.schedule()
     number = loop.scheduler._batch.number
     entry = loop.scheduler._lifecycle._requests["new"]
-    loop.scheduler._shared.seats.bound()[1].last_step = number
+    seats = loop.scheduler._shared.seats
+    seats.last_step[seats.bound()[1].number] = number
     loop.ack()
     assert (loop.state("new"), entry.last_write) == (RequestState.PARKED, number)
     loop.schedule()

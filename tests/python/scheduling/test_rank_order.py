@@ -1,5 +1,6 @@
 """Waiting requests sorted by rank, and what a place among them costs."""
 
+import re
 import sys
 from types import FrameType
 from typing import Any, cast
@@ -12,6 +13,8 @@ import blockyard as by
 from blockyard.scheduling import rank_order
 from blockyard.scheduling.rank_order import RankOrder
 from blockyard.scheduling.request import Request
+from blockyard.scheduling.scheduler import Scheduler
+from interrupted import Place, Places
 from loop import Loop
 from yard import text
 
@@ -45,6 +48,31 @@ def test_it_is_a_sorted_list(ranks: list[tuple[int, int]], removals: list[int]) 
             assert order.first is (model[places[0]] if places else None)
             for some in (*places, rank, (-3, 0), (3, 0)):
                 assert order.count_before(some) == sum(place < some for place in places)
+
+
+@pytest.mark.parametrize("verb", ["abort", "pause_decoding"])
+def test_a_removal_that_is_interrupted_anywhere_is_made_good_by_a_reset(verb: str) -> None:
+    places = Places("scheduling/queue.py", "scheduling/rank_order.py")
+
+    def interrupted(place: Place | None) -> Scheduler:
+        loop = Loop(max_num_seqs=1)
+        loop.scheduler.add(by.NewRequest("runs", text(1, 12), max_tokens=2, n=2))
+        loop.schedule()
+        loop.add("waits", text(2, 12), 2)
+        places.during(lambda: getattr(loop.scheduler, verb)("waits"), place)
+        return loop.scheduler
+
+    interrupted(None)
+    tried = 0
+    for place in places.each():
+        tried += 1
+        scheduler = interrupted(place)
+        assert re.search("requests are before it|It is held", str(scheduler.explain("waits")))
+        # The sample that runs ends in the reset, so that the other one comes to the queue.
+        scheduler.reset(requests="abort")
+        assert scheduler.requests == (("runs", 1), "waits")
+        assert len(scheduler._queue) == 2
+    assert tried > 10
 
 
 def opcodes(call: Any) -> int:

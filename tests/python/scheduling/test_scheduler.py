@@ -239,7 +239,7 @@ def test_t11_a_victim_that_has_answered_waits_to_be_computed_again_and_holds_not
 def test_t22_it_begins_again_with_what_it_had_sampled_and_finds_what_was_published() -> None:
     loop = stopping()
     loop.ack()
-    said = list(loop.scheduler._lifecycle._requests["new"].outputs)
+    said = loop.scheduler._lifecycle._requests["new"].outputs.since()
     step = loop.turn()
     while loop.state("new") is RequestState.RECOMPUTE:
         step = loop.turn()

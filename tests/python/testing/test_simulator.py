@@ -14,7 +14,6 @@ import pytest
 import blockyard as by
 from blockyard import testing
 from blockyard.crane.traffic import Traffic
-from blockyard.scheduling.batch import Seat
 from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.engine import Ack, Chunk, Output, Start, Step, Stop
 from blockyard.scheduling.lifecycle import Lifecycle
@@ -23,6 +22,7 @@ from blockyard.scheduling.preemption import Preemptor
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.stall import Fact, Stalls
 from blockyard.testing import ROWS, Broken, Event, Scenario, Setup, minimised, simulate
 from blockyard.testing.checked_cache import CheckedCache

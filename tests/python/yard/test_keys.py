@@ -3,6 +3,7 @@
 import hashlib
 import re
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -206,6 +207,18 @@ def test_a_list_that_changes_while_it_is_read_gives_what_its_iterator_would() ->
     moved += [1, Runs(lambda: moved.append("x"), 2)]
     with pytest.raises(by.Misuse, match=r"tokens\[2\] = x: must be an integer"):
         cache.keys(moved)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_or_tuple_is_read_where_it_is(kind: Any) -> None:
+    """A copy of one that is too long would need memory before it is refused."""
+    cache, tokens = by.KVCache(block_size=4, device=8), kind(range(10_000))
+    tracemalloc.start()
+    try:
+        cache.keys(tokens)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(tokens)
+    finally:
+        tracemalloc.stop()
 
 
 def stops() -> None:

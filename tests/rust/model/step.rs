@@ -24,7 +24,7 @@ impl World {
         for row in rows {
             let at = pick(&self.leases, row.lease)?;
             if named.iter().all(|other| other.at != at) {
-                let (computed, refused) = self.computed_after(&self.leases[at], row, safe);
+                let (computed, refused) = self.computed_after(&self.leases[at], *row, safe);
                 named.push(Row {
                     at,
                     tokens: row.tokens.into(),
@@ -131,7 +131,7 @@ impl World {
 
     /// What of a row is computed when its tokens are there, and whether that may be refused: only where
     /// none of them is among it.
-    fn computed_after(&self, lease: &Lease, row: &StepRow, safe: bool) -> (u64, bool) {
+    fn computed_after(&self, lease: &Lease, row: StepRow, safe: bool) -> (u64, bool) {
         let all = lease.tokens() + u64::from(row.tokens);
         if !safe {
             return match row.computed {

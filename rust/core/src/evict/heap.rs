@@ -168,7 +168,7 @@ impl Evict for Heap {
         self.refresh(slot, evictability);
     }
 
-    fn used(&mut self, _key: u64, _life: Usage, now: u64) {
+    fn used(&mut self, _path: &[(u64, Usage)], now: u64) {
         self.now = now;
         self.expire();
     }

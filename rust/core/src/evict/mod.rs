@@ -19,7 +19,9 @@ pub use policy::EvictionPolicy;
 
 pub(crate) use ghost::Ghosts;
 pub(crate) use policy::Policy;
-pub(crate) use usage::{Hint, Usage, UsageTable, UsageView};
+#[cfg(test)]
+pub(crate) use usage::Hint;
+pub(crate) use usage::{Ending, Usage, UsageTable, UsageView};
 
 use crate::base::{Class, Result, SlotIx};
 
@@ -93,15 +95,21 @@ pub(crate) trait Evict: CopyAhead + EvictAudit {
     }
     /// A slot is idle no more.
     fn remove(&mut self, slot: SlotIx);
+    /// Slots of a path are idle no more: each before its parent, which is named first.
+    fn remove_path(&mut self, path: &[SlotIx]) {
+        for &slot in path {
+            self.remove(slot);
+        }
+    }
     /// A victim leaves.
     fn evict(&mut self, slot: SlotIx) {
         self.remove(slot);
     }
     /// An idle slot may be taken, or may not be, from now on; it keeps its place.
     fn refresh(&mut self, slot: SlotIx, evictability: Evictability);
-    /// A request that ends has used the block of this key: the deepest of its path first, and before
-    /// they become idle. `now` counts such uses.
-    fn used(&mut self, key: u64, usage: Usage, now: u64);
+    /// A request that ends has used the blocks of a path, of which it gets the keys and what is known of
+    /// each: the deepest first, and before they become idle. `now` counts such uses, with these.
+    fn used(&mut self, path: &[(u64, Usage)], now: u64);
     /// The next to go; it stays until it is removed.
     fn victim(&mut self, stamps: Stamps<'_>) -> Option<SlotIx>;
     /// Removes as many victims, one after the other, and adds them to `out`, or fewer: the caller asks

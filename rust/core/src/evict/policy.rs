@@ -107,6 +107,7 @@ for_each_block! {
     fn insert(slot: SlotIx, class: Class, view: UsageView<'_>, place: InsertAt, evictability: Evictability);
     fn insert_path(path: &[SlotIx], class: Class, views: Views<'_>, evictability: Evictability);
     fn remove(slot: SlotIx);
+    fn remove_path(path: &[SlotIx]);
     fn evict(slot: SlotIx);
     fn refresh(slot: SlotIx, evictability: Evictability);
     fn victim(stamps: Stamps<'_>) -> Option<SlotIx>;

@@ -174,6 +174,25 @@ impl<O: Order> Queues<O> {
         debug_assert!(self.lists.holds(slot), "it is idle");
     }
 
+    /// Slots leave, of which those of one list are named from the back on.
+    #[inline]
+    fn remove_backwards(&mut self, slots: impl Iterator<Item = SlotIx> + Clone) {
+        let passed = self.cursors[..Self::HEADS].iter().any(Option::is_some);
+        if passed || self.seen.any() {
+            for slot in slots.clone() {
+                self.step_back(slot);
+                self.seen.leave(&self.lists, slot);
+            }
+        }
+        self.lists.remove_all(slots);
+    }
+
+    /// Where to look for what may be taken of a list: all before it is blocked.
+    #[inline]
+    fn start(&self, head: usize) -> Option<SlotIx> {
+        self.cursors[head % HEADS].or_else(|| self.lists.front(head))
+    }
+
     /// The first of a list that is not blocked.
     #[expect(
         clippy::inline_always,
@@ -181,7 +200,13 @@ impl<O: Order> Queues<O> {
     )]
     #[inline(always)]
     fn open_from(&mut self, head: usize) -> Option<SlotIx> {
-        let mut at = self.cursors[head % HEADS].or_else(|| self.lists.front(head));
+        self.open_at(self.start(head), head)
+    }
+
+    /// The first from this one on, where all before it is blocked or leaves.
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    fn open_at(&mut self, mut at: Option<SlotIx>, head: usize) -> Option<SlotIx> {
         while let Some(slot) = at {
             if matches!(self.marks[slot.at()], OPEN | BRANCH) {
                 return Some(slot);
@@ -248,10 +273,7 @@ impl<O: Order> Evict for Queues<O> {
         evictability: Evictability,
     ) {
         if !self.in_order() {
-            for &slot in path.iter().rev() {
-                self.insert_loose(slot, class, views(slot), evictability);
-            }
-            return;
+            return self.insert_path_loose(path, class, views, evictability);
         }
         self.lists.push_path(class as usize, path);
         let mark = Self::mark_in_order(evictability);
@@ -270,6 +292,17 @@ impl<O: Order> Evict for Queues<O> {
             self.touch_front(slot);
         }
         self.lists.remove(slot);
+    }
+
+    #[inline]
+    fn remove_path(&mut self, path: &[SlotIx]) {
+        if self.in_order() {
+            self.remove_backwards(path.iter().copied());
+        } else {
+            for &slot in path {
+                self.remove(slot);
+            }
+        }
     }
 
     #[inline]
@@ -304,11 +337,15 @@ impl<O: Order> Evict for Queues<O> {
         }
     }
 
-    fn used(&mut self, key: u64, usage: Usage, now: u64) {
+    fn used(&mut self, path: &[(u64, Usage)], now: u64) {
         if Self::VALUED {
             self.fronts.now = now as u32;
             self.settled = 0;
-            self.order.used(key, usage, self.fronts.now);
+            let mut tick = self.fronts.now.wrapping_sub(path.len() as u32);
+            for &(key, usage) in path {
+                tick = tick.wrapping_add(1);
+                self.order.used(key, usage, tick);
+            }
             self.look_again();
         }
     }
@@ -333,12 +370,14 @@ impl<O: Order> Evict for Queues<O> {
             return self.take_loose(all, stamps, opens, out);
         }
         for head in 0..Self::WAITING {
+            let (first, mut at) = (out.len(), self.start(head));
             while out.len() < all
-                && let Some(slot) = self.open_from(head)
+                && let Some(slot) = self.open_at(at, head)
             {
-                self.remove(slot);
                 out.push(slot);
+                at = self.lists.after(slot);
             }
+            self.remove_backwards(out[first..].iter().rev().copied());
         }
     }
 

@@ -39,6 +39,12 @@ impl Seen {
         self.slots[slot.at()] > 0
     }
 
+    /// Whether any was.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.ends.iter().any(Option::is_some)
+    }
+
     /// How many of a list were seen.
     pub(super) fn count(&self, head: usize) -> usize {
         self.counts[head % HEADS] as usize

@@ -60,7 +60,8 @@ impl Usage {
         let mut usage =
             Self(u16::from(uses.min(Self::MOST_USES)) | u16::from(found) << Self::FOUND);
         let below = usize::from(length).checked_sub(1);
-        usage.end(below.map_or(0, |below| Self::BOUNDS[below.min(3)]), hint);
+        let tokens = below.map_or(0, |below| Self::BOUNDS[below.min(3)]);
+        usage.end(Ending::new(tokens, hint));
         usage
     }
 
@@ -70,18 +71,11 @@ impl Usage {
         self.0 = self.0 & !u16::from(Self::MOST_USES) | u16::from(uses) | 1 << Self::FOUND;
     }
 
-    /// A request of so many tokens has ended that used it.
-    pub(crate) fn end(&mut self, tokens: u64, hint: Hint) {
-        let longer = Self::BOUNDS.iter().filter(|&&least| tokens >= least);
-        let said = match hint {
-            Hint::None => 0,
-            Hint::Ended => 1,
-            Hint::Retain => 2,
-            Hint::Soon(next_use) => 3 + u16::from(next_use.step()),
-        };
+    /// A request has ended that used it.
+    #[inline]
+    pub(crate) fn end(&mut self, ending: Ending) {
         let kept = self.0 & (u16::from(Self::MOST_USES) | 1 << Self::FOUND);
-        self.0 =
-            kept | (longer.count() as u16) << Self::LENGTH | said << Self::HINT | 1 << Self::ENDED;
+        self.0 = kept | ending.0;
     }
 
     /// Whether a request that used it has ended since it was published.
@@ -111,6 +105,32 @@ impl Usage {
             2 => Hint::Retain,
             said => Hint::Soon(NextUse::of_step((said - 3) as u8)),
         }
+    }
+}
+
+/// What the end of a request says of each block that it used: the bits of a [`Usage`] for that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ending(u16);
+
+impl Ending {
+    /// Of a request of so many tokens.
+    pub(crate) fn new(tokens: u64, hint: Hint) -> Self {
+        let longer = Usage::BOUNDS.iter().filter(|&&least| tokens >= least);
+        let said = match hint {
+            Hint::None => 0,
+            Hint::Ended => 1,
+            Hint::Retain => 2,
+            Hint::Soon(next_use) => 3 + u16::from(next_use.step()),
+        };
+        let length = longer.count() as u16;
+        Self(length << Usage::LENGTH | said << Usage::HINT | 1 << Usage::ENDED)
+    }
+
+    /// Of its own blocks, which no other sequence has or has anything below, and of those that it shares.
+    pub(crate) fn own_and_shared(tokens: u64, hints: Hints) -> [Self; 2] {
+        let own = Hint::of(hints);
+        let shared = if own == Hint::Ended { Hint::None } else { own };
+        [own, shared].map(|hint| Self::new(tokens, hint))
     }
 }
 
@@ -324,24 +344,26 @@ impl UsageTable {
         }
     }
 
-    /// A request of so many tokens has ended that used the block. Returns what is known of it now.
-    pub(crate) fn end(&mut self, node: NodeIx, tokens: u64, hint: Hint, hints: Hints) -> Usage {
+    /// A request has ended that used the block. Returns what is known of it now.
+    #[inline]
+    pub(crate) fn end(&mut self, node: NodeIx, ending: Ending, hints: Hints) -> Usage {
         self.now += 1;
-        if let Some(usage) = self.uses.get_mut(node.at()) {
-            usage.end(tokens, hint);
-            self.stamps[node.at()] = self.now as u32;
-        }
         if let Some(worth) = self.worths.get_mut(node.at()) {
             *worth = Worth::of(hints, self.now).unwrap_or(*worth);
         }
-        self.of(node).usage()
+        let Some(usage) = self.uses.get_mut(node.at()) else {
+            return Usage::default();
+        };
+        usage.end(ending);
+        self.stamps[node.at()] = self.now as u32;
+        *usage
     }
 
     /// The same of a block that is not here, of which only this is known.
-    pub(crate) fn end_of_none(&mut self, before: u8, tokens: u64, hints: Hints) -> Usage {
+    pub(crate) fn end_of_none(&mut self, before: u8, ending: Ending) -> Usage {
         self.now += 1;
         let mut usage = Usage::born(before);
-        usage.end(tokens, Hint::of(hints));
+        usage.end(ending);
         usage
     }
 }
@@ -355,7 +377,7 @@ mod tests {
         let mut usage = Usage::born(0);
         assert_eq!((usage.uses(), usage.found(), usage.length()), (1, false, 0));
         for (tokens, length) in [(511, 0), (512, 1), (4096, 2), (16_384, 3), (1 << 40, 4)] {
-            usage.end(tokens, Hint::Ended);
+            usage.end(Ending::new(tokens, Hint::Ended));
             assert_eq!((usage.length(), usage.hint()), (length, Hint::Ended));
         }
         for _ in 0..20 {
@@ -364,13 +386,13 @@ mod tests {
         assert_eq!((usage.uses(), usage.found()), (Usage::MOST_USES, true));
         for step in 0..NextUse::STEPS {
             let soon = Hint::Soon(NextUse::of_step(step));
-            usage.end(1, soon);
+            usage.end(Ending::new(1, soon));
             assert_eq!((usage.hint(), usage.uses()), (soon, Usage::MOST_USES));
             assert!(usage.found() && usage.length() == 0);
         }
-        usage.end(1, Hint::Retain);
+        usage.end(Ending::new(1, Hint::Retain));
         assert_eq!(usage.hint(), Hint::Retain);
-        usage.end(1, Hint::None);
+        usage.end(Ending::new(1, Hint::None));
         assert_eq!(usage.hint(), Hint::None);
         let again = Usage::born(Usage::MOST_USES);
         assert_eq!((again.uses(), again.found()), (Usage::MOST_USES, false));

@@ -586,6 +586,34 @@ mod tests {
     }
 
     #[test]
+    fn tokens_that_are_taken_back_leave_the_chain_as_it_was() {
+        let extras = Extras {
+            media: vec![item(3, 13, "a"), item(14, 18, "b")],
+            ..Extras::default()
+        };
+        let tokens: Vec<u32> = (0..30).collect();
+        for hash in [KeyHash::Sha256, KeyHash::Xxh3] {
+            let seed = seed(hash, 4);
+            for (extras, told) in [(Extras::default(), false), (extras.clone(), true)] {
+                let whole = chain(&seed, extras.clone(), &tokens);
+                for (cut, more) in (0..=30).flat_map(|cut| (0..12).map(move |more| (cut, more))) {
+                    let mut made = Chain::new(&seed, extras.clone()).unwrap();
+                    if told {
+                        made = made.telling(extras.clone());
+                    }
+                    made.extend(&tokens[..cut]).unwrap();
+                    let (bytes, before) = (made.to_bytes(), made.before(more));
+                    made.extend(&vec![7; more]).unwrap();
+                    made.take_back(more, before);
+                    assert_eq!(made.to_bytes(), bytes, "{more} behind {cut}");
+                    made.extend(&tokens[cut..]).unwrap();
+                    assert_eq!(made.keys(), whole.keys(), "{more} behind {cut}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn bytes_that_are_no_chain_are_refused_and_take_no_memory() {
         let seed = seed(KeyHash::Sha256, 4);
         let extras = Extras {

@@ -403,10 +403,8 @@ impl Frame {
         // Those behind the end of a block are written from its front on.
         let behind = (TOKENS + 4 * (at + tokens)).saturating_sub(self.end);
         let tokens = TOKENS..TOKENS + behind.min(4 * at);
-        let mut parent = Key::default();
-        parent.0.copy_from_slice(&self.message[HEADER..TOKENS]);
         Overwritten {
-            parent,
+            parent: self.parent(),
             tokens: self.message[tokens].to_vec(),
         }
     }
@@ -414,6 +412,7 @@ impl Frame {
     /// Takes that back.
     pub(crate) fn restore(&mut self, before: &Overwritten) {
         self.message[HEADER..TOKENS].copy_from_slice(&before.parent.0);
+        self.state = state_of(&before.parent);
         self.message[TOKENS..TOKENS + before.tokens.len()].copy_from_slice(&before.tokens);
     }
 

@@ -273,7 +273,11 @@ impl State {
         self.pin_path(&path[..prefix.device], table);
         for &node in path {
             self.note_use(node);
-            self.usages.find(node);
+        }
+        if self.usages.learns() {
+            for &node in path {
+                self.usages.find(node);
+            }
         }
         if prefix.lower > 0 {
             let lower = self.mark_sources(path, prefix.device, prefix.runs);

@@ -5,8 +5,9 @@
 use super::probe::AHEAD;
 use super::{Probe, State, Stop};
 use crate::base::{Error, FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier};
+use crate::collections::mix;
 use crate::copies::{Move, Plan, Purpose};
-use crate::evict::Hints;
+use crate::evict::{Ending, Hints};
 use crate::tiers::Hold;
 use std::ops::Range;
 
@@ -298,18 +299,21 @@ impl State {
     fn end_row(&mut self, row: &[Key], hints: Hints) {
         let tokens = row.len() as u64 * u64::from(self.config.block_size);
         let (mut alone, mut child) = (true, None);
+        let endings = Ending::own_and_shared(tokens, hints);
+        let mut uses = std::mem::take(&mut self.scratch.uses);
         for key in row.iter().rev() {
-            let Some(node) = self.trie.find(key) else {
+            let usage = if let Some(node) = self.trie.find(key) {
+                alone = alone && self.has_no_other(node, child);
+                child = Some(node);
+                self.usages.find_again(node);
+                self.usages.end(node, endings[usize::from(!alone)], hints)
+            } else {
                 let known = self.ghosts.as_ref().and_then(|ghosts| ghosts.uses(key));
-                let usage = self.usages.end_of_none(known.unwrap_or(0), tokens, hints);
-                self.tell_orders(key, usage);
-                continue;
+                self.usages.end_of_none(known.unwrap_or(0), endings[0])
             };
-            alone = alone && self.has_no_other(node, child);
-            self.usages.find_again(node);
-            self.end_use(node, tokens, hints, alone);
-            child = Some(node);
+            uses.push((mix(key), usage));
         }
+        self.tell_orders(uses);
     }
 
     /// Gives a destination back whose copy did not come: to the engine, where it is its own.

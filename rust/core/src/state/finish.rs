@@ -3,9 +3,9 @@
 
 use super::State;
 use super::record::{Held, Phase, Running};
-use crate::base::{Class, Key, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
+use crate::base::{Class, LeaseId, LeaseIx, NodeIx, ParkedId, Result, SlotIx, Tier};
 use crate::collections::mix;
-use crate::evict::{Hint, Hints, Retention, Usage};
+use crate::evict::{Ending, Hints, Retention, Usage};
 use crate::tiers::Hold;
 
 impl State {
@@ -144,14 +144,12 @@ impl State {
             Class::Ended
         };
         let (mut child, mut rest) = (None, table);
-        loop {
-            if !alone {
-                let device = &mut self.tiers[Tier::DEVICE];
+        while let Some((&slot, above)) = rest.split_last() {
+            let device = &mut self.tiers[Tier::DEVICE];
+            if !alone && device.unpins_end(slot) {
                 rest = device.unpin_end(rest, kept, &mut self.trie, &self.usages, &mut least);
+                continue;
             }
-            let Some((&slot, above)) = rest.split_last() else {
-                return;
-            };
             rest = above;
             if let Some(node) = self.node_of(slot) {
                 alone = alone && self.is_alone(node, child, slot);
@@ -175,39 +173,32 @@ impl State {
     #[cold]
     fn end_path(&mut self, table: &[SlotIx], tokens: u64, hints: Hints) {
         let (mut alone, mut child) = (hints.retention == Retention::SessionEnded, None);
+        let (asked, endings) = (self.usages.asked(), Ending::own_and_shared(tokens, hints));
+        let mut uses = std::mem::take(&mut self.scratch.uses);
         for &slot in table.iter().rev() {
             let Some(node) = self.node_of(slot) else {
                 continue;
             };
             alone = alone && self.is_alone(node, child, slot);
             child = Some(node);
-            if self.usages.asked() {
-                self.end_use(node, tokens, hints, alone);
+            if asked {
+                let usage = self.usages.end(node, endings[usize::from(!alone)], hints);
+                uses.push((mix(&self.trie[node].key), usage));
             }
             if self.copies_first {
                 self.leave_copy(node);
             }
         }
+        self.tell_orders(uses);
     }
 
-    /// A request of so many tokens ends that used the block: all tiers' orders hear of it. `alone`: no
-    /// other sequence has it, or anything below it.
-    pub(super) fn end_use(&mut self, node: NodeIx, tokens: u64, hints: Hints, alone: bool) {
-        let hint = match Hint::of(hints) {
-            Hint::Ended if !alone => Hint::None,
-            hint => hint,
-        };
-        let usage = self.usages.end(node, tokens, hint, hints);
-        let key = self.trie[node].key;
-        self.tell_orders(&key, usage);
-    }
-
-    /// A request that ends has used the block of this key.
-    pub(super) fn tell_orders(&mut self, key: &Key, usage: Usage) {
-        let (key, now) = (mix(key), self.usages.now());
+    /// A request that ends has used blocks of these keys, the deepest first: all tiers' orders hear of it.
+    pub(super) fn tell_orders(&mut self, mut uses: Vec<(u64, Usage)>) {
         for tier in self.tiers.all() {
-            self.tiers[tier].used(key, usage, now);
+            self.tiers[tier].used(&uses, self.usages.now());
         }
+        uses.clear();
+        self.scratch.uses = uses;
     }
 
     /// Whether this is the block's last holder and `child` the only block below it on any tier.
@@ -252,8 +243,9 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::Key;
     use crate::copies::Outcome;
-    use crate::evict::EvictionPolicy;
+    use crate::evict::{EvictionPolicy, Hint};
     use crate::state::{Answer, Config, Filling, Request, Sealing};
 
     const BLOCK: u32 = 256;

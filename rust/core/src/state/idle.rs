@@ -61,18 +61,21 @@ impl State {
         behind.then_some((parent, slot, own))
     }
 
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "a call for each block that lands is 4 % of it"
+    )]
+    #[inline(always)]
     pub(super) fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
-        let class = self.trie.class(node);
-        if class == Class::Cleared
-            || tier == Tier::DEVICE
-            || self.ready(node, Tier::DEVICE).is_none()
-        {
-            class
-        } else if self.copies_first {
-            self.copy_class(node, tier)
+        let current = self.trie[node].epoch == self.trie.epoch();
+        if current && tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
+            if self.copies_first {
+                self.copy_class(node, tier)
+            } else {
+                Class::Shadow
+            }
         } else {
-            Class::Shadow
+            self.trie.class(node)
         }
     }
 

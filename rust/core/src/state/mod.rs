@@ -75,7 +75,7 @@ use crate::base::{
 use crate::collections::{Arena, Tag};
 use crate::copies::{Flight, Move, Plan};
 use crate::events::Events;
-use crate::evict::{Ghosts, UsageTable};
+use crate::evict::{Ghosts, Usage, UsageTable};
 use crate::tiers::Trie;
 use orphans::Orphans;
 use record::{Held, Parked, Running, Ticket};
@@ -156,6 +156,8 @@ struct Scratch {
     victims: Vec<SlotIx>,
     /// Their blocks, or those of a path on its way down.
     nodes: Vec<NodeIx>,
+    /// Keys of blocks that a request has used which ends, and what is known of each.
+    uses: Vec<(u64, Usage)>,
     /// The tags of the keys that are looked up next.
     tags: Vec<Tag>,
     /// Copies of a path that land together.

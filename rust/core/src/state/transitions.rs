@@ -173,13 +173,12 @@ impl State {
 
     /// Pins what of a path is ready on the device, and adds it to a table.
     pub(super) fn pin_path(&mut self, path: &[NodeIx], table: &mut Vec<SlotIx>) {
-        let device = &mut self.tiers[Tier::DEVICE];
+        if !self.tiers[Tier::DEVICE].pool().is_shrunk() {
+            return self.tiers[Tier::DEVICE].pin_path(path, &self.trie, table);
+        }
         for &node in path {
-            let residency = *self.trie.residency(node, Tier::DEVICE);
-            if let Some(slot) = residency.slot.map(Link::at)
-                && device.pool().cell(slot).hold.is_ready()
-            {
-                device.pin(slot, residency);
+            if let Some(slot) = self.ready(node, Tier::DEVICE) {
+                self.pin(Tier::DEVICE, slot);
                 table.push(slot);
             }
         }

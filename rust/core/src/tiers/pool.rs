@@ -192,7 +192,7 @@ impl Pool {
 
     /// Whether there are slots that retire as they come free, or blocks that leave when they are idle.
     pub(crate) fn is_shrunk(&self) -> bool {
-        self.limit < self.len() || !self.withdrawn.is_empty() || self.leaving
+        self.whole < self.len()
     }
 
     pub(crate) fn cell(&self, slot: SlotIx) -> &Cell {

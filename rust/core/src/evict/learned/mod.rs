@@ -38,6 +38,7 @@ impl Learned {
     }
 
     /// A block of the sample was used.
+    #[inline(never)]
     fn sample(&mut self, key: u32, usage: Usage, now: u32) {
         if self.history.is_full() {
             self.duel.compact(&mut self.history, self.reuse.cursors());
@@ -94,6 +95,7 @@ impl Order for Learned {
         }
     }
 
+    #[inline]
     fn used(&mut self, key: u64, usage: Usage, now: u32) {
         if let Some(key) = self.history.sampled(key) {
             self.sample(key, usage, now);

@@ -5,7 +5,7 @@ use super::{BLOCKED, FIRST, Front, OPEN, Queues, STUCK, WAITS};
 use crate::base::{Class, Ix, SlotIx};
 use crate::evict::order::Order;
 use crate::evict::usage::UsageView;
-use crate::evict::{Evict, Evictability, HEADS, Opens, Stamps};
+use crate::evict::{Evict, Evictability, HEADS, Opens, Stamps, Views};
 
 impl<O: Order> Queues<O> {
     /// Which of the order's lists a head is.
@@ -129,11 +129,39 @@ impl<O: Order> Queues<O> {
         view: UsageView<'_>,
         evictability: Evictability,
     ) {
+        self.insert_path_loose(&[slot], class, &|_| view, evictability);
+    }
+
+    /// As [`Evict::insert_path`], likewise.
+    #[inline(never)]
+    pub(super) fn insert_path_loose(
+        &mut self,
+        path: &[SlotIx],
+        class: Class,
+        views: Views<'_>,
+        evictability: Evictability,
+    ) {
         self.settled = 0;
-        let head = self.head(class, view);
-        self.lists.push_back(head, slot);
-        self.marks[slot.at()] = Self::mark(evictability);
-        self.heads[slot.at()] = head as u8;
+        let mark = Self::mark(evictability);
+        // What enters a list together ends here.
+        let (mut last, mut end) = (None, path.len());
+        for (at, &slot) in path.iter().enumerate().rev() {
+            let head = self.head(class, views(slot));
+            self.marks[slot.at()] = mark;
+            self.heads[slot.at()] = head as u8;
+            if last != Some(head) {
+                self.push_loose(last, &path[at + 1..end]);
+                (last, end) = (Some(head), at + 1);
+            }
+        }
+        self.push_loose(last, &path[..end]);
+    }
+
+    fn push_loose(&mut self, head: Option<usize>, path: &[SlotIx]) {
+        let Some(head) = head else {
+            return;
+        };
+        self.lists.push_path(head, path);
         if let Some(own) = Self::own(head)
             && self.fronts.known[own].is_none()
         {

@@ -74,6 +74,60 @@ fn a_path_enters_as_its_blocks_do_one_by_one_the_last_first() {
 }
 
 #[test]
+fn a_path_leaves_as_its_blocks_do_one_by_one() {
+    // The path is 5, 4, 2 and 1 from its root; what was seen, and what the cursor has passed, ends in it.
+    let path = [slot(5), slot(4), slot(2), slot(1)];
+    let made = || {
+        let mut policy = recency();
+        for number in 0..7 {
+            put(&mut policy, number, Class::Ordinary, Evictability::Leaf);
+        }
+        for number in [0, 1, 2] {
+            policy.refresh(slot(number), Evictability::Blocked);
+        }
+        assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
+        for number in 0..5 {
+            assert!(policy.see(slot(number)));
+        }
+        policy
+    };
+    let (mut one_by_one, mut together) = (made(), made());
+    for &slot in &path {
+        one_by_one.remove(slot);
+    }
+    together.remove_path(&path);
+    assert_eq!(format!("{one_by_one:?}"), format!("{together:?}"));
+    for policy in [&mut one_by_one, &mut together] {
+        let mut unseen = Vec::new();
+        policy.unseen(8, &|_| 0, &mut |_| None, &mut unseen);
+        assert_eq!(unseen, [6]);
+        policy.refresh(slot(0), Evictability::Leaf);
+        assert_eq!(drain(policy), [0, 3, 6]);
+    }
+}
+
+#[test]
+fn victims_leave_together_and_what_is_blocked_between_them_stays() {
+    let mut policy = recency();
+    for (number, class) in [
+        (0, Class::Ended),
+        (1, Class::Ordinary),
+        (2, Class::Ordinary),
+        (3, Class::Ordinary),
+        (4, Class::Ordinary),
+    ] {
+        put(&mut policy, number, class, Evictability::Leaf);
+    }
+    policy.refresh(slot(2), Evictability::Blocked);
+    let mut out = Vec::new();
+    policy.take(3, &|_| 0, &mut |_| None, &mut out);
+    assert_eq!(out, [0, 1, 3]);
+    assert!(out.iter().all(|&slot| !policy.holds(slot)));
+    policy.refresh(slot(2), Evictability::Leaf);
+    assert_eq!(drain(&mut policy), [2, 4]);
+}
+
+#[test]
 fn a_blocked_slot_keeps_its_place_and_is_found_again() {
     let mut policy = recency();
     for number in 0..5 {
@@ -210,7 +264,7 @@ fn what_a_resize_makes_the_next_victim_is_looked_at() {
         let leaf = Evictability::Leaf;
         policy.insert(slot(number), Class::Ordinary, view, InsertAt::Back, leaf);
     }
-    policy.used(0, Usage::default(), 10);
+    policy.used(&[(0, Usage::default())], 10);
     let stamps = |at: SlotIx| 5 * at.get();
     let next = |policy: &Queues<Bonus>| {
         let mut out = Vec::new();

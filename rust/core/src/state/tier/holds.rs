@@ -1,9 +1,20 @@
 //! What holds each slot of a tier, and who reads it.
 
 use super::{Evictability, TierState, evictability};
-use crate::base::{Class, FlightIx, Link, NodeIx, Set, SlotIx};
+use crate::base::{Class, FlightIx, Link, NodeIx, Set, SlotIx, Tier};
 use crate::evict::UsageTable;
 use crate::tiers::{Hold, Residency, Trie};
+
+/// What a slot was before it was pinned.
+#[derive(PartialEq, Eq)]
+enum Was {
+    /// Whether it could not be taken.
+    Idle {
+        blocked: bool,
+    },
+    Pinned,
+    Unready,
+}
 
 impl TierState {
     /// Sets what holds a slot; not for free or idle ones, which stand in lists too.
@@ -34,20 +45,69 @@ impl TierState {
     /// Adds a holder to a ready slot, whose block has this residency.
     #[inline]
     pub(crate) fn pin(&mut self, slot: SlotIx, residency: Residency) {
-        let stays = self.pool.stays(slot);
-        let cell = self.pool.cell_mut(slot);
-        match &mut cell.hold {
-            Hold::Pinned { pins } => *pins += 1,
-            Hold::Idle { .. } => {
-                let backs = evictability(residency, cell) != Evictability::Blocked && stays;
-                cell.hold = Hold::Pinned { pins: 1 };
-                if backs {
+        match self.gain_pin(slot, &residency) {
+            Was::Idle { blocked } => {
+                if !blocked && self.pool.stays(slot) {
                     self.ledger.lose_takeable();
                 }
                 self.ledger.shift(Some(Set::Idle), Some(Set::Pinned));
                 self.order.remove(slot);
             }
-            hold => debug_assert!(false, "pinning slot {slot}, which is {hold:?}"),
+            was => debug_assert!(
+                was == Was::Pinned,
+                "pinning slot {slot}, which is not ready"
+            ),
+        }
+    }
+
+    /// Pins what of a path is ready on the device, and adds its slots to a table; all of them may stay.
+    pub(crate) fn pin_path(&mut self, path: &[NodeIx], trie: &Trie, table: &mut Vec<SlotIx>) {
+        // Slots of the table from here on were idle, and leave the order together.
+        let (mut first, mut backed) = (table.len(), 0);
+        for &node in path {
+            let residency = trie.residency(node, Tier::DEVICE);
+            let Some(slot) = residency.slot.map(Link::at) else {
+                continue;
+            };
+            debug_assert!(self.pool.stays(slot), "slot {slot} is to leave");
+            match self.gain_pin(slot, residency) {
+                Was::Idle { blocked } => backed += u32::from(!blocked),
+                Was::Pinned => {
+                    self.leave_order_together(&table[first..], backed);
+                    (first, backed) = (table.len() + 1, 0);
+                }
+                Was::Unready => continue,
+            }
+            table.push(slot);
+        }
+        self.leave_order_together(&table[first..], backed);
+    }
+
+    /// Adds a holder to a slot that is ready. Returns what it was.
+    #[inline]
+    fn gain_pin(&mut self, slot: SlotIx, residency: &Residency) -> Was {
+        let cell = self.pool.cell_mut(slot);
+        match &mut cell.hold {
+            Hold::Pinned { pins } => {
+                *pins += 1;
+                Was::Pinned
+            }
+            Hold::Idle { .. } => {
+                let blocked = evictability(*residency, cell) == Evictability::Blocked;
+                cell.hold = Hold::Pinned { pins: 1 };
+                Was::Idle { blocked }
+            }
+            _ => Was::Unready,
+        }
+    }
+
+    /// Slots of a path are pinned now that were idle; so many of them have backed promises.
+    fn leave_order_together(&mut self, path: &[SlotIx], backed: u32) {
+        if !path.is_empty() {
+            self.ledger.take(backed);
+            self.ledger
+                .shift_all(Set::Idle, Set::Pinned, path.len() as u32);
+            self.order.remove_path(path);
         }
     }
 
@@ -62,7 +122,15 @@ impl TierState {
         false
     }
 
-    /// Takes a holder off the blocks of a table, the deepest first, up to one that is not pinned or may
+    /// Whether [`Self::unpin_end`] takes a holder off the block in this slot.
+    #[inline]
+    pub(crate) fn unpins_end(&self, slot: SlotIx) -> bool {
+        let cell = self.pool.cell(slot);
+        let pinned = matches!(cell.hold, Hold::Pinned { .. }) && cell.node.is_some();
+        pinned && self.pool.is_plain(slot)
+    }
+
+    /// Takes a holder off the blocks of a device table, the deepest first, up to one that is not pinned or may
     /// not stay. Another takes its place at the first `kept`. Raises the class of each to `least`, and
     /// `least` to the class. Returns the blocks that are left.
     pub(crate) fn unpin_end<'a>(
@@ -90,7 +158,10 @@ impl TierState {
                 1 => {
                     let class = trie.class(node);
                     cell.hold = Hold::Idle { class };
-                    Some((class, evictability(*trie.residency(node, self.tier), cell)))
+                    Some((
+                        class,
+                        evictability(*trie.residency(node, Tier::DEVICE), cell),
+                    ))
                 }
                 _ => {
                     *pins -= 1;

@@ -253,9 +253,9 @@ impl TierState {
         }
     }
 
-    /// A request that ends has used the block of this key.
-    pub(super) fn used(&mut self, key: u64, usage: Usage, now: u64) {
-        self.order.used(key, usage, now);
+    /// A request that ends has used the blocks of a path.
+    pub(super) fn used(&mut self, path: &[(u64, Usage)], now: u64) {
+        self.order.used(path, now);
     }
 
     /// What copies ahead have looked at of its next victims.

@@ -5,7 +5,7 @@ use crate::base::{Class, Ix, NodeIx, Result, SlotIx};
 use crate::evict::hint::Hints;
 use crate::evict::order::Order;
 use crate::evict::queues::{FIRST, PASSED, Queues, WAITS};
-use crate::evict::usage::{Asks, Hint, Usage, UsageTable};
+use crate::evict::usage::{Asks, Ending, Hint, Usage, UsageTable};
 use crate::evict::{Children, CopyAhead, Evict, EvictAudit, Evictability, InsertAt, Opens, Stamps};
 use std::cmp::Reverse;
 
@@ -248,7 +248,8 @@ impl World {
         let tokens = [0, 512, 4 << 10, 16 << 10][own];
         let node = NodeIx::new(slot as u32);
         self.usages.born(node, 0);
-        self.usages.end(node, tokens, Hint::None, Hints::default());
+        self.usages
+            .end(node, Ending::new(tokens, Hint::None), Hints::default());
         self.plain.stamps[slot] = self.plain.now;
         let may = self.forest.may(slot);
         let view = self.usages.of(node);
@@ -300,7 +301,7 @@ impl World {
                 self.plain.now += ticks;
                 self.plain.last = 900 + self.chance.below(100) as u32;
                 let (last, now) = (u64::from(self.plain.last), u64::from(self.plain.now));
-                self.queues.used(last, Usage::default(), now);
+                self.queues.used(&[(last, Usage::default())], now);
             }
             (7..11, _) => {
                 if let Some(victim) = self.victim() {
