@@ -415,3 +415,34 @@ fn refused_steps_take_nothing_of_a_long_append_back() {
         at_rest(&cache);
     });
 }
+
+/// A seal gives the lock up between two slices; what others do to its lease then ends it there.
+/// Law: 2.1-1, 4.2-14
+#[test]
+fn a_lease_that_ends_while_its_seal_is_half_done_leaves_the_yard_whole() {
+    schedules(20_000, || {
+        let cache = cache(16, 0);
+        let lease = Arc::new(begin(&cache, 1, 28));
+        let (other, own) = (cache.clone(), Arc::clone(&lease));
+        let sealing = spawn(move || match other.seal(&[(&own, 28)]) {
+            Ok(sealed) => sealed,
+            Err(error) => {
+                assert!(matches!(error, Error::Spent { .. }), "{error}");
+                0
+            }
+        });
+        let ended = cache
+            .lock()
+            .finish(&[lease.id()], Retention::Ordinary, None);
+        ended.expect("it ends once");
+        let sealed = sealing.join().expect("it did not panic");
+        let found = cache.lock().probe(chain(&cache, 1, 28).keys()).hits[0];
+        assert_eq!(u64::from(found), sealed, "all that was sealed is found");
+        assert!(
+            sealed == 7 || sealed % 2 == 0,
+            "{sealed}: it ends between slices"
+        );
+        lease.spend();
+        at_rest(&cache);
+    });
+}

@@ -10,6 +10,9 @@ use blockyard_core::{
     Seals, Ticket, Tier,
 };
 
+/// Blocks for which a seal holds the lock at a time: few, so that others come in between.
+const SLICE: usize = 2;
+
 pub(crate) trait Verbs {
     /// Admits a sequence. `None`: part of its prefix is in flight.
     fn begin(&self, chain: Chain, reserve: u64, load: u32) -> Result<Option<(Lease, Begun)>>;
@@ -55,9 +58,11 @@ impl Verbs for Cache {
             self.check_lease(lease)?;
             seals.add(lease, *computed)?;
         }
-        let sealed = seals.apply(&mut *self.enter()?)?;
+        while seals.apply_slice(&mut *self.enter()?, SLICE)? {
+            self.let_others();
+        }
         seals.remember(|at| batch[at].0);
-        Ok(sealed)
+        Ok(seals.sealed())
     }
 
     fn finish(&self, lease: Lease, retention: Retention) -> Result<()> {

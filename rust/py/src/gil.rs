@@ -40,6 +40,28 @@ pub(crate) fn enter<T: Send>(
     away(py, || contained(cache, || act(&mut *cache.enter()?)))
 }
 
+/// The same for a verb that does some of its work at a time, of [`SHORT`] blocks at most, and says whether
+/// more is left: between two slices other threads have the yard.
+pub(crate) fn enter_sliced(
+    py: Python<'_>,
+    cache: &Cache,
+    blocks: usize,
+    mut act: impl FnMut(&mut State) -> core::Result<bool> + Send,
+) -> Outcome<()> {
+    if !enter(py, cache, blocks, &mut act)? {
+        return Ok(());
+    }
+    away(py, || {
+        contained(cache, || {
+            cache.let_others();
+            while act(&mut *cache.enter()?)? {
+                cache.let_others();
+            }
+            Ok(())
+        })
+    })
+}
+
 /// The same for a verb that names no blocks: `weigh` tells, under the lock, how many it will visit.
 pub(crate) fn enter_weighed<T: Send>(
     py: Python<'_>,

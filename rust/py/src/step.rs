@@ -5,7 +5,7 @@ use crate::batch::Batch;
 use crate::buffers::{MOST, Out, array, integers, room, row_array, too_many, zeros};
 use crate::cache_class::Cache;
 use crate::error::{Failure, Outcome};
-use crate::gil::{LONG, attached, enter, hash};
+use crate::gil::{LONG, SHORT, attached, enter, enter_sliced, hash};
 use crate::keys::ready_keys;
 use crate::lease::Lease;
 use blockyard_core as core;
@@ -305,6 +305,9 @@ impl Cache {
 
     /// Publishes the full blocks whose tokens are all computed and acknowledged.
     ///
+    /// The cache is locked for 1,024 blocks at a time. If another thread ends or trims a lease in between,
+    /// the rest of that lease is not sealed, and the other rows are.
+    ///
     /// Args:
     ///     batch: Leases.
     ///     computed: Tokens of each row whose KV the engine has acknowledged.
@@ -326,10 +329,13 @@ impl Cache {
         let computed = Counts::new("computed", computed, batch.len())?;
         let mut seals = batch.seals(&computed)?;
         let blocks = seals.blocks().max(batch.len());
-        let sealed = enter(py, &self.inner, blocks, |state| seals.apply(state));
+        let all = enter_sliced(py, &self.inner, blocks, |state| {
+            seals.apply_slice(state, SHORT)
+        });
         let handles = batch.handles();
         seals.remember(|at| handles[at]);
-        Ok(sealed?)
+        all?;
+        Ok(seals.sealed())
     }
 }
 

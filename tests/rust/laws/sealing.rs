@@ -1,8 +1,8 @@
 //! Table 2.1: seal, block by block.
 
 use crate::verbs::Verbs as _;
-use crate::yard::{SIZE, Yard, and_one, cat, text, three, tokens};
-use blockyard_core::{Cells, Error, Lease, Loading, Tier};
+use crate::yard::{SIZE, Yard, and_one, cat, sealing, text, three, tokens};
+use blockyard_core::{Cells, Error, Lease, Loading, Seals, Tier};
 
 /// Law: 2.1-1
 #[test]
@@ -291,4 +291,133 @@ fn a_batch_with_a_spent_lease_gives_nothing_up() {
     assert_eq!(yard.device(), before);
     yard.finish(second);
     yard.at_rest();
+}
+
+/// What another thread does to the lease of a seal between two of its slices.
+type Between = fn(&Yard, Lease) -> Option<Lease>;
+
+/// Seals 7 computed blocks in slices of 3, and does this after the first. Returns the blocks sealed, and the
+/// lease where it lives on.
+fn seal_around(yard: &Yard, between: Between) -> (u64, Option<Lease>) {
+    let (lease, _) = yard.begin(&and_one(&text(1, 7)));
+    let mut seals = sealing(&lease, 7 * SIZE).expect("appended");
+    let more = seals.apply_slice(&mut yard.cache.lock(), 3);
+    assert_eq!(
+        (more, seals.sealed()),
+        (Ok(true), 3),
+        "no more than a slice"
+    );
+    yard.sound();
+    let lease = between(yard, lease);
+    while seals
+        .apply_slice(&mut yard.cache.lock(), 3)
+        .expect("checked")
+    {
+        yard.sound();
+    }
+    yard.sound();
+    (seals.sealed(), lease)
+}
+
+/// Law: 2.1-1
+#[test]
+fn a_seal_in_slices_leaves_what_one_seal_leaves() {
+    let digests = [usize::MAX, 3, 1].map(|most| {
+        let yard = Yard::new(24, 0);
+        let leases = [text(1, 7), text(2, 2), text(1, 8)].map(|text| yard.begin(&text).0);
+        let mut seals = Seals::default();
+        for (lease, blocks) in leases.iter().zip([7, 2, 8]) {
+            seals.add(lease, blocks * SIZE).expect("appended");
+        }
+        while seals
+            .apply_slice(&mut yard.cache.lock(), most)
+            .expect("live")
+        {
+            yard.sound();
+        }
+        assert_eq!(seals.sealed(), 17, "{most}");
+        yard.cache.lock().digest()
+    });
+    assert_eq!(digests, [digests[0]; 3]);
+}
+
+/// Law: INV-2
+#[test]
+fn a_seal_in_slices_checks_all_its_rows_before_the_first() {
+    let yard = Yard::new(24, 0);
+    let [first, last] = [text(1, 7), text(2, 7)].map(|text| yard.begin(&text).0);
+    let mut seals = Seals::default();
+    for lease in [&first, &last] {
+        seals.add(lease, 7 * SIZE).expect("appended");
+    }
+    yard.cache
+        .lock()
+        .trim(&[last.id()], &[SIZE])
+        .expect("it is private");
+    let before = yard.cache.lock().digest();
+    let refused = seals.apply_slice(&mut yard.cache.lock(), 3);
+    assert!(
+        matches!(refused, Err(Error::Argument { .. })),
+        "{refused:?}"
+    );
+    assert_eq!((seals.sealed(), yard.cache.lock().digest()), (0, before));
+}
+
+/// Law: 2.1-1, INV-1
+#[test]
+fn what_ends_between_two_slices_of_its_seal_is_sealed_no_further() {
+    let ends: [Between; 3] = [
+        |yard, lease| {
+            yard.finish(lease);
+            None
+        },
+        |yard, lease| {
+            drop(yard.park(lease, 3 * SIZE));
+            None
+        },
+        |yard, lease| {
+            yard.cache.lock().clear();
+            Some(lease)
+        },
+    ];
+    for (end, found) in ends.into_iter().zip([3, 3, 0]) {
+        let yard = Yard::new(24, 24);
+        assert_eq!(seal_around(&yard, end).0, 3);
+        assert_eq!(yard.on_device(&text(1, 7)), found);
+    }
+}
+
+/// Law: 2.1-1
+#[test]
+fn what_is_trimmed_between_two_slices_of_its_seal_is_sealed_no_further_even_if_it_grows_again() {
+    let yard = Yard::new(24, 0);
+    let (sealed, lease) = seal_around(&yard, |yard, lease| {
+        let cut = yard.cache.lock().trim(&[lease.id()], &[4 * SIZE]);
+        cut.expect("it is private");
+        assert!(yard.grow(&lease, 4 * SIZE));
+        Some(lease)
+    });
+    assert_eq!((sealed, yard.on_device(&text(1, 7))), (3, 3));
+    let lease = lease.expect("it runs");
+    assert_eq!(yard.seal(&lease, 7 * SIZE), 4, "computed anew");
+    assert_eq!(yard.on_device(&text(1, 7)), 7);
+}
+
+/// Law: 2.1-1
+#[test]
+fn what_is_sealed_or_forked_between_two_slices_of_a_seal_is_sealed_once() {
+    let yard = Yard::new(24, 0);
+    let (sealed, lease) = seal_around(&yard, |yard, lease| {
+        assert_eq!(yard.seal(&lease, 5 * SIZE), 2);
+        Some(lease)
+    });
+    assert_eq!((sealed, yard.on_device(&text(1, 7))), (5, 7));
+    yard.finish(lease.expect("it runs"));
+    let yard = Yard::new(24, 0);
+    let (sealed, _lease) = seal_around(&yard, |yard, lease| {
+        let (fork, _) = yard.cache.fork(&lease, 7 * SIZE, 0).expect("room");
+        yard.finish(fork);
+        Some(lease)
+    });
+    assert_eq!((sealed, yard.on_device(&text(1, 7))), (7, 7));
 }

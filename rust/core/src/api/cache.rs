@@ -67,6 +67,11 @@ impl Cache {
         self.shared.enter()
     }
 
+    /// Lets threads that wait for the yard have it, between two slices of a long verb.
+    pub fn let_others(&self) {
+        self.shared.let_others();
+    }
+
     /// The yard, if no other thread has it.
     ///
     /// # Errors

@@ -240,6 +240,11 @@ pub struct Seals {
     rows: Vec<Row>,
     /// Their tokens, where somebody listens.
     tokens: Vec<u32>,
+    /// Whether its rows were checked, the first of them that is not published whole, and the blocks
+    /// sealed so far.
+    checked: bool,
+    next: usize,
+    sealed: u64,
 }
 
 #[derive(Debug)]
@@ -255,6 +260,9 @@ struct Row {
     sealed: u32,
     /// How often the sequence had been parked.
     parkings: u32,
+    /// Its keys that a slice has taken, and how often it had been trimmed before the first.
+    taken: usize,
+    trims: u32,
 }
 
 impl Seals {
@@ -303,6 +311,8 @@ impl Seals {
             spoken,
             sealed,
             parkings: known.parkings,
+            taken: 0,
+            trims: 0,
         });
     }
 
@@ -316,10 +326,56 @@ impl Seals {
     /// # Errors
     /// As [`State::seal`]; nothing is changed then.
     pub fn apply(&mut self, state: &mut State) -> Result<u64> {
-        state.check_rows(&self.leases)?;
-        let sealed = state.seal(&self.sealings())?;
-        self.read_sealed(state);
-        Ok(sealed)
+        while self.apply_slice(state, usize::MAX)? {}
+        Ok(self.sealed)
+    }
+
+    /// Publishes at most `most` blocks more, so that the yard may be unlocked between two calls. All rows
+    /// are checked by the first call. If a row has ended or was trimmed since, by another thread, the rest
+    /// of it is left out: [`Self::sealed`] says how many blocks were sealed. Returns whether more is left.
+    ///
+    /// # Errors
+    /// As [`State::seal`], by the first call alone; nothing is changed then.
+    pub fn apply_slice(&mut self, state: &mut State, most: usize) -> Result<bool> {
+        if !self.checked {
+            state.check_rows(&self.leases)?;
+            if self.keys.len() <= most {
+                self.sealed = state.seal(&self.sealings())?;
+                self.next = self.rows.len();
+                self.read_sealed(state);
+                return Ok(false);
+            }
+            state.check_seal(&self.sealings())?;
+            for row in &mut self.rows {
+                row.trims = state.trims(row.lease);
+            }
+            self.checked = true;
+        }
+        let mut left = most;
+        while left > 0
+            && let Some(row) = self.rows.get(self.next)
+        {
+            let end = row.keys.len().min(row.taken.saturating_add(left));
+            let part = self.part(row, row.taken..end);
+            let sealed = state.seal_part(&part, row.trims);
+            left -= end - row.taken;
+            let row = &mut self.rows[self.next];
+            row.taken = end;
+            match sealed {
+                Some(sealed) => {
+                    self.sealed += sealed;
+                    row.sealed = state.sealed(row.lease);
+                }
+                None => row.taken = row.keys.len(),
+            }
+            self.next += usize::from(row.taken == row.keys.len());
+        }
+        Ok(self.next < self.rows.len())
+    }
+
+    /// The blocks that were newly sealed so far.
+    pub fn sealed(&self) -> u64 {
+        self.sealed
     }
 
     pub(super) fn sealings(&self) -> Vec<Sealing<'_>> {
@@ -334,6 +390,11 @@ impl Seals {
     }
 
     fn sealing<'a>(&'a self, row: &'a Row) -> Sealing<'a> {
+        self.part(row, 0..row.keys.len())
+    }
+
+    /// Some of a row's keys. The tokens of all may be there, as they say where they begin.
+    fn part<'a>(&'a self, row: &'a Row, keys: std::ops::Range<usize>) -> Sealing<'a> {
         let spoken = row.spoken.as_ref().map(|(tokens, origin)| Spoken {
             tokens: &self.tokens[tokens.clone()],
             origin,
@@ -342,8 +403,8 @@ impl Seals {
         Sealing {
             lease: row.lease,
             computed: row.computed,
-            first: row.first,
-            keys: &self.keys[row.keys.clone()],
+            first: row.first + keys.start as u32,
+            keys: &self.keys[row.keys.clone()][keys],
             spoken,
         }
     }

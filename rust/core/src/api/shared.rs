@@ -1,18 +1,22 @@
 //! The only lock on the yard, and the only file that takes a lock.
 
-use crate::base::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, TryLockError};
+use crate::base::sync::{
+    Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, TryLockError, yield_now,
+};
 use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Batch, Clears, EventStats, Late, Salts, Slice, Walk};
 use crate::keys::Chain;
 use crate::state::State;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
+use std::sync::{LockResult, OnceLock};
 
 /// The yard behind its one short mutex. Only arithmetic happens under it: it is never held while
 /// hashing, copying, logging or calling out.
 pub(crate) struct Shared {
     state: Mutex<State>,
+    /// Threads that wait for it.
+    waiting: AtomicU32,
     /// What dropped handles held. The thread that locks next takes it back, so that a drop never waits.
     dropped: Mutex<Vec<Dropped>>,
     any_dropped: AtomicBool,
@@ -34,6 +38,10 @@ struct Ear {
     /// Whether there are blocks without their tokens.
     lacks: AtomicBool,
 }
+
+/// How often a thread looks whether another has come in before it goes on: about as long as that takes to
+/// wake up.
+const TURNS: usize = 500;
 
 /// Tokens that wait to be taken at most.
 const MOST_LATE: usize = 1 << 24;
@@ -97,6 +105,7 @@ impl Shared {
     pub(crate) fn new(state: State) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(state),
+            waiting: AtomicU32::new(0),
             dropped: Mutex::new(Vec::new()),
             any_dropped: AtomicBool::new(false),
             steps: AtomicU64::new(0),
@@ -215,11 +224,40 @@ impl Shared {
 
     /// The yard, unless a panic has left it half changed.
     pub(crate) fn enter(&self) -> Result<Locked<'_>> {
-        #[expect(clippy::disallowed_methods, reason = "this is the place")]
-        let guard = self.state.lock();
-        match guard {
+        match self.wait() {
             Ok(guard) if self.broken.get().is_none() => Ok(self.collect(Locked(guard))),
             _ => Err(self.is_broken()),
+        }
+    }
+
+    #[inline]
+    fn wait(&self) -> LockResult<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Err(poisoned),
+            Err(TryLockError::WouldBlock) => self.wait_for_others(),
+        }
+    }
+
+    #[cold]
+    #[expect(clippy::disallowed_methods, reason = "this is the place")]
+    fn wait_for_others(&self) -> LockResult<MutexGuard<'_, State>> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = self.state.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// Lets one of the threads that wait have the yard, before this one enters it again: it would have it
+    /// before any of them is awake.
+    pub(crate) fn let_others(&self) {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        for _ in 0..TURNS {
+            match self.waiting.load(Ordering::Relaxed) {
+                0 => return,
+                fewer if fewer < waiting => return,
+                _ => yield_now(),
+            }
         }
     }
 
@@ -263,7 +301,10 @@ impl Shared {
 
     /// The yard as it is, even after a panic.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        self.collect(Locked(wait(&self.state)))
+        let guard = self.wait();
+        self.collect(Locked(
+            guard.unwrap_or_else(std::sync::PoisonError::into_inner),
+        ))
     }
 
     pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {

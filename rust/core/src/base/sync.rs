@@ -3,13 +3,17 @@
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::sync::{
     Arc, Mutex, MutexGuard, TryLockError,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use std::thread::yield_now;
 
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::thread::yield_now;
 #[cfg(feature = "shuttle")]
 pub(crate) use std::sync::TryLockError;

@@ -268,7 +268,7 @@ impl CopyAhead for Heap {
         }
     }
 
-    fn see(&mut self, _slot: SlotIx) -> bool {
+    fn see(&mut self, _slot: SlotIx, _class: Class) -> bool {
         true
     }
 

@@ -137,9 +137,9 @@ pub(crate) trait Evict: CopyAhead + EvictAudit {
 pub(crate) trait CopyAhead {
     /// Adds those of the next `limit` victims to `out`, in that order, that were not seen.
     fn unseen(&self, limit: usize, stamps: Stamps<'_>, opens: Opens<'_>, out: &mut Vec<SlotIx>);
-    /// A slot that `unseen` gave is seen: until it leaves or `unsee`, it is passed over. `false`:
-    /// one before it must be looked at again first.
-    fn see(&mut self, slot: SlotIx) -> bool;
+    /// A slot of this class that `unseen` gave is seen: until it leaves or `unsee`, it is passed over.
+    /// `false`: one before it must be looked at again first.
+    fn see(&mut self, slot: SlotIx, class: Class) -> bool;
     /// All that `unseen` gives for this limit is as good as seen, for a policy that walks it whole.
     fn settle(&mut self, limit: usize);
     /// A slot must be looked at again, and may be what is behind it.

@@ -460,16 +460,16 @@ impl<O: Order> CopyAhead for Queues<O> {
         }
     }
 
-    fn see(&mut self, slot: SlotIx) -> bool {
+    fn see(&mut self, slot: SlotIx, class: Class) -> bool {
         if !self.in_order() {
             return true;
         }
-        let first = |head: &usize| self.seen.first_unseen(&self.lists, *head) == Some(slot);
-        let Some(head) = (0..Self::WAITING).find(first) else {
-            return false;
-        };
-        self.seen.see(slot, head);
-        true
+        let head = class as usize;
+        let next = self.seen.first_unseen(&self.lists, head) == Some(slot);
+        if next {
+            self.seen.see(slot, head);
+        }
+        next
     }
 
     fn settle(&mut self, limit: usize) {

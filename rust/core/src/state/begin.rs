@@ -280,7 +280,7 @@ impl State {
             }
         }
         if prefix.lower > 0 {
-            let lower = self.mark_sources(&path[prefix.device..], prefix.runs);
+            let lower = self.mark_sources(path, prefix.device, prefix.runs);
             if lower < prefix.lower {
                 return (lower, None, Stop::Promised);
             }
@@ -291,25 +291,40 @@ impl State {
         }
     }
 
-    /// Marks the blocks of these runs, root first, as far as their tiers' promises stay backed: a block
-    /// that is read cannot be taken, nor can what is above it. Returns how many it has marked.
-    pub(super) fn mark_sources(&mut self, path: &[NodeIx], runs: Runs) -> usize {
-        let mut at = 0;
+    /// Marks the blocks of these runs, which are behind the first `device` of a path, as far as their tiers'
+    /// promises stay backed: a block that is read cannot be taken, nor can what is above it. Returns how
+    /// many it has marked.
+    pub(super) fn mark_sources(&mut self, path: &[NodeIx], device: usize, runs: Runs) -> usize {
+        let mut at = device;
         for (tier, blocks) in runs.iter() {
-            for _ in 0..blocks {
-                let slot = self.ready(path[at], tier);
-                if !slot.is_some_and(|slot| self.mark_backed(tier, slot)) {
-                    return at;
+            let run = &path[at..at + blocks as usize];
+            let ready = |node: &NodeIx| self.ready(*node, tier).is_some();
+            let backed = self.tiers[tier].ledger().affords((at + run.len()) as u64);
+            if backed && run.iter().all(ready) {
+                // From the deepest on, so that what is above is walked once.
+                for &node in run.iter().rev() {
+                    if let Some(slot) = self.trie.slot(node, tier) {
+                        self.mark_block(node, tier, slot);
+                    }
+                }
+                at += run.len();
+                continue;
+            }
+            for &node in run {
+                let slot = self.ready(node, tier);
+                if !slot.is_some_and(|slot| self.mark_backed(node, tier, slot)) {
+                    return at - device;
                 }
                 at += 1;
             }
         }
-        at
+        at - device
     }
 
-    /// Marks a slot as read unless a promise would lose its backing.
-    pub(super) fn mark_backed(&mut self, tier: Tier, slot: SlotIx) -> bool {
-        self.mark(tier, slot);
+    /// Marks a block's slot as read unless a promise would lose its backing.
+    #[inline]
+    pub(super) fn mark_backed(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) -> bool {
+        self.mark_block(node, tier, slot);
         if self.tiers[tier].ledger().available() < 0 {
             self.unmark(tier, slot);
             return false;
@@ -330,7 +345,7 @@ impl State {
         if tier == Tier::DEVICE {
             // The decision has counted it among the idle hits.
             self.mark(tier, slot);
-        } else if !self.mark_backed(tier, slot) {
+        } else if !self.mark_backed(node, tier, slot) {
             return None;
         }
         Some((tier, slot, node))

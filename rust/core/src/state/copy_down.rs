@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::base::{FlightIx, NodeIx, SlotIx, Tier};
-use crate::copies::{Move, Plan, Purpose};
+use crate::copies::{Flight, Move, Plan, Purpose};
 
 /// A flight that is not launched yet, and the copies that have joined it.
 pub(super) struct Draft {
@@ -108,23 +108,23 @@ impl State {
         flight: FlightIx,
         may_go: impl Fn(&Self, NodeIx) -> bool,
     ) -> Option<SlotIx> {
-        let (from, to) = (self.flights[flight].from, self.flights[flight].to);
+        let Flight {
+            from, to, purpose, ..
+        } = self.flights[flight];
         let owed = u32::from(self.is_owed(node, to));
-        let parked = matches!(
-            self.flights[flight].purpose,
-            Purpose::Below { parked: Some(_) }
-        );
-        if owed > 0 && parked {
+        if owed > 0 && matches!(purpose, Purpose::Below { parked: Some(_) }) {
             self.clear_the_way(node, to);
         }
         let takes = 1 + self.shaded_by(node, to);
-        if self.tiers[to].ledger().available() + i64::from(owed) < i64::from(takes)
-            || (self.tiers[to].ledger().free() == 0 && self.victim(to, &may_go).is_none())
-            || !self.mark_backed(from, slot)
+        let ledger = self.tiers[to].ledger();
+        let full = ledger.free() == 0;
+        if ledger.available() + i64::from(owed) < i64::from(takes)
+            || (full && self.victim(to, &may_go).is_none())
+            || !self.mark_backed(node, from, slot)
         {
             return None;
         }
-        if self.tiers[to].ledger().free() == 0 {
+        if full {
             let Some(victim) = self.victim(to, &may_go) else {
                 self.unmark(from, slot);
                 return None;
@@ -149,12 +149,16 @@ impl State {
     }
 
     /// Idle blocks above that cannot be taken while `node` is busy on the tier, and could before.
+    #[inline]
     pub(super) fn shaded_by(&self, node: NodeIx, tier: Tier) -> u32 {
-        let parent = self.trie.parent(node);
-        parent.map_or(0, |parent| self.shaded_at(parent, tier))
+        match self.trie.parent(node) {
+            Some(parent) if self.trie.slot(parent, tier).is_some() => self.shaded_at(parent, tier),
+            _ => 0,
+        }
     }
 
     /// The same of this block, and those above it.
+    #[inline(never)]
     fn shaded_at(&self, node: NodeIx, tier: Tier) -> u32 {
         let (mut shaded, mut next) = (0, Some(node));
         while let Some(node) = next

@@ -135,9 +135,8 @@ impl State {
     fn copy_victims(&mut self, ahead: &[SlotIx], size: Ahead, draft: &mut Draft) {
         let from = self.flights[draft.flight].from;
         let most = size.blocks as usize;
+        draft.moves.reserve(most.min(ahead.len()));
         let mut cut = None;
-        // What the device has too needs no copy.
-        let above = [Class::Copied, Class::Shadow].map(|class| Hold::Idle { class });
         // Asked for only where the tier below is full.
         let places = OnceCell::new();
         let whole = (0..ahead.len()).all(|at| {
@@ -147,9 +146,12 @@ impl State {
                 let place = places.binary_search_by_key(&slot, |&(slot, _)| slot);
                 place.is_ok_and(|place| places[place].1 < at)
             };
+            let Hold::Idle { class } = self.hold(from, slot) else {
+                return false;
+            };
             let node = self
                 .node_in(from, slot)
-                .filter(|_| !above.contains(&self.hold(from, slot)));
+                .filter(|_| !matches!(class, Class::Copied | Class::Shadow));
             let done = node
                 .filter(|&node| self.lacks_copy(node, from))
                 .is_none_or(|node| {
@@ -173,7 +175,7 @@ impl State {
                     }
                     descent != Descent::Waits
                 });
-            done && self.tiers[from].copies_ahead().see(slot)
+            done && self.tiers[from].copies_ahead().see(slot, class)
         });
         if whole && draft.moves.is_empty() {
             self.tiers[from].copies_ahead().settle(size.look as usize);
@@ -261,6 +263,7 @@ impl State {
     }
 
     /// Whether its copy down from the tier has failed too often to be made ahead of need.
+    #[inline]
     pub(super) fn is_hopeless(&self, tier: Tier, node: NodeIx) -> bool {
         let id = || self.trie.id(node);
         self.tiers[tier]

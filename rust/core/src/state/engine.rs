@@ -203,7 +203,7 @@ impl State {
     fn mark_below(&mut self, node: NodeIx) -> Option<(Tier, SlotIx)> {
         self.tiers.below(Tier::DEVICE).find_map(|tier| {
             let slot = self.ready(node, tier)?;
-            self.mark_backed(tier, slot).then_some((tier, slot))
+            self.mark_backed(node, tier, slot).then_some((tier, slot))
         })
     }
 

@@ -97,9 +97,15 @@ impl State {
         let base = table.len() as u32;
         let flight = self.open_flight(tier, Tier::DEVICE, Purpose::Up { lease, base });
         let mut moves = Vec::with_capacity(nodes.len());
+        let mut above = None;
         for &node in nodes {
             let from = self.trie.slot(node, tier);
-            if let Some((from, to)) = from.zip(self.attach(node, Tier::DEVICE, flight)) {
+            let to = match above {
+                Some(above) => self.attach_next(node, above, flight),
+                None => self.attach(node, Tier::DEVICE, flight),
+            };
+            above = Some(node);
+            if let Some((from, to)) = from.zip(to) {
                 moves.push(Move {
                     node: Some(self.trie.id(node)),
                     from,

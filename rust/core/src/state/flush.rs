@@ -234,7 +234,7 @@ impl State {
         let Some(slot) = self.ready(node, from) else {
             return false;
         };
-        let may = self.mark_backed(from, slot);
+        let may = self.mark_backed(node, from, slot);
         if may {
             self.unmark(from, slot);
         }

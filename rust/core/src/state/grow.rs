@@ -141,7 +141,9 @@ impl State {
         }
         for (&id, &tokens) in leases.iter().zip(to) {
             let lease = id.at();
-            self.leases[lease].tokens = tokens;
+            let record = &mut self.leases[lease];
+            record.tokens = tokens;
+            record.trims = record.trims.wrapping_add(1);
             let blocks = self.blocks_of(tokens) as u32;
             // What it had been promised beyond begin was its own growth: only the reserve is
             // promised again.

@@ -2,6 +2,7 @@
 //! stands before its parent.
 
 use super::State;
+use super::transitions::climb;
 use crate::base::{Class, NodeIx, SlotIx, Tier};
 use crate::evict::InsertAt;
 use crate::tiers::Hold;
@@ -65,7 +66,7 @@ impl State {
         reason = "a call for each block that lands is 4 % of it"
     )]
     #[inline(always)]
-    fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
+    pub(super) fn class_on(&self, node: NodeIx, tier: Tier) -> Class {
         let current = self.trie[node].epoch == self.trie.epoch();
         if current && tier > Tier::DEVICE && self.ready(node, Tier::DEVICE).is_some() {
             if self.copies_first {
@@ -131,7 +132,7 @@ impl State {
     pub(super) fn move_to_back(&mut self, node: NodeIx, tier: Tier) {
         let mut at = Some(node).filter(|_| self.tiers[tier].keeps_order());
         while let Some(node) = at {
-            self.climb();
+            climb(&mut self.climbed);
             let Some(slot) = self.trie.slot(node, tier) else {
                 return;
             };

@@ -8,7 +8,7 @@ use crate::base::{
 };
 use crate::collections::Found;
 use crate::copies::{End, Flight, Move, Outcome, Purpose};
-use crate::evict::Hints;
+use crate::evict::{Evictability, Hints};
 use crate::tiers::Hold;
 use std::borrow::Cow;
 
@@ -204,15 +204,22 @@ impl State {
         // Deepest first: one that has others below it in flight waits for them, so that a path that
         // went down root first is not put in order once for each of its blocks.
         let mut waiting: Vec<Move> = Vec::new();
+        let mut run = std::mem::take(&mut self.scratch.run);
         for &step in good {
             waiting.push(step);
-            while let Some(&last) = waiting.last()
-                && !self.has_flights_below(tier, last)
-            {
+            while let Some(&last) = waiting.last() {
+                if !self.lands_with(&run, last, tier) {
+                    self.land_run(flight, &mut run, &mut kept);
+                    if self.has_flights_below(tier, last) {
+                        break;
+                    }
+                }
                 waiting.pop();
-                self.land_one_below(flight, last, &mut kept);
+                run.push(last);
             }
         }
+        self.land_run(flight, &mut run, &mut kept);
+        self.scratch.run = run;
         for step in waiting.into_iter().rev() {
             self.land_one_below(flight, step, &mut kept);
         }
@@ -232,6 +239,73 @@ impl State {
         node.is_some_and(|node| self.trie.residency(node, tier).busy > 0)
     }
 
+    /// Whether the last block of a run is published and nothing keeps it, and this one is its parent, with
+    /// nothing else in flight below: then both land at once.
+    fn lands_with(&self, run: &[Move], step: Move, tier: Tier) -> bool {
+        let Some((below, child)) = run
+            .last()
+            .and_then(|last| Some((last.to, last.node?.index)))
+        else {
+            return false;
+        };
+        let block = &self.trie[child];
+        block.parent == step.node
+            && block.epoch == self.trie.epoch()
+            && block.keeps.count() == 0
+            && self.tiers[tier].pool().is_plain(below)
+            && self.node_in(tier, below) == Some(child)
+            && self
+                .arrival(tier, &step)
+                .is_some_and(|node| self.trie.residency(node, tier).busy == 1)
+    }
+
+    /// Lands a run, each block on the next: all but the last become idle together, and what is above
+    /// hears of it once.
+    fn land_run(&mut self, flight: &Flight, run: &mut Vec<Move>, kept: &mut Kept) {
+        let Some(last) = run.pop() else {
+            return;
+        };
+        if let Some(node) = last.node.filter(|_| !run.is_empty()) {
+            self.land_idle(flight, run);
+            self.trie.residency_mut(node.index, flight.to).busy = 0;
+            run.clear();
+        }
+        self.land_one_below(flight, last, kept);
+    }
+
+    fn land_idle(&mut self, flight: &Flight, run: &[Move]) {
+        let tier = flight.to;
+        let mut slots = std::mem::take(&mut self.scratch.victims);
+        slots.clear();
+        slots.extend(run.iter().rev().map(|step| step.to));
+        let (mut stand, mut end) = (None, slots.len());
+        for (step, left) in run.iter().zip((0..end).rev()) {
+            let Some(node) = step.node.map(|id| id.index) else {
+                continue;
+            };
+            self.note_copied(flight.from, tier, node);
+            self.note_fresh(tier, node);
+            if self.orphans.known {
+                self.note_orphan(node);
+            }
+            let residency = self.trie.residency_mut(node, tier);
+            residency.busy = 0;
+            let evictability = if residency.children > 0 {
+                Evictability::Branch
+            } else {
+                Evictability::Leaf
+            };
+            let own = Some((self.class_on(node, tier), evictability));
+            if own != stand {
+                let path = &slots[left + 1..end];
+                self.tiers[tier].fill_path(path, stand, &self.usages);
+                (stand, end) = (own, left + 1);
+            }
+        }
+        self.tiers[tier].fill_path(&slots[..end], stand, &self.usages);
+        self.scratch.victims = slots;
+    }
+
     fn land_one_below(&mut self, flight: &Flight, step: Move, kept: &mut Kept) {
         let tier = flight.to;
         let node = self.arrival(tier, &step);
@@ -247,8 +321,9 @@ impl State {
             all
         } else {
             let keeps = self.keeps_at(node, tier);
-            let pins = keeps.max(1);
-            self.tiers[tier].put(step.to, Hold::Pinned { pins });
+            if keeps > 0 {
+                self.tiers[tier].put(step.to, Hold::Pinned { pins: keeps });
+            }
             keeps
         };
         self.note_copied(flight.from, tier, node);
@@ -257,7 +332,7 @@ impl State {
             self.note_orphan(node);
         }
         if keeps == 0 {
-            self.unpin(tier, step.to);
+            self.rest(tier, step.to);
         }
         kept.landed |= keeps > 0;
         kept.shared |= keeps > 1;

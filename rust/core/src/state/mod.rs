@@ -73,7 +73,7 @@ use crate::base::{
     FlightId, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
 };
 use crate::collections::{Arena, Tag};
-use crate::copies::{Flight, Plan};
+use crate::copies::{Flight, Move, Plan};
 use crate::events::Events;
 use crate::evict::{Ghosts, Usage, UsageTable};
 use crate::tiers::Trie;
@@ -160,6 +160,8 @@ struct Scratch {
     uses: Vec<(u64, Usage)>,
     /// The tags of the keys that are looked up next.
     tags: Vec<Tag>,
+    /// Copies of a path that land together.
+    run: Vec<Move>,
 }
 
 impl State {

@@ -54,7 +54,7 @@ impl State {
         let need = (path.len() - device) as u64;
         self.decide(Tier::DEVICE, need, idle_hits).check()?;
         self.link_path(path);
-        let end = device + self.mark_sources(&path[device..], runs);
+        let end = device + self.mark_sources(path, device, runs);
         if end == device {
             return Ok(Vec::new());
         }

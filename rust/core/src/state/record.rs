@@ -26,6 +26,8 @@ pub(crate) struct Running {
     /// Leading tokens whose KV was there at the start, once its flights have landed.
     pub(crate) cached: u64,
     pub(crate) epoch: u32,
+    /// How often it was trimmed: what was computed behind the cut before is not any more.
+    pub(crate) trims: u32,
 }
 
 /// Where a sequence is in its life. It stands for the parked sequence that it `resumes` until the

@@ -131,7 +131,7 @@ impl State {
         let home = self.trie[node].keeps.home();
         for tier in self.tiers.below(Tier::DEVICE) {
             if let Some(slot) = self.ready(node, tier)
-                && self.mark_backed(tier, slot)
+                && self.mark_backed(node, tier, slot)
             {
                 return tier;
             }

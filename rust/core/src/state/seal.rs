@@ -25,10 +25,24 @@ pub struct Sealing<'a> {
 impl State {
     /// Publishes what is full and computed of each row; returns the blocks newly sealed.
     pub fn seal(&mut self, rows: &[Sealing<'_>]) -> Result<u64> {
-        for row in rows {
-            self.check_sealing(row)?;
-        }
+        self.check_seal(rows)?;
         Ok(self.seal_rows(rows))
+    }
+
+    pub(crate) fn check_seal(&self, rows: &[Sealing<'_>]) -> Result<()> {
+        rows.iter().try_for_each(|row| self.check_sealing(row))
+    }
+
+    /// Publishes the next blocks of a row that was checked before. `None`: it has ended or was trimmed
+    /// since, so that its blocks may not be computed any more.
+    pub(crate) fn seal_part(&mut self, row: &Sealing<'_>, trims: u32) -> Option<u64> {
+        self.check_sealing(row).ok()?;
+        (self.trims(row.lease) == trims).then(|| self.seal_rows(std::slice::from_ref(row)))
+    }
+
+    /// How often a lease was trimmed.
+    pub(crate) fn trims(&self, id: LeaseId) -> u32 {
+        self.leases[id.at()].trims
     }
 
     /// The same for rows that are checked.

@@ -193,14 +193,14 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
         out
     };
     assert_eq!(unseen(&policy, 3), [0, 1, 2]);
-    assert!((0..3).all(|number| policy.see(slot(number))));
+    assert!((0..3).all(|number| policy.see(slot(number), Class::Ordinary)));
     assert_eq!(
         (unseen(&policy, 3), unseen(&policy, 4)),
         (vec![], vec![slot(3)])
     );
     put(&mut policy, 4, Class::Ended, Evictability::Leaf);
     assert_eq!(unseen(&policy, 3), [4], "the first three are 4, 0 and 1");
-    assert!(policy.see(slot(4)));
+    assert!(policy.see(slot(4), Class::Ended));
     policy.remove(slot(2));
     assert_eq!(
         (unseen(&policy, 3), unseen(&policy, 4)),
@@ -219,7 +219,7 @@ fn what_was_seen_is_passed_over_wherever_something_new_stands() {
     policy.remove(slot(0));
     policy.remove(slot(4));
     assert_eq!(unseen(&policy, 1), [1], "nothing before it is left");
-    assert!(!policy.see(slot(3)) && policy.see(slot(1)));
+    assert!(!policy.see(slot(3), Class::Ordinary) && policy.see(slot(1), Class::Ordinary));
     policy.clear();
     assert_eq!(unseen(&policy, 9), [1, 3]);
 }
@@ -272,7 +272,7 @@ fn what_a_resize_makes_the_next_victim_is_looked_at() {
         out
     };
     assert_eq!(next(&policy), [1], "a turnover is eight ticks");
-    policy.see(slot(1));
+    policy.see(slot(1), Class::Ordinary);
     policy.settle(1);
     assert!(next(&policy).is_empty());
     policy.resize(2);

@@ -199,6 +199,22 @@ impl TierState {
         self.order.insert_path(path, class, &views, evictability);
     }
 
+    /// Blocks of a path that were being filled have come, and nothing holds them: they stand alike, and
+    /// enter the order, the last first.
+    pub(crate) fn fill_path(
+        &mut self,
+        path: &[SlotIx],
+        stand: Option<(Class, Evictability)>,
+        usages: &UsageTable,
+    ) {
+        if let Some((class, _)) = stand {
+            for &slot in path {
+                self.pool.cell_mut(slot).hold = Hold::Idle { class };
+            }
+            self.enter_order(path, stand, usages);
+        }
+    }
+
     /// Takes a lease off a private slot, which is free after the last one. Returns the block that it stood
     /// beside.
     pub(crate) fn unshare(&mut self, slot: SlotIx) -> Option<Link<NodeIx>> {
