@@ -27,10 +27,7 @@ impl Cache {
     ///     SpentLease: A row has ended before.
     ///     ForeignLease: A row is another cache's.
     #[pyo3(signature = (leases=None))]
-    fn batch(
-        slf: &Bound<'_, Self>,
-        leases: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<LeaseBatch> {
+    fn batch(slf: &Bound<'_, Self>, leases: Option<&Bound<'_, PyAny>>) -> PyResult<LeaseBatch> {
         let cache = slf.get();
         let rows = match leases {
             Some(leases) => cache.rows(leases)?,
