@@ -87,7 +87,7 @@ fn a_path_leaves_as_its_blocks_do_one_by_one() {
         }
         assert_eq!(policy.victim(&|_| 0), Some(slot(3)));
         for number in 0..5 {
-            assert!(policy.see(slot(number)));
+            assert!(policy.see(slot(number), Class::Ordinary));
         }
         policy
     };
