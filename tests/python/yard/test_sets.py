@@ -1,7 +1,6 @@
 """A cache of a further group of layers: rows are sets, and plans and outcomes are of its group."""
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,7 @@ def test_which_names_what_is_wrong_with_its_keys(keys: Any, message: str) -> Non
 
 def test_which_is_for_an_engine_that_allocates_its_blocks() -> None:
     own = by.KVCache(device=8, block_size=4)
-    with pytest.raises(by.Misuse, match="which on a cache that owns its device.*engine="):
+    with pytest.raises(by.Misuse, match=r"which on a cache that owns its device.*engine="):
         own.which(own.keys(range(8)))
 
 
@@ -124,10 +123,9 @@ def test_outcomes_of_another_group_are_refused_and_nothing_of_the_call_is_taken(
         with pytest.raises(by.Misuse, match="of group 2, and this cache has group 1: commit it to"):
             one.commit(outcomes)
         assert one.digest() == digest
-    verbs: list[Callable[[by.Plan], object]] = [one.commit, one.abort, one.mark_unknown]
-    for verb in verbs:
+    for verb in ("commit", "abort", "mark_unknown"):
         with pytest.raises(by.Misuse, match="a flight of group 2 in the cache of group 1: pass it"):
-            verb(other)
+            getattr(one, verb)(other)
         assert one.digest() == digest
     with pytest.raises(by.Misuse, match="group must be integers"):
         one.commit([mine._replace(group=True)])
