@@ -68,9 +68,9 @@ class _Caches:
     """The weights: what was computed with others is wrong."""
 
     def __init__(self, seed: int, mix: object) -> None:
+        super().__init__(seed, mix)  # type: ignore[call-arg]
         self.engine: Any = super()
         self.own: Any = self
-        self.engine.__init__(seed, mix)
         self.yard = 0
         self.raw: dict[tuple[int, ...], bytes] = {}
         self.boot()

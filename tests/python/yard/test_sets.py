@@ -42,7 +42,7 @@ def test_each_key_is_answered_for_by_itself_and_nothing_changes() -> None:
     own.offload(row(own, 40, 7, 2), [5, 9])
     digest, stats = own.digest(), own.stats()
     found = own.which(keys)
-    assert (found.dtype, found.shape) == (np.uint8, (10,))
+    assert (str(found.dtype), found.shape) == ("uint8", (10,))
     assert found.tolist() == [0, 0, FILLING, 0, 0, 0, 0, FILLING, 0, 0]
     land(own, good=1)
     before = own.digest()
@@ -187,4 +187,4 @@ def test_linked_and_group_are_part_of_what_processes_agree_on() -> None:
 def test_a_cache_of_sets_has_no_listener() -> None:
     with pytest.raises(by.Misuse, match="not linked: listen to the cache of group 0"):
         cache().listen()
-    assert cache(0).listen() is None
+    cache(0).listen()
