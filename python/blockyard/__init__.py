@@ -48,7 +48,6 @@ __all__ = [
     "Output",
     "Parked",
     "Plan",
-    "Presence",
     "Probe",
     "Scheduler",
     "SchedulerOptions",
@@ -81,7 +80,6 @@ if typing.TYPE_CHECKING:
     from blockyard.yard.cache import KVCache
     from blockyard.yard.config import Config
     from blockyard.yard.handshake import agree
-    from blockyard.yard.presence import Presence
     from blockyard.yard.rejoining import rejoin
 else:
     _MODULES = {
@@ -96,7 +94,6 @@ else:
         "NewRequest": "scheduling.new_request",
         "Outcome": "shared.plan",
         "Output": "scheduling.engine",
-        "Presence": "yard.presence",
         "Scheduler": "scheduling.scheduler",
         "SchedulerOptions": "scheduling.options",
         "Step": "scheduling.engine",

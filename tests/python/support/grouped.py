@@ -20,6 +20,7 @@ import numpy as np
 
 import blockyard as by
 from blockyard.shared.layout import TIERS
+from blockyard.yard.presence import Presence
 from needs import without
 
 _PLACE = Path(__file__).parents[4] / "shared" / "models" / "groups_below.py"
@@ -120,23 +121,23 @@ class _Caches:
         there = [self.which(g, toks, range(most)) for g in self.G]
         if [one.digest() for one in self.caches] != before:
             _bad("question: find or which has changed something")
-        ended = {"filling": by.Presence.FILLING, "missing": by.Presence.MISSING}
-        ready = [by.Presence.READY] * (far - after)
+        ended = {"filling": Presence.FILLING, "missing": Presence.MISSING}
+        ready = [Presence.READY] * (far - after)
         if there[0][after:far] != ready or (far < most and there[0][far] != ended[found.stop]):
             _bad(f"question: find has {found} behind {after}, and which {there[0]}")
         for b in range(far, after, -1):
             got = {one for g in self.R for one in self.lacks(g, b, after, there[g])}
-            if by.Presence.MISSING in got:
+            if Presence.MISSING in got:
                 self.own.stat["disagreed"] += b == far
             else:
-                return "soon" if by.Presence.FILLING in got else b
+                return "soon" if Presence.FILLING in got else b
         return "soon" if found.stop == "filling" and far == after else after
 
     def lacks(self, g: int, b: int, after: int, there: list[int]) -> Iterable[int]:
         """Where the blocks are that a group needs at this length, and the engine has not."""
         length, kind = b * self.bs, self.own.kinds[g]
         if kind[0] == "state" and length % kind[1]:
-            return [by.Presence.MISSING]
+            return [Presence.MISSING]
         return [there[x] for x in self.own.need(g, length) if x >= after]
 
     def touch(self, toks: Sequence[int], n: int) -> None:
@@ -179,9 +180,7 @@ class _Caches:
         if any(one.must_finish(ids) is not None for one in self.caches):
             return False
         lists = {g: sorted(b for h, b in load.todo if h == g) for g in self.G}
-        if not kept and any(
-            by.Presence.FILLING in self.which(g, load.what, lists[g]) for g in self.G
-        ):
+        if not kept and any(Presence.FILLING in self.which(g, load.what, lists[g]) for g in self.G):
             return False
         of: dict[tuple[int, int], list[int]] = {}
         for g in self.G:
@@ -390,7 +389,7 @@ class _Caches:
         slots = np.array([slot for slot, _ in found.values()], np.uint32)
         one.restore("disk", slots, b"".join(found), b"".join(p for _, p in found.values()))
         self.own.stat[f"restored{int(g > 0)}"] += len(found)
-        alone = self.caches[0].which(b"".join(found)) == by.Presence.MISSING
+        alone = self.caches[0].which(b"".join(found)) == Presence.MISSING
         self.own.stat["restored without its spine"] += int(alone.sum())
 
     def withdraw(self) -> None:

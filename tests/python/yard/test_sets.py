@@ -9,8 +9,9 @@ import pytest
 import blockyard as by
 from blockyard.shared.layout import Hello
 from blockyard.shared.plan import WIRE
+from blockyard.yard.presence import Presence
 
-MISSING, READY, FILLING = by.Presence.MISSING, by.Presence.READY, by.Presence.FILLING
+MISSING, READY, FILLING = Presence.MISSING, Presence.READY, Presence.FILLING
 
 
 def config(group: int = 1, **other: Any) -> by.Config:
