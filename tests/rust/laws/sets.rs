@@ -194,6 +194,29 @@ fn g4_a_kept_block_takes_its_own_slot_and_none_of_those_before_it() {
 
 /// Law: G4
 #[test]
+fn g4_a_second_copy_of_a_kept_block_makes_room_for_the_others_of_its_set() {
+    for linked in [true, false] {
+        let yard = Yard::of(Config {
+            engine: true,
+            linked,
+            ..three(16, 1, 4)
+        });
+        let set = keys(&yard, 1, 2);
+        yard.lay(&set[..1]);
+        let below = yard.demote_from(HOST, 1).expect("one block");
+        yard.land(&[below]);
+        // It is kept on the disk. The host's copy goes for the other, unless that stands on it.
+        let (kept, plan) = yard.keep_set(&set, &[0, 1]);
+        let plan = plan.expect("the second is new");
+        assert_eq!(plan.to, if linked { DISK } else { HOST });
+        yard.land(&[plan]);
+        yard.give_up(kept);
+        yard.at_rest();
+    }
+}
+
+/// Law: G4
+#[test]
 fn g4_a_restart_finds_sets_whatever_their_rows_name_as_parents() {
     let mut keyed = [false; MAX_TIERS];
     keyed[DISK.0] = true;
