@@ -231,7 +231,8 @@ class Crane(Single):
             asked: `KVCache.unreported` of this rank.
 
         Raises:
-            Misuse: It is something else, or another call is under way.
+            Misuse: It is something else, or of another group of layers, or another call is under
+                way.
         """
         if not isinstance(asked, Unreported):
             raise Misuse(f"asked = {shown(asked)}: give what KVCache.unreported has returned")
@@ -239,6 +240,11 @@ class Crane(Single):
         flights: object = asked.flights
         if not isinstance(flights, list) or any(type(flight) is not int for flight in flights):
             raise Misuse(f"asked.flights = {shown(flights)}: must be the numbers of flights")
+        if asked.group != self.traffic.group:
+            raise Misuse(
+                f"asked.group = {shown(asked.group)}, and this crane has group "
+                f"{self.traffic.group}: ask the crane of its own group"
+            )
         return self.traffic.reconcile(asked)
 
     @owned

@@ -83,3 +83,5 @@ class Unreported(NamedTuple):
     """`Plan.yard` of them all."""
     flights: list[int]
     """`Plan.flight` of each, the oldest first."""
+    group: int = 0
+    """`Plan.group` of them all."""

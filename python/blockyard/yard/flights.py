@@ -319,7 +319,7 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        return Unreported(self._yards[1], self._open(rank))
+        return Unreported(self._yards[1], self._open(rank), self._group)
 
     def _open(self, rank: int) -> list[int]:
         self.check_rank(rank)
