@@ -217,6 +217,52 @@ fn g4_a_second_copy_of_a_kept_block_makes_room_for_the_others_of_its_set() {
 
 /// Law: G4
 #[test]
+fn g4_a_row_of_a_set_comes_up_from_the_disk_ahead_of_its_fetch() {
+    for yard in all_sets(4, 4) {
+        let set = keys(&yard, 1, 5);
+        let row = [set[4], set[1], set[3]];
+        yard.lay(&row);
+        let below = yard.demote_from(HOST, 3).expect("three blocks");
+        yard.land(&[below]);
+        yard.lay(&keys(&yard, 2, 4));
+        assert_eq!(yard.cache.lock().probe(&row).hits, [0, 0, 3]);
+        let plans = yard.cache.lock().promote(&row, u32::MAX, HOST);
+        let plans = plans.expect("the host has slots");
+        yard.sound();
+        assert_eq!(plans.iter().map(Plan::len).sum::<usize>(), 3);
+        yard.land(&plans);
+        assert_eq!(yard.cache.lock().probe(&row).hits, [0, 3, 0]);
+        assert_eq!(yard.cache.lock().probe(&set).stop, Stop::Missing);
+        yard.at_rest();
+    }
+}
+
+/// Law: G4, INV-40
+#[test]
+fn g4_a_clean_stop_writes_the_blocks_of_a_set_that_the_disk_lacks() {
+    for yard in all_sets(4, 4) {
+        let set = keys(&yard, 1, 4);
+        yard.lay(&[set[3], set[1]]);
+        let lacks = yard.cache.lock().unwritten(DISK).expect("there is a disk");
+        assert_eq!(
+            lacks.len(),
+            2,
+            "what was before them is nowhere, and no matter"
+        );
+        let (plans, _) = yard
+            .cache
+            .lock()
+            .write_down(DISK, &lacks, &[])
+            .expect("there is");
+        yard.sound();
+        yard.land(&plans);
+        assert_eq!(yard.cache.lock().written(DISK, &set), Ok(2));
+        yard.at_rest();
+    }
+}
+
+/// Law: G4
+#[test]
 fn g4_a_restart_finds_sets_whatever_their_rows_name_as_parents() {
     let mut keyed = [false; MAX_TIERS];
     keyed[DISK.0] = true;
