@@ -58,7 +58,14 @@ class Outcome(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, rank: int, good: int, cause: Cause | None = None) -> Self:
-        """Makes the outcome of a plan on one rank."""
+        """Makes the outcome of a plan on one rank.
+
+        Args:
+            plan: The plan.
+            rank: The rank that reports, from 0.
+            good: How many of its leading blocks are intact.
+            cause: Why not all of them are; None when all are.
+        """
         return cls(plan.flight, rank, good, cause, plan.yard, plan.group)
 
     @override

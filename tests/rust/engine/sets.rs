@@ -127,7 +127,7 @@ impl Sets {
     }
 
     fn bytes(&self, key: usize) -> u64 {
-        self.epoch << 32 | key as u64 + 1
+        (self.epoch << 32) | (key as u64 + 1)
     }
 
     fn is_filled(&self, id: u32) -> bool {
@@ -259,14 +259,8 @@ impl Sets {
             None => naive.found(&keys),
             Some(id) => naive.found_kept(id, ids.len()),
         });
-        if let (None, Some((tiers, end))) = (own, &wanted) {
-            let found = self.cache.lock().find(&keys, 0).expect("the engine's");
-            let count = |tier: usize| tiers.iter().filter(|&&own| own == tier).count() as u32;
-            assert_eq!(found.hits, [0, count(0), count(1)]);
-            assert_eq!(found.stop == Stop::Missing, *end == End::Missing);
-            if *end == End::Missing {
-                self.note("a fetch of what is missing");
-            }
+        if let (None, Some(wanted)) = (own, &wanted) {
+            self.find(&keys, wanted);
         }
         let fetched = self
             .cache
@@ -292,6 +286,17 @@ impl Sets {
         }
         if first > 0 {
             self.note("a fetch");
+        }
+    }
+
+    /// A find counts what the lists have, tier by tier.
+    fn find(&mut self, keys: &[Key], (tiers, end): &(Vec<usize>, End)) {
+        let found = self.cache.lock().find(keys, 0).expect("the engine's");
+        let count = |tier: usize| tiers.iter().filter(|&&own| own == tier).count() as u32;
+        assert_eq!(found.hits, [0, count(0), count(1)]);
+        assert_eq!(found.stop == Stop::Missing, *end == End::Missing);
+        if *end == End::Missing {
+            self.note("a fetch of what is missing");
         }
     }
 
