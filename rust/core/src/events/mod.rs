@@ -98,11 +98,16 @@ pub struct Spoken<'a> {
     pub(crate) block: u32,
 }
 
-impl Spoken<'_> {
-    /// What one of the blocks stands for.
-    pub(crate) fn of(&self, block: u32, size: usize) -> Option<Self> {
+impl<'a> Spoken<'a> {
+    /// The tokens from this block on.
+    fn tokens_from(&self, block: u32, size: usize) -> Option<&'a [u32]> {
         let start = block.checked_sub(self.block)? as usize * size;
-        let tokens = self.tokens.get(start..start + size)?;
+        self.tokens.get(start..)
+    }
+
+    /// What one of the blocks stands for.
+    fn of(&self, block: u32, size: usize) -> Option<Self> {
+        let tokens = self.tokens_from(block, size)?.get(..size)?;
         Some(Self {
             tokens,
             block,
@@ -349,6 +354,67 @@ impl Events {
 
     // -- what happens -----------------------------------------------------------------------
 
+    /// Blocks of a sequence are published, from this one of it on; what stands before the first of them, and
+    /// what the sequence stands for.
+    pub(crate) fn sealed(
+        &mut self,
+        path: (&[NodeIx], &[Key]),
+        first: u32,
+        mut above: Above,
+        spoken: Option<Spoken<'_>>,
+    ) {
+        let size = self.block_size;
+        let (mut nodes, mut keys) = path;
+        let mut block = first;
+        while let (Some(&node), Some(key)) = (nodes.first(), keys.first()) {
+            let own = spoken.and_then(|all| all.of(block, size));
+            self.place(node, above);
+            if let Some(own) = own.filter(|_| !self.marks(node).has_tokens()) {
+                self.speak(node, own);
+            }
+            self.stored(node);
+            above = Above::Block(self.number_of(node, key));
+            // Of most sequences the tokens are all there is to say.
+            let plain = spoken.filter(|all| all.origin.is_none());
+            let tokens = plain.and_then(|all| all.tokens_from(block + 1, size));
+            let behind = (&nodes[1..], &keys[..], tokens.unwrap_or_default());
+            let done = 1 + self.sealed_plain(behind);
+            if let Some(last) = keys[..done].last().filter(|_| done > 1) {
+                above = Above::Block(number(last));
+            }
+            (nodes, keys) = (&nodes[done..], &keys[done..]);
+            block += done as u32;
+        }
+    }
+
+    /// Notes blocks of these tokens, each behind the block of its key, up to one that is not new or for which
+    /// there is no room. Most lie in a row, as the trie gives places again in the order of paths. Returns how many.
+    fn sealed_plain(&mut self, (nodes, above, tokens): (&[NodeIx], &[Key], &[u32])) -> usize {
+        let (size, mut done) = (self.block_size, 0);
+        let most = self.room().min(tokens.len() / size).min(nodes.len());
+        let places = self.marks.len().min(self.walk.cursor as usize);
+        for run in nodes[..most].chunk_by(|one, next| one.get() + 1 == next.get()) {
+            let start = run[0].at();
+            let end = places.min(start + run.len());
+            let marks = self.marks.get_mut(start..end).unwrap_or_default();
+            let is_new = |marks: &&mut Marks| !marks.has(PLACED | TOKENS | QUEUED);
+            let new = marks.iter_mut().take_while(is_new);
+            let new = new.map(|marks| marks.0 |= PARENT | TOKENS | QUEUED).count();
+            let parents = self.parents[start..].iter_mut().zip(&above[done..]);
+            parents
+                .take(new)
+                .for_each(|(parent, key)| *parent = number(key));
+            self.tokens[start * size..(start + new) * size]
+                .copy_from_slice(&tokens[done * size..(done + new) * size]);
+            self.queue.extend(&run[..new]);
+            done += new;
+            if new < run.len() {
+                break;
+            }
+        }
+        done
+    }
+
     /// A block may have to be emitted.
     #[inline]
     pub(crate) fn stored(&mut self, node: NodeIx) {
@@ -411,8 +477,13 @@ impl Events {
         }
     }
 
+    /// How many events more may wait.
+    fn room(&self) -> usize {
+        self.most.saturating_sub(self.waiting())
+    }
+
     fn is_full(&self) -> bool {
-        self.waiting() >= self.most
+        self.room() == 0
     }
 
     /// Nobody has taken what waits for too long.
