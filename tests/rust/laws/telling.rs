@@ -13,7 +13,11 @@ struct Heard {
 
 impl Heard {
     fn of(config: Config, ring: usize) -> Self {
-        let yard = Yard::of(config);
+        Self::late(Yard::of(config), ring)
+    }
+
+    /// Of a yard that has blocks already, or had some.
+    fn late(yard: Yard, ring: usize) -> Self {
         let listens = yard.cache.listen(ring, Salts::Hide, Clears::All);
         listens.expect("nobody else does");
         let listener = Listener::default();
@@ -116,11 +120,15 @@ fn of_a_lease_that_comes_twice_in_a_seal_each_block_has_its_own_tokens() {
 #[test]
 fn of_a_path_that_is_new_in_parts_each_block_has_its_own_tokens_and_parent() {
     for ring in [12, 1 << 10] {
-        let mut heard = Heard::of(config(48, 8), ring);
+        let yard = Yard::of(config(48, 8));
+        let kept = yard.run(&text(40, 3));
         for name in 0..8 {
-            heard.yard.publish(&text(name, 3));
-            heard.yard.squeeze(2 + name % 2);
+            yard.publish(&text(name, 3));
+            yard.squeeze(2 + name % 2);
         }
+        yard.finish(kept);
+        yard.squeeze(yard.device().idle as u32);
+        let mut heard = Heard::late(yard, ring);
         heard.known();
         let (short, long) = (text(20, 6), cat(&text(20, 6), &text(21, 10)));
         let leases = [&short, &long, &long].map(|text| heard.yard.begin(&and_one(text)).0);
@@ -146,9 +154,9 @@ fn of_a_path_that_is_new_in_parts_each_block_has_its_own_tokens_and_parent() {
         }
         let told = heard.yard.cache.event_stats().expect("it listens");
         assert_eq!((told.unknown_tokens, told.resyncs > 0), (0, ring == 12));
-        leases
-            .into_iter()
-            .for_each(|lease| heard.yard.finish(lease));
+        for lease in leases {
+            heard.yard.finish(lease);
+        }
     }
 }
 

@@ -358,51 +358,52 @@ impl Events {
     /// what the sequence stands for.
     pub(crate) fn sealed(
         &mut self,
-        path: (&[NodeIx], &[Key]),
-        first: u32,
+        (mut nodes, mut keys): (&[NodeIx], &[Key]),
+        mut block: u32,
         mut above: Above,
         spoken: Option<Spoken<'_>>,
     ) {
         let size = self.block_size;
-        let (mut nodes, mut keys) = path;
-        let mut block = first;
+        // Of most sequences the tokens are all there is to say.
+        let plain = spoken.filter(|all| all.origin.is_none());
         while let (Some(&node), Some(key)) = (nodes.first(), keys.first()) {
-            let own = spoken.and_then(|all| all.of(block, size));
             self.place(node, above);
-            if let Some(own) = own.filter(|_| !self.marks(node).has_tokens()) {
+            if !self.marks(node).has_tokens()
+                && let Some(own) = spoken.and_then(|all| all.of(block, size))
+            {
                 self.speak(node, own);
             }
             self.stored(node);
-            above = Above::Block(self.number_of(node, key));
-            // Of most sequences the tokens are all there is to say.
-            let plain = spoken.filter(|all| all.origin.is_none());
             let tokens = plain.and_then(|all| all.tokens_from(block + 1, size));
-            let behind = (&nodes[1..], &keys[..], tokens.unwrap_or_default());
-            let done = 1 + self.sealed_plain(behind);
-            if let Some(last) = keys[..done].last().filter(|_| done > 1) {
-                above = Above::Block(number(last));
-            }
-            (nodes, keys) = (&nodes[done..], &keys[done..]);
-            block += done as u32;
+            let more = self.sealed_plain(&nodes[1..], keys, tokens.unwrap_or_default());
+            above = Above::Block(match more {
+                0 => self.number_of(node, key),
+                _ => number(&keys[more]),
+            });
+            (nodes, keys) = (&nodes[more + 1..], &keys[more + 1..]);
+            block += more as u32 + 1;
         }
     }
 
     /// Notes blocks of these tokens, each behind the block of its key, up to one that is not new or for which
-    /// there is no room. Most lie in a row, as the trie gives places again in the order of paths. Returns how many.
-    fn sealed_plain(&mut self, (nodes, above, tokens): (&[NodeIx], &[Key], &[u32])) -> usize {
+    /// there is no room. Most lie in a row, as the trie gives places again in the order of paths. Returns how
+    /// many.
+    fn sealed_plain(&mut self, nodes: &[NodeIx], above: &[Key], tokens: &[u32]) -> usize {
         let (size, mut done) = (self.block_size, 0);
         let most = self.room().min(tokens.len() / size).min(nodes.len());
         let places = self.marks.len().min(self.walk.cursor as usize);
         for run in nodes[..most].chunk_by(|one, next| one.get() + 1 == next.get()) {
             let start = run[0].at();
             let end = places.min(start + run.len());
-            let marks = self.marks.get_mut(start..end).unwrap_or_default();
+            let Some(marks) = self.marks.get_mut(start..end) else {
+                break;
+            };
             let is_new = |marks: &&mut Marks| !marks.has(PLACED | TOKENS | QUEUED);
             let new = marks.iter_mut().take_while(is_new);
             let new = new.map(|marks| marks.0 |= PARENT | TOKENS | QUEUED).count();
-            let parents = self.parents[start..].iter_mut().zip(&above[done..]);
+            let parents = self.parents[start..start + new].iter_mut();
             parents
-                .take(new)
+                .zip(&above[done..])
                 .for_each(|(parent, key)| *parent = number(key));
             self.tokens[start * size..(start + new) * size]
                 .copy_from_slice(&tokens[done * size..(done + new) * size]);
