@@ -32,9 +32,11 @@ __all__ = [
     "AsyncEngine",
     "BlockyardError",
     "Cause",
+    "ChunkedAttention",
     "Config",
     "Crane",
     "ForeignLease",
+    "Full",
     "Hints",
     "InUse",
     "KVCache",
@@ -49,8 +51,10 @@ __all__ = [
     "Parked",
     "Plan",
     "Probe",
+    "RecurrentState",
     "Scheduler",
     "SchedulerOptions",
+    "SlidingWindow",
     "Soon",
     "SpentLease",
     "Step",
@@ -74,6 +78,7 @@ if typing.TYPE_CHECKING:
     from blockyard.scheduling.options import SchedulerOptions
     from blockyard.scheduling.scheduler import Scheduler
     from blockyard.serving.async_engine import AsyncEngine
+    from blockyard.shared.groups import ChunkedAttention, Full, RecurrentState, SlidingWindow
     from blockyard.shared.hints import Hints
     from blockyard.shared.layout import KVLayout
     from blockyard.shared.plan import Cause, Outcome
@@ -86,16 +91,20 @@ else:
         "Ack": "scheduling.engine",
         "AsyncEngine": "serving.async_engine",
         "Cause": "shared.plan",
+        "ChunkedAttention": "shared.groups",
         "Config": "yard.config",
         "Crane": "crane.crane",
+        "Full": "shared.groups",
         "Hints": "shared.hints",
         "KVCache": "yard.cache",
         "KVLayout": "shared.layout",
         "NewRequest": "scheduling.new_request",
         "Outcome": "shared.plan",
         "Output": "scheduling.engine",
+        "RecurrentState": "shared.groups",
         "Scheduler": "scheduling.scheduler",
         "SchedulerOptions": "scheduling.options",
+        "SlidingWindow": "shared.groups",
         "Step": "scheduling.engine",
         "agree": "yard.handshake",
         "local": "local_cache",
