@@ -37,6 +37,7 @@ __all__ = [
     "Crane",
     "ForeignLease",
     "Full",
+    "GroupConfigs",
     "Hints",
     "InUse",
     "KVCache",
@@ -84,6 +85,7 @@ if typing.TYPE_CHECKING:
     from blockyard.shared.plan import Cause, Outcome
     from blockyard.yard.cache import KVCache
     from blockyard.yard.config import Config
+    from blockyard.yard.group_configs import GroupConfigs
     from blockyard.yard.handshake import agree
     from blockyard.yard.rejoining import rejoin
 else:
@@ -95,6 +97,7 @@ else:
         "Config": "yard.config",
         "Crane": "crane.crane",
         "Full": "shared.groups",
+        "GroupConfigs": "yard.group_configs",
         "Hints": "shared.hints",
         "KVCache": "yard.cache",
         "KVLayout": "shared.layout",

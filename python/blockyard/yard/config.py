@@ -3,7 +3,7 @@
 import difflib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
@@ -73,6 +73,8 @@ class ConfigKeywords(TypedDict, total=False):
     recompute: bool
     copy_retries: int
     groups: int
+    linked: bool
+    group: int
     namespace: Mapping[str, str | os.PathLike[str]] | None
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
@@ -128,7 +130,11 @@ class Config:
         recompute: Whether the engine can recompute KV that was lost.
         copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
             is broken, and no copy of another block is made ahead of need any more.
-        groups: Groups of layers; only 1 is supported.
+        groups: Groups of layers; only 1 is supported. For a model with several, `GroupConfigs`
+            makes one configuration for each.
+        linked: Whether each block stands on the one before it, so that a row of blocks is a prefix.
+            False for a group of layers that keeps parts of a sequence alone.
+        group: The number of the group of layers, 0 for the first of full attention.
         namespace: Names that are part of every key: model, weights, dtype, layout, parallel. A
             path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
@@ -165,6 +171,8 @@ class Config:
     recompute: bool = True
     copy_retries: int = 3
     groups: int = 1
+    linked: bool = True
+    group: int = 0
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
@@ -186,6 +194,7 @@ class Config:
             settle(self, name, int(own) if isinstance(own, _Default) else own)
         for tier, blocks in _sizes(self).items():
             settle(self, tier, blocks)
+        _check_groups(self.groups)
         none = {field.name for field in fields(self) if field.default is None}
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or name not in none:
@@ -261,6 +270,8 @@ class Config:
             values["copy_tuning"] = asdict(self.copying)
         values["keyed"] = list(self.keyed) or None
         values["device" if self.engine else "engine"] = None
+        # Of one group of layers nothing says so: its folders and fingerprints are those of before.
+        values |= {"linked": None if self.linked else False, "group": self.group or None}
         return {name: value for name, value in values.items() if value is not None}
 
     def named(self) -> Self:
@@ -269,12 +280,13 @@ class Config:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The identity of KV on a disk, beside the layout: namespace, key hash, block size.
+        """The identity of KV on a disk, beside the layout: namespace, keys, group of layers.
 
         It is for `DiskTier`.
         """
         keys = f"{self._encoding}, blocks of {self.block_size} tokens"
-        return {**dict(self.namespace or ()), "keys": keys}
+        group = {"group of layers": str(self.group)} if self.group else {}
+        return {**dict(self.namespace or ()), "keys": keys, **group}
 
     @property
     def _encoding(self) -> str:
@@ -359,7 +371,7 @@ class Config:
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
         others = {"layout", "ranks", "ahead", "deadline", "copy_tuning", "disk_reclaim"}
-        others |= {"record", "yard"}
+        others |= {"record", "yard", "linked", "group"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -381,7 +393,18 @@ _LEAST = {
     "ghosts": 0,
     "copy_retries": 0,
     "groups": 0,
+    "group": 0,
 }
+
+
+def _check_groups(given: object) -> None:
+    """Refuses groups of layers themselves, which several configurations are made of."""
+    if isinstance(given, Iterable):
+        raise Misuse(
+            f"groups = {shown(given)}: a Config is of one group of layers; for a model with "
+            "several give GroupConfigs(groups, engine=…), over an engine that allocates its "
+            "blocks itself"
+        )
 
 
 def _least(least: int) -> Callable[[str, object], int]:
@@ -392,6 +415,7 @@ _WORDS: dict[str, tuple[str | bool, ...]] = {
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
     "disk_reclaim": (True, False),
+    "linked": (True, False),
 }
 
 
