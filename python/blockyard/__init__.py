@@ -38,6 +38,7 @@ __all__ = [
     "ForeignLease",
     "Full",
     "GroupConfigs",
+    "Groups",
     "Hints",
     "InUse",
     "KVCache",
@@ -79,7 +80,13 @@ if typing.TYPE_CHECKING:
     from blockyard.scheduling.options import SchedulerOptions
     from blockyard.scheduling.scheduler import Scheduler
     from blockyard.serving.async_engine import AsyncEngine
-    from blockyard.shared.groups import ChunkedAttention, Full, RecurrentState, SlidingWindow
+    from blockyard.shared.groups import (
+        ChunkedAttention,
+        Full,
+        Groups,
+        RecurrentState,
+        SlidingWindow,
+    )
     from blockyard.shared.hints import Hints
     from blockyard.shared.layout import KVLayout
     from blockyard.shared.plan import Cause, Outcome
@@ -98,6 +105,7 @@ else:
         "Crane": "crane.crane",
         "Full": "shared.groups",
         "GroupConfigs": "yard.group_configs",
+        "Groups": "shared.groups",
         "Hints": "shared.hints",
         "KVCache": "yard.cache",
         "KVLayout": "shared.layout",

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from math import lcm
-from typing import ClassVar
+from operator import itemgetter
+from typing import Any, ClassVar, Self
 
 from blockyard._core import Misuse
 from blockyard._typing import override
-from blockyard.shared.layout import KVLayout
-from blockyard.shared.validate import integer, shown
+from blockyard.shared.layout import KVLayout, Order
+from blockyard.shared.models import HYBRIDS, Chunk, Heads, Latent, State, Window
+from blockyard.shared.validate import integer, known, shown
 
 __all__ = ["ChunkedAttention", "Full", "Group", "Groups", "RecurrentState", "SlidingWindow"]
 
@@ -256,7 +258,7 @@ class Groups:
     """Tokens between boundaries, the lengths at which all groups can be resumed."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
-        listed: object = groups
+        listed: object = groups.in_engine_order() if isinstance(groups, Groups) else groups
         if not isinstance(listed, Iterable) or isinstance(listed, str | bytes):
             raise Misuse(f"groups = {shown(groups)}: give a list like [Full(…), SlidingWindow(…)]")
         given = tuple(islice(listed, self.MOST + 1))
@@ -287,6 +289,57 @@ class Groups:
             self._check(number, group, spine)
         grids = (g.every or 1 for g in self.members if isinstance(g, RecurrentState))
         self.boundary = lcm(self.block_size, *grids)
+
+    @classmethod
+    def preset(  # noqa: PLR0913 - keywords
+        cls,
+        name: str,
+        *,
+        dtype: str = "bfloat16",
+        state_dtype: str | None = None,
+        block_size: int = 16,
+        ranks: int = 1,
+        order: Order = "page-first",
+    ) -> Self:
+        """Makes the groups of a well-known hybrid model; `shared.models` has figures and sources.
+
+        Args:
+            name: For example "gpt-oss-120b".
+            dtype: Type of the KV, and of a state whose model names no other.
+            state_dtype: Type of recurrent states; None for the model's.
+            block_size: Tokens per block.
+            ranks: Tensor-parallel ranks.
+            order: As in `KVLayout.llama`.
+
+        Raises:
+            Misuse: There is no such model (the nearest is named), or a value is out of range.
+        """
+        known("name", name, HYBRIDS)
+        how: dict[str, Any] = {"block_size": block_size, "ranks": ranks, "order": order}
+
+        def attention(model: Heads | Latent) -> KVLayout:
+            made = KVLayout.llama if isinstance(model, Heads) else KVLayout.mla
+            return made(*model, dtype=dtype, name=name, **how)
+
+        def group(model: Heads | Latent | Window | Chunk | State) -> Group:
+            if isinstance(model, Window):
+                return SlidingWindow(attention(model.heads), tokens=model.tokens)
+            if isinstance(model, Chunk):
+                return ChunkedAttention(attention(model.heads), tokens=model.tokens)
+            if isinstance(model, State):
+                ssm = state_dtype or model.ssm_dtype
+                layout = KVLayout.state(*model[:3], dtype=dtype, ssm_dtype=ssm, name=name, **how)
+                return RecurrentState(layout)
+            return Full(attention(model))
+
+        return cls(map(group, HYBRIDS[name]))
+
+    def in_engine_order(self) -> list[Group]:
+        """Returns the groups in the order of the engine."""
+        return [
+            group
+            for _, group in sorted(zip(self.numbers, self.members, strict=True), key=itemgetter(0))
+        ]
 
     def _check(self, number: int, group: Group, spine: int) -> None:
         layout = group.layout

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import blockyard as by
 from blockyard.shared.groups import Group, Groups
 from blockyard.shared.layout import Plane
+from blockyard.shared.models import HYBRIDS
 
 lengths = st.integers(0, 200)
 sizes = st.integers(1, 20)
@@ -161,3 +162,57 @@ def test_a_checkpoint_must_be_a_boundary() -> None:
     for wrong in (0, -12, 12.0, None):
         with pytest.raises(by.Misuse, match="checkpoint = "):
             groups.checkpoint(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_token", "others"),
+    [
+        ("gpt-oss-120b", 36 << 10, 36 << 10),
+        ("gpt-oss-20b", 24 << 10, 24 << 10),
+        ("gemma-3-27b", 10 * 2 * 16 * 128 * 2, 52 * 2 * 16 * 128 * 2),
+        ("llama-4-scout", 48 << 10, 144 << 10),
+        ("qwen3-next-80b-a3b", 24 << 10, (72 << 20) + 36 * 3 * 8192 * 2),
+        ("kimi-linear-48b-a3b", 7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 12288 * 2)),
+        ("lfm2.5-350m", 12 << 10, 10 * 2 * 1024 * 2),
+    ],
+)
+def test_the_groups_of_well_known_models_are_theirs(name: str, per_token: int, others: int) -> None:
+    spine, rider = by.Groups.preset(name)
+    assert spine.layout.block_bytes == 16 * per_token
+    state = isinstance(rider, by.RecurrentState)
+    assert rider.layout.block_bytes == others * (1 if state else 16)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_every_preset_has_the_same_bytes_in_either_order_and_over_ranks(name: str) -> None:
+    whole = by.Groups.preset(name)
+    pieces = by.Groups.preset(name, order="layer-first")
+    for one, other in zip(whole, pieces, strict=True):
+        assert one.layout.block_bytes == other.layout.block_bytes > 0
+        assert {plane.pieces for plane in one.layout.planes} == {1}
+        assert all(plane.pieces > 1 for plane in other.layout.planes)
+        assert one.layout.name == name
+    for one, other in zip(whole, by.Groups.preset(name, ranks=2), strict=True):
+        shared = one.layout.planes[0].replicated or one.layout.block_bytes % 2
+        assert other.layout.host_block_bytes == one.layout.block_bytes or shared or "-1b" in name
+    with pytest.raises(by.Misuse, match=f"preset {name!r}: its layers keep KV in 2 ways.*Groups"):
+        by.KVLayout.preset(name)
+
+
+def test_a_preset_takes_types_and_an_unknown_one_names_the_nearest() -> None:
+    half = by.Groups.preset("qwen3-next-80b-a3b", state_dtype="bfloat16", block_size=32)
+    assert [plane.name for plane in half[1].layout.planes] == ["conv", "ssm"]
+    assert half[1].layout.block_bytes == (36 << 20) + 36 * 3 * 8192 * 2
+    assert half.block_size == 32
+    with pytest.raises(by.Misuse, match="did you mean 'gemma-3-27b'"):
+        by.Groups.preset("gemma3-27b")
+    with pytest.raises(by.Misuse, match="ssm = 100 on ranks = 3"):
+        by.KVLayout.state(2, 9, 100, ranks=3)
+    with pytest.raises(by.Misuse, match="dtype of ssm = 'fp32': did you mean"):
+        by.KVLayout.state(2, 9, 100, ssm_dtype="fp32")
+
+
+def test_groups_of_groups_keep_their_numbers() -> None:
+    groups = Groups([by.SlidingWindow(layout(), tokens=5), full()])
+    assert Groups(groups).numbers == groups.numbers == (1, 0)
+    assert Groups(groups).in_engine_order() == groups.in_engine_order()

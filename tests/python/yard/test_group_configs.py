@@ -154,9 +154,9 @@ def test_the_least_that_a_refusal_names_will_do(
     configs = by.GroupConfigs(groups, host=least, **how)  # type: ignore[arg-type]
     total = parse_size("host", least).nbytes
     used = 0
+    last = max(configs.groups.last_boundary(typical), configs.groups.boundary)
     for config, group in zip(configs, configs.groups, strict=True):
         used += config.host_blocks * group.layout.host_block_bytes
-        last = max(configs.groups.last_boundary(typical), configs.groups.boundary)
         if not isinstance(group, by.Full):
             assert config.host_blocks >= 2 * len(group.needs(last, 16))
         if longest is not None:
