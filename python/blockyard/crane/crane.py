@@ -16,7 +16,7 @@ from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import unclosed
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import MOST_YARD, Outcome, Plan, Unreported
+from blockyard.shared.plan import MOST_GROUP, MOST_YARD, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Clock, CraneNumbers
@@ -51,6 +51,7 @@ class Crane(Single):
         copy_tuning: The configuration's, for a `CudaCopier` that is made here.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
+        group: The group of layers that its memory has, as `Config.group`.
 
     Raises:
         Misuse: A tier has another name or layout, or the layout has no such rank.
@@ -100,6 +101,7 @@ class Crane(Single):
         copier: Copier | Mapping[Pair, Copier] | None = None,
         copy_tuning: CopyTuning | None = None,
         fingerprint: str = "",
+        group: int = 0,
     ) -> None:
         rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
@@ -117,7 +119,8 @@ class Crane(Single):
         copiers = select_copiers(self._tiers, copier, copy_tuning)
         self.called = f"the Crane of rank {rank}"
         """What a warning calls it where it was dropped and not closed."""
-        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes)
+        group = integer("group", group, least=0, most=MOST_GROUP)
+        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes, group=group)
         """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
         self._owner = Owner()
         self.persistent = PersistentTiers(self._tiers.values(), self._owner)
@@ -140,9 +143,9 @@ class Crane(Single):
         """
         self.traffic.hello(None if yard is None else integer("yard", yard, most=MOST_YARD))
         blocks = dict.fromkeys(TIERS, 0) | {name: one.blocks for name, one in self._tiers.items()}
-        return Hello(
-            self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks, yard=yard or 0
-        )
+        own = {"yard": yard or 0, "group": self.traffic.group}
+        layout = self._layout.fingerprint
+        return Hello(self._rank, self._fingerprint, layout=layout, **blocks, **own)
 
     @property
     def rank(self) -> int:
@@ -185,8 +188,8 @@ class Crane(Single):
             plans: One plan, or several of one yard.
 
         Raises:
-            Misuse: One is no plan, or in flight already, a tier or slot is not there, they are of
-                several yards, or the crane is closed, or in another call. Nothing of this call is
+            Misuse: One is no plan, of another group of layers, or in flight already, a tier or slot
+                is not there, they are of several yards, or the crane is closed, or in another call. Nothing of this call is
                 taken.
         """
         self.traffic.submit(plans_of(plans))

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, 
 from blockyard._core import KEY_ENCODINGS, Misuse
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS, KVLayout
-from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
+from blockyard.shared.plan import MOST_GROUP, MOST_YARD, WIRE, draw_yard
 from blockyard.shared.validate import file, integer, known, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.tier_sizes import in_blocks
@@ -371,7 +371,7 @@ class Config:
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
         others = {"layout", "ranks", "ahead", "deadline", "copy_tuning", "disk_reclaim"}
-        others |= {"record", "yard", "linked", "group"}
+        others |= {"record", "yard"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -393,7 +393,6 @@ _LEAST = {
     "ghosts": 0,
     "copy_retries": 0,
     "groups": 0,
-    "group": 0,
 }
 
 
@@ -414,8 +413,8 @@ def _least(least: int) -> Callable[[str, object], int]:
 _WORDS: dict[str, tuple[str | bool, ...]] = {
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
-    "disk_reclaim": (True, False),
     "linked": (True, False),
+    "disk_reclaim": (True, False),
 }
 
 
@@ -457,6 +456,11 @@ def _sizes(config: Config) -> dict[str, int | str]:
     blocks = {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
     if "engine" in blocks:
         integer("engine", blocks["engine"])
+    elif config.linked is False:
+        raise Misuse(
+            "linked = False, with a device of its own: blocks there stand on each other; give "
+            "engine=, the blocks of an engine that allocates them itself, or leave linked out"
+        )
     return blocks
 
 
@@ -473,5 +477,6 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "namespace": _namespace,
     "record": partial(file, "record"),
     "yard": partial(integer, "yard", most=MOST_YARD),
+    "group": partial(integer, "group", least=0, most=MOST_GROUP),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }
