@@ -189,8 +189,8 @@ class Crane(Single):
 
         Raises:
             Misuse: One is no plan, of another group of layers, or in flight already, a tier or slot
-                is not there, they are of several yards, or the crane is closed, or in another call. Nothing of this call is
-                taken.
+                is not there, they are of several yards, or the crane is closed, or in another call.
+                Nothing of this call is taken.
         """
         self.traffic.submit(plans_of(plans))
 

@@ -95,9 +95,7 @@ class _Files(NamedTuple):
     slots: int
     block_bytes: int
 
-    def open(
-        self, rank: int, threads: Sequence[DiskThreads], more: Mapping[str, Any]
-    ) -> DiskPart:
+    def open(self, rank: int, threads: Sequence[DiskThreads], more: Mapping[str, Any]) -> DiskPart:
         """Opens them as this rank."""
         first, step, number, planes, writer, _ = self.place
         owned = writer is None or writer == rank
