@@ -207,9 +207,9 @@ class GpuStream:
 
     def leave(self, user: "CopyStream", events: list[int]) -> None:
         """Takes a user away, and its events; with the last one all is given back."""
-        if user in self.users:
-            self.users.remove(user)
-            self._made += events
+        # Whatever interrupts it, the next call goes on.
+        self._made = list(dict.fromkeys([*self._made, *events]))
+        self.users = [one for one in self.users if one is not user]
         if self.users:
             return
         freed(self.gpu, self._ring)
