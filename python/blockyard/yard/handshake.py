@@ -50,8 +50,8 @@ def check_hello(config: Config, hello: Hello, yard: int) -> None:
     rank = f"rank {hello.rank}"
     if hello.group != config.group:
         raise Misuse(
-            f"{rank} has group {hello.group} of the layers, and the yard {config.group}: agree with "
-            "the cranes of each group by itself"
+            f"{rank} has group {hello.group} of the layers, and the yard {config.group}: agree "
+            "with the cranes of each group by itself"
         )
     if config.layout is not None and hello.layout != config.layout.fingerprint:
         raise Misuse(f"{rank} has another layout: start every process from one configuration")
