@@ -52,7 +52,6 @@ __all__ = [
     "Output",
     "Parked",
     "Plan",
-    "Presence",
     "Probe",
     "RecurrentState",
     "Scheduler",
@@ -95,7 +94,6 @@ if typing.TYPE_CHECKING:
     from blockyard.yard.config import Config
     from blockyard.yard.group_configs import GroupConfigs
     from blockyard.yard.handshake import agree
-    from blockyard.yard.presence import Presence
     from blockyard.yard.rejoining import rejoin
 else:
     _MODULES = {
@@ -114,7 +112,6 @@ else:
         "NewRequest": "scheduling.new_request",
         "Outcome": "shared.plan",
         "Output": "scheduling.engine",
-        "Presence": "yard.presence",
         "RecurrentState": "shared.groups",
         "Scheduler": "scheduling.scheduler",
         "SchedulerOptions": "scheduling.options",

@@ -154,7 +154,7 @@ impl State {
         for ((key, &id), &known) in keys.iter().zip(ids).zip(path) {
             let node = match known {
                 Ok(node) => {
-                    if behind_new && self.config.linked {
+                    if behind_new {
                         self.link(node, above.block());
                     }
                     node

@@ -54,8 +54,8 @@ impl State {
                 self.fill_from(node, SlotIx::new(id), &mut draft);
                 node
             });
-            if self.config.linked && known.is_some() && at > 0 && path[at - 1].is_none() {
-                self.link(node, nodes.last().copied());
+            if known.is_some() && at > 0 && path[at - 1].is_none() {
+                self.link(node, above.block());
             }
             nodes.push(node);
             above = self.behind(Some(node));
