@@ -122,11 +122,16 @@ def tasks() -> int:
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
+def ended(before: int) -> None:
+    """Waits until no more threads are left."""
+    until(lambda: tasks() <= before, "the end of the threads")
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     before = tasks()
     yield
-    until(lambda: tasks() <= before, "the end of the threads")
+    ended(before)
 
 
 def test_six_groups_have_the_threads_of_one(tmp_path: Path) -> None:
@@ -142,7 +147,7 @@ def test_six_groups_have_the_threads_of_one(tmp_path: Path) -> None:
         assert checksums <= 2
         found.append((tasks() - before - checksums, names.count("blockyard-copier")))
         groups.close()
-        until(lambda before=before: tasks() <= before, "the end of the threads")
+        ended(before)
     one, six = found
     assert one == (13, 4), "two for each lane, and nine of the disk"
     assert six == one
