@@ -56,6 +56,10 @@ class Group(ABC):
     def most_needed(self, length: int, block_size: int) -> int:
         """Returns the most blocks that any sequence of at most `length` tokens needs.
 
+        Args:
+            length: Tokens of the longest sequence.
+            block_size: Tokens per block.
+
         Raises:
             Misuse: `length` is no length.
         """
@@ -81,12 +85,22 @@ class Full(Group):
 
     @override
     def needs(self, length: int, block_size: int) -> range:
-        """Returns the indices of all blocks."""
+        """Returns the indices of all blocks.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         return range(-(-_length(length) // block_size))
 
     @override
     def most_needed(self, length: int, block_size: int) -> int:
-        """Returns the number of all blocks."""
+        """Returns the number of all blocks.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         return -(-_length(length) // block_size)
 
 
@@ -110,7 +124,12 @@ class _Span(Group):
 
     @override
     def most_needed(self, length: int, block_size: int) -> int:
-        """Returns the most blocks that the tokens read lie in."""
+        """Returns the most blocks that the tokens read lie in.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         read = min(_length(length), self.tokens - 1)
         most = (read + block_size - 2) // block_size + 1 if read else 0
         return min(most, -(-length // block_size))
@@ -140,7 +159,12 @@ class SlidingWindow(_Span):
 
     @override
     def needs(self, length: int, block_size: int) -> range:
-        """Returns the blocks of the tokens [length - tokens + 1, length), rounded outwards."""
+        """Returns the blocks of the tokens [length - tokens + 1, length), rounded outwards.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         return _outwards(max(0, _length(length) - self.tokens + 1), length, block_size)
 
 
@@ -162,12 +186,22 @@ class ChunkedAttention(_Span):
 
     @override
     def needs(self, length: int, block_size: int) -> range:
-        """Returns the blocks from the chunk's beginning to the length; none if both are equal."""
+        """Returns the blocks from the chunk's beginning to the length; none if both are equal.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         return _outwards(_length(length) // self.tokens * self.tokens, length, block_size)
 
     @override
     def most_needed(self, length: int, block_size: int) -> int:
-        """Returns the most blocks that the tokens read lie in."""
+        """Returns the most blocks that the tokens read lie in.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         if self.tokens % block_size == 0:  # every chunk begins at a block
             return -(-min(_length(length), self.tokens - 1) // block_size)
         return _Span.most_needed(self, length, block_size)
@@ -200,12 +234,22 @@ class RecurrentState(Group):
 
     @override
     def resumes_at(self, length: int, block_size: int) -> bool:
-        """Returns whether there is a state of exactly this length."""
+        """Returns whether there is a state of exactly this length.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         return _length(length) % (self.every or block_size) == 0 == length % block_size
 
     @override
     def needs(self, length: int, block_size: int) -> range:
-        """Returns the one block that ends at exactly this length."""
+        """Returns the one block that ends at exactly this length.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         if not self.resumes_at(length, block_size):
             step = lcm(self.every or 1, block_size)
             raise Misuse(
@@ -217,7 +261,12 @@ class RecurrentState(Group):
 
     @override
     def most_needed(self, length: int, block_size: int) -> int:
-        """Returns 1, or 0 if the length is below the first state's."""
+        """Returns 1, or 0 if the length is below the first state's.
+
+        Args:
+            length: Tokens of the sequence so far.
+            block_size: Tokens per block.
+        """
         return int(_length(length) >= lcm(self.every or 1, block_size))
 
     @override
