@@ -14,7 +14,6 @@ from blockyard.connectors.orders import Orders
 from blockyard.crane.copiers import Copier, Pair, Slots
 from blockyard.crane.copiers.checked import checked
 from blockyard.crane.copiers.select import select_copiers
-from blockyard.crane.copiers.sharing import SharedCopying
 from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
@@ -28,6 +27,7 @@ from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
+    from blockyard.crane.copiers.sharing import SharedCopying
     from blockyard.crane.tiers import Tier
 
 __all__ = ["Worker"]
@@ -91,7 +91,7 @@ class Worker(Single):
         disk_path: DiskPath | None = None,
         replica: str | None = None,
         keys: str | None = None,
-        sharing: SharedCopying | None = None,
+        sharing: "SharedCopying | None" = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
 

@@ -1,24 +1,26 @@
-"""The copiers of a crane, where none were given. A kind of tier with its own has a line here."""
+"""The copiers of a crane, where none were given. A kind of tier with its own has a line here.
+
+Those of a disk and of a GPU are imported when there is one.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Pair
-from blockyard.crane.copiers.bounce import BounceCopier
-from blockyard.crane.copiers.copy_stream import GpuStream
-from blockyard.crane.copiers.cuda_copier import CudaCopier
-from blockyard.crane.copiers.disk_copier import DiskCopier
-from blockyard.crane.copiers.sharing import SharedCopying
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import Tier, is_mapped
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS
 from blockyard.shared.validate import known
+
+if TYPE_CHECKING:
+    from blockyard.crane.copiers.copy_stream import GpuStream
+    from blockyard.crane.copiers.sharing import SharedCopying
+    from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["select_copiers"]
 
@@ -28,8 +30,8 @@ _ACROSS = "device", "device"
 def select_copiers(
     tiers: Mapping[str, Tier],
     given: Copier | Mapping[Pair, Copier] | None = None,
-    copy_tuning: CopyTuning | None = None,
-    sharing: SharedCopying | None = None,
+    copy_tuning: "CopyTuning | None" = None,
+    sharing: "SharedCopying | None" = None,
 ) -> dict[Pair, Copier]:
     """Returns the copier for each pair of these tiers, and for copies within the device.
 
@@ -57,9 +59,13 @@ def select_copiers(
     on_gpu = device if isinstance(device, DeviceTier) else None
     for tier in tiers.values():
         if isinstance(tier, DiskTier):
+            from blockyard.crane.copiers.disk_copier import DiskCopier  # noqa: PLC0415
+
             near = tier.copier if isinstance(tier.copier, DiskCopier) else DiskCopier(tier)
             made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), near)
             if on_gpu is not None and ("device", tier.name) not in own:
+                from blockyard.crane.copiers.bounce import BounceCopier  # noqa: PLC0415
+
                 streams = _streams(sharing, on_gpu, tier.name)
                 far = BounceCopier(on_gpu, tier, near, copy_tuning, streams)
                 made |= dict.fromkeys([("device", tier.name), (tier.name, "device")], far)
@@ -103,10 +109,12 @@ def _of_gpu(
     device: DeviceTier,
     pairs: list[Pair],
     tiers: Mapping[str, Tier],
-    copy_tuning: CopyTuning | None,
-    sharing: SharedCopying | None,
+    copy_tuning: "CopyTuning | None",
+    sharing: "SharedCopying | None",
 ) -> dict[Pair, Copier]:
     """Makes copiers between a GPU and each tier that is pinned for it, as these pairs need them."""
+    from blockyard.crane.copiers.cuda_copier import CudaCopier  # noqa: PLC0415 - only a GPU needs it
+
     below: dict[str, PinnedTier] = {}
     for name in dict.fromkeys(name for pair in pairs for name in pair if name != "device"):
         tier = tiers[name]
@@ -132,6 +140,6 @@ def _of_gpu(
 
 
 def _streams(
-    sharing: SharedCopying | None, device: DeviceTier, below: str
-) -> tuple[GpuStream, GpuStream] | None:
+    sharing: "SharedCopying | None", device: DeviceTier, below: str
+) -> "tuple[GpuStream, GpuStream] | None":
     return None if sharing is None else sharing.streams(device.gpu, below)

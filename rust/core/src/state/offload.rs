@@ -7,7 +7,7 @@ use super::engine::check_range;
 use crate::base::{Error, Ix, Key, NodeIx, Result, SlotIx, Tier};
 use crate::collections::{Gap, Tag};
 use crate::copies::{Move, Plan, Purpose};
-use crate::tiers::{Hold, Uses};
+use crate::tiers::Hold;
 
 /// What a block of a path stands on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -218,15 +218,12 @@ impl State {
 
     /// A block that is new here; without a key it is a partial one.
     pub(super) fn new_block(&mut self, above: Above, key: Option<(&Key, Gap)>) -> NodeIx {
-        let node = self.trie.add(above.block());
+        let node = self.trie.add(above.block(), key);
         if above == Above::Gone {
             self.trie.put_under(node, None);
         }
-        if let Some((key, gap)) = key {
-            let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
-            let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
-            self.trie.name(node, *key, gap, uses);
-            self.usages.born(node, ghost.unwrap_or(0));
+        if let Some((key, _)) = key {
+            self.recall_uses(node, key);
             self.emit_named(node);
         } else {
             self.usages.born(node, 0);

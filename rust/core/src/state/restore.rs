@@ -130,7 +130,7 @@ impl State {
                         return Err(Error::argument("keys", key.hex(), help));
                     }
                 };
-                self.trie.restore(*key, gap, tier, SlotIx::new(slot));
+                self.trie.restore(key, gap, tier, SlotIx::new(slot));
             }
         }
         Ok(())
