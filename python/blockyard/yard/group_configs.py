@@ -76,7 +76,7 @@ class GroupConfigs:
         >>> groups = [by.SlidingWindow(half, tokens=128), by.Full(half)]
         >>> configs = by.GroupConfigs(groups, engine=4096, host="8 GiB")
         >>> [config.host for config in configs]
-        [14126, 441]
+        [14122, 441]
     """
 
     groups: Groups
