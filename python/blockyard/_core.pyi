@@ -17,6 +17,7 @@ __all__ = [
     "DiskBaseline",
     "DiskInspector",
     "DiskLane",
+    "DiskThreads",
     "ForeignLease",
     "Forgotten",
     "FreedKeys",
@@ -720,6 +721,10 @@ def stats_schema() -> tuple[list[_Field], list[_Field]]: ...
 # every loop of more than 500 elements.
 
 @final
+class DiskThreads:
+    def __new__(cls, threads: int = 4) -> DiskThreads: ...
+
+@final
 class DiskLane:
     def __new__(
         cls,
@@ -730,9 +735,10 @@ class DiskLane:
         slots: int,
         block_bytes: int,
         direct: bool = True,
-        threads: int = 4,
+        threads: DiskThreads | int | None = None,
         owned: bool = True,
         rest: float = 0.5,
+        group: int = 0,
     ) -> DiskLane: ...
     @staticmethod
     def lacking(

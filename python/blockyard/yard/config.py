@@ -1,7 +1,7 @@
 """One frozen configuration for the yard and every crane."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import (
@@ -138,11 +138,11 @@ class Config:
         recompute: Whether the engine can recompute KV that was lost.
         copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
             is broken, and no copy of another block is made ahead of need any more.
-        groups: Groups of layers; only 1 is supported.
-        linked: Whether each block stands on the one before it. False makes every row of blocks a
-            set, for a group of layers that does not keep every token; only with `engine`.
-        group: The number of the group of layers in plans, outcomes and records, from 0 on. Each
-            group has a cache and cranes of its own.
+        groups: Groups of layers; only 1 is supported. For a model with several, `GroupConfigs`
+            makes one configuration for each.
+        linked: Whether each block stands on the one before it, so that a row of blocks is a prefix.
+            False for a group of layers that keeps parts of a sequence alone.
+        group: The number of the group of layers, 0 for the first of full attention.
         namespace: Names that are part of every key: model, weights, dtype, layout, parallel. A
             path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
@@ -202,6 +202,7 @@ class Config:
             settle(self, name, int(own) if isinstance(own, _Default) else own)
         for tier, blocks in _sizes(self).items():
             settle(self, tier, blocks)
+        _check_groups(self.groups)
         none = {field.name for field in fields(self) if field.default is None}
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or name not in none:
@@ -278,6 +279,8 @@ class Config:
             values["copy_tuning"] = asdict(self.copying)
         values["keyed"] = list(self.keyed) or None
         values["device" if self.engine else "engine"] = None
+        # Of one group of layers nothing says so: its folders and fingerprints are those of before.
+        values |= {"linked": None if self.linked else False, "group": self.group or None}
         return {name: value for name, value in values.items() if value is not None}
 
     def named(self) -> Self:
@@ -286,12 +289,12 @@ class Config:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The identity of KV on a disk, beside the layout: namespace, key hash, block size, group.
+        """The identity of KV on a disk, beside the layout: namespace, keys, group of layers.
 
         It is for `DiskTier`.
         """
         keys = f"{self._encoding}, blocks of {self.block_size} tokens"
-        group = {"group": str(self.group)} if self.group else {}
+        group = {"group of layers": str(self.group)} if self.group else {}
         return {**dict(self.namespace or ()), "keys": keys, **group}
 
     @property
@@ -400,6 +403,16 @@ _LEAST = {
     "copy_retries": 0,
     "groups": 0,
 }
+
+
+def _check_groups(given: object) -> None:
+    """Refuses groups of layers themselves, which several configurations are made of."""
+    if isinstance(given, Iterable):
+        raise Misuse(
+            f"groups = {shown(given)}: a Config is of one group of layers; for a model with "
+            "several give GroupConfigs(groups, engine=…), over an engine that allocates its "
+            "blocks itself"
+        )
 
 
 def _least(least: int) -> Callable[[str, object], int]:
