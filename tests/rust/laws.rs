@@ -60,6 +60,8 @@ mod runs;
 mod sealing;
 #[path = "laws/slots.rs"]
 mod slots;
+#[path = "laws/spare.rs"]
+mod spare;
 #[path = "laws/telling.rs"]
 mod telling;
 #[path = "laws/tickets.rs"]

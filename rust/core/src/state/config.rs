@@ -258,7 +258,8 @@ fn check_spare(config: &Config) -> Result<()> {
     let most = most_spare(config.slots[0]);
     if spare > most {
         let value = format!("{spare}, where at most {most} may be");
-        let help = "a slot that is kept free caches no block: keep a 64th of the device free at most";
+        let help =
+            "a slot that is kept free caches no block: keep a 64th of the device free at most";
         return Err(Error::argument("spare", value, help));
     }
     Ok(())

@@ -75,7 +75,11 @@ impl State {
     fn copy_next(&mut self, from: Tier, ahead: u32, most: u32, flying: u32) -> Option<Plan> {
         let through = self.config.write_of(from) == WritePolicy::Through;
         // What is free ahead of need does not count: it is made of victims that have a copy.
-        let spare = if from == Tier::DEVICE { self.spare() } else { 0 };
+        let spare = if from == Tier::DEVICE {
+            self.spare()
+        } else {
+            0
+        };
         if !through && self.tiers[from].ledger().free().saturating_sub(spare) >= ahead {
             return None;
         }
