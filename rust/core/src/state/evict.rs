@@ -10,6 +10,9 @@ use crate::tiers::{FORGOTTEN, Hold};
 /// Victims for which it does not pay to look ahead.
 const FEW: u32 = 4;
 
+/// Most blocks that are evicted ahead of need in one call, so that nobody waits long for the yard.
+const AT_ONCE: u32 = 1024;
+
 impl State {
     /// Evicts one block that the order gave as a victim, or that is a leaf; then those above it that
     /// retire by that.
@@ -138,13 +141,14 @@ impl State {
         true
     }
 
-    /// Evicts the device's next victims ahead of need, until `spare` slots are free; returns how many it has
-    /// evicted. It ends before a victim that a tier below may still take a copy of. Nothing is done on a
+    /// Evicts the device's next victims ahead of need, 1,024 at most, until `spare` slots are free; returns how
+    /// many it has evicted. It ends before a victim that a tier below may still take a copy of. Nothing is done on a
     /// device that has shrunk: there a victim may take its parents with it, which have no copy.
     pub fn make_spare(&mut self) -> u32 {
         let (tier, before) = (Tier::DEVICE, self.counters.evicted[Tier::DEVICE.at()]);
-        let spare = self.spare();
-        let lacks = spare.saturating_sub(self.tiers[tier].ledger().free());
+        let free = self.tiers[tier].ledger().free();
+        let spare = self.spare().min(free + AT_ONCE);
+        let lacks = spare.saturating_sub(free);
         if lacks == 0 {
             return 0;
         }
