@@ -139,7 +139,7 @@ fn a_step_makes_it_once_and_leaves_each_promise_backed() {
     assert_eq!(evicted(&yard).1, 12, "the end of a sequence makes none");
 }
 
-/// Law: R2-11, INV-40
+/// Law: R2-11, INV-20l
 #[test]
 fn a_victim_that_a_tier_below_could_take_stays_until_it_has_its_copy() {
     for policy in KINDS {
@@ -183,7 +183,7 @@ fn a_victim_that_no_tier_below_will_take_goes() {
 
 /// What is kept free does not count as free where copies ahead look at how much is: else they would end
 /// before any victim has its copy.
-/// Law: R2-11, INV-40
+/// Law: R2-11, INV-20l
 #[test]
 fn copies_ahead_go_on_behind_what_is_kept_free() {
     let yard = full(sparing(8, 40, 80));
