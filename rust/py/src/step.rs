@@ -124,10 +124,10 @@ impl Cache {
         row_array(py, &unserved)
     }
 
-    /// Evicts the device's next victims ahead of need, until `spare` slots are free, as each step's `grow` and
-    /// `decode_step` do: an engine that never decodes calls it while a step computes.
+    /// Evicts the device's next victims ahead of need, until `spare` slots are free.
     ///
-    /// It stops at a block that a tier below could still get a copy of, and evicts 1,024 blocks at
+    /// `grow` and `decode_step` do this at their end; an engine that never decodes calls it once a
+    /// step, while the step computes. It stops at a block that a tier below could still get a copy of, and evicts 1,024 blocks at
     /// most. After a shrink of the device it evicts none.
     ///
     /// Returns:

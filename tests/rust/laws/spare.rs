@@ -42,7 +42,7 @@ fn evicted(yard: &Yard) -> (u64, u64, u64) {
 
 fn refusal(config: Config) -> String {
     let made = Cache::new(config, KeyHash::default(), &Namespace::default());
-    let error = made.map(drop).unwrap_err();
+    let error = made.map(drop).expect_err("too many");
     assert!(matches!(error, Error::Argument { name: "spare", .. }));
     error.to_string()
 }

@@ -182,6 +182,11 @@ impl State {
         if self.tiers.next_below(Tier::DEVICE).is_none() {
             return most;
         }
+        // Where copies are late, no step looks further than at the first.
+        let first = self.tiers[Tier::DEVICE].victim(&self.usages);
+        if first.is_none_or(|slot| !self.is_losable(slot)) {
+            return 0;
+        }
         let mut slots = std::mem::take(&mut self.scratch.victims);
         slots.clear();
         let (trie, usages) = (&self.trie, &self.usages);
