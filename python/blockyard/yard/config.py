@@ -121,12 +121,12 @@ class Config:
             less; None for a 64th of the device, 512 at most. It evicts no block that a tier below
             could still get a copy of. A 64th is the most, or 8 where that is more; 0 keeps none.
         ahead: While fewer than this many slots of a tier are free, beside `spare`, this many of its
-            next victims have a copy below; with "through" the most blocks in flight. It is for each tier that
-            has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
-            and below the device for as many as there, up to a quarter; for a quarter where host
-            copies go first; and from the largest begin on for as many as it takes, where that is
-            more. What is behind those is copied too then, while nothing else goes down; where the
-            tier below is full, up to half of the tier. 0 copies nothing ahead.
+            next victims have a copy below; with "through" the most blocks in flight. It is for each
+            tier that has one below it, or a mapping by tier. None for a sixteenth of the tier, at
+            most 4,096, and below the device for as many as there, up to a quarter; for a quarter
+            where host copies go first; and from the largest begin on for as many as it takes, where
+            that is more. What is behind those is copied too then, while nothing else goes down;
+            where the tier below is full, up to half of the tier. 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.

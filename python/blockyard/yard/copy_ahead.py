@@ -20,11 +20,11 @@ class _Watermark(NamedTuple):
 class CopyAhead:
     """Demotes blocks by a watermark; the core selects them by the write policy.
 
-    While fewer slots of a tier than its watermark are free, beside `spare`, that many of its next victims are
-    copied down, with all of their paths. A victim then has its copy already; one that was not
-    copied in time is dropped, never waited for. The core skips blocks that it has examined before,
-    so every dispatch may ask. With "through", blocks are copied down when they come to the tier,
-    and the watermark bounds those in flight.
+    While fewer slots of a tier than its watermark are free, beside `spare`, that many of its next
+    victims are copied down, with all of their paths. A victim then has its copy already; one that
+    was not copied in time is dropped, never waited for. The core skips blocks that it has examined
+    before, so every dispatch may ask. With "through", blocks are copied down when they come to the
+    tier, and the watermark bounds those in flight.
 
     A watermark from the configuration is fixed. Otherwise the core's grows with the largest begin,
     and blocks behind the next victims follow while nothing goes down: up to half of the tier if the

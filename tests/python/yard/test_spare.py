@@ -76,7 +76,7 @@ def test_an_engine_of_its_own_blocks_has_none_to_keep() -> None:
 def test_a_smaller_rank_says_that_it_is_too_much() -> None:
     config = by.Config(device=6400, spare=100)
     hello = Hello(0, config.fingerprint, device=640, host=0)
-    with pytest.raises(by.Misuse, match="spare = 100: .* give 10 at most"):
+    with pytest.raises(by.Misuse, match=r"spare = 100: .* give 10 at most"):
         by.agree(config, [hello])
 
 
