@@ -101,8 +101,10 @@ def bookkeeping(config: Config, site: Site) -> Finding:
 def policies(config: Config, _: Site) -> Finding:
     """What was chosen in place of the defaults."""
     default = Config(device=2)
-    names = ("eviction", "host_copies", "write", "ahead", "spare", "deadline", "block_costs")
-    names += ("copy_retries",)
+    names = (
+        *("eviction", "host_copies", "write", "ahead", "spare", "deadline", "block_costs"),
+        "copy_retries",
+    )
     changed = [
         f"{name} = {value!r}"
         for name in names
