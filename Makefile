@@ -36,7 +36,7 @@ zig = --zig --compatibility manylinux2014 --target $1 -- -C link-arg=$(CURDIR)/t
 # A wheel into the folder $1, from the unpacked sdist, linked as $2 says. What cargo and zig make is kept.
 build = ( cd target/unpacked && CARGO_TARGET_DIR=$(CURDIR)/target CARGO_ZIGBUILD_CACHE_DIR=$(CURDIR)/target/zig \
 	ZIG_GLOBAL_CACHE_DIR=$(CURDIR)/target/zig CARGO_ZIGBUILD_PYTHON_PATH=$(PYO3_PYTHON) \
-	$(CURDIR)/$(BIN)/maturin build --release --out $(CURDIR)/$1 $2 )
+	$(CURDIR)/$(BIN)/maturin build --release --compression-level 9 --out $(CURDIR)/$1 $2 )
 # What installs the wheel of the folder $2 for the Python $1.
 into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall $2/*.whl
 

@@ -1,10 +1,15 @@
-"""Typing names that Python 3.11 lacks, for type checkers alone: nothing to install."""
+"""Typing names: what Python 3.11 lacks, and arrays without `numpy.typing`, whose import is slow."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["override"]
+import numpy as np
+
+__all__ = ["NDArray", "override"]
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from typing_extensions import override
 else:
+    _Scalar = TypeVar("_Scalar", bound=np.generic)
+    NDArray = np.ndarray[tuple[Any, ...], np.dtype[_Scalar]]
     override = staticmethod(lambda method: method)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blockyard._core import Cache, Forgotten, Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
@@ -26,9 +26,11 @@ from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
-from blockyard.yard.explain import Explanation
 from blockyard.yard.flights import PendingCopies
 from blockyard.yard.handshake import agree
+
+if TYPE_CHECKING:
+    from blockyard.yard.explain import Explanation
 
 __all__ = ["LocalCache", "local"]
 
@@ -234,7 +236,7 @@ class LocalCache(KVCache):
         return ended
 
     @override
-    def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
+    def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> "Explanation":
         """Explains as `KVCache.explain`, and adds the troubles of the disk.
 
         Args:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Fencing, Joining, Pair
@@ -12,7 +12,6 @@ from blockyard.crane.lanes import plans_of
 from blockyard.crane.persistent import PersistentTiers
 from blockyard.crane.tiers import Tier
 from blockyard.crane.traffic import Traffic
-from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import unclosed
 from blockyard.shared.owner import Owner, owned
@@ -21,6 +20,9 @@ from blockyard.shared.single import Single
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Clock, CraneNumbers
 from blockyard.shared.validate import integer, shown
+
+if TYPE_CHECKING:
+    from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["Crane"]
 
@@ -98,7 +100,7 @@ class Crane(Single):
         host: Tier | None = None,
         disk: Tier | None = None,
         copier: Copier | Mapping[Pair, Copier] | None = None,
-        copy_tuning: CopyTuning | None = None,
+        copy_tuning: "CopyTuning | None" = None,
         fingerprint: str = "",
     ) -> None:
         rank = integer("rank", rank, least=0)

@@ -7,18 +7,16 @@ from importlib import import_module
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from blockyard._typing import NDArray
 from blockyard.crane.tiers import Mapped
-from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.memory import MemoryTier, SharedFile
 from blockyard.shared.layout import KVLayout
 
 __all__ = ["NUMPY", "Device", "DeviceName", "device", "fetched"]
 
 DeviceName = Literal["memory", "cuda"]
 """Memory of this machine, computed in by NumPy; or a GPU's."""
-
-Shared = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class Device:
     """The array module: NumPy, or CuPy. Planes of the device's tier are its arrays."""
     near: Callable[[KVLayout, int], Mapped]
     """Makes a device tier of a number of blocks."""
-    far: Callable[[KVLayout, int, str, Shared | None], Mapped]
+    far: Callable[[KVLayout, int, str, SharedFile | None], Mapped]
     """Makes a tier below it, of a number of blocks and this name; the file is what `MemoryTier`
     calls shared."""
 
@@ -40,7 +38,7 @@ class Device:
         host: int,
         disk: int = 0,
         *,
-        shared: Shared | None = None,
+        shared: SharedFile | None = None,
     ) -> tuple[Mapped, Mapped | None, Mapped | None]:
         """Makes the tiers of device and host, and of memory in a disk's place.
 
@@ -67,7 +65,7 @@ def _near(layout: KVLayout, blocks: int) -> Mapped:
     return MemoryTier(layout, blocks, name="device")
 
 
-def _far(layout: KVLayout, blocks: int, name: str, shared: Shared | None) -> Mapped:
+def _far(layout: KVLayout, blocks: int, name: str, shared: SharedFile | None) -> Mapped:
     return MemoryTier(layout, blocks, name=name, shared=shared)
 
 
@@ -106,7 +104,7 @@ def _cuda() -> Device:
     def near(layout: KVLayout, blocks: int) -> Mapped:
         return DeviceTier(layout, blocks, gpu=gpu, stream=xp.cuda.get_current_stream().ptr)
 
-    def far(layout: KVLayout, blocks: int, name: str, shared: Shared | None) -> Mapped:
+    def far(layout: KVLayout, blocks: int, name: str, shared: SharedFile | None) -> Mapped:
         return PinnedTier(layout, blocks, name=name, gpu=gpu, shared=shared)
 
     return Device(xp, near, far)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard._typing import NDArray
 from blockyard.crane.copiers import BlockKeys, Copier, KeyedCopier, Pair, Receipt, Slots
 from blockyard.crane.tiers import Mapped, Tier, is_mapped
 from blockyard.shared.plan import Cause, Outcome, Plan

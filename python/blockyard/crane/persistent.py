@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Unavailable
+from blockyard._typing import NDArray
 from blockyard.crane.tiers import Persistent, Tier
 from blockyard.shared.layout import TIERS, TierName
 from blockyard.shared.log import Limited

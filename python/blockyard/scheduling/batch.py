@@ -6,9 +6,9 @@ from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Lease, LeaseBatch
+from blockyard._typing import NDArray
 from blockyard.scheduling.engine import Chunk, Start, Step, Stop
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.seats import Seat, Seats

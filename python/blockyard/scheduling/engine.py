@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Lease
-from blockyard._typing import override
+from blockyard._typing import NDArray, override
 
 __all__ = ["Ack", "Chunk", "Engine", "Output", "Start", "Step", "Stop", "Stops"]
 

@@ -1,5 +1,8 @@
 """Explains why a request waits, or what it is doing."""
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from blockyard._core import Keys, Lease, Parked
 from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.request import Request, RequestState
@@ -7,7 +10,9 @@ from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.stall import Stalls
 from blockyard.scheduling.unread import named
-from blockyard.yard.explain import Explanation
+
+if TYPE_CHECKING:
+    from blockyard.yard.explain import Explanation
 
 __all__ = ["Explainer"]
 
@@ -29,14 +34,14 @@ class Explainer:
         self._admission = admission
         self._stalls = stalls
 
-    def explain(self, entry: Request) -> Explanation:
+    def explain(self, entry: Request) -> "Explanation":
         """Explains what a request is doing, or why it waits, and which holders have the device."""
         seat = None if entry.seat is None else self._seats.at(entry.seat)
         below = self._cache.explain(self._held(entry))
         lines = self._of_waiting(entry) if seat is None else self._of_seat(seat)
         named_below = self._stalls.with_names("\n".join(below.lines)).split("\n")
         said = (f"Request {entry.id!r} is {entry.state}.", *lines, *named_below)
-        return Explanation((*said, *self._stalls.stall_messages().values()), below.holders)
+        return replace(below, lines=(*said, *self._stalls.stall_messages().values()))
 
     @property
     def _headroom(self) -> int:

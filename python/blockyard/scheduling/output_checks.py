@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard._typing import NDArray
 from blockyard.scheduling.batch import InFlightStep
 from blockyard.scheduling.engine import Ack, Output
 from blockyard.scheduling.seats import Seat, Seats

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Keys, Lease, Parked, Ticket, TooLarge
+from blockyard._typing import NDArray
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.request_checks import ticket_of

@@ -4,9 +4,9 @@ from collections.abc import Hashable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Ticket
+from blockyard._typing import NDArray
 from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 

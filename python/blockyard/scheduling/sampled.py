@@ -4,7 +4,8 @@ from array import array
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from blockyard._typing import NDArray
 
 __all__ = ["EMPTIED", "SampledTokens", "TokenRows"]
 

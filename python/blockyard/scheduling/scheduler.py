@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from blockyard._core import Lease
 from blockyard.scheduling.admission import Admission
@@ -28,8 +28,10 @@ from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
 from blockyard.shared.timings import Clock, StepTimes, timed
 from blockyard.yard.cache import KVCache
-from blockyard.yard.explain import Explanation
 from blockyard.yard.parking import Parking
+
+if TYPE_CHECKING:
+    from blockyard.yard.explain import Explanation
 
 __all__ = ["Scheduler"]
 
@@ -334,7 +336,7 @@ class Scheduler(Single):
         return None if entry is None else entry.lease
 
     @owned
-    def explain(self, request: Hashable) -> Explanation:
+    def explain(self, request: Hashable) -> "Explanation":
         """Explains what a request is doing, or why it waits, and which holders have the device.
 
         Raises:

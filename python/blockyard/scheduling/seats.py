@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Lease, Ticket
+from blockyard._typing import NDArray
 from blockyard.scheduling.engine import Stop
 from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.sampled import EMPTIED, TokenRows

@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unavailable
+from blockyard._typing import NDArray
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Engine
 from blockyard.scheduling.request import RequestState, Result

@@ -1,12 +1,11 @@
 """How copies between a GPU and its host are best made: measured once, and frozen here."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
 from blockyard._core import Misuse
-from blockyard.shared.validate import integer, shown
+from blockyard.shared.validate import integer, nearest, shown
 
 __all__ = ["CopyTuning"]
 
@@ -86,6 +85,6 @@ class CopyTuning:
             )
         for name in given:
             if name not in names:
-                near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
-                raise Misuse(f"there is no {name!r} in copy_tuning: did you mean {near[0]!r}?")
+                near = nearest(str(name), names)
+                raise Misuse(f"there is no {name!r} in copy_tuning: did you mean {near!r}?")
         return cls(**given)

@@ -1,10 +1,7 @@
 """What a block is in bytes: known to the yard and to every crane."""
 
-import difflib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
-from hashlib import sha256
 from types import MappingProxyType
 from typing import (
     Any,
@@ -21,7 +18,7 @@ from typing import (
 
 from blockyard._core import Misuse
 from blockyard.shared.models import MODELS, Heads
-from blockyard.shared.validate import integer, one_of, shown
+from blockyard.shared.validate import integer, nearest, one_of, shown
 
 __all__ = [
     "BELOW",
@@ -311,7 +308,7 @@ class KVLayout:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the whole layout, in hex."""
-        return sha256(json.dumps(self.to_mapping(), sort_keys=True).encode()).hexdigest()
+        return fingerprint_of(self.to_mapping())
 
     @property
     def block_bytes(self) -> int:
@@ -339,12 +336,19 @@ class KVLayout:
         return int(gib * 2**30) * (self.ranks if per == "rank" else 1) // self.host_block_bytes
 
 
+def fingerprint_of(values: Mapping[str, Any]) -> str:
+    """The SHA-256 of plain values, in hex."""
+    import json  # noqa: PLC0415 - only who compares processes needs it
+    from hashlib import sha256  # noqa: PLC0415 - likewise; it loads OpenSSL
+
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 def _width(name: str, dtype: object) -> int:
     if not isinstance(dtype, str) or dtype not in WIDTHS:
-        near = difflib.get_close_matches(shown(dtype), WIDTHS, n=1, cutoff=0.0)
         raise Misuse(
-            f"{name} = {shown(dtype)}: did you mean {near[0]!r}? A dtype is one of these names: "
-            f"{', '.join(WIDTHS)}"
+            f"{name} = {shown(dtype)}: did you mean {nearest(shown(dtype), WIDTHS)!r}? "
+            f"A dtype is one of these names: {', '.join(WIDTHS)}"
         )
     return WIDTHS[dtype]
 
@@ -367,5 +371,4 @@ def _given(kind: type[Plane | KVLayout], what: str, mapping: Mapping[str, Any]) 
 
 
 def _unknown(what: str, name: object, known: Iterable[str]) -> NoReturn:
-    near = difflib.get_close_matches(shown(name), known, n=1, cutoff=0.0)
-    raise Misuse(f"there is no {what}: did you mean {near[0]!r}?")
+    raise Misuse(f"there is no {what}: did you mean {nearest(shown(name), known)!r}?")

@@ -1,12 +1,14 @@
 """How much memory this process can still take, as the machine reports it."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from blockyard.shared.owner import is_foreign
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["control_groups", "free_memory", "memory_for", "whole"]
 
@@ -27,29 +29,32 @@ def memory_for(*counts: object) -> int | None:
     return free_memory() if many else None
 
 
-def free_memory(root: Path = Path("/")) -> int | None:
+def free_memory(root: "Path | None" = None) -> int | None:
     """Returns the bytes that this process can take now: of the machine, and of its control groups.
 
     Memory that holds files, and that the system would give back, counts as free. The limits of
     `ulimit` are not looked at: beyond them the system itself refuses.
 
     Args:
-        root: Where `proc` and `sys` are.
+        root: Where `proc` and `sys` are; None for `/`.
 
     Returns:
         The least of them, 0 or more; None where the system does not say, as outside Linux.
     """
+    from pathlib import Path  # noqa: PLC0415 - most programs have small caches
+
+    root = Path("/") if root is None else root
     rooms = [_of_machine(root), *_of_groups(root)]
     known = [room for room in rooms if room is not None]
     return max(min(known), 0) if known else None
 
 
-def _of_machine(root: Path) -> int | None:
+def _of_machine(root: "Path") -> int | None:
     kib = _numbers(root / "proc/meminfo").get("MemAvailable:")
     return None if kib is None else 1024 * kib
 
 
-def control_groups(root: Path, kind: str) -> Iterator[tuple[Path, int]]:
+def control_groups(root: "Path", kind: str) -> Iterator[tuple["Path", int]]:
     """Yields this process's control groups of a kind, from its own up, and the version of each.
 
     Version 2 has one tree, version 1 one for each kind.
@@ -69,7 +74,7 @@ def control_groups(root: Path, kind: str) -> Iterator[tuple[Path, int]]:
             yield one, 1 if kinds else 2
 
 
-def _of_groups(root: Path) -> list[int | None]:
+def _of_groups(root: "Path") -> list[int | None]:
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         2: ("memory.max", "memory.current"),
@@ -77,7 +82,7 @@ def _of_groups(root: Path) -> list[int | None]:
     return [_of_group(one, *names[version]) for one, version in control_groups(root, "memory")]
 
 
-def _of_group(group: Path, limits: str, used: str) -> int | None:
+def _of_group(group: "Path", limits: str, used: str) -> int | None:
     limit, taken = (_lines(group / name) for name in (limits, used))
     most, held = (whole(lines[0]) if lines else None for lines in (limit, taken))
     if most is None or held is None:
@@ -94,14 +99,14 @@ def whole(text: str) -> int | None:
     return int(text) if digits else None
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def _numbers(path: "Path") -> dict[str, int]:
     """Reads a name and a number from each line."""
     pairs = [line.split()[:2] for line in _lines(path)]
     found = ((pair[0], whole(pair[1])) for pair in pairs if len(pair) == 2)  # noqa: PLR2004
     return {name: number for name, number in found if number is not None}
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: "Path") -> list[str]:
     try:
         return path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

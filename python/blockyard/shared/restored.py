@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard._typing import NDArray
 from blockyard.shared.log import Limited
 
 __all__ = ["MOST_ROWS", "Restored"]

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from math import ceil, isfinite
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, cast
@@ -80,6 +79,8 @@ def parse_size(name: str, text: str) -> Size:
             f"in {', '.join(UNITS)}"
         )
     amount = f"{number} {next(known for known in UNITS if known.lower() == unit.lower())}"
+    from decimal import Decimal  # noqa: PLC0415 - most programs give numbers of blocks
+
     # In decimals, as 2.3 * 10**6 is no whole number in binary floating point.
     return Size(ceil(Decimal(number) * nbytes), amount, per)
 

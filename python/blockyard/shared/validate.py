@@ -1,19 +1,30 @@
 """Checks of what a caller gives; a refusal names the argument, its value and what it must be."""
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.shared.owner import is_foreign
 
-__all__ = ["bounded", "file", "folder", "integer", "known", "one_of", "seconds", "shown"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "bounded",
+    "file",
+    "folder",
+    "integer",
+    "known",
+    "nearest",
+    "one_of",
+    "seconds",
+    "shown",
+]
 
 _MANY: Final = 2**20
 """Values that one call takes of what is an object each: acks, seats, or flights."""
@@ -118,8 +129,15 @@ def known(
     if value in all_:
         return value
     near = (elsewhere or {}).get(value.casefold())
-    near = near or difflib.get_close_matches(value[:60], all_, n=1, cutoff=0.0)[0]
+    near = near or nearest(value[:60], all_)
     raise Misuse(f"{name} = {shown(value)}: did you mean {near!r}? It is one of {', '.join(all_)}")
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The one of some names that is most like a word, for an error that offers it."""
+    import difflib  # noqa: PLC0415 - only an error needs it
+
+    return difflib.get_close_matches(word, [*names], n=1, cutoff=0.0)[0]
 
 
 def shown(value: object) -> str:
@@ -136,12 +154,14 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
-def folder(name: str, given: str) -> Path:
+def folder(name: str, given: str) -> "Path":
     """The path of a folder, with a user's home in place of `~` at its beginning.
 
     Raises:
         Misuse: There is no such user, or it can be no path.
     """
+    from pathlib import Path  # noqa: PLC0415 - most programs give no folder
+
     if "\0" in given:
         raise Misuse(f"{name} = {given!r}: a path has no NUL in it")
     try:

@@ -4,14 +4,12 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
-from typing import Any, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Cache, Keys, Lease, Misuse, NoRoom, Parked, Plan, Recorder, _forked
-from blockyard._typing import override
+from blockyard._typing import NDArray, override
 from blockyard.shared.layout import TIERS, KVLayout, TierName
 from blockyard.shared.machine import memory_for
 from blockyard.shared.owner import Owner, owned
@@ -22,10 +20,12 @@ from blockyard.shared.validate import integer, seconds
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.config import Config, ConfigKeywords
 from blockyard.yard.copy_ahead import CopyAhead
-from blockyard.yard.explain import Explanation, explain
 from blockyard.yard.flights import Ended, Flights, PendingCopies, numbers, read_twice
 from blockyard.yard.flush import Flush
 from blockyard.yard.recording import Recording
+
+if TYPE_CHECKING:
+    from blockyard.yard.explain import Explanation
 
 __all__ = ["KVCache"]
 
@@ -72,7 +72,7 @@ class KVCache(Cache):
     )
 
     _config: Config
-    _fingerprint: str  # of `_config`: for `digest`
+    _fingerprint: str  # of `_config`, from the first `digest` on
     _flights: Flights
     _ended: dict[int, int] | None
     _now: int
@@ -98,14 +98,13 @@ class KVCache(Cache):
         yard = config.yard or draw_yard()
         cache = super().__new__(cls, **config.core(), yard=yard, memory=memory, recorder=recorder)
         cache._config, cache._recording = config, recording
-        cache._fingerprint = config.fingerprint
         if recorder is not None:
             # Writes the rest of the recording, even if the program just ends.
             weakref.finalize(cache, recording.close)
         cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
         cache._copy_ahead, cache._owner = CopyAhead(config), Owner()
         cache._ended = {} if config.engine else None
-        cache._now, cache._times, cache._unsure = 0, None, False
+        cache._now, cache._times, cache._unsure, cache._fingerprint = 0, None, False, ""
         return cache
 
     @property
@@ -374,7 +373,7 @@ class KVCache(Cache):
         if len(self._flights):
             self._flights.forget(numbers(flights))
 
-    def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> Explanation:
+    def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> "Explanation":
         """Explains why a prefix ends where it does, why a request waits, and who holds blocks.
 
         Args:
@@ -383,6 +382,8 @@ class KVCache(Cache):
         Raises:
             Misuse: It is something else, or a token is out of range.
         """
+        from blockyard.yard.explain import explain  # noqa: PLC0415 - few ask
+
         return explain(self, self._flights, request)
 
     def update_weights(self) -> None:
@@ -465,6 +466,9 @@ class KVCache(Cache):
         schedulers and cranes. Compare processes of one version only, between two steps. It takes
         time in proportion to the cache.
         """
+        from hashlib import blake2b  # noqa: PLC0415 - only who compares replicas needs it
+
+        self._fingerprint = self._fingerprint or self._config.fingerprint
         own = self._fingerprint, self._config.yard, self._now, self._flights.state()
         whole = repr((super().digest(), own, sorted((self._ended or {}).items()))).encode()
         return int.from_bytes(blake2b(whole, digest_size=8).digest())

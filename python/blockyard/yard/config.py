@@ -1,22 +1,30 @@
 """One frozen configuration for the yard and every crane."""
 
-import difflib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    TypedDict,
+    get_args,
+)
 
 from blockyard._core import KEY_ENCODINGS, Misuse
-from blockyard.shared.copy_tuning import CopyTuning
-from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.layout import TIERS, KVLayout, fingerprint_of
 from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
-from blockyard.shared.validate import file, integer, known, one_of, shown
+from blockyard.shared.validate import file, integer, known, nearest, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.tier_sizes import in_blocks
+
+if TYPE_CHECKING:
+    from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["BlockCosts", "Config", "ConfigKeywords", "Eviction", "HostCopies"]
 
@@ -74,14 +82,14 @@ class ConfigKeywords(TypedDict, total=False):
     ahead: int | Mapping[str, int] | None
     deadline: int | Mapping[str, int] | None
     block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None
-    copy_tuning: CopyTuning | Mapping[str, int] | None
+    copy_tuning: "CopyTuning | Mapping[str, int] | None"
     recompute: bool
     copy_retries: int
     groups: int
     namespace: Mapping[str, str | os.PathLike[str]] | None
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
-    record: str | Path | None
+    record: str | os.PathLike[str] | None
     yard: int | None
 
 
@@ -170,7 +178,7 @@ class Config:
     ahead: ByTier[int] | Mapping[str, int] | None = None
     deadline: ByTier[int] | Mapping[str, int] | None = None
     block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None = None
-    copy_tuning: CopyTuning | Mapping[str, int] | None = None
+    copy_tuning: "CopyTuning | Mapping[str, int] | None" = None
     recompute: bool = True
     copy_retries: int = 3
     groups: int = 1
@@ -178,7 +186,7 @@ class Config:
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
     disk_reclaim: bool = False
-    record: str | Path | None = None
+    record: str | os.PathLike[str] | None = None
     yard: int | None = None
 
     def __post_init__(self) -> None:
@@ -222,8 +230,8 @@ class Config:
             raise Misuse(f"a configuration is a mapping of names to values, not {shown(mapping)}")
         for name in mapping:
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-                raise Misuse(f"there is no {shown(name)} in a Config: did you mean {near[0]!r}?")
+                near = nearest(str(name), known)
+                raise Misuse(f"there is no {shown(name)} in a Config: did you mean {near!r}?")
         values = dict(mapping)
         if "device" not in values and "engine" not in values:
             raise Misuse("device is missing: give the number of blocks on the device")
@@ -235,7 +243,7 @@ class Config:
         return cls(**values)
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls, path: str | os.PathLike[str]) -> Self:
         """Reads a TOML file: its table `blockyard`, or the whole file.
 
         Args:
@@ -245,6 +253,7 @@ class Config:
             Misuse: It cannot be read or is no TOML, or as in `of`.
         """
         import tomllib  # noqa: PLC0415 - most configurations are made in Python
+        from pathlib import Path  # noqa: PLC0415 - likewise
 
         try:
             with Path(path).open("rb") as file:
@@ -303,7 +312,7 @@ class Config:
             values.pop(name, None)
         if self.engine:
             values["engine"] = True
-        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        return fingerprint_of(values)
 
     @property
     def device_blocks(self) -> int:
@@ -369,9 +378,9 @@ class Config:
         return of_tier(self.deadline, tier, None)
 
     @property
-    def copying(self) -> CopyTuning | None:
+    def copying(self) -> "CopyTuning | None":
         """`copy_tuning`, as cranes take it."""
-        return self.copy_tuning if isinstance(self.copy_tuning, CopyTuning) else None
+        return None if self.copy_tuning is None else _copy_tuning(self.copy_tuning)
 
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
@@ -439,6 +448,12 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
     return namespace(given)
 
 
+def _copy_tuning(given: object) -> "CopyTuning":
+    from blockyard.shared.copy_tuning import CopyTuning  # noqa: PLC0415 - only a GPU needs it
+
+    return CopyTuning.of(given)
+
+
 def _sizes(config: Config) -> dict[str, int | str]:
     """Blocks of the tiers that were given; a default stays one, so that a copy may have others."""
     sizes = {tier: getattr(config, tier) for tier in ("engine", *TIERS)}
@@ -478,7 +493,7 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "host_copies": lambda given: known("host_copies", given, get_args(HostCopies)),
     "keyed": partial(tiers_below, "keyed"),
     "block_costs": _block_costs,
-    "copy_tuning": CopyTuning.of,
+    "copy_tuning": _copy_tuning,
     "namespace": _namespace,
     "record": partial(file, "record"),
     "yard": partial(integer, "yard", most=MOST_YARD),

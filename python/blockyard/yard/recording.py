@@ -1,6 +1,6 @@
 """Records a cache's requests, and reports losses."""
 
-from pathlib import Path
+import os
 from typing import Final
 
 from blockyard._core import Recorder
@@ -40,7 +40,7 @@ class Recording:
         ),
     )
 
-    def __init__(self, path: str | Path | None, block_size: int) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, block_size: int) -> None:
         self.recorder = None if path is None else Recorder(str(path), block_size)
         self._path = str(path)
         self._is_told = False

@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from blockyard._typing import NDArray
 from blockyard.crane.tiers import Tier
 from blockyard.shared.plan import Cause
 

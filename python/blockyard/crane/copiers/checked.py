@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import checksums
+from blockyard._typing import NDArray
 from blockyard.crane.copiers import (
     BlockKeys,
     Copier,

@@ -9,9 +9,9 @@ from operator import methodcaller
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import DiskLane, Misuse
+from blockyard._typing import NDArray
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
 from blockyard.crane.tiers import Tier, planes_of
 from blockyard.crane.tiers.disk import DiskTier

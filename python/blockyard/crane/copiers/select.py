@@ -1,22 +1,24 @@
-"""The copiers of a crane, where none were given. A kind of tier with its own has a line here."""
+"""The copiers of a crane, where none were given. A kind of tier with its own has a line here.
+
+Those of a disk and of a GPU are imported when there is one.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Pair
-from blockyard.crane.copiers.bounce import BounceCopier
-from blockyard.crane.copiers.cuda_copier import CudaCopier
-from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import Tier, is_mapped
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.layout import TIERS
 from blockyard.shared.validate import known
+
+if TYPE_CHECKING:
+    from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["select_copiers"]
 
@@ -26,7 +28,7 @@ _ACROSS = "device", "device"
 def select_copiers(
     tiers: Mapping[str, Tier],
     given: Copier | Mapping[Pair, Copier] | None = None,
-    copy_tuning: CopyTuning | None = None,
+    copy_tuning: "CopyTuning | None" = None,
 ) -> dict[Pair, Copier]:
     """Returns the copier for each pair of these tiers, and for copies within the device.
 
@@ -53,9 +55,13 @@ def select_copiers(
     on_gpu = device if isinstance(device, DeviceTier) else None
     for tier in tiers.values():
         if isinstance(tier, DiskTier):
+            from blockyard.crane.copiers.disk_copier import DiskCopier  # noqa: PLC0415
+
             near = tier.copier if isinstance(tier.copier, DiskCopier) else DiskCopier(tier)
             made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), near)
             if on_gpu is not None and ("device", tier.name) not in own:
+                from blockyard.crane.copiers.bounce import BounceCopier  # noqa: PLC0415
+
                 far = BounceCopier(on_gpu, tier, near, copy_tuning)
                 made |= dict.fromkeys([("device", tier.name), (tier.name, "device")], far)
     missing = [pair for pair in pairs if pair not in own and pair not in made]
@@ -97,9 +103,11 @@ def _of_gpu(
     device: DeviceTier,
     pairs: list[Pair],
     tiers: Mapping[str, Tier],
-    copy_tuning: CopyTuning | None,
+    copy_tuning: "CopyTuning | None",
 ) -> dict[Pair, Copier]:
     """Makes copiers between a GPU and each tier that is pinned for it, as these pairs need them."""
+    from blockyard.crane.copiers.cuda_copier import CudaCopier  # noqa: PLC0415 - only a GPU needs it
+
     below: dict[str, PinnedTier] = {}
     for name in dict.fromkeys(name for pair in pairs for name in pair if name != "device"):
         tier = tiers[name]

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import BlockyardError, Misuse
+from blockyard._typing import NDArray
 
 __all__ = [
     "Addresses",

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_uint64, c_void_p
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -219,6 +218,8 @@ class Cuda:
 
     def node(self) -> int | None:
         """Returns the NUMA node of the device's slot on the bus."""
+        from pathlib import Path  # noqa: PLC0415 - only pinned memory needs it
+
         slot = self._cupy.cuda.runtime.deviceGetPCIBusId(self.device).lower()
         try:
             path = Path("/sys/bus/pci/devices", slot, "numa_node")

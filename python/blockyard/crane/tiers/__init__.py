@@ -7,16 +7,18 @@ given to the crane with the names of its two tiers, `Crane(..., copier={("host",
 The name of a tier is its level, not its kind.
 """
 
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import Misuse
+from blockyard._typing import NDArray
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Mapped", "Persistent", "Stamping", "Tier", "is_mapped", "planes_of"]
 
@@ -65,7 +67,7 @@ class Persistent(Protocol):
         """As of any tier."""
 
     @property
-    def folders(self) -> tuple[Path, ...]:
+    def folders(self) -> tuple["Path", ...]:
         """The folder of its identity on each disk; empty where it has none."""
 
     @property
@@ -90,7 +92,7 @@ class Persistent(Protocol):
     def stats(self) -> dict[str, int]:
         """Returns what it has done, as `Crane.stats` gives it."""
 
-    def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
+    def resting(self) -> list[tuple["Path", Literal["writes", "reads"]]]:
         """Returns what of it is left alone now, after failures."""
 
     def dead(self) -> frozenset[tuple[int, int]]:

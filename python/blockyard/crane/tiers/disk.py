@@ -5,19 +5,16 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
+from blockyard._typing import NDArray
 from blockyard.crane.tiers.disk_stats import DISK_STATS
-from blockyard.crane.tiers.reclaim import Wanted, alone, no_room
-from blockyard.crane.tiers.reclaim import reclaim as take_room
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, owned
@@ -25,6 +22,11 @@ from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known, one_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blockyard.crane.tiers.reclaim import Wanted
 
 __all__ = ["DiskPart", "DiskPath", "DiskTier"]
 
@@ -89,7 +91,7 @@ class DiskPart:
 class _Files(NamedTuple):
     """Slot files of one path, before they are opened."""
 
-    root: Path
+    root: "Path"
     fields: list[tuple[str, str]]
     place: _Place
     slots: int
@@ -110,8 +112,10 @@ class _Files(NamedTuple):
         )
         return DiskPart(lane, planes, first, step, owned, number)
 
-    def wanted(self, ranks: int) -> Iterable[Wanted]:
+    def wanted(self, ranks: int) -> Iterable["Wanted"]:
         """Yields what they still want, of each rank that writes them."""
+        from blockyard.crane.tiers.reclaim import Wanted  # noqa: PLC0415 - only a full disk needs it
+
         writer = self.place[4]
         for rank in range(ranks) if writer is None else (writer,):
             folder, nbytes = DiskLane.lacking(
@@ -205,7 +209,12 @@ class DiskTier(Single):
         one_of("reclaim", reclaim, (True, False))
         files = [*self._files(paths)]
         more = {"direct": direct, "threads": integer("threads", threads)}
-        with alone(paths) if reclaim else nullcontext():
+        by_itself: AbstractContextManager[None] = nullcontext()
+        if reclaim:
+            from blockyard.crane.tiers.reclaim import alone  # noqa: PLC0415 - few reclaim
+
+            by_itself = alone(paths)
+        with by_itself:
             self.parts = self._open(files, more, reclaim=reclaim)
         self._run = max((part.lane.run for part in self._owned()), default=1)
         try:
@@ -219,7 +228,7 @@ class DiskTier(Single):
             self._close()
             raise
 
-    def _files(self, paths: Sequence[Path]) -> Iterable["_Files"]:
+    def _files(self, paths: Sequence["Path"]) -> Iterable["_Files"]:
         """Yields the slot files of each path: of this rank's planes, and of those all share."""
         layout, disks = self.layout, len(paths)
         fields = {**self.identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
@@ -253,19 +262,21 @@ class DiskTier(Single):
             _abandon(made)
             raise
         _abandon(made)
+        from blockyard.crane.tiers import reclaim as room  # noqa: PLC0415 - only a full disk needs it
+
         wants = [one for file in files for one in file.wanted(self.layout.ranks)]
         if not reclaim:
-            raise no_room(full, wants) from None
-        take_room(full, wants)
+            raise room.no_room(full, wants) from None
+        room.reclaim(full, wants)
         return self._open(files, more, reclaim=False)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> "Path":
         """The first folder of this rank."""
         return self.parts[0].lane.path
 
     @property
-    def folders(self) -> tuple[Path, ...]:
+    def folders(self) -> tuple["Path", ...]:
         """The folder of its identity on each of its disks, in the order of their paths."""
         return tuple(dict.fromkeys(part.lane.path.parent for part in self.parts))
 
@@ -482,7 +493,7 @@ class DiskTier(Single):
         """Returns why disks have refused last; empty where none has. Any thread may ask."""
         return "; ".join(dict.fromkeys(why for part in self.parts if (why := part.lane.why())))
 
-    def resting(self) -> list[tuple[Path, Literal["writes", "reads"]]]:
+    def resting(self) -> list[tuple["Path", Literal["writes", "reads"]]]:
         """Returns which disks are left alone now, after failures, and with what."""
         found: list[tuple[Path, Literal["writes", "reads"]]] = []
         for part in self.parts:
@@ -548,7 +559,7 @@ def _number(plan: Plan) -> int:
     return zlib.crc32(struct.pack("<QQ", plan.yard, plan.flight)) or 1
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(one: "Path", other: "Path") -> bool:
     """Whether two paths lead to one folder, by links or mounts."""
     try:
         return one.samefile(other)
@@ -556,12 +567,14 @@ def _same(one: Path, other: Path) -> bool:
         return one.resolve() == other.resolve()
 
 
-def _paths(path: DiskPath) -> list[Path]:
+def _paths(path: DiskPath) -> list["Path"]:
     """Returns one path or several, each once.
 
     Raises:
         Misuse: There is none, or one comes twice.
     """
+    from pathlib import Path  # noqa: PLC0415 - most programs have no disk
+
     given: object = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(given, Sequence) or not all(
         isinstance(one, str | os.PathLike) and os.fspath(one) for one in given

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import re
 import stat
@@ -225,6 +224,8 @@ def _changed(file: Path) -> float:
 
 def _short(value: str) -> str:
     """What a field says, without what only a program understands."""
+    import json  # noqa: PLC0415 - only a message needs it
+
     try:
         parts = json.loads(value)
     except ValueError:

@@ -3,8 +3,7 @@
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -15,7 +14,10 @@ from blockyard.shared.layout import TIERS, KVLayout, Plane
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, known
 
-__all__ = ["MemoryTier", "mapped", "sized", "slots"]
+__all__ = ["MemoryTier", "SharedFile", "mapped", "sized", "slots"]
+
+SharedFile: TypeAlias = str | os.PathLike[str]
+"""A file that the tiers of several ranks map."""
 
 
 class MemoryTier(Single):
@@ -47,7 +49,7 @@ class MemoryTier(Single):
         blocks: int,
         *,
         name: str = "host",
-        shared: str | os.PathLike[str] | None = None,
+        shared: SharedFile | None = None,
     ) -> None:
         self.name = known("name", name, TIERS)
         nbytes = sized(layout, blocks, name)
@@ -125,15 +127,15 @@ class MemoryTier(Single):
     def _in_order(self, plane: Plane) -> Bytes:
         return self._zeros((plane.pieces, self.blocks, plane.piece_bytes)).transpose(1, 0, 2)
 
-    def _zeros_or_shared(self, nbytes: int, path: Path | None) -> Bytes:
+    def _zeros_or_shared(self, nbytes: int, path: SharedFile | None) -> Bytes:
         return self._zeros((nbytes,)) if path is None else mapped(path, nbytes)
 
 
 def slots(
     layout: KVLayout,
     blocks: int,
-    shared: str | os.PathLike[str] | None,
-    memory: Callable[[int, Path | None], Bytes],
+    shared: SharedFile | None,
+    memory: Callable[[int, SharedFile | None], Bytes],
 ) -> tuple[Bytes, ...]:
     """Returns views of the planes of a tier below the device, side by side in slots.
 
@@ -155,7 +157,7 @@ def slots(
         width, start = sum(plane.block_bytes for plane in planes), 0
         if not planes:
             continue
-        bytes_ = memory(blocks * width, None if path is None else Path(path))
+        bytes_ = memory(blocks * width, path)
         for plane in planes:
             shape = (blocks, plane.pieces, plane.piece_bytes)
             strides = (width, plane.piece_bytes, 1)
@@ -188,7 +190,7 @@ def _claim(file: int, size: int) -> None:
         raise
 
 
-def mapped(path: Path, size: int) -> Bytes:
+def mapped(path: SharedFile, size: int) -> Bytes:
     """Maps a file as memory that other processes share; a new one is of zeros."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

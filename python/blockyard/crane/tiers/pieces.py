@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from blockyard._typing import NDArray
 from blockyard.crane.gpu import Addresses, Places
 
 __all__ = ["Bytes", "Pieces", "aligned", "plane_view"]

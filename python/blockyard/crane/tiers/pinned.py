@@ -4,25 +4,26 @@ import atexit
 import contextlib
 import ctypes
 import mmap
-import os
 import platform
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blockyard._core import Unavailable
 from blockyard.crane.gpu import Gpu, GpuError, Places
 from blockyard.crane.gpu.cuda import current
-from blockyard.crane.tiers.memory import mapped, sized, slots
+from blockyard.crane.tiers.memory import SharedFile, mapped, sized, slots
 from blockyard.crane.tiers.pieces import Bytes
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.single import Single
 from blockyard.shared.validate import known
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Pinned", "PinnedTier"]
 
@@ -65,7 +66,7 @@ class Pinned:
         nbytes: int,
         *,
         progress: Progress | None = None,
-        shared: Path | None = None,
+        shared: SharedFile | None = None,
     ) -> None:
         self.gpu = gpu
         self.nbytes = nbytes
@@ -168,7 +169,7 @@ class PinnedTier(Single):
         *,
         name: str = "host",
         gpu: Gpu | None = None,
-        shared: str | os.PathLike[str] | None = None,
+        shared: SharedFile | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.name = known("name", name, TIERS[1:])
@@ -178,7 +179,7 @@ class PinnedTier(Single):
         self.gpu = current(gpu)
         self._pools: list[Pinned] = []
 
-        def pool(nbytes: int, path: Path | None) -> Bytes:
+        def pool(nbytes: int, path: SharedFile | None) -> Bytes:
             self._pools.append(Pinned(self.gpu, nbytes, progress=progress, shared=path))
             return self._pools[-1].array
 
@@ -202,7 +203,7 @@ def _places(plane: Bytes) -> Places:
     return Places(starts.astype(np.uint64), plane.strides[0])
 
 
-def _mapping(nbytes: int, shared: Path | None) -> Bytes:
+def _mapping(nbytes: int, shared: SharedFile | None) -> Bytes:
     if shared is not None:
         return mapped(shared, nbytes)
     try:
@@ -214,8 +215,11 @@ def _mapping(nbytes: int, shared: Path | None) -> Bytes:
     return np.frombuffer(memory, np.uint8)
 
 
-def _available(group: Path = Path("/sys/fs/cgroup")) -> int:
+def _available(group: "Path | None" = None) -> int:
     """Returns the bytes that the machine and its control group still have."""
+    from pathlib import Path  # noqa: PLC0415 - only a GPU needs it
+
+    group = Path("/sys/fs/cgroup") if group is None else group
     with Path("/proc/meminfo").open(encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     room = int(lines["MemAvailable"].split()[0]) * 1024
@@ -251,6 +255,8 @@ def _touched(array: Bytes, *, kept: bool) -> Iterator[int]:
     machine is asked before each part, which takes at most half of what it reports; and where that
     is too little, it is asked again for some seconds before this gives up.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - only a GPU needs it
+
     pages = array[:: mmap.PAGESIZE]
 
     def touch(part: slice) -> None:

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -194,6 +193,8 @@ def _said(disk: _Disk) -> str:
     listed = ", ".join(map(described, chosen[:_LISTED]))
     more = len(chosen) - _LISTED
     roots = dict.fromkeys(one.path.parent for one in chosen)
+    import shlex  # noqa: PLC0415 - only an error needs it
+
     commands = [
         f"blockyard disk wipe {shlex.quote(str(root))} "
         + " ".join(one.name for one in chosen if one.path.parent == root)
