@@ -254,3 +254,14 @@ fn only_what_is_idle_goes() {
         yard.finish(lease);
     }
 }
+
+/// Nobody waits long for the yard while it is made.
+/// Law: R2-11, INV-4
+#[test]
+fn one_call_evicts_1024_at_most() {
+    let slots = 96_000;
+    let yard = Yard::of(sparing(1_500, slots - 1, 0));
+    yard.publish(&text(1, u64::from(slots - 1)));
+    let made: Vec<u32> = (0..3).map(|_| make_spare(&yard)).collect();
+    assert_eq!(made, [1_024, 476, 0]);
+}
