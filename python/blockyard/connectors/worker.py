@@ -159,6 +159,7 @@ class Worker(Single):
                 disk=below.get("disk"),
                 copier=checked(copiers) if checksums else copiers,
                 fingerprint=config.fingerprint,
+                group=config.group,
             )
             worker = cls(crane)
             opened.pop_all()
@@ -191,9 +192,7 @@ class Worker(Single):
         plans = [*orders.down, *orders.up]
         if self._suspended:
             rank = self.crane.rank
-            self._outcomes += [
-                Outcome(plan.flight, rank, 0, Cause.FAILED, plan.yard) for plan in plans
-            ]
+            self._outcomes += [Outcome.of(plan, rank, 0, Cause.FAILED) for plan in plans]
             return
         if len(orders.overwritten):
             self._spoil(orders)

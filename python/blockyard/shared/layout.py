@@ -78,6 +78,8 @@ class Hello(NamedTuple):
     """Blocks of its tier below the host; 0 for none."""
     yard: int = 0
     """The number of the yard that it shook hands with; 0 where it was not told."""
+    group: int = 0
+    """The group of layers whose plans it takes."""
 
 
 class Overrides(TypedDict, total=False):

@@ -18,7 +18,7 @@ from typing import (
 
 from blockyard._core import KEY_ENCODINGS, Misuse
 from blockyard.shared.layout import TIERS, KVLayout, fingerprint_of
-from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
+from blockyard.shared.plan import MOST_GROUP, MOST_YARD, WIRE, draw_yard
 from blockyard.shared.validate import file, integer, known, nearest, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.tier_sizes import in_blocks
@@ -86,6 +86,8 @@ class ConfigKeywords(TypedDict, total=False):
     recompute: bool
     copy_retries: int
     groups: int
+    linked: bool
+    group: int
     namespace: Mapping[str, str | os.PathLike[str]] | None
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
@@ -145,6 +147,10 @@ class Config:
         copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
             is broken, and no copy of another block is made ahead of need any more.
         groups: Groups of layers; only 1 is supported.
+        linked: Whether each block stands on the one before it. False makes every row of blocks a
+            set, for a group of layers that does not keep every token; only with `engine`.
+        group: The number of the group of layers in plans, outcomes and records, from 0 on. Each
+            group has a cache and cranes of its own.
         namespace: Names that are part of every key: model, weights, dtype, layout, parallel. A
             path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
@@ -182,6 +188,8 @@ class Config:
     recompute: bool = True
     copy_retries: int = 3
     groups: int = 1
+    linked: bool = True
+    group: int = 0
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
@@ -288,12 +296,13 @@ class Config:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The identity of KV on a disk, beside the layout: namespace, key hash, block size.
+        """The identity of KV on a disk, beside the layout: namespace, key hash, block size, group.
 
         It is for `DiskTier`.
         """
         keys = f"{self._encoding}, blocks of {self.block_size} tokens"
-        return {**dict(self.namespace or ()), "keys": keys}
+        group = {"group": str(self.group)} if self.group else {}
+        return {**dict(self.namespace or ()), "keys": keys, **group}
 
     @property
     def _encoding(self) -> str:
@@ -418,6 +427,7 @@ def _least(least: int) -> Callable[[str, object], int]:
 _WORDS: dict[str, tuple[str | bool, ...]] = {
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
+    "linked": (True, False),
     "disk_reclaim": (True, False),
 }
 
@@ -466,6 +476,11 @@ def _sizes(config: Config) -> dict[str, int | str]:
     blocks = {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
     if "engine" in blocks:
         integer("engine", blocks["engine"])
+    elif config.linked is False:
+        raise Misuse(
+            "linked = False, with a device of its own: blocks there stand on each other; give "
+            "engine=, the blocks of an engine that allocates them itself, or leave linked out"
+        )
     return blocks
 
 
@@ -497,5 +512,6 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "namespace": _namespace,
     "record": partial(file, "record"),
     "yard": partial(integer, "yard", most=MOST_YARD),
+    "group": partial(integer, "group", least=0, most=MOST_GROUP),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }
