@@ -78,6 +78,9 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("engine-find", |n| {
         Box::new(Engine::new(n, engine::Verb::Find))
     }),
+    ("engine-which", |n| {
+        Box::new(Engine::new(n, engine::Verb::Which))
+    }),
     ("engine-fetch", |n| {
         Box::new(Engine::new(n, engine::Verb::Fetch))
     }),

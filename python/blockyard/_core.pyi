@@ -17,6 +17,7 @@ __all__ = [
     "DiskBaseline",
     "DiskInspector",
     "DiskLane",
+    "DiskThreads",
     "ForeignLease",
     "Forgotten",
     "FreedKeys",
@@ -441,6 +442,8 @@ class Cache:
         recompute: bool = True,
         copy_retries: int = 3,
         groups: int = 1,
+        linked: bool = True,
+        group: int = 0,
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
         keyed: Iterable[str] | None = None,
@@ -597,6 +600,7 @@ class Cache:
     ) -> Plan | None: ...
     def dispatch(self) -> list[Plan]: ...
     def find(self, keys: Keys, after: int = 0) -> Probe: ...
+    def which(self, keys: Keys | bytes | NDArray[np.uint8]) -> NDArray[np.uint8]: ...
     def fetch(self, what: Keys | Parked, ids: _Ints, first: int = 0) -> list[Plan] | Soon: ...
     @overload
     def offload(self, keys: Keys, ids: _Ints, first: int = 0) -> Plan | None: ...
@@ -717,6 +721,10 @@ def stats_schema() -> tuple[list[_Field], list[_Field]]: ...
 # every loop of more than 500 elements.
 
 @final
+class DiskThreads:
+    def __new__(cls, threads: int = 4) -> DiskThreads: ...
+
+@final
 class DiskLane:
     def __new__(
         cls,
@@ -727,9 +735,10 @@ class DiskLane:
         slots: int,
         block_bytes: int,
         direct: bool = True,
-        threads: int = 4,
+        threads: DiskThreads | int | None = None,
         owned: bool = True,
         rest: float = 0.5,
+        group: int = 0,
     ) -> DiskLane: ...
     @staticmethod
     def lacking(

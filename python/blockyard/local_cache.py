@@ -457,6 +457,7 @@ def local(  # noqa: PLR0913 - keywords
             copier=copier,
             copy_tuning=config.copying,
             fingerprint=config.fingerprint,
+            group=config.group,
         )
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello(config.yard)]))

@@ -58,6 +58,8 @@ mod restoring;
 mod runs;
 #[path = "laws/sealing.rs"]
 mod sealing;
+#[path = "laws/sets.rs"]
+mod sets;
 #[path = "laws/slots.rs"]
 mod slots;
 #[path = "laws/telling.rs"]

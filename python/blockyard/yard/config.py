@@ -1,7 +1,7 @@
 """One frozen configuration for the yard and every crane."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import (
@@ -18,7 +18,7 @@ from typing import (
 
 from blockyard._core import KEY_ENCODINGS, Misuse
 from blockyard.shared.layout import TIERS, KVLayout, fingerprint_of
-from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
+from blockyard.shared.plan import MOST_GROUP, MOST_YARD, WIRE, draw_yard
 from blockyard.shared.validate import file, integer, known, nearest, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.tier_sizes import in_blocks
@@ -81,6 +81,8 @@ class ConfigKeywords(TypedDict, total=False):
     recompute: bool
     copy_retries: int
     groups: int
+    linked: bool
+    group: int
     namespace: Mapping[str, str | os.PathLike[str]] | None
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
@@ -136,7 +138,11 @@ class Config:
         recompute: Whether the engine can recompute KV that was lost.
         copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
             is broken, and no copy of another block is made ahead of need any more.
-        groups: Groups of layers; only 1 is supported.
+        groups: Groups of layers; only 1 is supported. For a model with several, `GroupConfigs`
+            makes one configuration for each.
+        linked: Whether each block stands on the one before it, so that a row of blocks is a prefix.
+            False for a group of layers that keeps parts of a sequence alone.
+        group: The number of the group of layers, 0 for the first of full attention.
         namespace: Names that are part of every key: model, weights, dtype, layout, parallel. A
             path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
@@ -173,6 +179,8 @@ class Config:
     recompute: bool = True
     copy_retries: int = 3
     groups: int = 1
+    linked: bool = True
+    group: int = 0
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
@@ -194,6 +202,7 @@ class Config:
             settle(self, name, int(own) if isinstance(own, _Default) else own)
         for tier, blocks in _sizes(self).items():
             settle(self, tier, blocks)
+        _check_groups(self.groups)
         none = {field.name for field in fields(self) if field.default is None}
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or name not in none:
@@ -270,6 +279,8 @@ class Config:
             values["copy_tuning"] = asdict(self.copying)
         values["keyed"] = list(self.keyed) or None
         values["device" if self.engine else "engine"] = None
+        # Of one group of layers nothing says so: its folders and fingerprints are those of before.
+        values |= {"linked": None if self.linked else False, "group": self.group or None}
         return {name: value for name, value in values.items() if value is not None}
 
     def named(self) -> Self:
@@ -278,12 +289,13 @@ class Config:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The identity of KV on a disk, beside the layout: namespace, key hash, block size.
+        """The identity of KV on a disk, beside the layout: namespace, keys, group of layers.
 
         It is for `DiskTier`.
         """
         keys = f"{self._encoding}, blocks of {self.block_size} tokens"
-        return {**dict(self.namespace or ()), "keys": keys}
+        group = {"group of layers": str(self.group)} if self.group else {}
+        return {**dict(self.namespace or ()), "keys": keys, **group}
 
     @property
     def _encoding(self) -> str:
@@ -393,6 +405,16 @@ _LEAST = {
 }
 
 
+def _check_groups(given: object) -> None:
+    """Refuses groups of layers themselves, which several configurations are made of."""
+    if isinstance(given, Iterable):
+        raise Misuse(
+            f"groups = {shown(given)}: a Config is of one group of layers; for a model with "
+            "several give GroupConfigs(groups, engine=…), over an engine that allocates its "
+            "blocks itself"
+        )
+
+
 def _least(least: int) -> Callable[[str, object], int]:
     return lambda name, given: integer(name, given, least=least)
 
@@ -400,6 +422,7 @@ def _least(least: int) -> Callable[[str, object], int]:
 _WORDS: dict[str, tuple[str | bool, ...]] = {
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
+    "linked": (True, False),
     "disk_reclaim": (True, False),
 }
 
@@ -448,6 +471,11 @@ def _sizes(config: Config) -> dict[str, int | str]:
     blocks = {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
     if "engine" in blocks:
         integer("engine", blocks["engine"])
+    elif config.linked is False:
+        raise Misuse(
+            "linked = False, with a device of its own: blocks there stand on each other; give "
+            "engine=, the blocks of an engine that allocates them itself, or leave linked out"
+        )
     return blocks
 
 
@@ -464,5 +492,6 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "namespace": _namespace,
     "record": partial(file, "record"),
     "yard": partial(integer, "yard", most=MOST_YARD),
+    "group": partial(integer, "group", least=0, most=MOST_GROUP),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }

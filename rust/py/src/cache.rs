@@ -21,8 +21,8 @@ impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
         eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None,
-        block_costs=None, recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256",
-        keyed=None, yard=None, memory=None, recorder=None))]
+        block_costs=None, recompute=true, copy_retries=3, groups=1, linked=true, group=0,
+        namespace=None, key_hash="sha256", keyed=None, yard=None, memory=None, recorder=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -40,6 +40,8 @@ impl Cache {
         recompute: bool,
         #[pyo3(from_py_with = arguments::copy_retries)] copy_retries: u32,
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
+        linked: bool,
+        #[pyo3(from_py_with = arguments::group)] group: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
         keyed: Option<&Bound<'_, PyAny>>,
@@ -83,6 +85,8 @@ impl Cache {
             recompute,
             copy_retries,
             groups,
+            linked,
+            group: core::Group(group),
             keyed: arguments::keyed(keyed)?,
             yard: core::YardId(yard.unwrap_or_default()),
         };
@@ -122,6 +126,8 @@ impl Cache {
         all.set_item("recompute", own.recompute)?;
         all.set_item("copy_retries", own.copy_retries)?;
         all.set_item("groups", own.groups)?;
+        all.set_item("linked", own.linked)?;
+        all.set_item("group", own.group.0)?;
         all.set_item("key_hash", hash)?;
         let keyed = own.keyed.contains(&true).then_some(own.keyed);
         all.set_item("keyed", keyed)?;

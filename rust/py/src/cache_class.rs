@@ -62,6 +62,10 @@ pub(crate) fn forked() {
 ///     copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
 ///         block is broken, and no copy of another block is made ahead of need any more.
 ///     groups: Groups of layers; only 1 is supported.
+///     linked: Whether each block stands on the one before it in its row. False, for the further groups of
+///         layers of an engine that allocates its blocks itself, makes a row a set: `save_request` keeps all
+///         of it or breaks, and nothing is evicted for what stands before or behind it.
+///     group: The number of the group of layers in its plans. It ends no flight of another group.
 ///     namespace: Names that are part of every key: model, weights, dtype, layout, parallel.
 ///     key_hash: "sha256", or "xxh3" where all tenants trust each other.
 ///     keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device

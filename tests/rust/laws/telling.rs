@@ -13,7 +13,11 @@ struct Heard {
 
 impl Heard {
     fn of(config: Config, ring: usize) -> Self {
-        let yard = Yard::of(config);
+        Self::late(Yard::of(config), ring)
+    }
+
+    /// Of a yard that has blocks already, or had some.
+    fn late(yard: Yard, ring: usize) -> Self {
         let listens = yard.cache.listen(ring, Salts::Hide, Clears::All);
         listens.expect("nobody else does");
         let listener = Listener::default();
@@ -107,6 +111,53 @@ fn of_a_lease_that_comes_twice_in_a_seal_each_block_has_its_own_tokens() {
         assert!(tokens.contains(&u64::from(*token)), "{token}: {tokens:?}");
     }
     heard.yard.finish(lease);
+}
+
+/// The places that its blocks get lie apart, another sequence has published some of them, and the ring
+/// is full before the end: each is told with its tokens and behind its own parent.
+///
+/// Law: O1, O2
+#[test]
+fn of_a_path_that_is_new_in_parts_each_block_has_its_own_tokens_and_parent() {
+    for ring in [12, 1 << 10] {
+        let yard = Yard::of(config(48, 8));
+        let kept = yard.run(&text(40, 3));
+        for name in 0..8 {
+            yard.publish(&text(name, 3));
+            yard.squeeze(2 + name % 2);
+        }
+        yard.finish(kept);
+        yard.squeeze(yard.device().idle as u32);
+        let mut heard = Heard::late(yard, ring);
+        heard.known();
+        let (short, long) = (text(20, 6), cat(&text(20, 6), &text(21, 10)));
+        let leases = [&short, &long, &long].map(|text| heard.yard.begin(&and_one(text)).0);
+        let [first, second, third] = &leases;
+        for (lease, computed, sealed) in [
+            (first, 2, 2),
+            (second, 5, 5),
+            (third, 16, 16),
+            (first, 6, 4),
+            (second, 16, 11),
+        ] {
+            assert_eq!(heard.yard.seal(lease, computed * SIZE), sealed);
+        }
+        heard.known();
+        let tokens = |at: &[u32]| at.iter().map(|&token| token.into()).collect::<Vec<u64>>();
+        let mut parent = None;
+        for own in long.chunks(SIZE as usize) {
+            let known = heard.listener.blocks.iter();
+            let mut known = known.filter(|(_, known)| known.tokens == tokens(own));
+            let (&number, known) = known.next().expect("told");
+            assert_eq!(known.parent, parent);
+            parent = Some(number);
+        }
+        let told = heard.yard.cache.event_stats().expect("it listens");
+        assert_eq!((told.unknown_tokens, told.resyncs > 0), (0, ring == 12));
+        for lease in leases {
+            heard.yard.finish(lease);
+        }
+    }
 }
 
 /// Found against Dynamo's indexer: the names of blocks that were there all the time were dropped.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Typ
 
 import numpy as np
 
-from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
+from blockyard._core import DiskLane, DiskThreads, Misuse, Unavailable, Unsupported
 from blockyard._typing import NDArray
 from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
@@ -21,7 +21,7 @@ from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer, known, one_of
+from blockyard.shared.validate import integer, known, one_of, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +97,7 @@ class _Files(NamedTuple):
     slots: int
     block_bytes: int
 
-    def open(self, rank: int, more: Mapping[str, Any]) -> DiskPart:
+    def open(self, rank: int, threads: Sequence[DiskThreads], more: Mapping[str, Any]) -> DiskPart:
         """Opens them as this rank."""
         first, step, number, planes, writer, _ = self.place
         owned = writer is None or writer == rank
@@ -108,6 +108,7 @@ class _Files(NamedTuple):
             slots=self.slots,
             block_bytes=self.block_bytes,
             owned=owned,
+            threads=threads[number],
             **more,
         )
         return DiskPart(lane, planes, first, step, owned, number)
@@ -149,7 +150,9 @@ class DiskTier(Single):
         rank: The rank.
         name: Its level, "host" or "disk".
         direct: Whether the system's page cache is passed by, where it can be.
-        threads: Threads that read, and as many that write, for each path.
+        threads: Threads that read, and as many that write, for each path; or the threads of each
+            path, as another tier has them (`threads`): groups of layers share them.
+        group: The number of the group of layers, which each record names; `identity` names it too.
         reclaim: Whether other identities under the same paths are removed where there is no room:
             those that no process owns, the one that was used last longest ago first, and only as
             many as all ranks need. If all of them are not enough, none is.
@@ -174,7 +177,8 @@ class DiskTier(Single):
         rank: int = 0,
         name: str = "disk",
         direct: bool = True,
-        threads: int = 4,
+        threads: int | Sequence[DiskThreads] = 4,
+        group: int = 0,
         reclaim: bool = False,
     ) -> None:
         self.name = known("name", name, TIERS[1:])
@@ -208,7 +212,9 @@ class DiskTier(Single):
         """What the bytes depend on beside the layout: of a path its content."""
         one_of("reclaim", reclaim, (True, False))
         files = [*self._files(paths)]
-        more = {"direct": direct, "threads": integer("threads", threads)}
+        self.threads: Sequence[DiskThreads] = _threads(threads, len(paths))
+        """The threads of each path."""
+        more = {"direct": direct, "group": integer("group", group, least=0, most=(1 << 16) - 1)}
         by_itself: AbstractContextManager[None] = nullcontext()
         if reclaim:
             from blockyard.crane.tiers.reclaim import alone  # noqa: PLC0415 - few reclaim
@@ -250,7 +256,7 @@ class DiskTier(Single):
         try:
             for file in files:
                 try:
-                    made.append(file.open(self.rank, more))
+                    made.append(file.open(self.rank, self.threads, more))
                 except Unavailable as error:
                     if not hasattr(error, "folder"):
                         raise
@@ -552,6 +558,16 @@ class DiskTier(Single):
 def _abandon(parts: Iterable[DiskPart]) -> None:
     for part in parts:
         part.lane.abandon()
+
+
+def _threads(given: object, paths: int) -> list[DiskThreads]:
+    """Returns the threads of each path."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        count = integer("threads", given)
+        return [DiskThreads(count) for _ in range(paths)]
+    if len(given) != paths or not all(isinstance(one, DiskThreads) for one in given):
+        raise Misuse(f"threads = {shown(given)}: give those of a tier with as many paths: {paths}")
+    return list(given)
 
 
 def _number(plan: Plan) -> int:

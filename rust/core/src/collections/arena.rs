@@ -89,15 +89,22 @@ impl<T: Record> Arena<T> {
     }
 
     /// A place that lives from here on; what it holds is the caller's to write over, field by field.
-    pub(crate) fn revive(&mut self) -> T::Ix {
+    #[inline]
+    pub(crate) fn revive(&mut self) -> (T::Ix, &mut T) {
         let Some(link) = self.vacant else {
-            return self.insert(T::default());
+            return self.insert_new();
         };
         let entry = &mut self.entries[link.at().get() as usize];
         self.vacant = entry.record.link();
         entry.generation = entry.generation.wrapping_add(1);
         self.live += 1;
-        link.at()
+        (link.at(), &mut entry.record)
+    }
+
+    #[cold]
+    fn insert_new(&mut self) -> (T::Ix, &mut T) {
+        let index = self.insert(T::default());
+        (index, &mut self[index])
     }
 
     pub(crate) fn remove(&mut self, index: T::Ix) -> T {

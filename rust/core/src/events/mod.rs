@@ -8,6 +8,7 @@
 
 mod early_tokens;
 mod marks;
+mod sealed;
 mod slice;
 mod wire;
 
@@ -98,11 +99,16 @@ pub struct Spoken<'a> {
     pub(crate) block: u32,
 }
 
-impl Spoken<'_> {
-    /// What one of the blocks stands for.
-    pub(crate) fn of(&self, block: u32, size: usize) -> Option<Self> {
+impl<'a> Spoken<'a> {
+    /// The tokens from this block on.
+    fn tokens_from(&self, block: u32, size: usize) -> Option<&'a [u32]> {
         let start = block.checked_sub(self.block)? as usize * size;
-        let tokens = self.tokens.get(start..start + size)?;
+        self.tokens.get(start..)
+    }
+
+    /// What one of the blocks stands for.
+    fn of(&self, block: u32, size: usize) -> Option<Self> {
+        let tokens = self.tokens_from(block, size)?.get(..size)?;
         Some(Self {
             tokens,
             block,
@@ -411,8 +417,13 @@ impl Events {
         }
     }
 
+    /// How many events more may wait.
+    fn room(&self) -> usize {
+        self.most.saturating_sub(self.waiting())
+    }
+
     fn is_full(&self) -> bool {
-        self.waiting() >= self.most
+        self.room() == 0
     }
 
     /// Nobody has taken what waits for too long.

@@ -1,7 +1,7 @@
 //! How a yard is built, and what its bookkeeping takes.
 
 use super::{HostCopies, WritePolicy};
-use crate::base::{Error, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
+use crate::base::{Error, Group, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
 use crate::copies::BlockCosts;
 use crate::evict::{Children, EvictionPolicy, Ghosts, UsageTable};
 use crate::tiers::{Cell, Trie};
@@ -24,6 +24,10 @@ pub struct Config {
     /// Whether the engine gives out the blocks of the device itself: they are numbers in plans then,
     /// and none is given out, filled or evicted here.
     pub engine: bool,
+    /// Whether each block stands on the one before it in its row. Only where the device is an engine's it
+    /// may not: rows are sets of blocks then, each on the root, and a kept set that loses a block is
+    /// broken whole.
+    pub linked: bool,
     /// Eviction policy of every tier.
     pub policy: EvictionPolicy,
     /// When copies on the host of what the device has too are evicted; `None`: as suits the policy.
@@ -45,6 +49,8 @@ pub struct Config {
     pub copy_retries: u32,
     /// Groups of layers; only 1 is supported.
     pub groups: u8,
+    /// The group of layers whose blocks these are: its plans name it.
+    pub group: Group,
     /// Tiers that must know the keys of their blocks: the plans that touch them carry them. The
     /// device cannot be one.
     pub keyed: [bool; MAX_TIERS],
@@ -59,6 +65,7 @@ impl Default for Config {
             slots: Vec::new(),
             null_slots: 1,
             engine: false,
+            linked: true,
             policy: EvictionPolicy::Recency,
             host_copies: None,
             write: WritePolicy::OnEvict,
@@ -68,6 +75,7 @@ impl Default for Config {
             recompute: true,
             copy_retries: 3,
             groups: 1,
+            group: Group(0),
             keyed: [false; MAX_TIERS],
             yard: YardId(0),
         }
@@ -195,6 +203,11 @@ fn check(config: &Config) -> Result<()> {
             value: u64::from(config.groups),
             help: "only one group of layers works so far; use one cache per group",
         });
+    }
+    if !config.linked && !config.engine {
+        let help =
+            "blocks of a device of its own stand on each other: give engine=, or linked=True";
+        return Err(Error::argument("linked", false, help));
     }
     if config.keyed[Tier::DEVICE.at()] {
         let help = "the device names its blocks by slot alone: name tiers below it";

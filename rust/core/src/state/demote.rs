@@ -232,9 +232,15 @@ impl State {
     /// A block came to the tier. Where no demote ever comes, the oldest are forgotten.
     #[inline]
     pub(super) fn note_fresh(&mut self, tier: Tier, node: NodeIx) {
-        if self.config.write_of(tier) == WritePolicy::Through && tier < self.tiers.last() {
+        if self.is_written_through(tier) {
             self.tiers[tier].note_fresh(self.trie.id(node));
         }
+    }
+
+    /// Whether blocks that come to the tier are to go down.
+    #[inline]
+    pub(super) fn is_written_through(&self, tier: Tier) -> bool {
+        self.config.write_of(tier) == WritePolicy::Through && tier < self.tiers.last()
     }
 
     /// A copy of this block from the tier to another is good.

@@ -274,7 +274,7 @@ mod tests {
         ("a node's uses", |s| node(s).uses = Uses::Repeated),
         ("the trie's epoch", |s| s.trie.end_epoch()),
         ("a new node", |s| {
-            s.trie.add(None);
+            s.trie.add(None, None);
         }),
         ("a slot's hold", |s| {
             device(s).parts().0.cell_mut(SlotIx::new(1)).hold = Hold::Quarantined;

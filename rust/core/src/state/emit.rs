@@ -164,23 +164,20 @@ impl State {
         let Some(mut events) = self.events.take() else {
             return;
         };
-        let (size, mut above) = (self.config.block_size as usize, None);
-        for block in blocks {
-            let Some(node) = self.published(&self.leases[row.lease.at()], block) else {
-                continue;
-            };
-            if !events.marks(node).is_placed() {
-                let above = above.unwrap_or_else(|| self.above(&events, node));
-                events.place(node, above);
-            }
-            if !events.marks(node).has_tokens()
-                && let Some(spoken) = row.spoken.and_then(|all| all.of(block, size))
-            {
-                events.speak(node, spoken);
-            }
-            events.stored(node);
-            above = Some(Above::Block(events.number_of(node, &self.trie[node].key)));
+        let slots = &self.leases[row.lease.at()].table[blocks.start as usize..blocks.end as usize];
+        let mut nodes = std::mem::take(&mut self.scratch.nodes);
+        nodes.clear();
+        nodes.extend(
+            slots
+                .iter()
+                .map(|&slot| self.node_of(slot).unwrap_or_default()),
+        );
+        if let Some(&first) = nodes.first() {
+            let keys = &row.keys[(blocks.start - row.first) as usize..];
+            let above = self.above(&events, first);
+            events.sealed((&nodes, keys), blocks.start, above, row.spoken);
         }
+        self.scratch.nodes = nodes;
         self.events = Some(events);
     }
 

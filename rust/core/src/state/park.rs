@@ -43,7 +43,7 @@ impl State {
         for block in path.len() as u32..blocks {
             let slot = self.leases[lease].table[block as usize];
             let node = self.node_of(slot).unwrap_or_else(|| {
-                let node = self.trie.add(path.last().copied());
+                let node = self.trie.add(path.last().copied(), None);
                 self.usages.born(node, 0);
                 self.adopt(node, slot);
                 node

@@ -3,7 +3,7 @@
 use super::State;
 use super::record::Running;
 use crate::base::{Error, Key, LeaseId, LeaseIx, Link, NodeIx, Result, SlotIx, Tier};
-use crate::collections::Tag;
+use crate::collections::Gap;
 use crate::events::Spoken;
 use crate::tiers::Uses;
 
@@ -105,16 +105,26 @@ impl State {
         let mut parent = above.and_then(|above| self.published(record, above));
         let mut tags = std::mem::take(&mut self.scratch.tags);
         self.trie.warm(keys.iter(), &mut tags);
+        // No block changes the table.
+        let table = std::mem::take(&mut self.leases[lease].table);
+        let notes =
+            self.ghosts.is_some() || self.usages.asked() || self.is_written_through(Tier::DEVICE);
         let mut sealed = before;
-        for (key, &tag) in keys.iter().zip(&tags) {
-            let slot = self.leases[lease].table[sealed as usize];
-            let Some(node) = self.publish(slot, parent, (key, tag)) else {
-                break;
+        for ((key, &tag), &slot) in keys.iter().zip(&tags).zip(&table[before as usize..]) {
+            let node = match (self.node_of(slot), self.trie.seek(key, tag)) {
+                (None, Err(gap)) => Some(self.publish_new(slot, parent, (key, gap), notes)),
+                (Some(own), Err(gap)) => self.publish_own(own, (key, gap)),
+                (own, Ok(node)) => self.publish_known(node, slot, parent, own),
             };
-            parent = Some(node);
+            if node.is_none() {
+                // It must wait for the next step.
+                break;
+            }
+            parent = node;
             sealed += 1;
         }
         self.scratch.tags = tags;
+        self.leases[lease].table = table;
         self.leases[lease].sealed = sealed;
         if before == 0 && sealed > 0 {
             self.note_root(lease);
@@ -147,36 +157,49 @@ impl State {
         self.node_of(*record.table.get(block as usize)?)
     }
 
-    /// The published block that the slot is, or stands beside, now; `None`: it must wait for the next
-    /// step.
-    fn publish(
+    /// A private slot becomes the device copy of a new block. `notes`: its uses, or its coming, are noted.
+    #[inline]
+    fn publish_new(
         &mut self,
         slot: SlotIx,
         parent: Option<NodeIx>,
-        (key, tag): (&Key, Tag),
+        (key, gap): (&Key, Gap),
+        notes: bool,
+    ) -> NodeIx {
+        let node = self.trie.add_on_device(parent, slot, (key, gap));
+        let is_read = self.tiers[Tier::DEVICE].adopt(slot, Link::to(node));
+        debug_assert!(is_read.is_some(), "slot {slot} is not private");
+        if is_read == Some(true) {
+            self.block_ancestors(node, Tier::DEVICE);
+        }
+        if notes {
+            self.note_new(node, key);
+        }
+        node
+    }
+
+    /// A fork that was parked has given the block a node already, which gets its key now. One that was
+    /// published may have given it another key, which stays; so does the one under which a keyed tier has
+    /// it, until the fork is parked no more.
+    #[inline(never)]
+    fn publish_own(&mut self, own: NodeIx, (key, gap): (&Key, Gap)) -> Option<NodeIx> {
+        if !self.trie[own].is_anonymous() || self.is_stored(own) {
+            return None;
+        }
+        self.trie.name(own, key, gap);
+        self.note_new(own, key);
+        Some(own)
+    }
+
+    /// The key of the block is known: the slot is its device copy, becomes it, or stands beside it.
+    #[inline(never)]
+    fn publish_known(
+        &mut self,
+        node: NodeIx,
+        slot: SlotIx,
+        parent: Option<NodeIx>,
+        own: Option<NodeIx>,
     ) -> Option<NodeIx> {
-        let own = self.node_of(slot);
-        let node = match self.trie.seek(key, tag) {
-            Ok(node) => node,
-            Err(gap) => {
-                // New: publish it. A fork that was parked may have given it a node already; one that
-                // was published may have given it another key, which stays. So does the one under
-                // which a keyed tier has it, until the fork is parked no more.
-                if own.is_some_and(|own| !self.trie[own].is_anonymous() || self.is_stored(own)) {
-                    return None;
-                }
-                let node = own.unwrap_or_else(|| self.trie.add(parent));
-                let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
-                let uses = ghost.map_or(Uses::Once, |_| Uses::Repeated);
-                self.trie.name(node, *key, gap, uses);
-                self.usages.born(node, ghost.unwrap_or(0));
-                self.note_fresh(Tier::DEVICE, node);
-                if own.is_none() {
-                    self.adopt(node, slot);
-                }
-                return Some(node);
-            }
-        };
         if own == Some(node) {
             return Some(node);
         }
@@ -207,6 +230,21 @@ impl State {
         self.tiers[Tier::DEVICE].stand_beside(slot, Link::to(node));
         self.counters.duplicates += 1;
         Some(node)
+    }
+
+    /// A block of the device has its key now.
+    fn note_new(&mut self, node: NodeIx, key: &Key) {
+        self.recall_uses(node, key);
+        self.note_fresh(Tier::DEVICE, node);
+    }
+
+    /// A block is published now: it may have been dropped before, and was used then.
+    pub(super) fn recall_uses(&mut self, node: NodeIx, key: &Key) {
+        let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
+        if ghost.is_some() {
+            self.trie[node].uses = Uses::Repeated;
+        }
+        self.usages.born(node, ghost.unwrap_or(0));
     }
 
     /// Whether a keyed tier has the block, or will have it: under the key that it had then.

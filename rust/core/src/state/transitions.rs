@@ -84,7 +84,7 @@ impl State {
 
     /// `node` has become busy, and so become its ancestors on the tier, up to the first that was.
     #[inline]
-    fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
+    pub(super) fn block_ancestors(&mut self, node: NodeIx, tier: Tier) {
         if let Some(parent) = self.trie.parent(node) {
             self.gain_busy(parent, tier);
         }

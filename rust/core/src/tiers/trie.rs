@@ -365,15 +365,48 @@ impl Trie {
         Some(*residency)
     }
 
-    /// A new node without a key, and without a slot yet.
-    pub(crate) fn add(&mut self, parent: Option<NodeIx>) -> NodeIx {
-        let node = self.nodes.revive();
+    /// A new node without a slot yet; its key, if it has one, [`Self::seek`] has not found just now.
+    pub(crate) fn add(&mut self, parent: Option<NodeIx>, name: Option<(&Key, Gap)>) -> NodeIx {
+        self.write(parent, None, name)
+    }
+
+    /// The same of a node on a slot of the device, which has a key. Its parent counts it.
+    #[inline]
+    pub(crate) fn add_on_device(
+        &mut self,
+        parent: Option<NodeIx>,
+        slot: SlotIx,
+        name: (&Key, Gap),
+    ) -> NodeIx {
+        if let Some(above) = parent {
+            self.nodes[above].device.children += 1;
+        }
+        self.write(parent, Some(slot), Some(name))
+    }
+
+    #[expect(
+        clippy::inline_always,
+        reason = "it is written by a path with a slot and a key, by others without"
+    )]
+    #[inline(always)]
+    fn write(
+        &mut self,
+        parent: Option<NodeIx>,
+        slot: Option<SlotIx>,
+        name: Option<(&Key, Gap)>,
+    ) -> NodeIx {
         let parent = parent.map(|node| self.nodes.id(node));
         // Field by field: a node made beside its place and moved there waits for its own bytes.
-        let new = &mut self.nodes[node];
-        (new.key, new.parent, new.epoch) = (Key::default(), parent, self.epoch);
-        (new.device, new.keeps) = Default::default();
-        (new.class, new.uses) = Default::default();
+        let (node, new) = self.nodes.revive();
+        (new.parent, new.epoch) = (parent, self.epoch);
+        (new.device, new.keeps, new.class) = Default::default();
+        new.device.slot = slot.map(Link::to);
+        if let Some((key, gap)) = name {
+            (new.key, new.uses) = (*key, Uses::Once);
+            self.index.insert(gap, node);
+        } else {
+            (new.key, new.uses) = Default::default();
+        }
         for copies in self.below.iter_mut().filter(|one| one.capacity() > 0) {
             match copies.get_mut(node.at()) {
                 Some(residency) => *residency = Residency::default(),
@@ -384,16 +417,15 @@ impl Trie {
     }
 
     /// Gives a node its key, which [`Self::seek`] has not found just now: from here on it is.
-    pub(crate) fn name(&mut self, node: NodeIx, key: Key, gap: Gap, uses: Uses) {
+    pub(crate) fn name(&mut self, node: NodeIx, key: &Key, gap: Gap) {
         self.index.insert(gap, node);
         let named = &mut self.nodes[node];
-        (named.key, named.uses) = (key, uses);
+        (named.key, named.uses) = (*key, Uses::Once);
     }
 
     /// A new node of this key, which a tier has had before, without a parent.
-    pub(crate) fn restore(&mut self, key: Key, gap: Gap, tier: Tier, slot: SlotIx) {
-        let node = self.add(None);
-        self.name(node, key, gap, Uses::Once);
+    pub(crate) fn restore(&mut self, key: &Key, gap: Gap, tier: Tier, slot: SlotIx) {
+        let node = self.add(None, Some((key, gap)));
         self.residency_mut(node, tier).slot = Some(Link::to(slot));
     }
 
@@ -465,9 +497,7 @@ mod tests {
 
     fn publish(trie: &mut Trie, parent: Option<NodeIx>, key: Key) -> NodeIx {
         let gap = trie.seek(&key, Tag::of(&key)).expect_err("not there yet");
-        let node = trie.add(parent);
-        trie.name(node, key, gap, Uses::Once);
-        node
+        trie.add(parent, Some((&key, gap)))
     }
 
     #[test]
@@ -485,7 +515,7 @@ mod tests {
         trie.remove(root);
         assert_eq!(trie.find(&key(1)), None);
         assert_eq!(trie.parent(child), None);
-        let other = trie.add(None);
+        let other = trie.add(None, None);
         assert_eq!(other, root, "the place is taken again");
         assert_eq!(trie.parent(child), None, "and is not taken for the parent");
     }
@@ -495,8 +525,8 @@ mod tests {
         let mut trie = Trie::new(&[8]).unwrap();
         let root = publish(&mut trie, None, key(1));
         let child = publish(&mut trie, Some(root), key(2));
-        let tail = trie.add(Some(child));
-        let end = trie.add(Some(tail));
+        let tail = trie.add(Some(child), None);
+        let end = trie.add(Some(tail), None);
         let number = u64::from_le_bytes(trie.carried_key(tail).0[24..].try_into().unwrap());
         assert_eq!(number, 1 << 32 | 2, "its generation and its place");
         assert_eq!(trie.carried_key(child), key(2));
