@@ -12,7 +12,8 @@ from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Persistent, Tier
-from blockyard.crane.tiers.disk import DiskPath, DiskTier
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout, TierName
 from blockyard.shared.log import Limited

@@ -62,6 +62,8 @@ mod sealing;
 mod sets;
 #[path = "laws/slots.rs"]
 mod slots;
+#[path = "laws/spare.rs"]
+mod spare;
 #[path = "laws/telling.rs"]
 mod telling;
 #[path = "laws/tickets.rs"]

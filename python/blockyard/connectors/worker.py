@@ -18,7 +18,8 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.device import DeviceTier
-from blockyard.crane.tiers.disk import DiskPath, DiskTier
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.owner import Owner, broke_in, owned

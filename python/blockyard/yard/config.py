@@ -39,6 +39,10 @@ Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 """Which blocks are copied down from a tier."""
 
 
+_SMALL_SPARE: Final = 8
+"""So many slots may be kept free on any device."""
+
+
 class _Default(int):
     """A default that another number may replace."""
 
@@ -74,6 +78,7 @@ class ConfigKeywords(TypedDict, total=False):
     host_copies: HostCopies | None
     write: Write | Mapping[str, Write]
     ghosts: int | None
+    spare: int | None
     ahead: int | Mapping[str, int] | None
     deadline: int | Mapping[str, int] | None
     block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None
@@ -122,13 +127,16 @@ class Config:
         ghosts: Keys remembered after their block was dropped; None for four per slot with
             "second-touch", 1.75 with "learned", else none. Without, misses of evicted blocks count
             as unseen.
-        ahead: While fewer than this many slots of a tier are free, this many of its next victims
-            have a copy below; with "through" the most blocks in flight. It is for each tier that
-            has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
-            and below the device for as many as there, up to a quarter; for a quarter where host
-            copies go first; and from the largest begin on for as many as it takes, where that is
-            more. What is behind those is copied too then, while nothing else goes down; where the
-            tier below is full, up to half of the tier. 0 copies nothing ahead.
+        spare: Slots of the device that each step keeps free ahead of need, so that a begin evicts
+            less; None for a 64th of the device, 512 at most. It evicts no block that a tier below
+            could still get a copy of. A 64th is the most, or 8 where that is more; 0 keeps none.
+        ahead: While fewer than this many slots of a tier are free, beside `spare`, this many of its
+            next victims have a copy below; with "through" the most blocks in flight. It is for each
+            tier that has one below it, or a mapping by tier. None for a sixteenth of the tier, at
+            most 4,096, and below the device for as many as there, up to a quarter; for a quarter
+            where host copies go first; and from the largest begin on for as many as it takes, where
+            that is more. What is behind those is copied too then, while nothing else goes down;
+            where the tier below is full, up to half of the tier. 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
@@ -172,6 +180,7 @@ class Config:
     host_copies: HostCopies | None = None
     write: ByTier[Write] | Mapping[str, Write] = "on-evict"
     ghosts: int | None = None
+    spare: int | None = None
     ahead: ByTier[int] | Mapping[str, int] | None = None
     deadline: ByTier[int] | Mapping[str, int] | None = None
     block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None = None
@@ -207,6 +216,7 @@ class Config:
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or name not in none:
                 settle(self, name, integer(name, getattr(self, name), least=least))
+        _check_spare(self)
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
         settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction), _ORDERS))
@@ -348,6 +358,13 @@ class Config:
             default = max(default, min(above, self.blocks_of(tier) // 4))
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
 
+    @property
+    def spare_blocks(self) -> int:
+        """`spare`, or its default; 0 if the engine allocates the device's blocks."""
+        if self.engine:
+            return 0
+        return min(self.device_blocks // 64, 512) if self.spare is None else self.spare
+
     def gives_ahead(self, tier: str) -> bool:
         """Whether `ahead` of a tier was given: it grows with the largest begin where it was not."""
         return self.ahead is not None and of_tier(self.ahead, tier, None) is not None
@@ -400,6 +417,7 @@ _LEAST = {
     "ranks": 1,
     "null_slots": 0,
     "ghosts": 0,
+    "spare": 0,
     "copy_retries": 0,
     "groups": 0,
 }
@@ -477,6 +495,21 @@ def _sizes(config: Config) -> dict[str, int | str]:
             "engine=, the blocks of an engine that allocates them itself, or leave linked out"
         )
     return blocks
+
+
+def _check_spare(config: Config) -> None:
+    """Refuses more than a 64th of the device, as the core does, or any where it is an engine's."""
+    spare, most = config.spare or 0, max(config.device_blocks // 64, _SMALL_SPARE)
+    if spare and config.engine:
+        raise Misuse(
+            f"spare = {spare}: an engine that allocates its blocks itself frees them itself: leave "
+            "spare out"
+        )
+    if spare > most:
+        raise Misuse(
+            f"spare = {spare}: a slot that is kept free caches no block; give {most} at most, a "
+            f"64th of the {config.device_blocks} slots of the device, or {_SMALL_SPARE}"
+        )
 
 
 _BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {

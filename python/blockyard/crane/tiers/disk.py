@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from blockyard._core import DiskLane, DiskThreads, Misuse, Unavailable, Unsupported
 from blockyard._typing import NDArray
+from blockyard.crane.tiers.disk_paths import DiskPath, paths_of
 from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from blockyard.crane.tiers.reclaim import Wanted
 
-__all__ = ["DiskPart", "DiskPath", "DiskTier"]
+__all__ = ["DiskPart", "DiskTier"]
 
 _Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
 
@@ -40,8 +41,6 @@ class Voider(Protocol):
         """Has the disk void records; returns a receipt."""
 
 
-DiskPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A path, or several."""
 Slots = NDArray[np.uint32]
 _NAMED = ("model", "weights")
 _SEQUENCE: Final = (1 << 32) - 1
@@ -193,7 +192,7 @@ class DiskTier(Single):
                 f"namespace names no {missing[0]}: a disk outlives the process, and would be read "
                 f'by one with another {missing[0]}; give namespace={{"{missing[0]}": …}}'
             )
-        paths = _paths(path)
+        paths = paths_of(path)
         if self.blocks < len(paths):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
         self._owner = Owner()
@@ -573,36 +572,3 @@ def _threads(given: object, paths: int) -> list[DiskThreads]:
 def _number(plan: Plan) -> int:
     """Returns the number of a plan in records: what is in it alone, so that ranks have it alike."""
     return zlib.crc32(struct.pack("<QQ", plan.yard, plan.flight)) or 1
-
-
-def _same(one: "Path", other: "Path") -> bool:
-    """Whether two paths lead to one folder, by links or mounts."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return one.resolve() == other.resolve()
-
-
-def _paths(path: DiskPath) -> list["Path"]:
-    """Returns one path or several, each once.
-
-    Raises:
-        Misuse: There is none, or one comes twice.
-    """
-    from pathlib import Path  # noqa: PLC0415 - most programs have no disk
-
-    given: object = [path] if isinstance(path, str | os.PathLike) else path
-    if not isinstance(given, Sequence) or not all(
-        isinstance(one, str | os.PathLike) and os.fspath(one) for one in given
-    ):
-        raise Misuse(f"disk_path = {path!r}: give a path, or a list of paths")
-    paths = [Path(one) for one in given]
-    if not paths:
-        raise Misuse("disk_path = []: give one path or several")
-    for place, one in enumerate(paths):
-        for other in paths[:place]:
-            if one == other:
-                raise Misuse(f"disk_path has {one} twice: give each disk once")
-            if _same(one, other):
-                raise Misuse(f"disk_path: {other} and {one} are one folder: give each disk once")
-    return paths

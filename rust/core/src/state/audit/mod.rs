@@ -48,7 +48,7 @@ struct Holders {
 }
 
 impl State {
-    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34, 39 and 40, E1, G4, G8, and O1.
+    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34, 39 and 40, R2-11, E1, G4, G8, and O1.
     pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
