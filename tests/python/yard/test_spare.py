@@ -61,11 +61,37 @@ def test_copies_ahead_and_spare_room_keep_up_with_each_other_and_lose_nothing() 
         cache.make_spare()
     stats = cache.stats()
     assert (stats["device_free"], stats["evicted_ahead"], stats["device_dropped"]) == (8, 8, 0)
+    assert cache.pending_copies().ahead is not None, "what is kept free does not count"
     lease = cache.begin(text(60, 12 * SIZE))
     stats = cache.stats()
     assert (stats["device_evicted"], stats["device_dropped"]) == (12, 0), "four more had a copy"
-    assert cache.pending_copies().ahead is not None
     cache.finish(lease)
+
+
+@pytest.mark.law("R2-11")
+@pytest.mark.parametrize("eviction", ["recency", "learned", "heap"])
+def test_a_block_that_is_being_read_counts_as_no_victim(eviction: Any) -> None:
+    cache = by.KVCache(
+        block_size=SIZE, device=65, host=200, write="second-touch", spare=8, eviction=eviction
+    )
+    parent = cache.begin(text(1, 2 * SIZE - 2))
+    # Its last block is copied on the device, and is full and idle before the copy has ended.
+    child = cache.fork(parent, 2 * SIZE - 2)
+    cache.grow([parent], 2)
+    cache.append(parent, text(2, 2), 2)
+    cache.seal(parent, 2 * SIZE)
+    cache.finish([parent, child])
+    for name in range(4):
+        once = cache.begin(text(10 + name, SIZE))
+        cache.seal(once, SIZE)
+        cache.finish(once)
+    for _ in range(2):
+        again = cache.begin([*text(20, 8 * SIZE), 1])
+        cache.seal(again, 8 * SIZE)
+        cache.finish(again)
+    held = cache.begin(text(30, cache.room().free * SIZE))
+    assert (cache.make_spare(), cache.audit()) == (4, None), "those that were used once"
+    cache.finish(held)
 
 
 def test_an_engine_of_its_own_blocks_has_none_to_keep() -> None:

@@ -191,7 +191,10 @@ impl State {
         slots.clear();
         let (trie, usages) = (&self.trie, &self.usages);
         self.tiers[Tier::DEVICE].next(most as usize, trie, usages, &mut slots);
-        let losable = slots.iter().take_while(|&&slot| self.is_losable(slot));
+        // What is blocked is no victim, though it may stand before those that are.
+        let blocked = |slot| self.evictability_of(Tier::DEVICE, slot) == Evictability::Blocked;
+        let victims = slots.iter().filter(|&&slot| !blocked(slot));
+        let losable = victims.take_while(|&&slot| self.is_losable(slot));
         let losable = losable.count() as u32;
         self.scratch.victims = slots;
         losable
