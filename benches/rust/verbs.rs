@@ -72,7 +72,7 @@ pub(crate) struct Turn {
 
 const REQUESTS: usize = 20;
 /// As many as find room in what is kept free.
-const SPARED: usize = 4;
+const SPARED: usize = 1;
 
 impl Turn {
     pub(crate) fn new(blocks: u32, verb: Verb, policy: EvictionPolicy) -> Self {

@@ -128,7 +128,7 @@ class Config:
             "second-touch", 1.75 with "learned", else none. Without, misses of evicted blocks count
             as unseen.
         spare: Slots of the device that each step keeps free ahead of need, so that a begin evicts
-            less; None for a 64th of the device, 512 at most. It evicts no block that a tier below
+            less; None for a 512th of the device, 512 at most. It evicts no block that a tier below
             could still get a copy of. A 64th is the most, or 8 where that is more; 0 keeps none.
         ahead: While fewer than this many slots of a tier are free, beside `spare`, this many of its
             next victims have a copy below; with "through" the most blocks in flight. It is for each
@@ -363,7 +363,7 @@ class Config:
         """`spare`, or its default; 0 if the engine allocates the device's blocks."""
         if self.engine:
             return 0
-        return min(self.device_blocks // 64, 512) if self.spare is None else self.spare
+        return min(self.device_blocks // 512, 512) if self.spare is None else self.spare
 
     def gives_ahead(self, tier: str) -> bool:
         """Whether `ahead` of a tier was given: it grows with the largest begin where it was not."""

@@ -52,7 +52,7 @@ pub(crate) fn forked() {
 ///         takes 2 bytes, and None remembers none. 0 remembers none. Where none are remembered
 ///         `missed_evicted` is 0: such misses count as unseen.
 ///     spare: Slots of the device that `grow`, `decode_step` and `make_spare` keep free ahead of need;
-///         None for a 64th of the device, 512 at most. A 64th is the most, or 8 where that is more;
+///         None for a 512th of the device, 512 at most. A 64th is the most, or 8 where that is more;
 ///         with `engine` it is 0.
 ///     writes_below: The same for each tier below the device, from the host down; "on-evict" where
 ///         one is missing. "through" copies blocks that have landed there.

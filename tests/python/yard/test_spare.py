@@ -29,7 +29,7 @@ def told(cache: by.KVCache) -> tuple[int, int, int]:
 
 
 @pytest.mark.law("R2-11")
-@pytest.mark.parametrize(("spare", "made"), [(None, 1), (0, 0), (1, 1), (8, 8)])
+@pytest.mark.parametrize(("spare", "made"), [(None, 0), (0, 0), (1, 1), (8, 8)])
 def test_the_verb_makes_it_and_says_how_much(spare: int | None, made: int) -> None:
     cache = full(spare=spare)
     assert cache.config.spare_blocks == made

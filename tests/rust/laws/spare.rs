@@ -49,14 +49,13 @@ fn refusal(config: Config) -> String {
 
 /// Law: R2-11
 #[test]
-fn a_64th_of_the_device_is_kept_free_and_512_at_most() {
+fn a_512th_of_the_device_is_kept_free_and_512_at_most() {
     for (slots, spare) in [
-        (63, 0),
-        (64, 1),
-        (127, 1),
-        (6_400, 100),
-        (32_768, 512),
-        (65_536, 512),
+        (511, 0),
+        (512, 1),
+        (1_023, 1),
+        (51_200, 100),
+        (300_000, 512),
     ] {
         let yard = Yard::new(slots - 1, 0);
         yard.publish(&text(1, u64::from(slots - 1)));
