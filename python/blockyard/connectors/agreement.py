@@ -58,7 +58,9 @@ class Agreement:
             far += found // self._size
             ready = far
         # One token at least is computed, which no state may have seen before.
-        far = min(far, max((keys.tokens - 1) // self._size, after))
+        most = (keys.tokens - 1) // self._size
+        if far > most:
+            far = max(after, most)
         agreed = agree(self._riders, path, after, far, self._step)
         if agreed.blocks > ready:
             agreed = agreed._replace(waits=True)
@@ -107,7 +109,8 @@ def agree(riders: Sequence[Rider], path: Path, after: int, far: int, step: int) 
     while (blocks := blocks - blocks % step) > after:
         waits = False
         for rider in riders:
-            found = rider.cache.lacking(keys, max(rider.start(blocks), after), blocks)
+            start = rider.start(blocks)
+            found = rider.cache.lacking(keys, max(after, start), blocks)
             if found < 0:
                 waits = True
             elif found < blocks:

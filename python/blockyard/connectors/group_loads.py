@@ -53,13 +53,11 @@ class GroupLoads:
         self, spine: Connector, riders: Sequence[Rider], caches: Sequence[KVCache]
     ) -> None:
         self._spine, self._riders, self._caches = spine, riders, caches
-        self._loads: dict[Hashable, GroupLoad] = {}
+        self.loading: dict[Hashable, GroupLoad] = {}
+        """Loads that have not ended."""
         self._postponed: dict[Hashable, None] = {}
         """Those that wait until no group copies from or to their ids."""
         self._ended: list[tuple[Hashable, GroupLoad]] = []
-
-    def __contains__(self, request: Hashable) -> bool:
-        return request in self._loads
 
     @property
     def is_waiting(self) -> bool:
@@ -116,15 +114,16 @@ class GroupLoads:
 
     def begin(self, request: Hashable, load: GroupLoad) -> None:
         """Begins a load now, or when no group copies from or to any of its ids any more."""
-        self._loads[request] = load
+        self.loading[request] = load
         if not self._ask(request, load):
             self._postponed[request] = None
 
-    def begin_postponed(self) -> None:
-        """Begins those whose ids are free of copies now."""
-        for request in list(self._postponed):
-            if self._ask(request, self._loads[request]):
-                del self._postponed[request]
+    def begin_postponed(self) -> bool:
+        """Begins those whose ids are free of copies now; returns whether it has begun any."""
+        begun = [name for name in self._postponed if self._ask(name, self.loading[name])]
+        for request in begun:
+            del self._postponed[request]
+        return bool(begun)
 
     def _ask(self, request: Hashable, load: GroupLoad) -> bool:
         ids = load.ids()
@@ -140,16 +139,16 @@ class GroupLoads:
     def ended(self) -> list[tuple[Hashable, GroupLoad]]:
         """Returns the loads that have ended since the last call."""
         arrived = self._spine.arrived()
-        if not self._loads:
+        if not self.loading:
             return []
         for request, tokens in arrived.items():
-            load = self._loads.get(request)
+            load = self.loading.get(request)
             if load is not None:
                 load.has_spine = tokens == load.length
                 self._end_part(request, load, 0, whole=load.has_spine)
         for rider in self._riders:
             for request, part in rider.loads.done():
-                load = self._loads.get(request)
+                load = self.loading.get(request)
                 if load is not None:
                     whole = part.good == len(part.ids)
                     self._end_part(request, load, rider.number, whole=whole)
@@ -160,7 +159,7 @@ class GroupLoads:
         load.left.discard(group)
         load.is_whole &= whole
         if not load.left:
-            del self._loads[request]
+            del self.loading[request]
             self._ended.append((request, load))
 
     def end(self, request: Hashable, *, writes: bool) -> bool:
@@ -170,7 +169,7 @@ class GroupLoads:
             request: Whose load it is.
             writes: Whether that of the spine does.
         """
-        load = self._loads.get(request)
+        load = self.loading.get(request)
         if load is None:
             return False
         if request in self._postponed:
@@ -180,12 +179,12 @@ class GroupLoads:
             load.left.discard(0)
         load.left -= {rider.number for rider in self._riders if not rider.loads.end(request)}
         if not load.left:
-            del self._loads[request]
+            del self.loading[request]
         return bool(load.left)
 
     def reset(self) -> None:
         """Forgets all loads: their flights have ended."""
-        self._loads.clear()
+        self.loading.clear()
         self._postponed.clear()
         self._ended.clear()
         for rider in self._riders:

@@ -24,6 +24,7 @@ from blockyard.connectors.riders import (
     Tables,
     Told,
     check_caches,
+    check_tokens,
     checked_tables,
     told_states,
 )
@@ -156,16 +157,19 @@ class HybridConnector(Single):
             Misuse: The request is loading, or there are not so many blocks.
         """
         self._check(request)
-        self._copies.plan_offloads()
-        row = self._row(request, keys)
-        row.cut, row.junction = None, 0
-        if row.keep is not None and not self._keeps.is_whole(request, row.keep, keys.tokens):
-            # G8: what loses a block in any group is of no use in the others.
-            self._kv_lost += 1
-            self._spine.abandon(request)
-            self._abandon(row)
+        if self._copies.has_offloads:
+            self._copies.plan_offloads()
+        kept = self._rows.get(request)
+        if kept is not None and kept.keep is not None:
+            self.caches[0].find(keys, local)  # It refuses what does not fit, before anything ends.
+            if not self._keeps.is_whole(request, kept.keep, keys.tokens):
+                # G8: what loses a block in any group is of no use in the others.
+                self._kv_lost += 1
+                self._spine.abandon(request)
+                self._abandon(kept)
         found = self._spine.matched(request, keys, local, prefix=prefix)
-        row.first, row.matched = local, 0
+        row = self._row(request, keys)
+        row.cut, row.junction, row.first, row.matched = None, 0, local, 0
         keep = row.keep
         if keep is not None and local * self._size < keep.tokens:
             if found and not keep.air:
@@ -175,9 +179,8 @@ class HybridConnector(Single):
         if found == 0 or not prefix:
             return 0
         agreed, far = self._agreement.of(row.path, local, found)
-        row.cut = agreed.group
         if agreed.group is not None:
-            row.junction = self.groups.last_boundary(far * self._size)
+            row.cut, row.junction = agreed.group, self.groups.last_boundary(far * self._size)
         if agreed.waits:
             return None
         row.matched = (agreed.blocks - local) * self._size
@@ -247,9 +250,8 @@ class HybridConnector(Single):
                 "matched: all groups have agreed to that length; give a table of so many, or none"
             )
         length = row.first * self._size + row.matched
-        keep, kept = row.keep, None
-        if keep is not None and keep.tokens == length:
-            kept = keep.parts()
+        keep = row.keep
+        kept = keep.parts() if keep is not None and keep.tokens == length else None
         load = self._loads.make(row.path, row.first, length, kept, listed, self._null)
         self._count(row)
         self._copies.plan_offloads()
@@ -321,11 +323,10 @@ class HybridConnector(Single):
         """
         self._check(request)
         tokens = integer("tokens", tokens, least=0)
+        self.caches[0].find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
         listed = self._checked(tables, -(-tokens // self._size))
         told = self._told(states, tokens)
-        if tokens and (not listed or len(listed[0]) * self._size < tokens):
-            have = len(listed[0]) if listed else 0
-            raise Misuse(f"tokens = {tokens:,} in tables of {have} blocks: give all its blocks")
+        check_tokens(tokens, keys, listed, self._size)
         self._copies.plan_offloads()
         self._copies.is_due = True
         row = self._row(request, keys)
@@ -377,17 +378,14 @@ class HybridConnector(Single):
         hints = Hints.checked(retention, next_use, priority, ttl)
         listed, told = self._checked(tables), self._told(states)
         self._collect()
+        self._arrived.pop(request, None)  # Another request may have this id before it is asked for.
+        ids = listed[0] if listed else ()
         writes = self._spine.finished(
-            request,
-            keys,
-            listed[0] if listed else (),
-            prompt=prompt,
-            answer=answer,
-            **hints.keywords,
+            request, keys, ids, prompt=prompt, answer=answer, **hints.keywords
         )
         row = self._rows.pop(request, None)
         self._running.pop(request, None)
-        if keys is not None and request not in self._loads:
+        if keys is not None and request not in self._loads.loading:
             path = row.path if row is not None and row.path.keys is keys else self._path(keys)
             row = row or HybridRow(path)
             row.path = path
@@ -473,8 +471,8 @@ class HybridConnector(Single):
         Raises:
             Misuse: An id is out of range; no order is given.
         """
-        if self._loads.is_waiting:
-            self._loads.begin_postponed()
+        if self._loads.is_waiting and self._loads.begin_postponed():
+            self._copies.is_due = True
         orders = self._spine.step(written, victims, overwritten, lent)
         if self._until_turn:
             self._until_turn -= 1
@@ -523,8 +521,10 @@ class HybridConnector(Single):
         Raises:
             Misuse: As in `KVCache.forget`; nothing is changed.
         """
-        self._copies.plan_offloads()
         forgotten = self._spine.forget(keys, force=force)
+        # What else is to be offloaded is under way in all groups then, and stays.
+        self._spine.plan_offloads()
+        self._copies.plan_offloads()
         self._copies.forget(self.caches[0], keys)
         return forgotten
 
@@ -556,7 +556,7 @@ class HybridConnector(Single):
     # -- helpers -----------------------------------------------------------------------------
 
     def _check(self, request: Hashable) -> None:
-        if request in self._loads:
+        if request in self._loads.loading:
             raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
 
     def _checked(self, tables: Tables, most: int | None = None) -> list[Ids]:
@@ -564,7 +564,8 @@ class HybridConnector(Single):
         return checked_tables(tables, self.groups, blocks, self._null, most=most)
 
     def _told(self, states: States, running: int = 0) -> Told:
-        return told_states(states, self.groups, self.caches[0].config.device_blocks, running)
+        blocks = self.caches[0].config.device_blocks
+        return told_states(states, self.groups, blocks, self._null, running)
 
     def _path(self, keys: Keys) -> Path:
         return Path(keys, self._size)
@@ -584,7 +585,7 @@ class HybridConnector(Single):
     def _waiting(self) -> Iterator[dict[int, Parked]]:
         """Yields what is kept of requests that wait and do not load, by group, the oldest first."""
         for request, row in self._rows.items():
-            if row.keep is not None and request not in self._loads:
+            if row.keep is not None and request not in self._loads.loading:
                 yield row.keep.parts()
 
     def _touch(self) -> None:

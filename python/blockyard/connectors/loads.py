@@ -87,6 +87,8 @@ class Loads:
         """Asks for no more for a request; returns whether its copies still write to its ids."""
         load = self._loads.get(request)
         if load is None:
+            # Another request may have this id before `done` is asked for again.
+            self._done = [ended for ended in self._done if ended[0] != request]
             return False
         load.closes = True
         writes = bool(load.flights) or self._is_written(load)

@@ -32,6 +32,8 @@ class RiderCopies:
         self._riders, self._keeps = riders, keeps
         self.is_due = False
         """Whether something has changed since the last step, so that the next may order copies."""
+        self.has_offloads = False
+        """Whether there is something to be offloaded that is not planned."""
         self._has_disk = any(rider.cache.config.disk_blocks for rider in riders)
         """Whether `dispatch` begins copies by itself."""
         self._lowers = [rider for rider in riders if all(map(rider.cache.config.blocks_of, BELOW))]
@@ -49,13 +51,14 @@ class RiderCopies:
 
     def offload(self, path: Path, held: Sequence[Held]) -> None:
         """Offloads blocks of a request with the next call, of each rider. They are spare."""
-        self.is_due = True
+        self.is_due = self.has_offloads = True
         for rider, own in zip(self._riders, held, strict=True):
             rider.add(path, own)
 
     def plan_offloads(self) -> None:
         """Plans the copies of what is to be offloaded."""
-        if self.is_due:
+        if self.has_offloads:
+            self.has_offloads = False
             for rider in self._riders:
                 rider.offload()
 
@@ -96,9 +99,9 @@ class RiderCopies:
     def _plan(self, kept: Iterable[Mapping[int, Parked]]) -> list[Plan]:
         self.is_due = False
         plans: list[Plan] = []
+        self.plan_offloads()
         for rider in self._riders:
             rider.tell()
-            rider.offload()
             if rider.loads.is_waiting:
                 self.is_due = True
                 rider.loads.ask_again()

@@ -21,6 +21,7 @@ __all__ = [
     "Tables",
     "Told",
     "check_caches",
+    "check_tokens",
     "checked_tables",
     "told_states",
 ]
@@ -117,14 +118,12 @@ class Rider:
             return range(last, last + 1)
         return self.kind.needs(length, size)
 
-    def offload(self) -> bool:
-        """Offloads what there is to offload; returns whether there was something."""
-        if not self.offloads:
-            return False
-        rows, self.offloads = self.offloads, []
-        keys, ids, firsts = zip(*rows, strict=True)
-        self.cache.offload(list(keys), list(ids), list(firsts))
-        return True
+    def offload(self) -> None:
+        """Offloads what there is to offload."""
+        if self.offloads:
+            rows, self.offloads = self.offloads, []
+            keys, ids, firsts = zip(*rows, strict=True)
+            self.cache.offload(list(keys), list(ids), list(firsts))
 
     def add(self, path: Path, held: Held) -> None:
         """Offloads blocks of a request with the next call. They are spare: room may end them."""
@@ -332,8 +331,30 @@ def checked_tables(  # noqa: PLR0913 - keywords
     return listed
 
 
+def check_tokens(tokens: int, keys: Keys, tables: Sequence[Ids], size: int) -> None:
+    """Refuses more computed tokens of a request than it has, or than its tables have.
+
+    Args:
+        tokens: Tokens that are computed.
+        keys: The keys of the request.
+        tables: A table per group.
+        size: Tokens per block.
+
+    Raises:
+        Misuse: There are more.
+    """
+    blocks = len(tables[0]) if tables else 0
+    if tokens > blocks * size:
+        raise Misuse(f"tokens = {tokens:,} in tables of {blocks} blocks: give all its blocks")
+    if tokens > keys.tokens:
+        raise Misuse(
+            f"tokens = {tokens:,}, and the keys are of {keys.tokens:,}: give the keys of all "
+            "tokens of the request"
+        )
+
+
 def told_states(
-    states: Iterable[tuple[int, int, int]], groups: Groups, blocks: int, running: int = 0
+    states: Iterable[tuple[int, int, int]], groups: Groups, blocks: int, null: int, running: int = 0
 ) -> dict[int, dict[int, int]]:
     """Returns the id of each state that the engine names, by group and length in tokens.
 
@@ -342,15 +363,21 @@ def told_states(
             length.
         groups: The groups.
         blocks: The engine's blocks.
+        null: The id of its null block.
         running: Tokens that a request has computed, whose state need not be at a boundary.
 
     Raises:
-        Misuse: A group has no states, or none at such a length; or an id is out of range.
+        Misuse: A group has no states, or none at such a length; or an id is out of range, or that
+            of the null block.
     """
     told: dict[int, dict[int, int]] = {
         group: {} for group, kind in enumerate(groups) if isinstance(kind, RecurrentState)
     }
-    for number, id_, length in states:
+    for state in states:
+        try:
+            number, id_, length = state
+        except (TypeError, ValueError):
+            raise Misuse(f"states: {shown(state)}: give (group, block id, length)") from None
         group = groups.numbers.index(number) if number in groups.numbers else -1
         if group not in told:
             have = ", ".join(map(groups.name, told)) or "none"
@@ -360,7 +387,17 @@ def told_states(
                 f"states: length = {length} of {groups.name(group)}: it has states at boundaries "
                 "alone, beside that of a preempted request's last token; name one of these"
             )
+        if running and length > running:
+            raise Misuse(
+                f"states: length = {length:,} of {groups.name(group)}, and {running:,} tokens are "
+                "computed; name only states of these"
+            )
         check_ids([id_], blocks)
+        if id_ == null:
+            raise Misuse(
+                f"states: block id {id_} of {groups.name(group)} at length {length:,} is the null "
+                "block, which holds no state; name only states that the engine has"
+            )
         if told[group].setdefault(int(length), int(id_)) != id_ or id_ in (
             other for at, other in told[group].items() if at != length
         ):

@@ -248,6 +248,24 @@ def test_a_copy_that_fails_is_tried_again_inside_the_load() -> None:
 
 
 @pytest.mark.law("G10", "E1")
+def test_a_load_that_waited_for_a_copy_of_the_spine_begins_in_every_group() -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    front.ask.offload("other", front.keys(33, 500), [range(100, 108), [0] * 8])
+    down = front.step().down
+    assert front.ask.matched("one", keys) == 32
+    front.ask.allocated("one", [range(200, 208), [0] * 6 + [100, 209]])
+    assert not front.step().up
+    assert not front.step().up
+    front.land(*down)
+    assert ids(front.carry().up) == {0: list(range(200, 208)), 1: [100, 209]}
+    assert front.ask.arrived() == {"one": 32}
+    front.carry()
+    assert not front.ask.is_busy
+
+
+@pytest.mark.law("G10", "E1")
 def test_a_load_waits_until_no_group_copies_from_its_ids() -> None:
     front = Front("F W8")
     keys = front.keys(33)
@@ -782,3 +800,92 @@ def test_a_request_that_was_not_matched_or_is_loading_is_refused() -> None:
         with pytest.raises(by.Misuse, match="is loading"):
             call()
     assert len(front.step().up) == 2
+
+
+def test_a_refused_question_changes_nothing_of_what_was_matched() -> None:
+    front = Front("F W8")
+    keys, other = front.keys(33), front.keys(33, 500)
+    front.offloaded(keys, 32)
+    front.offloaded(other, 32)
+    assert front.ask.matched("one", keys) == 32
+    with pytest.raises(by.Misuse, match="after = 99"):
+        front.ask.matched("one", other, 99)
+    front.ask.allocated("one", front.tables(8))
+    window = next(plan for plan in front.carry().up if plan.group == 1)
+    with pytest.raises(by.Misuse, match="after = 99"):
+        front.ask.matched("new", keys, 99)
+    with pytest.raises(by.Misuse, match="was not matched"):
+        front.ask.allocated("new")
+    assert front.ask.matched("two", keys) == 32
+    front.ask.allocated("two", front.tables(8))
+    again = next(plan for plan in front.carry().up if plan.group == 1)
+    assert window.sources.tolist() == again.sources.tolist(), "the window of the first keys"
+
+
+def test_a_keep_survives_a_refused_question() -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one")
+    assert front.ask.preempted("one", keys, front.tables(9), 30)
+    front.carry()
+    with pytest.raises(by.Misuse, match="after = 99"):
+        front.ask.matched("one", front.keys(8), 99)
+    assert front.ask.matched("one", keys) == 30
+
+
+def test_what_does_not_fit_a_preempted_request_is_refused() -> None:
+    front = Front("F S8")
+    keys, tables = front.keys(41), front.tables(30)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one")
+    before = [cache.digest() for cache in front.caches]
+    strange = by.KVCache(by.Config(engine=8, block_size=8, host=8)).keys(range(41))
+    refused: list[tuple[by.Keys, int, list[Any], str]] = [
+        (keys, 100, [], "tokens = 100, and the keys are of 41"),
+        (strange, 40, [], "keys of blocks of 8 tokens"),
+        (keys, 40, [(1, 5, 48)], r"length = 48 of group 1 .*, and 40 tokens are computed"),
+        (keys, 40, [(1, 0, 40)], r"block id 0 of group 1 .* is the null block"),
+        (keys, 40, [(1, 5)], r"states: \(1, 5\): give \(group, block id, length\)"),
+        (keys, 40, [7], "states: 7: give"),
+    ]
+    for asked, tokens, states, what in refused:
+        with pytest.raises(by.Misuse, match=what):
+            front.ask.preempted("one", asked, tables, tokens, states)
+        assert [cache.digest() for cache in front.caches] == before
+
+
+def test_the_null_block_is_no_state() -> None:
+    front = Front("F S8")
+    keys = front.keys(33)
+    with pytest.raises(by.Misuse, match="is the null block"):
+        front.ask.offload("one", keys, front.tables(8), at=[32], states=[(1, 0, 32)])
+    front.carry()
+    assert front.ask.matched("two", keys) == 0
+
+
+def test_to_forget_a_prompt_keeps_what_is_to_be_offloaded_of_others() -> None:
+    front = Front("F W8")
+    keys, other = front.keys(33), front.keys(33, 500)
+    front.offloaded(other, 32)
+    front.ask.offload("one", keys, front.tables(8), at=[32])
+    assert front.ask.forget(other).blocks == 8
+    front.carry()
+    assert front.ask.matched("two", keys) == 32
+    assert front.ask.matched("three", other) == 0
+
+
+def test_a_load_that_has_ended_is_not_said_of_the_next_request_of_its_id() -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one", front.tables(8))
+    front.carry()
+    assert not front.ask.finished("one")
+    front.ask.matched("one", keys)
+    front.ask.allocated("one", front.tables(8))
+    made = front.step()
+    assert front.ask.arrived() == {}
+    front.land(*made.up)
+    assert front.ask.arrived() == {"one": 32}

@@ -174,6 +174,7 @@ def no_clear(_right: Wrong, self: RiderCopies) -> None:
 def no_flush(_right: Wrong, self: RiderCopies, path: Any, held: Any) -> None:
     for rider, own in zip(self._riders, held, strict=True):
         rider.add(path, own)
+    self.has_offloads = True
 
 
 MISTAKES: dict[str, tuple[bool, Any, str, Wrong]] = {
