@@ -67,8 +67,7 @@ class HybridConnector(Single):
         null_block: The engine's id of the block that holds nothing.
 
     Raises:
-        Misuse: A value is out of range, or the caches do not fit the groups; the message names the
-            group.
+        Misuse: A value is out of range, or a cache does not fit its group, which is named.
     """
 
     def __init__(
@@ -172,10 +171,10 @@ class HybridConnector(Single):
         row.cut, row.junction, row.first, row.matched = None, 0, local, 0
         keep = row.keep
         if keep is not None and local * self._size < keep.tokens:
-            if found and not keep.air:
-                row.matched = found
-                return found
-            return 0 if found == 0 else None
+            if found and keep.air:
+                return None
+            row.matched = found or 0
+            return found
         if found == 0 or not prefix:
             return 0
         agreed, far = self._agreement.of(row.path, local, found)
@@ -196,7 +195,7 @@ class HybridConnector(Single):
         Raises:
             Misuse: There are not so many blocks.
         """
-        return self._agreement.explain(self._path(keys), local)
+        return self._agreement.explain(Path(keys, self._size), local)
 
     def checkpoints(self, request: Hashable) -> list[int]:
         """Returns lengths at which riders are best offloaded when a request passes them.
@@ -386,9 +385,7 @@ class HybridConnector(Single):
         row = self._rows.pop(request, None)
         self._running.pop(request, None)
         if keys is not None and request not in self._loads.loading:
-            path = row.path if row is not None and row.path.keys is keys else self._path(keys)
-            row = row or HybridRow(path)
-            row.path = path
+            row = self._updated(row, keys)
             if listed:
                 tokens = min(len(listed[0]), len(keys)) * self._size
                 self._add(
@@ -442,9 +439,7 @@ class HybridConnector(Single):
         if not listed:
             return
         self._spine.offload(keys, listed[0])
-        row = self._rows.get(request) or HybridRow(self._path(keys))
-        if row.path.keys is not keys:
-            row.path = self._path(keys)
+        row = self._updated(self._rows.get(request), keys)
         self._add(row, listed, told, *lengths, *lengths_of(told, tokens))
 
     def _add(self, row: HybridRow, tables: list[Ids], told: Told, *lengths: int) -> None:
@@ -494,11 +489,15 @@ class HybridConnector(Single):
             now: The tick, for deadlines; None for one more than at the last call.
 
         Raises:
-            Misuse: One is for another group's flight, or as in `KVCache.commit`.
+            Misuse: One is for another group's flight, or as in `KVCache.commit`; the message names
+                the group. Commit the others again: twice is as once.
         """
         now = self._now + 1 if now is None else now
         parts = outcomes_by_group(outcomes, self._yards, self.groups)
-        self._spine.commit(parts.get(0, ()), now=now)
+        try:
+            self._spine.commit(parts.get(0, ()), now=now)
+        except Misuse as error:
+            raise Misuse(f"{self.groups.name(0)}: {error}") from None
         self._now = now
         self._copies.commit(parts, now)
 
@@ -526,6 +525,9 @@ class HybridConnector(Single):
         self._spine.plan_offloads()
         self._copies.plan_offloads()
         self._copies.forget(self.caches[0], keys)
+        for request, row in self._rows.items() if force else ():
+            if not self._spine.kept(request):
+                self._abandon(row)
         return forgotten
 
     def withdraw(self, dead: Iterable[tuple[int, int]]) -> None:
@@ -567,15 +569,15 @@ class HybridConnector(Single):
         blocks = self.caches[0].config.device_blocks
         return told_states(states, self.groups, blocks, self._null, running)
 
-    def _path(self, keys: Keys) -> Path:
-        return Path(keys, self._size)
-
     def _row(self, request: Hashable, keys: Keys) -> HybridRow:
-        row = self._rows.get(request)
+        row = self._rows[request] = self._updated(self._rows.get(request), keys)
+        return row
+
+    def _updated(self, row: HybridRow | None, keys: Keys) -> HybridRow:
         if row is None:
-            row = self._rows[request] = HybridRow(self._path(keys), prompt=keys.tokens)
-        elif row.path.keys is not keys:
-            row.path = self._path(keys)
+            return HybridRow(Path(keys, self._size), prompt=keys.tokens)
+        if row.path.keys is not keys:
+            row.path = Path(keys, self._size)
         return row
 
     def _abandon(self, row: HybridRow) -> None:

@@ -37,6 +37,8 @@ class RiderCopies:
         self._has_disk = any(rider.cache.config.disk_blocks for rider in riders)
         """Whether `dispatch` begins copies by itself."""
         self._lowers = [rider for rider in riders if all(map(rider.cache.config.blocks_of, BELOW))]
+        self._waits = False
+        """Whether a load asks again in each step, as where a copy to its ids is late."""
         self._is_flying = False
         """Whether a flight that was ordered has not ended; one past its deadline has not."""
         self._air: set[tuple[int, int]] = set()
@@ -73,7 +75,7 @@ class RiderCopies:
             ids: What `Connector.step` calls `written`, `overwritten` and `lent`.
         """
         plans: list[Plan] = []
-        if self.is_due or self._has_disk:
+        if self.is_due or self._waits or self._has_disk:
             plans = self._plan(kept)
         if plans:
             self._is_flying = True
@@ -97,14 +99,14 @@ class RiderCopies:
         )
 
     def _plan(self, kept: Iterable[Mapping[int, Parked]]) -> list[Plan]:
-        self.is_due = False
+        self.is_due = self._waits = False
         plans: list[Plan] = []
         self.plan_offloads()
         for rider in self._riders:
             rider.tell()
             if rider.loads.is_waiting:
-                self.is_due = True
                 rider.loads.ask_again()
+                self._waits = self._waits or rider.loads.is_waiting
         for rider in self._lowers:
             rider.parking.lower(parked[rider.number] for parked in kept if rider.number in parked)
         for rider in self._riders:
@@ -127,7 +129,10 @@ class RiderCopies:
         for rider in self._riders:
             own = outcomes.get(rider.number, [])
             if own or rider.cache.is_flying:
-                rider.cache.commit(own, now=now)
+                try:
+                    rider.cache.commit(own, now=now)
+                except Misuse as error:
+                    raise Misuse(f"{rider.name}: {error}") from None
                 rider.now = now
                 self._land(rider)
         self._is_flying = any(rider.cache.is_flying for rider in self._riders)
@@ -188,7 +193,7 @@ class RiderCopies:
                 rider.cache.reset(rank, memory=memory)
             self._land(rider)
         self._air.clear()
-        self._is_flying = False
+        self._is_flying = self._waits = False
 
 
 def outcomes_by_group(

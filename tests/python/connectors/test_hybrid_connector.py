@@ -889,3 +889,48 @@ def test_a_load_that_has_ended_is_not_said_of_the_next_request_of_its_id() -> No
     assert front.ask.arrived() == {}
     front.land(*made.up)
     assert front.ask.arrived() == {"one": 32}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_load_that_a_late_copy_holds_keeps_nobody_busy(late: int) -> None:
+    front = Front("F W8", deadline=5, retries=0)
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one", front.tables(8))
+    made = front.step()
+    front.land(*(plan for plan in made.up if plan.group != late))
+    for _ in range(12):
+        front.carry()
+    assert not front.ask.is_busy
+    assert front.ask.arrived() == {}, "the copy may still write"
+    front.land(*(plan for plan in made.up if plan.group == late))
+    front.carry()
+    assert front.ask.arrived() == {"one": 0}
+
+
+def test_what_is_kept_of_a_forgotten_prompt_is_given_up_at_once() -> None:
+    front = Front("F W8 S8")
+    keys, tables = front.keys(40), front.tables(10)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one")
+    assert front.ask.preempted("one", keys, tables, 38, [(2, tables[2][9], 38)])
+    front.carry()
+    assert front.ask.forget(keys).blocks == 0, "it is kept"
+    assert front.ask.matched("one", keys) == 38
+    front.ask.forget(keys, force=True)
+    assert [cache.stats()["host_free"] for cache in front.caches] == [64] * 3
+    assert front.ask.matched("one", keys) == 0
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_count_that_is_refused_names_its_group(group: int) -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.ask.offload("before", keys, front.tables(8), at=[32])
+    down = front.step().down
+    wrong = [by.Outcome.of(plan, 0, 99 if plan.group == group else len(plan)) for plan in down]
+    with pytest.raises(by.Misuse, match=rf"group {group} \(.*rank 0 reports 99 good blocks"):
+        front.ask.commit(wrong)
+    front.land(*down)
+    assert front.ask.matched("one", keys) == 32
