@@ -114,9 +114,11 @@ class GroupLoads:
 
     def begin(self, request: Hashable, load: GroupLoad) -> None:
         """Begins a load now, or when no group copies from or to any of its ids any more."""
+        # One that is interrupted goes on with the next step.
+        self._postponed[request] = None
         self.loading[request] = load
-        if not self._ask(request, load):
-            self._postponed[request] = None
+        if self._ask(request, load):
+            del self._postponed[request]
 
     def begin_postponed(self) -> bool:
         """Begins those whose ids are free of copies now; returns whether it has begun any."""
@@ -129,11 +131,13 @@ class GroupLoads:
         ids = load.ids()
         if any(cache.must_finish(ids) is not None for cache in self._caches):
             return False
-        parts, load.parts = load.parts, {}
         for rider in self._riders:
-            if rider.number in parts:
-                rider.loads.begin(request, *parts[rider.number])
-        self._spine.allocated(request, parts[0][1])
+            if rider.number in load.parts:
+                rider.loads.begin(request, *load.parts[rider.number])
+                del load.parts[rider.number]
+        if load.parts:
+            self._spine.allocated(request, load.parts[0][1])
+            load.parts.clear()
         return True
 
     def ended(self) -> list[tuple[Hashable, GroupLoad]]:
@@ -172,9 +176,7 @@ class GroupLoads:
         load = self.loading.get(request)
         if load is None:
             return False
-        if request in self._postponed:
-            del self._postponed[request]
-            load.left.clear()
+        self._postponed.pop(request, None)
         if not writes:
             load.left.discard(0)
         load.left -= {rider.number for rider in self._riders if not rider.loads.end(request)}

@@ -256,8 +256,8 @@ class HybridConnector(Single):
         self._copies.plan_offloads()
         self._spine.plan_offloads()
         self._spine.overwrites(load.ids())
-        self._loads.begin(request, load)
         self._copies.is_due = True
+        self._loads.begin(request, load)
 
     def arrived(self) -> dict[Hashable, int]:
         """Returns whose loads have ended since the last call, and the tokens that each has now.

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard.connectors.connector import Connector
 from blockyard.connectors.hybrid_connector import HybridConnector
 from blockyard.connectors.orders import Orders
 from blockyard.shared.groups import Groups
@@ -934,3 +935,23 @@ def test_a_count_that_is_refused_names_its_group(group: int) -> None:
         front.ask.commit(wrong)
     front.land(*down)
     assert front.ask.matched("one", keys) == 32
+
+
+def test_a_load_whose_begin_is_interrupted_goes_on_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    assert front.ask.matched("one", keys) == 32
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connector, "allocated", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            front.ask.allocated("one", front.tables(8))
+    front.carry()
+    front.carry()
+    assert front.ask.arrived() == {"one": 32}
