@@ -283,8 +283,9 @@ soak-disk: install  ## kill a writer KILLS=1000 times, cut the power 80,000 time
 soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their reports, in SEEDS=200 plays
 	$(BIN)/python tests/soak_ranks.py --seeds $(or $(SEEDS),200)
 
-soak-groups: install  ## run an engine with several groups of layers over real caches, from SEEDS=2000 seeds
+soak-groups: install  ## run an engine with several groups of layers, over caches and over a connector, SEEDS=2000 each
 	BLOCKYARD_GROUPS=$(or $(SEEDS),2000) $(BIN)/python -m pytest tests/python/yard/test_grouped.py -q -o timeout=0
+	BLOCKYARD_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest tests/python/testing/test_simulated_groups.py -q -n auto -o timeout=0 -k every_promise
 
 # Each row says below it what an operation costs, and what it may.
 BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0

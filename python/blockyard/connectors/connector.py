@@ -19,11 +19,11 @@ import numpy as np
 from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked
 from blockyard.connectors.connector_stats import CONNECTOR_STATS
 from blockyard.connectors.freed_blocks import FreedBlocks
-from blockyard.connectors.loads import Loads
+from blockyard.connectors.loads import Loads, drop_unsent
 from blockyard.connectors.orders import NO_IDS, NO_ORDERS, Ids, Orders
 from blockyard.connectors.recorded_requests import RecordedRequests
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
-from blockyard.shared.plan import Cause, Outcome, Plan
+from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, one_of
 from blockyard.yard.cache import KVCache
@@ -144,7 +144,7 @@ class Connector(Single):
             Misuse: The request is loading, or there are not so many blocks.
         """
         self._check(request)
-        self._flush()
+        self.plan_offloads()
         found = self.cache.find(keys, local)
         row = self._row(request, keys)
         self._arrivals.add(request, keys)
@@ -181,7 +181,7 @@ class Connector(Single):
         if row is None:
             raise Misuse(f"request {request!r} was not matched: call `matched` first")
         self._freed.check(ids)
-        self._flush()
+        self.plan_offloads()
         if not row.has_begun:
             self._count(row, len(ids))
         if len(ids):
@@ -227,7 +227,7 @@ class Connector(Single):
             Misuse: It is loading; or ids, keys and tokens do not fit each other.
         """
         self._check(request)
-        self._flush()
+        self.plan_offloads()
         self._is_due = True
         tokens = integer("tokens", tokens, least=0)
         kept: Parked | None = None
@@ -342,7 +342,7 @@ class Connector(Single):
         if len(written):
             self._freed.forget(written)
         if self._offloads:
-            self._flush()
+            self.plan_offloads()
         if self._loads.is_waiting:
             self._is_due = True
             self._loads.ask_again()
@@ -411,15 +411,7 @@ class Connector(Single):
         self._freed.clear()
         self.cache.clear()
         self._ended.clear()
-        # What was planned and not ordered yet is of before: the workers never hear of it.
-        ranks = range(self.cache.config.ranks)
-        unsent = [
-            Outcome.of(plan, rank, 0, Cause.FAILED)
-            for plan in self.cache.dispatch()
-            for rank in ranks
-        ]
-        if unsent:
-            self.cache.commit(unsent, now=self._now)
+        if drop_unsent(self.cache, self._now):
             self._land()
 
     def forget(self, keys: Keys, *, force: bool = False) -> Forgotten:
@@ -465,6 +457,42 @@ class Connector(Single):
         self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
         self._waiting = dict.fromkeys(self._rows.values())
 
+    def kept(self, request: Hashable) -> int:
+        """Returns how many tokens are kept of a request that was preempted; 0 for none.
+
+        Args:
+            request: Its id.
+        """
+        row = self._rows.get(request)
+        kept = None if row is None else row.kept
+        return 0 if kept is None or kept.state == "broken" else kept.computed
+
+    def abandon(self, request: Hashable) -> None:
+        """Gives up what is kept of a request: it is found as what others have offloaded.
+
+        Args:
+            request: Its id.
+        """
+        if (row := self._rows.get(request)) is not None:
+            self._release(row)
+
+    def failed(self, request: Hashable) -> None:
+        """Offers a request nothing before it has run, because its last load was of no use.
+
+        Args:
+            request: Its id.
+        """
+        if (row := self._rows.get(request)) is not None:
+            row.failed = True
+
+    def overwrites(self, ids: Ids) -> None:
+        """Hears that blocks will hold something else than what ended requests have left there.
+
+        Args:
+            ids: The engine's ids.
+        """
+        self._freed.forget(ids)
+
     def _check(self, request: Hashable) -> None:
         if request in self._loads:
             raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
@@ -476,8 +504,8 @@ class Connector(Single):
         row.keys = keys
         return row
 
-    def _flush(self) -> None:
-        """Offloads what there is to offload, of all requests at once."""
+    def plan_offloads(self) -> None:
+        """Plans the copies of what is to be offloaded, of all requests at once."""
         if self._offloads:
             offloads, self._offloads = self._offloads, []
             self._is_due = True

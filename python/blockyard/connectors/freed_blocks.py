@@ -6,7 +6,23 @@ from blockyard._core import FreedKeys, Keys, Misuse
 from blockyard.connectors.orders import Ids
 from blockyard.shared.validate import integer, shown
 
-__all__ = ["FreedBlocks"]
+__all__ = ["FreedBlocks", "check_ids"]
+
+
+def check_ids(ids: Ids, blocks: int) -> None:
+    """Refuses what are no ids of an engine that has so many blocks.
+
+    Raises:
+        Misuse: One is no integer, or out of range.
+    """
+    if isinstance(ids, np.ndarray) and ids.size:
+        # Where it has many, a look at each costs more than the copies.
+        if ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < blocks:
+            return
+    elif {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < blocks:
+        return
+    for one in ids:
+        integer("ids", one, least=0, most=blocks - 1)
 
 
 class FreedBlocks(FreedKeys):
@@ -21,16 +37,8 @@ class FreedBlocks(FreedKeys):
         Raises:
             Misuse: One is no integer, or out of range.
         """
-        blocks = len(self)
         for ids in each:
-            if isinstance(ids, np.ndarray) and ids.size:
-                # Where it has many, a look at each costs more than the copies.
-                if ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < blocks:
-                    continue
-            elif {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < blocks:
-                continue
-            for one in ids:
-                integer("ids", one, least=0, most=blocks - 1)
+            check_ids(ids, len(self))
 
     def row(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
         """What may be offloaded of a request, with the ids copied; None for nothing.

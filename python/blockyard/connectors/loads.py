@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from blockyard._core import Keys, Parked, Plan, Soon
 from blockyard.connectors.orders import Ids
+from blockyard.shared.plan import Cause, Outcome
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Load", "Loads"]
+__all__ = ["Load", "Loads", "drop_unsent"]
 
 
 @dataclass(slots=True, eq=False)
@@ -86,11 +87,14 @@ class Loads:
         """Asks for no more for a request; returns whether its copies still write to its ids."""
         load = self._loads.get(request)
         if load is None:
+            # Another request may have this id before `done` is asked for again.
+            self._done = [ended for ended in self._done if ended[0] != request]
             return False
         load.closes = True
-        if not load.flights:
+        writes = bool(load.flights) or self._is_written(load)
+        if not writes:
             self._drop(request)
-        return bool(load.flights)
+        return writes
 
     def ask_again(self) -> None:
         """Asks again for what was in the air for others, or is late."""
@@ -127,18 +131,25 @@ class Loads:
         answer: list[Plan] | Soon = []
         if len(ids) and not load.closes:
             answer = self._cache.fetch(load.what, ids, first)
+            waits = isinstance(answer, Soon)
+        else:
+            waits = self._is_written(load)
         self._loads[request] = load
         if not isinstance(answer, Soon):
             load.flights, load.landed = {plan.flight: len(plan) for plan in answer}, {}
             self._by_flight.update(dict.fromkeys(load.flights, request))
         if load.flights:
             return
-        load.closes = load.closes or not isinstance(answer, Soon)
-        if load.closes:
+        if waits:
+            self._waiting[request] = None
+        else:
+            load.closes = True
             self._done.append((request, load))
             self._drop(request)
-        else:
-            self._waiting[request] = None
+
+    def _is_written(self, load: Load) -> bool:
+        """Whether a copy that is late may still write to its ids."""
+        return len(load.ids) > 0 and self._cache.must_finish(load.ids) is not None
 
     def _blocks(self, load: Load) -> int:
         """Returns how many of its ids there are blocks for: what is kept may have been cut."""
@@ -163,3 +174,22 @@ class Loads:
     def _drop(self, request: Hashable) -> None:
         del self._loads[request]
         self._waiting.pop(request, None)
+
+
+def drop_unsent(cache: KVCache, now: int) -> bool:
+    """Ends what was planned before a clear, and not ordered yet: the workers never hear of it.
+
+    Args:
+        cache: The bookkeeping that was cleared.
+        now: The tick.
+
+    Returns:
+        Whether there was any.
+    """
+    ranks = range(cache.config.ranks)
+    unsent = [
+        Outcome.of(plan, rank, 0, Cause.FAILED) for plan in cache.dispatch() for rank in ranks
+    ]
+    if unsent:
+        cache.commit(unsent, now=now)
+    return bool(unsent)

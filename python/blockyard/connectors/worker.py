@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
@@ -14,6 +14,7 @@ from blockyard.connectors.orders import Orders
 from blockyard.crane.copiers import Copier, Pair, Slots
 from blockyard.crane.copiers.checked import checked
 from blockyard.crane.copiers.select import select_copiers
+from blockyard.crane.copiers.sharing import SharedCopying
 from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
@@ -28,7 +29,6 @@ from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
-    from blockyard.crane.copiers.sharing import SharedCopying
     from blockyard.crane.tiers import Tier
 
 __all__ = ["Worker"]
@@ -51,19 +51,21 @@ class Worker(Single):
 
     Args:
         crane: The memory of this rank and its copies, which the worker closes. Its device tier is
-            the engine's.
+            the engine's. With several groups of layers, the crane of each group.
         patience: Seconds for which a fence may hold up the engine's thread, where no stream can
             wait in its place.
 
     Raises:
-        Misuse: The patience is no number above 0.
+        Misuse: The patience is no number above 0; or two cranes have one group, or different ranks.
     """
 
-    def __init__(self, crane: Crane, *, patience: float = 60.0) -> None:
+    def __init__(self, crane: Crane | Sequence[Crane], *, patience: float = 60.0) -> None:
         if not patience > 0:
             raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
-        self.crane = crane
-        """The crane; its `hello` is for `agree`."""
+        self.cranes = _by_group([crane] if isinstance(crane, Crane) else crane)
+        """The crane of each group of layers, by its number; the `hello` of each is for `agree`."""
+        self.crane = next(iter(self.cranes.values()))
+        """The crane, or the first one."""
         self.patience = patience
         """As in the arguments; it may be changed."""
         self._owner = Owner()
@@ -173,6 +175,83 @@ class Worker(Single):
             opened.pop_all()
         return worker
 
+    @classmethod
+    def adopt_groups(  # noqa: PLR0913 - as in `adopt`
+        cls,
+        configs: Iterable[Config],
+        tensors: Sequence[object],
+        *,
+        rank: int = 0,
+        axis: int | Mapping[str, int] | None = None,
+        gpu: Gpu | Literal["cuda"] | None = None,
+        stream: object = 0,
+        copier: Copier | Mapping[Pair, Copier] | None = None,
+        shared: str | os.PathLike[str] | None = None,
+        checksums: bool = False,
+        disk_path: DiskPath | None = None,
+        replica: str | None = None,
+        keys: str | None = None,
+    ) -> Self:
+        """Makes a worker over the tensors of several groups of layers.
+
+        Their cranes share threads, streams and rings, so that there are no more of them than with
+        one group.
+
+        Args:
+            configs: The configuration of each group, as of `GroupConfigs`.
+            tensors: The tensors of each group, in the same order, each as in `adopt`.
+            rank: As in `adopt`; so are the others.
+            axis: Likewise.
+            gpu: Likewise.
+            stream: Likewise.
+            copier: Likewise, for every group.
+            shared: Likewise; the name of each further group's file ends with its number.
+            checksums: Likewise.
+            disk_path: Likewise; each group has a folder of its own under it.
+            replica: Likewise.
+            keys: Likewise.
+
+        Raises:
+            Misuse: There are not tensors for each group, or as in `adopt`; the message names the
+                group.
+            Unavailable: As in `adopt`.
+        """
+        configs = list(configs)
+        if len(tensors) != len(configs):
+            raise Misuse(f"tensors of {len(tensors)} groups, of {len(configs)}: give each its own")
+        layouts = [config.layout for config in configs if config.layout is not None]
+        tuning = configs[0].copying if configs else None
+        sharing = SharedCopying(layouts, copy_tuning=tuning) if layouts else None
+        cranes: list[Crane] = []
+        with ExitStack() as opened:
+            for config, own in zip(configs, tensors, strict=True):
+                name = shared
+                if shared is not None and config.group:
+                    name = f"{os.fspath(shared)}.{config.group}"
+                try:
+                    worker = cls.adopt(
+                        config,
+                        own,
+                        rank=rank,
+                        axis=axis,
+                        gpu=gpu,
+                        stream=stream,
+                        copier=copier,
+                        shared=name,
+                        checksums=checksums,
+                        disk_path=disk_path if config.disk_blocks else None,
+                        replica=replica,
+                        keys=keys,
+                        sharing=sharing,
+                    )
+                except Misuse as error:
+                    raise Misuse(f"group {config.group}: {error}") from None
+                opened.callback(worker.crane.close)
+                cranes.append(worker.crane)
+            made = cls(cranes)
+            opened.pop_all()
+        return made
+
     @owned
     def begin(self, orders: Orders, stream: object = None) -> None:
         """Submits a step's copies, those down first. What it has a fence for may then be written.
@@ -194,9 +273,9 @@ class Worker(Single):
             Unavailable: A copy has not ended in time. Nothing of the fence may be written; end the
                 step, and reset the worker.
         """
-        device = self.crane.device
-        if stream is not None and isinstance(device, DeviceTier):
-            device.stream = stream
+        for crane in self.cranes.values() if stream is not None else ():
+            if isinstance(crane.device, DeviceTier):
+                crane.device.stream = stream
         plans = [*orders.down, *orders.up]
         if self._suspended:
             rank = self.crane.rank
@@ -234,19 +313,21 @@ class Worker(Single):
         return outcomes
 
     @owned
-    def reconcile(self, asked: Unreported) -> list[Outcome]:
+    def reconcile(self, asked: Unreported, *, group: int | None = None) -> list[Outcome]:
         """Returns the state of flights whose outcomes may be lost.
 
         Ask the worker, and not its crane, which does not know of blocks that were overwritten.
 
         Args:
             asked: `KVCache.unreported` of this rank.
+            group: The group of layers whose cache asks; None for the first.
 
         Raises:
-            Misuse: As in `Crane.reconcile`.
+            Misuse: There is no such group, or as in `Crane.reconcile`.
         """
+        crane = self.crane if group is None else self._crane_of(group, f"group = {group}")
         self._poll()
-        said = list(map(self._believed, self.crane.reconcile(asked)))
+        said = list(map(self._believed, crane.reconcile(asked)))
         self._land(said)
         return said
 
@@ -274,7 +355,8 @@ class Worker(Single):
         self._reset()
 
     def _reset(self) -> None:
-        self.crane.reset()
+        for crane in self.cranes.values():
+            crane.reset()
         self._poll()
         # Nothing is in the air any more, of a flight that was cut off either.
         self._ids.clear()
@@ -283,7 +365,29 @@ class Worker(Single):
     @owned
     def close(self) -> None:
         """Ends all copies, and frees the memory below; the engine's tensors are dropped."""
-        self.crane.close()
+        with ExitStack() as closing:
+            for crane in self.cranes.values():
+                closing.callback(crane.close)
+
+    @owned
+    def clear(self, *, forget: bool = False) -> bool:
+        """Clears what the disks of all groups have of the plans that were submitted so far.
+
+        Args:
+            forget: As in `PersistentTiers.clear`.
+
+        Returns:
+            Whether no restart brings any of it back, in any group; it is tried on where not.
+        """
+        done = [crane.persistent.clear(forget=forget) for crane in self.cranes.values()]
+        return all(done)
+
+    def dead(self) -> frozenset[tuple[int, int]]:
+        """Returns which slots are on disks that have died, as any group has found.
+
+        It is for `HybridConnector.withdraw`, or `PersistentTiers.dead` of the one group.
+        """
+        return frozenset().union(*(crane.persistent.dead() for crane in self.cranes.values()))
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -303,12 +407,31 @@ class Worker(Single):
         # Before: what a copy may read or write is waited for, wherever this is interrupted.
         self._ids |= new
         try:
-            self.crane.submit(plans)
+            if len(self.cranes) == 1:
+                self.crane.submit(plans)
+            else:
+                self._submit_by_group(plans)
         except Exception as error:
             if not broke_in(error):
                 for name in new:
                     del self._ids[name]
             raise
+
+    def _submit_by_group(self, plans: list[Plan]) -> None:
+        parts: dict[int, list[Plan]] = {}
+        for plan in plans:
+            parts.setdefault(plan.group, []).append(plan)
+        cranes = [
+            self._crane_of(group, f"flight {part[0].flight}") for group, part in parts.items()
+        ]
+        for crane, part in zip(cranes, parts.values(), strict=True):
+            crane.submit(part)
+
+    def _crane_of(self, group: int, what: str) -> Crane:
+        crane = self.cranes.get(group)
+        if crane is None:
+            raise Misuse(f"{what}: group {group} has no crane here, of groups {list(self.cranes)}")
+        return crane
 
     def _spoil(self, orders: Orders) -> None:
         """Cuts what is copied from blocks that have been written, where it was not seen to end."""
@@ -321,7 +444,8 @@ class Worker(Single):
                 self._cut[flight] = min(int(at[0]), self._cut.get(flight, int(at[0])))
 
     def _poll(self) -> None:
-        self.crane.deliver(self._take)
+        for crane in self.cranes.values():
+            crane.deliver(self._take)
 
     def _take(self, outcomes: list[Outcome]) -> None:
         """Takes outcomes, which come once more where this is interrupted."""
@@ -349,9 +473,10 @@ class Worker(Single):
 
     def _ordered(self, ways: set[bool]) -> bool:
         """Lets the stream wait for copies of these ways; returns whether it waits for all."""
-        up = True not in ways or self.crane.join()
-        down = False not in ways or self.crane.fence()
-        return up and down
+        # Each is asked, so that the stream waits for all that it can wait for.
+        up = [crane.join() for crane in self.cranes.values()] if True in ways else []
+        down = [crane.fence() for crane in self.cranes.values()] if False in ways else []
+        return all(up) and all(down)
 
     def _wait(self, flights: set[_Name]) -> None:
         """Waits until these have ended."""
@@ -367,6 +492,20 @@ class Worker(Single):
                     "would overwrite its source: end the step and reset this rank"
                 )
             time.sleep(_PAUSE)
+
+
+def _by_group(cranes: Sequence[Crane]) -> dict[int, Crane]:
+    """Returns the cranes of one rank by the group of each."""
+    found: dict[int, Crane] = {}
+    for crane in cranes:
+        group = crane.traffic.group
+        if group in found:
+            raise Misuse(f"two cranes of group {group}: make each with the group of its cache")
+        found[group] = crane
+    ranks = sorted({crane.rank for crane in cranes})
+    if len(ranks) != 1:
+        raise Misuse(f"cranes of ranks {ranks}: give a worker the cranes of one rank, at least one")
+    return found
 
 
 def _check_disk(config: Config, disk_path: DiskPath | None) -> None:

@@ -15,7 +15,7 @@ from blockyard.metrics.engine_view import EngineHealth, EngineView
 from blockyard.metrics.text import Labels
 from blockyard.scheduling.queue import BEGUN
 from blockyard.scheduling.stall import Rule
-from blockyard.shared.families import ENGINE, RANK, Family, families
+from blockyard.shared.families import ENGINE, GROUP, RANK, Family, families
 from blockyard.shared.stats import PREFIX, Stat
 from blockyard.shared.timings import COPIES, SIZES, STEPS, WAITS, CraneNumbers, Reading
 
@@ -26,6 +26,8 @@ MOST: Final = 260
 """Most series of an engine under our own names: where ranks are many, their numbers are summed."""
 _SUMMED: Final = "all"
 """The rank of numbers that are summed over ranks."""
+_OTHERS: Final = "others"
+"""The group of numbers that are summed over all groups but the first, where they are many."""
 _PARTS: Final = ("schedule", "output", "dispatch", "commit")
 _CACHE_CONFIG: Final = ("vllm:cache_config", "Sizes of the cache.", "info")
 _Told = Mapping[str, list[Sample]]
@@ -43,6 +45,10 @@ _MORE: Final = {
     "copy_seconds": (
         "histogram",
         "Duration of successful flights (batches of copies), from submission to report.",
+    ),
+    "hits_cut": (
+        "counter",
+        "Requests whose hit a group of layers has ended before the first group of full attention.",
     ),
     "copy_bytes": ("histogram", "Bytes of successful flights (batches of copies), on all ranks."),
 }
@@ -223,7 +229,14 @@ class _Engine:
         self._rules = {rule: self._labelled(rule=rule.replace(" ", "_")) for rule in Rule}
         own, cranes = families(view.schema()), families(view.crane_schema())
         self.families = (*own, *cranes)
-        self._rows = [self._row(family, stat) for family in own for stat in family.stats]
+        has_groups = bool(view.groups)
+        of_groups = set(view.group_schema()) if has_groups else set[Stat]()
+        self._rows = [
+            self._row(family, stat, **({GROUP: str(view.group)} if stat in of_groups else {}))
+            for family in own
+            for stat in family.stats
+        ]
+        group_stats = [(one, stat) for one in own for stat in one.stats if stat in of_groups]
         crane_stats = [(family, stat) for family in cranes for stat in family.stats]
         self._steps = {part: self._buckets("step_seconds", STEPS, part=part) for part in _PARTS}
         self._copies = {way: self._of_a_way(*way) for way in view.ways()}
@@ -233,6 +246,19 @@ class _Engine:
         histograms = (*self._steps.values(), *copies, *self._waits.values(), self._parked)
         # Beside the rows and the histograms: the info, 3 numbers, and the rules.
         fixed = len(self._rows) + 4 + len(Rule) + sum(map(len, histograms))
+        self._group_rows: dict[int | None, list[_SchemaRow]] = {}
+        if has_groups:
+            cuts = len(view.groups)
+            names: list[int | None] = list(view.groups)
+            if fixed + cuts + len(group_stats) * len(names) > MOST:
+                names = [None]
+            fixed += cuts + len(group_stats) * len(names)
+            for number in names:
+                label = {GROUP: _OTHERS if number is None else str(number)}
+                self._group_rows[number] = [
+                    self._row(one, stat, **label) for one, stat in group_stats
+                ]
+        self._cuts = {one: self._labelled(**{GROUP: str(one)}) for one in view.groups}
         by_rank = len(crane_stats) * view.ranks
         self._by_rank = fixed + by_rank <= MOST
         ranks = [str(rank) for rank in range(view.ranks)] if self._by_rank else [_SUMMED]
@@ -277,6 +303,7 @@ class _Engine:
         for family, name, labels, key in self._rows:
             if key in stats:
                 told[family].append(Sample(name, labels, stats[key]))
+        self._tell_groups(told)
         cranes = self.view.cranes()
         self._tell_cranes(told, cranes)
         self._tell_times(told, cranes)
@@ -285,6 +312,19 @@ class _Engine:
     def _tell(self, told: _Told, name: str, number: float, labels: Labels | None = None) -> None:
         full = f"{PREFIX}{name}"
         told[full].append(Sample(full, labels or self.labels, number))
+
+    def _tell_groups(self, told: _Told) -> None:
+        if not self._group_rows:
+            return
+        stats = self.view.group_stats()
+        for number, rows in self._group_rows.items():
+            caches = list(stats.values()) if number is None else [stats[number]]
+            for family, sample, labels, key in rows:
+                told[family].append(Sample(sample, labels, sum(one[key] for one in caches)))
+        cuts, name = self.view.hits_cut(), f"{PREFIX}hits_cut"
+        for group, labels in self._cuts.items():
+            if group in cuts:
+                told[name].append(Sample(f"{name}_total", labels, cuts[group]))
 
     def _tell_cranes(self, told: _Told, cranes: list[CraneNumbers]) -> None:
         keys = [(stat.name, stat.metric) for stat in self.view.crane_schema()]

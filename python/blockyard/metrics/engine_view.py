@@ -1,6 +1,6 @@
 """An engine as an exporter sees it: its numbers, its histograms, and whether it is well."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -15,7 +15,7 @@ from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.scheduling.stall import Rule
 from blockyard.shared.families import exists
-from blockyard.shared.layout import TIERS
+from blockyard.shared.layout import BELOW, TIERS
 from blockyard.shared.owner import is_foreign
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Copied, CraneNumbers, Reading
@@ -48,19 +48,27 @@ class EngineView:
         publisher: The publisher of its cache's events, if there is one.
         stalled: Says in sentences what stands still in a loop of your own. A `Scheduler` knows by
             itself.
+        groups: The caches of the other groups of layers, each by its name, as of
+            `HybridConnector.group_caches`; `group` is the name of the source's own.
+        group: See `groups`.
+        hits_cut: Returns for each of these groups how many hits it has ended, as
+            `HybridConnector.hits_cut`.
 
     Raises:
         Misuse: It is neither a scheduler nor a cache, another argument is something else, or the
             publisher is of another cache.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         source: Scheduler | KVCache,
         *,
         reservations: Reservations | None = None,
         publisher: Publisher | None = None,
         stalled: Callable[[], Iterable[str]] | None = None,
+        groups: Mapping[int, KVCache] | None = None,
+        group: int = 0,
+        hits_cut: Callable[[], Mapping[int, int]] | None = None,
     ) -> None:
         given: object = source
         if not isinstance(given, Scheduler | KVCache):
@@ -83,6 +91,11 @@ class EngineView:
         self._reservations = reservations
         self._publisher = publisher
         self._stalled = stalled
+        self.group = group
+        """The name of the cache's own group of layers."""
+        self.groups = {name: cache for name, cache in (groups or {}).items() if name != group}
+        """The caches of the other groups of layers, by name."""
+        self._hits_cut = hits_cut
         self._ranks = Ranks(self.crane_schema(), self.ranks)
 
     def tell(self, numbers: CraneNumbers) -> None:
@@ -146,6 +159,27 @@ class EngineView:
         with suppress(Misuse):
             found |= _by_metric(EVENT_STATS, self.cache.event_stats())
         return found
+
+    def group_schema(self) -> tuple[Stat, ...]:
+        """Returns the numbers of `group_stats`: those of tiers below the engine's blocks."""
+        return tuple(
+            stat
+            for stat in KVCache.schema()
+            if stat.labels.get("tier") in BELOW and exists(stat, self._tiers)
+        )
+
+    def group_stats(self) -> dict[int, dict[str, int]]:
+        """Returns the numbers of other groups of layers by name, each under its metric.
+
+        Raises:
+            Unavailable: A cache is broken.
+        """
+        schema = self.group_schema()
+        return {name: _by_metric(schema, cache.stats()) for name, cache in self.groups.items()}
+
+    def hits_cut(self) -> dict[int, int]:
+        """Returns how many hits each group of layers has ended, by name."""
+        return {} if self._hits_cut is None else dict(self._hits_cut())
 
     def cranes(self) -> list[CraneNumbers]:
         """Returns the last numbers of each rank."""

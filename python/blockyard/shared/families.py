@@ -5,10 +5,12 @@ from typing import Final, NamedTuple
 
 from blockyard.shared.stats import HELP, PREFIX, Kind, Stat
 
-__all__ = ["ENGINE", "RANK", "Family", "exists", "families"]
+__all__ = ["ENGINE", "GROUP", "RANK", "Family", "exists", "families"]
 
 ENGINE: Final = "engine"
 """The label that every metric has: which engine of the process it is of."""
+GROUP: Final = "group"
+"""The label of the numbers of tiers where there are several groups of layers."""
 RANK: Final = "rank"
 """The label of a crane's numbers."""
 

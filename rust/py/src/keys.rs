@@ -42,8 +42,8 @@ impl Keys {
     }
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let all: Vec<u8> = self.0.keys().iter().flat_map(|key| key.0).collect();
-        PyBytes::new(py, &all)
+        let all: Vec<[u8; 32]> = self.0.keys().iter().map(|key| key.0).collect();
+        PyBytes::new(py, all.as_flattened())
     }
 
     /// Returns itself: it is frozen.

@@ -275,6 +275,47 @@ def test_a_late_load_is_not_named_before_it_has_ended() -> None:
     assert front.ask.arrived() == {"one": 8}
 
 
+@pytest.mark.parametrize("ends", ["aborted", "aborted later", "tried often enough"])
+def test_a_late_load_that_is_asked_for_no_more_is_named_when_it_has_ended(ends: str) -> None:
+    front = Front(deadline=2)
+    keys = front.keys(8)
+    front.offloaded("before", keys)
+    front.ask = Connector(front.cache, retries=0 if "often" in ends else 2)
+    assert front.ask.matched("one", keys) == 8
+    front.ask.allocated("one", [1, 2])
+    (plan,) = front.step().up
+    if ends == "aborted":
+        assert front.ask.finished("one")
+    for _ in range(5):
+        front.ask.commit([])
+        assert front.step().up == ()
+    if ends == "aborted later":
+        assert front.ask.finished("one"), "the copy may still write to its ids"
+    assert front.ask.arrived() == {}
+    front.land(plan)
+    front.carry()
+    assert front.ask.arrived() == {"one": 0}
+    assert front.ask.preempted("two", front.keys(8, 50), [1, 2], 8)
+
+
+def test_a_late_load_of_what_is_kept_no_more_is_named_when_it_has_ended() -> None:
+    front = Front(deadline=2)
+    keys = front.keys(8)
+    assert front.ask.preempted("one", keys, [1, 2], 8)
+    front.carry()
+    assert front.ask.matched("one", keys) == 8
+    front.ask.allocated("one", [3, 4])
+    (plan,) = front.step().up
+    front.ask.clear()
+    for _ in range(5):
+        front.ask.commit([])
+        assert front.step().up == ()
+    assert front.ask.arrived() == {}, "the copy may still write to its ids"
+    front.land(plan)
+    front.carry()
+    assert front.ask.arrived() == {"one": 0}
+
+
 def test_a_keep_whose_end_is_unknown_is_cut_at_once() -> None:
     front = Front(deadline=2)
     keys = front.keys(8)

@@ -62,7 +62,7 @@ def test_what_sglangs_other_replicas_and_stages_have_is_not_taken(
         opened(disk, extra={"disk_reclaim": True}, **{**more, **other}).close()
         fill(disk)
         (one,) = [found.name for found in identities(disk)]
-        with pytest.raises(by.Unavailable, match=f"of this engine's other replicas, as {one} "):
+        with pytest.raises(by.Unavailable, match=f"other replicas or groups of layers, as {one} "):
             opened(disk, extra={"disk_reclaim": True}, **more)
         assert one in [found.name for found in identities(disk)]
 

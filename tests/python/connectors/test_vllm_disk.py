@@ -346,7 +346,7 @@ def test_e9_what_was_planned_before_a_reset_is_not_copied_after_it(engine: Engin
     engine.begin(request, ids)
     engine.step({request: (ids, len(PROMPT) + 1)}, write=dict.fromkeys(ids, 9))
     engine.scheduler.request_finished(request, ids)
-    engine.scheduler.front.connector._flush()
+    engine.scheduler.front.connector.plan_offloads()
     assert engine.scheduler.front.cache.stats()["flights"] == 1
     assert engine.scheduler.reset_cache()
     assert engine.scheduler.front.cache.stats()["flights"] == 0

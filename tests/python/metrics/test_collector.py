@@ -562,3 +562,32 @@ def test_only_an_engine_can_be_exported() -> None:
         EngineView(cache, reservations=3)  # type: ignore[arg-type]
     with pytest.raises(by.Misuse, match="stalled = 3"):
         EngineView(cache, stalled=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.law("O6")
+@pytest.mark.parametrize(("others", "names"), [(0, {""}), (1, {"1", "0"}), (5, {"1", "others"})])
+def test_numbers_of_tiers_name_their_group_where_there_are_several(
+    others: int, names: set[str]
+) -> None:
+    def cache(group: int) -> by.KVCache:
+        fields: dict[str, Any] = {"engine": 64, "host": 16, "disk": 16, "block_size": 4}
+        return by.KVCache(**fields, linked=not group, group=group)
+
+    spine = cache(0)
+    # The engine calls the first group of full attention 1.
+    numbers = [0, *range(2, others + 1)][:others]
+    groups = {number: cache(at) for at, number in enumerate(numbers, 1)}
+    for one in groups.values():
+        one.offload(one.keys(range(8)), [1, 2])
+        one.commit([by.Outcome.of(plan, 0, len(plan)) for plan in one.dispatch()])
+    cuts = dict.fromkeys(groups, 7)
+    view = EngineView(spine, groups={1: spine, **groups}, group=1, hits_cut=lambda: cuts)
+    collector = EngineCollector({"0": view})
+    found = told(collector)
+    assert len(found) <= collector.most_series <= MOST
+    slots = {one: value for one, value in found.items() if one.startswith("blockyard_slots{")}
+    host = {one: value for one, value in slots.items() if "tier=host" in one and "idle" in one}
+    shown = {part[6:] for one in host for part in one.strip("}").split(",") if "group=" in part}
+    assert shown == (names - {""})
+    assert sum(host.values()) == 2 * others
+    assert [value for one, value in found.items() if "hits_cut" in one] == [7] * others

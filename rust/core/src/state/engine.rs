@@ -7,7 +7,7 @@ use super::{Probe, State, Stop};
 use crate::base::{
     Error, FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier, memory,
 };
-use crate::collections::mix;
+use crate::collections::{Tag, mix};
 use crate::copies::{Move, Plan, Purpose};
 use crate::evict::{Ending, Hints};
 use crate::tiers::Hold;
@@ -114,16 +114,62 @@ impl State {
         let mut tags = Vec::with_capacity(AHEAD);
         for keys in keys.chunks(AHEAD) {
             self.trie.warm(keys.iter(), &mut tags);
-            for (key, &tag) in keys.iter().zip(&tags) {
-                let node = self.trie.seek(key, tag).map_err(|_| Stop::Missing);
-                found.push(match node.and_then(|node| self.loadable(node)) {
-                    Ok(_) => Presence::Ready,
-                    Err(Stop::Filling(_)) => Presence::Filling,
-                    Err(_) => Presence::Missing,
-                });
-            }
+            let presences = keys.iter().zip(&tags);
+            found.extend(presences.map(|(key, &tag)| self.presence(key, tag)));
         }
         Ok(found)
+    }
+
+    fn presence(&self, key: &Key, tag: Tag) -> Presence {
+        let node = self.trie.seek(key, tag).map_err(|_| Stop::Missing);
+        match node.and_then(|node| self.loadable(node)) {
+            Ok(_) => Presence::Ready,
+            Err(Stop::Filling(_)) => Presence::Filling,
+            Err(_) => Presence::Missing,
+        }
+    }
+
+    /// The first of these blocks that is missing below the engine's device, and whether one before it is
+    /// in flight. It changes nothing.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own.
+    pub fn lacking(&self, keys: &[Key]) -> Result<(Option<usize>, bool)> {
+        self.of_an_engine("lacking")?;
+        let mut fills = false;
+        let missing = keys.iter().position(|key| {
+            let presence = self.presence(key, Tag::of(key));
+            fills |= presence == Presence::Filling;
+            presence == Presence::Missing
+        });
+        Ok((missing, fills))
+    }
+
+    /// How many of these blocks there are up to the last one that is not missing. It changes nothing.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own.
+    pub fn last_known(&self, keys: &[Key]) -> Result<usize> {
+        self.of_an_engine("last_known")?;
+        let is_there = |key: &Key| self.presence(key, Tag::of(key)) != Presence::Missing;
+        Ok(keys.iter().rposition(is_there).map_or(0, |at| at + 1))
+    }
+
+    /// The keys of all blocks below the engine's device that may be found, in no particular order. It takes
+    /// time in proportion to the blocks.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own; `Memory`.
+    pub fn known_keys(&self) -> Result<Vec<Key>> {
+        self.of_an_engine("known_keys")?;
+        let places = || (0..self.trie.places() as u32).map(NodeIx::new);
+        let is_found = |&node: &NodeIx| {
+            self.trie.alive(node) && self.trie.find(&self.trie[node].key) == Some(node)
+        };
+        let mut keys = Vec::new();
+        memory::reserve(&mut keys, places().filter(is_found).count(), "the keys")?;
+        keys.extend(places().filter(is_found).map(|node| self.trie[node].key));
+        Ok(keys)
     }
 
     /// The highest tier that has a block ready which is not on its way up already.
