@@ -37,7 +37,7 @@ ROWS = [
         "keys",
     ),
     *("begin-learned", "finish-learned", "evict4-learned"),
-    *("told-begin", "told-seal", "told-drain"),
+    *("told-begin", "told-seal", "told-seal-known", "told-drain"),
     *("engine-find", "engine-fetch", "engine-offload", "engine-land", "engine-step"),
 ]
 ALLOWED = 0.05
