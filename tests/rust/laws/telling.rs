@@ -140,7 +140,12 @@ fn of_a_path_that_is_new_in_parts_each_block_has_its_own_tokens_and_parent() {
             (first, 6, 4),
             (second, 16, 11),
         ] {
-            assert_eq!(heard.yard.seal(lease, computed * SIZE), sealed);
+            // At once, not in slices of few blocks.
+            let mut seals = Seals::default();
+            seals.add(lease, computed * SIZE).expect("appended");
+            let done = seals.apply(&mut heard.yard.cache.lock());
+            assert_eq!(done, Ok(sealed));
+            seals.remember(|_| lease);
         }
         heard.known();
         let tokens = |at: &[u32]| at.iter().map(|&token| token.into()).collect::<Vec<u64>>();
