@@ -43,7 +43,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host lint-subjects test test-rust test-engines \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-groups soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu deploy-vllm fmt clean
 
 help:  ## list what make can do
@@ -282,6 +282,9 @@ soak-disk: install  ## kill a writer KILLS=1000 times, cut the power 80,000 time
 
 soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their reports, in SEEDS=200 plays
 	$(BIN)/python tests/soak_ranks.py --seeds $(or $(SEEDS),200)
+
+soak-groups: install  ## run an engine with several groups of layers over real caches, from SEEDS=2000 seeds
+	BLOCKYARD_GROUPS=$(or $(SEEDS),2000) $(BIN)/python -m pytest tests/python/yard/test_grouped.py -q -o timeout=0
 
 # Each row says below it what an operation costs, and what it may.
 BOUNDARY = $(BIN)/python -m pytest benches/python/test_boundary.py -s --benchmark-enable -o timeout=0 -o faulthandler_timeout=0

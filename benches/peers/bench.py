@@ -109,7 +109,8 @@ class Bench:
 
     def turns(self, spec: Spec, seen: Seen) -> list[str]:
         """Plays a round on every peer, each followed by Blockyard."""
-        return [one for side in seen if side != spec.ours for one in (side, spec.ours)]
+        turns = [one for side in seen if side != spec.ours for one in (side, spec.ours)]
+        return turns or [spec.ours]
 
     def fail(self, side: str, spec: Spec, error: Failed, seen: Seen) -> None:
         """Drops a side that failed; the others go on."""

@@ -46,6 +46,9 @@ class Pool(Row):
         """Ends a request that was held."""
         raise NotImplementedError
 
+    def make_spare(self) -> None:
+        """Makes room ahead of admissions, as a step does; nothing where a side makes none."""
+
     def lookup(self, tokens: array[int]) -> Operation:
         """Looks a prompt up whose keys are ready."""
         raise NotImplementedError
@@ -135,11 +138,24 @@ class _OnPool(Row):
 
 
 class Admit(_OnPool):
-    """Admissions from `keys` or from `tokens`; or, as `finish`, the ends of what was admitted."""
+    """Admissions from `keys` or from `tokens`; or, as `finish`, the ends of what was admitted.
+
+    As `ahead`, each comes after a step that makes room ahead; `step` is what that takes.
+    """
 
     def __init__(self, pool: Pool, what: str) -> None:
         super().__init__(pool)
         self.what = what
+
+    def after_step(self, admission: Operation) -> float:
+        """Returns the nanoseconds of the admission, or of the step before it."""
+        times = [time.thread_time_ns()]
+        self.pool.make_spare()
+        times.append(time.thread_time_ns())
+        admission()
+        times.append(time.thread_time_ns())
+        step, own = times[1] - times[0], times[2] - times[1]
+        return step if self.what == "step" else own
 
     @override
     def prepare(self) -> Sequence[Operation]:
@@ -150,6 +166,8 @@ class Admit(_OnPool):
             before, whole = pool.work.turn()
             pool.visit(before)
             made.append(admission(whole))
+        if self.what in {"ahead", "step"}:
+            return [partial(self.after_step, operation) for operation in made]
         if self.what != "finish":
             return made
         for operation in made:

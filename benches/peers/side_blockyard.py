@@ -66,6 +66,10 @@ class Pool(frame.Pool):
         self.cache.finish(one)
 
     @override
+    def make_spare(self) -> None:
+        self.cache.make_spare()
+
+    @override
     def lookup(self, tokens: array[int]) -> Operation:
         return partial(self.cache.probe, self.keys(tokens))
 

@@ -41,6 +41,8 @@ class Spec(NamedTuple):
 TREES = (RUST, PYTHON, LEGACY)
 FULL, LARGE = {"blocks": 100_000}, {"blocks": 1_000_000}
 ADMIT = {VLLM: 35.0, RUST: 10.0}
+#: With room made ahead.
+AHEAD = {VLLM: 25.0, RUST: 10.0}
 ROWS: dict[str, Spec] = {
     "keys": Spec(
         "keys of 4,096 tokens, per block", "keys", (VLLM, XXHASH, DYNAMO), goals={VLLM: 8}
@@ -66,6 +68,29 @@ ROWS: dict[str, Spec] = {
         (VLLM, RUST),
         {**LARGE, "what": "admit"},
         goals=ADMIT,
+    ),
+    "admit-ahead": Spec(
+        "admission like that, room made ahead at the step (see the row of that)",
+        "admit",
+        (VLLM, RUST),
+        {**FULL, "what": "ahead"},
+        stat="told",
+        goals=AHEAD,
+    ),
+    "admit-ahead-1m": Spec(
+        "the same, pool of 1,000,000",
+        "admit",
+        (VLLM, RUST),
+        {**LARGE, "what": "ahead"},
+        stat="told",
+        goals=AHEAD,
+    ),
+    "admit-step": Spec(
+        "making that room at the step, 117 blocks, pool of 100,000",
+        "admit",
+        (),
+        {**FULL, "what": "step"},
+        stat="told",
     ),
     "admit-tokens": Spec(
         "the same from tokens, pool of 100,000", "admit", (VLLM, RUST), {**FULL, "what": "tokens"}
@@ -182,6 +207,10 @@ NOTES: dict[tuple[str, str], str] = {
     ("admit", RUST): "needs no keys; match, lock, evict, allocate, insert, lock, unlock",
     ("admit", PYTHON): "as the Rust tree",
     ("admit", LEGACY): "as the Rust tree",
+    ("admit-ahead", OURS): "begin and seal; nothing is evicted: make_spare has done it before",
+    ("admit-ahead", VLLM): "makes no room ahead: as above, one by one",
+    ("admit-ahead", RUST): "likewise",
+    ("admit-step", OURS): "make_spare, as grow and decode_step do it while the GPU computes",
     ("admit-tokens", OURS): "with the 306 keys",
     ("admit-tokens", VLLM): "with the request and its 306 keys",
     ("admit-tokens", RUST): "has no keys: the same work again",

@@ -1,7 +1,7 @@
 //! The verbs of a cache whose device is the engine's, beside a host that is full.
 
 use crate::work::{BLOCK, Row, Source};
-use blockyard_core::{Cache, Config, Fetch, Key, KeyHash, Namespace, Plan, Wanted};
+use blockyard_core::{Cache, Config, Fetch, Key, KeyHash, Namespace, Plan, Presence, Wanted};
 use std::hint::black_box;
 
 /// Blocks of each path.
@@ -16,6 +16,8 @@ const GROW: usize = ROWS / BLOCK as usize;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
     Find,
+    /// The same of a cache whose rows are sets.
+    Which,
     Fetch,
     Offload,
     /// The outcomes of as many fetches as there are paths, in one call.
@@ -40,6 +42,7 @@ impl Engine {
         let config = Config {
             slots: vec![(PATHS * LONG) as u32, blocks],
             engine: true,
+            linked: !matches!(verb, Verb::Which),
             block_size: BLOCK as u32,
             ..Config::default()
         };
@@ -116,6 +119,13 @@ impl Row for Engine {
                 for keys in &self.paths {
                     let found = self.cache.lock().find(keys, 0).expect("the engine's");
                     assert_eq!(found.hits[1], LONG as u32);
+                }
+                PATHS as u64
+            }
+            Verb::Which => {
+                for keys in &self.paths {
+                    let found = self.cache.lock().which(keys).expect("the engine's");
+                    assert_eq!(found[LONG - 1], Presence::Ready);
                 }
                 PATHS as u64
             }

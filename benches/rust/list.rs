@@ -17,6 +17,10 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("match64", |n| Box::new(Probe::new(n, 64, 500))),
     ("match128", |n| Box::new(Probe::new(n, 128, 500))),
     ("begin", |n| Box::new(Turn::new(n, Verb::Begin, Recency))),
+    ("begin-spare", |n| {
+        Box::new(Turn::new(n, Verb::BeginSpare, Recency))
+    }),
+    ("spare", |n| Box::new(Turn::new(n, Verb::Spare, Recency))),
     ("begin-learned", |n| {
         Box::new(Turn::new(n, Verb::Begin, Learned))
     }),
@@ -77,6 +81,9 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("keys", |_| Box::new(Hashing::new())),
     ("engine-find", |n| {
         Box::new(Engine::new(n, engine::Verb::Find))
+    }),
+    ("engine-which", |n| {
+        Box::new(Engine::new(n, engine::Verb::Which))
     }),
     ("engine-fetch", |n| {
         Box::new(Engine::new(n, engine::Verb::Fetch))

@@ -46,10 +46,20 @@ impl Row for Probe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verb {
     Begin,
+    /// With room that was made ahead.
+    BeginSpare,
+    /// The making of that room.
+    Spare,
     Seal,
     Park,
     Resume,
     Finish,
+}
+
+impl Verb {
+    fn spares(self) -> bool {
+        matches!(self, Self::BeginSpare | Self::Spare)
+    }
 }
 
 pub(crate) struct Turn {
@@ -61,11 +71,15 @@ pub(crate) struct Turn {
 }
 
 const REQUESTS: usize = 20;
+/// As many as find room in what is kept free.
+const SPARED: usize = 4;
 
 impl Turn {
     pub(crate) fn new(blocks: u32, verb: Verb, policy: EvictionPolicy) -> Self {
+        // With a host, only what has a copy there would go ahead.
+        let host = if verb.spares() { 0 } else { blocks };
         Self {
-            rig: Rig::new(blocks, blocks, policy, 100),
+            rig: Rig::new(blocks, host, policy, 100),
             verb,
             requests: vec![],
             leases: vec![],
@@ -79,6 +93,16 @@ impl Turn {
             .iter()
             .map(|keys| self.rig.begin(keys, 64))
             .collect();
+    }
+
+    /// Returns how many blocks it has evicted.
+    fn spare(&self) -> u64 {
+        let made = self.rig.cache.lock().make_spare();
+        assert!(
+            made as usize >= SPARED * (TURN - FOUND),
+            "{made} in a full pool"
+        );
+        made.into()
     }
 
     fn seal(&mut self) {
@@ -126,14 +150,18 @@ impl Turn {
 
 impl Row for Turn {
     fn prepare(&mut self) {
-        self.requests = (0..REQUESTS)
+        let requests = if self.verb.spares() { SPARED } else { REQUESTS };
+        self.requests = (0..requests)
             .map(|_| {
                 let mut keys = self.rig.visit(FOUND);
                 keys.extend(self.rig.source.keys(TURN - FOUND));
                 keys
             })
             .collect();
-        if self.verb == Verb::Begin {
+        if self.verb == Verb::BeginSpare {
+            self.spare();
+        }
+        if self.verb.spares() || self.verb == Verb::Begin {
             return;
         }
         self.begin();
@@ -148,16 +176,21 @@ impl Row for Turn {
 
     fn run(&mut self) -> u64 {
         match self.verb {
-            Verb::Begin => self.begin(),
+            Verb::Begin | Verb::BeginSpare => self.begin(),
+            Verb::Spare => return self.spare(),
             Verb::Seal => self.seal(),
             Verb::Park => self.park(),
             Verb::Resume => self.resume(),
             Verb::Finish => self.finish(),
         }
-        REQUESTS as u64
+        self.requests.len() as u64
     }
 
     fn restore(&mut self) {
+        if self.verb == Verb::Spare {
+            self.begin();
+            self.seal();
+        }
         if self.verb == Verb::Park {
             self.resume();
         }

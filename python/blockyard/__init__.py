@@ -32,9 +32,13 @@ __all__ = [
     "AsyncEngine",
     "BlockyardError",
     "Cause",
+    "ChunkedAttention",
     "Config",
     "Crane",
     "ForeignLease",
+    "Full",
+    "GroupConfigs",
+    "Groups",
     "Hints",
     "InUse",
     "KVCache",
@@ -49,8 +53,10 @@ __all__ = [
     "Parked",
     "Plan",
     "Probe",
+    "RecurrentState",
     "Scheduler",
     "SchedulerOptions",
+    "SlidingWindow",
     "Soon",
     "SpentLease",
     "Step",
@@ -74,11 +80,19 @@ if typing.TYPE_CHECKING:
     from blockyard.scheduling.options import SchedulerOptions
     from blockyard.scheduling.scheduler import Scheduler
     from blockyard.serving.async_engine import AsyncEngine
+    from blockyard.shared.groups import (
+        ChunkedAttention,
+        Full,
+        Groups,
+        RecurrentState,
+        SlidingWindow,
+    )
     from blockyard.shared.hints import Hints
     from blockyard.shared.layout import KVLayout
     from blockyard.shared.plan import Cause, Outcome
     from blockyard.yard.cache import KVCache
     from blockyard.yard.config import Config
+    from blockyard.yard.group_configs import GroupConfigs
     from blockyard.yard.handshake import agree
     from blockyard.yard.rejoining import rejoin
 else:
@@ -86,16 +100,22 @@ else:
         "Ack": "scheduling.engine",
         "AsyncEngine": "serving.async_engine",
         "Cause": "shared.plan",
+        "ChunkedAttention": "shared.groups",
         "Config": "yard.config",
         "Crane": "crane.crane",
+        "Full": "shared.groups",
+        "GroupConfigs": "yard.group_configs",
+        "Groups": "shared.groups",
         "Hints": "shared.hints",
         "KVCache": "yard.cache",
         "KVLayout": "shared.layout",
         "NewRequest": "scheduling.new_request",
         "Outcome": "shared.plan",
         "Output": "scheduling.engine",
+        "RecurrentState": "shared.groups",
         "Scheduler": "scheduling.scheduler",
         "SchedulerOptions": "scheduling.options",
+        "SlidingWindow": "shared.groups",
         "Step": "scheduling.engine",
         "agree": "yard.handshake",
         "local": "local_cache",

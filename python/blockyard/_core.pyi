@@ -17,6 +17,7 @@ __all__ = [
     "DiskBaseline",
     "DiskInspector",
     "DiskLane",
+    "DiskThreads",
     "ForeignLease",
     "Forgotten",
     "FreedKeys",
@@ -437,10 +438,13 @@ class Cache:
         write: _Write = "on-evict",
         writes_below: Sequence[_Write] | None = None,
         ghosts: int | None = None,
+        spare: int | None = None,
         block_costs: tuple[int, int, int] | tuple[int, int, int, int] | None = None,
         recompute: bool = True,
         copy_retries: int = 3,
         groups: int = 1,
+        linked: bool = True,
+        group: int = 0,
         namespace: Mapping[str, str] | None = None,
         key_hash: Literal["sha256", "xxh3"] = "sha256",
         keyed: Iterable[str] | None = None,
@@ -517,6 +521,7 @@ class Cache:
     def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None: ...
     def append_ready(self, lease: Lease, tokens: int, keys: _ReadyKeys) -> None: ...
     def grow(self, batch: _Batch, counts: _Ints | int | None = None) -> NDArray[np.int32]: ...
+    def make_spare(self) -> int: ...
     def trim(self, batch: _Batch, lengths: _Ints | int) -> None: ...
     def dedup(self, batch: _Batch) -> int: ...
     @overload
@@ -597,6 +602,7 @@ class Cache:
     ) -> Plan | None: ...
     def dispatch(self) -> list[Plan]: ...
     def find(self, keys: Keys, after: int = 0) -> Probe: ...
+    def which(self, keys: Keys | bytes | NDArray[np.uint8]) -> NDArray[np.uint8]: ...
     def fetch(self, what: Keys | Parked, ids: _Ints, first: int = 0) -> list[Plan] | Soon: ...
     @overload
     def offload(self, keys: Keys, ids: _Ints, first: int = 0) -> Plan | None: ...
@@ -717,6 +723,10 @@ def stats_schema() -> tuple[list[_Field], list[_Field]]: ...
 # every loop of more than 500 elements.
 
 @final
+class DiskThreads:
+    def __new__(cls, threads: int = 4) -> DiskThreads: ...
+
+@final
 class DiskLane:
     def __new__(
         cls,
@@ -727,9 +737,10 @@ class DiskLane:
         slots: int,
         block_bytes: int,
         direct: bool = True,
-        threads: int = 4,
+        threads: DiskThreads | int | None = None,
         owned: bool = True,
         rest: float = 0.5,
+        group: int = 0,
     ) -> DiskLane: ...
     @staticmethod
     def lacking(

@@ -12,7 +12,8 @@ from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers import Persistent, Tier
-from blockyard.crane.tiers.disk import DiskPath, DiskTier
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout, TierName
 from blockyard.shared.log import Limited
@@ -457,6 +458,7 @@ def local(  # noqa: PLR0913 - keywords
             copier=copier,
             copy_tuning=config.copying,
             fingerprint=config.fingerprint,
+            group=config.group,
         )
         opened.callback(crane.close)
         cache = LocalCache(agree(config, [crane.hello(config.yard)]))

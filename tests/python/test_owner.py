@@ -486,7 +486,8 @@ def test_a_copy_whose_start_fails_is_written_no_more(monkeypatch: pytest.MonkeyP
     host = MemoryTier(LAYOUT, 9)
     gate = gated(device)
     slots = np.arange(8, dtype=np.uint32)
-    put = copier._queue.put
+    queue = copier._threads._queue
+    put = queue.put
 
     def interrupted(what: Any) -> None:
         put(what)
@@ -495,7 +496,11 @@ def test_a_copy_whose_start_fails_is_written_no_more(monkeypatch: pytest.MonkeyP
             threading.Timer(0.05, gate.opened.set).start()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(copier, "_queue", SimpleNamespace(put=interrupted, get=copier._queue.get))
+    monkeypatch.setattr(
+        copier._threads,
+        "_queue",
+        SimpleNamespace(put=interrupted, get=queue.get, empty=queue.empty),
+    )
     with pytest.raises(KeyboardInterrupt):
         copier.start(device, host, slots, slots)
     before = held(host)

@@ -15,6 +15,8 @@ mod clear;
 mod folder;
 #[path = "disk/lane.rs"]
 mod lane;
+#[path = "disk/shared_threads.rs"]
+mod shared_threads;
 #[path = "disk/support.rs"]
 mod support;
 #[path = "disk/void.rs"]

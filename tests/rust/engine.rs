@@ -5,6 +5,8 @@
 mod listener;
 #[path = "engine/naive.rs"]
 mod naive;
+#[path = "engine/sets.rs"]
+mod sets;
 #[path = "engine/world.rs"]
 mod world;
 
@@ -71,6 +73,25 @@ fn no_request_of_an_engine_meets_a_wrong_byte() {
         corrupt.min(unknown).min(refused).min(resumed_whole) > 0,
         "{all:?}"
     );
+}
+
+/// Law: G4, G8
+#[test]
+fn no_set_of_an_engine_meets_a_wrong_byte() {
+    let mut all = sets::Seen::default();
+    for seed in 0..seeds() {
+        let seen = std::panic::catch_unwind(|| sets::live(seed));
+        let seen = seen.unwrap_or_else(|why| {
+            eprintln!("seed {seed} of sets");
+            std::panic::resume_unwind(why)
+        });
+        for (what, count) in seen {
+            *all.entry(what).or_default() += count;
+        }
+    }
+    for what in sets::MET {
+        assert!(all.contains_key(what), "no life met {what}: {all:?}");
+    }
 }
 
 #[test]

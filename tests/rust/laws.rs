@@ -58,8 +58,12 @@ mod restoring;
 mod runs;
 #[path = "laws/sealing.rs"]
 mod sealing;
+#[path = "laws/sets.rs"]
+mod sets;
 #[path = "laws/slots.rs"]
 mod slots;
+#[path = "laws/spare.rs"]
+mod spare;
 #[path = "laws/telling.rs"]
 mod telling;
 #[path = "laws/tickets.rs"]

@@ -414,7 +414,7 @@ class Connector(Single):
         # What was planned and not ordered yet is of before: the workers never hear of it.
         ranks = range(self.cache.config.ranks)
         unsent = [
-            Outcome(plan.flight, rank, 0, Cause.FAILED, plan.yard)
+            Outcome.of(plan, rank, 0, Cause.FAILED)
             for plan in self.cache.dispatch()
             for rank in ranks
         ]

@@ -18,7 +18,8 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.gpu import Gpu
 from blockyard.crane.gpu.cuda import current
 from blockyard.crane.tiers.device import DeviceTier
-from blockyard.crane.tiers.disk import DiskPath, DiskTier
+from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.owner import Owner, broke_in, owned
@@ -27,6 +28,7 @@ from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
+    from blockyard.crane.copiers.sharing import SharedCopying
     from blockyard.crane.tiers import Tier
 
 __all__ = ["Worker"]
@@ -90,6 +92,7 @@ class Worker(Single):
         disk_path: DiskPath | None = None,
         replica: str | None = None,
         keys: str | None = None,
+        sharing: "SharedCopying | None" = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
 
@@ -108,6 +111,7 @@ class Worker(Single):
             replica: Which of several engines this is that are alike and share a disk, such as
                 "1 of 2": each has folders of its own.
             keys: What makes the keys, for the identity of the disk; None for `KVCache.keys`.
+            sharing: Threads, streams and rings that the workers of other groups of layers share.
 
         Raises:
             Misuse: The configuration has no layout, a disk without a path or a path without a disk
@@ -139,6 +143,8 @@ class Worker(Single):
                     | ({"replica": replica} if replica else {}),
                     rank=rank,
                     reclaim=config.disk_reclaim,
+                    group=config.group,
+                    threads=4 if sharing is None else sharing.disk_threads(disk_path),
                 )
                 opened.callback(on_disk.close)
             if config.host_blocks:
@@ -148,7 +154,9 @@ class Worker(Single):
                     else PinnedTier(layout, config.host_blocks, name="host", gpu=gpu, shared=shared)
                 )
                 opened.callback(tier.close)
-            copiers = select_copiers({"device": device, **below}, copier, config.copying)
+            tiers = {"device": device, **below}
+            sums = None if sharing is None else sharing.checksums
+            copiers = select_copiers(tiers, copier, config.copying, sharing)
             for one in {id(one): one for one in copiers.values()}.values():
                 opened.callback(one.close)
             crane = Crane(
@@ -157,8 +165,9 @@ class Worker(Single):
                 device=device,
                 host=below.get("host"),
                 disk=below.get("disk"),
-                copier=checked(copiers) if checksums else copiers,
+                copier=checked(copiers, threads=sums) if checksums else copiers,
                 fingerprint=config.fingerprint,
+                group=config.group,
             )
             worker = cls(crane)
             opened.pop_all()
@@ -191,9 +200,7 @@ class Worker(Single):
         plans = [*orders.down, *orders.up]
         if self._suspended:
             rank = self.crane.rank
-            self._outcomes += [
-                Outcome(plan.flight, rank, 0, Cause.FAILED, plan.yard) for plan in plans
-            ]
+            self._outcomes += [Outcome.of(plan, rank, 0, Cause.FAILED) for plan in plans]
             return
         if len(orders.overwritten):
             self._spoil(orders)

@@ -15,7 +15,7 @@ from blockyard.crane.traffic import Traffic
 from blockyard.shared.layout import TIERS, Hello, KVLayout
 from blockyard.shared.log import unclosed
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import MOST_YARD, Outcome, Plan, Unreported
+from blockyard.shared.plan import MOST_GROUP, MOST_YARD, Outcome, Plan, Unreported
 from blockyard.shared.single import Single
 from blockyard.shared.stats import Stat
 from blockyard.shared.timings import Clock, CraneNumbers
@@ -53,6 +53,7 @@ class Crane(Single):
         copy_tuning: The configuration's, for a `CudaCopier` that is made here.
         fingerprint: Of the configuration that this process was started with; without one the
             layout's own.
+        group: The group of layers that its memory has, as `Config.group`.
 
     Raises:
         Misuse: A tier has another name or layout, or the layout has no such rank.
@@ -102,6 +103,7 @@ class Crane(Single):
         copier: Copier | Mapping[Pair, Copier] | None = None,
         copy_tuning: "CopyTuning | None" = None,
         fingerprint: str = "",
+        group: int = 0,
     ) -> None:
         rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
@@ -119,7 +121,8 @@ class Crane(Single):
         copiers = select_copiers(self._tiers, copier, copy_tuning)
         self.called = f"the Crane of rank {rank}"
         """What a warning calls it where it was dropped and not closed."""
-        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes)
+        group = integer("group", group, least=0, most=MOST_GROUP)
+        self.traffic = Traffic(rank, self._tiers, copiers, layout.block_bytes, group=group)
         """What its verbs do, for a `LocalCache`, whose verbs exclude those of its crane."""
         self._owner = Owner()
         self.persistent = PersistentTiers(self._tiers.values(), self._owner)
@@ -142,9 +145,9 @@ class Crane(Single):
         """
         self.traffic.hello(None if yard is None else integer("yard", yard, most=MOST_YARD))
         blocks = dict.fromkeys(TIERS, 0) | {name: one.blocks for name, one in self._tiers.items()}
-        return Hello(
-            self._rank, self._fingerprint, layout=self._layout.fingerprint, **blocks, yard=yard or 0
-        )
+        own = {"yard": yard or 0, "group": self.traffic.group}
+        layout = self._layout.fingerprint
+        return Hello(self._rank, self._fingerprint, layout=layout, **blocks, **own)
 
     @property
     def rank(self) -> int:
@@ -187,9 +190,9 @@ class Crane(Single):
             plans: One plan, or several of one yard.
 
         Raises:
-            Misuse: One is no plan, or in flight already, a tier or slot is not there, they are of
-                several yards, or the crane is closed, or in another call. Nothing of this call is
-                taken.
+            Misuse: One is no plan, of another group of layers, or in flight already, a tier or slot
+                is not there, they are of several yards, or the crane is closed, or in another call.
+                Nothing of this call is taken.
         """
         self.traffic.submit(plans_of(plans))
 
@@ -230,7 +233,8 @@ class Crane(Single):
             asked: `KVCache.unreported` of this rank.
 
         Raises:
-            Misuse: It is something else, or another call is under way.
+            Misuse: It is something else, or of another group of layers, or another call is under
+                way.
         """
         if not isinstance(asked, Unreported):
             raise Misuse(f"asked = {shown(asked)}: give what KVCache.unreported has returned")
@@ -238,6 +242,11 @@ class Crane(Single):
         flights: object = asked.flights
         if not isinstance(flights, list) or any(type(flight) is not int for flight in flights):
             raise Misuse(f"asked.flights = {shown(flights)}: must be the numbers of flights")
+        if asked.group != self.traffic.group:
+            raise Misuse(
+                f"asked.group = {shown(asked.group)}, and this crane has group "
+                f"{self.traffic.group}: ask the crane of its own group"
+            )
         return self.traffic.reconcile(asked)
 
     @owned

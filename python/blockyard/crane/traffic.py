@@ -76,6 +76,7 @@ class Traffic:
         tiers: The tiers, by name.
         copiers: The copier of each lane, by the names of its two tiers.
         block_bytes: Bytes of a block on this rank.
+        group: The group of layers whose plans it takes.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Traffic:
         tiers: Mapping[str, Tier],
         copiers: Mapping[Pair, Copier],
         block_bytes: int,
+        *,
+        group: int = 0,
     ) -> None:
-        self.rank = rank
+        self.rank, self.group = rank, group
         self.lanes = {
             pair: Lane(tiers[pair[0]], tiers[pair[1]], one, rank) for pair, one in copiers.items()
         }
@@ -163,7 +166,7 @@ class Traffic:
         if new:
             self.meet(plans[0].yard)
         self.counts["failed"] += len(late)
-        self._ended += [Outcome(one.flight, self.rank, 0, Cause.DEAD, one.yard) for one in late]
+        self._ended += [Outcome.of(one, self.rank, 0, Cause.DEAD) for one in late]
         if not plans:
             return
         if self._watched is not None:
@@ -229,6 +232,12 @@ class Traffic:
 
     def _of_one_yard(self, plans: list[Plan]) -> tuple[list[Plan], list[Plan]]:
         """Returns the plans to carry out, and those that come too late for it."""
+        for plan in plans:
+            if plan.group != self.group:
+                raise Misuse(
+                    f"flight {plan.flight}: group = {plan.group}, and this crane has group "
+                    f"{self.group}: give the plan to the crane of its own group"
+                )
         late = [plan for plan in plans if self._is_over(plan)]
         plans = [plan for plan in plans if not self._is_over(plan)] if late else plans
         if len(plans) > 1 and len(yards := {plan.yard for plan in plans}) > 1:
@@ -315,23 +324,25 @@ class Traffic:
 
     def reconcile(self, asked: Unreported) -> list[Outcome]:
         """Returns the state of flights, as `Crane.reconcile`."""
-        yard, rank = asked.yard, self.rank
+        yard = asked.yard
         if self._yard is None and yard not in self._former and not self.closed:
             self.meet(yard)
         if yard != self._yard:
             # Nothing of another yard is here. If that has been followed, or the crane is closed,
             # nothing will be carried out either.
             gone = asked.flights if yard in self._former or self.closed else []
-            return [Outcome(flight, rank, 0, Cause.DEAD, yard) for flight in gone]
+            return [self._dead(flight, yard) for flight in gone]
         known = self.known()
         said = []
         for flight in asked.flights:
             if flight not in known:
                 if flight not in self._past:
                     self._refused.add(flight)
-                dead = Outcome(flight, rank, 0, Cause.DEAD, yard)
-                said.append(self._past.get(flight, dead))
+                said.append(self._past.get(flight) or self._dead(flight, yard))
         return said
+
+    def _dead(self, flight: int, yard: int) -> Outcome:
+        return Outcome(flight, self.rank, 0, Cause.DEAD, yard, self.group)
 
     def go_on(self, lanes: list[Lane], kind: type) -> bool:
         """Starts what waits; returns whether all under way in these lanes has such a copier."""
@@ -428,8 +439,6 @@ class Traffic:
 
     def _copies(self, plan: Plan, flight: Flight) -> list[Copy]:
         """Returns what copiers have to do for a plan; nothing for one that voids records."""
-        if plan.group:
-            raise Unsupported(f"group = {plan.group}: there is one group of layers, 0")
         sources, destinations = plan.sources, plan.destinations
         source = self._tier(plan.flight, plan.source_tier, sources)
         destination = self._tier(plan.flight, plan.destination_tier, destinations)
@@ -507,7 +516,8 @@ class Traffic:
     def _report(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
             yard = self._yard or 0
-            self._ended.append(Outcome(flight.number, self.rank, flight.good, flight.cause, yard))
+            said = flight.number, self.rank, flight.good, flight.cause, yard, self.group
+            self._ended.append(Outcome(*said))
             del self._flights[flight.number]
             self.counts["failed"] += flight.cause is not None
             self.counts["blocks"] += flight.good

@@ -9,7 +9,7 @@ import numpy as np
 from blockyard._core import Misuse, Unsupported
 from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
-from blockyard.crane.tiers.disk import DiskPath
+from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.local_cache import LocalCache, local
 from blockyard.reference.model import Model
 from blockyard.reference.parallel import Ranks

@@ -100,6 +100,8 @@ class OutputProcessor:
             self._cache.trim([seat.lease for seat in drafts], seats.computed[numbers])
         numbers = np.fromiter((seat.number for seat in rows), np.int64, len(rows))
         self._cache.seal([seat.lease for seat in rows], seats.computed[numbers])
+        # A step that decodes nothing grows no row.
+        self._cache.make_spare()
         self._headroom.stepped()
 
     @staticmethod

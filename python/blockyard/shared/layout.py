@@ -17,7 +17,7 @@ from typing import (
 )
 
 from blockyard._core import Misuse
-from blockyard.shared.models import MODELS, Heads
+from blockyard.shared.models import HYBRIDS, MODELS, Heads
 from blockyard.shared.validate import integer, nearest, one_of, shown
 
 __all__ = [
@@ -78,6 +78,8 @@ class Hello(NamedTuple):
     """Blocks of its tier below the host; 0 for none."""
     yard: int = 0
     """The number of the yard that it shook hands with; 0 where it was not told."""
+    group: int = 0
+    """The group of layers whose plans it takes."""
 
 
 class Overrides(TypedDict, total=False):
@@ -260,6 +262,55 @@ class KVLayout:
         )
 
     @classmethod
+    def state(  # noqa: PLR0913 - they are the figures of a model
+        cls,
+        layers: int,
+        conv: int,
+        ssm: int = 0,
+        *,
+        dtype: str = "bfloat16",
+        ssm_dtype: str | None = None,
+        block_size: int = 16,
+        ranks: int = 1,
+        order: Order = "page-first",
+        name: str | None = None,
+    ) -> Self:
+        """Makes a layout of recurrent states: a block is the state of all layers after its tokens.
+
+        Args:
+            layers: Layers with a state.
+            conv: Values that the convolution of a layer keeps, of all ranks: (kernel - 1) inputs.
+            ssm: Values of the recurrent state of a layer, of all ranks; 0 for a convolution alone.
+            dtype: Type of the convolution's values.
+            ssm_dtype: Type of the recurrent state's; None for `dtype`.
+            block_size: Tokens per block, as that of the model's other layers.
+            ranks: Tensor-parallel ranks, over which the values are divided.
+            order: "page-first": one piece per plane. "layer-first": one piece per layer.
+            name: Name of the layout.
+
+        Raises:
+            Misuse: A value is out of range, or values and ranks do not divide.
+        """
+        layers, ranks = integer("layers", layers), integer("ranks", ranks)
+        parts = {"conv": (integer("conv", conv), dtype)}
+        if integer("ssm", ssm, least=0):
+            parts["ssm"] = (integer("ssm", ssm), dtype if ssm_dtype is None else ssm_dtype)
+        for word, (values, _) in parts.items():
+            if values % ranks:
+                raise Misuse(f"{word} = {values} on ranks = {ranks}: it must be a multiple of them")
+        planes = [
+            _plane(word, order, layers, values // ranks * _width(f"dtype of {word}", type_))
+            for word, (values, type_) in parts.items()
+        ]
+        return cls(
+            tuple(planes),
+            block_size=block_size,
+            ranks=ranks,
+            dtype=dtype,
+            name=name or f"state-{layers}x{conv}+{ssm}",
+        )
+
+    @classmethod
     def preset(cls, name: str, **overrides: Unpack[Overrides]) -> Self:
         """Makes the layout of a well-known model; `shared.models` has the figures and sources.
 
@@ -272,6 +323,11 @@ class KVLayout:
         """
         given: object = name
         model = MODELS.get(given) if isinstance(given, str) else None
+        if isinstance(given, str) and given in HYBRIDS:
+            raise Misuse(
+                f"preset {name!r}: its layers keep KV in {len(HYBRIDS[name])} ways; give "
+                f"Groups.preset({name!r}), or the layout of one of these groups"
+            )
         if model is None:
             _unknown(f"preset {shown(name)}", name, MODELS)
         heads = isinstance(model, Heads)

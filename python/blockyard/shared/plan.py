@@ -2,15 +2,17 @@
 
 import os
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from blockyard._core import Misuse, Plan
 from blockyard._typing import override
 
-__all__ = ["MOST_YARD", "WIRE", "Cause", "Outcome", "Plan", "Unreported", "draw_yard"]
+__all__ = ["MOST_GROUP", "MOST_YARD", "WIRE", "Cause", "Outcome", "Plan", "Unreported", "draw_yard"]
 
-WIRE: Final = 2
+WIRE: Final = 3
 """The version of plans and outcomes between processes: each has that of the others."""
+MOST_GROUP: Final = 255
+"""The highest number of a group of layers: a byte in a plan."""
 MOST_YARD: Final = 2**47 - 1
 """The highest number of a yard: pickled in 8 bytes."""
 
@@ -51,6 +53,20 @@ class Outcome(NamedTuple):
     """Why not all of them are; None when all are."""
     yard: int = 0
     """`Plan.yard`; 0 for the yard of this process. One that is sent must name it."""
+    group: int = 0
+    """`Plan.group`; 0 where there is one group of layers."""
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int, good: int, cause: Cause | None = None) -> Self:
+        """Makes the outcome of a plan on one rank.
+
+        Args:
+            plan: The plan.
+            rank: The rank that reports, from 0.
+            good: How many of its leading blocks are intact.
+            cause: Why not all of them are; None when all are.
+        """
+        return cls(plan.flight, rank, good, cause, plan.yard, plan.group)
 
     @override
     def __reduce__(self) -> tuple[type["Outcome"], tuple[Any, ...]]:
@@ -74,3 +90,5 @@ class Unreported(NamedTuple):
     """`Plan.yard` of them all."""
     flights: list[int]
     """`Plan.flight` of each, the oldest first."""
+    group: int = 0
+    """`Plan.group` of them all."""

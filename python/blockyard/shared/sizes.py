@@ -13,9 +13,11 @@ __all__ = [
     "UNITS",
     "Size",
     "counted",
+    "digits",
     "parse_blocks",
     "parse_bytes",
     "parse_size",
+    "size_text",
     "too_small",
 ]
 
@@ -37,6 +39,7 @@ UNITS: Final[Mapping[str, int]] = MappingProxyType(
 _BYTES = {unit.lower(): nbytes for unit, nbytes in UNITS.items()}
 _WHOLE = r"\d+(?:_\d+)*"
 _COUNT = re.compile(rf"\s*({_WHOLE})\s*(blocks?)?\s*", re.ASCII | re.IGNORECASE)
+_KIB: Final = 1024
 _LONGEST: Final = 100
 """Characters of a number of blocks; longer ones are refused."""
 _TEXT = re.compile(
@@ -152,6 +155,26 @@ def parse_blocks(name: str, text: str, block_bytes: int, *, ranks: int = 1, leas
     if blocks > MOST_BLOCKS:
         raise Misuse(f"{name} = {text!r}: more than {MOST_BLOCKS:,} blocks; give less")
     return blocks
+
+
+def size_text(count: float) -> str:
+    """Returns bytes with a unit that suits them."""
+    if count < _KIB:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= _KIB
+        if count < _KIB:
+            return f"{count:.{digits(count)}f} {unit}"
+    count /= _KIB
+    return f"{count:.{digits(count)}f} TiB"
+
+
+def digits(value: float) -> int:
+    """Returns the digits after the point that make three in all."""
+    for places in (2, 1):
+        if value < 10.0 ** (3 - places):
+            return places
+    return 0
 
 
 def _parts(found: re.Match[str]) -> tuple[str, str, Literal["host", "rank"] | None]:

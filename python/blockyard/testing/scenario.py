@@ -69,6 +69,7 @@ class Scenario:
         if has_disk(seed):
             setup, events = with_disk(seed, setup, ticks, events)
         setup, events = with_orders(seed, setup, events)
+        setup = replace(setup, spare=_spare(seed))
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod
@@ -108,6 +109,7 @@ class Scenario:
         setup = replace(
             setup,
             blocks="engine",
+            spare=None,
             device=max(setup.device, scenario.largest("device")),
             deadline=chance.choice([setup.deadline, 10]) if faults else None,
             preempt_mode="park",
@@ -136,7 +138,13 @@ class Scenario:
         if has_disk(seed):
             setup = parking_on_disk(seed, setup)
         setup, events = with_orders(seed, setup, events)
+        setup = replace(setup, spare=_spare(seed))
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+
+def _spare(seed: int) -> int | None:
+    """Returns slots to keep free, from a source of their own: all else stays as it is."""
+    return random.Random(f"spare {seed}").choice([None, None, 1, 4, 8])  # noqa: S311
 
 
 def _alike(chance: random.Random) -> tuple[Setup, list[Event]]:

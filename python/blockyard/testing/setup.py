@@ -132,6 +132,7 @@ class Setup:
     host_copies: HostCopies | None = None
     write: _Write | Mapping[str, _Write] = "on-evict"
     ahead: int | Mapping[str, int] | None = None
+    spare: int | None = None
     deadline: int | Mapping[str, int] | None = None
     block_costs: tuple[int, int, int] | tuple[int, int, int, int] | None = None
     """To load a block from the host, to compute it, what each block before it adds, and to load it

@@ -62,7 +62,7 @@ class RemoteCrane:
         for plan in plans:
             due = self._polls + 1 + (3 * plan.flight + self._rank) % 4
             due += self._disk_polls * ("disk" in way_of(plan.source_tier, plan.destination_tier))
-            self._air.append((due, Outcome(plan.flight, self._rank, len(plan), yard=plan.yard)))
+            self._air.append((due, Outcome.of(plan, self._rank, len(plan))))
 
     def poll(self) -> list[Outcome]:
         """Returns the outcomes since the last call."""

@@ -192,6 +192,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
         host_copies=setup.host_copies,
         write=setup.write,
         ahead=setup.ahead,
+        spare=setup.spare,
         deadline=setup.deadline,
         block_costs=None if setup.block_costs is None else BlockCosts(*setup.block_costs),
         recompute=setup.recompute,

@@ -101,7 +101,8 @@ class KVCache(Cache):
         if recorder is not None:
             # Writes the rest of the recording, even if the program just ends.
             weakref.finalize(cache, recording.close)
-        cache._flights = Flights(config.ranks, config.deadline_of, yard=yard)
+        own = {"yard": yard, "group": config.group}
+        cache._flights = Flights(config.ranks, config.deadline_of, **own)
         cache._copy_ahead, cache._owner = CopyAhead(config), Owner()
         cache._ended = {} if config.engine else None
         cache._now, cache._times, cache._unsure, cache._fingerprint = 0, None, False, ""

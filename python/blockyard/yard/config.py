@@ -1,7 +1,7 @@
 """One frozen configuration for the yard and every crane."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import (
@@ -18,7 +18,7 @@ from typing import (
 
 from blockyard._core import KEY_ENCODINGS, Misuse
 from blockyard.shared.layout import TIERS, KVLayout, fingerprint_of
-from blockyard.shared.plan import MOST_YARD, WIRE, draw_yard
+from blockyard.shared.plan import MOST_GROUP, MOST_YARD, WIRE, draw_yard
 from blockyard.shared.validate import file, integer, known, nearest, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
 from blockyard.yard.tier_sizes import in_blocks
@@ -37,6 +37,10 @@ HostCopies: TypeAlias = Literal["first", "last"]
 """When host copies of blocks that are on the device too are evicted."""
 Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 """Which blocks are copied down from a tier."""
+
+
+_SMALL_SPARE: Final = 8
+"""So many slots may be kept free on any device."""
 
 
 class _Default(int):
@@ -74,6 +78,7 @@ class ConfigKeywords(TypedDict, total=False):
     host_copies: HostCopies | None
     write: Write | Mapping[str, Write]
     ghosts: int | None
+    spare: int | None
     ahead: int | Mapping[str, int] | None
     deadline: int | Mapping[str, int] | None
     block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None
@@ -81,6 +86,8 @@ class ConfigKeywords(TypedDict, total=False):
     recompute: bool
     copy_retries: int
     groups: int
+    linked: bool
+    group: int
     namespace: Mapping[str, str | os.PathLike[str]] | None
     key_hash: Literal["sha256", "xxh3"]
     keyed: Sequence[str]
@@ -120,13 +127,16 @@ class Config:
         ghosts: Keys remembered after their block was dropped; None for four per slot with
             "second-touch", 1.75 with "learned", else none. Without, misses of evicted blocks count
             as unseen.
-        ahead: While fewer than this many slots of a tier are free, this many of its next victims
-            have a copy below; with "through" the most blocks in flight. It is for each tier that
-            has one below it, or a mapping by tier. None for a sixteenth of the tier, at most 4,096,
-            and below the device for as many as there, up to a quarter; for a quarter where host
-            copies go first; and from the largest begin on for as many as it takes, where that is
-            more. What is behind those is copied too then, while nothing else goes down; where the
-            tier below is full, up to half of the tier. 0 copies nothing ahead.
+        spare: Slots of the device that each step keeps free ahead of need, so that a begin evicts
+            less; None for a 64th of the device, 512 at most. It evicts no block that a tier below
+            could still get a copy of. A 64th is the most, or 8 where that is more; 0 keeps none.
+        ahead: While fewer than this many slots of a tier are free, beside `spare`, this many of its
+            next victims have a copy below; with "through" the most blocks in flight. It is for each
+            tier that has one below it, or a mapping by tier. None for a sixteenth of the tier, at
+            most 4,096, and below the device for as many as there, up to a quarter; for a quarter
+            where host copies go first; and from the largest begin on for as many as it takes, where
+            that is more. What is behind those is copied too then, while nothing else goes down;
+            where the tier below is full, up to half of the tier. 0 copies nothing ahead.
         deadline: Ticks after which the end of a flight counts as unknown; None for no deadline. Or
             a mapping by the lower of the tiers that a flight goes between: "device" within the
             device.
@@ -136,7 +146,11 @@ class Config:
         recompute: Whether the engine can recompute KV that was lost.
         copy_retries: How often a failed copy down is retried. After that, the keep of a kept block
             is broken, and no copy of another block is made ahead of need any more.
-        groups: Groups of layers; only 1 is supported.
+        groups: Groups of layers; only 1 is supported. For a model with several, `GroupConfigs`
+            makes one configuration for each.
+        linked: Whether each block stands on the one before it, so that a row of blocks is a prefix.
+            False for a group of layers that keeps parts of a sequence alone.
+        group: The number of the group of layers, 0 for the first of full attention.
         namespace: Names that are part of every key: model, weights, dtype, layout, parallel. A
             path, as of `weights`, stands for the content of the weights there.
         key_hash: "sha256", or "xxh3" where all tenants trust each other.
@@ -166,6 +180,7 @@ class Config:
     host_copies: HostCopies | None = None
     write: ByTier[Write] | Mapping[str, Write] = "on-evict"
     ghosts: int | None = None
+    spare: int | None = None
     ahead: ByTier[int] | Mapping[str, int] | None = None
     deadline: ByTier[int] | Mapping[str, int] | None = None
     block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None = None
@@ -173,6 +188,8 @@ class Config:
     recompute: bool = True
     copy_retries: int = 3
     groups: int = 1
+    linked: bool = True
+    group: int = 0
     namespace: Mapping[str, str] | tuple[tuple[str, str], ...] | None = None
     key_hash: Literal["sha256", "xxh3"] = "sha256"
     keyed: tuple[str, ...] = ()
@@ -194,10 +211,12 @@ class Config:
             settle(self, name, int(own) if isinstance(own, _Default) else own)
         for tier, blocks in _sizes(self).items():
             settle(self, tier, blocks)
+        _check_groups(self.groups)
         none = {field.name for field in fields(self) if field.default is None}
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or name not in none:
                 settle(self, name, integer(name, getattr(self, name), least=least))
+        _check_spare(self)
         for name, words in _WORDS.items():
             settle(self, name, one_of(name, getattr(self, name), words))
         settle(self, "eviction", known("eviction", self.eviction, get_args(Eviction), _ORDERS))
@@ -270,6 +289,8 @@ class Config:
             values["copy_tuning"] = asdict(self.copying)
         values["keyed"] = list(self.keyed) or None
         values["device" if self.engine else "engine"] = None
+        # Of one group of layers nothing says so: its folders and fingerprints are those of before.
+        values |= {"linked": None if self.linked else False, "group": self.group or None}
         return {name: value for name, value in values.items() if value is not None}
 
     def named(self) -> Self:
@@ -278,12 +299,13 @@ class Config:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The identity of KV on a disk, beside the layout: namespace, key hash, block size.
+        """The identity of KV on a disk, beside the layout: namespace, keys, group of layers.
 
         It is for `DiskTier`.
         """
         keys = f"{self._encoding}, blocks of {self.block_size} tokens"
-        return {**dict(self.namespace or ()), "keys": keys}
+        group = {"group of layers": str(self.group)} if self.group else {}
+        return {**dict(self.namespace or ()), "keys": keys, **group}
 
     @property
     def _encoding(self) -> str:
@@ -335,6 +357,13 @@ class Config:
             above = self.ahead_of(TIERS[TIERS.index(tier) - 1])
             default = max(default, min(above, self.blocks_of(tier) // 4))
         return default if self.ahead is None else of_tier(self.ahead, tier, default)
+
+    @property
+    def spare_blocks(self) -> int:
+        """`spare`, or its default; 0 if the engine allocates the device's blocks."""
+        if self.engine:
+            return 0
+        return min(self.device_blocks // 64, 512) if self.spare is None else self.spare
 
     def gives_ahead(self, tier: str) -> bool:
         """Whether `ahead` of a tier was given: it grows with the largest begin where it was not."""
@@ -388,9 +417,20 @@ _LEAST = {
     "ranks": 1,
     "null_slots": 0,
     "ghosts": 0,
+    "spare": 0,
     "copy_retries": 0,
     "groups": 0,
 }
+
+
+def _check_groups(given: object) -> None:
+    """Refuses groups of layers themselves, which several configurations are made of."""
+    if isinstance(given, Iterable):
+        raise Misuse(
+            f"groups = {shown(given)}: a Config is of one group of layers; for a model with "
+            "several give GroupConfigs(groups, engine=…), over an engine that allocates its "
+            "blocks itself"
+        )
 
 
 def _least(least: int) -> Callable[[str, object], int]:
@@ -400,6 +440,7 @@ def _least(least: int) -> Callable[[str, object], int]:
 _WORDS: dict[str, tuple[str | bool, ...]] = {
     "key_hash": ("sha256", "xxh3"),
     "recompute": (True, False),
+    "linked": (True, False),
     "disk_reclaim": (True, False),
 }
 
@@ -448,7 +489,27 @@ def _sizes(config: Config) -> dict[str, int | str]:
     blocks = {tier: in_blocks(tier, size, config.layout) for tier, size in given.items()}
     if "engine" in blocks:
         integer("engine", blocks["engine"])
+    elif config.linked is False:
+        raise Misuse(
+            "linked = False, with a device of its own: blocks there stand on each other; give "
+            "engine=, the blocks of an engine that allocates them itself, or leave linked out"
+        )
     return blocks
+
+
+def _check_spare(config: Config) -> None:
+    """Refuses more than a 64th of the device, as the core does, or any where it is an engine's."""
+    spare, most = config.spare or 0, max(config.device_blocks // 64, _SMALL_SPARE)
+    if spare and config.engine:
+        raise Misuse(
+            f"spare = {spare}: an engine that allocates its blocks itself frees them itself: leave "
+            "spare out"
+        )
+    if spare > most:
+        raise Misuse(
+            f"spare = {spare}: a slot that is kept free caches no block; give {most} at most, a "
+            f"64th of the {config.device_blocks} slots of the device, or {_SMALL_SPARE}"
+        )
 
 
 _BY_TIER: dict[str, tuple[Sequence[str], Callable[[str, object], object]]] = {
@@ -464,5 +525,6 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "namespace": _namespace,
     "record": partial(file, "record"),
     "yard": partial(integer, "yard", most=MOST_YARD),
+    "group": partial(integer, "group", least=0, most=MOST_GROUP),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},
 }

@@ -14,16 +14,17 @@ class _Watermark(NamedTuple):
     ahead: int
     through: bool
     grows: bool
+    spare: int
 
 
 class CopyAhead:
     """Demotes blocks by a watermark; the core selects them by the write policy.
 
-    While fewer slots of a tier than its watermark are free, that many of its next victims are
-    copied down, with all of their paths. A victim then has its copy already; one that was not
-    copied in time is dropped, never waited for. The core skips blocks that it has examined before,
-    so every dispatch may ask. With "through", blocks are copied down when they come to the tier,
-    and the watermark bounds those in flight.
+    While fewer slots of a tier than its watermark are free, beside `spare`, that many of its next
+    victims are copied down, with all of their paths. A victim then has its copy already; one that
+    was not copied in time is dropped, never waited for. The core skips blocks that it has examined
+    before, so every dispatch may ask. With "through", blocks are copied down when they come to the
+    tier, and the watermark bounds those in flight.
 
     A watermark from the configuration is fixed. Otherwise the core's grows with the largest begin,
     and blocks behind the next victims follow while nothing goes down: up to half of the tier if the
@@ -43,6 +44,7 @@ class CopyAhead:
                 ahead,
                 through=config.write_of(tier) == "through",
                 grows=not config.gives_ahead(tier),
+                spare=config.spare_blocks if tier == TIERS[0] else 0,
             )
             for tier in own
             if (ahead := config.ahead_of(tier))
@@ -54,8 +56,8 @@ class CopyAhead:
         if self._skips:
             self._skips = False
             return
-        for tier, ahead, _, grows in self._tiers:
-            cache.copy_ahead(ahead, tier=tier, grows=grows)
+        for it in self._tiers:
+            cache.copy_ahead(it.ahead, tier=it.tier, grows=it.grows)
 
     def skip(self) -> None:
         """Has the next `decide` begin nothing: a flush is under way."""
@@ -63,4 +65,6 @@ class CopyAhead:
 
     def due(self, cache: Cache) -> bool:
         """Whether a watermark asks for copies now."""
-        return any(it.through or cache.room(it.tier).free < it.ahead for it in self._tiers)
+        return any(
+            it.through or cache.room(it.tier).free < it.ahead + it.spare for it in self._tiers
+        )

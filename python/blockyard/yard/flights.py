@@ -83,6 +83,7 @@ class Flights:
         yard: The number that the yard's plans have.
         deadline: Returns the ticks from its dispatch, by the lower tier of a flight; None for no
             deadline.
+        group: The group of layers of the yard's plans.
     """
 
     SCHEMA = (
@@ -121,6 +122,7 @@ class Flights:
         "_counts",
         "_deadlines",
         "_due",
+        "_group",
         "_heard",
         "_in_flight",
         "_launched",
@@ -129,8 +131,15 @@ class Flights:
         "_yards",
     )
 
-    def __init__(self, ranks: int, deadline: Callable[[str], int | None], *, yard: int = 0) -> None:
-        self._ranks = ranks
+    def __init__(
+        self,
+        ranks: int,
+        deadline: Callable[[str], int | None],
+        *,
+        yard: int = 0,
+        group: int = 0,
+    ) -> None:
+        self._ranks, self._group = ranks, group
         # Plans made in this process need not name their yard.
         self._yards = 0, yard
         self._deadlines = {tier: deadline(tier) for tier in TIERS}
@@ -174,15 +183,20 @@ class Flights:
         If a rank reports a flight twice, the worst report comes first, and counts.
 
         Raises:
-            Misuse: One contradicts its plan.
+            Misuse: One contradicts its plan, or is of another group of layers.
         """
         outcomes = list(outcomes)
         for outcome in outcomes:
-            flight, rank, good, cause, yard = outcome
-            if not type(flight) is type(rank) is type(good) is type(yard) is int:
-                raise Misuse(f"{outcome}: flight, rank, good and yard must be integers")
+            flight, rank, good, cause, yard, group = outcome
+            if not type(flight) is type(rank) is type(good) is type(yard) is type(group) is int:
+                raise Misuse(f"{outcome}: flight, rank, good, yard and group must be integers")
             if cause is not None and not isinstance(cause, Cause):
                 raise Misuse(f"{outcome}: cause must be a Cause, or None")
+            if group != self._group:
+                raise Misuse(
+                    f"{outcome}: it is of group {group}, and this cache has group {self._group}: "
+                    "commit it to the cache of its own group"
+                )
             entry = self._of(outcome)
             if entry is None or rank not in entry.missing:
                 continue  # `take` will ignore it
@@ -305,7 +319,7 @@ class Flights:
         Raises:
             Misuse: There is no such rank.
         """
-        return Unreported(self._yards[1], self._open(rank))
+        return Unreported(self._yards[1], self._open(rank), self._group)
 
     def _open(self, rank: int) -> list[int]:
         self.check_rank(rank)
@@ -365,7 +379,7 @@ class Flights:
 
 def _severity(outcome: Outcome) -> tuple[int, int, bool, int, bool]:
     """By flight and rank, the worst first."""
-    flight, rank, good, cause, _ = outcome
+    flight, rank, good, cause, *_ = outcome
     return flight, rank, cause is not Cause.LOST, good, cause is not Cause.CORRUPT
 
 

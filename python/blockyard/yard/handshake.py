@@ -48,6 +48,11 @@ def check_hello(config: Config, hello: Hello, yard: int) -> None:
         Misuse: It was, or did; the rank is named.
     """
     rank = f"rank {hello.rank}"
+    if hello.group != config.group:
+        raise Misuse(
+            f"{rank} has group {hello.group} of the layers, and the yard {config.group}: agree "
+            "with the cranes of each group by itself"
+        )
     if config.layout is not None and hello.layout != config.layout.fingerprint:
         raise Misuse(f"{rank} has another layout: start every process from one configuration")
     if hello.fingerprint != config.fingerprint:
@@ -75,7 +80,7 @@ def checked_hellos(hellos: object) -> list[Hello]:
     for at, hello in enumerate(said):
         if not isinstance(hello, Hello):
             raise Misuse(f"hellos[{at}] = {shown(hello)}: give the answer of crane.hello() there")
-        for name in ("rank", "device", "host", "disk", "yard"):
+        for name in ("rank", "device", "host", "disk", "yard", "group"):
             integer(f"hellos[{at}].{name}", getattr(hello, name), least=0)
         for name in ("fingerprint", "layout"):
             if not isinstance(text := getattr(hello, name), str):

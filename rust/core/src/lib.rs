@@ -36,6 +36,6 @@ pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
 pub use state::{
     Answer, Begun, Cells, Condemned, Config, Counters, Fetch, Field, Filling, Forgotten, Growth,
     Holder, HolderId, HostCopies, Kind, Loading, MAX_RUNS, Need, NewCell, ParkedView, Pending,
-    Probe, Request, Room, Sealing, State, Stats, Stepped, Stop, TableCells, TierStats, View,
-    Violation, Wanted, WritePolicy,
+    Presence, Probe, Request, Room, Sealing, State, Stats, Stepped, Stop, TableCells, TierStats,
+    View, Violation, Wanted, WritePolicy,
 };

@@ -103,6 +103,7 @@ pub struct Blocks {
     geometry: Geometry,
     identity: u64,
     rank: u16,
+    group: u16,
 }
 
 impl Blocks {
@@ -120,7 +121,14 @@ impl Blocks {
             geometry,
             identity,
             rank,
+            group: 0,
         }
+    }
+
+    /// The same, of a group of layers.
+    #[must_use]
+    pub fn of_group(self, group: u16) -> Self {
+        Self { group, ..self }
     }
 
     /// Where the blocks lie.
@@ -146,7 +154,7 @@ impl Blocks {
             identity: self.identity,
             length: self.geometry.bytes,
             slot,
-            group: 0,
+            group: self.group,
             rank: self.rank,
             plan: 0,
         };
@@ -310,7 +318,7 @@ impl Blocks {
         record.slot == slot
             && record.identity == self.identity
             && record.length == self.geometry.bytes
-            && (record.group, record.rank) == (0, self.rank)
+            && (record.group, record.rank) == (self.group, self.rank)
     }
 
     fn payload(&self, slot: u32) -> u64 {

@@ -375,7 +375,7 @@ impl Inspector {
         let is_mine = record.slot == slot
             && record.identity == self.identity
             && stride == Some(self.stride)
-            && (record.group, record.rank) == (0, self.rank);
+            && record.rank == self.rank;
         match record.owner {
             _ if !is_mine => State::Another,
             Owner::Nobody(_) => State::Parked,

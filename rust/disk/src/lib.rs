@@ -17,6 +17,7 @@
 //! layer: folder
 //! layer: flight baseline inspect
 //! layer: `sync_queue`
+//! layer: threads
 //! layer: lane
 //! layer: rank
 
@@ -44,6 +45,7 @@ mod rank;
 mod record;
 mod staging;
 mod sync_queue;
+mod threads;
 mod witness;
 
 pub use baseline::Baseline;
@@ -54,9 +56,10 @@ pub use files::{ALIGNED, Files, Foreign, Way};
 pub use flight::{Copy, Landed, Memory, Short, Written};
 pub use folder::{Folder, FolderPlace};
 pub use inspect::{Inspector, Scrubbed, State, Tally};
-pub use lane::{Lane, Options};
+pub use lane::Lane;
 pub use medium::{Epochs, Medium};
 pub use rank::SlotFiles;
 pub use record::{Found, Key, Owner, RECORD, Record, sum_of};
 pub use staging::{Buffer, Staging};
 pub use sync_queue::{Counts, LaneState};
+pub use threads::{Options, Threads};

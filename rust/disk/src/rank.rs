@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 use crate::files::{Files, Foreign, Way, free_of};
 use crate::folder::{Folder, FolderPlace};
 use crate::identity::wipe;
-use crate::lane::{Lane, Options};
+use crate::lane::Lane;
 use crate::medium::{Epochs, Medium};
 use crate::record::Record;
+use crate::threads::{Options, Threads};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,15 +41,18 @@ impl Epochs for NotMine {
 impl SlotFiles {
     /// Opens those in a rank's folder as their one owner, or makes them.
     ///
+    /// # Arguments
+    /// `group` is that of the layers, and stands in each record; `threads` are those of the disk.
+    ///
     /// # Errors
     /// As [`Files::open`]. `NoRoom`, with what all files want, comes last: nothing else is wrong
     /// with the folder then, and no room was taken.
     pub fn own(
         folder: Folder,
-        rank: u16,
+        (rank, group): (u16, u16),
         geometry: Geometry,
         way: Way,
-        options: Options,
+        (threads, options): (&Threads, Options),
     ) -> Result<Self> {
         let folder = Arc::new(folder);
         let path = folder.path().to_owned();
@@ -83,11 +87,12 @@ impl SlotFiles {
         let way = payloads.way();
         let media: [Arc<dyn Medium>; 2] = [Arc::new(payloads), Arc::new(table)];
         let [payloads, table] = media;
-        let blocks = Blocks::new(payloads, table, geometry, folder.identity(), rank);
+        let blocks =
+            Blocks::new(payloads, table, geometry, folder.identity(), rank).of_group(group);
         // A thread that hangs keeps it, and with it the folder's lock.
         let floor: Arc<Folder> = Arc::clone(&folder);
         Ok(Self {
-            lane: Lane::new(blocks.clone(), floor, options),
+            lane: Lane::of(threads, blocks.clone(), floor, options),
             folder: Some(folder),
             path,
             blocks,
@@ -112,10 +117,10 @@ impl SlotFiles {
     /// Reads those that another process owns, as soon as they are there.
     pub fn read(
         place: FolderPlace,
-        rank: u16,
+        (rank, group): (u16, u16),
         geometry: Geometry,
         way: Way,
-        options: Options,
+        (threads, options): (&Threads, Options),
     ) -> Self {
         let slots = place.path.join("slots");
         let table = place.path.join("table");
@@ -123,9 +128,9 @@ impl SlotFiles {
         let table = Foreign::at(&table, geometry.table_bytes(), Way::Buffered);
         let media: [Arc<dyn Medium>; 2] = [Arc::new(payloads), Arc::new(table)];
         let [payloads, table] = media;
-        let blocks = Blocks::new(payloads, table, geometry, place.identity, rank);
+        let blocks = Blocks::new(payloads, table, geometry, place.identity, rank).of_group(group);
         Self {
-            lane: Lane::new(blocks.clone(), Arc::new(NotMine), options),
+            lane: Lane::of(threads, blocks.clone(), Arc::new(NotMine), options),
             folder: None,
             path: place.path,
             blocks,

@@ -20,9 +20,9 @@ use pyo3::types::PyDict;
 impl Cache {
     #[new]
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
-        eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None,
-        block_costs=None, recompute=true, copy_retries=3, groups=1, namespace=None, key_hash="sha256",
-        keyed=None, yard=None, memory=None, recorder=None))]
+        eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None, spare=None,
+        block_costs=None, recompute=true, copy_retries=3, groups=1, linked=true, group=0,
+        namespace=None, key_hash="sha256", keyed=None, yard=None, memory=None, recorder=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
@@ -36,10 +36,13 @@ impl Cache {
         write: &str,
         writes_below: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::ghosts)] ghosts: Option<u32>,
+        #[pyo3(from_py_with = arguments::spare)] spare: Option<u32>,
         #[pyo3(from_py_with = arguments::block_costs)] block_costs: Option<BlockCosts>,
         recompute: bool,
         #[pyo3(from_py_with = arguments::copy_retries)] copy_retries: u32,
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
+        linked: bool,
+        #[pyo3(from_py_with = arguments::group)] group: u8,
         namespace: Option<&Bound<'_, PyAny>>,
         key_hash: &str,
         keyed: Option<&Bound<'_, PyAny>>,
@@ -79,10 +82,13 @@ impl Cache {
             write: arguments::write(write)?,
             writes_below: arguments::writes_below(writes_below)?,
             ghosts,
+            spare,
             block_costs,
             recompute,
             copy_retries,
             groups,
+            linked,
+            group: core::Group(group),
             keyed: arguments::keyed(keyed)?,
             yard: core::YardId(yard.unwrap_or_default()),
         };
@@ -118,10 +124,13 @@ impl Cache {
         all.set_item("host_copies", copies)?;
         all.set_item("write", arguments::said(&own.write, &arguments::WRITES))?;
         all.set_item("ghosts", own.ghosts)?;
+        all.set_item("spare", own.spare)?;
         all.set_item("block_costs", block_costs)?;
         all.set_item("recompute", own.recompute)?;
         all.set_item("copy_retries", own.copy_retries)?;
         all.set_item("groups", own.groups)?;
+        all.set_item("linked", own.linked)?;
+        all.set_item("group", own.group.0)?;
         all.set_item("key_hash", hash)?;
         let keyed = own.keyed.contains(&true).then_some(own.keyed);
         all.set_item("keyed", keyed)?;

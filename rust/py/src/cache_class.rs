@@ -51,6 +51,9 @@ pub(crate) fn forked() {
 ///         with "learned" each takes 2 bytes, and None remembers 1.75 per slot. Elsewhere each
 ///         takes 2 bytes, and None remembers none. 0 remembers none. Where none are remembered
 ///         `missed_evicted` is 0: such misses count as unseen.
+///     spare: Slots of the device that `grow`, `decode_step` and `make_spare` keep free ahead of need;
+///         None for a 64th of the device, 512 at most. A 64th is the most, or 8 where that is more;
+///         with `engine` it is 0.
 ///     writes_below: The same for each tier below the device, from the host down; "on-evict" where
 ///         one is missing. "through" copies blocks that have landed there.
 ///     block_costs: Three times in nanoseconds: to load one block; to compute one block at the start of
@@ -62,6 +65,10 @@ pub(crate) fn forked() {
 ///     copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
 ///         block is broken, and no copy of another block is made ahead of need any more.
 ///     groups: Groups of layers; only 1 is supported.
+///     linked: Whether each block stands on the one before it in its row. False, for the further groups of
+///         layers of an engine that allocates its blocks itself, makes a row a set: `save_request` keeps all
+///         of it or breaks, and nothing is evicted for what stands before or behind it.
+///     group: The number of the group of layers in its plans. It ends no flight of another group.
 ///     namespace: Names that are part of every key: model, weights, dtype, layout, parallel.
 ///     key_hash: "sha256", or "xxh3" where all tenants trust each other.
 ///     keyed: Names of tiers whose plans carry the keys of their blocks; None for none. The device

@@ -43,6 +43,8 @@ impl Cache {
     /// the cells that have changed. The outcome is that of these four verbs in this order; but if one
     /// of them would raise, none does anything.
     ///
+    /// At its end it makes room for the next calls, as `make_spare` does.
+    ///
     /// A row that finds no room to grow keeps its length; its tokens are appended, its blocks sealed
     /// and its cells written all the same. So are the other rows, which grow.
     ///

@@ -8,7 +8,8 @@ use crate::places::Addresses;
 use blockyard_disk as disk;
 use blockyard_guard::guarded;
 use disk::{
-    Asked, Copy, Folder, FolderPlace, Geometry, Options, Owner, Short, SlotFiles, Way, Written,
+    Asked, Copy, Folder, FolderPlace, Geometry, Options, Owner, Short, SlotFiles, Threads, Way,
+    Written,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,6 +18,29 @@ use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// The threads of a disk, which all lanes over it may share.
+///
+/// They begin with the first lane, and end with the last one.
+///
+/// Args:
+///     threads: Threads that read, and as many that write; one more makes durable what was written.
+#[pyclass(frozen, module = "blockyard._core")]
+pub(crate) struct DiskThreads {
+    threads: Threads,
+}
+
+#[guarded]
+#[pymethods]
+impl DiskThreads {
+    #[new]
+    #[pyo3(signature = (threads=4))]
+    fn new(threads: usize) -> Self {
+        Self {
+            threads: Threads::new(threads.clamp(1, 64)),
+        }
+    }
+}
 
 /// Blocks of one rank on a disk: slot files in a folder, and threads that read and write.
 ///
@@ -30,11 +54,12 @@ use std::time::Duration;
 ///     slots: Slots of the tier.
 ///     block_bytes: Bytes of a block on this rank.
 ///     direct: Whether the page cache is passed by, where the system can.
-///     threads: Threads that read, and as many that write.
+///     threads: Those of the disk; or how many threads of its own read, and as many that write.
 ///     owned: Whether this process writes the folder. One of another process is read, as soon as
 ///         it is there.
 ///     rest: Seconds for which copies of one way fail at once after three failures in a row; twice
 ///         as long after each try that fails.
+///     group: The number of the group of layers, which each record names.
 ///
 /// Raises:
 ///     Misuse: A number is out of range.
@@ -49,13 +74,20 @@ pub(crate) struct DiskLane {
     closed: AtomicBool,
 }
 
+/// Threads that serve a lane.
+#[derive(FromPyObject)]
+enum Serving {
+    Shared(Py<DiskThreads>),
+    Own(usize),
+}
+
 #[guarded]
 #[pymethods]
 impl DiskLane {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=4, owned=true,
-        rest=0.5))]
+    #[pyo3(signature = (root, fields, *, rank, slots, block_bytes, direct=true, threads=None, owned=true,
+        rest=0.5, group=0))]
     fn new(
         py: Python<'_>,
         root: PathBuf,
@@ -64,9 +96,10 @@ impl DiskLane {
         slots: u32,
         block_bytes: u32,
         direct: bool,
-        threads: usize,
+        threads: Option<Serving>,
         owned: bool,
         rest: f64,
+        group: u16,
     ) -> PyResult<Self> {
         let fields = names_and_values(fields)?;
         let fields: Vec<(&str, &str)> = fields
@@ -75,18 +108,28 @@ impl DiskLane {
             .collect();
         let way = if direct { Way::Direct } else { Way::Buffered };
         let options = Options {
-            threads: threads.clamp(1, 64),
             rest: duration("rest", rest)?,
             ..Options::default()
+        };
+        let threads = match threads {
+            Some(Serving::Shared(shared)) => shared.get().threads.clone(),
+            Some(Serving::Own(threads)) => Threads::new(threads.clamp(1, 64)),
+            None => Threads::new(options.threads),
         };
         let opened = wait(py, || {
             let geometry = Geometry::new(slots, block_bytes)?;
             if owned {
                 let folder = Folder::open(&root, &fields, rank)?;
-                SlotFiles::own(folder, rank, geometry, way, options)
+                SlotFiles::own(folder, (rank, group), geometry, way, (&threads, options))
             } else {
                 let place = FolderPlace::of(&root, &fields, rank);
-                Ok(SlotFiles::read(place, rank, geometry, way, options))
+                Ok(SlotFiles::read(
+                    place,
+                    (rank, group),
+                    geometry,
+                    way,
+                    (&threads, options),
+                ))
             }
         });
         Ok(Self {

@@ -1,11 +1,11 @@
 //! Verbs of a cache whose device belongs to an engine that gives out its blocks itself.
 
 use crate::arguments;
-use crate::buffers::{each, integers};
+use crate::buffers::{array, each, integers};
 use crate::cache_class::Cache;
 use crate::error::Failure;
 use crate::gil::enter;
-use crate::keys::Keys;
+use crate::keys::{Keys, key_rows};
 use crate::parked::Parked;
 use crate::plan::Plan;
 use crate::results::{Probe, Soon};
@@ -40,6 +40,33 @@ impl Cache {
         let keys = self.own_keys(keys)?;
         let found = enter(py, &self.inner, keys.len(), |state| state.find(keys, after));
         Ok(found?.into())
+    }
+
+    /// Tells of each block by itself whether it lies below the engine's blocks.
+    ///
+    /// It changes nothing. Where `find` ends at the first block that is not there, this looks at all of
+    /// them: so it finds the last of many states, or whether a window is whole.
+    ///
+    /// Args:
+    ///     keys: Keys; or the keys as bytes, or uint8 of shape (keys, 32).
+    ///
+    /// Returns:
+    ///     A `Presence` for each key, uint8, shape (keys,): 0 for missing, 1 for ready, 2 for filling, which
+    ///     is on its way down, or up for another request.
+    ///
+    /// Raises:
+    ///     Misuse: The cache owns its device, the keys are of blocks of another size, or are something else.
+    fn which<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.check_sound()?;
+        let found = if let Ok(keys) = keys.cast::<Keys>() {
+            let keys = self.own_keys(keys)?;
+            enter(py, &self.inner, keys.len(), |state| state.which(keys))?
+        } else {
+            let keys = key_rows("keys", keys)?;
+            enter(py, &self.inner, keys.len(), |state| state.which(&keys))?
+        };
+        let found: Vec<u8> = found.into_iter().map(|one| one as u8).collect();
+        array(py, &found, "uint8")
     }
 
     /// Copies blocks up to the engine's ids.

@@ -71,7 +71,7 @@ mod _core {
     #[pymodule_export]
     use crate::checksums::checksums;
     #[pymodule_export]
-    use crate::disk::DiskLane;
+    use crate::disk::{DiskLane, DiskThreads};
     #[pymodule_export]
     use crate::freed_blocks::FreedKeys;
     #[pymodule_export]

@@ -61,7 +61,7 @@ impl Plan {
         self.0.yard.0
     }
 
-    /// Group of layers that is copied; always 0.
+    /// Group of layers that is copied: `Config.group` of the yard.
     #[getter]
     fn group(&self) -> u8 {
         self.0.group.0

@@ -90,6 +90,8 @@ impl Cache {
 
     /// Adds 1 token position to each row, or `counts`, in order; each row whole or not at all.
     ///
+    /// Afterwards it makes room for the next calls, as `make_spare` does.
+    ///
     /// Args:
     ///     batch: Leases.
     ///     counts: Token positions to add to each row; 1 by default.
@@ -120,6 +122,21 @@ impl Cache {
         });
         grown?;
         row_array(py, &unserved)
+    }
+
+    /// Evicts the device's next victims ahead of need, until `spare` slots are free.
+    ///
+    /// `grow` and `decode_step` do this at their end; an engine that never decodes calls it once a
+    /// step, while the step computes. It stops at a block that a tier below could still get a copy of, and evicts 1,024 blocks at
+    /// most. After a shrink of the device it evicts none.
+    ///
+    /// Returns:
+    ///     How many blocks it has evicted.
+    fn make_spare(&self, py: Python<'_>) -> PyResult<u32> {
+        self.check_sound()?;
+        Ok(enter(py, &self.inner, SHORT, |state| {
+            Ok(state.make_spare())
+        })?)
     }
 
     /// Cuts each row to a number of token positions. The blocks beyond are released.

@@ -225,8 +225,8 @@ def test_it_ends_with_nothing_that_reads_or_writes(end: str) -> None:
         hung.poll()
     # The thread that computes has something else to do.
     held = threading.Event()
-    assert made.sums._pool is not None
-    blocked = made.sums._pool.submit(held.wait, 20)
+    assert made.sums._threads._pool is not None
+    blocked = made.sums._threads._pool.submit(held.wait, 20)
     waiting = made.up(2)
     threading.Timer(0.05, held.set).start()
     getattr(made.copier, end)()

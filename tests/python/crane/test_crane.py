@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard._core import Misuse, Unsupported
+from blockyard._core import Misuse
 from blockyard.crane import traffic
 from blockyard.crane.copiers import Receipt, Slots
 from blockyard.crane.copiers.threads import ThreadCopier
@@ -144,7 +144,7 @@ def test_what_is_refused_is_named_and_nothing_of_the_call_is_taken() -> None:
     hands, _device, host = crane(copier=at_once())
     before = held(host)
     good = plan(1, "down", (1,), (1,))
-    group = good.to_bytes()
+    group = plan(2, "down", (1,), (1,)).to_bytes()
     group = group[:2] + b"\1" + group[3:]
     disk = plan(2, "down", (1,), (1,)).to_bytes()
     disk = disk[:3] + b"\2" + disk[4:]
@@ -154,11 +154,10 @@ def test_what_is_refused_is_named_and_nothing_of_the_call_is_taken() -> None:
         (plan(2, "up", (2**32 - 1,), (2,)), f"host slot {2**32 - 1}"),
         (good, f"flight = {1 << 32 | 1}: it is in flight already"),
         (Plan.from_bytes(disk), "there is no disk tier on rank 0"),
+        (Plan.from_bytes(group), "flight .* group = 1, and this crane has group 0: give the plan"),
     ):
         with pytest.raises(Misuse, match=message):
             hands.submit([good, bad])
-    with pytest.raises(Unsupported, match="group = 1"):
-        hands.submit(Plan.from_bytes(group))
     assert hands.in_flight == 0
     assert hands.poll() == []
     assert same(host, before)
@@ -192,9 +191,9 @@ def test_tiers_that_are_not_what_they_should_be_are_named() -> None:
 def test_hello_says_rank_fingerprint_and_sizes() -> None:
     device, host = pair(SMALL)
     hands = Crane(SMALL, device=device, host=host)
-    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 0, 0)
+    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 0, 0, 0)
     hands = Crane(SMALL, device=device, fingerprint="the yard's")
-    assert hands.hello() == (0, "the yard's", 12, 0, SMALL.fingerprint, 0, 0)
+    assert hands.hello() == (0, "the yard's", 12, 0, SMALL.fingerprint, 0, 0, 0)
 
 
 def test_a_failing_copy_fails_its_flight_alone_and_logs_one_line(

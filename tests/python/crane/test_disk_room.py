@@ -149,11 +149,34 @@ def test_what_the_same_engines_other_replicas_have_is_never_taken(small: Path, o
     (one,) = blocks(small)
     (small / "a file").write_bytes(bytes(os.statvfs(small).f_bavail * 4096 - (40 << 10)))
     own = other.replace("1", "0", 1)
-    with pytest.raises(by.Unavailable, match=f"of this engine's other replicas, as {one} "):
+    with pytest.raises(
+        by.Unavailable, match=f"this engine's other replicas or groups of layers, as {one} "
+    ):
         start(own)
     assert one_with_room(small) == one
     # Nobody starts beside it who would find what another number of replicas has left.
     start("0 of 4")
+    assert one_with_room(small) != one
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "1"), ("1", ""), ("1", "2")])
+def test_what_other_groups_of_the_same_layers_have_is_never_taken(
+    small: Path, first: str, second: str
+) -> None:
+    def start(group: str, fewer: int, model: str = "m") -> None:
+        names = {"model": model, "weights": "v1"} | ({"group of layers": group} if group else {})
+        planes = (Plane("kv", 1, LAYOUT.block_bytes - fewer),)
+        layout = by.KVLayout(planes, block_size=4, dtype="uint8")
+        which = int(group or 0)
+        DiskTier(layout, small, blocks=SLOTS, identity=names, reclaim=True, group=which).close()
+
+    start(first, 1)
+    (one,) = blocks(small)
+    (small / "a file").write_bytes(bytes(os.statvfs(small).f_bavail * 4096 - (40 << 10)))
+    with pytest.raises(by.Unavailable, match=f"replicas or groups of layers, as {one} "):
+        start(second, 2)
+    assert one_with_room(small) == one
+    start(second, 2, "another")
     assert one_with_room(small) != one
 
 

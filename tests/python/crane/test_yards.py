@@ -14,7 +14,7 @@ from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.plan import Cause, Outcome, Unreported
 from blockyard.testing import Action, ScriptedCopier, delay, deliver, fail, hang
-from cranes import SMALL, filled, held, plan, same
+from cranes import SMALL, filled, held, pair, plan, same
 
 _Value = TypeVar("_Value")
 CONFIG = by.Config(layout=SMALL, device=12, host=9)
@@ -87,7 +87,7 @@ def test_an_outcome_of_another_yard_contradicts_no_plan_of_this_one() -> None:
         cache.commit([Outcome(plan.flight, 0, 99, None, plan.yard)])
     assert cache.commit([Outcome(plan.flight, 0, 99, None, plan.yard ^ 1)]) == 0
     assert cache.stats()["outcomes_ignored"] == 1
-    with pytest.raises(Misuse, match="yard must be integers"):
+    with pytest.raises(Misuse, match="yard and group must be integers"):
         cache.commit([Outcome(plan.flight, 0, 2, None, "7")])  # type: ignore[arg-type]
     assert cache.commit([Outcome(plan.flight, 0, 2, None, plan.yard)]) == 1
 
@@ -352,6 +352,7 @@ def test_a_closed_crane_meets_no_other_yard_and_says_that_nothing_of_it_writes()
         (Unreported(-1, [1]), "asked.yard = -1"),
         (Unreported(2**47, [1]), f"asked.yard = {2**47}"),
         (Unreported(5, None), "asked.flights = None: must be the numbers"),  # type: ignore[arg-type]
+        (Unreported(5, [1], 2), "asked.group = 2, and this crane has group 0: ask the crane"),
         (Unreported(5, ["1"]), r"asked.flights = \['1'\]: must be the numbers"),  # type: ignore[list-item]
     ],
 )
@@ -364,3 +365,39 @@ def test_a_question_that_no_yard_asks_is_refused_and_the_crane_has_met_nobody(
     hands.submit(plan(1, "down", (1,), (1,), 7))
     assert hands.poll() + hands.poll() == [Outcome(1 << 32 | 1, 0, 1, None, 7)]
     hands.close()
+
+
+@pytest.mark.law("G12")
+def test_a_crane_carries_out_the_plans_of_its_own_group_and_reports_its_number() -> None:
+    device, host = pair(SMALL)
+    hands = Crane(SMALL, device=device, host=host, group=3)
+    assert hands.hello(5).group == 3
+    own, other = (
+        by.KVCache(engine=12, host=9, block_size=4, linked=False, group=group, yard=5, ahead=0)
+        for group in (3, 4)
+    )
+    for cache in (own, other):
+        cache.offload(cache.keys(range(8)), [1, 2])
+    (mine,), (theirs,) = own.dispatch(), other.dispatch()
+    for plans in ([theirs], [mine, theirs]):
+        with pytest.raises(Misuse, match=r"group = 4, and this crane has group 3: give the plan"):
+            hands.submit(plans)
+    with pytest.raises(Misuse, match=r"asked\.group = 4"):
+        hands.reconcile(other.unreported(0))
+    assert (hands.in_flight, hands.poll()) == (0, [])
+    hands.submit(mine)
+    outcomes: list[Outcome] = []
+    while hands.in_flight:
+        outcomes += hands.poll()
+    assert outcomes == [Outcome(mine.flight, 0, 2, None, 5, 3)]
+    with pytest.raises(Misuse, match="of group 3, and this cache has group 4"):
+        other.commit(sent(outcomes))
+    assert own.commit(sent(outcomes)) == 1
+    assert hands.reconcile(own.unreported(0)) == []
+    assert hands.reconcile(Unreported(5, [99 << 32], 3)) == [
+        Outcome(99 << 32, 0, 0, Cause.DEAD, 5, 3)
+    ]
+    hands.close()
+    for group in (-1, 256, "1"):
+        with pytest.raises(Misuse, match="group = "):
+            Crane(SMALL, device=device, host=host, group=group)  # type: ignore[arg-type]

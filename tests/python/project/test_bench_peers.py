@@ -35,7 +35,8 @@ def test_a_slowed_blockyard_misses_what_the_same_meets_that_is_not_slowed(tokens
 
 
 def test_every_row_runs_on_blockyards_side(tokens: Path) -> None:
-    small = {"keys", "match", "admit", "admit-tokens", "finish", "evict", "schedule"}
+    small = {"keys", "match", "admit", "admit-tokens", "admit-ahead", "admit-step", "finish"}
+    small |= {"evict", "schedule"}
     bench = Bench(lambda side: Process(side, tokens), rounds=1)
     try:
         for name in small:

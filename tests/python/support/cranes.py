@@ -38,6 +38,7 @@ LAYOUTS = {
     "fp8 with scales, layer-first": KVLayout.llama(
         2, 2, 8, dtype="float8_e5m2", scale_dtype="bfloat16", block_size=4, order="layer-first"
     ),
+    "state": KVLayout.state(3, 9, 40, ssm_dtype="float32", block_size=4, order="layer-first"),
     "latent": KVLayout.mla(3, 12, 4, block_size=4),
     "latent, layer-first": KVLayout.mla(3, 12, 5, block_size=4, order="layer-first"),
     "odd": KVLayout((Plane("a", 3, 7), Plane("b", 1, 1), Plane("c", 1, 700_001)), dtype="uint8"),

@@ -100,6 +100,7 @@ class Known(RuleBasedStateMachine):
         eviction=st.sampled_from(get_args(Eviction)),
         recompute=st.sampled_from([True, True, True, False]),
         retries=st.integers(0, 2),
+        spare=st.sampled_from([0, 1, 8]),
     )
     def make(
         self,
@@ -110,6 +111,7 @@ class Known(RuleBasedStateMachine):
         eviction: Eviction,
         recompute: bool,
         retries: int,
+        spare: int,
     ) -> None:
         host, disk, through = below
         self.size, self.null, self.recompute = block_size, null, recompute
@@ -124,6 +126,7 @@ class Known(RuleBasedStateMachine):
             eviction=eviction,
             recompute=recompute,
             copy_retries=retries,
+            spare=spare,
         )
 
     # What the tests know of prompts and of what was sealed.

@@ -182,6 +182,12 @@ def test_sizes_of_memory_are_blocks_of_the_layout_per_rank_or_per_host() -> None
         ({"device": 8, "eviction": "LRU"}, "eviction = 'LRU': did you mean 'recency'"),
         ({"device": 8, "host_copies": True}, "host_copies = True: must be one of first, last"),
         ({"device": 8, "copy_retries": "x"}, "copy_retries = 'x'"),
+        ({"device": 8, "spare": "x"}, "spare = 'x'"),
+        ({"device": 8, "spare": -1}, "spare = -1"),
+        ({"device": 8, "spare": 1.5}, r"spare = 1\.5"),
+        ({"device": 8, "spare": 9}, "spare = 9: .* give 8 at most, .* of the 8 slots"),
+        ({"device": 6400, "spare": 101}, "spare = 101: .* give 100 at most"),
+        ({"engine": 6400, "spare": 1}, "spare = 1: an engine .* leave spare out"),
         ({"device": 8, "block_costs": 5}, "block_costs = 5"),
         ({"device": 8, "block_costs": [1]}, r"block_costs = \[1\]"),
         ({"device": 8, "block_costs": [1, 2, -3]}, "block_costs: attend = -3"),
@@ -281,6 +287,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"host_copies": "last"},
         {"write": "through"},
         {"ghosts": 7},
+        {"spare": 1},
         {"ahead": 3},
         {"deadline": 9},
         {"block_costs": (1, 2, 3)},
@@ -294,7 +301,7 @@ def test_the_fingerprint_changes_with_every_field_but_the_sizes() -> None:
         {"layout": by.KVLayout.llama(layers=2, kv_heads=4, head_dim=16, block_size=8, ranks=2)},
     ):
         prints.add(by.Config.of(config.to_mapping() | change).fingerprint)
-    assert len(prints) == 18
+    assert len(prints) == 19
     for same in ({"device": 7, "host": 9, "disk": 8}, {"record": "traffic.rec"}):
         assert by.Config.of(config.to_mapping() | same).fingerprint == config.fingerprint
 

@@ -295,8 +295,8 @@ def test_whatever_is_passed_is_served_or_refused_and_the_cache_is_sound(
 
 
 MAKING = ("block_size", "device", "host", "null_slots", "eviction", "host_copies", "write",
-          "ghosts", "block_costs", "recompute", "copy_retries", "groups", "namespace", "key_hash",
-          "keyed")  # fmt: skip
+          "ghosts", "spare", "block_costs", "recompute", "copy_retries", "groups",
+          "namespace", "key_hash", "keyed")  # fmt: skip
 
 
 @profile(60)

@@ -98,6 +98,16 @@ class Life(Known):
         need(blocks > 0)
         self.cache.finish(begin(self.cache, [7] * (blocks * self.size)))
 
+    @step()
+    def make_spare(self) -> None:
+        before = self.cache.stats()
+        made = self.cache.make_spare()
+        after = self.cache.stats()
+        moved = {"device_free": made, "device_evicted": made, "evicted_ahead": made}
+        assert {name: after[name] - before[name] for name in moved} == moved
+        assert made == 0 or after["device_free"] <= self.cache.config.spare_blocks
+        assert after["device_promised"] == before["device_promised"]
+
     @step(rows=st.lists(st.tuples(ANY, FEW, FEW, BOOL), min_size=1, max_size=4))
     def append_and_grow(self, rows: list[tuple[int, int, int, bool]]) -> None:
         batch = {id(row := self.pick(at, "ready", "loading", "detached")): row for at, *_ in rows}

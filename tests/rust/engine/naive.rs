@@ -80,6 +80,8 @@ pub(crate) enum End {
 #[derive(Clone, Debug)]
 pub(crate) struct Naive {
     size: usize,
+    /// Whether a block stands on the one before it.
+    linked: bool,
     limits: [usize; 2],
     nodes: Vec<Node>,
     flights: BTreeMap<FlightId, Flight>,
@@ -88,9 +90,10 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
-    pub(crate) fn new(size: usize, limits: [usize; 2]) -> Self {
+    pub(crate) fn new(size: usize, limits: [usize; 2], linked: bool) -> Self {
         Self {
             size,
+            linked,
             limits,
             nodes: Vec::new(),
             flights: BTreeMap::new(),
@@ -250,6 +253,14 @@ impl Naive {
         (found.into_iter().map(|(_, tier)| tier).collect(), end)
     }
 
+    /// Where the block of a key is, by itself: `Whole` where it may be brought up.
+    pub(crate) fn which(&self, key: &Key) -> End {
+        let block = self.find(key).ok_or(End::Missing);
+        block
+            .and_then(|block| self.source(block))
+            .map_or_else(|end| end, |_| End::Whole)
+    }
+
     /// The same of a kept request.
     pub(crate) fn found_kept(&self, id: ParkedId, blocks: usize) -> (Vec<usize>, End) {
         let path = &self.kept[&id].path[..blocks];
@@ -312,7 +323,7 @@ impl Naive {
                 }
                 None => new.push(at),
             }
-            above = Above::of(block);
+            above = self.behind(block);
         }
         held.retain(|&block| self.ready(block, to));
         new.truncate(self.room(to, &held).max(0).cast_unsigned());
@@ -338,7 +349,7 @@ impl Naive {
             } else {
                 self.find(key).expect("known")
             };
-            above = Above::Known(block);
+            above = self.behind(Some(block));
         }
         self.launch(plan, Why::Offload, blocks);
         let walked = &keys[..first + count];
@@ -363,7 +374,16 @@ impl Naive {
     /// What the block at this place of a path stands behind.
     fn above(&self, keys: &[Key], at: usize) -> Above {
         let last = at.checked_sub(1);
-        last.map_or(Above::Root, |last| Above::of(self.find(&keys[last])))
+        last.map_or(Above::Root, |last| self.behind(self.find(&keys[last])))
+    }
+
+    /// What stands behind this block: in a set, nothing.
+    fn behind(&self, block: Option<Block>) -> Above {
+        if self.linked {
+            Above::of(block)
+        } else {
+            Above::Root
+        }
     }
 
     fn add(&mut self, key: Option<Key>, above: Above) -> Block {
@@ -408,7 +428,7 @@ impl Naive {
                     }
                 }
                 then.keep(block, to);
-                above = Above::Known(block);
+                above = self.behind(Some(block));
             }
             (0..2).all(|tier| then.room(tier, &[]) >= 0)
         })
@@ -455,7 +475,7 @@ impl Naive {
                 self.nodes[block].parent = above.block();
             }
             path.push(block);
-            above = Above::Known(block);
+            above = self.behind(Some(block));
         }
         let to = plan.map_or(0, |plan| plan.to.0 - 1);
         for &block in &path {
@@ -621,6 +641,7 @@ impl Naive {
             let Some(at) = stay.path.iter().position(|block| lost.contains(block)) else {
                 continue;
             };
+            let at = if self.linked { at } else { 0 };
             let gone = self.kept.get_mut(&id).expect("kept").path.split_off(at);
             self.kept.get_mut(&id).expect("kept").computed = at * self.size;
             self.let_go(&gone);

@@ -19,10 +19,10 @@ const POLICIES: [EvictionPolicy; 3] = [
     EvictionPolicy::Learned,
 ];
 
-struct Chance(u64);
+pub(crate) struct Chance(pub(crate) u64);
 
 impl Chance {
-    fn below(&mut self, most: usize) -> usize {
+    pub(crate) fn below(&mut self, most: usize) -> usize {
         // SplitMix64 (Steele, Lea, Flood 2014).
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -31,7 +31,7 @@ impl Chance {
         ((mixed ^ (mixed >> 31)) % most as u64) as usize
     }
 
-    fn one_in(&mut self, most: usize) -> bool {
+    pub(crate) fn one_in(&mut self, most: usize) -> bool {
         self.below(most) == 0
     }
 }
@@ -154,7 +154,7 @@ impl World {
             seen: Seen::default(),
             naive: seed
                 .is_multiple_of(2)
-                .then(|| Naive::new(SIZE, [host, disk].map(|slots| slots as usize))),
+                .then(|| Naive::new(SIZE, [host, disk].map(|slots| slots as usize), true)),
         }
     }
 

@@ -105,6 +105,11 @@ impl World {
     /// What names no lease and no parked sequence.
     fn act_on_all(&mut self, op: &Op) -> Option<bool> {
         match *op {
+            Op::Spare => {
+                let mut state = self.cache.lock();
+                let evicted = state.make_spare();
+                assert_eq!(self.yard.make_spare(&state), u64::from(evicted));
+            }
             Op::Unknown(flight) => {
                 let id = self.in_flight[pick(&self.in_flight, flight)?].flight;
                 assert_eq!(

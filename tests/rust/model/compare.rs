@@ -140,6 +140,7 @@ impl Yard {
                 "evicted from tier {tier}"
             );
         }
+        assert_eq!(stats.counters.evicted_ahead, self.evicted_ahead);
         assert_eq!(stats.counters.slow, self.slow, "skipped as slow");
         let blocks = (0..self.tiers).flat_map(|tier| self.blocks_on(tier));
         let blocks: BTreeSet<Block> = blocks.collect();

@@ -52,7 +52,7 @@ impl Yard {
         lacks && !comes_up && self.ready(block, tier).is_some() && self.is_worth_a_copy(tier, block)
     }
 
-    fn is_worth_a_copy(&self, tier: usize, block: Block) -> bool {
+    pub(crate) fn is_worth_a_copy(&self, tier: usize, block: Block) -> bool {
         let node = &self.blocks[block];
         node.epoch == self.epoch
             && node.failures[tier] <= self.retries

@@ -2,6 +2,7 @@
 
 use crate::yard::{Block, Class, DEVICE, FORGOTTEN, Idle, Node, What, Yard};
 use blockyard_core::{EvictionPolicy, Hints, Key, MAX_TIERS, Retention, State, Tier};
+use std::collections::BTreeSet;
 
 /// Where nothing was said.
 pub(crate) const NO_WORTH: (u8, u64) = (35, u64::MAX);
@@ -245,6 +246,50 @@ impl Yard {
             self.evicted[DEVICE] += 1;
             self.settle();
         }
+    }
+
+    /// Evicts from the device ahead of need, and never more than the deficit of the slots to keep free: returns
+    /// how many. Where the device's victims are not predicted, those of a `grow` are not told apart.
+    pub(crate) fn make_spare(&mut self, state: &State) -> u64 {
+        let whole = self.limits[DEVICE] as usize == self.most_fresh[DEVICE];
+        let whole = whole && self.withdrawn[DEVICE].is_empty();
+        let goal = if whole { self.kept_free } else { 0 };
+        let before = self.evicted_ahead;
+        if self.follows() {
+            let alone = self.surplus == 0;
+            let blocks: BTreeSet<Block> = self.blocks_on(DEVICE).collect();
+            self.surplus += self.see_evictions(state, DEVICE);
+            let mut gone = blocks
+                .iter()
+                .filter(|&&block| self.blocks[block].slots[DEVICE].is_none());
+            assert!(!alone || gone.all(|&block| self.is_losable(block)));
+            self.evicted_ahead += std::mem::take(&mut self.surplus);
+            self.settle();
+            let free = self.free(DEVICE);
+            assert!(self.evicted_ahead == before || free <= goal, "too many");
+            let last = self.below(DEVICE).next().is_none();
+            let enough = free >= goal || self.takeable(DEVICE) == 0;
+            assert!(enough || !last, "too few are kept free");
+            return self.evicted_ahead - before;
+        }
+        while self.free(DEVICE) < goal
+            && let Some(victim) = self.next_victims(1).pop()
+            && let Some(block) = self.block_in(DEVICE, victim)
+            && self.is_losable(block)
+        {
+            self.evict(DEVICE, victim);
+            self.evicted[DEVICE] += 1;
+            self.evicted_ahead += 1;
+            self.settle();
+        }
+        self.evicted_ahead - before
+    }
+
+    /// Whether no tier below the device may still get a copy of the block: one has it, or none will.
+    fn is_losable(&self, block: Block) -> bool {
+        (1..self.tiers).any(|tier| self.ready(block, tier).is_some())
+            || !self.has_copy_below(block, DEVICE)
+                && (self.below(DEVICE).next().is_none() || !self.is_worth_a_copy(DEVICE, block))
     }
 
     /// The core gave out this slot: it must have been free.

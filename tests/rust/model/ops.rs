@@ -25,6 +25,11 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Slots of the device that are kept free: none in some.
+    pub(crate) fn spare(&self) -> u32 {
+        (self.slots[0] + self.block_size) % 5 * 2
+    }
+
     /// Tiers that keep what they have under its key: some, of some sizes.
     pub(crate) fn keyed(&self) -> [bool; MAX_TIERS] {
         let mut keyed = self
@@ -132,6 +137,8 @@ pub(crate) enum Op {
     Headroom(u8),
     /// Of these leases.
     Dedup(Vec<u8>),
+    /// Slots that are kept free.
+    Spare,
     /// The next victims of a tier.
     DemoteFrom(u8, u8),
     /// What a dispatch copies ahead from a tier: its watermark, and whether that grows.
@@ -488,6 +495,7 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     let first = prop_oneof![2 => Just(vec![]), 1 => vec(restores(), 1..4)];
     let late = prop::option::weighted(0.1, (any::<prop::sample::Index>(), restores()));
     let deep = (deep(), moves, first, late);
+    let spares = vec(any::<prop::sample::Index>(), 0..steps / 16);
     let drawn = (
         setups(),
         ops,
@@ -497,6 +505,7 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
         headroom,
         dedups,
         (deep, orders()),
+        spares,
     );
     drawn.prop_map(
         |(
@@ -508,6 +517,7 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
             headroom,
             dedups,
             (deep, orders),
+            spares,
         )| {
             let (deep, moves, first, late) = deep;
             let mut setup = Setup {
@@ -530,6 +540,9 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
             };
             for (at, op) in moves.into_iter().take(few).chain(late) {
                 ops.insert(at.index(ops.len()), op);
+            }
+            for at in spares {
+                ops.insert(at.index(ops.len()), Op::Spare);
             }
             ops.splice(..0, first);
             orders.of(&mut setup, &mut ops);

@@ -177,6 +177,7 @@ impl Yard {
             seq.limit = seq.limit.max(seq.table.len());
         }
         assert_eq!(unserved, missed);
+        self.make_spare(state);
     }
 
     pub(crate) fn trim(&mut self, id: LeaseId, to: u64, answer: &Result<()>) {

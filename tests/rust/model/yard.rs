@@ -166,6 +166,9 @@ pub(crate) struct Yard {
     pub(crate) epoch: u64,
     pub(crate) parkings: u64,
     pub(crate) evicted: [u64; MAX_TIERS],
+    /// Slots of the device to keep free, and blocks evicted for that.
+    pub(crate) kept_free: u64,
+    pub(crate) evicted_ahead: u64,
     pub(crate) writes: [WritePolicy; MAX_TIERS],
     /// Published and not copied down yet.
     pub(crate) fresh: VecDeque<Block>,

@@ -10,6 +10,7 @@ import numpy as np
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
+from blockyard.crane.copiers.copy_stream import GpuStream
 from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers import Tier
@@ -44,6 +45,7 @@ class BounceCopier(Single):
         disk: The disk.
         copier: What copies between memory and that disk; this closes it.
         copy_tuning: As in `CudaCopier`.
+        streams: As there.
 
     Raises:
         Unavailable: There is not enough memory to pin.
@@ -55,13 +57,14 @@ class BounceCopier(Single):
         disk: DiskTier,
         copier: DiskCopier,
         copy_tuning: CopyTuning | None = None,
+        streams: tuple[GpuStream, GpuStream] | None = None,
     ) -> None:
         layout = device.layout
         slots = max(min(_BYTES // layout.block_bytes, disk.blocks), 2)
         # It is this rank's alone, also planes that ranks share.
         self._memory = PinnedTier(replace(layout, ranks=1), slots, gpu=device.gpu)
         try:
-            self._gpu = CudaCopier(device, self._memory, copy_tuning=copy_tuning)
+            self._gpu = CudaCopier(device, self._memory, copy_tuning=copy_tuning, streams=streams)
         except BaseException:
             self._memory.close()
             raise

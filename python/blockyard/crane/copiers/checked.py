@@ -28,9 +28,65 @@ from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 
-__all__ = ["CheckedCopier", "CheckedKeyedCopier", "Checksums", "checked"]
+__all__ = ["CheckedCopier", "CheckedKeyedCopier", "ChecksumThreads", "Checksums", "checked"]
 
 _log = Limited("blockyard")
+
+
+class ChecksumThreads:
+    """Threads that compute checksums, of one rank or of the cranes of several groups of layers.
+
+    They begin with the first of their work, and end with the last of their users.
+
+    Args:
+        workers: Threads. With 0 all is computed at once, so that every run is the same.
+    """
+
+    def __init__(self, workers: int = 2) -> None:
+        self._workers = integer("workers", workers, least=0)
+        self._pool = self._threads()
+        self._ending: list[ThreadPoolExecutor] = []
+        """Threads that get no more work."""
+        self._users: set[int] = set()
+        self._ended = False
+
+    def join(self, user: "Checksums") -> None:
+        """Adds a user."""
+        if self._ended:
+            self._pool, self._ended = self._threads(), False
+        self._users.add(id(user))
+
+    def begin(self, act: Callable[[], int]) -> Future[int]:
+        """Begins to compute something."""
+        if self._pool is not None:
+            return self._pool.submit(act)
+        done: Future[int] = Future()
+        done.set_result(act())
+        return done
+
+    def settle(self) -> None:
+        """Waits for all that has begun, also after an interrupt."""
+        if self._pool is not None:
+            self._ending.append(self._pool)
+            self._pool = self._threads()
+        while self._ending:
+            self._ending[0].shutdown()
+            del self._ending[0]
+
+    def leave(self, user: "Checksums", *, wait: bool = True) -> None:
+        """Takes a user away; with the last one the threads end, after what they compute."""
+        self._users.discard(id(user))
+        if wait:
+            self.settle()
+        if self._users:
+            return
+        self._ended = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=wait)
+
+    def _threads(self) -> ThreadPoolExecutor | None:
+        """Returns threads, which begin with the first of their work; None where there are none."""
+        return ThreadPoolExecutor(self._workers, "blockyard-checksum") if self._workers else None
 
 
 class Checksums:
@@ -41,15 +97,13 @@ class Checksums:
     least that a rank reports is believed.
 
     Args:
-        workers: Threads that compute them. With 0 they are computed at once, so that every run is
-            the same.
+        workers: Threads of its own, as in `ChecksumThreads`.
+        threads: Threads that it shares, in place of these.
     """
 
-    def __init__(self, *, workers: int = 2) -> None:
-        self._workers = integer("workers", workers, least=0)
-        self._pool = self._threads()
-        self._ending: list[ThreadPoolExecutor] = []
-        """Threads that get no more work."""
+    def __init__(self, *, workers: int = 2, threads: ChecksumThreads | None = None) -> None:
+        self._threads = ChecksumThreads(workers) if threads is None else threads
+        self._threads.join(self)
         self._sums: dict[tuple[str, str], NDArray[np.uint64]] = {}
         self._known: dict[tuple[str, str], NDArray[np.bool_]] = {}
 
@@ -70,7 +124,7 @@ class Checksums:
                 sums[slots], known[slots] = checksums(bytes_, slots), True
             return len(slots)
 
-        return self._begin(act)
+        return self._threads.begin(act)
 
     def compare(self, tier: Tier, slots: Slots) -> Future[int]:
         """Begins to compare the checksums of blocks with those that were noted.
@@ -92,7 +146,7 @@ class Checksums:
                 good = min(good, int(bad[0]) if len(bad) else good)
             return good
 
-        return self._begin(act)
+        return self._threads.begin(act)
 
     def _work(self, tier: Tier) -> "list[tuple[Any, NDArray[np.uint64], NDArray[np.bool_]]]":
         """The bytes of each plane of a tier, their checksums, and which of these are known."""
@@ -101,36 +155,17 @@ class Checksums:
             (bytes_, *self._of((tier.name, plane.name), tier.blocks)) for plane, bytes_ in planes
         ]
 
-    def _begin(self, act: Callable[[], int]) -> Future[int]:
-        if self._pool is not None:
-            return self._pool.submit(act)
-        done: Future[int] = Future()
-        done.set_result(act())
-        return done
-
     def settle(self) -> None:
         """Waits for all started copies, also after an interrupt."""
-        if self._pool is not None:
-            self._ending.append(self._pool)
-            self._pool = self._threads()
-        while self._ending:
-            self._ending[0].shutdown()
-            del self._ending[0]
+        self._threads.settle()
 
     def close(self) -> None:
-        """Ends the threads, after what they compute."""
-        self.settle()
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Ends its use of the threads, after what they compute."""
+        self._threads.leave(self)
 
     def drop(self) -> None:
         """The same for a finalizer, which waits for none."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-
-    def _threads(self) -> ThreadPoolExecutor | None:
-        """Returns threads, which begin with the first of their work; None where there are none."""
-        return ThreadPoolExecutor(self._workers, "blockyard-checksum") if self._workers else None
+        self._threads.leave(self, wait=False)
 
     def _of(
         self, plane: tuple[str, str], blocks: int
@@ -347,14 +382,17 @@ class _Checked:
         self._landed = landed
 
 
-def checked(copiers: Mapping[Pair, Copier], *, workers: int = 2) -> dict[Pair, Copier]:
+def checked(
+    copiers: Mapping[Pair, Copier], *, workers: int = 2, threads: ChecksumThreads | None = None
+) -> dict[Pair, Copier]:
     """Returns copiers of one rank that check what leaves the tiers below its device.
 
     Args:
         copiers: By the names of their two tiers.
         workers: Threads that compute checksums, as in `Checksums`.
+        threads: As in `Checksums`.
     """
-    sums = Checksums(workers=workers)
+    sums = Checksums(workers=workers, threads=threads)
     made: dict[int, Copier] = {
         id(one): (CheckedKeyedCopier if isinstance(one, KeyedCopier) else CheckedCopier)(one, sums)
         for one in copiers.values()

@@ -16,7 +16,7 @@ from blockyard.crane.tiers.pinned import Pinned
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Cause
 
-__all__ = ["CALLS", "CopyPart", "CopyStream", "QueuedCopy"]
+__all__ = ["CALLS", "CopyPart", "CopyStream", "GpuStream", "QueuedCopy"]
 
 # Slots up to which a kernel reads its tables over the link rather than from a copy of them.
 _SHORT = 64
@@ -162,11 +162,75 @@ class CopyPart:
         return self.queued.poll() if self.queued is not None and self.is_queued else None
 
 
-class CopyStream:
-    """A stream, its events, and staging memory, in which slots are laid out for kernels.
+class GpuStream:
+    """A stream of the driver, and its ring: of one copier, or of those of several groups of layers.
+
+    What one of them queues waits for what others have queued before it, so that they share a ring.
+    It is made with the first of its users, and given back with the last one.
 
     Args:
         gpu: The GPU that the stream belongs to.
+        ring_bytes: Least bytes of its ring.
+    """
+
+    def __init__(self, gpu: Gpu, ring_bytes: int = 0) -> None:
+        self.gpu = gpu
+        self.users: list[CopyStream] = []
+        self.handle = 0
+        """The stream, as the driver has it."""
+        self.side = 0
+        """The handle of a second stream, which fills parts of a ring; 0 where there is none."""
+        self.begun = 0
+        self.filled: list[int] = []
+        self.freed: list[int] = []
+        """An event for each part of the ring."""
+        self._ring_bytes = ring_bytes
+        self._ring: list[Memory] = []
+        self._made: list[int] = []
+
+    def join(self, user: "CopyStream") -> None:
+        """Adds a user."""
+        self.users.append(user)
+        if not self.handle:
+            self.handle = self.gpu.stream()
+
+    def ring(self, nbytes: int, parts: int) -> Memory:
+        """Returns its ring; with the first call allocates it, and makes what orders its use."""
+        if not self._ring:
+            self._ring.append(self.gpu.allocate(max(nbytes, self._ring_bytes)))
+            if parts > 1:
+                self.side = self.gpu.stream()
+                self.begun = self._event()
+                self.filled = [self._event() for _ in range(parts)]
+                self.freed = [self._event() for _ in range(parts)]
+        return self._ring[-1]
+
+    def leave(self, user: "CopyStream", events: list[int]) -> None:
+        """Takes a user away, and its events; with the last one all is given back."""
+        # Whatever interrupts it, the next call goes on.
+        self._made = list(dict.fromkeys([*self._made, *events]))
+        self.users = [one for one in self.users if one is not user]
+        if self.users:
+            return
+        freed(self.gpu, self._ring)
+        if self.handle:
+            # Of a lost device nothing can be given back.
+            with contextlib.suppress(GpuError), self.gpu:
+                if self.side:
+                    self.gpu.discard(self.side, [])
+                self.gpu.discard(self.handle, self._made)
+        self.side, self.handle, self._made = 0, 0, []
+
+    def _event(self) -> int:
+        self._made.append(self.gpu.event())
+        return self._made[-1]
+
+
+class CopyStream:
+    """The copies of one copier on a stream, their events, and staging memory for kernels.
+
+    Args:
+        on: The stream.
         tiers: The tiers that it copies between.
         depth: Most copies in flight.
         parts: Parts of a copy that have an event each; with 1 there are none.
@@ -177,7 +241,7 @@ class CopyStream:
 
     def __init__(  # noqa: PLR0913 - keywords
         self,
-        gpu: Gpu,
+        on: GpuStream,
         tiers: Sequence[Tier],
         depth: int,
         *,
@@ -194,7 +258,8 @@ class CopyStream:
         self.later: deque[CopyPart] = deque()
         """Parts that were taken, and are queued when there is room."""
         self.sweeps = 0
-        self._gpu = gpu
+        self._on = on
+        self._gpu = gpu = on.gpu
         self._lose = lose
         self._landed = 0
         """Number of the copy that has landed last."""
@@ -204,12 +269,10 @@ class CopyStream:
         self._size = max(4 * max(tier.blocks for tier in tiers) + 2, _STAGING)
         self._runs = runs
         self._pointers = 0, 0
-        self.side = 0
-        """The handle of a second stream, which fills parts of a ring; 0 where there is none."""
-        self.begun = 0
+        self.side = self.begun = 0
         self.filled: list[int] = []
         self.freed: list[int] = []
-        """An event for each part of the ring."""
+        """Of the stream's ring."""
         self._memory: list[Memory] = []
         self._made: list[int] = []
         self._staging: Pinned | None = None
@@ -221,7 +284,8 @@ class CopyStream:
             self._words = staging.array.view(np.uint32).data
             self._memory.append(gpu.allocate(4 * self._size))
             self._bases = staging.address, self._memory[0].address
-            self.handle = gpu.stream()
+            on.join(self)
+            self.handle = on.handle
             self._computed = self._event()
             self.parts = [self._event() for _ in range(parts if parts > 1 else 0)]
             self._events = [self._event() for _ in range(depth)]
@@ -230,14 +294,11 @@ class CopyStream:
             raise
 
     def ring(self, nbytes: int, parts: int) -> Memory:
-        """Allocates its ring; where that has parts, makes what orders their use."""
-        self._memory.append(self._gpu.allocate(nbytes))
-        if parts > 1:
-            self.side = self._gpu.stream()
-            self.begun = self._event()
-            self.filled = [self._event() for _ in range(parts)]
-            self.freed = [self._event() for _ in range(parts)]
-        return self._memory[-1]
+        """Returns the ring of its stream, which has at least so many bytes."""
+        on = self._on
+        ring = on.ring(nbytes, parts)
+        self.side, self.begun, self.filled, self.freed = on.side, on.begun, on.filled, on.freed
+        return ring
 
     def add_tables(self, tables: AddressTables) -> None:
         """Adds two tables of one address each: of staging memory, and of its copy."""
@@ -265,7 +326,8 @@ class CopyStream:
         start = self._room(words, calls, runs)
         if start is None:
             # What has landed and was not polled takes no room.
-            self.sweep()
+            for user in self._on.users:
+                user.sweep()
             start = self._room(words, calls, runs)
         if start is None:
             return None
@@ -405,13 +467,8 @@ class CopyStream:
         if self._staging is not None:
             self._staging.free()
         freed(self._gpu, self._memory)
-        if self.handle:
-            # Of a lost device nothing can be given back.
-            with contextlib.suppress(GpuError), self._gpu:
-                if self.side:
-                    self._gpu.discard(self.side, [])
-                self._gpu.discard(self.handle, self._made)
-            self.side, self.handle, self._made = 0, 0, []
+        self._on.leave(self, self._made)
+        self.side, self.handle, self._made = 0, 0, []
 
     def _event(self) -> int:
         self._made.append(self._gpu.event())
@@ -419,8 +476,9 @@ class CopyStream:
 
     def _room(self, words: int, calls: int, runs: int) -> int | None:
         """Returns where in staging memory there is a place; None where the queue is full."""
-        queued = sum(copy.calls for copy in self.queued)
-        given = sum(copy.runs for copy in self.queued)
+        all_ = [copy for user in self._on.users for copy in user.queued]
+        queued = sum(copy.calls for copy in all_)
+        given = sum(copy.runs for copy in all_)
         long = (queued and queued + calls > CALLS) or (given and given + runs > self._runs)
         full = len(self.queued) == len(self._events)
         return None if long or full else self._place(words)

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from blockyard._core import Misuse, Unavailable, Unsupported, consecutive
 from blockyard.crane.copiers import Landed, Pair, Receipt, Slots
 from blockyard.crane.copiers.copy_method import Addressing, AddressTables, Method
-from blockyard.crane.copiers.copy_stream import CALLS, CopyPart, CopyStream, QueuedCopy
+from blockyard.crane.copiers.copy_stream import CALLS, CopyPart, CopyStream, GpuStream, QueuedCopy
 from blockyard.crane.copiers.transfer import Transfer
 from blockyard.crane.gpu import Gpu, GpuError, Memory, Places, address_of, freed
 from blockyard.crane.tiers import Tier
@@ -72,13 +72,15 @@ class CudaCopier(Single):
             `join` can wait for the first layers. Each part is an equal share of the
             pieces, in the layout's order or that of adopted tensors (K and V of layer 0, then of
             layer 1, …). With 1 it comes as a whole, which is faster.
+        streams: The streams up and down, which copiers of other groups of layers share; None for
+            two of its own.
 
     Raises:
         Misuse: The tiers are not of one GPU, or a number is out of range.
         Unavailable: There is not enough memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         device: GpuTier,
         host: Placed | None = None,
@@ -86,6 +88,7 @@ class CudaCopier(Single):
         copy_tuning: CopyTuning | None = None,
         depth: int = 64,
         layers: int = 1,
+        streams: tuple[GpuStream, GpuStream] | None = None,
     ) -> None:
         depth = integer("depth", depth)
         layers = integer("layers", layers)
@@ -115,7 +118,8 @@ class CudaCopier(Single):
                 )
         try:
             with self._gpu:
-                self._open([device] if host is None else [device, host], depth)
+                on = streams or (GpuStream(self._gpu), GpuStream(self._gpu))
+                self._open([device] if host is None else [device, host], depth, on)
         except GpuError as error:
             self._free()
             raise Unavailable(f"copies cannot be set up: {error}") from error
@@ -294,16 +298,16 @@ class CudaCopier(Single):
         self._ended = True
         self._free()
 
-    def _open(self, tiers: list[Placed], depth: int) -> None:
+    def _open(self, tiers: list[Placed], depth: int, on: tuple[GpuStream, GpuStream]) -> None:
         named = {tier.name: tier for tier in tiers}
         most = self._limits.queued_runs
-        make = partial(CopyStream, self._gpu, tiers, depth, runs=most, lose=self._lose)
-        up = make(parts=self._layers, owner=self._owner)
+        make = partial(CopyStream, runs=most, lose=self._lose, owner=self._owner)
+        up = make(on[0], tiers, depth, parts=self._layers)
         self._streams.append(up)
         self._by_pair["device", "device"] = up
         if len(tiers) > 1:
             self._by_pair[self._up] = up
-            down = make(parts=1, owner=self._owner)
+            down = make(on[1], tiers, depth, parts=1)
             self._streams.append(down)
             self._by_pair[self._up[::-1]] = down
             down.other, up.other = up, down

@@ -18,6 +18,8 @@ from blockyard.shared.layout import TIERS
 from blockyard.shared.validate import known
 
 if TYPE_CHECKING:
+    from blockyard.crane.copiers.copy_stream import GpuStream
+    from blockyard.crane.copiers.sharing import SharedCopying
     from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["select_copiers"]
@@ -29,6 +31,7 @@ def select_copiers(
     tiers: Mapping[str, Tier],
     given: Copier | Mapping[Pair, Copier] | None = None,
     copy_tuning: "CopyTuning | None" = None,
+    sharing: "SharedCopying | None" = None,
 ) -> dict[Pair, Copier]:
     """Returns the copier for each pair of these tiers, and for copies within the device.
 
@@ -40,6 +43,7 @@ def select_copiers(
         tiers: The tiers by name, from the device down.
         given: A copier for all pairs, or copiers for some.
         copy_tuning: How copies are best made, on a GPU.
+        sharing: What the copiers share with those of other groups of layers; None for nothing.
 
     Raises:
         Misuse: There is no copier for a pair (the message has the remedy); or `given` has a
@@ -62,16 +66,18 @@ def select_copiers(
             if on_gpu is not None and ("device", tier.name) not in own:
                 from blockyard.crane.copiers.bounce import BounceCopier  # noqa: PLC0415
 
-                far = BounceCopier(on_gpu, tier, near, copy_tuning)
+                streams = _streams(sharing, on_gpu, tier.name)
+                far = BounceCopier(on_gpu, tier, near, copy_tuning, streams)
                 made |= dict.fromkeys([("device", tier.name), (tier.name, "device")], far)
     missing = [pair for pair in pairs if pair not in own and pair not in made]
-    streams = [pair for pair in missing if "device" in pair and on_gpu is not None]
-    threads = [pair for pair in missing if pair not in streams]
+    of_gpu = [pair for pair in missing if "device" in pair and on_gpu is not None]
+    threads = [pair for pair in missing if pair not in of_gpu]
     for pair in threads:
         _check(pair, tiers, pinned=on_gpu is not None)
-    made |= {pair: ThreadCopier() for pair in threads}
-    if on_gpu is not None and streams:
-        made |= _of_gpu(on_gpu, streams, tiers, copy_tuning)
+    for pair in threads:
+        made[pair] = ThreadCopier(threads=None if sharing is None else sharing.threads(pair))
+    if on_gpu is not None and of_gpu:
+        made |= _of_gpu(on_gpu, of_gpu, tiers, copy_tuning, sharing)
     return made | own
 
 
@@ -104,6 +110,7 @@ def _of_gpu(
     pairs: list[Pair],
     tiers: Mapping[str, Tier],
     copy_tuning: "CopyTuning | None",
+    sharing: "SharedCopying | None",
 ) -> dict[Pair, Copier]:
     """Makes copiers between a GPU and each tier that is pinned for it, as these pairs need them."""
     from blockyard.crane.copiers.cuda_copier import CudaCopier  # noqa: PLC0415 - only a GPU needs it
@@ -120,11 +127,19 @@ def _of_gpu(
     made: dict[Pair, Copier] = {}
     with ExitStack() as opened:
         for name, tier in below.items():
-            copier = CudaCopier(device, tier, copy_tuning=copy_tuning)
+            streams = _streams(sharing, device, name)
+            copier = CudaCopier(device, tier, copy_tuning=copy_tuning, streams=streams)
             opened.callback(copier.close)
             made |= dict.fromkeys([("device", name), (name, "device")], copier)
             made.setdefault(_ACROSS, copier)
         if not made:
-            made[_ACROSS] = CudaCopier(device, copy_tuning=copy_tuning)
+            streams = _streams(sharing, device, "")
+            made[_ACROSS] = CudaCopier(device, copy_tuning=copy_tuning, streams=streams)
         opened.pop_all()
     return made
+
+
+def _streams(
+    sharing: "SharedCopying | None", device: DeviceTier, below: str
+) -> "tuple[GpuStream, GpuStream] | None":
+    return None if sharing is None else sharing.streams(device.gpu, below)

@@ -19,13 +19,71 @@ from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 
-__all__ = ["ThreadCopier"]
+__all__ = ["CopyThreads", "ThreadCopier"]
 
 # Bytes that a worker takes at a time: enough to outweigh the taking, and to fit into a cache.
 _CHUNK = 8 << 20
 # Bytes from which a copy call of its own is cheaper than gathering and scattering in one.
 _LONG = 256 << 10
 _log = Limited("blockyard")
+
+
+class CopyThreads:
+    """Worker threads of one copier, or of the copiers of one lane in the cranes of several groups.
+
+    They start with the first copy, and end with the last of their copiers.
+
+    Args:
+        workers: Threads. With 0 a copier's `start` itself copies.
+    """
+
+    def __init__(self, workers: int = 2) -> None:
+        self.workers = integer("workers", workers, least=0)
+        # One entry per worker and copy, so that all work on the oldest; None ends the workers.
+        self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._copiers: set[int] = set()
+        """The copiers that are not closed, by `id`."""
+        # Where it is dropped its threads end. It waits for none: this may run in one of them.
+        weakref.finalize(self, self._queue.put, None).atexit = False
+
+    @property
+    def running(self) -> bool:
+        """Whether threads have started."""
+        return bool(self._threads)
+
+    def join(self, copier: "ThreadCopier") -> None:
+        """Adds a copier."""
+        self._copiers.add(id(copier))
+
+    def take(self, copy: "_Copy") -> None:
+        """Has all threads work on a copy, in its turn."""
+        while len(self._threads) < self.workers:
+            name = "blockyard-copier"
+            thread = threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        for _ in self._threads:
+            self._queue.put(copy)
+
+    def leave(self, copier: "ThreadCopier", *, wait: bool = True) -> None:
+        """Takes a copier away; with the last one the threads end.
+
+        Args:
+            copier: A copier.
+            wait: Whether it waits for them.
+        """
+        self._copiers.discard(id(copier))
+        if self._copiers:
+            return
+        self._queue.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+            # For a copier that comes later.
+            self._threads = []
+            while not self._queue.empty():
+                self._queue.get()
 
 
 class ThreadCopier(Single):
@@ -45,23 +103,21 @@ class ThreadCopier(Single):
     Args:
         workers: Threads. With 0 `start` itself copies, so that every run is the same.
         depth: Most copies in flight; `start` then returns None.
+        threads: Threads that it shares with other copiers, in place of `workers` of its own.
     """
 
-    def __init__(self, *, workers: int = 2, depth: int = 64) -> None:
-        workers = integer("workers", workers, least=0)
-        depth = integer("depth", depth)
-        self.workers = workers
+    def __init__(
+        self, *, workers: int = 2, depth: int = 64, threads: CopyThreads | None = None
+    ) -> None:
+        self._threads = CopyThreads(workers) if threads is None else threads
+        self.workers = self._threads.workers
         """As in the arguments."""
-        self._depth = depth
+        self._depth = integer("depth", depth)
         self._owner = Owner()
-        # One entry per worker and copy, so that all work on the oldest; None ends the workers.
-        self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
         self._in_flight: list[_Copy] = []
         self._gave_way = 0.0
         self._closed = False
-        # A copier that is dropped ends its threads. It waits for none: this may run in one of them.
-        weakref.finalize(self, self._queue.put, None).atexit = False
+        self._threads.join(self)
 
     @owned
     def start(
@@ -77,19 +133,13 @@ class ThreadCopier(Single):
         self._in_flight = [copy for copy in self._in_flight if copy.landed is None]
         if len(self._in_flight) >= self._depth:
             return None
-        while len(self._threads) < self.workers:
-            name = "blockyard-copier"
-            thread = threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
         if not self._in_flight:
             self._gave_way = time.monotonic()
         copy = _Copy(self, source, destination, sources, destinations)
         try:
             self._in_flight.append(copy)
-            for _ in self._threads:
-                self._queue.put(copy)
-            if not self._threads:
+            self._threads.take(copy)
+            if not self.workers:
                 copy.carry()
         except BaseException:
             # No receipt is given for it, so that nothing may be written from here on.
@@ -100,7 +150,7 @@ class ThreadCopier(Single):
 
     def give_way(self) -> None:
         """Lets a worker have the interpreter's lock, if it may have waited for long enough."""
-        if self._threads and time.monotonic() >= self._gave_way + sys.getswitchinterval():
+        if self._threads.running and time.monotonic() >= self._gave_way + sys.getswitchinterval():
             # The shortest sleep there is: some 60 us.
             time.sleep(0)
             self._gave_way = time.monotonic()
@@ -125,16 +175,14 @@ class ThreadCopier(Single):
         """Ends all copies, after the chunks that are being copied; those not complete failed."""
         self._closed = True
         self._end()
-        self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._threads.leave(self)
 
     def drop(self) -> None:
         """Ends it for a finalizer: no chunk begins any more, and no thread is waited for."""
         self._closed = True
         for copy in self._in_flight:
             copy.stopped = True
-        self._queue.put(None)
+        self._threads.leave(self, wait=False)
 
 
 def _work(queue: "SimpleQueue[_Copy | None]") -> None:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from blockyard._core import DiskLane, Misuse, Unavailable, Unsupported
+from blockyard._core import DiskLane, DiskThreads, Misuse, Unavailable, Unsupported
 from blockyard._typing import NDArray
+from blockyard.crane.tiers.disk_paths import DiskPath, paths_of
 from blockyard.crane.tiers.disk_stats import DISK_STATS
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.log import Limited
@@ -21,14 +22,14 @@ from blockyard.shared.owner import Owner, owned
 from blockyard.shared.plan import Plan
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer, known, one_of
+from blockyard.shared.validate import integer, known, one_of, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from blockyard.crane.tiers.reclaim import Wanted
 
-__all__ = ["DiskPart", "DiskPath", "DiskTier"]
+__all__ = ["DiskPart", "DiskTier"]
 
 _Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
 
@@ -40,8 +41,6 @@ class Voider(Protocol):
         """Has the disk void records; returns a receipt."""
 
 
-DiskPath: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A path, or several."""
 Slots = NDArray[np.uint32]
 _NAMED = ("model", "weights")
 _SEQUENCE: Final = (1 << 32) - 1
@@ -97,7 +96,7 @@ class _Files(NamedTuple):
     slots: int
     block_bytes: int
 
-    def open(self, rank: int, more: Mapping[str, Any]) -> DiskPart:
+    def open(self, rank: int, threads: Sequence[DiskThreads], more: Mapping[str, Any]) -> DiskPart:
         """Opens them as this rank."""
         first, step, number, planes, writer, _ = self.place
         owned = writer is None or writer == rank
@@ -108,6 +107,7 @@ class _Files(NamedTuple):
             slots=self.slots,
             block_bytes=self.block_bytes,
             owned=owned,
+            threads=threads[number],
             **more,
         )
         return DiskPart(lane, planes, first, step, owned, number)
@@ -149,7 +149,9 @@ class DiskTier(Single):
         rank: The rank.
         name: Its level, "host" or "disk".
         direct: Whether the system's page cache is passed by, where it can be.
-        threads: Threads that read, and as many that write, for each path.
+        threads: Threads that read, and as many that write, for each path; or the threads of each
+            path, as another tier has them (`threads`): groups of layers share them.
+        group: The number of the group of layers, which each record names; `identity` names it too.
         reclaim: Whether other identities under the same paths are removed where there is no room:
             those that no process owns, the one that was used last longest ago first, and only as
             many as all ranks need. If all of them are not enough, none is.
@@ -174,7 +176,8 @@ class DiskTier(Single):
         rank: int = 0,
         name: str = "disk",
         direct: bool = True,
-        threads: int = 4,
+        threads: int | Sequence[DiskThreads] = 4,
+        group: int = 0,
         reclaim: bool = False,
     ) -> None:
         self.name = known("name", name, TIERS[1:])
@@ -189,7 +192,7 @@ class DiskTier(Single):
                 f"namespace names no {missing[0]}: a disk outlives the process, and would be read "
                 f'by one with another {missing[0]}; give namespace={{"{missing[0]}": …}}'
             )
-        paths = _paths(path)
+        paths = paths_of(path)
         if self.blocks < len(paths):
             raise Misuse(f"blocks = {blocks}: fewer than the {len(paths)} paths; give one each")
         self._owner = Owner()
@@ -208,7 +211,9 @@ class DiskTier(Single):
         """What the bytes depend on beside the layout: of a path its content."""
         one_of("reclaim", reclaim, (True, False))
         files = [*self._files(paths)]
-        more = {"direct": direct, "threads": integer("threads", threads)}
+        self.threads: Sequence[DiskThreads] = _threads(threads, len(paths))
+        """The threads of each path."""
+        more = {"direct": direct, "group": integer("group", group, least=0, most=(1 << 16) - 1)}
         by_itself: AbstractContextManager[None] = nullcontext()
         if reclaim:
             from blockyard.crane.tiers.reclaim import alone  # noqa: PLC0415 - few reclaim
@@ -250,7 +255,7 @@ class DiskTier(Single):
         try:
             for file in files:
                 try:
-                    made.append(file.open(self.rank, more))
+                    made.append(file.open(self.rank, self.threads, more))
                 except Unavailable as error:
                     if not hasattr(error, "folder"):
                         raise
@@ -554,39 +559,16 @@ def _abandon(parts: Iterable[DiskPart]) -> None:
         part.lane.abandon()
 
 
+def _threads(given: object, paths: int) -> list[DiskThreads]:
+    """Returns the threads of each path."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        count = integer("threads", given)
+        return [DiskThreads(count) for _ in range(paths)]
+    if len(given) != paths or not all(isinstance(one, DiskThreads) for one in given):
+        raise Misuse(f"threads = {shown(given)}: give those of a tier with as many paths: {paths}")
+    return list(given)
+
+
 def _number(plan: Plan) -> int:
     """Returns the number of a plan in records: what is in it alone, so that ranks have it alike."""
     return zlib.crc32(struct.pack("<QQ", plan.yard, plan.flight)) or 1
-
-
-def _same(one: "Path", other: "Path") -> bool:
-    """Whether two paths lead to one folder, by links or mounts."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return one.resolve() == other.resolve()
-
-
-def _paths(path: DiskPath) -> list["Path"]:
-    """Returns one path or several, each once.
-
-    Raises:
-        Misuse: There is none, or one comes twice.
-    """
-    from pathlib import Path  # noqa: PLC0415 - most programs have no disk
-
-    given: object = [path] if isinstance(path, str | os.PathLike) else path
-    if not isinstance(given, Sequence) or not all(
-        isinstance(one, str | os.PathLike) and os.fspath(one) for one in given
-    ):
-        raise Misuse(f"disk_path = {path!r}: give a path, or a list of paths")
-    paths = [Path(one) for one in given]
-    if not paths:
-        raise Misuse("disk_path = []: give one path or several")
-    for place, one in enumerate(paths):
-        for other in paths[:place]:
-            if one == other:
-                raise Misuse(f"disk_path has {one} twice: give each disk once")
-            if _same(one, other):
-                raise Misuse(f"disk_path: {other} and {one} are one folder: give each disk once")
-    return paths

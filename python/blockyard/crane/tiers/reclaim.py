@@ -22,6 +22,8 @@ _PATIENCE: Final = 120.0
 _FREED: Final = 10.0
 """Seconds for which a file system may take to free what was unlinked."""
 _WHICH: Final = re.compile(r'"data": [^,}]*|(?<="stage": \[)\d+')
+_GROUP: Final = "group of layers"
+"""The field of `Config.identity` that names a further group."""
 _log = Limited("blockyard", 0)
 
 
@@ -92,8 +94,8 @@ def reclaim(error: Unavailable, wants: Sequence[Wanted]) -> None:
     """Removes other identities under the same paths, until there is room.
 
     Those go first that were used last longest ago, whole and with all of their ranks. What a
-    process owns stays, and so do the other replicas of the same engine, which start beside it, and
-    what is not Blockyard's. If all of it would not be enough nothing is
+    process owns stays, and so do the other replicas and groups of layers of the same engine, which
+    start beside it, and what is not Blockyard's. If all of it would not be enough nothing is
     removed. A process that is killed meanwhile leaves identities that are whole, or such as have
     lost their blocks: the next one removes those, too.
 
@@ -149,11 +151,25 @@ def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
             for one in identities(path)
             if one.path not in own
         ]
-        alike = [_alike(want.fields) for want in here]
-        beside = [one for one in others if _alike(one.fields) in alike]
+        beside = [
+            one for one in others if any(_are_beside(want.fields, one.fields) for want in here)
+        ]
         idle = oldest(one for one in others if one not in beside)
         found.append(_Disk(root, wanted, short, idle, _kept(root, others, beside)))
     return found
+
+
+def _are_beside(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Returns whether two identities are of one engine: its replicas, stages, or groups of layers.
+
+    Groups have layouts of their own, and the first one's identity names no group.
+    """
+    first, second = _alike(one), _alike(other)
+    if _GROUP in one or _GROUP in other:
+        for fields in (first, second):
+            fields.pop(_GROUP, None)
+            fields["blocks of"] = ""
+    return first == second
 
 
 def _alike(fields: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +193,7 @@ def _kept(root: Path, others: Sequence[Identity], beside: Sequence[Identity]) ->
             who = f"{described(one)} by process {one.owners[0]}"
             return f"what else lies at {root} is owned, as {who}"
     if beside:
-        what = f"of this engine's other replicas, as {described(beside[0])}"
+        what = f"of this engine's other replicas or groups of layers, as {described(beside[0])}"
         return f"what else lies at {root} is {what}"
     for rank in (rank for one in others for rank in one.ranks if rank.why):
         return f"what else lies at {root} cannot be looked at: {rank.why}"

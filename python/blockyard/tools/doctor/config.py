@@ -53,7 +53,7 @@ def tried(config: Config) -> None:
     given: dict[str, Any] = {tier: int(getattr(config, tier)) for tier in tiers}
     sizes = {tier: size if size > _MOST else min(size, _SMALL) for tier, size in given.items()}
     # Nothing is written, and no path is opened.
-    KVCache(replace(config, **sizes, ghosts=None, record=None))
+    KVCache(replace(config, **sizes, ghosts=None, spare=None, record=None))
 
 
 def parses(path: Path, config: Config | BlockyardError, _: Site) -> Finding:
@@ -101,7 +101,10 @@ def bookkeeping(config: Config, site: Site) -> Finding:
 def policies(config: Config, _: Site) -> Finding:
     """What was chosen in place of the defaults."""
     default = Config(device=2)
-    names = ("eviction", "host_copies", "write", "ahead", "deadline", "block_costs", "copy_retries")
+    names = (
+        *("eviction", "host_copies", "write", "ahead", "spare", "deadline", "block_costs"),
+        "copy_retries",
+    )
     changed = [
         f"{name} = {value!r}"
         for name in names

@@ -10,7 +10,7 @@ import numpy as np
 
 from blockyard.crane.copiers import Copier
 from blockyard.crane.devices import NUMPY, Device
-from blockyard.crane.tiers.disk import DiskPath
+from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.local_cache import local
 from blockyard.reference.model import Model
 from blockyard.reference.rank import Rank

@@ -67,6 +67,7 @@ class UnbackedMemory:
             config.device_blocks,
             config.host_blocks,
             disk=config.disk_blocks,
+            group=config.group,
         )
         return [hello._replace(rank=rank) for rank in range(config.ranks)]
 
@@ -76,11 +77,7 @@ class UnbackedMemory:
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
         """Returns a good outcome for each plan and rank."""
         ranks = range(self._config.ranks)
-        return [
-            Outcome(plan.flight, rank, len(plan), yard=plan.yard)
-            for plan in plans
-            for rank in ranks
-        ]
+        return [Outcome.of(plan, rank, len(plan)) for plan in plans for rank in ranks]
 
     def write(self, slots: Slots, keys: Keys) -> None:
         """Does nothing."""
@@ -132,6 +129,7 @@ class LocalMemory:
             disk=disk,
             copy_tuning=config.copying,
             fingerprint=config.fingerprint,
+            group=config.group,
         )
         self._early: dict[int, Outcome] = {}
         self._late: set[int] = set()

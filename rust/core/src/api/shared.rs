@@ -124,6 +124,10 @@ impl Shared {
     ) -> Result<()> {
         // Under the lock, as two that come together must not both have the room.
         let mut state = self.enter()?;
+        if !state.config.linked {
+            let what = "listening to a cache whose blocks are not linked".to_owned();
+            return Err(Error::state(what, "listen to the cache of group 0"));
+        }
         let ear = Ear {
             slice: Mutex::new(state.listen(most, salts, clears)?),
             block_size,

@@ -77,7 +77,7 @@ impl Hash for YardId {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
-/// Layers whose KV is kept in the same way. Only group 0 exists so far.
+/// Layers whose KV is kept in the same way: each group has a yard of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
 pub struct Group(pub u8);
 

@@ -1,7 +1,7 @@
 //! How a yard is built, and what its bookkeeping takes.
 
 use super::{HostCopies, WritePolicy};
-use crate::base::{Error, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
+use crate::base::{Error, Group, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
 use crate::copies::BlockCosts;
 use crate::evict::{Children, EvictionPolicy, Ghosts, UsageTable};
 use crate::tiers::{Cell, Trie};
@@ -11,6 +11,13 @@ pub(super) const MOST_SLOTS: u32 = i32::MAX as u32 - 16;
 
 /// Ghosts that a yard may have: 4 bytes each, or 2.
 const MOST_GHOSTS: u32 = 1 << 30;
+
+/// Slots of the device that are kept free ahead of need where the configuration does not say how many.
+const SPARE: u32 = 512;
+
+/// So many may be kept free of any device, and of a larger one a slot in so many.
+const FEW_SPARE: u32 = 8;
+const SPARE_SHARE: u32 = 64;
 
 /// How a yard is built; the same on every rank.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -24,6 +31,10 @@ pub struct Config {
     /// Whether the engine gives out the blocks of the device itself: they are numbers in plans then,
     /// and none is given out, filled or evicted here.
     pub engine: bool,
+    /// Whether each block stands on the one before it in its row. Only where the device is an engine's it
+    /// may not: rows are sets of blocks then, each on the root, and a kept set that loses a block is
+    /// broken whole.
+    pub linked: bool,
     /// Eviction policy of every tier.
     pub policy: EvictionPolicy,
     /// When copies on the host of what the device has too are evicted; `None`: as suits the policy.
@@ -36,6 +47,8 @@ pub struct Config {
     /// bytes each; for the learned order 1.75, of 2 bytes; else none, and no miss counts as of an
     /// evicted block.
     pub ghosts: Option<u32>,
+    /// Slots of the device that a step keeps free ahead of need; `None`: one in 64, and 512 at most.
+    pub spare: Option<u32>,
     /// Gates the loads of begins; `None`: every load is taken.
     pub block_costs: Option<BlockCosts>,
     /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
@@ -45,6 +58,8 @@ pub struct Config {
     pub copy_retries: u32,
     /// Groups of layers; only 1 is supported.
     pub groups: u8,
+    /// The group of layers whose blocks these are: its plans name it.
+    pub group: Group,
     /// Tiers that must know the keys of their blocks: the plans that touch them carry them. The
     /// device cannot be one.
     pub keyed: [bool; MAX_TIERS],
@@ -59,15 +74,18 @@ impl Default for Config {
             slots: Vec::new(),
             null_slots: 1,
             engine: false,
+            linked: true,
             policy: EvictionPolicy::Recency,
             host_copies: None,
             write: WritePolicy::OnEvict,
             writes_below: Vec::new(),
             ghosts: None,
+            spare: None,
             block_costs: None,
             recompute: true,
             copy_retries: 3,
             groups: 1,
+            group: Group(0),
             keyed: [false; MAX_TIERS],
             yard: YardId(0),
         }
@@ -121,6 +139,16 @@ impl Config {
             .map_or(0, |keys| Ghosts::bytes(keys, self.counts_uses())) as u64;
         let bytes = self.bytes(&self.sizes()) + ghosts;
         memory::ask(bytes, there, "the bookkeeping of so many slots")
+    }
+
+    /// How many slots of a device of so many are kept free ahead of need; none of an engine's own.
+    #[inline]
+    pub(super) fn spare_of(&self, room: u32) -> u32 {
+        match self.spare {
+            _ if self.engine => 0,
+            None => SPARE.min(room / SPARE_SHARE),
+            Some(spare) => spare.min(most_spare(room)),
+        }
     }
 
     /// Whether copies on the host of what the device has used since go first.
@@ -185,6 +213,11 @@ impl Config {
     }
 }
 
+/// The most slots that a device of so many may keep free.
+fn most_spare(slots: u32) -> u32 {
+    FEW_SPARE.max(slots / SPARE_SHARE)
+}
+
 fn check(config: &Config) -> Result<()> {
     if config.block_size == 0 {
         return Err(Error::argument("block_size", 0, "must be >= 1"));
@@ -195,6 +228,11 @@ fn check(config: &Config) -> Result<()> {
             value: u64::from(config.groups),
             help: "only one group of layers works so far; use one cache per group",
         });
+    }
+    if !config.linked && !config.engine {
+        let help =
+            "blocks of a device of its own stand on each other: give engine=, or linked=True";
+        return Err(Error::argument("linked", false, help));
     }
     if config.keyed[Tier::DEVICE.at()] {
         let help = "the device names its blocks by slot alone: name tiers below it";
@@ -216,9 +254,26 @@ fn check(config: &Config) -> Result<()> {
             "a tier has at most 2,147,483,631 blocks",
         ));
     }
+    check_spare(config)?;
     if let Some(ghosts) = config.ghosts.filter(|&ghosts| ghosts > MOST_GHOSTS) {
         let help = "at most 1,073,741,824 keys are remembered; leave it out for four per slot";
         return Err(Error::argument("ghosts", ghosts, help));
+    }
+    Ok(())
+}
+
+fn check_spare(config: &Config) -> Result<()> {
+    let spare = config.spare.unwrap_or_default();
+    if config.engine && spare > 0 {
+        let help = "an engine that gives out its blocks itself frees them itself: leave it out";
+        return Err(Error::argument("spare", spare, help));
+    }
+    let most = most_spare(config.slots[0]);
+    if spare > most {
+        let value = format!("{spare}, where at most {most} may be");
+        let help =
+            "a slot that is kept free caches no block: keep a 64th of the device free at most";
+        return Err(Error::argument("spare", value, help));
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ impl State {
     /// Seals, grows and tells the new cells of the tables, as [`Self::seal`], [`Self::grow`] and
     /// [`Self::block_tables`] do one after the other; but all is checked before anything changes.
     ///
-    /// A row that finds no room is sealed, keeps its length, and shows the new cells that it has.
+    /// At the end it makes spare room, as `grow` does. A row that finds no room is sealed, keeps its length, and shows the new cells that it has.
     ///
     /// # Errors
     /// What the first of the three that refuses would say. A table is too wide if it would be with all
@@ -94,6 +94,7 @@ impl State {
             }
         }
         self.counters.unserved += done.unserved.len() as u64;
+        self.make_spare();
         Ok(done)
     }
 

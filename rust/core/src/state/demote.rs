@@ -201,7 +201,7 @@ impl State {
 
     /// The same of a block that is ready there.
     #[inline]
-    fn lacks_copy(&self, node: NodeIx, tier: Tier) -> bool {
+    pub(super) fn lacks_copy(&self, node: NodeIx, tier: Tier) -> bool {
         let block = &self.trie[node];
         let once =
             self.config.write_of(tier) == WritePolicy::SecondTouch && block.uses != Uses::Repeated;

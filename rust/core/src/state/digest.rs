@@ -248,6 +248,7 @@ mod tests {
     const CHANGES: &[Change] = &[
         ("config.copy_retries", |s| s.config.copy_retries += 1),
         ("config.write", |s| s.config.write = WritePolicy::Through),
+        ("config.spare", |s| s.config.spare = Some(1)),
         ("config.recompute", |s| s.config.recompute = false),
         ("config.keyed", |s| s.config.keyed[1] = true),
         ("config.engine", |s| s.config.engine = true),

@@ -4,7 +4,9 @@
 
 use super::probe::AHEAD;
 use super::{Probe, State, Stop};
-use crate::base::{Error, FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier};
+use crate::base::{
+    Error, FlightId, Ix, Key, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier, memory,
+};
 use crate::collections::mix;
 use crate::copies::{Move, Plan, Purpose};
 use crate::evict::{Ending, Hints};
@@ -29,10 +31,23 @@ pub enum Fetch {
     Soon(FlightId),
 }
 
+/// Where the block of a key is below an engine's device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Presence {
+    /// On no tier.
+    Missing,
+    /// A fetch brings it up, unless a promise would lose its backing.
+    Ready,
+    /// In flight: on its way down, or up for another request.
+    Filling,
+}
+
 impl State {
     /// How much of a prefix, from block `after` on, lies below the engine's device and pays to load.
     /// The blocks before it are the engine's; nothing is asked of them. A block that a fetch reads is
-    /// in the air, too: the engine will have it when that has landed.
+    /// in the air, too: the engine will have it when that has landed. Of a set all that lies below pays:
+    /// what it saves is known of the linked group alone.
     ///
     /// # Errors
     /// `State` where the device is the yard's own; `Argument` for an `after` beyond the keys.
@@ -44,7 +59,7 @@ impl State {
         };
         let mut stop = self.look_below(keys);
         let found = self.scratch.runs.blocks();
-        if found > 0 {
+        if found > 0 && self.config.linked {
             let pays = self.pays(self.scratch.runs, u32::MAX, after);
             if pays < found {
                 self.scratch.runs.cut(pays);
@@ -85,6 +100,30 @@ impl State {
         }
         (self.scratch.path, self.scratch.tags) = (path, tags);
         stop
+    }
+
+    /// Where each of these blocks is below the engine's device, by its own key: none ends the others'
+    /// answers, as it does in [`Self::find`]. It changes nothing.
+    ///
+    /// # Errors
+    /// `State` where the device is the yard's own.
+    pub fn which(&self, keys: &[Key]) -> Result<Vec<Presence>> {
+        self.of_an_engine("which")?;
+        let mut found = Vec::new();
+        memory::reserve(&mut found, keys.len(), "the answers")?;
+        let mut tags = Vec::with_capacity(AHEAD);
+        for keys in keys.chunks(AHEAD) {
+            self.trie.warm(keys.iter(), &mut tags);
+            for (key, &tag) in keys.iter().zip(&tags) {
+                let node = self.trie.seek(key, tag).map_err(|_| Stop::Missing);
+                found.push(match node.and_then(|node| self.loadable(node)) {
+                    Ok(_) => Presence::Ready,
+                    Err(Stop::Filling(_)) => Presence::Filling,
+                    Err(_) => Presence::Missing,
+                });
+            }
+        }
+        Ok(found)
     }
 
     /// The highest tier that has a block ready which is not on its way up already.

@@ -1,5 +1,5 @@
-//! Evict: drops exactly the deficit, from the front of the order, leaf first; and retires slots of a
-//! tier that has shrunk.
+//! Evict: drops the deficit, and never more than `spare` ahead of need, from the front of the order, leaf
+//! first; and retires slots of a tier that has shrunk.
 
 use super::{State, WritePolicy};
 use crate::base::{Link, NodeIx, SlotIx, Tier};
@@ -9,6 +9,9 @@ use crate::tiers::{FORGOTTEN, Hold};
 
 /// Victims for which it does not pay to look ahead.
 const FEW: u32 = 4;
+
+/// Most blocks that are evicted ahead of need in one call, so that nobody waits long for the yard.
+const AT_ONCE: u32 = 1024;
 
 impl State {
     /// Evicts one block that the order gave as a victim, or that is a leaf; then those above it that
@@ -136,6 +139,78 @@ impl State {
             self.evict_with_parents(tier, slot);
         }
         true
+    }
+
+    /// Evicts the device's next victims ahead of need, 1,024 at most, until `spare` slots are free; returns how
+    /// many it has evicted. It ends before a victim that a tier below may still take a copy of. Nothing is done on a
+    /// device that has shrunk: there a victim may take its parents with it, which have no copy.
+    pub fn make_spare(&mut self) -> u32 {
+        let (tier, before) = (Tier::DEVICE, self.counters.evicted[Tier::DEVICE.at()]);
+        let free = self.tiers[tier].ledger().free();
+        let spare = self.spare().min(free + AT_ONCE);
+        let lacks = spare.saturating_sub(free);
+        if lacks == 0 {
+            return 0;
+        }
+        let together = self.losable(lacks);
+        if together > FEW && !self.tiers[tier].pool().is_shrunk() {
+            self.evict_batch(tier, together as usize);
+        }
+        while self.tiers[tier].ledger().free() < spare
+            && let Some(slot) = self.tiers[tier].victim(&self.usages)
+            && self.is_losable(slot)
+        {
+            self.evict_with_parents(tier, slot);
+        }
+        let evicted = self.counters.evicted[tier.at()] - before;
+        self.counters.evicted_ahead += evicted;
+        evicted as u32
+    }
+
+    /// How many slots of the device are kept free ahead of need.
+    #[inline]
+    pub(super) fn spare(&self) -> u32 {
+        let pool = self.tiers[Tier::DEVICE].pool();
+        if pool.room() < pool.len() {
+            return 0;
+        }
+        self.config.spare_of(pool.room())
+    }
+
+    /// How many of the device's next `most` victims no tier below may still take.
+    fn losable(&mut self, most: u32) -> u32 {
+        if self.tiers.next_below(Tier::DEVICE).is_none() {
+            return most;
+        }
+        // Where copies are late, no step looks further than at the first.
+        let first = self.tiers[Tier::DEVICE].victim(&self.usages);
+        if first.is_none_or(|slot| !self.is_losable(slot)) {
+            return 0;
+        }
+        let mut slots = std::mem::take(&mut self.scratch.victims);
+        slots.clear();
+        let (trie, usages) = (&self.trie, &self.usages);
+        self.tiers[Tier::DEVICE].next(most as usize, trie, usages, &mut slots);
+        // What is blocked is no victim, though it may stand before those that are.
+        let blocked = |slot| self.evictability_of(Tier::DEVICE, slot) == Evictability::Blocked;
+        let victims = slots.iter().filter(|&&slot| !blocked(slot));
+        let losable = victims.take_while(|&&slot| self.is_losable(slot));
+        let losable = losable.count() as u32;
+        self.scratch.victims = slots;
+        losable
+    }
+
+    /// Whether a block of the device is lost on no tier that may still have it: it has a ready copy below, or
+    /// gets none.
+    fn is_losable(&self, slot: SlotIx) -> bool {
+        let Some(node) = self.node_in(Tier::DEVICE, slot) else {
+            return true;
+        };
+        if self.is_below(node, Tier::DEVICE) {
+            let mut below = self.tiers.below(Tier::DEVICE);
+            return below.any(|below| self.ready(node, below).is_some());
+        }
+        self.tiers.next_below(Tier::DEVICE).is_none() || !self.lacks_copy(node, Tier::DEVICE)
     }
 
     /// Evicts the next victims together, of a tier where nothing retires by that: what they need is

@@ -3,7 +3,7 @@
 //! their outcomes.
 
 use super::State;
-use crate::base::{FlightId, FlightIx, Group, Key, LeaseId, NodeIx, Result, SlotIx, Tier};
+use crate::base::{FlightId, FlightIx, Key, LeaseId, NodeIx, Result, SlotIx, Tier};
 use crate::copies::{Flight, Move, Outcome, Plan, Purpose};
 use crate::tiers::{Hold, Trie};
 
@@ -60,7 +60,7 @@ impl State {
         Plan {
             flight: FlightId(self.flights.id(flight)),
             yard: self.config.yard,
-            group: Group(0),
+            group: self.config.group,
             rank: 0,
             from: record.from,
             to: record.to,

@@ -356,13 +356,18 @@ impl State {
     }
 
     /// Parked sequences that keep something that is marked, in the order in which they were parked. What
-    /// stands on a marked block is marked, so that the last block of each tells.
+    /// stands on a marked block is marked, so that the last block of each tells; of a set any does.
     fn keepers_of_marked(&self) -> Vec<ParkedIx> {
         let mut keepers = self.youngest_first();
         keepers.retain(|&parked| {
             let record = &self.parked[parked];
-            let last = record.path.last().filter(|_| record.keep == Keep::Whole);
-            last.is_some_and(|&last| self.is_marked(last))
+            let first = if self.config.linked {
+                record.path.len().saturating_sub(1)
+            } else {
+                0
+            };
+            let mut path = record.path[first..].iter();
+            record.keep == Keep::Whole && path.any(|&node| self.is_marked(node))
         });
         keepers.reverse();
         keepers

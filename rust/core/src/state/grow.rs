@@ -8,7 +8,7 @@ use crate::tiers::Hold;
 impl State {
     /// Adds token positions to each row, in order, each whole or not at all; `unserved` gets the
     /// rows that found no room. A row inside its promise is always served; beyond it, the headroom
-    /// is used where nothing else is left.
+    /// is used where nothing else is left. Then it makes spare room, as [`Self::make_spare`] does.
     pub fn grow(
         &mut self,
         leases: &[LeaseId],
@@ -26,6 +26,7 @@ impl State {
             }
         }
         self.counters.unserved += unserved.len() as u64;
+        self.make_spare();
         Ok(())
     }
 

@@ -56,7 +56,7 @@ pub use config::Config;
 pub use decode::{Growth, NewCell, Stepped};
 pub use demote::WritePolicy;
 pub use dry_run::Need;
-pub use engine::{Fetch, Wanted};
+pub use engine::{Fetch, Presence, Wanted};
 pub use forget::{Condemned, Forgotten};
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use idle::HostCopies;

@@ -20,7 +20,7 @@ pub(super) enum Above {
 }
 
 impl Above {
-    pub(super) fn of(node: Option<NodeIx>) -> Self {
+    fn of(node: Option<NodeIx>) -> Self {
         node.map_or(Self::Gone, Self::Block)
     }
 
@@ -81,11 +81,14 @@ impl State {
         let to = self.tiers.next_below(Tier::DEVICE)?;
         let above = match first.checked_sub(1) {
             None => Above::Root,
-            Some(last) => Above::of(self.trie.find(&keys[last])),
+            Some(last) => self.behind(self.trie.find(&keys[last])),
         };
         let keys = &keys[first..first + ids.len()];
         let path = self.known(keys, ids, above);
-        let new = path.iter().filter(|node| node.is_err()).count();
+        let linked = self.config.linked;
+        let copied =
+            |&(node, &id): &(&Known, &u32)| node.is_err() && (linked || !self.is_filled(id));
+        let new = path.iter().zip(ids).filter(copied).count();
         if new == 0 {
             return None;
         }
@@ -119,7 +122,7 @@ impl State {
             let node = self.trie.seek(key, tag).map_err(|_| tag);
             match node {
                 Ok(node) if !self.stands_on(node, above) => break,
-                Err(_) if self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null => break,
+                Err(_) if self.config.linked && self.is_filled(id) => break,
                 Ok(node) => {
                     self.join(node, above);
                     self.note_use(node);
@@ -130,7 +133,7 @@ impl State {
                 Err(_) => {}
             }
             path.push(node);
-            above = Above::of(node.ok());
+            above = self.behind(node.ok());
         }
         self.scratch.tags = tags;
         path
@@ -157,10 +160,15 @@ impl State {
                     node
                 }
                 Err(_) if draft.moves.len() == most => break,
+                // Of a set the others go.
+                Err(_) if !self.config.linked && self.is_filled(id) => continue,
                 Err(tag) => {
                     let Err(gap) = self.trie.seek(key, tag) else {
                         // It comes twice.
-                        break;
+                        if self.config.linked {
+                            break;
+                        }
+                        continue;
                     };
                     let node = self.new_block(above, Some((key, gap)));
                     self.fill_from(node, SlotIx::new(id), &mut draft);
@@ -168,9 +176,23 @@ impl State {
                 }
             };
             behind_new = known.is_err();
-            above = Above::Block(node);
+            above = self.behind(Some(node));
         }
         self.launch_if_any(draft)
+    }
+
+    /// Whether a copy fills this block of the engine, or may still.
+    pub(super) fn is_filled(&self, id: u32) -> bool {
+        self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null
+    }
+
+    /// What the block behind this one in a row stands on; in a set that is the root.
+    pub(super) fn behind(&self, node: Option<NodeIx>) -> Above {
+        if self.config.linked {
+            Above::of(node)
+        } else {
+            Above::Root
+        }
     }
 
     /// Whether a block names this one as its parent, or one that was dropped.

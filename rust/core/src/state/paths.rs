@@ -74,7 +74,13 @@ impl State {
     /// The next victims, or what came to the tier where all of it is to go down; at most so many in the air.
     fn copy_next(&mut self, from: Tier, ahead: u32, most: u32, flying: u32) -> Option<Plan> {
         let through = self.config.write_of(from) == WritePolicy::Through;
-        if !through && self.tiers[from].ledger().free() >= ahead {
+        // What is free ahead of need does not count: it is made of victims that have a copy.
+        let spare = if from == Tier::DEVICE {
+            self.spare()
+        } else {
+            0
+        };
+        if !through && self.tiers[from].ledger().free().saturating_sub(spare) >= ahead {
             return None;
         }
         // Where a place says which goes first, what is being copied counts among the next victims.

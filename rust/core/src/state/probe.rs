@@ -117,8 +117,11 @@ impl State {
     }
 
     /// Why a block that does not name the one `above` as its parent cannot stand behind it; an
-    /// orphan can.
+    /// orphan can, and each block of a set.
     fn is_astray(&self, node: NodeIx, above: Option<Id<NodeIx>>, path: &[NodeIx]) -> Option<Stop> {
+        if !self.config.linked {
+            return None;
+        }
         let parent = self.trie[node].parent;
         let alive = parent.is_some_and(|id| self.trie.live(id).is_some());
         // Living parents are each met once; only an orphan can come again.

@@ -15,7 +15,8 @@ impl State {
     /// Publishes what a tier below the device has: the block with `keys[row]`, behind the one with
     /// `parents[row]`, in `slots[row]`. A parent of 32 zero bytes is none, and so is one that stands for
     /// the root of a sequence, as plans have it: the block is the first of its sequence. The oldest row is first, and is evicted first; but a block stands behind its
-    /// children. One whose parent is not among the rows is found again by a walk that passes there.
+    /// children. One whose parent is not among the rows is found again by a walk that passes there. Where
+    /// blocks are not linked, parents say nothing.
     ///
     /// It comes once, before the first begin, and takes time in proportion to the rows.
     ///
@@ -146,7 +147,7 @@ impl State {
             self.trie.warm(parents.iter(), &mut tags);
             for (parent, &tag) in parents.iter().zip(&tags) {
                 let row = NodeIx::new(family.parents.len() as u32);
-                let above = if *parent == NONE {
+                let above = if *parent == NONE || !self.config.linked {
                     None
                 } else if parent.is_root() {
                     self.trie.set_root(row, *parent);

@@ -7,7 +7,7 @@ use super::record::Parked;
 use crate::base::{Error, Id, Ix, Key, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, Tier};
 use crate::collections::{Tag, mix};
 use crate::copies::{Plan, Purpose};
-use crate::tiers::{Hold, KeepCount};
+use crate::tiers::KeepCount;
 
 impl State {
     /// Copies all blocks of a request's `tokens` tokens down that are neither below nor on their way
@@ -32,7 +32,7 @@ impl State {
 
         for pair in path.windows(2) {
             if let [Some(parent), Some(node)] = *pair {
-                self.join(node, Above::of(Some(parent)));
+                self.join(node, self.behind(Some(parent)));
             }
         }
         for &node in path.iter().flatten() {
@@ -55,10 +55,10 @@ impl State {
                 node
             });
             if known.is_some() && at > 0 && path[at - 1].is_none() {
-                self.link(node, nodes.last().copied());
+                self.link(node, above.block());
             }
             nodes.push(node);
-            above = Above::of(Some(node));
+            above = self.behind(Some(node));
         }
         self.parkings += 1;
         let parked = self.parked.insert(Parked {
@@ -95,8 +95,7 @@ impl State {
             let help = "give a key for each full block of the tokens";
             return Err(Error::argument("keys", keys.len(), help));
         }
-        let filled = |&&id: &&u32| self.hold(Tier::DEVICE, SlotIx::new(id)) != Hold::Null;
-        if let Some(id) = ids.iter().find(filled) {
+        if let Some(id) = ids.iter().find(|&&id| self.is_filled(id)) {
             let what = format!("saving block {id} of the engine, which is being filled");
             return Err(Error::state(
                 what,
@@ -114,7 +113,7 @@ impl State {
                 let help = "it has another parent: the keys contradict each other";
                 return Err(Error::argument("keys", key.hex(), help));
             }
-            above = Above::of(node);
+            above = self.behind(node);
         }
         let new = keys.iter().zip(path).filter(|(_, node)| node.is_none());
         let mut new: Vec<(u64, &Key)> = new.map(|(key, _)| (mix(key), key)).collect();
@@ -187,6 +186,9 @@ impl State {
         let mut costs = [0; MAX_TIERS];
         let mut above = [false; MAX_TIERS];
         for &node in path.iter().rev() {
+            if !self.config.linked {
+                above = [false; MAX_TIERS];
+            }
             let Some(node) = node else {
                 costs[to.at()] += 1;
                 above = [false; MAX_TIERS];
@@ -211,7 +213,7 @@ impl State {
 
     /// Copies of these blocks on a tier are lost, or their end is unknown. Where the device is the
     /// engine's there is no other of a block whose home the tier is: the requests that keep it keep
-    /// only what is before it.
+    /// only what is before it, and of a set nothing.
     pub(super) fn cut_kept(&mut self, blocks: impl Iterator<Item = Id<NodeIx>>, tier: Tier) {
         if !self.config.engine {
             return;
@@ -227,7 +229,7 @@ impl State {
             .filter_map(|(index, parked)| Some((index, cut(parked)?)))
             .collect();
         for (index, at) in cuts {
-            if at == 0 {
+            if at == 0 || !self.config.linked {
                 self.break_keep(index);
                 continue;
             }

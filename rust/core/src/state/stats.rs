@@ -129,6 +129,8 @@ numbers! {
             "blocks that were forgotten by key or salt, including their continuations";
         deduped: "blocks", Counter "deduped_blocks",
             "duplicate blocks that were released while their sequences ran";
+        evicted_ahead: "blocks", Counter "evicted_ahead_blocks",
+            "blocks that were evicted from the device ahead of need, to keep `spare` slots free; `device_evicted` includes them";
         flights as "plans": "plans", Counter "plans",
             "copy plans that were made";
         failed: "blocks", Counter "copies_failed{cause=failed}",

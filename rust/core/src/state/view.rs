@@ -87,8 +87,13 @@ impl State {
     /// ended: the plan of another cache has a number that may be in use here.
     ///
     /// # Errors
-    /// `UnknownFlight`.
+    /// `UnknownFlight`; `State` where it is of another group of layers.
     pub fn check_plan(&self, plan: &Plan) -> Result<()> {
+        if plan.group != self.config.group {
+            let (given, own) = (plan.group.0, self.config.group.0);
+            let what = format!("ending a flight of group {given} in the cache of group {own}");
+            return Err(Error::state(what, "pass it to the cache of its own group"));
+        }
         let number = plan.flight.number();
         let own = match self.flights.find(plan.flight.0) {
             Found::Never => false,

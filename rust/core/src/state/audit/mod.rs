@@ -6,7 +6,7 @@ mod promises;
 mod slots;
 
 use super::{State, TierState};
-use crate::base::{Group, Ix, Key, Link, Slot, SlotIx, Tier};
+use crate::base::{Ix, Key, Link, Slot, SlotIx, Tier};
 use crate::tiers::Hold;
 use std::fmt;
 
@@ -48,7 +48,7 @@ struct Holders {
 }
 
 impl State {
-    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34, 39 and 40, E1, and O1.
+    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34, 39 and 40, R2-11, E1, G4, G8, and O1.
     pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
@@ -101,7 +101,7 @@ impl State {
 
     fn violation(&self, law: &'static str, tier: Tier, slot: SlotIx, detail: String) -> Violation {
         let place = Slot {
-            group: Group(0),
+            group: self.config.group,
             tier,
             index: slot.get(),
         };

@@ -209,8 +209,14 @@ impl State {
         Ok(())
     }
 
-    /// The parent of a block that the device has is there too (INV-33).
+    /// The parent of a block that the device has is there too (INV-33), and where blocks are not linked
+    /// none has a parent (G4).
     pub(super) fn monotone(&self, index: NodeIx, node: &Node) -> Check {
+        if node.parent.is_some() && !self.config.linked {
+            let (tier, slot) = self.trie.highest(index).unwrap_or_default();
+            let detail = "it stands on another block, and is of a set".to_owned();
+            return Err(self.violation("G4", tier, slot, detail));
+        }
         for tier in self.tiers.all() {
             let Some(slot) = self.trie.slot(index, tier) else {
                 continue;

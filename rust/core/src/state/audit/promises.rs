@@ -3,7 +3,7 @@
 use super::{Check, Violation};
 use crate::base::{Class, NodeIx, SlotIx, Tier};
 use crate::state::State;
-use crate::state::record::Running;
+use crate::state::record::{Keep, Running};
 use crate::tiers::{FORGOTTEN, Hold, Node};
 
 impl State {
@@ -47,10 +47,15 @@ impl State {
     }
 
     /// What is kept is counted, whole, and pinned no higher than it must be; it has one home, below the
-    /// device (INV-23, INV-34).
+    /// device (INV-23, INV-34); and a set is kept as a whole (G8).
     pub(super) fn keeps(&self) -> Check {
         let mut keeps = std::collections::BTreeMap::new();
         for (_, parked) in self.parked.iter() {
+            let (blocks, path) = (self.blocks_of(parked.computed), parked.path.len() as u64);
+            if parked.keep == Keep::Whole && !self.config.linked && path != blocks {
+                let detail = format!("a kept set has {path} blocks, and {blocks} were kept");
+                return Err(self.violation("G8", Tier::DEVICE, SlotIx::default(), detail));
+            }
             for (&node, at) in parked.path.iter().zip(1..) {
                 *keeps.entry(node).or_insert(0_u16) += 1;
                 let home = self.trie[node].keeps.home();

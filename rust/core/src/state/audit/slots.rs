@@ -1,4 +1,4 @@
-//! Slots: INV-1, 3, 6 and 14.
+//! Slots: INV-1, 3, 6 and 14, and R2-11.
 
 use super::{Check, Holders};
 use crate::base::{Ix, MAX_TIERS, Set, SlotIx, Tier};
@@ -190,9 +190,18 @@ impl State {
     }
 
     /// A tier has no more slots than it was given, but for those that cannot retire yet: they are held
-    /// or read, or something is below them. One that was withdrawn has no block in any case (INV-14).
+    /// or read, or something is below them. One that was withdrawn has no block in any case (INV-14). What was
+    /// evicted ahead of need was evicted (R2-11).
     pub(super) fn budget(&self, tier: Tier) -> Check {
         let pool = self.tiers[tier].pool();
+        let (ahead, all) = (
+            self.counters.evicted_ahead,
+            self.counters.evicted[tier.at()],
+        );
+        if tier == Tier::DEVICE && ahead > all {
+            let detail = format!("{ahead} were evicted ahead of need, of {all}");
+            return Err(self.violation("R2-11", tier, SlotIx::new(0), detail));
+        }
         for (slot, cell) in pool.cells() {
             let free = matches!(cell.hold, Hold::Free { .. }) && !pool.stays(slot);
             let retired = cell.hold == Hold::Retired && pool.stays(slot);

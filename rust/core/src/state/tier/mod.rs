@@ -340,10 +340,21 @@ impl TierState {
 
     /// Adds all blocks in the order in which they go.
     pub(super) fn all(&self, trie: &Trie, usages: &UsageTable, out: &mut Vec<SlotIx>) {
+        self.next(usize::MAX, trie, usages, out);
+    }
+
+    /// Adds the blocks that go next, in order.
+    pub(super) fn next(
+        &self,
+        limit: usize,
+        trie: &Trie,
+        usages: &UsageTable,
+        out: &mut Vec<SlotIx>,
+    ) {
         let mut gone = BTreeMap::new();
         let mut opens = |slot| opened_by(&self.pool, trie, self.tier, slot, &mut gone);
         let stamps = |slot| last_use(&self.pool, usages, slot);
-        self.order.ahead(usize::MAX, &stamps, &mut opens, out);
+        self.order.ahead(limit, &stamps, &mut opens, out);
     }
 
     /// Adds those of the blocks that go next that no copy ahead has looked at.
