@@ -38,7 +38,7 @@ ROWS = [
         "keys",
     ),
     *("begin-learned", "finish-learned", "evict4-learned"),
-    *("told-begin", "told-seal", "told-drain"),
+    *("told-begin", "told-seal", "told-seal-known", "told-drain"),
     *(
         "engine-find",
         "engine-which",

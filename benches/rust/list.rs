@@ -109,6 +109,9 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("told-seal", |n| {
         Box::new(Told::new(n, told::Verb::Seal, true))
     }),
+    ("told-seal-known", |n| {
+        Box::new(Told::new(n, told::Verb::SealKnown, true))
+    }),
     ("told-drain", |n| {
         Box::new(Told::new(n, told::Verb::Drain, true))
     }),

@@ -3,7 +3,7 @@
 use crate::listener::Listener;
 use crate::verbs::Verbs as _;
 use crate::yard::{SIZE, Yard, and_one, cat, config, text, three};
-use blockyard_core::{Clears, Config, Key, Salts, Seals, Tier};
+use blockyard_core::{Clears, Config, Extras, Key, Salts, Seals, Tier};
 
 /// A yard, and whoever listens to it.
 struct Heard {
@@ -140,7 +140,12 @@ fn of_a_path_that_is_new_in_parts_each_block_has_its_own_tokens_and_parent() {
             (first, 6, 4),
             (second, 16, 11),
         ] {
-            assert_eq!(heard.yard.seal(lease, computed * SIZE), sealed);
+            // At once, not in slices of few blocks.
+            let mut seals = Seals::default();
+            seals.add(lease, computed * SIZE).expect("appended");
+            let done = seals.apply(&mut heard.yard.cache.lock());
+            assert_eq!(done, Ok(sealed));
+            seals.remember(|_| lease);
         }
         heard.known();
         let tokens = |at: &[u32]| at.iter().map(|&token| token.into()).collect::<Vec<u64>>();
@@ -158,6 +163,36 @@ fn of_a_path_that_is_new_in_parts_each_block_has_its_own_tokens_and_parent() {
             heard.yard.finish(lease);
         }
     }
+}
+
+/// A sequence publishes blocks behind one that is told by a number of its engine's.
+///
+/// Law: O2
+#[test]
+fn what_comes_behind_a_block_of_another_number_names_that() {
+    let yard = Yard::new(8, 8);
+    let prompt = text(1, 3);
+    let (before, _) = yard.begin(&prompt);
+    let mut heard = Heard::late(yard, 1 << 10);
+    let (lease, _) = heard.yard.begin(&and_one(&prompt));
+    heard.yard.seal(&before, SIZE);
+    let keys = before.chain().keys().to_vec();
+    let first = &prompt[..SIZE as usize];
+    let described = heard
+        .yard
+        .cache
+        .describe(&keys, 0, first, &[777], Extras::default());
+    described.expect("it listens");
+    for (sealed, known) in [(0, 1), (3, 3)] {
+        assert_eq!(heard.yard.seal(&lease, sealed * SIZE), sealed);
+        let drained = heard.yard.cache.drain(0.0, None).expect("it listens");
+        heard.listener.hear(drained.payload.as_deref());
+        assert_eq!(heard.listener.ready.len(), known);
+    }
+    let mut parents = heard.listener.blocks.values().map(|known| known.parent);
+    assert!(parents.any(|parent| parent == Some(777)));
+    heard.yard.finish(before);
+    heard.yard.finish(lease);
 }
 
 /// Found against Dynamo's indexer: the names of blocks that were there all the time were dropped.
