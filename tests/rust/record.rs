@@ -209,7 +209,9 @@ fn inv_38_a_disk_that_is_frozen_costs_records_and_no_time() {
     assert!(began.elapsed() < PATIENCE);
     let counts = recorder.counts();
     assert!(counts.dropped > 0, "the queue is bounded");
-    assert_eq!(counts.recorded, 0);
+    // The writer may have had a first batch that the pipe has room for.
+    let written = counts.recorded as usize * (REQUEST + 80);
+    assert!(written <= 1 << 16, "{counts:?}");
     // When the disk wakes up, what was waiting is written.
     let mut pipe = OpenOptions::new().read(true).open(&path).unwrap();
     let reader = std::thread::spawn(move || {
