@@ -1,0 +1,282 @@
+"""What a connector over several groups of layers refuses, and what is the same after it."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import blockyard as by
+from blockyard.connectors.connector import Connector
+from blockyard.connectors.hybrid_connector import HybridConnector
+from blockyard.shared.groups import Groups
+from hybrid_front import Front, kinds, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.law("G12")
+def test_tables_that_do_not_fit_are_refused_by_the_name_of_their_group() -> None:
+    front = Front()
+    keys = front.keys(41)
+    front.offloaded(keys, 32)
+    assert front.ask.matched("one", keys) == 32
+    good = front.tables(8)
+    for wrong, what in (
+        ([good[0], good[1]], "2 tables for 3 groups"),
+        ([good[0][:7], good[1], good[2]], r"group 0 \(SlidingWindow of 10 tokens\) = 7 blocks"),
+        ([good[0], good[1], good[2][:3]], r"group 2 \(RecurrentState"),
+        ([table[:5] for table in good], "tables of 5 blocks .* 8 were matched"),
+        ([[0] * 8, good[1], good[2]], r"group 0 \(SlidingWindow.*block 5 is the null block"),
+        ([good[0], good[1], [0] * 8], r"group 2 .*block 7 is the null block"),
+        ([good[0], [0, *good[1][1:]], good[2]], r"group 1 \(Full\).*null block"),
+        ([good[0], good[1], good[1]], f"block id {good[1][7]} is listed twice"),
+        ([good[0], [*good[1][:7], 256], good[2]], r"group 1 \(Full\).*ids = 256"),
+    ):
+        with pytest.raises(by.Misuse, match=what):
+            front.ask.allocated("one", wrong)
+    front.ask.allocated("one", good)
+    front.carry()
+    assert front.ask.arrived() == {"one": 32}
+
+
+@pytest.mark.law("G12")
+def test_a_checkpoint_that_is_no_boundary_is_refused() -> None:
+    front = Front()
+    keys, tables = front.keys(41), front.tables(10)
+    with pytest.raises(by.Misuse, match=r"checkpoint = 12: .*RecurrentState.*8 or 16"):
+        front.ask.offload("one", keys, tables, at=[12])
+    with pytest.raises(by.Misuse, match="checkpoint = 48: the tables have 40"):
+        front.ask.offload("one", keys, tables, at=[48])
+    with pytest.raises(by.Misuse, match="states: length = 12 of group 2"):
+        front.ask.offload("one", keys, tables, states=[(2, 7, 12)])
+    with pytest.raises(by.Misuse, match="group 0 has no states; these have: group 2"):
+        front.ask.offload("one", keys, tables, states=[(0, 7, 8)])
+    with pytest.raises(by.Misuse, match="ids = 300"):
+        front.ask.offload("one", keys, tables, states=[(2, 300, 8)])
+    with pytest.raises(by.Misuse, match=r"block id 7 of group 2 .*name one block"):
+        front.ask.offload("one", keys, tables, states=[(2, 7, 8), (2, 7, 16)])
+    with pytest.raises(by.Misuse, match=r"block id 9 of group 2 .*name one block"):
+        front.ask.offload("one", keys, tables, states=[(2, 7, 8), (2, 9, 8)])
+    twice = [[*tables[0][:9], tables[0][0]], *tables[1:]]
+    nothing = [tables[0], [0, *tables[1][1:]], tables[2]]
+    for verb in (front.ask.offload, front.ask.finished):
+        with pytest.raises(by.Misuse, match=f"group 0 .*block id {tables[0][0]} is listed twice"):
+            verb("one", keys, twice)
+        with pytest.raises(by.Misuse, match=r"group 1 \(Full\): it has the null block 0"):
+            verb("one", keys, nothing)
+    with pytest.raises(by.Misuse, match=r"group 1 \(Full\): it has the null block 0"):
+        front.ask.preempted("one", keys, nothing, 40)
+    with pytest.raises(by.Misuse, match="tokens = 45 in tables of 10 blocks"):
+        front.ask.preempted("one", keys, tables, 45)
+    assert front.step().down == ()
+
+
+@pytest.mark.law("G12")
+def test_an_outcome_of_another_group_is_refused() -> None:
+    front = Front("F W8")
+    front.ask.offload("one", front.keys(33), front.tables(8), at=[32])
+    made = front.step()
+    spine, window = made.down
+    wrong = by.Outcome(spine.flight, 0, 8, None, window.yard, spine.group)
+    with pytest.raises(by.Misuse, match=r"yard is that of group 1 \(SlidingWindow"):
+        front.ask.commit([wrong])
+    with pytest.raises(by.Misuse, match="group 7"):
+        front.ask.commit([by.Outcome(spine.flight, 0, 8, None, 0, 7)])
+    front.land(spine, window)
+    assert front.ask.matched("two", front.keys(33)) == 32
+
+
+@pytest.mark.law("G12")
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"linked": True}, r"linked = True in the cache of group 1 \(SlidingWindow"),
+        ({"group": 2}, "group = 2 in the cache of group 1"),
+        ({"engine": 99}, "engine = 99 in the cache of group 1"),
+        ({"yard": 5}, r"yard = 5 in the caches of group 0 \(Full\) and group 1"),
+    ],
+)
+def test_caches_that_do_not_fit_their_groups_are_refused(
+    changed: dict[str, Any], what: str
+) -> None:
+    groups = Groups(kinds("F W8"))
+    fields: dict[str, Any] = {"layout": layout(), "engine": 64, "host": 16}
+    spine = by.KVCache(by.Config(**fields, yard=5))
+    rider = by.KVCache(by.Config(**{**fields, "linked": False, "group": 1, **changed}))
+    with pytest.raises(by.Misuse, match=what):
+        HybridConnector([spine, rider], groups)
+    with pytest.raises(by.Misuse, match="1 caches for 2 groups"):
+        HybridConnector([spine], groups)
+
+
+def test_a_request_that_was_not_matched_or_is_loading_is_refused() -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    with pytest.raises(by.Misuse, match="was not matched"):
+        front.ask.allocated("one")
+    front.ask.matched("one", keys)
+    front.ask.allocated("one", front.tables(8))
+    calls: list[Callable[[], object]] = [
+        lambda: front.ask.matched("one", keys),
+        lambda: front.ask.allocated("one"),
+        lambda: front.ask.preempted("one", keys, front.tables(8), 32),
+    ]
+    for call in calls:
+        with pytest.raises(by.Misuse, match="is loading"):
+            call()
+    assert len(front.step().up) == 2
+
+
+def test_a_refused_question_changes_nothing_of_what_was_matched() -> None:
+    front = Front("F W8")
+    keys, other = front.keys(33), front.keys(33, 500)
+    front.offloaded(keys, 32)
+    front.offloaded(other, 32)
+    assert front.ask.matched("one", keys) == 32
+    with pytest.raises(by.Misuse, match="after = 99"):
+        front.ask.matched("one", other, 99)
+    front.ask.allocated("one", front.tables(8))
+    window = next(plan for plan in front.carry().up if plan.group == 1)
+    with pytest.raises(by.Misuse, match="after = 99"):
+        front.ask.matched("new", keys, 99)
+    with pytest.raises(by.Misuse, match="was not matched"):
+        front.ask.allocated("new")
+    assert front.ask.matched("two", keys) == 32
+    front.ask.allocated("two", front.tables(8))
+    again = next(plan for plan in front.carry().up if plan.group == 1)
+    assert window.sources.tolist() == again.sources.tolist(), "the window of the first keys"
+
+
+def test_a_keep_survives_a_refused_question() -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one")
+    assert front.ask.preempted("one", keys, front.tables(9), 30)
+    front.carry()
+    with pytest.raises(by.Misuse, match="after = 99"):
+        front.ask.matched("one", front.keys(8), 99)
+    assert front.ask.matched("one", keys) == 30
+
+
+def test_what_does_not_fit_a_preempted_request_is_refused() -> None:
+    front = Front("F S8")
+    keys, tables = front.keys(41), front.tables(30)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one")
+    before = [cache.digest() for cache in front.caches]
+    strange = by.KVCache(by.Config(engine=8, block_size=8, host=8)).keys(range(41))
+    refused: list[tuple[by.Keys, int, list[Any], str]] = [
+        (keys, 100, [], "tokens = 100, and the keys are of 41"),
+        (strange, 40, [], "keys of blocks of 8 tokens"),
+        (keys, 40, [(1, 5, 48)], r"length = 48 of group 1 .*, and 40 tokens are computed"),
+        (keys, 40, [(1, 0, 40)], r"block id 0 of group 1 .* is the null block"),
+        (keys, 40, [(1, 5)], r"states: \(1, 5\): give \(group, block id, length\)"),
+        (keys, 40, [7], "states: 7: give"),
+    ]
+    for asked, tokens, states, what in refused:
+        with pytest.raises(by.Misuse, match=what):
+            front.ask.preempted("one", asked, tables, tokens, states)
+        assert [cache.digest() for cache in front.caches] == before
+
+
+def test_the_null_block_is_no_state() -> None:
+    front = Front("F S8")
+    keys = front.keys(33)
+    with pytest.raises(by.Misuse, match="is the null block"):
+        front.ask.offload("one", keys, front.tables(8), at=[32], states=[(1, 0, 32)])
+    front.carry()
+    assert front.ask.matched("two", keys) == 0
+
+
+def test_to_forget_a_prompt_keeps_what_is_to_be_offloaded_of_others() -> None:
+    front = Front("F W8")
+    keys, other = front.keys(33), front.keys(33, 500)
+    front.offloaded(other, 32)
+    front.ask.offload("one", keys, front.tables(8), at=[32])
+    assert front.ask.forget(other).blocks == 8
+    front.carry()
+    assert front.ask.matched("two", keys) == 32
+    assert front.ask.matched("three", other) == 0
+
+
+def test_a_load_that_has_ended_is_not_said_of_the_next_request_of_its_id() -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one", front.tables(8))
+    front.carry()
+    assert not front.ask.finished("one")
+    front.ask.matched("one", keys)
+    front.ask.allocated("one", front.tables(8))
+    made = front.step()
+    assert front.ask.arrived() == {}
+    front.land(*made.up)
+    assert front.ask.arrived() == {"one": 32}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_load_that_a_late_copy_holds_keeps_nobody_busy(late: int) -> None:
+    front = Front("F W8", deadline=5, retries=0)
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one", front.tables(8))
+    made = front.step()
+    front.land(*(plan for plan in made.up if plan.group != late))
+    for _ in range(12):
+        front.carry()
+    assert not front.ask.is_busy
+    assert front.ask.arrived() == {}, "the copy may still write"
+    front.land(*(plan for plan in made.up if plan.group == late))
+    front.carry()
+    assert front.ask.arrived() == {"one": 0}
+
+
+def test_what_is_kept_of_a_forgotten_prompt_is_given_up_at_once() -> None:
+    front = Front("F W8 S8")
+    keys, tables = front.keys(40), front.tables(10)
+    front.ask.matched("one", keys)
+    front.ask.allocated("one")
+    assert front.ask.preempted("one", keys, tables, 38, [(2, tables[2][9], 38)])
+    front.carry()
+    assert front.ask.forget(keys).blocks == 0, "it is kept"
+    assert front.ask.matched("one", keys) == 38
+    front.ask.forget(keys, force=True)
+    assert [cache.stats()["host_free"] for cache in front.caches] == [64] * 3
+    assert front.ask.matched("one", keys) == 0
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_count_that_is_refused_names_its_group(group: int) -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.ask.offload("before", keys, front.tables(8), at=[32])
+    down = front.step().down
+    wrong = [by.Outcome.of(plan, 0, 99 if plan.group == group else len(plan)) for plan in down]
+    with pytest.raises(by.Misuse, match=rf"group {group} \(.*rank 0 reports 99 good blocks"):
+        front.ask.commit(wrong)
+    front.land(*down)
+    assert front.ask.matched("one", keys) == 32
+
+
+def test_a_load_whose_begin_is_interrupted_goes_on_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    assert front.ask.matched("one", keys) == 32
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connector, "allocated", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            front.ask.allocated("one", front.tables(8))
+    front.carry()
+    front.carry()
+    assert front.ask.arrived() == {"one": 32}
