@@ -5,6 +5,7 @@ import numpy as np
 from blockyard._core import InUse
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import MOST_ROWS
+from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Stripes", "withdraw_dead"]
@@ -27,10 +28,16 @@ def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:
     Returns:
         The slots that are withdrawn now. Slots promised to tickets are not: call again. Nor are any
         if none would be left, as when each rank has found another disk dead.
+
+    Raises:
+        Misuse: A first slot is below 0, or a step below 1; nothing is withdrawn.
     """
     new = dead - before
     if not new:
         return before
+    for first, step in new:
+        integer("first slot of a dead disk", first, least=0)
+        integer("step of a dead disk", step)
     blocks = cache.config.disk_blocks
     left = np.ones(blocks, bool)
     for first, step in dead | before:

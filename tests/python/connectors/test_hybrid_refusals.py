@@ -280,3 +280,13 @@ def test_a_load_whose_begin_is_interrupted_goes_on_with_the_next_step(
     front.carry()
     front.carry()
     assert front.ask.arrived() == {"one": 32}
+
+
+@pytest.mark.law("G13")
+@pytest.mark.parametrize("stripe", [(-1, 1), (0, 0), ("x", 1)])
+def test_slots_that_no_disk_can_have_are_refused(stripe: Any) -> None:
+    front = Front("F W8", disk=64)
+    before = [cache.digest() for cache in front.caches]
+    with pytest.raises(by.Misuse, match="of a dead disk = "):
+        front.ask.withdraw([stripe])
+    assert [cache.digest() for cache in front.caches] == before
