@@ -28,7 +28,7 @@ from blockyard.connectors.riders import (
     checked_tables,
     told_states,
 )
-from blockyard.shared.groups import Group, Groups
+from blockyard.shared.groups import Groups
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Outcome
 from blockyard.shared.single import Single
@@ -89,7 +89,6 @@ class HybridConnector(Single):
         self._size = spine.block_size
         self._null = integer("null_block", null_block, least=0, most=spine.config.device_blocks - 1)
         kinds = {kind: kind for kind in groups}
-        starts: dict[Group, dict[int, int]] = {kind: {} for kind in kinds}
         self._riders = [
             Rider(
                 number,
@@ -98,7 +97,6 @@ class HybridConnector(Single):
                 cache,
                 Loads(cache, retries),
                 Parking(cache, cache.config),
-                starts[kinds[groups[number]]],
             )
             for number, cache in enumerate(self.caches)
             if number
@@ -158,16 +156,17 @@ class HybridConnector(Single):
         self._check(request)
         if self._copies.has_offloads:
             self._copies.plan_offloads()
-        kept = self._rows.get(request)
-        if kept is not None and kept.keep is not None:
+        row = self._rows.get(request)
+        if row is not None and row.keep is not None:
             self.caches[0].find(keys, local)  # It refuses what does not fit, before anything ends.
-            if not self._keeps.is_whole(request, kept.keep, keys.tokens):
+            if not self._keeps.is_whole(request, row.keep, keys.tokens):
                 # G8: what loses a block in any group is of no use in the others.
                 self._kv_lost += 1
                 self._spine.abandon(request)
-                self._abandon(kept)
+                self._abandon(row)
         found = self._spine.matched(request, keys, local, prefix=prefix)
-        row = self._row(request, keys)
+        if row is None or row.path.keys is not keys:
+            row = self._row(request, keys)
         row.cut, row.junction, row.first, row.matched = None, 0, local, 0
         keep = row.keep
         if keep is not None and local * self._size < keep.tokens:
@@ -177,12 +176,12 @@ class HybridConnector(Single):
             return found
         if found == 0 or not prefix:
             return 0
-        agreed, far = self._agreement.of(row.path, local, found)
-        if agreed.group is not None:
-            row.cut, row.junction = agreed.group, self.groups.last_boundary(far * self._size)
-        if agreed.waits:
+        blocks, waits, row.cut, _, far = self._agreement.of(keys, local, found)
+        if row.cut is not None:
+            row.junction = self.groups.last_boundary(far * self._size)
+        if waits:
             return None
-        row.matched = (agreed.blocks - local) * self._size
+        row.matched = (blocks - local) * self._size
         return row.matched
 
     def explain(self, keys: Keys, local: int = 0) -> str:
@@ -195,7 +194,7 @@ class HybridConnector(Single):
         Raises:
             Misuse: There are not so many blocks.
         """
-        return self._agreement.explain(Path(keys, self._size), local)
+        return self._agreement.explain(keys, local)
 
     def checkpoints(self, request: Hashable) -> list[int]:
         """Returns lengths at which riders are best offloaded when a request passes them.

@@ -85,8 +85,6 @@ class Rider:
     cache: KVCache
     loads: Loads
     parking: Parking
-    starts: dict[int, int]
-    """The first block that is needed at each length, in blocks, as far as it was asked for."""
     offloads: list[tuple[Keys, list[int], int]] = field(default_factory=list)
     """Rows to be offloaded with the next call."""
     ended: dict[Hints, list[Keys]] = field(default_factory=dict)
@@ -98,14 +96,6 @@ class Rider:
     def is_state(self) -> bool:
         """Whether its block at a length is a state, which the engine names."""
         return isinstance(self.kind, RecurrentState)
-
-    def start(self, blocks: int) -> int:
-        """Returns the first block that going on at so many blocks reads; `blocks` for none."""
-        start = self.starts.get(blocks)
-        if start is None:
-            needs = self.needs(blocks * self.cache.block_size)
-            start = self.starts[blocks] = needs.start if needs else blocks
-        return start
 
     def needs(self, length: int) -> range:
         """Returns the blocks that going on at a length reads.

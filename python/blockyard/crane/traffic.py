@@ -516,10 +516,10 @@ class Traffic:
     def _report(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
             yard = self._yard or 0
-            said = flight.number, self.rank, flight.good, flight.cause, yard, self.group
-            self._ended.append(Outcome(*said))
-            del self._flights[flight.number]
-            self.counts["failed"] += flight.cause is not None
-            self.counts["blocks"] += flight.good
+            number, good, cause = flight.number, flight.good, flight.cause
+            self._ended.append(Outcome(number, self.rank, good, cause, yard, self.group))
+            del self._flights[number]
+            self.counts["failed"] += cause is not None
+            self.counts["blocks"] += good
             if self._watched is not None:
                 self._watched.reported(flight)

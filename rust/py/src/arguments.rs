@@ -80,7 +80,7 @@ impl<T: Whole> Keyword for Option<T> {
 whole!(
     block_size: u32, host: u32, disk: u32, null_slots: u32, copy_retries: u32, groups: u8, group: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32, prompt: u64, answer: u64,
-    arrived: u64,
+    arrived: u64, far: u32, ready: u32, step: u32,
     load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, yard: Option<u64>, ghosts: Option<u32>, spare: Option<u32>,
     ttl: Option<u32>, ring: u32, rank: Option<u32>
 );

@@ -70,64 +70,6 @@ impl Cache {
         array(py, &found, "uint8")
     }
 
-    /// Returns the first block of a run that is missing below; `end` for none.
-    ///
-    /// It changes nothing.
-    ///
-    /// Args:
-    ///     keys: The keys of a prefix.
-    ///     first: The first block of the run.
-    ///     end: The block behind its last one.
-    ///
-    /// Returns:
-    ///     The block; -1 where none is missing, and one is in flight.
-    ///
-    /// Raises:
-    ///     Misuse: The cache owns its device, the keys are of blocks of another size, or the run is beyond
-    ///         them.
-    fn lacking(
-        &self,
-        keys: &Bound<'_, Keys>,
-        #[pyo3(from_py_with = arguments::first)] first: u32,
-        #[pyo3(from_py_with = arguments::first)] end: u32,
-    ) -> PyResult<i64> {
-        self.check_sound()?;
-        let run = run_of(self.own_keys(keys)?, first, end)?;
-        let (missing, fills) = enter(keys.py(), &self.inner, run.len(), |state| {
-            state.lacking(run)
-        })?;
-        Ok(match missing {
-            Some(at) => i64::from(first + at as u32),
-            None if fills => -1,
-            None => i64::from(end),
-        })
-    }
-
-    /// Returns the end of a run's last block that is below or on its way there; `first` for none.
-    ///
-    /// It changes nothing.
-    ///
-    /// Args:
-    ///     keys: The keys of a prefix.
-    ///     first: The first block of the run.
-    ///     end: The block behind its last one.
-    ///
-    /// Raises:
-    ///     Misuse: As in `lacking`.
-    fn last_known(
-        &self,
-        keys: &Bound<'_, Keys>,
-        #[pyo3(from_py_with = arguments::first)] first: u32,
-        #[pyo3(from_py_with = arguments::first)] end: u32,
-    ) -> PyResult<u64> {
-        self.check_sound()?;
-        let run = run_of(self.own_keys(keys)?, first, end)?;
-        let known = enter(keys.py(), &self.inner, run.len(), |state| {
-            state.last_known(run)
-        })?;
-        Ok(u64::from(first) + known as u64)
-    }
-
     /// Returns the keys of all blocks below that `find` may find.
     ///
     /// It takes time in proportion to the blocks.
@@ -378,16 +320,5 @@ fn keys_list<'py>(from: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, Keys>>> {
     each("keys", from, items, |_, item| {
         let kind = item.get_type().to_string();
         Ok(item.cast_into::<Keys>().map_err(|_| wrong(kind))?)
-    })
-}
-
-/// The keys of the blocks from `first` to before `end`.
-fn run_of(keys: &[Key], first: u32, end: u32) -> PyResult<&[Key]> {
-    keys.get(first as usize..end as usize).ok_or_else(|| {
-        let blocks = keys.len();
-        let message = format!(
-            "blocks {first} to {end}: there are {blocks}; give a run of these, its first block first"
-        );
-        Failure::misuse(message).into()
     })
 }

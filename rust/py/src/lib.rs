@@ -10,7 +10,7 @@
 //! layer: recorder freed_blocks
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine events finish flights forget park promises queries step checksums inspect
+//! layer: begin cache disk engine events finish flights forget park promises queries riders step checksums inspect
 //! layer: decode
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
@@ -49,6 +49,7 @@ mod prompt;
 mod queries;
 mod recorder;
 mod results;
+mod riders;
 mod runs;
 mod step;
 mod ticket;
@@ -88,6 +89,8 @@ mod _core {
     use crate::recorder::Recorder;
     #[pymodule_export]
     use crate::results::{Forgotten, Need, Probe, Room, Soon, Violation};
+    #[pymodule_export]
+    use crate::riders::Riders;
     #[pymodule_export]
     use crate::runs::{Marks, consecutive, runs, through};
     #[pymodule_export]

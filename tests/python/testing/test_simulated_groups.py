@@ -11,7 +11,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors import agreement, group_loads, hybrid_connector
-from blockyard.connectors.agreement import Agreed
+from blockyard.connectors.agreement import Agreement
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.group_loads import GroupLoad, GroupLoads
 from blockyard.connectors.hybrid_connector import HybridConnector
@@ -90,12 +90,13 @@ def patch(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, wrong: Wrong) -> 
     monkeypatch.setattr(of, name, other)
 
 
-def spine_alone(_right: Wrong, _riders: Any, _path: Any, _after: int, far: int, _step: int) -> Any:
-    return Agreed(far, waits=False, group=None, lacks=None)
+def spine_alone(right: Wrong, self: Agreement, keys: by.Keys, after: int, found: Any) -> Any:
+    *_, far = right(self, keys, after, found)
+    return far, False, None, None, far
 
 
-def last_block_alone(right: Wrong, self: by.KVCache, keys: by.Keys, first: int, end: int) -> Any:
-    return right(self, keys, max(first, end - 1), end)
+def last_block_alone(right: Wrong, riders: Any, blocks: int) -> list[int]:
+    return [max(start, blocks - 1) for start in right(riders, blocks)]
 
 
 def rounded_inwards(_right: Wrong, self: SlidingWindow, length: int, size: int) -> range:
@@ -178,9 +179,9 @@ def no_flush(_right: Wrong, self: RiderCopies, path: Any, held: Any) -> None:
 
 
 MISTAKES: dict[str, tuple[bool, Any, str, Wrong]] = {
-    "agree": (False, agreement, "agree", spine_alone),
+    "agree": (False, Agreement, "of", spine_alone),
     "ceil": (False, SlidingWindow, "needs", rounded_inwards),
-    "contig": (False, by.KVCache, "lacking", last_block_alone),
+    "contig": (False, agreement, "starts", last_block_alone),
     "exact": (False, RecurrentState, "needs", state_before),
     "together": (True, GroupLoads, "_end_part", ends_with_the_spine),
     "void": (True, group_loads.GroupLoad, "tokens", spines_good_prefix),

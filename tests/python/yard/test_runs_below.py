@@ -1,10 +1,11 @@
-"""Runs of blocks below an engine's own: the first that is missing, the last that is there, all."""
+"""Blocks below an engine's own: the length that several caches agree to, and all keys."""
 
 from itertools import product
 
 import pytest
 
 import blockyard as by
+from blockyard._core import Riders
 
 SIZE = 4
 
@@ -23,23 +24,64 @@ def cache(states: str) -> tuple[by.KVCache, by.Keys]:
     return made, keys
 
 
+def start(kind: str, blocks: int) -> int:
+    """The first block that a kind of group needs at a length; the length for none."""
+    return {
+        "full": 0,
+        "window": max(0, blocks - 2),
+        "state": blocks - 1,
+        "chunk": blocks // 2 * 2,
+    }[kind]
+
+
+def length(pairs: list[tuple[str, str]], after: int, far: int, step: int) -> tuple[int, bool]:
+    """The greatest length, and whether some is in flight, by trying each."""
+    for blocks in range(far, after, -1):
+        needed = "".join(one[max(start(kind, blocks), after) : blocks] for kind, one in pairs)
+        if blocks % step == 0 and "m" not in needed:
+            return blocks, "f" in needed
+    return after, False
+
+
+def riders(pairs: list[tuple[str, by.KVCache]], step: int = 1) -> Riders:
+    """What `pairs` of kinds and caches agree."""
+    groups = [(one, kind == "chunk") for kind, one in pairs]
+    return Riders(groups, lambda blocks: [start(kind, blocks) for kind, _ in pairs], step)
+
+
 @pytest.mark.law("G3")
-@pytest.mark.parametrize("states", ["".join(one) for one in product("mrf", repeat=4)])
-def test_runs_answer_as_each_block_by_itself(states: str) -> None:
-    made, keys = cache(states)
-    for first in range(5):
-        for end in range(first, 5):
-            run = states[first:end]
-            lacks = first + run.index("m") if "m" in run else -1 if "f" in run else end
-            assert made.lacking(keys, first, end) == lacks
-            known = len(run.rstrip("m"))
-            assert made.last_known(keys, first, end) == first + known
-    raw = bytes(keys)
-    known_keys = {bytes(row) for row in made.known_keys()}
-    assert known_keys == {
-        raw[32 * at : 32 * at + 32] for at, state in enumerate(states) if state != "m"
-    }
-    assert made.audit() is None
+@pytest.mark.parametrize("kind", ["full", "window", "state", "chunk"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_lengths_are_agreed_as_by_trying_each(kind: str, step: int) -> None:
+    beside = "rmrr"
+    other, _ = cache(beside)
+    for states in ("".join(one) for one in product("mrf", repeat=4)):
+        made, keys = cache(states)
+        longer = made.keys(range(4 * SIZE + 1))
+        asked = riders([(kind, made), ("state", other)], step)
+        for after, far in ((a, b) for b in range(5) for a in range(b + 1)):
+            wanted = length([(kind, states), ("state", beside)], after, far, step)
+            blocks, waits, group, lacks, most = asked.agree(longer, after, far, far)
+            assert (blocks, waits, most) == (*wanted, far), (states, after, far)
+            if group is None or lacks is None:
+                assert group is lacks
+                assert blocks in {after, far // step * step}
+            else:
+                assert (states, beside)[group - 1][lacks] == "m"
+                assert lacks >= blocks
+        blocks, _, _, _, most = asked.agree(keys, 0, 4, 4)
+        assert most == 3, "a token is computed"
+        assert blocks <= 3
+
+
+def test_all_keys_that_are_known_are_those_below_or_in_flight() -> None:
+    for states in ("".join(one) for one in product("mrf", repeat=4)):
+        made, keys = cache(states)
+        raw = bytes(keys)
+        assert {bytes(row) for row in made.known_keys()} == {
+            raw[32 * at : 32 * at + 32] for at, state in enumerate(states) if state != "m"
+        }
+        assert made.audit() is None
 
 
 def test_partial_and_forgotten_blocks_have_no_key_that_is_known() -> None:
@@ -52,20 +94,25 @@ def test_partial_and_forgotten_blocks_have_no_key_that_is_known() -> None:
     assert made.known_keys().shape == (0, 32)
 
 
-@pytest.mark.parametrize("run", [(0, 3), (2, 1), (3, 3)])
-def test_a_run_that_is_not_there_is_refused(run: tuple[int, int]) -> None:
+def test_what_does_not_fit_is_refused() -> None:
     made, keys = cache("rr")
-    for verb in (made.lacking, made.last_known):
-        with pytest.raises(by.Misuse, match=f"blocks {run[0]} to {run[1]}: there are 2"):
-            verb(keys, *run)
+    with pytest.raises(by.Misuse, match="far = 3: the keys are of 2"):
+        riders([("full", made)]).agree(keys, 0, 3, 3)
+    with pytest.raises(by.Misuse, match="step = 0"):
+        riders([("full", made)], 0)
+    with pytest.raises(by.Misuse, match="starts: 0 for 1 groups"):
+        Riders([(made, False)], lambda _: [], 1).agree(keys, 0, 1, 1)
+    with pytest.raises(by.Misuse, match=r"groups\[0\]: give \(cache, rests\)"):
+        Riders([made], lambda _: [], 1)  # type: ignore[list-item]
+    other = by.KVCache(engine=16, host=16, block_size=8, linked=False, group=1)
+    with pytest.raises(by.Misuse, match="keys of blocks of 4 tokens"):
+        riders([("full", other)]).agree(keys, 0, 1, 1)
 
 
 def test_a_cache_that_owns_its_device_is_refused() -> None:
     own = by.KVCache(device=8, block_size=SIZE)
     keys = own.keys(range(8))
-    with pytest.raises(by.Misuse, match="lacking"):
-        own.lacking(keys, 0, 1)
-    with pytest.raises(by.Misuse, match="last_known"):
-        own.last_known(keys, 0, 1)
+    with pytest.raises(by.Misuse, match="owns its device"):
+        riders([("full", own)]).agree(keys, 0, 1, 1)
     with pytest.raises(by.Misuse, match="known_keys"):
         own.known_keys()

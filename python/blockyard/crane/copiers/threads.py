@@ -138,8 +138,9 @@ class ThreadCopier(Single):
         copy = _Copy(self, source, destination, sources, destinations)
         try:
             self._in_flight.append(copy)
-            self._threads.take(copy)
-            if not self.workers:
+            if self.workers:
+                self._threads.take(copy)
+            else:
                 copy.carry()
         except BaseException:
             # No receipt is given for it, so that nothing may be written from here on.

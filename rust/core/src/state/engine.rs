@@ -107,17 +107,30 @@ impl State {
     ///
     /// # Errors
     /// `State` where the device is the yard's own.
-    pub fn which(&self, keys: &[Key]) -> Result<Vec<Presence>> {
+    pub fn which(&mut self, keys: &[Key]) -> Result<Vec<Presence>> {
         self.of_an_engine("which")?;
         let mut found = Vec::new();
         memory::reserve(&mut found, keys.len(), "the answers")?;
-        let mut tags = Vec::with_capacity(AHEAD);
-        for keys in keys.chunks(AHEAD) {
-            self.trie.warm(keys.iter(), &mut tags);
-            let presences = keys.iter().zip(&tags);
-            found.extend(presences.map(|(key, &tag)| self.presence(key, tag)));
-        }
+        self.each_presence(keys, |one| {
+            found.push(one);
+            true
+        });
         Ok(found)
+    }
+
+    /// Looks these blocks up, each by its own key, for as long as `go_on` says so.
+    #[inline]
+    fn each_presence(&mut self, keys: &[Key], mut go_on: impl FnMut(Presence) -> bool) {
+        let mut tags = std::mem::take(&mut self.scratch.tags);
+        'walk: for keys in keys.chunks(AHEAD) {
+            self.trie.warm(keys.iter(), &mut tags);
+            for (key, &tag) in keys.iter().zip(&tags) {
+                if !go_on(self.presence(key, tag)) {
+                    break 'walk;
+                }
+            }
+        }
+        self.scratch.tags = tags;
     }
 
     fn presence(&self, key: &Key, tag: Tag) -> Presence {
@@ -134,15 +147,15 @@ impl State {
     ///
     /// # Errors
     /// `State` where the device is the yard's own.
-    pub fn lacking(&self, keys: &[Key]) -> Result<(Option<usize>, bool)> {
+    pub fn lacking(&mut self, keys: &[Key]) -> Result<(Option<usize>, bool)> {
         self.of_an_engine("lacking")?;
-        let mut fills = false;
-        let missing = keys.iter().position(|key| {
-            let presence = self.presence(key, Tag::of(key));
-            fills |= presence == Presence::Filling;
-            presence == Presence::Missing
+        let (mut there, mut fills) = (0, false);
+        self.each_presence(keys, |one| {
+            fills |= one == Presence::Filling;
+            there += usize::from(one != Presence::Missing);
+            one != Presence::Missing
         });
-        Ok((missing, fills))
+        Ok(((there < keys.len()).then_some(there), fills))
     }
 
     /// How many of these blocks there are up to the last one that is not missing. It changes nothing.

@@ -239,12 +239,21 @@ impl State {
     }
 
     /// A block is published now: it may have been dropped before, and was used then.
+    #[inline]
     pub(super) fn recall_uses(&mut self, node: NodeIx, key: &Key) {
+        let before = match self.ghosts {
+            None => 0,
+            Some(_) => self.take_ghost(node, key),
+        };
+        self.usages.born(node, before);
+    }
+
+    fn take_ghost(&mut self, node: NodeIx, key: &Key) -> u8 {
         let ghost = self.ghosts.as_mut().and_then(|ghosts| ghosts.take(key));
         if ghost.is_some() {
             self.trie[node].uses = Uses::Repeated;
         }
-        self.usages.born(node, ghost.unwrap_or(0));
+        ghost.unwrap_or(0)
     }
 
     /// Whether a keyed tier has the block, or will have it: under the key that it had then.
