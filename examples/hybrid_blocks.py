@@ -13,7 +13,6 @@ from blockyard.connectors.worker import Worker
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.reference.hybrid import LAYER_TYPES, HybridModel, HybridRow
-from blockyard.shared.restored import Restored
 
 SIZE, STEP = 16, 32  # tokens of a block, and the most that a request computes in a step
 TURN, LENGTH = 40, 100  # tokens of a prompt's own part, and with how many a request ends
@@ -105,10 +104,7 @@ class Engine:
         tensors = [self.model.tensors[group] for group in configs.groups.numbers]
         self.worker = Worker.adopt_groups(configs, tensors, axis=0, copier=copier, disk_path=path)
         self.below = HybridConnector(list(map(by.KVCache, configs)), configs.groups)
-        for cache, crane in zip(self.below.caches, self.worker.cranes.values(), strict=True):
-            if (kept := crane.persistent.restored()) is not None:  # by an engine before
-                found = Restored.agreed([kept])
-                cache.restore("disk", found.slots, found.keys, found.parents)
+        self.below.restore([self.worker.restored()])  # what an engine before had on the disk
 
     def step(self) -> None:
         """Runs one step: admits, preempts, computes tokens of each that runs, and ends some."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from blockyard._core import Forgotten, Keys, Misuse, NoRoom, Parked
 from blockyard.connectors.connector_stats import CONNECTOR_STATS
-from blockyard.connectors.freed_blocks import FreedBlocks
+from blockyard.connectors.freed_blocks import FreedBlocks, check_keys
 from blockyard.connectors.loads import Loads, drop_unsent
 from blockyard.connectors.orders import NO_IDS, NO_ORDERS, Ids, Orders
 from blockyard.connectors.recorded_requests import RecordedRequests
@@ -30,7 +30,6 @@ from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
 __all__ = ["Connector"]
-
 
 _KEY: Final = 32
 """Bytes of a key."""
@@ -91,18 +90,20 @@ class Connector(Single):
         self._loads = Loads(cache, integer("retries", retries, least=0))
         self._rows: dict[Hashable, _ConnectorRow] = {}
         self._parking = Parking(cache, cache.config)
-        self._waiting: dict[
-            _ConnectorRow, None
-        ] = {}  # what is kept and not loading, the oldest first
+        self._waiting: dict[_ConnectorRow, None] = {}  # kept and not loading, the oldest first
         self._keeping: dict[int, _ConnectorRow] = {}  # by the flight that copies what is kept
         self._offloads: list[tuple[Keys, Ids, int]] = []
         self._air: set[int] = set()
         """Flights that were ordered, and have not ended and are not late."""
+        self._landed: dict[int, int] = {}
+        """Flights that have ended and are not all taken yet, each with its good blocks."""
         self._is_due = False
         """Whether something has changed since the last step, so that the next may order copies."""
         self._learns = cache.config.eviction != "recency"
         self._has_disk = cache.config.disk_blocks > 0
         """Whether `dispatch` begins copies by itself."""
+        self._looks_again = False
+        """Whether it may begin some in the second step after the last ones have ended, too."""
         # The paths of requests that have ended, by what they have said.
         self._ended: dict[Hints, list[Keys]] = {}
         # Their paths, in the order in which they are touched next.
@@ -144,6 +145,7 @@ class Connector(Single):
             Misuse: The request is loading, or there are not so many blocks.
         """
         self._check(request)
+        check_keys(keys)
         self.plan_offloads()
         found = self.cache.find(keys, local)
         row = self._row(request, keys)
@@ -208,6 +210,7 @@ class Connector(Single):
                 row.failed = not load.good
                 self._counts["kv_lost"] += load.is_incomplete(self._size)
             arrived[request] = load.tokens(self._size)
+        self._loads.take()
         return arrived
 
     def preempted(self, request: Hashable, keys: Keys, ids: Ids, tokens: int) -> bool:
@@ -227,9 +230,11 @@ class Connector(Single):
             Misuse: It is loading; or ids, keys and tokens do not fit each other.
         """
         self._check(request)
+        check_keys(keys)
+        self._freed.check(ids)
+        tokens = integer("tokens", tokens, least=0)
         self.plan_offloads()
         self._is_due = True
-        tokens = integer("tokens", tokens, least=0)
         kept: Parked | None = None
         try:
             if tokens:
@@ -315,6 +320,7 @@ class Connector(Single):
             self._offloads.append(row)
 
     def _offload_of(self, keys: Keys, ids: Ids, first: int) -> tuple[Keys, Ids, int] | None:
+        check_keys(keys)
         self.cache.find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
         return self._freed.row(keys, ids, first)
 
@@ -359,7 +365,7 @@ class Connector(Single):
         if self._waiting:
             self._lower()
         plans = self.cache.dispatch() if self._is_due or self._has_disk else []
-        self._is_due = False
+        self._is_due, self._looks_again = self._looks_again, False
         if plans or len(overwritten) or self.cache.is_flying:
             return self._orders(plans, written, overwritten, lent)
         return NO_ORDERS
@@ -521,14 +527,19 @@ class Connector(Single):
             self.cache.offload(list(keys), list(ids), list(firsts))
 
     def _land(self) -> None:
-        landed = self.cache.ended()
-        self._is_due = self._is_due or bool(landed)
+        self._landed |= self.cache.ended()
+        landed = self._landed
+        if not landed:
+            return
+        self._is_due, self._looks_again = True, self._has_disk
         self._air.difference_update(landed)
         for flight in landed:
             row = self._keeping.pop(flight, None)
             if row is not None and row.keeping == flight:
                 row.keeping = None
         self._loads.land(landed)
+        # Only now: after an interrupt the next call lands the same once more.
+        self._landed = {}
 
     def _run(self, request: Hashable, row: _ConnectorRow) -> None:
         """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""

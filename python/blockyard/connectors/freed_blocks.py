@@ -1,20 +1,36 @@
 """What of the blocks that an engine has free still holds the KV of requests that have ended."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from blockyard._core import FreedKeys, Keys, Misuse
 from blockyard.connectors.orders import Ids
 from blockyard.shared.validate import integer, shown
 
-__all__ = ["FreedBlocks", "check_ids"]
+__all__ = ["FreedBlocks", "check_ids", "check_keys"]
+
+
+def check_keys(keys: object) -> None:
+    """Refuses what are no keys of a prompt.
+
+    Raises:
+        Misuse: They are none.
+    """
+    if not isinstance(keys, Keys):
+        raise Misuse(
+            f"keys = {shown(keys)}: give the keys of a prompt, from `KVCache.keys` or `ready_keys`"
+        )
 
 
 def check_ids(ids: Ids, blocks: int) -> None:
     """Refuses what are no ids of an engine that has so many blocks.
 
     Raises:
-        Misuse: One is no integer, or out of range.
+        Misuse: They are no row of ids, or one is no integer, or out of range.
     """
+    if not (ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, Sequence)):
+        raise Misuse(f"ids = {shown(ids)}: give a list or an array of block ids, shape (blocks,)")
     if isinstance(ids, np.ndarray) and ids.size:
         # Where it has many, a look at each costs more than the copies.
         if ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < blocks:

@@ -100,8 +100,7 @@ class GroupKeeps:
             What is kept; None if a block is nowhere, or there is no room: then no group keeps it,
             and its full blocks are offloaded.
         """
-        # One token at least is computed, which no state may have seen before.
-        for length in self._lengths(min(tokens, path.keys.tokens - 1), told):
+        for length in self.lengths(tokens, path.keys, told):
             whole = self._whole(path, tables, told, length)
             if whole is not None:
                 keep = self._save(request, path, length, whole, tables[0])
@@ -180,8 +179,16 @@ class GroupKeeps:
             return tokens // boundary * boundary
         return max((one for one in lengths_of(told, tokens) if one % boundary == 0), default=0)
 
-    def _lengths(self, most: int, told: Told) -> list[int]:
-        """Returns lengths at which a request may be kept, the longest first."""
+    def lengths(self, tokens: int, keys: Keys, told: Told) -> list[int]:
+        """Returns lengths at which a request may be kept, the longest first.
+
+        Args:
+            tokens: Tokens that are computed.
+            keys: Its keys.
+            told: The states that the engine has of it.
+        """
+        # One token at least is computed, which no state may have seen before.
+        most = min(tokens, keys.tokens - 1)
         if not self._has_states:
             return [most] if most > 0 else []
         return [length for length in reversed(lengths_of(told, most)) if length]

@@ -57,7 +57,9 @@ class GroupLoads:
         """Loads that have not ended."""
         self._postponed: dict[Hashable, None] = {}
         """Those that wait until no group copies from or to their ids."""
-        self._ended: list[tuple[Hashable, GroupLoad]] = []
+        self._ended: dict[Hashable, GroupLoad] = {}
+        self._arrived: dict[Hashable, int] = {}
+        """Loads of the spine that have ended and are not taken yet, and the tokens of each."""
 
     @property
     def is_waiting(self) -> bool:
@@ -122,10 +124,13 @@ class GroupLoads:
 
     def begin_postponed(self) -> bool:
         """Begins those whose ids are free of copies now; returns whether it has begun any."""
-        begun = [name for name in self._postponed if self._ask(name, self.loading[name])]
-        for request in begun:
-            del self._postponed[request]
-        return bool(begun)
+        begun = False
+        for request in list(self._postponed):
+            load = self.loading.get(request)  # None where `begin` was interrupted
+            if load is None or self._ask(request, load):
+                self._postponed.pop(request, None)
+                begun = True
+        return begun
 
     def _ask(self, request: Hashable, load: GroupLoad) -> bool:
         ids = load.ids()
@@ -141,30 +146,33 @@ class GroupLoads:
         return True
 
     def ended(self) -> list[tuple[Hashable, GroupLoad]]:
-        """Returns the loads that have ended since the last call."""
-        arrived = self._spine.arrived()
-        if not self.loading:
-            return []
-        for request, tokens in arrived.items():
+        """Returns the loads that have ended, until `take` is called."""
+        self._arrived |= self._spine.arrived()
+        for request, tokens in self._arrived.items() if self.loading else ():
             load = self.loading.get(request)
             if load is not None:
                 load.has_spine = tokens == load.length
                 self._end_part(request, load, 0, whole=load.has_spine)
-        for rider in self._riders:
+        self._arrived.clear()
+        for rider in self._riders if self.loading else ():
             for request, part in rider.loads.done():
                 load = self.loading.get(request)
                 if load is not None:
                     whole = part.good == len(part.ids)
                     self._end_part(request, load, rider.number, whole=whole)
-        ended, self._ended = self._ended, []
-        return ended
+            rider.loads.take()
+        return list(self._ended.items())
+
+    def take(self) -> None:
+        """Forgets the loads that `ended` has returned, when its caller has noted them."""
+        self._ended.clear()
 
     def _end_part(self, request: Hashable, load: GroupLoad, group: int, *, whole: bool) -> None:
-        load.left.discard(group)
         load.is_whole &= whole
+        load.left.discard(group)
         if not load.left:
+            self._ended[request] = load
             del self.loading[request]
-            self._ended.append((request, load))
 
     def end(self, request: Hashable, *, writes: bool) -> bool:
         """Asks for no more of a load; returns whether some of it still writes to its ids.
@@ -189,5 +197,6 @@ class GroupLoads:
         self.loading.clear()
         self._postponed.clear()
         self._ended.clear()
+        self._arrived.clear()
         for rider in self._riders:
             rider.loads.reset()

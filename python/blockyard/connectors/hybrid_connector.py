@@ -6,47 +6,41 @@ request finds, loads and keeps is agreed between all of them. The calls of a ste
 `Connector`, with a table per group in place of ids.
 """
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Final, Literal, TypeAlias
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
-from blockyard._core import Forgotten, Keys, Misuse, Parked
+from blockyard._core import Forgotten, Keys, Misuse
 from blockyard.connectors.agreement import Agreement
 from blockyard.connectors.connector import Connector
+from blockyard.connectors.freed_blocks import check_keys
+from blockyard.connectors.group_inputs import GroupInputs, check_caches
 from blockyard.connectors.group_keeps import GroupKeeps, HybridRow, lengths_of
 from blockyard.connectors.group_loads import GroupLoads
+from blockyard.connectors.group_restart import FoundGroups, Settle, restore_groups
+from blockyard.connectors.hybrid_rows import HybridRows
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import Ids, Orders
 from blockyard.connectors.rider_copies import RiderCopies, outcomes_by_group
-from blockyard.connectors.riders import (
-    Path,
-    Rider,
-    Tables,
-    Told,
-    check_caches,
-    check_tokens,
-    checked_tables,
-    told_states,
-)
+from blockyard.connectors.riders import Held, Rider, Tables, Told
 from blockyard.shared.groups import Groups
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
+from blockyard.shared.log import Limited
 from blockyard.shared.plan import Outcome
+from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
 from blockyard.yard.cache import KVCache
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
+from blockyard.yard.group_configs import group_line
 from blockyard.yard.parking import Parking
 
 __all__ = ["HybridConnector", "States", "Tables"]
 
+_log = Limited(__name__, 0)
+
 States: TypeAlias = Iterable[tuple[int, int, int]]
 """States that an engine has of a request: of each the engine's number of its group, the id of its
 block, and the length in tokens that it is the state of."""
-
-_TURN: Final = 4
-"""Steps after which a few running requests are touched."""
-_TOUCHED: Final = 4
-"""Running requests that are touched in a turn."""
 
 
 class HybridConnector(Single):
@@ -87,7 +81,8 @@ class HybridConnector(Single):
         """The groups of layers."""
         self._spine = Connector(spine, retries=retries, again=again)
         self._size = spine.block_size
-        self._null = integer("null_block", null_block, least=0, most=spine.config.device_blocks - 1)
+        self._inputs = GroupInputs(groups, spine.config.device_blocks, null_block)
+        self._null = self._inputs.null
         kinds = {kind: kind for kind in groups}
         self._riders = [
             Rider(
@@ -105,15 +100,35 @@ class HybridConnector(Single):
         self._agreement = Agreement(spine, self._riders, groups, again)
         self._keeps = GroupKeeps(self._spine, self._riders, self._null)
         self._copies = RiderCopies(self._riders, self._keeps)
-        self._rows: dict[Hashable, HybridRow] = {}
+        self._rows = HybridRows(self._keeps, self._size)
         self._loads = GroupLoads(self._spine, self._riders, self.caches)
         self._arrived: dict[Hashable, int] = {}
-        self._running: OrderedDict[Hashable, HybridRow] = OrderedDict()
-        self._until_turn = 0
         self._now = 0
         self._kv_lost = 0
         self._cuts = [0] * len(self.caches)
         self._dead: Stripes = frozenset()
+        _log.info("%s", group_line(groups, [cache.config for cache in caches]))
+
+    def restore(
+        self, ranks: Iterable[Mapping[int, Restored]], *, settle: Settle | None = None
+    ) -> FoundGroups:
+        """Finds again what the disks of all groups have from before: once, and before all else.
+
+        Each group is found by itself: one of which nothing is found costs hits, which the log says.
+        With several ranks, `Worker.count_as` comes next in each.
+
+        Args:
+            ranks: What `Worker.restored` returned in each rank, rank 0 first.
+            settle: Chooses or orders what is restored of a group, which it is given by the number
+                of its cache; None to restore all that the ranks agree on.
+
+        Returns:
+            How many blocks of each group, by the engine's number; and the run for `count_as`.
+
+        Raises:
+            Misuse: A rank, or a group of one, is missing; or there are blocks already.
+        """
+        return restore_groups(self.caches, self.groups, ranks, settle)
 
     def stats(self) -> dict[str, int]:
         """Returns the counters of `Connector.SCHEMA`, for all groups together."""
@@ -154,6 +169,7 @@ class HybridConnector(Single):
             Misuse: The request is loading, or there are not so many blocks.
         """
         self._check(request)
+        check_keys(keys)
         if self._copies.has_offloads:
             self._copies.plan_offloads()
         row = self._rows.get(request)
@@ -163,10 +179,10 @@ class HybridConnector(Single):
                 # G8: what loses a block in any group is of no use in the others.
                 self._kv_lost += 1
                 self._spine.abandon(request)
-                self._abandon(row)
+                self._rows.abandon(row)
         found = self._spine.matched(request, keys, local, prefix=prefix)
         if row is None or row.path.keys is not keys:
-            row = self._row(request, keys)
+            row = self._rows.of(request, keys)
         row.cut, row.junction, row.first, row.matched = None, 0, local, 0
         keep = row.keep
         if keep is not None and local * self._size < keep.tokens:
@@ -194,6 +210,7 @@ class HybridConnector(Single):
         Raises:
             Misuse: There are not so many blocks.
         """
+        check_keys(keys)
         return self._agreement.explain(keys, local)
 
     def checkpoints(self, request: Hashable) -> list[int]:
@@ -233,13 +250,11 @@ class HybridConnector(Single):
         row = self._rows.get(request)
         if row is None:
             raise Misuse(f"request {request!r} was not matched: call `matched` first")
-        listed = checked_tables(
-            tables, self.groups, self.caches[0].config.device_blocks, self._null, states=True
-        )
+        listed = self._inputs.tables(tables, states=True)
         if not listed or not len(listed[0]):
             self._count(row)
             self._spine.allocated(request)
-            self._begins(request, row)
+            self._rows.run(request, row)
             return
         blocks = -(-row.matched // self._size)
         if len(listed[0]) != blocks:
@@ -281,19 +296,14 @@ class HybridConnector(Single):
             else:
                 self._spine.failed(request)
                 self._kv_lost += load.resumes and load.has_spine
-            self._begins(request, row)
+            self._rows.run(request, row)
+        self._loads.take()
 
     def _count(self, row: HybridRow) -> None:
         """Counts a hit that a group has ended, once."""
         if row.cut is not None:
             self._cuts[row.cut] += 1
             row.cut = None
-
-    def _begins(self, request: Hashable, row: HybridRow) -> None:
-        """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
-        self._abandon(row)
-        self._running[request] = row
-        self._until_turn = 0
 
     def preempted(
         self, request: Hashable, keys: Keys, tables: Tables, tokens: int, states: States = ()
@@ -320,21 +330,25 @@ class HybridConnector(Single):
             Misuse: It is loading; or tables, keys, states and tokens do not fit each other.
         """
         self._check(request)
+        check_keys(keys)
         tokens = integer("tokens", tokens, least=0)
         self.caches[0].find(keys, len(keys))  # It takes the keys of this cache's blocks alone.
-        listed = self._checked(tables, -(-tokens // self._size))
-        told = self._told(states, tokens)
-        check_tokens(tokens, keys, listed, self._size)
+        listed = self._inputs.tables(tables, most=-(-tokens // self._size))
+        told = self._inputs.states(states, tokens)
+        self._inputs.tokens(tokens, keys, listed)
+        last = self._keeps.last(tokens, told, self.groups.boundary)
+        best = self._keeps.lengths(tokens, keys, told)[:1]
+        held = self._held(listed, told, last, *best) if tokens else {}
         self._copies.plan_offloads()
         self._copies.is_due = True
-        row = self._row(request, keys)
-        self._abandon(row)
-        self._running.pop(request, None)
+        row = self._rows.of(request, keys)
+        self._rows.abandon(row)
+        self._rows.stop(request)
         row.keep = self._keeps.keep(request, row.path, listed, tokens, told)
         if row.keep is not None:
             row.add(row.keep.tokens)
-        elif tokens:
-            self._add(row, listed, told, self._keeps.last(tokens, told, self.groups.boundary))
+        elif last:
+            self._add(row, {last: held[last]})
         return row.keep is not None
 
     def finished(  # noqa: PLR0913 - keywords
@@ -374,32 +388,31 @@ class HybridConnector(Single):
             Misuse: A hint, a number or an id is out of range, or the tables do not fit each other.
         """
         hints = Hints.checked(retention, next_use, priority, ttl)
-        listed, told = self._checked(tables), self._told(states)
+        listed, told = self._inputs.tables(tables), self._inputs.states(states)
+        held: dict[int, list[Held]] = {}
+        if keys is not None:
+            check_keys(keys)
+        if keys is not None and listed:
+            tokens = min(len(listed[0]), len(keys)) * self._size
+            last = self._keeps.last(tokens, told, self.groups.boundary)
+            held = self._held(listed, told, last, *lengths_of(told, tokens))
         self._collect()
-        self._arrived.pop(request, None)  # Another request may have this id before it is asked for.
         ids = listed[0] if listed else ()
         writes = self._spine.finished(
             request, keys, ids, prompt=prompt, answer=answer, **hints.keywords
         )
-        row = self._rows.pop(request, None)
-        self._running.pop(request, None)
+        self._arrived.pop(request, None)  # Another request may have this id before it is asked for.
+        row = self._rows.pop(request)
         if keys is not None and request not in self._loads.loading:
-            row = self._updated(row, keys)
-            if listed:
-                tokens = min(len(listed[0]), len(keys)) * self._size
-                self._add(
-                    row,
-                    listed,
-                    told,
-                    self._keeps.last(tokens, told, self.groups.boundary),
-                    *lengths_of(told, tokens),
-                )
+            row = self._rows.updated(row, keys)
+            self._add(row, held)
             for rider in self._riders:
                 if hints != NO_HINTS or rider.learns:
                     rider.end(row.path, row.lengths, hints)
+        writes = self._loads.end(request, writes=writes)
         if row is not None:
-            self._abandon(row)
-        return self._loads.end(request, writes=writes)
+            self._rows.abandon(row)
+        return writes
 
     def offload(
         self,
@@ -426,30 +439,37 @@ class HybridConnector(Single):
         Raises:
             Misuse: A checkpoint is no boundary, or beyond the tables; or as in `finished`.
         """
-        listed, told = self._checked(tables), self._told(states)
+        check_keys(keys)
+        listed, told = self._inputs.tables(tables), self._inputs.states(states)
         tokens = min(len(listed[0]), len(keys)) * self._size if listed else 0
-        lengths = [self.groups.checkpoint(length) for length in at]
-        for length in lengths:
-            if length > tokens:
-                raise Misuse(
-                    f"checkpoint = {length:,}: the tables have {tokens:,} computed tokens in full "
-                    "blocks; give it when they are computed"
-                )
+        lengths = self._inputs.checkpoints(at, tokens)
         if not listed:
             return
+        held = self._held(listed, told, *lengths, *lengths_of(told, tokens))
         self._spine.offload(keys, listed[0])
-        row = self._updated(self._rows.get(request), keys)
-        self._add(row, listed, told, *lengths, *lengths_of(told, tokens))
+        self._add(self._rows.updated(self._rows.get(request), keys), held)
 
-    def _add(self, row: HybridRow, tables: list[Ids], told: Told, *lengths: int) -> None:
-        """Offloads with the next call what riders need at some lengths, as far as it is there."""
-        for length in dict.fromkeys(lengths):
-            if not length or length % self.groups.boundary:
-                continue
-            row.add(length)
-            tabled = zip(self._riders, tables[1:], strict=True)
-            held = [rider.held(table, told, length, self._null) for rider, table in tabled]
-            self._copies.offload(row.path, held)
+    def _held(self, tables: list[Ids], told: Told, *lengths: int) -> dict[int, list[Held]]:
+        """Returns what the engine has of each rider at some lengths, by the length.
+
+        Raises:
+            Misuse: A block would be read for two groups.
+        """
+        riders = list(zip(self._riders, tables[1:], strict=True))
+        found = {
+            length: [rider.held(table, told, length, self._null) for rider, table in riders]
+            for length in lengths
+            if length
+        }
+        self._inputs.read_once(tables[0], found.values())
+        return found
+
+    def _add(self, row: HybridRow, found: Mapping[int, list[Held]]) -> None:
+        """Offloads with the next call what the engine has of riders at boundaries."""
+        for length, held in found.items():
+            if length % self.groups.boundary == 0:
+                row.add(length)
+                self._copies.offload(row.path, held)
 
     def step(
         self, written: Ids = (), victims: Ids = (), overwritten: Ids = (), lent: Ids = ()
@@ -468,12 +488,10 @@ class HybridConnector(Single):
         if self._loads.is_waiting and self._loads.begin_postponed():
             self._copies.is_due = True
         orders = self._spine.step(written, victims, overwritten, lent)
-        if self._until_turn:
-            self._until_turn -= 1
-        else:
-            self._until_turn = _TURN - 1
-            self._touch()
-        return self._copies.step(orders, self._waiting(), (written, overwritten, lent))
+        if touched := self._rows.turn():
+            self._copies.touch(touched)
+        kept = self._rows.waiting(self._loads.loading)
+        return self._copies.step(orders, kept, (written, overwritten, lent))
 
     @property
     def is_busy(self) -> bool:
@@ -519,14 +537,16 @@ class HybridConnector(Single):
         Raises:
             Misuse: As in `KVCache.forget`; nothing is changed.
         """
+        check_keys(keys)
         forgotten = self._spine.forget(keys, force=force)
         # What else is to be offloaded is under way in all groups then, and stays.
         self._spine.plan_offloads()
         self._copies.plan_offloads()
         self._copies.forget(self.caches[0], keys)
         for request, row in self._rows.items() if force else ():
-            if not self._spine.kept(request):
-                self._abandon(row)
+            # A load that has not begun still reads what is kept: it ends with nothing.
+            if request not in self._loads.loading and not self._spine.kept(request):
+                self._rows.abandon(row)
         return forgotten
 
     def withdraw(self, dead: Iterable[tuple[int, int]]) -> None:
@@ -551,49 +571,8 @@ class HybridConnector(Single):
         self._loads.reset()
         self._copies.reset(memory)
         self._arrived.clear()
-        self._running.clear()
-        self._rows = {name: row for name, row in self._rows.items() if row.keep is not None}
-
-    # -- helpers -----------------------------------------------------------------------------
+        self._rows.reset()
 
     def _check(self, request: Hashable) -> None:
         if request in self._loads.loading:
             raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
-
-    def _checked(self, tables: Tables, most: int | None = None) -> list[Ids]:
-        blocks = self.caches[0].config.device_blocks
-        return checked_tables(tables, self.groups, blocks, self._null, most=most)
-
-    def _told(self, states: States, running: int = 0) -> Told:
-        blocks = self.caches[0].config.device_blocks
-        return told_states(states, self.groups, blocks, self._null, running)
-
-    def _row(self, request: Hashable, keys: Keys) -> HybridRow:
-        row = self._rows[request] = self._updated(self._rows.get(request), keys)
-        return row
-
-    def _updated(self, row: HybridRow | None, keys: Keys) -> HybridRow:
-        if row is None:
-            return HybridRow(Path(keys, self._size), prompt=keys.tokens)
-        if row.path.keys is not keys:
-            row.path = Path(keys, self._size)
-        return row
-
-    def _abandon(self, row: HybridRow) -> None:
-        keep, row.keep = row.keep, None
-        self._keeps.abandon(keep)
-
-    def _waiting(self) -> Iterator[dict[int, Parked]]:
-        """Yields what is kept of requests that wait and do not load, by group, the oldest first."""
-        for request, row in self._rows.items():
-            if row.keep is not None and request not in self._loads.loading:
-                yield row.keep.parts()
-
-    def _touch(self) -> None:
-        """Says of a few requests that run, in turn, that what riders have of them is in use."""
-        rows = []
-        for _ in range(min(_TOUCHED, len(self._running))):
-            request, row = self._running.popitem(last=False)
-            self._running[request] = row
-            rows.append(row)
-        self._copies.touch(rows)

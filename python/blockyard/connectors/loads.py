@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Keys, Parked, Plan, Soon
+from blockyard._core import BlockyardError, Keys, Parked, Plan, Soon
 from blockyard.connectors.orders import Ids
 from blockyard.shared.plan import Cause, Outcome
 from blockyard.yard.cache import KVCache
@@ -50,7 +50,8 @@ class Loads:
     """Loads of many requests. Each takes as many rounds of flights as it needs.
 
     A round brings as many blocks as are ready below. The next one asks for the rest, or for what
-    has failed. A load ends when no copy writes to its ids any more, also none that is late.
+    has failed. A load ends when no copy writes to its ids any more, also none that is late. What is
+    interrupted goes on with the next call: the same flights may land twice.
 
     Args:
         cache: The bookkeeping.
@@ -98,25 +99,27 @@ class Loads:
 
     def ask_again(self) -> None:
         """Asks again for what was in the air for others, or is late."""
-        waiting, self._waiting = self._waiting, {}
-        for request in waiting:
+        for request in list(self._waiting):
             self._ask(request, self._loads[request])
 
     def land(self, landed: Mapping[int, int]) -> None:
         """Takes flights that have ended, and the good blocks of each; others are passed over."""
         for flight, good in landed.items():
-            request = self._by_flight.pop(flight, None)
+            request = self._by_flight.get(flight)
             load = self._loads.get(request)
-            if load is None or flight not in load.flights:
-                continue
-            load.landed[flight] = good
-            if len(load.landed) == len(load.flights):
-                self._count(request, load)
+            if load is not None and flight in load.flights:
+                load.landed[flight] = good
+                if len(load.landed) == len(load.flights):
+                    self._count(request, load)
+            self._by_flight.pop(flight, None)
 
     def done(self) -> list[tuple[Hashable, Load]]:
-        """Returns the loads that have ended since the last call."""
-        done, self._done = self._done, []
-        return done
+        """Returns the loads that have ended, until `take` is called."""
+        return self._done
+
+    def take(self) -> None:
+        """Forgets the loads that `done` has returned, when its caller has noted them."""
+        self._done.clear()
 
     def reset(self) -> None:
         """Forgets all loads: their flights have ended."""
@@ -129,20 +132,26 @@ class Loads:
         """Asks for what a load lacks, or ends it where nothing more comes."""
         first, ids = load.first + load.good, load.ids[load.good : self._blocks(load)]
         answer: list[Plan] | Soon = []
+        is_new = request not in self._loads
+        # Before: one that is interrupted asks again, and waits for the copies that nobody knows.
+        self._waiting[request], self._loads[request] = None, load
         if len(ids) and not load.closes:
-            answer = self._cache.fetch(load.what, ids, first)
+            try:
+                answer = self._cache.fetch(load.what, ids, first)
+            except BlockyardError:
+                if is_new:
+                    self._drop(request)
+                raise
             waits = isinstance(answer, Soon)
         else:
             waits = self._is_written(load)
-        self._loads[request] = load
         if not isinstance(answer, Soon):
-            load.flights, load.landed = {plan.flight: len(plan) for plan in answer}, {}
-            self._by_flight.update(dict.fromkeys(load.flights, request))
+            flights = {plan.flight: len(plan) for plan in answer}
+            self._by_flight.update(dict.fromkeys(flights, request))
+            load.flights, load.landed = flights, {}
         if load.flights:
-            return
-        if waits:
-            self._waiting[request] = None
-        else:
+            self._waiting.pop(request, None)
+        elif not waits:
             load.closes = True
             self._done.append((request, load))
             self._drop(request)
@@ -162,18 +171,20 @@ class Loads:
 
     def _count(self, request: Hashable, load: Load) -> None:
         """Counts what a round has brought, as far as it is whole."""
+        good, failed = load.good, load.failed
         for flight, blocks in load.flights.items():
-            load.good += load.landed[flight]
+            good += load.landed[flight]
             if load.landed[flight] < blocks:
-                load.failed += 1
+                failed += 1
                 break
-        load.flights = {}
-        load.closes = load.closes or load.failed > self._retries
+        closes = load.closes or failed > self._retries
+        self._waiting[request] = None
+        load.good, load.failed, load.closes, load.flights = good, failed, closes, {}
         self._ask(request, load)
 
     def _drop(self, request: Hashable) -> None:
-        del self._loads[request]
         self._waiting.pop(request, None)
+        self._loads.pop(request, None)
 
 
 def drop_unsent(cache: KVCache, now: int) -> bool:

@@ -13,6 +13,7 @@ from blockyard.connectors.riders import Held, Path, Rider
 from blockyard.shared.groups import Groups
 from blockyard.shared.layout import BELOW
 from blockyard.shared.plan import Outcome
+from blockyard.shared.validate import shown
 from blockyard.yard.cache import KVCache
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
 from blockyard.yard.presence import Presence
@@ -36,11 +37,15 @@ class RiderCopies:
         """Whether there is something to be offloaded that is not planned."""
         self._has_disk = any(rider.cache.config.disk_blocks for rider in riders)
         """Whether `dispatch` begins copies by itself."""
+        self._looks_again = False
+        """Whether it may begin some in the second step after the last ones have ended, too."""
         self._lowers = [rider for rider in riders if all(map(rider.cache.config.blocks_of, BELOW))]
         self._waits = False
         """Whether a load asks again in each step, as where a copy to its ids is late."""
         self._is_flying = False
         """Whether a flight that was ordered has not ended; one past its deadline has not."""
+        self._is_landing = False
+        """Whether a commit is under way, or was interrupted."""
         self._air: set[tuple[int, int]] = set()
         """Groups and flights that were ordered, and have not ended and are not late."""
         self._dead: dict[int, Stripes] = {}
@@ -60,9 +65,9 @@ class RiderCopies:
     def plan_offloads(self) -> None:
         """Plans the copies of what is to be offloaded."""
         if self.has_offloads:
-            self.has_offloads = False
             for rider in self._riders:
                 rider.offload()
+            self.has_offloads = False
 
     def step(
         self, spine: Orders, kept: Iterable[Mapping[int, Parked]], ids: tuple[Ids, Ids, Ids]
@@ -99,19 +104,20 @@ class RiderCopies:
         )
 
     def _plan(self, kept: Iterable[Mapping[int, Parked]]) -> list[Plan]:
-        self.is_due = self._waits = False
         plans: list[Plan] = []
         self.plan_offloads()
         for rider in self._riders:
             rider.tell()
             if rider.loads.is_waiting:
                 rider.loads.ask_again()
-                self._waits = self._waits or rider.loads.is_waiting
         for rider in self._lowers:
             rider.parking.lower(parked[rider.number] for parked in kept if rider.number in parked)
         for rider in self._riders:
             rider.catch_up(self._now)
             plans += rider.cache.dispatch()
+        # Only now: after an interrupt the next step plans what is left.
+        self._waits = any(rider.loads.is_waiting for rider in self._riders)
+        self.is_due, self._looks_again = self._looks_again, False
         return plans
 
     def touch(self, requests: Sequence[HybridRow]) -> None:
@@ -126,9 +132,11 @@ class RiderCopies:
         self._now = now
         if not (outcomes or self._is_flying):
             return
+        # After an interrupt all that may have ended is looked for.
+        every, self._is_landing, self._is_flying = self._is_landing, True, True
         for rider in self._riders:
             own = outcomes.get(rider.number, [])
-            if own or rider.cache.is_flying:
+            if own or every or rider.cache.is_flying:
                 try:
                     rider.cache.commit(own, now=now)
                 except Misuse as error:
@@ -136,15 +144,18 @@ class RiderCopies:
                 rider.now = now
                 self._land(rider)
         self._is_flying = any(rider.cache.is_flying for rider in self._riders)
+        self._is_landing = False
 
     def _land(self, rider: Rider) -> None:
-        landed = rider.cache.ended()
-        if landed:
-            self.is_due = True
-            names = [(rider.number, flight) for flight in landed]
+        rider.landed |= rider.cache.ended()
+        if rider.landed:
+            self.is_due, self._looks_again = True, self._has_disk
+            names = [(rider.number, flight) for flight in rider.landed]
             self._air.difference_update(names)
             self._keeps.land(names)
-            rider.loads.land(landed)
+            rider.loads.land(rider.landed)
+            # Only now: after an interrupt the next call lands the same once more.
+            rider.landed = {}
 
     def clear(self) -> None:
         """Ends the epoch of all riders. Nothing is planned until `drop_unsent` is called."""
@@ -210,7 +221,11 @@ def outcomes_by_group(
         Misuse: One names the yard of another group, or a group that is not there.
     """
     parts: dict[int, list[Outcome]] = {}
+    if not isinstance(outcomes, Iterable):
+        raise Misuse(f"outcomes = {shown(outcomes)}: give what `Worker.outcomes` returned")
     for outcome in outcomes:
+        if not isinstance(outcome, Outcome):
+            raise Misuse(f"outcome = {shown(outcome)}: give what `Worker.outcomes` returned")
         group = yards.get(outcome.yard, outcome.group)
         if group != outcome.group or group >= len(groups):
             name = groups.name(group) if group < len(groups) else f"group {group}"

@@ -4,27 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from blockyard._core import Keys, Misuse, Parked
-from blockyard.connectors.freed_blocks import check_ids
+from blockyard._core import Keys, Parked
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import Ids
-from blockyard.shared.groups import Group, Groups, RecurrentState
+from blockyard.shared.groups import Group, RecurrentState
 from blockyard.shared.hints import Hints
-from blockyard.shared.validate import shown
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
-__all__ = [
-    "Held",
-    "Path",
-    "Rider",
-    "Tables",
-    "Told",
-    "check_caches",
-    "check_tokens",
-    "checked_tables",
-    "told_states",
-]
+__all__ = ["Held", "Path", "Rider", "Tables", "Told"]
 
 _KEY: Final = 32
 """Bytes of a key."""
@@ -91,6 +79,8 @@ class Rider:
     """Rows of ended requests, by what is known of their future."""
     now: int = 0
     """The tick that its yard knows."""
+    landed: dict[int, int] = field(default_factory=dict)
+    """Flights that have ended and are not all taken yet, each with its good blocks."""
 
     @property
     def is_state(self) -> bool:
@@ -218,181 +208,3 @@ class Rider:
         """Drops what was to be offloaded, and said of requests that have ended."""
         self.offloads.clear()
         self.ended.clear()
-
-
-def check_caches(caches: Sequence[KVCache], groups: Groups) -> None:
-    """Checks that each cache is one for its group.
-
-    Raises:
-        Misuse: One is not; the message names its group.
-    """
-    if not isinstance(groups, Groups):
-        raise Misuse(f"groups = {shown(groups)}: give Groups([Full(…), SlidingWindow(…)])")
-    if len(caches) != len(groups):
-        raise Misuse(f"{len(caches)} caches for {len(groups)} groups: give a cache for each group")
-    first = caches[0].config
-    yards: dict[int, str] = {}
-    for number, cache in enumerate(caches):
-        config, name = cache.config, groups.name(number)
-        wanted = {
-            "engine": first.device_blocks,
-            "ranks": first.ranks,
-            "block_size": groups.block_size,
-            "linked": not number,
-            "group": number,
-        }
-        given = {
-            "engine": config.device_blocks if config.engine else 0,
-            "ranks": config.ranks,
-            "block_size": config.block_size,
-            "linked": config.linked,
-            "group": config.group,
-        }
-        for field_, value in wanted.items():
-            if given[field_] != value:
-                raise Misuse(
-                    f"{field_} = {given[field_]} in the cache of {name}: must be {value}; make it "
-                    f"with {field_}={value}"
-                )
-        yard = cache.unreported(0).yard
-        other = yards.setdefault(yard, name)
-        if other != name:
-            raise Misuse(
-                f"yard = {yard} in the caches of {other} and {name}: give each another "
-                "number, or None"
-            )
-
-
-def checked_tables(  # noqa: PLR0913 - keywords
-    tables: Tables,
-    groups: Groups,
-    blocks: int,
-    null: int,
-    *,
-    states: bool = False,
-    most: int | None = None,
-) -> list[Ids]:
-    """Returns tables in the order of `groups`, spine first; none if none were given.
-
-    Args:
-        tables: A table per group, in the engine's order.
-        groups: The groups.
-        blocks: The engine's blocks.
-        null: The id of its null block.
-        states: Whether tables of states are read, too.
-        most: Blocks of each table that are read; None for all.
-
-    Raises:
-        Misuse: There is not one for each group, or their lengths differ; an id is out of range, or
-            comes twice in a group; or the spine's has the null block.
-    """
-    if not len(tables):
-        return []
-    if len(tables) != len(groups):
-        raise Misuse(f"{len(tables)} tables for {len(groups)} groups: give a table for each group")
-    listed = [tables[number] for number in groups.numbers]
-    length = len(listed[0])
-    for number, table in enumerate(listed):
-        if isinstance(groups[number], RecurrentState) and not states:
-            continue
-        if len(table) != length:
-            raise Misuse(
-                f"table of {groups.name(number)} = {len(table)} blocks, and {length} of "
-                f"{groups.name(0)}: give tables of equal length, with the null block {null} for "
-                "what a group does not hold"
-            )
-        try:
-            check_ids(table, blocks)
-        except Misuse as error:
-            raise Misuse(f"table of {groups.name(number)}: {error}") from None
-        table = listed[number] = table[:most]  # noqa: PLW2901 - what is read of it
-        held = [one for one in table if one != null]
-        if number == 0 and len(held) < len(table):
-            raise Misuse(
-                f"table of {groups.name(0)}: it has the null block {null}, and the group holds "
-                "every block; give the id of each"
-            )
-        if len(set(held)) < len(held):
-            twice = next(one for one in held if held.count(one) > 1)
-            raise Misuse(
-                f"table of {groups.name(number)}: block id {twice} is listed twice; give each id "
-                "once"
-            )
-    return listed
-
-
-def check_tokens(tokens: int, keys: Keys, tables: Sequence[Ids], size: int) -> None:
-    """Refuses more computed tokens of a request than it has, or than its tables have.
-
-    Args:
-        tokens: Tokens that are computed.
-        keys: The keys of the request.
-        tables: A table per group.
-        size: Tokens per block.
-
-    Raises:
-        Misuse: There are more.
-    """
-    blocks = len(tables[0]) if tables else 0
-    if tokens > blocks * size:
-        raise Misuse(f"tokens = {tokens:,} in tables of {blocks} blocks: give all its blocks")
-    if tokens > keys.tokens:
-        raise Misuse(
-            f"tokens = {tokens:,}, and the keys are of {keys.tokens:,}: give the keys of all "
-            "tokens of the request"
-        )
-
-
-def told_states(
-    states: Iterable[tuple[int, int, int]], groups: Groups, blocks: int, null: int, running: int = 0
-) -> dict[int, dict[int, int]]:
-    """Returns the id of each state that the engine names, by group and length in tokens.
-
-    Args:
-        states: For each state the engine's number of its group, the id of its block, and its
-            length.
-        groups: The groups.
-        blocks: The engine's blocks.
-        null: The id of its null block.
-        running: Tokens that a request has computed, whose state need not be at a boundary.
-
-    Raises:
-        Misuse: A group has no states, or none at such a length; or an id is out of range, or that
-            of the null block.
-    """
-    told: dict[int, dict[int, int]] = {
-        group: {} for group, kind in enumerate(groups) if isinstance(kind, RecurrentState)
-    }
-    for state in states:
-        try:
-            number, id_, length = state
-        except (TypeError, ValueError):
-            raise Misuse(f"states: {shown(state)}: give (group, block id, length)") from None
-        group = groups.numbers.index(number) if number in groups.numbers else -1
-        if group not in told:
-            have = ", ".join(map(groups.name, told)) or "none"
-            raise Misuse(f"states: group {number} has no states; these have: {have}")
-        if length != running and not groups[group].resumes_at(length, groups.block_size):
-            raise Misuse(
-                f"states: length = {length} of {groups.name(group)}: it has states at boundaries "
-                "alone, beside that of a preempted request's last token; name one of these"
-            )
-        if running and length > running:
-            raise Misuse(
-                f"states: length = {length:,} of {groups.name(group)}, and {running:,} tokens are "
-                "computed; name only states of these"
-            )
-        check_ids([id_], blocks)
-        if id_ == null:
-            raise Misuse(
-                f"states: block id {id_} of {groups.name(group)} at length {length:,} is the null "
-                "block, which holds no state; name only states that the engine has"
-            )
-        if told[group].setdefault(int(length), int(id_)) != id_ or id_ in (
-            other for at, other in told[group].items() if at != length
-        ):
-            raise Misuse(
-                f"states: block id {id_} of {groups.name(group)} at length {length}, beside "
-                f"{told[group]}: name one block for each length"
-            )
-    return told

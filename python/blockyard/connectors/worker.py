@@ -25,6 +25,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.owner import Owner, broke_in, owned
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
+from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
 from blockyard.yard.config import Config
 
@@ -381,6 +382,32 @@ class Worker(Single):
         """
         done = [crane.persistent.clear(forget=forget) for crane in self.cranes.values()]
         return all(done)
+
+    @owned
+    def restored(self) -> dict[int, Restored]:
+        """Returns what this rank's disk of each group has from before, by the group's number.
+
+        It is for `HybridConnector.restore`, as plain values that pickle carries. Ask before the
+        first orders.
+
+        Raises:
+            Unavailable: A disk cannot be read.
+        """
+        found = {group: crane.persistent.restored() for group, crane in self.cranes.items()}
+        return {group: one for group, one in found.items() if one is not None}
+
+    @owned
+    def count_as(self, run: int) -> None:
+        """Lets the disks of all groups count as the latest owner, before the next orders.
+
+        Args:
+            run: The highest number of all ranks, from `HybridConnector.restore`.
+
+        Raises:
+            Unavailable: A disk refuses.
+        """
+        for crane in self.cranes.values():
+            crane.persistent.count_as(run)
 
     def dead(self) -> frozenset[tuple[int, int]]:
         """Returns which slots are on disks that have died, as any group has found.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
+from blockyard.crane.voids import is_void
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.yard.cache import KVCache
 
@@ -81,7 +82,9 @@ class GroupCopies:
             self._copies.append(_Copy(plan))
             way = f"{plan.source_tier} to {plan.destination_tier}"
             self._seen[f"{way}{' of a rider' if plan.group else ''}"] += len(plan)
-            if plan.destination_tier == "disk":
+            if is_void(plan):
+                self._void(plan)
+            elif plan.destination_tier == "disk":
                 for slot in plan.destinations.tolist():
                     self._records[plan.group].pop(slot, None)
 
@@ -128,6 +131,8 @@ class GroupCopies:
         fails = self.can_fail and self._draw.random() < 0.08  # noqa: PLR2004
         ends = self._draw.randrange(count) if count and (fails or (up and self.loads_fail)) else -1
         copy.is_made, copy.good = True, count
+        if is_void(plan):
+            return
         source, target = self._of(group, plan.source_tier), self._of(group, plan.destination_tier)
         keys, parents = plan.keys, plan.parents
         for at, (a, b) in enumerate(
@@ -143,6 +148,23 @@ class GroupCopies:
                 assert parents is not None  # noqa: S101 - both or none
                 record = bytes(keys[at]), bytes(parents[at]), source[a]
                 self._records[group][b] = record
+
+    def _void(self, plan: Plan) -> None:
+        """Voids the records of some keys, behind all copies of before, and what stands on them."""
+        for copy in self._copies:
+            if copy.plan.group == plan.group:
+                self._make(copy)
+        stays, records = bytes([255] * 32), self._records[plan.group]
+        parents = plan.keys if plan.parents is None else plan.parents
+        rows = list(zip(map(bytes, plan.keys), map(bytes, parents), strict=True))  # type: ignore[arg-type]
+        gone = {key for key, parent in rows if parent != stays}
+        spared = {key for key, parent in rows if parent == stays}
+        while found := [
+            slot
+            for slot, (key, parent, _) in records.items()
+            if key not in spared and gone & {key, parent}
+        ]:
+            gone |= {records.pop(slot)[0] for slot in found}
 
     def _of(self, group: int, tier: str) -> list[Content]:
         return self.device if tier == "device" else self._below[group, tier]

@@ -13,7 +13,7 @@ from blockyard.shared.sizes import counted, parse_size, size_text
 from blockyard.shared.validate import integer, shown
 from blockyard.yard.config import Config
 
-__all__ = ["GroupConfigs"]
+__all__ = ["GroupConfigs", "group_line"]
 
 _OWN: Final = {
     "device": "several groups need engine=, the blocks of an engine that allocates them itself; "
@@ -142,17 +142,7 @@ class GroupConfigs:
     @property
     def line(self) -> str:
         """The kind, slots and bytes of each group, in one line for the log."""
-        said = []
-        for number, (config, group) in enumerate(zip(self.configs, self.groups, strict=True)):
-            nbytes = group.layout.host_block_bytes
-            rooms = [
-                f"{blocks:,} blocks of {size_text(nbytes)}, {size_text(blocks * nbytes)} of {tier}"
-                for tier in BELOW
-                if (blocks := config.blocks_of(tier))
-            ]
-            rooms = rooms or ["nothing below the engine"]
-            said.append(f"{self.groups.name(number)}: {' and '.join(rooms)}")
-        return "; ".join(said)
+        return group_line(self.groups, self.configs)
 
     def __len__(self) -> int:
         """Returns how many groups there are."""
@@ -165,6 +155,26 @@ class GroupConfigs:
     def __getitem__(self, group: int) -> Config:
         """Returns the configuration of a group by its number here: 0 is the first."""
         return self.configs[group]
+
+
+def group_line(groups: Groups, configs: Sequence[Config]) -> str:
+    """Returns the kind, slots and bytes of each group, in one line for the log.
+
+    Args:
+        groups: The groups, spine first.
+        configs: The configuration of each.
+    """
+    said = []
+    for number, (config, group) in enumerate(zip(configs, groups, strict=True)):
+        nbytes = group.layout.host_block_bytes
+        rooms = [
+            f"{blocks:,} blocks of {size_text(nbytes)}, {size_text(blocks * nbytes)} of {tier}"
+            for tier in BELOW
+            if (blocks := config.blocks_of(tier))
+        ]
+        rooms = rooms or ["nothing below the engine"]
+        said.append(f"{groups.name(number)}: {' and '.join(rooms)}")
+    return "; ".join(said)
 
 
 def _shares(

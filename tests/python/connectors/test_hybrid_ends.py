@@ -7,6 +7,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.hybrid_connector import HybridConnector
+from blockyard.connectors.orders import NO_ORDERS
 from blockyard.shared.layout import Plane
 from hybrid_front import SIZE, Front, ids
 
@@ -177,3 +178,40 @@ def test_a_group_that_becomes_smaller_costs_hits_and_nothing_else() -> None:
     front.ask.allocated("kept", front.tables(8))
     front.carry()
     assert front.ask.arrived() == {"kept": 32}
+
+
+@pytest.mark.parametrize("words", ["F", "F W8", "F S8"])
+def test_it_is_busy_until_all_that_the_hosts_have_is_on_the_disks(words: str) -> None:
+    front = Front(words, disk=64, keyed=("disk",), write="through")
+    front.offloaded(front.keys(33), 16, 32)
+    flying: list[by.Plan] = []
+    while front.ask.is_busy:
+        plans = front.step().down
+        if not plans:  # each copy takes a step in which nothing is planned
+            front.land(*flying)
+        flying = list(plans)
+    stats = [cache.stats() for cache in front.caches]
+    assert [one["disk_idle"] for one in stats] == [one["host_idle"] for one in stats]
+    assert all(one["disk_idle"] for one in stats)
+    assert front.carry() == NO_ORDERS
+
+
+@pytest.mark.law("G8", "G13")
+def test_a_load_that_waits_while_its_keep_is_forgotten_brings_nothing() -> None:
+    front = Front("F W8")
+    keys, other = front.keys(33), front.keys(33, 500)
+    assert front.ask.preempted("one", keys, front.tables(8), 32)
+    front.carry()
+    tables = front.tables(8)
+    front.ask.offload("other", other, tables, at=[32])
+    down = front.step().down
+    assert front.ask.matched("one", keys) == 32
+    front.ask.allocated("one", tables)
+    front.ask.forget(keys, force=True)
+    assert front.step().up == (), "its ids are still read"
+    front.land(*down)
+    front.carry()
+    assert front.ask.arrived() == {"one": 0}
+    assert front.ask.matched("one", keys) == 0
+    front.ask.finished("one")
+    assert [cache.stats()["parked"] for cache in front.caches] == [0, 0]

@@ -2,11 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import blockyard as by
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.hybrid_connector import HybridConnector
+from blockyard.connectors.orders import NO_ORDERS
 from blockyard.shared.groups import Groups
 from hybrid_front import Front, kinds, layout
 
@@ -107,6 +109,18 @@ def test_caches_that_do_not_fit_their_groups_are_refused(
         HybridConnector([spine, rider], groups)
     with pytest.raises(by.Misuse, match="1 caches for 2 groups"):
         HybridConnector([spine], groups)
+    given: list[tuple[Any, Any, str]] = [
+        ([None, None], 0, r"caches = \[None, None\]: give a KVCache for each group"),
+        (None, 0, "caches = None: give a KVCache"),
+        ([spine, spine], "x", "linked = True in the cache of group 1"),
+    ]
+    for caches, null, wrong in given:
+        with pytest.raises(by.Misuse, match=wrong):
+            HybridConnector(caches, groups, null_block=null)
+    front = Front("F W8")
+    for null in ("x", None, 256, -1, True):
+        with pytest.raises(by.Misuse, match="null_block = "):
+            HybridConnector(front.caches, front.groups, null_block=null)
 
 
 def test_a_request_that_was_not_matched_or_is_loading_is_refused() -> None:
@@ -290,3 +304,112 @@ def test_slots_that_no_disk_can_have_are_refused(stripe: Any) -> None:
     with pytest.raises(by.Misuse, match="of a dead disk = "):
         front.ask.withdraw([stripe])
     assert [cache.digest() for cache in front.caches] == before
+
+
+@pytest.mark.law("G12")
+def test_what_is_of_no_right_kind_is_refused_by_every_verb_and_changes_nothing() -> None:
+    front = Front("F W8 S8")
+    keys, tables = front.keys(33), front.tables(8)
+    front.offloaded(keys, 32)
+    front.ask.matched("one", keys)
+    before = [cache.digest() for cache in front.caches]
+    ask: Any = front.ask
+    with_tables: list[Callable[[Any], object]] = [
+        lambda given: ask.allocated("one", given),
+        lambda given: ask.preempted("two", keys, given, 32),
+        lambda given: ask.finished("two", keys, given),
+        lambda given: ask.offload("two", keys, given),
+    ]
+    for call in with_tables:
+        for wrong, what in (
+            (None, "tables = None: give a list"),
+            (7, "tables = 7: give a list"),
+            ([tables[0], None, tables[2]], r"table of group 1 .* = None: give the ids"),
+            (np.array(tables)[:, :, None], r"group 0 \(Full\): ids = array\(\[\[1\]"),
+            (["12345678", *tables[1:]], r"group 0 \(Full\): ids = '1'"),
+        ):
+            with pytest.raises(by.Misuse, match=what):
+                call(wrong)
+    with_keys: list[Callable[[Any], object]] = [
+        lambda given: ask.matched("two", given),
+        ask.explain,
+        lambda given: ask.preempted("two", given, tables, 32),
+        lambda given: ask.finished("two", given, tables),
+        lambda given: ask.finished("two", given),
+        lambda given: ask.offload("two", given, tables),
+        ask.forget,
+    ]
+    for call in with_keys:
+        for given in (5, [1, 2], b"x" * 32):
+            with pytest.raises(by.Misuse, match=r"keys = .*give the keys of a prompt"):
+                call(given)
+    others: list[tuple[Callable[[], object], str]] = [
+        (lambda: ask.offload("two", keys, tables, at=64), r"at = 64: .*like at=\[64\]"),
+        (lambda: ask.offload("two", keys, tables, at=None), "at = None: give a list"),
+        (lambda: ask.offload("two", keys, tables, at=["x"]), "checkpoint = 'x'"),
+        (lambda: ask.offload("two", keys, tables, states=None), "states = None: give a list"),
+        (lambda: ask.finished("two", keys, tables, states=[5]), "states: 5: give"),
+        (lambda: ask.finished("two", keys, tables, states=[("x", 1, 8)]), "group = 'x'"),
+        (lambda: ask.finished("two", keys, tables, states=[(2, 1, "x")]), "length = 'x'"),
+        (lambda: ask.preempted("two", keys, tables, 32, [(2, "x", 8)]), "ids = 'x'"),
+        (lambda: ask.commit(None), "outcomes = None"),
+        (lambda: ask.commit([5]), "outcome = 5"),
+    ]
+    for refused, what in others:
+        with pytest.raises(by.Misuse, match=what):
+            refused()
+    assert [cache.digest() for cache in front.caches] == before
+    assert front.step() == NO_ORDERS
+    ask.allocated("one", np.array(tables))
+    front.carry()
+    assert ask.arrived() == {"one": 32}
+
+
+@pytest.mark.law("G12")
+def test_a_block_that_would_be_read_for_two_groups_is_refused_and_an_unread_one_is_not() -> None:
+    front = Front("F W8 S8")
+    keys, tables = front.keys(33), front.tables(8)
+    spine, window, states = tables
+    before = [cache.digest() for cache in front.caches]
+    whole = [(2, states[7], 32)]
+    refused: list[tuple[Any, Any, str]] = [
+        ([spine, [*window[:7], spine[3]], states], whole, "is read for group 0 .* for group 1"),
+        (tables, [(2, window[7], 32)], "is read for group 1 .* for group 2"),
+        (tables, [(2, spine[0], 32)], "is read for group 0 .* for group 2"),
+    ]
+    for wrong, told, what in refused:
+        with pytest.raises(by.Misuse, match=what):
+            front.ask.offload("one", keys, wrong, at=[32], states=told)
+        with pytest.raises(by.Misuse, match=what):
+            front.ask.finished("one", keys, wrong, states=told)
+        with pytest.raises(by.Misuse, match=what):
+            front.ask.preempted("one", keys, wrong, 32, told)
+    assert [cache.digest() for cache in front.caches] == before
+    assert front.step() == NO_ORDERS
+    stale = [spine, [*spine[:6], *window[6:]], spine]
+    front.ask.offload("one", keys, stale, at=[32], states=front.states(tables, 32))
+    front.carry()
+    assert front.ask.matched("two", keys) == 32
+
+
+@pytest.mark.law("G12")
+@pytest.mark.parametrize("group", [0, 1, 2])
+def test_what_was_taken_before_a_refused_outcome_is_taken_once_when_all_come_again(
+    group: int,
+) -> None:
+    front = Front("F W8 S8")
+    keys = front.keys(33)
+    front.offloaded(keys, 32)
+    assert front.ask.matched("one", keys) == 32
+    front.ask.allocated("one", front.tables(8))
+    up = front.step().up
+    right = [by.Outcome.of(plan, 0, len(plan)) for plan in up]
+    wrong = [one._replace(good=99) if one.group == group else one for one in right]
+    with pytest.raises(by.Misuse, match=rf"group {group} \(.*99 good blocks"):
+        front.ask.commit(wrong)
+    assert front.ask.arrived() == {}
+    front.ask.commit(right)
+    assert front.ask.arrived() == {"one": 32}
+    front.carry()
+    assert not front.ask.is_busy
+    assert [cache.stats()["flights"] for cache in front.caches] == [0] * 3
