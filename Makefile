@@ -321,7 +321,7 @@ bench-peers-disk: install  ## the disk tier beside those of vLLM and LMCache, se
 test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controllers and Dynamo's real indexer, of their packages (7 GB); SEEDS=500
 	@$(BIN)/python benches/peers/setup.py vllm sglang dynamo
 	@set -e; for peer in sglang vllm dynamo; do $(call into,target/peers/$$peer/bin/python,target/wheels); done
-	@set -e; for test in sglang_disk.py sglang_identity.py events.py 'record.py --check'; do \
+	@set -e; for test in sglang_disk.py sglang_pools.py sglang_identity.py events.py 'record.py --check'; do \
 		target/peers/sglang/bin/python -W ignore tests/engines/$$test; done
 	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
 	@set -e; for test in events.py 'record.py --check' flags.py 'run.py --seeds $(or $(SEEDS),500)' 'multi_connector.py --seeds $(or $(SEEDS),200)' cost.py; do \

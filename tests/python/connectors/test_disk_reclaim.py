@@ -9,9 +9,10 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.vllm.settings import Settings
-from blockyard.crane.tiers.disk_folders import identities
+from blockyard.crane.tiers.disk_folders import identities, wipe
 from mounts import tmpfs
 from sglang_pages import opened
+from sglang_stub import Pool
 from vllm_disk import Engine
 from vllm_front import SIZE, no_torch
 
@@ -65,6 +66,18 @@ def test_what_sglangs_other_replicas_and_stages_have_is_not_taken(
         with pytest.raises(by.Unavailable, match=f"other replicas or groups of layers, as {one} "):
             opened(disk, extra={"disk_reclaim": True}, **more)
         assert one in [found.name for found in identities(disk)]
+
+
+def test_what_sglangs_other_pools_have_is_not_taken(tmp_path: Path) -> None:
+    beside, reclaim = {"swa": Pool(12)}, {"disk_reclaim": True}
+    with tmpfs(tmp_path / "kv", "8m") as disk:
+        opened(disk, beside=beside, extra=reclaim).close()
+        kv, swa = sorted(identities(disk), key=lambda one: one.fields.get("group of layers", ""))
+        wipe(kv)
+        fill(disk)
+        with pytest.raises(by.Unavailable, match=f"replicas or groups of layers, as {swa.name} "):
+            opened(disk, beside=beside, extra=reclaim)
+        assert swa.name in [found.name for found in identities(disk)]
 
 
 def test_an_option_without_a_disk_is_refused() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from interrupted import Places
-from sglang_pages import keys, opened, put, take
+from sglang_pages import disk_of, keys, opened, put, take
 from sglang_stub import Pool
 
 
@@ -28,11 +28,10 @@ def test_a_call_that_is_interrupted_anywhere_leaves_no_copy_and_no_page_behind(
         places.during(play, place)
         before = 201
         pool.kv_buffer[:] = before
-        assert store._disk is not None
-        stats = store._disk.stats()
+        stats = disk_of(store).stats()
         assert (stats["flights"], stats["disk_pinned"]) == (0, 0), place
         assert (np.asarray(pool.kv_buffer) == before).all(), "written after the call"
-        assert store._disk._numbers == store._disk._copies == {}
+        assert disk_of(store)._numbers == disk_of(store)._copies == {}
         assert put(store, named, 0, 1, 2, 3) == [True] * 4, place
         assert take(store, named, 4, 5, 6, 7) == [True] * 4, place
     assert tried > 40

@@ -12,7 +12,7 @@ import pytest
 
 import blockyard as by
 from blockyard.connectors.sglang import Storage
-from sglang_pages import PAGES, config, fill, keys, opened, put, store, take, whole
+from sglang_pages import PAGES, config, disk_of, fill, keys, opened, put, store, take, whole
 from sglang_stub import Pool
 
 __all__ = ["store"]
@@ -151,8 +151,7 @@ def test_each_of_two_ranks_has_its_half_of_the_disk(tmp_path: Path) -> None:
     words = {"disk": f"{32 * page / 2**10} KiB"}
     for rank in range(2):
         storage = opened(tmp_path, extra=words, tp_size=2, tp_rank=rank)
-        assert storage._disk is not None
-        assert storage._disk.slots == 16
+        assert disk_of(storage).slots == 16
         storage.close()
     assert {one.name for one in tmp_path.glob("*/*")} == {"rank-0", "rank-1"}
 
@@ -273,8 +272,7 @@ def test_a_clear_that_is_not_durable_in_time_says_so_and_finds_nothing(
     store: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = whole(store, "a", 4)
-    disk = store._disk
-    assert disk is not None
+    disk = disk_of(store)
     monkeypatch.setattr(disk._disk, "clear", lambda **_: False)
     with pytest.raises(by.Unavailable, match="a clear is not durable after 30"):
         store.clear()
@@ -285,8 +283,7 @@ def test_a_clear_that_is_not_durable_in_time_says_so_and_finds_nothing(
 def test_what_is_written_while_it_is_cleared_is_not_kept(
     store: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = store._disk
-    assert disk is not None
+    disk = disk_of(store)
     clear, said = disk._disk.clear, []
 
     def slow(**more: Any) -> bool:
@@ -317,8 +314,7 @@ def test_a_closed_one_says_so_and_can_be_closed_again(tmp_path: Path) -> None:
 
 
 def test_in_a_forked_process_it_refuses_and_leaves_the_folder_to_its_owner(store: Storage) -> None:
-    named, disk = whole(store, "a", 2), store._disk
-    assert disk is not None
+    named, disk = whole(store, "a", 2), disk_of(store)
     read, write = os.pipe()
     # As if another thread were in a call just then: nobody in the child ever lets it go.
     with disk._lock:
@@ -359,8 +355,7 @@ def test_an_opening_that_fails_leaves_no_folder_with_an_owner(
 
 def test_memory_is_held_until_all_copies_have_ended(tmp_path: Path) -> None:
     storage = opened(tmp_path)
-    disk, pool = storage._disk, weakref.ref(storage.mem_pool_host)
-    assert disk is not None
+    disk, pool = disk_of(storage), weakref.ref(storage.mem_pool_host)
     del storage
     gc.collect()
     assert pool() is not None

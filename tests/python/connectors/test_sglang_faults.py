@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from blockyard.connectors.sglang import Storage
-from sglang_pages import fill, keys, opened, put, store, take, whole
+from sglang_pages import disk_of, fill, keys, opened, put, store, take, whole
 from sglang_stub import Pool
 
 __all__ = ["store"]
@@ -27,8 +27,7 @@ class Lane:
 
 
 def test_pages_that_could_not_be_written_are_not_found(store: Storage) -> None:
-    disk = store._disk
-    assert disk is not None
+    disk = disk_of(store)
     real = disk._lane
 
     def poll() -> list[tuple[int, int, str]]:
@@ -46,8 +45,7 @@ def test_pages_that_could_not_be_written_are_not_found(store: Storage) -> None:
 
 def hanging(storage: Storage) -> tuple[Any, threading.Event]:
     """Has copies wait until the event, and reports nothing before it."""
-    disk = storage._disk
-    assert disk is not None
+    disk = disk_of(storage)
     real, go = disk._lane, threading.Event()
     ended: list[tuple[int, int, str]] = []
     given_up: set[int] = set()
@@ -118,8 +116,7 @@ def test_a_page_that_somebody_reads_is_there_for_others(store: Storage) -> None:
 def test_calls_under_way_end_with_it_and_say_no_more_than_is_so(tmp_path: Path, end: str) -> None:
     store = opened(tmp_path, extra={"flush": 0.1})
     named, more = whole(store, "a", 4), keys("b", 4)
-    disk = store._disk
-    assert disk is not None
+    disk = disk_of(store)
     _, go = hanging(store)
     said: dict[str, list[bool]] = {}
     calls = (
@@ -151,8 +148,7 @@ def test_calls_under_way_end_with_it_and_say_no_more_than_is_so(tmp_path: Path, 
 
 def test_a_close_waits_for_pages_that_are_being_written(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    disk = store._disk
-    assert disk is not None
+    disk = disk_of(store)
     fill(store.mem_pool_host, *range(4))
     _, go = hanging(store)
     said: list[list[bool]] = []
@@ -172,8 +168,7 @@ def test_a_close_waits_for_pages_that_are_being_written(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_hangs_is_given_up_and_its_pages_are_not_there(store: Storage) -> None:
-    storage, disk = store, store._disk
-    assert disk is not None
+    storage, disk = store, disk_of(store)
     named = whole(storage, "a", 3)
     real, go = hanging(storage)
     disk._patience = 0.02
@@ -225,8 +220,7 @@ def test_threads_at_once_read_only_what_was_written(tmp_path: Path) -> None:
         thread.join()
     assert not wrong
     assert found[0] > 100
-    disk = storage._disk
-    assert disk is not None
+    disk = disk_of(storage)
     assert not disk._copies
     assert not disk._numbers
     assert disk._cache.audit() is None

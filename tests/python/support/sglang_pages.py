@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from blockyard.connectors.sglang import Storage
+from blockyard.connectors.sglang.disk_pages import DiskPages
 from sglang_stub import HiCacheStorageConfig, HiCacheStorageExtraInfo, Pool
 
 PAGES = 24
@@ -44,10 +45,21 @@ def config(path: Path, *, extra: dict[str, Any] | None = None, **more: Any) -> H
     return HiCacheStorageConfig(**(given | {"extra_config": words} | more))
 
 
-def opened(path: Path, pool: Pool | None = None, **more: Any) -> Storage:
-    storage = Storage(config(path, **more), {})
-    storage.register_mem_pool_host(pool or Pool(PAGES))
+def opened(
+    path: Path, pool: Pool | None = None, *, beside: Mapping[str, Any] | None = None, **more: Any
+) -> Storage:
+    """A storage whose pools SGLang has registered: the KV's twice, as it does."""
+    storage, pool = Storage(config(path, **more), {}), pool or Pool(PAGES)
+    storage.register_mem_pool_host(pool)
+    for name, one in {"kv": pool, **(beside or {})}.items():
+        storage.register_mem_host_pool_v2(one, name)
+    storage.on_host_pools_registered()
     return storage
+
+
+def disk_of(storage: Storage, pool: str = "kv") -> DiskPages:
+    """The pages of a pool on its disk."""
+    return storage._disks[pool].disk
 
 
 @pytest.fixture

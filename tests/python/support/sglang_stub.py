@@ -7,11 +7,13 @@ imports find it, unless SGLang is installed.
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 
+from blockyard._typing import override
 from engine_stub import TOUCHED, install
 
 
@@ -42,6 +44,32 @@ class HiCacheStorageExtraInfo:
     extra_info: dict[str, Any] | None = None
 
 
+class PoolHitPolicy(str, Enum):  # noqa: UP042 - it is SGLang's
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+    BLOCK_GROUPS = "block_groups"
+
+
+@dataclass
+class PoolTransfer:
+    name: str
+    host_indices: Any = None
+    device_indices: Any = None
+    keys: list[str] | None = None
+    hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+    nodes_to_load: list[Any] | None = None
+    indices_from_pool: str | None = None
+    block_pages: int = 0
+    group_pages: int = 0
+
+
+@dataclass
+class PoolTransferResult:
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[str, int]
+    restorable_prefix_pages: list[int] | None = None
+
+
 @dataclass
 class StorageMetrics:
     prefetch_pgs: list[int] = field(default_factory=list)
@@ -59,6 +87,15 @@ class HiCacheStorage(ABC):
 
     def on_host_pools_registered(self) -> None:  # noqa: B027 - it is SGLang's
         """Does nothing."""
+
+    def batch_exists_v2(self, keys: Any, pool_transfers: Any = None, extra_info: Any = None) -> Any:
+        raise NotImplementedError
+
+    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> Any:
+        raise NotImplementedError
+
+    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> Any:
+        raise NotImplementedError
 
     def batch_get_v1(self, keys: Any, host_indices: Any, extra_info: Any = None) -> Any:
         raise NotImplementedError
@@ -135,6 +172,26 @@ class Pool:
         ).ravel()
 
 
+class States(Pool):
+    """A host pool of states, as SGLang's `MambaPoolHost`: a page is a state and a convolution's."""
+
+    def __init__(self, states: int, *, layers: int = 2, layout: str = "page_first") -> None:
+        super().__init__(states, 1, layers=layers, layout=layout)
+        self.num_mamba_layers = layers
+        self.temporal_state_shape, self.conv_state_shapes = (4, 8), [(16, 3)]
+        sizes = (layers * 4 * 8 * 4, layers * 16 * 3 * 2)
+        self.buffers = [np.zeros((states, size), np.uint8) for size in sizes]
+
+    @override
+    def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
+        places = [
+            (one.__array_interface__["data"][0] + row * one.strides[0], one.strides[0])
+            for row in indices.tolist()
+            for one in self.buffers
+        ]
+        return [place for place, _ in places], [size for _, size in places]
+
+
 def storage_namespace_seed(extra_key: str | None, cache_salt: str | None) -> str | None:
     """Names whose KV it is; what is made of it is SGLang's."""
     if extra_key is None and cache_salt is None:
@@ -153,6 +210,9 @@ PARTS: Final = {
     "HiCacheStorage": HiCacheStorage,
     "HiCacheStorageConfig": HiCacheStorageConfig,
     "HiCacheStorageExtraInfo": HiCacheStorageExtraInfo,
+    "PoolHitPolicy": PoolHitPolicy,
+    "PoolTransfer": PoolTransfer,
+    "PoolTransferResult": PoolTransferResult,
     "StorageMetrics": StorageMetrics,
     "storage_namespace_seed": storage_namespace_seed,
     **dict.fromkeys(GETTERS, unpublished),

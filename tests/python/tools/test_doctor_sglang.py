@@ -193,11 +193,10 @@ def test_a_wrong_setting_is_named_with_what_to_write(name: str) -> None:
         (LLAMA, "--pp-size 40", "32 layers in 40 stages", "write 32 stages or fewer"),
         (LLAMA, "--context-length 200k", "200000 is more than the", "--context-length 131072"),
         (LATENT, "--tp 2", "with MLA", "start with --enable-dp-attention"),
-        (LLAMA | {"model_type": "jamba"}, "", "host pool 'MAMBA'", "start without"),
         (
-            LLAMA | {"model_type": "mistral", "sliding_window": 4096},
+            LLAMA | {"layer_types": ["linear_attention"] * 32},
             "",
-            "host pool 'SLIDINGWINDOW'",
+            "no layer keeps every token",
             "start without",
         ),
     ],
@@ -226,6 +225,22 @@ def test_what_sglang_takes_is_passed(tmp_path: Path) -> None:
         "sglang serve" + given().removeprefix("python -m sglang.launch_server"),
     ):
         assert failed(line) == [], line
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"model_type": "jamba"}, "of KV, and states beside it"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "of KV"),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16}, "of KV"),
+    ],
+)
+def test_windows_and_states_beside_the_kv_are_passed(
+    tmp_path: Path, more: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | more))
+    found = {one.name: one for one in found_of(given().replace("M ", f"{tmp_path} ", 1))}
+    assert (found["model"].level, found["model"].fact) == ("ok", f"32 layers a rank, {says}")
 
 
 def test_weights_must_be_told_from_others(tmp_path: Path) -> None:

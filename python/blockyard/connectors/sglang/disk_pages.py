@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import methodcaller
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.restored import Restored
 from blockyard.shared.validate import integer, seconds
 from blockyard.yard.cache import KVCache
+from blockyard.yard.presence import Presence
 
 __all__ = ["KEY_BYTES", "DiskPages"]
 
@@ -34,6 +36,9 @@ class DiskPages:
     disk is its only tier, and the pages of the engine's memory are its ids. A page is found when it
     is durable and not before; what is torn, or another's, is dropped as it is read.
 
+    Pages are a sequence, in which each stands on the one before it and goes after it; or a set, as
+    those of windows and states: each is there by itself.
+
     Any thread may call it, and several may at once. `read` and `write` wait for the disk, without a
     lock that another one needs.
 
@@ -44,6 +49,7 @@ class DiskPages:
         planes: Where pages are in memory: for each plane the addresses of the pieces of page 0, the
             bytes from a page to the next, and the bytes of a piece.
         memory: What keeps that memory; it is held until all copies have ended.
+        linked: Whether pages are a sequence.
         patience: Seconds after which a copy is given up: its memory is not touched any more then.
 
     Raises:
@@ -59,6 +65,7 @@ class DiskPages:
         page_tokens: int,
         planes: _Planes,
         memory: object,
+        linked: bool = True,
         patience: float = 30.0,
     ) -> None:
         if not 0 < patience < threading.TIMEOUT_MAX:
@@ -70,6 +77,7 @@ class DiskPages:
         self._memory: object = memory
         self._patience = patience
         self._page_tokens = integer("page_tokens", page_tokens)
+        self._linked = linked
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._copies: dict[int, _Copy] = {}
@@ -89,6 +97,7 @@ class DiskPages:
             disk=disk.blocks,
             keyed=(disk.name,),
             ahead=0,
+            linked=linked,
         )
         found = Restored.agreed([disk.restored()])
         self._cache.restore("disk", found.slots, found.keys, found.parents)
@@ -99,6 +108,11 @@ class DiskPages:
     def slots(self) -> int:
         """Pages that the disk has room for."""
         return self._disk.blocks
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._disk.path
 
     def count(self, keys: bytes) -> int:
         """Returns how many of the leading pages are there.
@@ -114,6 +128,25 @@ class DiskPages:
         with self._lock:
             self._check_open()
             return self._scan(chain, 0)[0]
+
+    def which(self, keys: bytes) -> NDArray[np.bool_]:
+        """Returns of each page by itself whether it is there, shape (pages,).
+
+        Args:
+            keys: 32 bytes a page.
+
+        Raises:
+            Misuse: As in `count`.
+        """
+        self._check_process()
+        with self._lock:
+            self._check_open()
+            found = self._cache.which(keys)
+            there: NDArray[np.bool_] = found == Presence.READY
+            for at in np.flatnonzero(found == Presence.FILLING).tolist():
+                # One that somebody reads is there; one that is being written is not yet.
+                there[at] = self._scan(self._chain(keys[at * KEY_BYTES :][:KEY_BYTES]), 0)[0]
+            return there
 
     def read(self, keys: bytes, ids: _Ids) -> int:
         """Reads pages into the engine's memory.
@@ -307,7 +340,7 @@ class DiskPages:
         """Gives slots to the pages from `have` on that are not there."""
         if have == len(chain):
             return None
-        if have == 0 and above == b"":
+        if not self._linked or (have == 0 and above == b""):
             return self._cache.offload(chain, ids)
         parent = keys[(have - 1) * KEY_BYTES :][:KEY_BYTES] if have else above or self._nobody
         rest = self._chain(parent + keys[have * KEY_BYTES :])

@@ -4,18 +4,27 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blockyard._core import Misuse, Unsupported
 from blockyard._typing import override
 from blockyard.connectors.sglang.disk_identity import identity_of
 from blockyard.connectors.sglang.disk_pages import KEY_BYTES, DiskPages
-from blockyard.connectors.sglang.host_pool import HostPages, host_pages, one_pool_alone, page_ids
+from blockyard.connectors.sglang.host_pool import KV, HostPages, host_pages, page_ids
+from blockyard.connectors.sglang.pool_disks import (
+    PoolDisk,
+    agreed,
+    clear_all,
+    close_all,
+    of,
+    open_all,
+)
 from blockyard.connectors.sglang.sglang_api import INTERFACE, HiCacheStorage, HiCacheStorageConfig
 from blockyard.connectors.sglang.storage_settings import START, StorageSettings, check_config
-from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.log import Limited
-from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["Storage"]
 
@@ -28,11 +37,20 @@ _GB = 1e9
 _log = Limited(__name__, 0)
 
 
-class Storage(HiCacheStorage):  # type: ignore[misc]
-    """SGLang's storage: pages go from its host pool to slot files, and come back, without a copy.
+class _Pages(NamedTuple):
+    """Pages of a pool that are to be copied."""
 
-    Any thread may call it. What a page is found by is SGLang's key of it; where it lies, and what
-    goes when the disk is full, the core decides.
+    host: HostPages
+    disk: DiskPages
+    keys: bytes
+    ids: NDArray[np.int64]
+
+
+class Storage(HiCacheStorage):  # type: ignore[misc]
+    """SGLang's storage: pages go from its host pools to slot files, and come back, without a copy.
+
+    Any thread may call it. What a page is found by is SGLang's key of it, in the folder of its
+    pool; where it lies, and what goes when the disk is full, the core decides.
 
     Args:
         storage_config: SGLang's configuration, with the operator's keys in `extra_config`.
@@ -57,68 +75,72 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         self._identity = identity_of(
             storage_config, _server(), settings.namespace, INTERFACE.version
         )
-        self._pool: Any = None
-        self._host: HostPages | None = None
-        self._disk: DiskPages | None = None
+        self._pools: dict[str, tuple[HostPages, Any]] = {}
+        """What SGLang has registered, by name, the KV first."""
+        self._disks: Mapping[str, PoolDisk] = {}
+        """What is open, once all are registered."""
         self._unlinked = False
-        self._moved: dict[bool, list[tuple[int, float]]] = {True: [], False: []}
-        """Pages and seconds of the calls since the last `get_stats`, up and down."""
+        self._moved: dict[bool, list[tuple[int, int, float]]] = {True: [], False: []}
+        """Pages, bytes and seconds of the calls since the last `get_stats`, up and down."""
         self._lock = threading.Lock()
 
     @override
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Takes SGLang's host pool, and opens the disk.
+        """Takes SGLang's host pool of the KV; `on_host_pools_registered` opens its disk.
 
         Raises:
             Misuse: Its layout must be another one.
             Unsupported: Its pages cannot be read from where they lie.
-            Unavailable: There is no room, or another process owns the folder.
         """
-        if self._pool is not None:
-            if mem_pool_host is self._pool:
-                return
-            raise Misuse("another host pool: this storage has one already, make another one")
-        config, settings = self._config, self._settings
-        host = host_pages(mem_pool_host, ranks=config.tp_size)
-        blocks = int(in_blocks("disk", settings.disk, host.layout))
-        disk = DiskTier(
-            host.layout,
-            settings.disk_path,
-            blocks=blocks,
-            identity={**self._identity, "pages": host.meaning},
-            rank=config.tp_rank,
-            direct=settings.direct,
-            threads=settings.threads,
-            reclaim=settings.disk_reclaim,
-        )
-        try:
-            self._disk = DiskPages(
-                disk,
-                pages=host.pages,
-                page_tokens=host.page_tokens,
-                planes=host.planes,
-                memory=mem_pool_host,
-                patience=settings.patience,
-            )
-        except BaseException:
-            disk.close()
-            raise
-        self._pool, self._host = mem_pool_host, host
+        self._take(KV, mem_pool_host)
         super().register_mem_pool_host(mem_pool_host)
-        _log.info(
-            "Blockyard keeps %d pages of %d tokens and %d bytes in %s, and found %d there",
-            *(blocks, host.page_tokens, host.layout.block_bytes, disk.path, self._disk.restored),
-        )
 
     @override
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Takes the host pool that it has already by its name.
+        """Takes a host pool that lies beside the KV's, or that one once more, by its name.
 
         Raises:
-            Unsupported: It is another one: the model keeps more than KV of full attention.
+            Misuse: Its layout must be another one.
+            Unsupported: It is none that is kept, it comes after the others, or its pages cannot be
+                read from where they lie.
         """
-        if host_pool is not self._pool:
-            raise one_pool_alone(host_pool_name)
+        self._take(str(host_pool_name), host_pool)
+
+    @override
+    def on_host_pools_registered(self) -> None:
+        """Opens the disks of all pools, or none.
+
+        Raises:
+            Misuse: `disk` is too small, or not the size that a folder has.
+            Unavailable: There is no room, or another process owns a folder.
+        """
+        if self._disks:
+            return
+        if KV not in self._pools:
+            raise Misuse("no host pool: call register_mem_pool_host first")
+        self._disks = open_all(
+            self._pools, self._settings, self._identity, rank=self._config.tp_rank
+        )
+        for name, (host, disk) in self._disks.items():
+            _log.info(
+                "Blockyard keeps %d %s of %d tokens and %d bytes in %s, and found %d there",
+                *(disk.slots, "pages" if name == KV else f"pages of {name}", host.page_tokens),
+                *(host.layout.block_bytes, disk.path, disk.restored),
+            )
+
+    def _take(self, name: str, pool: Any) -> None:
+        known = self._pools.get(name)
+        if known is not None:
+            if pool is known[1]:
+                return
+            raise Misuse("another host pool: this storage has one already, make another one")
+        if self._disks:
+            raise Unsupported(
+                f"host pool {name!r} comes when the disk is divided among {', '.join(self._disks)}"
+                ": a draft model's does, at the start. Start without the draft model; or without "
+                "--hicache-storage-backend, and attach it later, by PUT /hicache/storage-backend"
+            )
+        self._pools[name] = host_pages(pool, ranks=self._config.tp_size, name=name), pool
 
     @override
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
@@ -131,8 +153,33 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         Raises:
             Misuse: A key is no such text, or the storage is closed.
         """
-        disk, _ = self._opened()
-        return disk.count(_bytes(keys))
+        return self._opened().disk.count(_bytes(keys))
+
+    @override
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
+    ) -> Any:
+        """Returns how many of the leading pages are a hit: all that it reads is there, durable.
+
+        Args:
+            keys: 64 hexadecimal digits a page.
+            pool_transfers: SGLang's `PoolTransfer` of each pool beside the KV: of `hit_policy`
+                "all_pages" it has a page for each key, of "trailing_pages" for the last ones, as
+                many as its `keys`.
+            extra_info: Not needed here.
+
+        Returns:
+            SGLang's `PoolTransferResult`: the length, that of each pool, and all lengths that would
+            do, on which ranks agree.
+
+        Raises:
+            Misuse: As in `batch_exists`; or there is no such pool.
+            Unsupported: Another `hit_policy`.
+        """
+        self._opened()
+        found = agreed(_bytes(keys), self._disks, pool_transfers or ())
+        longest = found.lengths[-1] if found.lengths else 0
+        return INTERFACE.get("PoolTransferResult")(longest, found.pools, found.lengths)
 
     @override
     def exists(self, key: str) -> bool:
@@ -157,12 +204,32 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         Raises:
             Misuse: An argument has another form, or the storage is closed.
         """
-        disk, host = self._opened()
-        named, ids = _bytes(keys), page_ids(host, host_indices, len(keys))
-        begun = time.perf_counter()
-        good = disk.read(named, ids)
-        self._note(good, begun, up=True)
+        good = self._read(self._checked(KV, keys, host_indices))
         return [True] * good + [False] * (len(keys) - good)
+
+    @override
+    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
+        """Reads pages of several pools into the host's memory.
+
+        Args:
+            transfers: SGLang's `PoolTransfer` of each pool: `keys` as in `batch_get_v1`, and
+                `host_indices`, rows of this pool.
+            extra_info: Not needed here.
+
+        Returns:
+            By the name of each pool, of each page whether it is there. Windows and states, of
+            `hit_policy` "trailing_pages", come whole or not at all: a part of one is of no use.
+
+        Raises:
+            Misuse: As in `batch_get_v1`; or there is no such pool. Nothing is read then.
+        """
+        found = {}
+        for transfer, one in self._transfers(transfers):
+            good, pages = self._read(one), len(one.ids)
+            if good < pages and transfer.hit_policy == "trailing_pages":
+                good = 0
+            found[transfer.name] = [True] * good + [False] * (pages - good)
+        return found
 
     @override
     def batch_set_v1(
@@ -181,12 +248,24 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         Raises:
             Misuse: An argument has another form, or the storage is closed.
         """
-        disk, host = self._opened()
-        named, ids = _bytes(keys), page_ids(host, host_indices, len(keys))
-        begun = time.perf_counter()
-        stored = disk.write(named, ids, above=self._above(extra_info))
-        self._note(sum(stored), begun, up=False)
-        return stored
+        return self._write(self._checked(KV, keys, host_indices), extra_info)
+
+    @override
+    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
+        """Writes pages of several pools from the host's memory, those that are not there yet.
+
+        Args:
+            transfers: As in `batch_get_v2`.
+            extra_info: As in `batch_set_v1`.
+
+        Returns:
+            By the name of each pool, of each page whether it is on the disk, durable.
+
+        Raises:
+            Misuse: As in `batch_get_v2`. Nothing is written then.
+        """
+        checked = self._transfers(transfers)
+        return {transfer.name: self._write(one, extra_info) for transfer, one in checked}
 
     @override
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> NoReturn:
@@ -231,52 +310,77 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
         """Forgets all pages, durably: no restart finds them either.
 
         Raises:
-            Unavailable: The disk refuses; nothing is forgotten then.
+            Unavailable: The disk refuses; nothing is found, but a restart may find it.
         """
-        disk, _ = self._opened()
-        disk.clear()
+        self._opened()
+        clear_all(self._disks)
 
     def close(self) -> None:
-        """Ends all copies and releases the folder; durable pages stay.
+        """Ends all copies and releases the folders; durable pages stay.
 
         It waits for pages being written, for `flush` seconds at most.
         """
-        if self._disk is not None:
-            left = self._disk.close(flush=self._settings.flush)
-            if left:
-                _log.warning(
-                    "%d pages were not written, and will not be found by the next process", left
-                )
+        left = close_all(self._disks, flush=self._settings.flush)
+        if left:
+            _log.warning(
+                "%d pages were not written, and will not be found by the next process", left
+            )
 
     @override
     def get_stats(self) -> Any:
         """Returns SGLang's `StorageMetrics` of the calls since the last time; None without them."""
-        if not self._config.enable_storage_metrics or self._host is None:
+        if not self._config.enable_storage_metrics or not self._disks:
             return None
         with self._lock:
             up, down = self._moved[True], self._moved[False]
             self._moved = {True: [], False: []}
-        size = self._host.layout.block_bytes / _GB
         return INTERFACE.get("StorageMetrics")(
-            prefetch_pgs=[pages for pages, _ in up],
-            backup_pgs=[pages for pages, _ in down],
-            prefetch_bandwidth=[pages * size / seconds for pages, seconds in up],
-            backup_bandwidth=[pages * size / seconds for pages, seconds in down],
+            prefetch_pgs=[pages for pages, _, _ in up],
+            backup_pgs=[pages for pages, _, _ in down],
+            prefetch_bandwidth=[nbytes / _GB / seconds for _, nbytes, seconds in up],
+            backup_bandwidth=[nbytes / _GB / seconds for _, nbytes, seconds in down],
         )
 
-    def stats(self) -> dict[str, int]:
+    def stats(self, pool: str = KV) -> dict[str, int]:
         """Returns the core's counters and sizes, as `KVCache.stats`: `disk_*` are the disk's.
 
-        Raises:
-            Misuse: No host pool was registered.
-        """
-        disk, _ = self._opened()
-        return disk.stats()
+        Args:
+            pool: SGLang's name of the host pool.
 
-    def _opened(self) -> tuple[DiskPages, HostPages]:
-        if self._disk is None or self._host is None:
-            raise Misuse("no host pool: call register_mem_pool_host first")
-        return self._disk, self._host
+        Raises:
+            Misuse: No such host pool was registered.
+        """
+        return self._opened(pool).disk.stats()
+
+    def _opened(self, pool: str = KV) -> PoolDisk:
+        if not self._disks:
+            raise Misuse(
+                "no host pool: call register_mem_pool_host and on_host_pools_registered first"
+            )
+        return of(self._disks, pool)
+
+    def _checked(self, pool: str, keys: list[str], rows: Any) -> _Pages:
+        host, disk = self._opened(pool)
+        return _Pages(host, disk, _bytes(keys), page_ids(host, rows, len(keys)))
+
+    def _transfers(self, transfers: Any) -> list[tuple[Any, _Pages]]:
+        """Checks all before the first is copied."""
+        return [
+            (one, self._checked(str(one.name), one.keys or [], one.host_indices))
+            for one in transfers
+        ]
+
+    def _read(self, what: _Pages) -> int:
+        begun = time.perf_counter()
+        good = what.disk.read(what.keys, what.ids)
+        self._note(good, what, begun, up=True)
+        return good
+
+    def _write(self, what: _Pages, extra_info: Any) -> list[bool]:
+        begun = time.perf_counter()
+        stored = what.disk.write(what.keys, what.ids, above=self._above(extra_info))
+        self._note(sum(stored), what, begun, up=False)
+        return stored
 
     def _above(self, extra_info: Any) -> bytes | None:
         """Returns the key of the page before; b"" for none, None if SGLang does not pass it."""
@@ -293,11 +397,12 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
             return None
         return _bytes(before[-1:])
 
-    def _note(self, pages: int, begun: float, *, up: bool) -> None:
+    def _note(self, pages: int, what: _Pages, begun: float, *, up: bool) -> None:
         if self._config.enable_storage_metrics and pages:
             seconds = max(time.perf_counter() - begun, 1e-9)
             with self._lock:
-                self._moved[up].append((pages, seconds))
+                nbytes = pages * what.host.layout.block_bytes
+                self._moved[up].append((pages, nbytes, seconds))
 
     @staticmethod
     def _no_tensors(call: str) -> NoReturn:

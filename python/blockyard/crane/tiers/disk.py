@@ -529,6 +529,13 @@ class DiskTier(Single):
         """
         self._close()
 
+    def abandon(self) -> None:
+        """Closes it, and gives back the room that it has taken.
+
+        It is for a start that fails elsewhere, before anything is written.
+        """
+        _abandon(self.parts)
+
     def _close(self) -> None:
         for part in self.parts:
             part.lane.close()

@@ -13,7 +13,7 @@ from blockyard._core import BlockyardError
 from blockyard._typing import override
 from blockyard.connectors.command_line import mended
 from blockyard.connectors.sglang.disk_identity import adapters_of, weights_of
-from blockyard.connectors.sglang.host_pool import check_layout, one_pool_alone
+from blockyard.connectors.sglang.host_pool import check_layout, no_attention
 from blockyard.connectors.sglang.sglang_api import INTERFACE
 from blockyard.connectors.sglang.storage_settings import START, StorageSettings, check_config
 from blockyard.shared.sizes import counted, parse_size
@@ -309,14 +309,13 @@ def ranks(launch: Launch, _: Site) -> Finding:
 
 
 def model(launch: Launch, _: Site) -> Finding:
-    """The model's kind of KV: the storage supports only full attention."""
+    """The model's kinds of KV: windows and states need layers beside them that keep every token."""
     if isinstance(launch.model, str):
         return unknown("model", launch.model)
-    kinds = launch.model.kinds
-    others = [kind for kind in kinds if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}]
-    if others:
-        return launch.refusal("model", one_pool_alone(others[0].removesuffix("Spec").upper()))
-    return Finding("model", "ok", f"{launch.model.layers} layers a rank, of one kind")
+    if launch.model.kinds == ("MambaSpec",):
+        return launch.refusal("model", no_attention())
+    beside = ", and states beside it" if "MambaSpec" in launch.model.kinds else ""
+    return Finding("model", "ok", f"{launch.model.layers} layers a rank, of KV{beside}")
 
 
 def weights(launch: Launch, _: Site) -> Finding:
@@ -359,7 +358,10 @@ def drafter(launch: Launch, _: Site) -> Finding:
     named = launch.flags.text("speculative_algorithm")
     own = bool(named) and named.upper() not in {"NGRAM", "NONE"}
     means = "where it keeps a pool of its own the storage is refused, after the weights"
-    do = "start without --speculative-algorithm if it is"
+    do = (
+        "if it is, start without --speculative-algorithm, or attach the storage after the start, "
+        "by PUT /hicache/storage-backend"
+    )
     return judged("drafter", named or "none", (own, "warn", means, do))
 
 
