@@ -225,7 +225,7 @@ class LocalCache(KVCache):
         """
         if rank != 0:
             raise Misuse(f"rank = {rank!r}: must be 0, the only rank of this cache")
-        check_memory(memory, self._config.keyed)
+        check_memory(memory, self._config.known_tiers)
         self._crane.traffic.reset()
         return self._collect() + self._reset(rank, memory)
 

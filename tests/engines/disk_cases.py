@@ -49,7 +49,8 @@ def settle(engine: Engine) -> None:
     quiet = 0
     while quiet < 5:
         engine.step()
-        quiet = 0 if engine.front.cache.stats()["flights"] else quiet + 1
+        flies = any(cache.stats()["flights"] for cache in engine.caches)
+        quiet = 0 if flies else quiet + 1
 
 
 @case

@@ -210,7 +210,7 @@ def identity(chosen: dict[str, Any], root: Path) -> tuple[Any, ...]:
     size = config.cache_config.block_size
     group.kv_cache_spec = dataclasses.replace(group.kv_cache_spec, block_size=size)
     known = facts(config, kv, version=__version__)
-    said = Settings.read(extra, known)[1]
+    said = Settings.read(extra, known)[1][0]
     return tuple(sorted(said.identity.items())), known.layout.fingerprint
 
 

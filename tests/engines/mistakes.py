@@ -29,7 +29,11 @@ def seeds() -> None:
 
 
 def noticed(
-    of: type, verb: str, *says: str, by: Callable[[], None] = seeds
+    of: type,
+    verb: str,
+    *says: str,
+    by: Callable[[], None] = seeds,
+    among: list[Callable[[], None]] = MISTAKES,
 ) -> Callable[[Callable[..., Any]], None]:
     """Registers a mistake in place of a verb, and what the seeds or a case say of it."""
 
@@ -52,7 +56,7 @@ def noticed(
                 setattr(of, verb, right)
 
         check.__name__ = f"noticed_{wrong.__name__}"
-        MISTAKES.append(check)
+        among.append(check)
 
     return register
 
@@ -69,10 +73,10 @@ def e1_blocks_that_the_second_runner_has_zeroed_are_copied(*_: Any) -> None:
 
 @noticed(SchedulerHalf, "finished")
 def e2_blocks_are_offloaded_under_the_keys_of_others(
-    right: Any, self: SchedulerHalf, request: Any, ids: Any
+    right: Any, self: SchedulerHalf, request: Any, tables: Any
 ) -> None:
     """The last block's KV is found as the first one's."""
-    right(self, request, ids[::-1])
+    right(self, request, [ids[::-1] for ids in tables])
 
 
 @noticed(Root, "keys")

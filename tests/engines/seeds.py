@@ -47,19 +47,20 @@ class Post:
 
     def __init__(self, chance: random.Random, *, loses: bool) -> None:
         self.chance, self.loses = chance, loses
-        self.down: set[int] = set()
+        self.down: set[tuple[int, int]] = set()
         self.late: list[Any] = []
         self.seen: Counter[str] = Counter()
 
     def __call__(self, orders: Any, reports: Reports | None) -> Reports | None:
         """Returns what arrives in this step."""
-        self.down |= {plan.flight for plan in orders.down}
+        self.down |= {(plan.group, plan.flight) for plan in orders.down}
         late, self.late = self.late, []
         arrived = []
         for outcome in [*late, *(reports.outcomes if reports else ())]:
             chance = self.chance.random()
             # A load whose end nobody hears of holds its blocks for ever, as it has to.
-            if self.loses and chance < 0.04 and outcome.flight in self.down:
+            flight = outcome.group, outcome.flight
+            if self.loses and chance < 0.04 and flight in self.down:
                 self.seen["reports lost"] += 1
             elif chance < 0.2:
                 self.seen["reports late"] += 1
@@ -73,8 +74,37 @@ class Post:
         return Reports(arrived, ready=ready) if arrived or ready else None
 
 
-def engine_of(seed: int, chance: random.Random, *, faults: bool, beside: bool = False) -> Engine:
-    """Returns the engine of a seed."""
+class CheckedByTier:
+    """A copier of several cranes, which checks the slots of each one's memory by themselves."""
+
+    def __init__(self, inner: Copier) -> None:
+        self.inner = inner
+        self.made: dict[int, CheckedCopier] = {}
+
+    def of(self, tier: Any) -> CheckedCopier:
+        """Returns the one that checks a tier of memory."""
+        if id(tier) not in self.made:
+            self.made[id(tier)] = CheckedCopier(self.inner, Checksums(workers=0))
+        return self.made[id(tier)]
+
+    def start(self, source: Any, destination: Any, sources: Any, destinations: Any) -> Any:
+        """Begins a copy."""
+        memory = destination if source.name == "device" else source
+        return self.of(memory).start(source, destination, sources, destinations)
+
+    def reset(self) -> None:
+        """Ends all copies."""
+        for one in self.made.values():
+            one.reset()
+
+    def close(self) -> None:
+        """Closes all."""
+        for one in self.made.values():
+            one.close()
+
+
+def engine_of(seed: int, chance: random.Random, *, faults: bool, **more: Any) -> Engine:
+    """Returns the engine of a seed; `more` goes before what is drawn."""
     failing = 0.25 if faults else 0
     deadline = chance.choice([None, _DEADLINE]) if faults else None
     posted = chance.random() < 0.3
@@ -85,32 +115,32 @@ def engine_of(seed: int, chance: random.Random, *, faults: bool, beside: bool = 
     def copier(rank: int) -> Copier:
         script = Script.seeded(10 * seed + rank, late=0.5, failing=failing, corrupting=failing)
         made = ScriptedCopier(ThreadCopier(workers=0), script)
-        return CheckedCopier(made, Checksums(workers=0)) if checks else made
+        return CheckedByTier(made) if checks else made
 
     def mail(rank: int) -> Post:
         return Post(random.Random(10 * seed + rank), loses=deadline is not None)
 
     # vLLM's n-gram drafts are of synchronous scheduling.
     drafted = not asynchronous and chance.random() < 0.4
-    return Engine(
-        blocks=chance.randint(24, 50),
-        host=chance.choice([64, 80, 300, 300]),
-        seats=chance.randint(3, 10),
-        budget=chance.choice([16, 64, 128, 512]),
-        ranks=chance.choice([1, 1, 2]),
-        parallel=chance.choice(["tensor", "stages", "latent"]),
-        asynchronous=asynchronous,
-        policy=chance.choice(["fcfs", "fcfs", "priority"]),
-        copier=copier,
-        mail=mail if posted else None,
-        deadline=deadline,
-        offload=chance.choice(["finish", "finish", "through", "none"]),
-        decode=chance.random() < 0.7,
-        keep_on_reset=chance.choice([None, False]),
-        zeroes=chance.choice([None, None, 1, 2]),
-        drafts=random.Random(seed) if drafted else None,
-        beside=beside,
-    )
+    drawn: dict[str, Any] = {
+        "blocks": chance.randint(24, 50),
+        "host": chance.choice([64, 80, 300, 300]),
+        "seats": chance.randint(3, 10),
+        "budget": chance.choice([16, 64, 128, 512]),
+        "ranks": chance.choice([1, 1, 2]),
+        "parallel": chance.choice(["tensor", "stages", "latent"]),
+        "asynchronous": asynchronous,
+        "policy": chance.choice(["fcfs", "fcfs", "priority"]),
+        "copier": copier,
+        "mail": mail if posted else None,
+        "deadline": deadline,
+        "offload": chance.choice(["finish", "finish", "through", "none"]),
+        "decode": chance.random() < 0.7,
+        "keep_on_reset": chance.choice([None, False]),
+        "zeroes": chance.choice([None, None, 1, 2]),
+        "drafts": random.Random(seed) if drafted else None,
+    }
+    return Engine(**(drawn | more))
 
 
 class Game:
@@ -124,16 +154,23 @@ class Game:
         self.seen: Counter[str] = Counter()
         self.faults = chance.random() < 0.75
         self.resets = chance.random() < 0.4
-        self.engine = engine_of(seed, chance, faults=self.faults, beside=self.beside)
+        self.engine = self.make(seed)
         self.asked = {f"r{number}": self.ask() for number in range(chance.randint(9, 28))}
         self.waiting = list(self.asked)
         self.live: list[str] = []
         self.aborted: set[str] = set()
 
+    def make(self, seed: int) -> Engine:
+        """Makes its engine."""
+        return engine_of(seed, self.chance, faults=self.faults, beside=self.beside)
+
+    def room(self) -> int:
+        """Tokens that vLLM has room for."""
+        return int(self.engine.config.cache_config.num_gpu_blocks - 1) * SIZE
+
     def ask(self) -> Ask:
         """Draws a request; a third of them begin alike."""
-        chance = self.chance
-        room = (self.engine.config.cache_config.num_gpu_blocks - 1) * SIZE
+        chance, room = self.chance, self.room()
         family = 1000 * chance.randrange(3)
         shared = range(family, family + chance.choice([0, 16, 40, 96, 160]))
         own = [chance.randrange(1000) for _ in range(chance.randint(1, 60))]
@@ -181,11 +218,13 @@ class Game:
     def flip(self) -> None:
         """Flips a bit of a block on the host, where that is checked and nothing is copied."""
         number = self.chance.randrange(len(self.engine.ranks))
-        crane = self.engine.ranks[number].own.back.worker.crane
+        cranes = list(self.engine.ranks[number].own.back.worker.cranes.values())
+        crane = cranes[0] if len(cranes) == 1 else self.chance.choice(cranes)
         copier = crane.copiers["device", "host"]
-        if not isinstance(copier, CheckedCopier) or crane.in_flight:
+        if not isinstance(copier, CheckedByTier) or crane.in_flight:
             return
-        slots = np.flatnonzero(copier.sums._known.get(("host", "kv"), ()))
+        sums = copier.of(crane._tiers["host"]).sums
+        slots = np.flatnonzero(sums._known.get(("host", "kv"), ()))
         if len(slots):
             (plane,) = crane._tiers["host"].planes
             bytes_ = plane[self.chance.choice(slots.tolist())]
@@ -231,7 +270,9 @@ class Game:
 
     def count(self) -> None:
         """Counts what has happened."""
-        stats = self.engine.front.cache.stats()
+        stats: Counter[str] = Counter()
+        for cache in self.engine.caches:
+            stats.update(cache.stats())
         self.seen["preempted"] += self.engine.preempted
         self.seen["parked"] += stats["parkings"]
         self.seen["blocks from the host"] += stats["host_hits"]
@@ -258,16 +299,17 @@ def check_at_rest(engine: Engine) -> None:
     """Checks that neither pool has lost a block."""
     for _ in range(40):
         engine.step()
-    if engine.front.cache.stats()["flights"]:
+    if any(cache.stats()["flights"] for cache in engine.caches):
         # Of a copy whose end was lost, or heard of as unknown, only a reset tells that it is over.
         for rank in engine.ranks:
             rank.own.back.worker.reset()
         engine.front.connector.reset(memory="kept")
-    stats: dict[str, Any] = engine.front.cache.stats()
     names = ("parked", "flights", "host_pinned", "host_quarantined", "host_promised")
-    left = {name: stats[name] for name in names if stats[name]}
-    if left:
-        raise Wrong(f"left behind: {left}")
+    for cache in engine.caches:
+        stats: dict[str, Any] = cache.stats()
+        left = {name: stats[name] for name in names if stats[name]}
+        if left:
+            raise Wrong(f"left behind: {left}")
     pool = engine.scheduler.kv_cache_manager.block_pool
     if pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
         raise Wrong(f"{pool.get_num_free_blocks()} of vLLM's {pool.num_gpu_blocks - 1} are free")

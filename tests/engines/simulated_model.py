@@ -38,7 +38,7 @@ from blockyard.connectors.vllm import Blockyard
 from blockyard.crane.copiers import Copier
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing.simulated_engine import chained, sampled
-from simulated_setup import DRAFTS, SIZE, layers, settings
+from simulated_setup import DRAFTS, FULL, SIZE, Kind, layers, settings
 
 init_none_hash(sha256)
 HASHER = get_request_block_hasher(SIZE, sha256)
@@ -64,19 +64,25 @@ class Rank:
         *,
         latent: bool = False,
         mail: Mail | None = None,
+        kinds: Sequence[Kind] = (FULL,),
     ) -> None:
         # Ranks of latent KV have the same words.
         self.number = 0 if latent else number
-        self.mail = mail
+        self.mail, self.kinds = mail, kinds
         # Keys and values of a token are two words, what is latent is one.
         shape = (SIZE, 2) if latent else (2, SIZE, 1, 2)
+        # As in vLLM, the groups share their tensors: a block is of the group that has it.
+        tensors = [
+            torch.zeros((kv.num_blocks, *shape), dtype=torch.float32)
+            for _ in kv.kv_cache_groups[0].layer_names
+        ]
         self.kv = {
-            name: torch.zeros((kv.num_blocks, *shape), dtype=torch.float32)
-            for name in kv.kv_cache_groups[0].layer_names
+            name: tensor
+            for group in kv.kv_cache_groups
+            for name, tensor in zip(group.layer_names, tensors, strict=True)
         }
         self.words = [
-            one.view(torch.int64).numpy().reshape(kv.num_blocks, -1, SIZE)
-            for one in self.kv.values()
+            one.view(torch.int64).numpy().reshape(kv.num_blocks, -1, SIZE) for one in tensors
         ]
         self.connector: Any = None
         self.own: Any = None
@@ -97,7 +103,7 @@ class Rank:
             if self.other is not None:
                 self.other.rank = self
             self.connector.register_kv_caches(self.kv)
-        self.tables: dict[str, list[int]] = {}
+        self.tables: dict[str, list[list[int]]] = {}
 
     def zero(self, ids: list[int]) -> None:
         """Zeroes blocks."""
@@ -107,13 +113,14 @@ class Rank:
     def update(self, output: Any) -> None:
         """Takes what is new of the block tables."""
         for new in output.scheduled_new_reqs:
-            self.tables[new.req_id] = list(new.block_ids[0])
+            self.tables[new.req_id] = list(map(list, new.block_ids))
         cached = output.scheduled_cached_reqs
         for name, more in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if name in cached.resumed_req_ids:
-                self.tables[name] = list(more[0])
+                self.tables[name] = list(map(list, more))
             elif more is not None:
-                self.tables[name] = self.tables[name] + more[0]
+                both = zip(self.tables[name], more, strict=True)
+                self.tables[name] = [table + ids for table, ids in both]
 
     def compute(self, name: str, sums: np.ndarray, first: int, count: int) -> bool:
         """Reads the KV before `first`, and writes that of the next positions.
@@ -122,50 +129,77 @@ class Rank:
             Whether it has read nothing of a block that did not come. If not, what it writes is
             wrong, and what it samples.
         """
-        table = self.tables[name]
-        read = set(table[: -(-first // SIZE)]) & self.excused
+        tables, last = self.tables[name], first + count
+        read = set(tables[0][: -(-first // SIZE)]) & self.excused
         if read:
-            self.excused.update(table[first // SIZE : -(-(first + count) // SIZE)])
-            self.put(table, ~sums, first, first + count)
+            self.excused.update(tables[0][first // SIZE : -(-last // SIZE)])
+            self.put(tables, ~sums, first, last)
             return False
-        self.read(name, table, sums, first)
-        self.put(table, sums, first, first + count)
+        self.read(name, tables, sums, first)
+        self.put(tables, sums, first, last)
         return True
 
-    def read(self, name: str, table: list[int], sums: np.ndarray, last: int) -> None:
-        """Checks every position before `last`."""
-        for words, half, blocks, offsets, told in self.places(table, 0, last):
-            there = words[blocks, half, offsets]
-            bad = np.flatnonzero(there != sums[:last] ^ told)
-            if len(bad):
-                raise Wrong(
-                    f"{name} attends to token {bad[0]} of {last} in block {blocks[bad[0]]} of "
-                    f"rank {self.number}, which holds something else"
-                )
+    def read(self, name: str, tables: list[list[int]], sums: np.ndarray, last: int) -> None:
+        """Checks in each group what the position `last` attends to of those before it."""
+        for group, (kind, table) in enumerate(zip(self.kinds, tables, strict=True)):
+            at = np.arange(kind.first(last), last)
+            value = sums[at]
+            if kind.name == "state":
+                at, value = self.state(sums, last)
+            for words, half, blocks, offsets, told in self.places(group, table, at):
+                there = words[blocks, half, offsets]
+                bad = np.flatnonzero(there != value ^ told)
+                if len(bad):
+                    raise Wrong(
+                        f"{name} attends to token {at[bad[0]]} of {last} in block "
+                        f"{blocks[bad[0]]} of group {group} ({kind.name}) of rank {self.number}, "
+                        f"which holds something else"
+                    )
 
-    def put(self, table: list[int], sums: np.ndarray, first: int, last: int) -> None:
-        """Writes positions."""
-        for words, half, blocks, offsets, told in self.places(table, first, last):
-            if not blocks.all():
-                raise Wrong("something is written to the null block")
-            words[blocks, half, offsets] = sums[first:last] ^ told
+    def put(
+        self,
+        tables: list[list[int]],
+        sums: np.ndarray,
+        first: int,
+        last: int,
+        *,
+        whole: bool = True,
+    ) -> None:
+        """Writes positions, in each group; if not the whole, what no block is for is left out."""
+        for group, (kind, table) in enumerate(zip(self.kinds, tables, strict=True)):
+            at = np.arange(first, last)
+            if not whole:
+                at = at[np.array(table)[at // SIZE] > 0]
+            value = sums[at]
+            if kind.name == "state":
+                at, value = self.state(sums, last)
+            for words, half, blocks, offsets, told in self.places(group, table, at):
+                if not blocks.all():
+                    raise Wrong("something is written to the null block")
+                words[blocks, half, offsets] = value ^ told
 
-    def places(self, table: list[int], first: int, last: int) -> Iterator[tuple[Any, ...]]:
+    @staticmethod
+    def state(sums: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the places of a state, all those of its block, and its words."""
+        first = max(length - 1, 0) // SIZE * SIZE
+        at = np.arange(first, first + SIZE if length else first)
+        return at, np.repeat(sums[length - 1 : length], len(at))
+
+    def places(self, group: int, table: list[int], at: np.ndarray) -> Iterator[tuple[Any, ...]]:
         """Yields where the KV of positions lies, and what tells it from that of others."""
-        at = np.arange(first, last)
         blocks, offsets = np.array(table, np.int64)[at // SIZE], at % SIZE
+        rank = (self.weights << 40) + (group << 32) + 1000 * self.number
         for layer, words in enumerate(self.words):
             for half in range(words.shape[1]):
-                told = np.int64((self.weights << 40) + 1000 * self.number + 10 * layer + half)
-                yield words, half, blocks, offsets, told
+                yield words, half, blocks, offsets, np.int64(rank + 10 * layer + half)
 
-    def bring(self, name: str, ids: list[int], tokens: list[int], first: int) -> None:
+    def bring(self, name: str, tables: list[list[int]], tokens: list[int], first: int) -> None:
         """Writes what a prefiller has."""
-        self.put(ids, self.sums(name, tokens), first, len(tokens))
+        self.put(tables, self.sums(name, tokens), first, len(tokens), whole=False)
 
-    def check(self, name: str, ids: list[int], tokens: list[int]) -> None:
+    def check(self, name: str, tables: list[list[int]], tokens: list[int]) -> None:
         """Reads what a decoder reads."""
-        self.read(name, ids, self.sums(name, tokens), len(tokens))
+        self.read(name, tables, self.sums(name, tokens), len(tokens))
 
     def spoil(self, ids: list[int]) -> None:
         """Writes other bytes, as a transfer does that is on its way."""
@@ -178,7 +212,7 @@ class Engine:
 
     Args:
         blocks: vLLM's blocks.
-        host: Blocks below them; None for no connector.
+        host: Blocks below them, of each group or of all alike; None for no connector.
         seats: Requests that run at once.
         budget: Tokens of a step.
         ranks: Workers.
@@ -190,14 +224,15 @@ class Engine:
         workers: Whether there are any.
         zeroes: The runner that zeroes new blocks: 1 after the connector's fence, 2 before it.
         drafts: Draws the tokens that are drafted; None for no speculation.
+        kinds: How the layers of each group keep their KV.
         extra: The operator's words.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - what an operator sets, and what is counted
         self,
         *,
         blocks: int,
-        host: int | None,
+        host: int | list[int] | None,
         seats: int = 8,
         budget: int = 128,
         ranks: int = 1,
@@ -210,9 +245,11 @@ class Engine:
         zeroes: int | None = None,
         drafts: random.Random | None = None,
         beside: bool = False,
+        kinds: Sequence[Kind] = (FULL,),
         **extra: Any,
     ) -> None:
-        asked = None if host is None else {"host": host, **extra}
+        room = [host] * len(kinds) if len(kinds) > 1 and isinstance(host, int) else host
+        asked = None if host is None else {"host": room, **extra}
         self.extra = extra
         more = {"policy": policy, "async_scheduling": asynchronous}
         stages = ranks if parallel == "stages" else 1
@@ -221,6 +258,7 @@ class Engine:
             stages=stages,
             drafts=drafts is not None,
             beside=beside,
+            kinds=kinds,
             **more,
         )
         latent, zeroed = parallel == "latent", zeroes is not None
@@ -230,7 +268,7 @@ class Engine:
         kind = AsyncScheduler if asynchronous else Scheduler
         self.scheduler = kind(
             self.config,
-            layers(blocks, latent=latent, zeroed=zeroed),
+            layers(blocks, latent=latent, zeroed=zeroed, kinds=kinds),
             StructuredOutputManager(self.config),
             block_size=SIZE,
             log_stats=True,
@@ -242,12 +280,14 @@ class Engine:
             # Without threads every run is the same.
             own = copier(number) if copier else ThreadCopier(workers=0)
             stage = number if stages > 1 else 0
-            kv = layers(blocks, latent=latent, stage=stage, zeroed=zeroed)
+            kv = layers(blocks, latent=latent, stage=stage, zeroed=zeroed, kinds=kinds)
             sent = None if mail is None else mail(number)
-            self.ranks.append(Rank(self.config, kv, number, own, latent=latent, mail=sent))
+            rank = Rank(self.config, kv, number, own, latent=latent, mail=sent, kinds=kinds)
+            self.ranks.append(rank)
         for one in self.ranks:
             one.sums = self.sums
         if parts(self.scheduler.connector)[1] is not None:
+            self.front.is_early = zeroes != 1
             # A step is a millisecond, so that deadlines are the same in every run.
             self.front.clock = lambda: self.steps / 1000
             said = [one.connector.get_handshake_metadata() for one in self.ranks]
@@ -271,8 +311,14 @@ class Engine:
         """Counts the weights that it has had."""
         self.computed: Counter[str] = Counter()
         """Positions that were computed of each."""
+        self.reached: dict[str, int] = {}
+        """Tokens that each had when it was scheduled last."""
+        self.lost: list[tuple[str, int]] = []
+        """What each preempted request computes again when it resumes, in tokens."""
         self.reported: dict[str, tuple[int, int]] = {}
         """Cached tokens of each prompt that vLLM has reported: its own, and those that came up."""
+        self.left: set[str] = set()
+        """Requests that were preempted, and have not resumed."""
         self.preempted = 0
         self.steps = 0
         self.pause = 0.0
@@ -282,6 +328,12 @@ class Engine:
     def front(self) -> Any:
         """The scheduler's half."""
         return parts(self.scheduler.connector)[1].front
+
+    @property
+    def caches(self) -> Sequence[Any]:
+        """The bookkeeping of each group."""
+        connector = self.front.connector
+        return getattr(connector, "caches", None) or [connector.cache]
 
     def add(
         self, name: str, prompt: list[int], most: int, *, asks: Any = None, **more: Any
@@ -316,9 +368,10 @@ class Engine:
         while len(self.flying) > keep:
             self.take()
         if self.audited:
-            found = self.front.cache.audit()
-            if found is not None:
-                raise Wrong(f"step {self.steps}: the audit: {found}")
+            for cache in self.caches:
+                found = cache.audit()
+                if found is not None:
+                    raise Wrong(f"step {self.steps}: the audit: {found}")
 
     def take(self) -> None:
         """Takes the output of the oldest step."""
@@ -343,7 +396,9 @@ class Engine:
         if self.asynchronous or request.num_preemptions or "afar" in (asks_of(request)):
             return
         left = request.num_prompt_tokens - sum(self.reported[name])
-        if left != self.computed[name]:
+        # Where it drafts, vLLM computes as many positions of each row as it has drafts, and one.
+        padded = DRAFTS if self.drafts is not None and left == 1 else 0
+        if self.computed[name] not in {left, left + padded}:
             raise Wrong(
                 f"{name}: vLLM reports {self.reported[name]} of {request.num_prompt_tokens} tokens "
                 f"as cached, and {self.computed[name]} were computed"
@@ -357,6 +412,7 @@ class Engine:
     def run(self, output: Any) -> ModelRunnerOutput:
         """Does what the model runners of all ranks do."""
         self.preempted += len(output.preempted_req_ids or ())
+        self.left |= set(output.preempted_req_ids or ())
         work = self.work(output)
         spec = output.scheduled_spec_decode_tokens
         tokens = [self.sample(*one, spec.get(one[0], ())) for one in work]
@@ -382,6 +438,8 @@ class Engine:
         for new in output.scheduled_new_reqs:
             if new.prefill_token_ids is not None:
                 self.known[new.req_id] = list(new.prefill_token_ids)
+        resumed = {one for one in output.num_scheduled_tokens if one in self.left}
+        self.left -= resumed
         work = []
         for name, count in output.num_scheduled_tokens.items():
             drafts = output.scheduled_spec_decode_tokens.get(name, ())
@@ -389,6 +447,10 @@ class Engine:
             if start + count > len(tokens):
                 raise Wrong(f"{name} has {len(tokens)} tokens, and {start + count} are scheduled")
             self.computed[name] += count
+            if name in resumed:
+                had = min(self.reached[name], len(self.known[name]) - 1)
+                self.lost.append((name, max(had - start, 0)))
+            self.reached[name] = start + count - len(drafts)
             work.append((name, start, count, self.sums(name, tokens[: start + count])))
         return work
 

@@ -2,8 +2,9 @@
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.config import (
@@ -17,10 +18,13 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowSpec,
 )
 
 SIZE, LAYERS, LONGEST, DRAFTS = 16, 2, 1024, 3
@@ -38,6 +42,37 @@ MODEL = {
 }
 
 
+class Kind(NamedTuple):
+    """How the layers of a group keep their KV."""
+
+    name: str
+    """ "full", "window", "chunk" or "state"."""
+    tokens: int = 0
+    """Of the window, or of a chunk."""
+
+    def first(self, length: int) -> int:
+        """The first token that the one behind so many tokens attends to."""
+        if self.name == "window":
+            return max(0, length - self.tokens + 1)
+        return length // self.tokens * self.tokens if self.name == "chunk" else 0
+
+    def spec(self) -> Any:
+        """vLLM's word for it."""
+        page = {"block_size": SIZE, "num_kv_heads": 1, "head_size": 2, "dtype": torch.float32}
+        if self.name == "window":
+            return SlidingWindowSpec(**page, sliding_window=self.tokens)
+        if self.name == "chunk":
+            return ChunkedLocalAttentionSpec(**page, attention_chunk_size=self.tokens)
+        if self.name == "state":
+            # As many bytes as a block of the others.
+            state = {"shapes": ((4 * SIZE,),), "dtypes": (torch.float32,)}
+            return MambaSpec(block_size=SIZE, **state, mamba_cache_mode="align")
+        return FullAttentionSpec(**page)
+
+
+FULL = Kind("full")
+
+
 def settings(
     extra: dict[str, Any] | None,
     blocks: int,
@@ -47,13 +82,15 @@ def settings(
     stages: int = 1,
     drafts: bool = False,
     beside: bool = False,
+    kinds: Sequence[Kind] = (FULL,),
     **more: Any,
 ) -> Any:
     """Returns vLLM's configuration; None for no connector."""
-    folder = Path(tempfile.gettempdir()) / f"blockyard-vllm-model-{stages}"
+    count = LAYERS * stages * len(kinds)
+    folder = Path(tempfile.gettempdir()) / f"blockyard-vllm-model-{count}"
     folder.mkdir(exist_ok=True)
     config = folder / "config.json"
-    text = json.dumps(MODEL | {"num_hidden_layers": LAYERS * stages})
+    text = json.dumps(MODEL | {"num_hidden_layers": count})
     # A file that was changed is another model's.
     if not config.exists() or config.read_text() != text:
         config.write_text(text)
@@ -71,13 +108,19 @@ def settings(
             disable_hybrid_kv_cache_manager=True,
             **more,
         ),
-        cache_config=CacheConfig(block_size=SIZE, enable_prefix_caching=True),
+        cache_config=CacheConfig(
+            block_size=SIZE,
+            enable_prefix_caching=True,
+            mamba_cache_mode="align" if Kind("state") in kinds else "none",
+        ),
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
         kv_transfer_config=None if extra is None else (behind if beside else transfer)(extra),
         speculative_config=SpeculativeConfig(**speculative) if drafts else None,
     )
     made.cache_config.num_gpu_blocks = blocks
+    # No platform is known here, of which vLLM would know whether it has one.
+    made.scheduler_config.disable_hybrid_kv_cache_manager = len(kinds) == 1
     return made
 
 
@@ -117,11 +160,28 @@ class Zeroed(KVCacheConfig):
     needs_kv_cache_zeroing = True
 
 
-def layers(blocks: int, *, latent: bool = False, stage: int = 0, zeroed: bool = False) -> Any:
-    """Returns one group of full attention, or of MLA."""
-    kind = MLAAttentionSpec if latent else FullAttentionSpec
-    spec = kind(block_size=SIZE, num_kv_heads=1, head_size=2, dtype=torch.float32)
-    names = [f"model.layers.{stage * LAYERS + at}" for at in range(LAYERS)]
-    groups = [KVCacheGroupSpec(names, spec)]
-    made = Zeroed if zeroed else KVCacheConfig
+class Plain(KVCacheConfig):
+    """One whose new blocks are as they were, also where there are states."""
+
+    needs_kv_cache_zeroing = False
+
+
+def layers(
+    blocks: int,
+    *,
+    latent: bool = False,
+    stage: int = 0,
+    zeroed: bool = False,
+    kinds: Sequence[Kind] = (FULL,),
+) -> Any:
+    """Returns a group of layers of each kind, or one of MLA."""
+    specs = [kind.spec() for kind in kinds]
+    if latent:
+        specs = [MLAAttentionSpec(SIZE, num_kv_heads=1, head_size=2, dtype=torch.float32)]
+    groups = []
+    for number, spec in enumerate(specs):
+        first = (stage * len(specs) + number) * LAYERS
+        names = [f"model.layers.{first + at}" for at in range(LAYERS)]
+        groups.append(KVCacheGroupSpec(names, spec))
+    made = Zeroed if zeroed else Plain
     return made(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)

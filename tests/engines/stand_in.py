@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorTransferResults,
+    SupportsHMA,
 )
 from vllm.v1.request import RequestStatus
 
@@ -24,7 +25,8 @@ class Transfer:
     """What it moves of a request."""
 
     name: str
-    ids: list[int]
+    tables: list[list[int]]
+    """Its blocks in each group of layers."""
     tokens: list[int]
     """All up to the last one whose KV it moves."""
     first: int
@@ -32,7 +34,7 @@ class Transfer:
     late: int
     """Steps that it takes; 0 for none, beside the computation."""
     bad: list[int] = field(default_factory=list)
-    """Places in `ids` that do not come."""
+    """Places in the one table that do not come."""
     lost: bool = False
     """Whether nothing of it comes, which is said of the request and not of its blocks."""
 
@@ -45,7 +47,7 @@ class Said(KVConnectorMetadata):
     sends: list[Transfer]
 
 
-class StandIn(KVConnectorBase_V1):
+class StandIn(KVConnectorBase_V1, SupportsHMA):
     """Both halves.
 
     `kv_transfer_params` of a request has "afar": {"tokens": how many it has of the prompt,
@@ -83,8 +85,9 @@ class StandIn(KVConnectorBase_V1):
             return None, False
         self.asked[request.request_id] = num_computed_tokens
         most = min(asks["tokens"], request.num_prompt_tokens)
-        if not asks["late"]:
-            # vLLM computes a token of each request that runs.
+        if not asks["late"] or len(self._kv_cache_config.kv_cache_groups) > 1:
+            # vLLM computes a token of each request that runs, for which a window may need a block
+            # more than for the next one.
             most = min(most, request.num_tokens - 1)
         count = most - num_computed_tokens
         return (count, asks["late"] > 0) if count > 0 else (0, False)
@@ -97,13 +100,13 @@ class StandIn(KVConnectorBase_V1):
         asks["done"] = not asks.get("again")
         first = self.asked[request.request_id]
         last = first + num_external_tokens
-        (ids,) = blocks.get_block_ids()
         tokens = list(request.all_token_ids[:last])
         bad = [first // self.size + at for at in asks.get("bad", ())]
-        ids = list(ids[: -(-last // self.size)])
-        bad = [at for at in bad if at < len(ids)]
+        tables = [list(ids[: -(-last // self.size)]) for ids in blocks.get_block_ids()]
+        # Of several groups vLLM is told of the request alone.
+        bad = [at for at in bad if at < len(tables[0])] if len(tables) == 1 else []
         lost = bool(asks.get("lost"))
-        load = Transfer(request.request_id, ids, tokens, first, asks["late"], bad, lost)
+        load = Transfer(request.request_id, tables, tokens, first, asks["late"], bad, lost)
         # It comes whole the next time; and a prefiller is asked once, as NIXL does.
         asks["bad"], asks["lost"] = (), False
         request.kv_transfer_params["do_remote_prefill"] = False
@@ -118,14 +121,20 @@ class StandIn(KVConnectorBase_V1):
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Sends what has ended, and was not aborted."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, of all groups of layers."""
         late = (request.kv_transfer_params or {}).get("send")
         ended = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not late or request.status not in ended or not block_ids:
+        if not late or request.status not in ended or not block_ids[0]:
             return False, None
         tokens = list(request.all_token_ids[: request.num_computed_tokens])
-        ids = list(block_ids[: -(-len(tokens) // self.size)])
-        self.said.sends.append(Transfer(request.request_id, ids, tokens, 0, late))
-        return True, {"peer": list(ids)}
+        tables = [list(ids[: -(-len(tokens) // self.size)]) for ids in block_ids]
+        self.said.sends.append(Transfer(request.request_id, tables, tokens, 0, late))
+        return True, {"peer": list(tables[0])}
 
     # -- beside the model ----------------------------------------------------------------
 
@@ -137,7 +146,8 @@ class StandIn(KVConnectorBase_V1):
             self.count("others' loads beside the computation" if not load.late else "others' loads")
             self.count("others' loads that fail", int(bool(load.bad) or load.lost))
             self.count("others' loads that are lost", int(load.lost))
-            self.rank.spoil(load.ids[load.first // self.size :])
+            for ids in load.tables:
+                self.rank.spoil([id_ for id_ in ids[load.first // self.size :] if id_])
             # Ranks are not alike.
             load.late += self.rank.number if load.late else 0
         self.loading += said.loads
@@ -150,7 +160,7 @@ class StandIn(KVConnectorBase_V1):
         for send in self.sending:
             send.late -= 1
             if send.late <= 0:
-                self.rank.check(send.name, send.ids, send.tokens)
+                self.rank.check(send.name, send.tables, send.tokens)
                 self.sent.add(send.name)
         self.loading = [load for load in self.loading if load.late > 0]
         self.sending = [send for send in self.sending if send.late > 0]
@@ -165,8 +175,8 @@ class StandIn(KVConnectorBase_V1):
             self.lost.add(load.name)
             self.received.add(load.name)
             return
-        self.rank.bring(load.name, load.ids, load.tokens, load.first)
-        bad = [load.ids[at] for at in load.bad]
+        self.rank.bring(load.name, load.tables, load.tokens, load.first)
+        bad = [load.tables[0][at] for at in load.bad]
         self.rank.spoil(bad)
         self.errors.update(bad)
         if load.late == 0:

@@ -70,7 +70,7 @@ class Agreement:
         if cut is not None:
             lines.append(
                 f"{self._groups.name(cut)} ends the hit at {hit:,} tokens, because it "
-                f"lacks block {lacks}; without it the hit would go on to {most:,}."
+                f"lacks block {lacks}; {self._groups.name(0)} goes on to {most:,}."
             )
         elif hit < most:
             lines.append(f"The hit ends at {hit:,} tokens, the last boundary of all groups.")

@@ -25,7 +25,8 @@ from blockyard.connectors.recorded_requests import RecordedRequests
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer, one_of
+from blockyard.shared.validate import integer
+from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
@@ -150,16 +151,16 @@ class Connector(Single):
         found = self.cache.find(keys, local)
         row = self._row(request, keys)
         self._arrivals.add(request, keys)
-        row.first, row.host = local, found.host
+        row.first, row.host = int(local), found.host
         if row.failed:
             return 0
         if row.kept is not None and row.kept.state == "broken":
             self._counts["kv_lost"] += 1
             self._release(row)
-        kept = row.beyond(local * self._size)
+        kept = row.beyond(row.first * self._size)
         if kept is not None:
             in_the_air = row.keeping is not None and kept.state == "kept"
-            return None if in_the_air else kept.computed - local * self._size
+            return None if in_the_air else kept.computed - row.first * self._size
         if not prefix:
             return 0
         if found.stop == "filling":
@@ -387,8 +388,7 @@ class Connector(Single):
     def is_busy(self) -> bool:
         """Whether copies are in the air, or a step may order more: an idle engine should go on.
 
-        What has come to one tier may be planned for the next one a step later. A flight counts
-        until its deadline.
+        What has come to one tier may go on a step later. A flight counts until its deadline.
         """
         return self._is_due or bool(self._offloads) or bool(self._air)
 
@@ -410,8 +410,9 @@ class Connector(Single):
     def clear(self) -> None:
         """Ends an epoch, as after new weights: nothing computed before comes back, or is offloaded.
 
-        The engine's own blocks are void too: those of requests that run on are offloaded under the
-        same keys when they end. Preempt them first, and keep nothing of them.
+        With a disk, call `Worker.clear` next in each rank: a restart brings all back otherwise. The
+        engine's own blocks are void too: those of requests that run on are offloaded under the same
+        keys when they end. Preempt them first, and keep nothing of them.
         """
         self._offloads.clear()
         self._freed.clear()
@@ -447,9 +448,9 @@ class Connector(Single):
         wait stays kept, as far as its copies have ended; all others must be matched again.
 
         Args:
-            memory: Whether the lower tiers are "kept", "lost", or lost except the disk.
+            memory: Whether the lower tiers are "kept", "lost", or lost except the keyed disk.
         """
-        one_of("memory", memory, ("lost", "kept", "disk kept"))
+        check_memory(memory, self.cache.config.known_tiers)
         self.cache.dispatch()
         for rank in range(self.cache.config.ranks):
             self.cache.reset(rank, memory=memory)
@@ -527,8 +528,7 @@ class Connector(Single):
             self.cache.offload(list(keys), list(ids), list(firsts))
 
     def _land(self) -> None:
-        self._landed |= self.cache.ended()
-        landed = self._landed
+        landed = self._landed = self._landed | self.cache.ended()
         if not landed:
             return
         self._is_due, self._looks_again = True, self._has_disk

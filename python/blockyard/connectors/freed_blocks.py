@@ -27,13 +27,18 @@ def check_ids(ids: Ids, blocks: int) -> None:
     """Refuses what are no ids of an engine that has so many blocks.
 
     Raises:
-        Misuse: They are no row of ids, or one is no integer, or out of range.
+        Misuse: They are no row of integers, or one is out of range.
     """
-    if not (ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, Sequence)):
+    given: object = ids
+    if isinstance(ids, np.ndarray):
+        is_row = ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
+    else:
+        is_row = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    if not is_row:
         raise Misuse(f"ids = {shown(ids)}: give a list or an array of block ids, shape (blocks,)")
     if isinstance(ids, np.ndarray) and ids.size:
         # Where it has many, a look at each costs more than the copies.
-        if ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < blocks:
+        if ids.min() >= 0 and ids.max() < blocks:
             return
     elif {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < blocks:
         return
@@ -72,4 +77,4 @@ class FreedBlocks(FreedKeys):
         own = ids[: len(keys) - first]
         if len(own) > 1 and len(set(own)) < len(own):
             raise Misuse(f"ids = {shown(ids)}: an id is listed twice; give each id once")
-        return (keys, np.array(own), first) if len(own) else None
+        return (keys, np.array(own, np.int64), first) if len(own) else None

@@ -1,7 +1,7 @@
 """What an engine gives for several groups of layers, checked: caches, tables, states, lengths."""
 
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from blockyard.connectors.freed_blocks import check_ids
 from blockyard.connectors.orders import Ids
 from blockyard.connectors.riders import Held, Tables, Told
 from blockyard.shared.groups import Groups, RecurrentState
-from blockyard.shared.validate import integer, shown
+from blockyard.shared.validate import bounded, integer, shown
 from blockyard.yard.cache import KVCache
 
 __all__ = ["GroupInputs", "check_caches"]
@@ -79,7 +79,7 @@ class GroupInputs:
     def _listed(self, tables: Tables) -> list[Ids]:
         """Returns tables in the order of the groups, unread."""
         groups = self._groups
-        if not isinstance(tables, Sequence | np.ndarray):
+        if not _has_length(tables):
             raise Misuse(f"tables = {shown(tables)}: give a list with a table for each group")
         if len(tables) not in {0, len(groups)}:
             raise Misuse(
@@ -87,7 +87,7 @@ class GroupInputs:
             )
         listed = [tables[number] for number in groups.numbers] if len(tables) else []
         for number, table in enumerate(listed):
-            if not isinstance(table, Sequence | np.ndarray):
+            if not _has_length(table):
                 raise Misuse(
                     f"table of {groups.name(number)} = {shown(table)}: give the ids of its blocks, "
                     "shape (blocks,)"
@@ -152,9 +152,8 @@ class GroupInputs:
         Raises:
             Misuse: One is no boundary, or beyond what is computed.
         """
-        if not isinstance(at, Iterable):
-            raise Misuse(f"at = {shown(at)}: give a list of lengths in tokens, like at=[64]")
-        lengths = [self._groups.checkpoint(length) for length in at]
+        given: list[Any] = bounded("at", at, "a list of lengths in tokens, like at=[64]")
+        lengths = [self._groups.checkpoint(length) for length in given]
         for length in lengths:
             if length > tokens:
                 raise Misuse(
@@ -179,14 +178,15 @@ class GroupInputs:
         told: dict[int, dict[int, int]] = {
             group: {} for group, kind in enumerate(groups) if isinstance(kind, RecurrentState)
         }
-        if not isinstance(states, Iterable):
-            raise Misuse(f"states = {shown(states)}: give a list of (group, block id, length)")
-        for state in states:
+        lengths: dict[tuple[int, int], int] = {}
+        given: list[Any] = bounded("states", states, "a list of (group, block id, length)")
+        for state in given:
             try:
                 number, id_, length = state
             except (TypeError, ValueError):
                 raise Misuse(f"states: {shown(state)}: give (group, block id, length)") from None
             number = integer("states: group", number, least=0)
+            length = integer("states: length", length, least=0)
             group = groups.numbers.index(number) if number in groups.numbers else -1
             if group not in told:
                 have = ", ".join(map(groups.name, told)) or "none"
@@ -208,14 +208,18 @@ class GroupInputs:
                     f"states: block id {id_} of {groups.name(group)} at length {length:,} is the "
                     "null block, which holds no state; name only states that the engine has"
                 )
-            if told[group].setdefault(int(length), int(id_)) != id_ or id_ in (
-                other for at, other in told[group].items() if at != length
-            ):
+            is_other = told[group].setdefault(length, int(id_)) != id_
+            if is_other or lengths.setdefault((group, int(id_)), length) != length:
                 raise Misuse(
                     f"states: block id {id_} of {groups.name(group)} at length {length}, beside "
                     f"{told[group]}: name one block for each length"
                 )
         return told
+
+
+def _has_length(given: object) -> bool:
+    """Whether it is a list or an array; an array of no dimension is none."""
+    return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
 
 
 def check_caches(caches: Sequence[KVCache], groups: Groups) -> None:

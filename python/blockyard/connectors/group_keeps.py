@@ -84,8 +84,14 @@ class GroupKeeps:
         self.no_room = 0
         """Requests that were not kept because a rider had no room."""
 
-    def keep(
-        self, request: Hashable, path: Path, tables: Sequence[Ids], tokens: int, told: Told
+    def keep(  # noqa: PLR0913, PLR0917 - a request, and what it has
+        self,
+        request: Hashable,
+        path: Path,
+        tables: Sequence[Ids],
+        tokens: int,
+        told: Told,
+        below: Iterable[int],
     ) -> Keep | None:
         """Keeps a preempted request at the longest length of which all groups have what it needs.
 
@@ -95,12 +101,13 @@ class GroupKeeps:
             tables: A table per group of its blocks, spine first.
             tokens: Tokens that are computed.
             told: The states that the engine has of it.
+            below: Boundaries whose states may be below, because they were offloaded or loaded.
 
         Returns:
             What is kept; None if a block is nowhere, or there is no room: then no group keeps it,
             and its full blocks are offloaded.
         """
-        for length in self.lengths(tokens, path.keys, told):
+        for length in self.lengths(tokens, path.keys, told, below):
             whole = self._whole(path, tables, told, length)
             if whole is not None:
                 keep = self._save(request, path, length, whole, tables[0])
@@ -179,19 +186,21 @@ class GroupKeeps:
             return tokens // boundary * boundary
         return max((one for one in lengths_of(told, tokens) if one % boundary == 0), default=0)
 
-    def lengths(self, tokens: int, keys: Keys, told: Told) -> list[int]:
+    def lengths(self, tokens: int, keys: Keys, told: Told, below: Iterable[int] = ()) -> list[int]:
         """Returns lengths at which a request may be kept, the longest first.
 
         Args:
             tokens: Tokens that are computed.
             keys: Its keys.
             told: The states that the engine has of it.
+            below: Boundaries whose states may be below, because they were offloaded or loaded.
         """
         # One token at least is computed, which no state may have seen before.
         most = min(tokens, keys.tokens - 1)
         if not self._has_states:
             return [most] if most > 0 else []
-        return [length for length in reversed(lengths_of(told, most)) if length]
+        lengths = {*lengths_of(told, most), *below}
+        return sorted((one for one in lengths if 0 < one <= most), reverse=True)
 
     def _whole(
         self, path: Path, tables: Sequence[Ids], told: Told, length: int

@@ -53,6 +53,12 @@ def restore_groups(
     if settle is not None:
         agreed = {number: settle(number, found) for number, found in agreed.items()}
     for number, found in agreed.items():
+        if not isinstance(found, Restored):
+            raise Misuse(
+                f"settle returned {shown(found)} of {groups.name(number)}: return a `Restored`, "
+                "like `found` or `found.take(rows)`"
+            )
+    for number, found in agreed.items():
         try:
             caches[number].restore("disk", found.slots, found.keys, found.parents)
         except Misuse as error:

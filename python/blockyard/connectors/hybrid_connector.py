@@ -7,7 +7,7 @@ request finds, loads and keeps is agreed between all of them. The calls of a ste
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from blockyard._core import Forgotten, Keys, Misuse
 from blockyard.connectors.agreement import Agreement
@@ -21,26 +21,23 @@ from blockyard.connectors.hybrid_rows import HybridRows
 from blockyard.connectors.loads import Loads
 from blockyard.connectors.orders import Ids, Orders
 from blockyard.connectors.rider_copies import RiderCopies, outcomes_by_group
-from blockyard.connectors.riders import Held, Rider, Tables, Told
+from blockyard.connectors.riders import Held, Rider, States, Tables, Told
 from blockyard.shared.groups import Groups
 from blockyard.shared.hints import NO_HINTS, Hints, Retention
 from blockyard.shared.log import Limited
 from blockyard.shared.plan import Outcome
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, shown
+from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
-from blockyard.yard.group_configs import group_line
+from blockyard.yard.group_configs import rooms_of
 from blockyard.yard.parking import Parking
 
 __all__ = ["HybridConnector", "States", "Tables"]
 
 _log = Limited(__name__, 0)
-
-States: TypeAlias = Iterable[tuple[int, int, int]]
-"""States that an engine has of a request: of each the engine's number of its group, the id of its
-block, and the length in tokens that it is the state of."""
 
 
 class HybridConnector(Single):
@@ -107,7 +104,7 @@ class HybridConnector(Single):
         self._kv_lost = 0
         self._cuts = [0] * len(self.caches)
         self._dead: Stripes = frozenset()
-        _log.info("%s", group_line(groups, [cache.config for cache in caches]))
+        _log.info("%s", "; ".join(rooms_of(groups, [cache.config for cache in caches])))
 
     def restore(
         self, ranks: Iterable[Mapping[int, Restored]], *, settle: Settle | None = None
@@ -180,7 +177,7 @@ class HybridConnector(Single):
                 self._kv_lost += 1
                 self._spine.abandon(request)
                 self._rows.abandon(row)
-        found = self._spine.matched(request, keys, local, prefix=prefix)
+        found, local = self._spine.matched(request, keys, local, prefix=prefix), int(local)
         if row is None or row.path.keys is not keys:
             row = self._rows.of(request, keys)
         row.cut, row.junction, row.first, row.matched = None, 0, local, 0
@@ -305,14 +302,18 @@ class HybridConnector(Single):
             self._cuts[row.cut] += 1
             row.cut = None
 
+    def failed(self, request: Hashable) -> None:
+        """Offers a request nothing before it has run, as `Connector.failed`."""
+        self._spine.failed(request)
+
     def preempted(
         self, request: Hashable, keys: Keys, tables: Tables, tokens: int, states: States = ()
     ) -> bool:
         """Keeps what a request needs to go on, in every group or in none.
 
         It is kept at its token; where a group has states, at the longest length of which the engine
-        has all states. Its ids may be given to others at once. Of a running state the engine names
-        `tokens` as the length; it need not be a boundary.
+        has all states, or they are below. Its ids may be given to others at once. Of a running
+        state the engine names `tokens` as the length; it need not be a boundary.
 
         Args:
             request: Its id.
@@ -337,14 +338,18 @@ class HybridConnector(Single):
         told = self._inputs.states(states, tokens)
         self._inputs.tokens(tokens, keys, listed)
         last = self._keeps.last(tokens, told, self.groups.boundary)
-        best = self._keeps.lengths(tokens, keys, told)[:1]
-        held = self._held(listed, told, last, *best) if tokens else {}
+        known = self._rows.get(request)
+        below: list[int] = []
+        if known is not None:
+            below = self.groups.boundaries({*known.lengths, known.first * self._size})
+        lengths = self._keeps.lengths(tokens, keys, told, below)
+        held = self._held(listed, told, last, *lengths) if tokens else {}
         self._copies.plan_offloads()
         self._copies.is_due = True
         row = self._rows.of(request, keys)
         self._rows.abandon(row)
         self._rows.stop(request)
-        row.keep = self._keeps.keep(request, row.path, listed, tokens, told)
+        row.keep = self._keeps.keep(request, row.path, listed, tokens, told, below)
         if row.keep is not None:
             row.add(row.keep.tokens)
         elif last:
@@ -414,7 +419,7 @@ class HybridConnector(Single):
             self._rows.abandon(row)
         return writes
 
-    def offload(
+    def offload(  # noqa: PLR0913 - keywords
         self,
         request: Hashable,
         keys: Keys,
@@ -422,6 +427,7 @@ class HybridConnector(Single):
         *,
         at: Iterable[int] = (),
         states: States = (),
+        first: int = 0,
     ) -> None:
         """Offloads full blocks of a request that runs on, with the next step.
 
@@ -435,6 +441,7 @@ class HybridConnector(Single):
                 blocks of each must be computed, and not written again before the next step.
             states: The states that the engine has of these lengths, and of others, which are
                 checkpoints then.
+            first: Leading blocks of the spine that were offloaded before.
 
         Raises:
             Misuse: A checkpoint is no boundary, or beyond the tables; or as in `finished`.
@@ -446,7 +453,7 @@ class HybridConnector(Single):
         if not listed:
             return
         held = self._held(listed, told, *lengths, *lengths_of(told, tokens))
-        self._spine.offload(keys, listed[0])
+        self._spine.offload(keys, listed[0][first:], first)
         self._add(self._rows.updated(self._rows.get(request), keys), held)
 
     def _held(self, tables: list[Ids], told: Told, *lengths: int) -> dict[int, list[Held]]:
@@ -487,6 +494,9 @@ class HybridConnector(Single):
         """
         if self._loads.is_waiting and self._loads.begin_postponed():
             self._copies.is_due = True
+        if self._copies.has_offloads:
+            # Before: what is refused here must not take the spine's orders along.
+            self._copies.plan_offloads()
         orders = self._spine.step(written, victims, overwritten, lent)
         if touched := self._rows.turn():
             self._copies.touch(touched)
@@ -519,7 +529,7 @@ class HybridConnector(Single):
         self._copies.commit(parts, now)
 
     def clear(self) -> None:
-        """Ends an epoch in all groups, as `Connector.clear`."""
+        """Ends an epoch in all groups, as `Connector.clear`; so `Worker.clear` comes next."""
         self._copies.clear()
         self._spine.clear()
         self._copies.drop_unsent()
@@ -556,7 +566,10 @@ class HybridConnector(Single):
             dead: All slots that any rank has found dead, as `PersistentTiers.dead`: each a first
                 slot and a step.
         """
-        stripes = frozenset(dead)
+        try:
+            stripes = frozenset((first, step) for first, step in dead)
+        except (TypeError, ValueError):
+            raise Misuse(f"dead = {shown(dead)}: give pairs (first slot, step)") from None
         self._dead = withdraw_dead(self.caches[0], stripes, self._dead)
         self._copies.withdraw(stripes)
 
@@ -565,11 +578,17 @@ class HybridConnector(Single):
 
         Args:
             memory: Whether the lower tiers of all groups are "kept", "lost", or lost except the
-                disk.
+                keyed disk. A group without one loses all then.
+
+        Raises:
+            Misuse: It is another word, or no group has a keyed disk; nothing is changed.
         """
-        self._spine.reset(memory=memory)
+        known = [cache.config.known_tiers for cache in self.caches]
+        check_memory(memory, max(known))
+        words = [memory if one or memory == "kept" else "lost" for one in known]
+        self._spine.reset(memory=words[0])
         self._loads.reset()
-        self._copies.reset(memory)
+        self._copies.reset(words[1:])
         self._arrived.clear()
         self._rows.reset()
 

@@ -82,7 +82,7 @@ class Loads:
             Misuse: An id is out of range, or comes twice; nothing is loading then.
         """
         most = what.computed if isinstance(what, Parked) else None
-        self._ask(request, Load(what, np.array(ids), first, most))
+        self._ask(request, Load(what, np.array(ids, np.int64), first, most))
 
     def end(self, request: Hashable) -> bool:
         """Asks for no more for a request; returns whether its copies still write to its ids."""

@@ -58,10 +58,12 @@ class RecordedRequests:
         Raises:
             Misuse: A number is out of range.
         """
-        entry = self._waiting.pop(request, None)
-        if entry is None or entry.keys is None or not entry.has_run or self._recorder is None:
+        entry = self._waiting.get(request)
+        if entry is None or self._recorder is None:
             return
-        longest = entry.keys if keys is None or len(keys) < len(entry.keys) else keys
-        prompt = entry.keys.tokens if prompt is None else prompt
-        answer = max(longest.tokens - prompt, 0) if answer is None else answer
-        self._recorder.ended(entry.time, longest, prompt, answer)
+        if entry.keys is not None and entry.has_run:
+            longest = entry.keys if keys is None or len(keys) < len(entry.keys) else keys
+            prompt = entry.keys.tokens if prompt is None else prompt
+            answer = max(longest.tokens - prompt, 0) if answer is None else answer
+            self._recorder.ended(entry.time, longest, prompt, answer)
+        del self._waiting[request]

@@ -13,7 +13,7 @@ from blockyard.connectors.riders import Held, Path, Rider
 from blockyard.shared.groups import Groups
 from blockyard.shared.layout import BELOW
 from blockyard.shared.plan import Outcome
-from blockyard.shared.validate import shown
+from blockyard.shared.validate import bounded, shown
 from blockyard.yard.cache import KVCache
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
 from blockyard.yard.presence import Presence
@@ -195,13 +195,13 @@ class RiderCopies:
                 before = self._dead.get(rider.number, frozenset())
                 self._dead[rider.number] = withdraw_dead(rider.cache, stripes, before)
 
-    def reset(self, memory: Literal["lost", "kept", "disk kept"]) -> None:
-        """Forgets what is planned and under way, as `Connector.reset`."""
-        for rider in self._riders:
+    def reset(self, memory: Iterable[Literal["lost", "kept", "disk kept"]]) -> None:
+        """Forgets what is planned and under way, as `Connector.reset`, each rider with a word."""
+        for rider, word in zip(self._riders, memory, strict=True):
             rider.drop()
             rider.cache.dispatch()
             for rank in range(rider.cache.config.ranks):
-                rider.cache.reset(rank, memory=memory)
+                rider.cache.reset(rank, memory=word)
             self._land(rider)
         self._air.clear()
         self._is_flying = self._waits = False
@@ -221,9 +221,7 @@ def outcomes_by_group(
         Misuse: One names the yard of another group, or a group that is not there.
     """
     parts: dict[int, list[Outcome]] = {}
-    if not isinstance(outcomes, Iterable):
-        raise Misuse(f"outcomes = {shown(outcomes)}: give what `Worker.outcomes` returned")
-    for outcome in outcomes:
+    for outcome in bounded("outcomes", outcomes, "what `Worker.outcomes` returned"):
         if not isinstance(outcome, Outcome):
             raise Misuse(f"outcome = {shown(outcome)}: give what `Worker.outcomes` returned")
         group = yards.get(outcome.yard, outcome.group)

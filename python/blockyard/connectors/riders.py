@@ -12,11 +12,14 @@ from blockyard.shared.hints import Hints
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
-__all__ = ["Held", "Path", "Rider", "Tables", "Told"]
+__all__ = ["Held", "Path", "Rider", "States", "Tables", "Told"]
 
 _KEY: Final = 32
 """Bytes of a key."""
 
+States: TypeAlias = Iterable[tuple[int, int, int]]
+"""States that an engine has of a request: of each the engine's number of its group, the id of its
+block, and the length in tokens that it is the state of."""
 Tables: TypeAlias = Sequence[Ids]
 """A table of block ids for each group, in the engine's order, shape (groups, blocks)."""
 Told: TypeAlias = Mapping[int, Mapping[int, int]]

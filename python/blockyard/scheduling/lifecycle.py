@@ -260,10 +260,7 @@ class Lifecycle:
         step = whole("step", step, 0)
         if step > self._batch.number:
             raise Misuse(f"step = {step}: only {self._batch.number} were scheduled")
-        try:
-            given = bounded("active", active)
-        except TypeError as error:
-            raise Misuse(f"active = {active!r:.60}: must be the numbers of seats") from error
+        given = bounded("active", active, "the numbers of seats")
         numbers = {whole("a seat of active", seat, 0) for seat in given}
         for seat in self._seats.stopping_seats() if self._batch.dead is None else ():
             if seat.stop is None or not 0 < seat.stopped_at <= step:

@@ -339,6 +339,11 @@ class Groups:
         grids = (g.every or 1 for g in self.members if isinstance(g, RecurrentState))
         self.boundary = lcm(self.block_size, *grids)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether a group has recurrent states."""
+        return any(isinstance(group, RecurrentState) for group in self.members)
+
     @classmethod
     def preset(  # noqa: PLR0913 - keywords
         cls,
@@ -431,6 +436,10 @@ class Groups:
             group: Its number here: 0 is the spine.
         """
         return f"group {self.numbers[group]} ({self.members[group]})"
+
+    def boundaries(self, lengths: Iterable[int]) -> list[int]:
+        """Returns those lengths above 0, in tokens, that are boundaries."""
+        return [length for length in lengths if length and length % self.boundary == 0]
 
     def last_boundary(self, length: int) -> int:
         """Returns the longest boundary up to a length, in tokens."""

@@ -74,17 +74,22 @@ def seconds(name: str, value: object) -> float:
     )
 
 
-def bounded(name: str, values: Iterable[object]) -> list[object]:
+def bounded(name: str, values: object, what: str = "a list") -> list[object]:
     """All values of an iterable that ends soon enough.
 
     Args:
         name: What the error calls it.
         values: What was given.
+        what: What to give.
 
     Raises:
-        Misuse: There are more values than any engine has seats or flights.
+        Misuse: It is no iterable, or has more values than any engine has seats or flights.
     """
-    given = list(islice(values, _MANY + 1))
+    try:
+        each = iter(values)  # type: ignore[call-overload]
+    except TypeError:
+        raise Misuse(f"{name} = {shown(values)}: give {what}") from None
+    given = list(islice(each, _MANY + 1))
     if len(given) > _MANY:
         raise Misuse(f"{name} has more than {_MANY:,} values: one call takes no more")
     return given

@@ -61,14 +61,18 @@ def tiers_below(name: str, given: object) -> tuple[str, ...]:
     return tuple(tier for tier in below if tier in names)
 
 
-def check_memory(memory: str, keyed: Sequence[str]) -> None:
+def check_memory(memory: str, known: Sequence[str]) -> None:
     """Checks the `memory` argument of a reset.
 
+    Args:
+        memory: What was given.
+        known: `Config.known_tiers`.
+
     Raises:
-        Misuse: It is no such word; or it is "disk kept", and no tier is keyed.
+        Misuse: It is no such word; or it is "disk kept", and no tier that there is is keyed.
     """
     one_of("memory", memory, ("lost", "kept", "disk kept"))
-    if memory == "disk kept" and not keyed:
+    if memory == "disk kept" and not known:
         raise Misuse(
             "memory = 'disk kept': no tier is keyed, so its blocks are unknown: give "
             '"lost", or configure keyed=("disk",)'

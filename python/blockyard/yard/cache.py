@@ -315,7 +315,7 @@ class KVCache(Cache):
         return self._reset(rank, memory)
 
     def _reset(self, rank: int, memory: Literal["lost", "kept", "disk kept"]) -> int:
-        check_memory(memory, self._config.keyed)
+        check_memory(memory, self._config.known_tiers)
         self._flights.check_rank(integer("rank", rank, least=0))
         if memory != "kept" and not self.closed:
             # These plans would copy lost blocks, and write them to a lower tier under old keys.

@@ -345,6 +345,11 @@ class Config:
         """Blocks of a tier, by its name."""
         return self.device_blocks if tier == TIERS[0] else int(getattr(self, tier))
 
+    @property
+    def known_tiers(self) -> tuple[str, ...]:
+        """Tiers that there are, and that know whose blocks they have: what `keyed` names."""
+        return tuple(filter(self.blocks_of, self.keyed))
+
     def ahead_of(self, tier: str) -> int:
         """`ahead` of a tier, or its initial default; 0 if no tier below has slots."""
         below = TIERS[TIERS.index(tier) + 1 :]

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from blockyard.yard.copy_ahead import CopyAhead
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Flush"]
+__all__ = ["Flush", "Flushes"]
 
 _FIRST: Final = 4
 """Blocks in flight before any has landed, into free slots; one if none is free, so that a failing
@@ -100,10 +100,7 @@ class Flush:
         Returns:
             How many blocks are not on the disk, as `left`.
         """
-        while self.plan():
-            if not carry():
-                time.sleep(_PAUSE)
-        return self.left()
+        return Flushes([self]).run(carry)
 
     def _plan(self) -> bool:
         if self._over or self._tier is None:
@@ -170,3 +167,35 @@ class Flush:
             else:
                 self._failures += 1
                 self._most = None
+
+
+class Flushes:
+    """The flushes of several caches, such as those of groups of layers, in one loop.
+
+    Args:
+        flushes: They may share threads and disks.
+    """
+
+    def __init__(self, flushes: Sequence[Flush]) -> None:
+        self._flushes = flushes
+
+    def plan(self) -> bool:
+        """Plans the next copies of each; returns whether any goes on."""
+        goes_on = False
+        for flush in self._flushes:
+            goes_on |= flush.plan()
+        return goes_on
+
+    def run(self, carry: Callable[[], bool | int]) -> int:
+        """Plans until there is nothing more to do, as `Flush.run`.
+
+        Args:
+            carry: Carries out the plans of all; returns whether any copy has ended.
+
+        Returns:
+            How many blocks are not on the disk, of all caches.
+        """
+        while self.plan():
+            if not carry():
+                time.sleep(_PAUSE)
+        return sum(flush.left() for flush in self._flushes)

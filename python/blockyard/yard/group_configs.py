@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from math import ceil, isfinite
+from math import ceil
 from numbers import Real
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import BlockyardError, Misuse, TooLarge
-from blockyard.shared.groups import Full, Group, Groups
+from blockyard.shared.groups import ChunkedAttention, Full, Group, Groups
 from blockyard.shared.layout import BELOW, LowerTier
 from blockyard.shared.sizes import counted, parse_size, size_text
 from blockyard.shared.validate import integer, shown
 from blockyard.yard.config import Config
 
-__all__ = ["GroupConfigs", "group_line"]
+__all__ = ["GroupConfigs", "rooms_of"]
 
 _OWN: Final = {
     "device": "several groups need engine=, the blocks of an engine that allocates them itself; "
@@ -27,6 +27,9 @@ _OWN: Final = {
 """Keywords of a configuration that no caller gives here, and what to give."""
 _CHECKPOINTS: Final = 2
 """Checkpoints of a sequence for which a group has room at least."""
+_MOST: Final = 1e100
+_UNLIKE: Final = 1_000_000
+"""How many times one share of a split may be another."""
 
 
 class _Share(NamedTuple):
@@ -142,7 +145,7 @@ class GroupConfigs:
     @property
     def line(self) -> str:
         """The kind, slots and bytes of each group, in one line for the log."""
-        return group_line(self.groups, self.configs)
+        return "; ".join(rooms_of(self.groups, self.configs))
 
     def __len__(self) -> int:
         """Returns how many groups there are."""
@@ -157,11 +160,11 @@ class GroupConfigs:
         return self.configs[group]
 
 
-def group_line(groups: Groups, configs: Sequence[Config]) -> str:
-    """Returns the kind, slots and bytes of each group, in one line for the log.
+def rooms_of(groups: Groups, configs: Sequence[Config]) -> list[str]:
+    """Returns for each group what messages call it, with its slots and bytes.
 
     Args:
-        groups: The groups, spine first.
+        groups: The groups.
         configs: The configuration of each.
     """
     said = []
@@ -174,7 +177,7 @@ def group_line(groups: Groups, configs: Sequence[Config]) -> str:
         ]
         rooms = rooms or ["nothing below the engine"]
         said.append(f"{groups.name(number)}: {' and '.join(rooms)}")
-    return "; ".join(said)
+    return said
 
 
 def _shares(
@@ -188,7 +191,9 @@ def _shares(
     for number, group in enumerate(groups):
         whole = isinstance(group, Full)
         point = len(group.needs(last, size))
-        takes = -(-typical // size) if whole else max(_CHECKPOINTS * point, 1)
+        # Where a chunk ends it needs nothing, and a block before that all of it.
+        weighed = group.most_needed(last, size) if isinstance(group, ChunkedAttention) else point
+        takes = -(-typical // size) if whole else max(_CHECKPOINTS * weighed, 1)
         needed: tuple[int, str, type[BlockyardError]] = 1, "a block", Misuse
         if not whole:
             needed = _CHECKPOINTS * point, "two checkpoints", Misuse
@@ -210,8 +215,15 @@ def _weights(groups: Groups, split: object) -> list[Fraction]:
         )
     for number, one in enumerate(split):
         number_ = isinstance(one, Real) and not isinstance(one, bool)
-        if not number_ or not isfinite(one) or one <= 0:
-            raise Misuse(f"split of group {number} = {shown(one)}: must be a number above 0")
+        if not number_ or not 0 < one < _MOST:
+            raise Misuse(
+                f"split of group {number} = {shown(one)}: must be a number above 0 and below 1e100"
+            )
+    if max(split) > _UNLIKE * min(split):
+        raise Misuse(
+            f"split = {shown(split)}: one share is more than a million times another; give shares "
+            "that are nearer to each other"
+        )
     return [Fraction(float(split[number])) for number in groups.numbers]
 
 

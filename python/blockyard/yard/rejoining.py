@@ -55,7 +55,7 @@ def rejoin(
     """
     config, (hello,) = cache.config, checked_hellos([hello])
     one_of("memory", memory, ("lost", "disk kept"))
-    check_memory(memory, config.keyed)
+    check_memory(memory, config.known_tiers)
     # Its yard, also where the configuration does not name it.
     check_hello(config, hello, cache.unreported(hello.rank).yard)
     given = cache.limit("device") + config.null_slots

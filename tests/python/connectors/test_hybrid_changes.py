@@ -1,11 +1,16 @@
 """What the naive model of groups lacks: drafts, salts, events, resizes, hints, deadlines."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
 import blockyard as by
 from hybrid_front import SIZE, Front
 from kv_events import EventBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def begins(front: Front, name: str, keys: by.Keys) -> int:
@@ -113,6 +118,7 @@ def test_a_keep_that_a_resize_breaks_is_given_up_in_all_groups(group: int, loads
     assert front.ask.preempted("one", keys, tables, 32, front.states(tables, 32))
     front.carry()
     new = front.tables(8)
+    down: Sequence[by.Plan] = ()
     if loads:  # it waits until its ids are read no more, and has begun nowhere
         front.ask.offload("two", front.keys(33, 500), new, at=[32], states=front.states(new, 32))
         down = front.step().down

@@ -70,6 +70,40 @@ def test_a_reset_forgets_what_runs_in_all_groups_and_what_is_kept_stays() -> Non
     assert front.ask.matched("loads", other) == 32
 
 
+@pytest.mark.law("G13")
+def test_a_refused_reset_changes_nothing() -> None:
+    front = Front("W8 F S8", disk=64)
+    keys, tables = front.keys(33), front.tables(8)
+    front.ask.offload("one", keys, tables, at=[32], states=front.states(tables, 32))
+    assert front.ask.matched("one", keys) is None, "its copies are planned"
+    for word in ("disk kept", "host kept", None):
+        with pytest.raises(by.Misuse, match="memory = "):
+            front.ask.reset(memory=word)  # type: ignore[arg-type]
+    assert set(ids(front.carry().down)) == {0, 1, 2}
+    assert front.ask.matched("one", keys) == 32
+
+
+@pytest.mark.law("G13")
+@pytest.mark.parametrize("lacks", range(3))
+def test_where_the_disks_outlive_a_reset_a_group_without_one_loses_all(lacks: int) -> None:
+    disks = [0 if group == lacks else 64 for group in range(3)]
+    front = Front("W8 F S8", disk=disks, keyed=("disk",), write="through")
+    keys, tables = front.keys(33), front.tables(8)
+    front.offloaded(keys, 32)
+    while front.ask.is_busy:
+        front.carry()
+    front.ask.matched("loads", keys)
+    front.ask.allocated("loads", tables)
+    front.step()
+    front.ask.reset(memory="disk kept")
+    has = [len(cache.known_keys()) > 0 for cache in front.caches]
+    assert has == [group != lacks for group in front.groups.numbers]
+    assert front.ask.matched("loads", keys) == 0
+    assert not front.ask.finished("loads")
+    front.offloaded(front.keys(33, 500), 32)
+    assert front.ask.matched("one", front.keys(33, 500)) == 32
+
+
 def test_uses_and_hints_hold_for_what_checkpoints_need(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[int, int, Any]] = []
     right = by.KVCache.used
@@ -104,9 +138,13 @@ def test_explain_names_the_group_that_ends_a_hit() -> None:
     said = front.ask.explain(keys)
     assert said == (
         "group 1 (Full) has 40 of 41 tokens (whole). group 0 (RecurrentState every 8 tokens) ends "
-        "the hit at 16 tokens, because it lacks block 9; without it the hit would go on to 40."
+        "the hit at 16 tokens, because it lacks block 9; group 1 (Full) goes on to 40."
     )
     assert front.ask.hits_cut() == {0: 0, 2: 0}, "a question changes nothing"
+    tables[2][9] = 0
+    front.ask.offload("one", keys, tables, states=[(0, tables[0][9], 40)])
+    front.carry()
+    assert front.ask.matched("two", keys) == 16, "the window lacks block 9, too"
 
 
 @pytest.mark.law("G10")

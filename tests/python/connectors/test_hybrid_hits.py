@@ -1,5 +1,6 @@
 """The length of a hit that all groups of layers agree to."""
 
+import numpy as np
 import pytest
 
 from hybrid_front import SIZE, Front, ids
@@ -109,3 +110,15 @@ def test_a_second_group_of_full_attention_needs_every_block() -> None:
     front.ask.offload("before", keys, tables, at=[32])
     front.carry()
     assert front.ask.matched("one", keys) == 12
+
+
+@pytest.mark.law("G3")
+def test_blocks_counted_in_a_narrow_integer_of_numpy_are_as_many() -> None:
+    front = Front("F W4", host=128)
+    keys = front.keys(301)
+    front.offloaded(keys, 300)
+    local = np.uint8(70)
+    assert front.ask.matched("one", keys, local) == 300 - 70 * SIZE  # type: ignore[arg-type]
+    front.ask.allocated("one", [[201, 202, 203, 204, 205], [0, 0, 0, 0, 206]])
+    assert ids(front.carry().up) == {0: [201, 202, 203, 204, 205], 1: [206]}
+    assert front.ask.arrived() == {"one": 300}

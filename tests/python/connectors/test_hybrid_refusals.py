@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard._typing import override
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.hybrid_connector import HybridConnector
 from blockyard.connectors.orders import NO_ORDERS
 from blockyard.shared.groups import Groups
-from hybrid_front import Front, kinds, layout
+from hybrid_front import SIZE, Front, kinds, layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,8 @@ def test_caches_that_do_not_fit_their_groups_are_refused(
         with pytest.raises(by.Misuse, match=wrong):
             HybridConnector(caches, groups, null_block=null)
     front = Front("F W8")
-    for null in ("x", None, 256, -1, True):
+    wrong_nulls: tuple[Any, ...] = ("x", None, 256, -1, True)
+    for null in wrong_nulls:
         with pytest.raises(by.Misuse, match="null_block = "):
             HybridConnector(front.caches, front.groups, null_block=null)
 
@@ -326,7 +328,11 @@ def test_what_is_of_no_right_kind_is_refused_by_every_verb_and_changes_nothing()
             (7, "tables = 7: give a list"),
             ([tables[0], None, tables[2]], r"table of group 1 .* = None: give the ids"),
             (np.array(tables)[:, :, None], r"group 0 \(Full\): ids = array\(\[\[1\]"),
-            (["12345678", *tables[1:]], r"group 0 \(Full\): ids = '1'"),
+            (["12345678", *tables[1:]], r"group 0 \(Full\): ids = '12345678'"),
+            ([bytes(range(1, 9)), *tables[1:]], r"group 0 \(Full\): ids = b'"),
+            (np.array(tables, object), r"group 0 \(Full\): ids = array\(.*dtype=object"),
+            (np.array(5), r"tables = array\(5\): give a list"),
+            ([np.array(5)] * 3, r"table of group 0 \(Full\) = array\(5\): give the ids"),
         ):
             with pytest.raises(by.Misuse, match=what):
                 call(wrong)
@@ -352,6 +358,18 @@ def test_what_is_of_no_right_kind_is_refused_by_every_verb_and_changes_nothing()
         (lambda: ask.finished("two", keys, tables, states=[("x", 1, 8)]), "group = 'x'"),
         (lambda: ask.finished("two", keys, tables, states=[(2, 1, "x")]), "length = 'x'"),
         (lambda: ask.preempted("two", keys, tables, 32, [(2, "x", 8)]), "ids = 'x'"),
+        (lambda: ask.finished("two", keys, tables, states=np.array(5)), r"states = array\(5\)"),
+        (
+            lambda: ask.preempted("two", keys, tables, 32, [(2, 1, np.array([8, 16]))]),
+            r"length = array\(\[ 8, 16\]\)",
+        ),
+        (lambda: ask.preempted("two", keys, tables, 32, [(2, 1, 32.0)]), "length = 32.0"),
+        (lambda: ask.offload("two", keys, tables, at=np.array(32)), r"at = array\(32\)"),
+        (lambda: ask.withdraw(None), "dead = None: give pairs"),
+        (lambda: ask.withdraw([5]), r"dead = \[5\]: give pairs"),
+        (lambda: ask.withdraw([(0, 2, 4)]), r"dead = \[\(0, 2, 4\)\]: give pairs"),
+        (lambda: ask.withdraw([([], 1)]), r"dead = \[\(\[\], 1\)\]: give pairs"),
+        (lambda: ask.commit(np.array(5)), r"outcomes = array\(5\)"),
         (lambda: ask.commit(None), "outcomes = None"),
         (lambda: ask.commit([5]), "outcome = 5"),
     ]
@@ -413,3 +431,69 @@ def test_what_was_taken_before_a_refused_outcome_is_taken_once_when_all_come_aga
     front.carry()
     assert not front.ask.is_busy
     assert [cache.stats()["flights"] for cache in front.caches] == [0] * 3
+
+
+def test_tables_of_any_integers_are_offloaded() -> None:
+    front = Front("F W8")
+    keys = front.keys(33)
+    wide, narrow = (np.array(front.tables(8), dtype) for dtype in (np.uint64, np.int16))
+    mixed: list[Any] = [[np.uint64(one), *more, np.int64(99)] for one, *more in front.tables(7)]
+    mixed[1][-1] += 1
+    for tables in (wide, narrow, mixed):
+        front.ask.offload("before", keys, list(tables), at=[32])
+        front.carry()
+        assert front.ask.matched("one", keys) == 32
+        front.ask.forget(keys)
+
+
+@pytest.mark.law("G8", "G12")
+def test_a_block_of_two_groups_is_refused_at_every_length_that_may_be_kept() -> None:
+    front = Front("F W5 S")
+    tables = [[1, 2, 3, 4], [11, 12, 2, 0], [21, 22, 23, 24]]
+    before = [cache.digest() for cache in front.caches]
+    with pytest.raises(by.Misuse, match=r"block id 2 is read for group 0 \(Full\) and for group 1"):
+        # The window of 16 tokens is nowhere, and that of 12 is in block 2.
+        front.ask.preempted("one", front.keys(30), tables, 16, [(2, 23, 12), (2, 24, 16)])
+    assert [cache.digest() for cache in front.caches] == before
+
+
+class Counted(int):
+    """A block id that counts how often it is compared."""
+
+    compared = 0
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("blocks", [16, 48])
+def test_states_are_compared_a_few_times_each(blocks: int) -> None:
+    front = Front("F S")
+    keys, tables = front.keys(SIZE * blocks), front.tables(blocks)
+    states = [
+        (group, Counted(one), length)
+        for group, one, length in front.states(tables, *range(SIZE, SIZE * blocks + 1, SIZE))
+    ]
+    Counted.compared = 0
+    front.ask.finished("one", keys, tables, states=states)
+    assert Counted.compared <= 8 * blocks
+
+
+def test_a_step_that_is_refused_loses_no_order() -> None:
+    front = Front("F W8")
+    keys, other = front.keys(33), front.keys(33, 500)
+    tables, others = front.tables(8), front.tables(8)
+    front.ask.offload("one", keys, tables, at=[32])
+    front.ask.offload("two", other, [others[0], tables[1]], at=[32])
+    with pytest.raises(by.Misuse, match="comes twice, with two keys"):
+        front.step()
+    front.carry()
+    assert [cache.stats()["flights"] for cache in front.caches] == [0, 0]
+    assert front.caches[0].stats()["host_idle"] == 16
+    front.ask.offload("one", keys, tables, at=[32])
+    front.carry()
+    assert front.ask.matched("one", keys) == 32

@@ -159,6 +159,23 @@ def test_what_is_no_answer_of_all_ranks_is_refused_and_nothing_is_restored(tmp_p
     desk.close()
 
 
+@pytest.mark.law("G12")
+@pytest.mark.parametrize("wrong", [None, [1]])
+def test_what_settle_returns_is_checked_before_anything_is_restored(
+    wrong: Any, tmp_path: Path
+) -> None:
+    keys = written(tmp_path)
+    desk = opened(tmp_path)
+    with pytest.raises(by.Misuse, match=r"settle .* of group 2 \(RecurrentState\): .*Restored"):
+        desk.ask.restore(
+            [worker.restored() for worker in desk.workers],
+            settle=lambda group, found: wrong if group == 2 else found,
+        )
+    assert desk.restore().blocks == WHOLE
+    assert desk.load(keys) == 16
+    desk.close()
+
+
 def test_groups_without_a_disk_have_nothing_to_restore(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "blockyard")
     desk = Desk()
@@ -187,4 +204,23 @@ def test_records_that_no_cache_knows_are_forgotten_by_their_keys_alone(
     riders = {0: 0, 2: 0} if whole else {0: 2, 2: 1}
     assert again.restore().blocks == {1: 0} | riders
     assert again.load(keys) == 0
+    again.close()
+
+
+@pytest.mark.law("G13")
+def test_what_is_cleared_in_every_rank_is_found_again_on_none(tmp_path: Path) -> None:
+    keys = written(tmp_path)
+    desk = opened(tmp_path)
+    desk.restore()
+    desk.ask.clear()
+    assert all(worker.clear() for worker in desk.workers)
+    other = desk.caches[0].keys(range(500, 500 + PROMPT))
+    desk.offload(other, seed=2)
+    desk.settle()
+    desk.close()
+    again = opened(tmp_path)
+    assert again.restore().blocks == WHOLE
+    assert again.load(keys) == 0
+    assert again.load(other) == 16
+    assert same(again.read(), drawn(2, ranks=2))
     again.close()

@@ -1,6 +1,7 @@
 """What is recorded of an engine that gives out its blocks itself, and of vLLM."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,22 @@ def test_a_connector_records_what_has_run_by_the_keys_that_it_came_with(tmp_path
     assert lengths(found) == [(9, 0, 2), (11, 11, 2), (10, 3, 2)]
     # It came first, though it ended later.
     assert found[1].nanoseconds < found[0].nanoseconds
+
+
+@pytest.mark.law("INV-38")
+def test_a_number_that_is_refused_loses_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.rec"
+    cache = by.KVCache(engine=64, host=64, block_size=4, record=path)
+    ask = Connector(cache)
+    keys = cache.keys(range(9))
+    ask.matched("one", keys)
+    ask.allocated("one")
+    refused: list[dict[str, Any]] = [{"prompt": -1}, {"answer": 1 << 70}]
+    for wrong in refused:
+        with pytest.raises(by.Misuse, match=r"(prompt|answer) = "):
+            ask.finished("one", keys, [8, 9], **wrong)
+    ask.finished("one", keys, [8, 9])
+    assert lengths(read(cache, path)) == [(9, 0, 2)]
 
 
 @pytest.mark.law("INV-38")

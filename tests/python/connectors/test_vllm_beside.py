@@ -20,6 +20,7 @@ from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import Script, ScriptedCopier, delay
 from vllm_disk import Engine
 from vllm_front import Blocks, Front, Pool, ended, kv_config, no_torch, vllm_config
+from vllm_groups import full, kv_of, state, window
 from vllm_stub import Recorded
 
 __all__ = ["no_torch"]
@@ -96,6 +97,15 @@ def test_it_stands_behind_one_that_sends_or_receives(other: str) -> None:
     assert beside(own, inside(other, "Blockyard", kv_role="kv_consumer")) == other
     assert facts(own, kv_config(), version="0.33.0", around=own).beside is None
     assert beside(own, None) is None
+
+
+@pytest.mark.parametrize("other", ["NixlConnector", "MooncakeConnector"])
+def test_states_beside_another_connector_are_refused(other: str) -> None:
+    around, own = inside(other, "Blockyard"), vllm_config()
+    with pytest.raises(by.Unsupported, match=rf"^recurrent states beside {other}.*leave {other}"):
+        facts(own, kv_of(full(), state()), version="0.33.0", around=around)
+    known = facts(own, kv_of(full(), window()), version="0.33.0", around=around)
+    assert known.beside == other
 
 
 def moriio(role: str = "kv_both", **extra: Any) -> Any:
@@ -209,7 +219,7 @@ def test_the_words_of_all_ranks_come_together(front: Beside) -> None:
 
 def test_a_rank_with_another_configuration_is_refused_there_too(front: Beside) -> None:
     ready = front.worker.back.ready()
-    ready.fingerprint = "another"
+    ready.fingerprints = ("another",)
     with pytest.raises(by.Misuse, match="fingerprint another"):
         front.scheduler.front.reported(Reports([], ready=(ready,)))
 
@@ -242,7 +252,8 @@ def test_what_a_block_held_before_another_connector_filled_it_is_not_copied_ahea
     front = Beside(offload="none", ahead=8)
     front.step()
     front.scheduler.bind_gpu_block_pool(Pool(1, 3, 5))
-    known = front.scheduler.front.connector._freed
+    connector: Any = front.scheduler.front.connector
+    known = connector._freed
     finish = {"blockyard.offload": "finish"}
     ended(front, "one", list(range(13)), [1, 3, 5], kv_transfer_params=finish)
     front.step()
@@ -415,7 +426,7 @@ def test_sends_and_receives_of_others_are_not_named(front: Beside) -> None:
     front.scheduler.request_finished(one, [1, 2, 3])
     named += [front.step().finished_recving for _ in range(3)]
     assert named == [set()] * 6
-    assert front.worker.get_finished({"one"}) == (None, None)
+    assert not front.worker.get_transfer_results({"one"}).finished_recving
 
 
 def test_its_name_is_known_where_its_module_was_given() -> None:

@@ -346,7 +346,8 @@ def test_e9_what_was_planned_before_a_reset_is_not_copied_after_it(engine: Engin
     engine.begin(request, ids)
     engine.step({request: (ids, len(PROMPT) + 1)}, write=dict.fromkeys(ids, 9))
     engine.scheduler.request_finished(request, ids)
-    engine.scheduler.front.connector.plan_offloads()
+    connector: Any = engine.scheduler.front.connector
+    connector.plan_offloads()
     assert engine.scheduler.front.cache.stats()["flights"] == 1
     assert engine.scheduler.reset_cache()
     assert engine.scheduler.front.cache.stats()["flights"] == 0
@@ -481,7 +482,7 @@ def test_the_line_at_the_start_names_the_disk() -> None:
         {"host": 64, "disk": 64, "disk_path": "/kv", "namespace": {"weights": "v1"}}
     )
     assert "of disk a rank (64 blocks) at /kv, where it outlives the engine" in settings.said(
-        config
+        (config,)
     )
     assert config.keyed == ("disk",)
     assert config.write_of("host") == "through"

@@ -154,7 +154,7 @@ def test_what_a_worker_writes_into_its_configuration_is_no_difference() -> None:
     for change in ({}, {"max_model_len": 64}):
         config = vllm_config(hf_config=Hub(**change))
         known = facts(config, kv_config(), version="0.33.0")
-        _, read = Settings.read({"host": 64}, known._replace(blocks=32, longest=64))
+        _, (read,) = Settings.read({"host": 64}, known._replace(blocks=32, longest=64))
         configs.append(read)
     assert configs[0].identity != configs[1].identity
     assert fingerprint_of(configs[0]) == fingerprint_of(configs[1])

@@ -63,8 +63,7 @@ def halves(kind: str = "MLAAttentionSpec", **changes: Any) -> tuple[Any, list[An
 def test_ranks_with_the_same_kv_share_host_memory_whose_name_goes_when_all_have_it() -> None:
     scheduler, workers = halves()
     ready = {(0, rank): one.get_handshake_metadata() for rank, one in enumerate(workers)}
-    (name,) = {one.shared for one in ready.values()}
-    assert name is not None
+    ((name,),) = {tuple(one.shared) for one in ready.values()}
     assert Path(name).exists()
     scheduler.set_xfer_handshake_metadata_pp_aware(ready)
     assert not Path(name).exists()
@@ -78,19 +77,20 @@ def test_ranks_with_the_same_kv_share_host_memory_whose_name_goes_when_all_have_
 def test_ranks_that_do_not_map_the_same_file_are_refused() -> None:
     scheduler, workers = halves()
     ready = {(0, rank): one.get_handshake_metadata() for rank, one in enumerate(workers)}
-    ready[0, 1].file = (1, 2)
+    (name,) = ready[0, 1].shared
+    ready[0, 1].shared = {name: (1, 2)}
     with pytest.raises(
         by.Unsupported, match="opened 2 different files: run all ranks on one machine"
     ):
         scheduler.set_xfer_handshake_metadata_pp_aware(ready)
     for one in workers:
         one.shutdown()
-        Path(one.get_handshake_metadata().shared).unlink(missing_ok=True)
+    Path(name).unlink()
 
 
 def test_what_an_engine_has_left_that_died_as_it_started_is_removed() -> None:
     _, workers = halves()
-    shared = Path(workers[0].get_handshake_metadata().shared)
+    shared = Path(*workers[0].get_handshake_metadata().shared)
     head, _, tail = shared.name.rsplit("-", 2)
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
@@ -106,7 +106,7 @@ def test_what_an_engine_has_left_that_died_as_it_started_is_removed() -> None:
 
 def test_ranks_with_kv_of_their_own_have_host_memory_of_their_own() -> None:
     _, workers = halves("FullAttentionSpec")
-    assert [one.get_handshake_metadata().shared for one in workers] == [None, None]
+    assert [one.get_handshake_metadata().shared for one in workers] == [{}, {}]
     for one in workers:
         one.shutdown()
 
@@ -114,7 +114,7 @@ def test_ranks_with_kv_of_their_own_have_host_memory_of_their_own() -> None:
 def test_a_worker_with_another_configuration_is_named(front: Front) -> None:
     ready = front.worker.get_handshake_metadata()
     front.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): ready})
-    wrong = messages.Ready(3, "0" * 64, None)
+    wrong = messages.Ready(3, ("0" * 64,))
     with pytest.raises(by.Misuse, match="rank 3 has fingerprint 000000000000, and"):
         front.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): ready, (0, 3): wrong})
 
@@ -148,7 +148,7 @@ def test_the_orders_of_a_new_scheduler_are_not_taken_for_those_of_the_one_before
     new._steps = back._begun - 1
     ended(front, "two", list(range(100, 108)), [3, 4])
     assert len(cleared) == 2, "its first is not one of those before"
-    assert (back.arrived(), back.missing()) == (set(), set()), "of requests that it has not"
+    assert (*back.arrived(), back.missing()) == (set(), set(), set()), "of requests that it has not"
     front.step()
     front.step()
     assert new.cache.stats()["flights"] == 0, "it was carried out"

@@ -119,7 +119,7 @@ def test_a_file_of_options_counts_and_the_command_line_goes_before(tmp_path: Pat
 def blocks(extra: dict[str, Any], changes: dict[str, Any]) -> int:
     front = Front(changes=changes, **extra)
     count = front.scheduler.front.cache.config.host_blocks
-    assert front.worker.back._config.host_blocks == count
+    assert front.worker.back._configs[0].host_blocks == count
     front.worker.shutdown()
     return int(count)
 

@@ -39,8 +39,8 @@ def test_what_cannot_be_served_is_refused_with_the_line_to_write(
 @pytest.mark.parametrize(
     ("kv", "says"),
     [
-        (kv_config(groups=2), "2 KV cache groups"),
-        (kv_config("MambaSpec"), "MambaSpec"),
+        (kv_config("CircularBufferSpec"), "a ring holds one block"),
+        (kv_config("SlidingWindowSpec"), "SlidingWindowSpec alone: models in which no group has"),
         (kv_config(hash_block_size=2), "hashed by 2"),
         (kv_config(kv_tp_replicas=2), "kv_tp_replicas = 2"),
     ],
@@ -70,14 +70,14 @@ def test_options_are_refused_before_weights_load() -> None:
 def test_one_line_says_what_it_will_do_and_with_how_much_memory() -> None:
     named = {"disk_path": "/kv", "namespace": {"weights": "v1"}}
     settings, config = read({"host": 64, "disk": 4096, **named})
-    assert settings.said(config) == (
+    assert settings.said((config,)) == (
         "Blockyard keeps preempted requests, and offloads full blocks as requests end, in 0.00 GiB "
         "of host a rank (64 blocks), 0.00 GiB of disk a rank (4096 blocks) at /kv, where it "
         "outlives the engine, below vLLM's 32 blocks of 4 tokens and 128 bytes on each of 1 ranks"
     )
     assert config.deadline_of("host") == 60_000
     settings, config = read({"host": 64, "offload": "none", "preempt": "recompute", "deadline": 9})
-    assert settings.said(config).startswith(
+    assert settings.said((config,)).startswith(
         "Blockyard keeps no preempted request, and offloads full blocks not at all"
     )
     assert config.deadline_of("host") == 9

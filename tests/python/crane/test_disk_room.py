@@ -159,16 +159,21 @@ def test_what_the_same_engines_other_replicas_have_is_never_taken(small: Path, o
     assert one_with_room(small) != one
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize(("first", "second"), [("", "1"), ("1", ""), ("1", "2")])
 def test_what_other_groups_of_the_same_layers_have_is_never_taken(
-    small: Path, first: str, second: str
+    small: Path, first: str, second: str, *, shares: bool
 ) -> None:
+    """Also where the ranks of a model share its latent KV, and not its states."""
+
     def start(group: str, fewer: int, model: str = "m") -> None:
         names = {"model": model, "weights": "v1"} | ({"group of layers": group} if group else {})
-        planes = (Plane("kv", 1, LAYOUT.block_bytes - fewer),)
-        layout = by.KVLayout(planes, block_size=4, dtype="uint8")
+        shared = shares and fewer == 1
+        planes = (Plane("kv", 1, LAYOUT.block_bytes - fewer, replicated=shared),)
+        layout = by.KVLayout(planes, block_size=4, dtype="uint8", ranks=2 if shares else 1)
         which = int(group or 0)
-        DiskTier(layout, small, blocks=SLOTS, identity=names, reclaim=True, group=which).close()
+        slots = 2 * SLOTS if shared else SLOTS
+        DiskTier(layout, small, blocks=slots, identity=names, reclaim=True, group=which).close()
 
     start(first, 1)
     (one,) = blocks(small)
@@ -176,8 +181,9 @@ def test_what_other_groups_of_the_same_layers_have_is_never_taken(
     with pytest.raises(by.Unavailable, match=f"replicas or groups of layers, as {one} "):
         start(second, 2)
     assert one_with_room(small) == one
-    start(second, 2, "another")
-    assert one_with_room(small) != one
+    if not shares:  # else it has not enough room for both ranks
+        start(second, 2, "another")
+        assert one_with_room(small) != one
 
 
 def one_with_room(small: Path) -> str:

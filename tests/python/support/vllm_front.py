@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Iterator
+from enum import Enum
 from functools import cached_property, reduce
 from hashlib import sha256
 from itertools import pairwise
@@ -33,7 +34,7 @@ class Tensor(np.ndarray):
 
 @pytest.fixture(autouse=True)
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_half, "_as_bytes", lambda tensor: tensor)
+    monkeypatch.setattr(worker_half, "_as_bytes", lambda tensor, _page: tensor)
 
 
 def vllm_config(**changes: Any) -> Any:
@@ -42,6 +43,7 @@ def vllm_config(**changes: Any) -> Any:
         "kv_connector": "Blockyard",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"host": 64},
+        "prefix_cache_retention_interval": 0,
         "prefix_caching_hash_algo": "sha256",
         "cache_dtype": "auto",
         "model": "a model",
@@ -60,6 +62,9 @@ def vllm_config(**changes: Any) -> Any:
         "data_parallel_size_local": 1,
         "engine_id": f"an engine {uuid4()}",
         "enable_sleep_mode": False,
+        "disable_hybrid_kv_cache_manager": False,
+        "is_hybrid": False,
+        "hf_text_config": None,
         "worker_extension_cls": "",
     } | changes
 
@@ -78,11 +83,13 @@ def vllm_config(**changes: Any) -> Any:
         cache_config=part("CacheConfig"),
         model_config=model,
         parallel_config=part("ParallelConfig"),
+        scheduler_config=part("SchedulerConfig"),
         load_config=Load(),
         speculative_config=changes.get("speculative_config"),
         weight_transfer_config=changes.get("weight_transfer_config"),
         kv_events_config=changes.get("kv_events_config"),
         shutdown_timeout=changes.get("shutdown_timeout", 0),
+        use_v2_model_runner=changes.get("use_v2_model_runner", True),
     )
 
 
@@ -94,14 +101,26 @@ def kv_config(kind: str = "FullAttentionSpec", groups: int = 1, **more: Any) -> 
     return Recorded("KVCacheConfig", num_blocks=BLOCKS, kv_cache_groups=[group] * groups, **given)
 
 
+class Ended(Enum):
+    """`RequestStatus`, as far as it is asked for."""
+
+    FINISHED_STOPPED = 1
+    FINISHED_ABORTED = 2
+
+
 class Blocks:
     """`KVCacheBlocks`."""
 
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
+    def __init__(self, ids: Any) -> None:
+        self.tables = tables_of(ids)
 
     def get_block_ids(self) -> tuple[list[int], ...]:
-        return (self.ids,)
+        return self.tables
+
+
+def tables_of(ids: Any) -> tuple[list[int], ...]:
+    """A table for each group; a list is that of one group."""
+    return ids if isinstance(ids, tuple) else (ids,)
 
 
 class Front:
@@ -113,16 +132,26 @@ class Front:
         return []
 
     def __init__(
-        self, copier: Any = None, *, changes: dict[str, Any] | None = None, **extra: Any
+        self,
+        copier: Any = None,
+        *,
+        changes: dict[str, Any] | None = None,
+        of: Any = None,
+        **extra: Any,
     ) -> None:
         roles = Blockyard.__init__.__globals__["KVConnectorRole"]
         extra = {"host": 64} | extra
         config = vllm_config(kv_connector_extra_config=extra, **(changes or {}))
-        self.scheduler = Blockyard(config, roles.SCHEDULER, kv_config())
-        self.worker = Blockyard(config, roles.WORKER, kv_config())
+        groups = of or kv_config()
+        self.scheduler = Blockyard(config, roles.SCHEDULER, groups)
+        self.worker = Blockyard(config, roles.WORKER, groups)
         self.worker.back.copier = copier or ThreadCopier(workers=0)
+        # As in vLLM, all groups lie in one pool of pages.
+        pages = [np.zeros((BLOCKS, PAGE), np.uint8).view(Tensor) for _ in range(LAYERS)]
         self.kv = {
-            f"layer {at}": np.zeros((BLOCKS, PAGE), np.uint8).view(Tensor) for at in range(LAYERS)
+            name: tensor
+            for group in groups.kv_cache_groups
+            for name, tensor in zip(group.layer_names, pages, strict=True)
         }
         self.worker.register_kv_caches(self.kv)
 
@@ -148,10 +177,12 @@ class Front:
             # As far as it was scheduled: most of these tests stop at its end.
             "num_computed_tokens": 1 << 20,
             "num_in_flight_tokens": 0,
+            "shared_prefix_boundary": 0,
+            "status": Ended.FINISHED_STOPPED,
         }
         return Recorded("Request", **(fields | more))
 
-    def begin(self, request: Any, ids: list[int], local: int = 0) -> int | None:
+    def begin(self, request: Any, ids: Any, local: int = 0) -> int | None:
         """Admits a request as vLLM does; returns the tokens that come up."""
         tokens, asynchronous = self.scheduler.get_num_new_matched_tokens(request, local)
         assert asynchronous == bool(tokens)
@@ -164,18 +195,18 @@ class Front:
 
     @staticmethod
     def output(
-        new: dict[Any, tuple[list[int], int]],
+        new: dict[Any, tuple[Any, int]],
         computed: int = 0,
         preempted: set[str] = frozenset(),  # type: ignore[assignment]
         zeroed: list[int] | None = None,
-        more: dict[Any, tuple[list[int] | None, int, int]] | None = None,
+        more: dict[Any, tuple[Any, int, int]] | None = None,
     ) -> Any:
         """What vLLM's scheduler has decided; `computed` is of the rows that begin."""
         rows = [
             Recorded(
                 "NewRequestData",
                 req_id=one.request_id,
-                block_ids=(ids,),
+                block_ids=tables_of(ids),
                 num_computed_tokens=computed,
             )
             for one, (ids, _) in new.items()
@@ -186,7 +217,7 @@ class Front:
         cached = Recorded(
             "CachedRequestData",
             req_ids=list(going),
-            new_block_ids=[None if ids is None else (ids,) for ids, _, _ in going.values()],
+            new_block_ids=[ids if ids is None else tables_of(ids) for ids, _, _ in going.values()],
             resumed_req_ids=set(),
             num_computed_tokens=[told[1] for told in going.values()],
         )
@@ -199,15 +230,16 @@ class Front:
             preempted_req_ids=set(preempted),
             new_block_ids_to_zero=zeroed,
             kv_cache_block_copies=None,
+            kv_connector_block_state=None,
         )
 
     def step(
         self,
-        new: dict[Any, tuple[list[int], int]] | None = None,
+        new: dict[Any, tuple[Any, int]] | None = None,
         preempted: set[str] = frozenset(),  # type: ignore[assignment]
         zeroed: list[int] | None = None,
         write: dict[int, int] | None = None,
-        more: dict[Any, tuple[list[int] | None, int, int]] | None = None,
+        more: dict[Any, tuple[Any, int, int]] | None = None,
         computed: int = 0,
     ) -> Any:
         """A step: rows that begin with blocks and a number of tokens, and what is written.
@@ -228,12 +260,16 @@ class Front:
                 tensor[block] = value
         worker.start_load_kv(None)
         worker.wait_for_save()
-        recving = worker.get_finished(set())[1] or set()
+        ended = worker.get_transfer_results(set())
         missing = worker.get_block_ids_with_load_errors()
         reports = worker.build_connector_worker_meta()
         said = Recorded("KVConnectorOutput", kv_connector_worker_meta=reports)
         # What vLLM acts on itself.
-        vars(said).update(finished_recving=recving, invalid_block_ids=missing)
+        vars(said).update(
+            finished_recving=ended.finished_recving,
+            failed_recving=ended.failed_recving,
+            invalid_block_ids=missing,
+        )
         self.scheduler.update_connector_output(said)
         self._tell(worker.get_kv_connector_stats(), self.scheduler.get_kv_connector_stats())
         assert self.scheduler.front.cache.audit() is None
@@ -348,4 +384,5 @@ class Drafts:
 
 def read(extra: dict[str, Any], longest: int = 64) -> tuple[Settings, by.Config]:
     known = facts(vllm_config(), kv_config(), version="0.33.0")
-    return Settings.read(extra, known._replace(blocks=BLOCKS, longest=longest))
+    settings, (config,) = Settings.read(extra, known._replace(blocks=BLOCKS, longest=longest))
+    return settings, config

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import kv_events
 from blockyard._typing import override
-from engine_stub import declared, install, touched
+from engine_stub import TOUCHED, declared, install, touched
 
 OPTIONS: Final = json.loads(
     (Path(__file__).parents[1] / "connectors" / "vllm_0_33.json").read_text("utf-8")
@@ -45,7 +45,12 @@ class Recorded:
 
 def spec(kind: str, **fields: Any) -> Any:
     """A KV cache spec, whose class has its name."""
-    return type(kind, (Recorded,), {})("FullAttentionSpec", **fields)
+    names = touched_names()
+    return type(kind, (Recorded,), {})(kind if kind in names else "FullAttentionSpec", **fields)
+
+
+def touched_names() -> set[str]:
+    return {full.rpartition(".")[2] for full in TOUCHED["vllm"]["names"]}
 
 
 def begin(self: Any, *config: Any) -> None:
@@ -79,6 +84,16 @@ PARTS: Final[dict[str, Any]] = {
         )
     ),
     "KVConnectorPromMetrics": {"__init__": keep_names},
+    "KVConnectorTransferResults": dataclass(
+        declared(
+            "KVConnectorTransferResults",
+            touched("vllm", "KVConnectorTransferResults"),
+            {
+                name: field(default_factory=set)
+                for name in touched("vllm", "KVConnectorTransferResults")["fields"].split()
+            },
+        )
+    ),
     "KVEventBatch": kv_events.KVEventBatch,
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": True,
     "group_kernel_blocks": lambda cache, _blocks: cache,

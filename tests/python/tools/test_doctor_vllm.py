@@ -11,10 +11,24 @@ import pytest
 from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.tools.doctor import vllm
 from blockyard.tools.doctor.finding import Finding, Site
+from blockyard.tools.doctor.model import Model, Wanted
+from blockyard.tools.doctor.stand_ins import CHUNKED
 from blockyard.tools.doctor.vllm import Serve, checks
 from wrong_flags import GOOD, LLAMA, TAKEN, WRONG_FLAGS, files
 
 LATENT = LLAMA | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 60}
+GEMMA = LLAMA | {
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 6,
+    "num_hidden_layers": 36,
+    "sliding_window": 1024,
+}
+OFF = "--disable-hybrid-kv-cache-manager"
+JAMBA = LLAMA | {"model_type": "jamba"}
+MAMBA = {"model_type": "mamba", "num_hidden_layers": 24, "hidden_size": 768}
+WHISPER = {"model_type": "whisper", "is_encoder_decoder": True, "num_hidden_layers": 6}
+MTP = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'"""
+EVERY = "--prefix-cache-retention-interval"
+LLAMA_4 = LLAMA | {"model_type": "llama4_text", "attention_chunk_size": 8192}
 TRANSFER = {
     "kv_connector": "Blockyard",
     "kv_connector_module_path": "blockyard.connectors.vllm",
@@ -226,11 +240,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "HiSparse",
         "start without it",
     ),
-    "hybrid manager": (
-        line(more="--no-disable-hybrid-kv-cache-manager"),
-        "it was asked for",
-        "leave --no-disable-hybrid-kv-cache-manager out",
-    ),
     "allocator": (
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " + line(),
         "expandable_segments:True",
@@ -369,20 +378,43 @@ def test_variables_that_change_what_is_found_and_told() -> None:
         (LLAMA, {"host": "1 MiB"}, "", "smaller than one block of 2,097,152 bytes", ""),
         (LLAMA, {"host": "64 GiB"}, "-pp 5", "this stage has 6 of the model's 32", "PARTITION"),
         (LATENT, {"host": "64 GiB"}, "-pp 2", "the same on all ranks", "tensor parallel"),
-        (LLAMA | {"model_type": "jamba"}, {"host": 9}, "", "2 KV cache groups", "start with"),
+        (
+            JAMBA,
+            {"host": "9 GiB"},
+            "--no-enable-prefix-caching",
+            "mamba_cache_mode = 'none'",
+            "start with --enable-prefix-caching",
+        ),
         (
             LLAMA | {"layer_types": ["linear_attention", "full_attention"] * 16},
-            {"host": 9},
-            "",
-            "2 KV cache groups",
-            "without this connector",
+            {"host": "9 GiB"},
+            "--disable-hybrid-kv-cache-manager",
+            "beside recurrent states",
+            "leave --disable-hybrid-kv-cache-manager out",
         ),
-        (LLAMA | {"model_type": "mamba2"}, {"host": 9}, "", "KV cache groups", "start with"),
+        (LLAMA | {"model_type": "mamba2"}, {"host": 9}, "", "MambaSpec alone", "without this"),
+        (MAMBA, {"host": "9 GiB"}, "-tp 2", "MambaSpec alone", "without this connector"),
+        (WHISPER, {"host": "9 GiB"}, "", "group 1 (CrossAttentionSpec)", "without this connector"),
+        (JAMBA, {"host": ["9 GiB", "XiB"]}, "", "host = 'XiB'", "64 GiB"),
+        (JAMBA, {"host": []}, "", "host = 0 without a disk", "64 GiB"),
+        (JAMBA, {"host": 9}, MTP, "looks ahead (EAGLE, MTP) beside recurrent states", "leave --sp"),
+        (GEMMA, {"host": ["9 GiB"] * 5}, "", "host = [", "each of the 6 groups"),
+        (LLAMA, {"host": ["9 GiB"]}, "", "keep their KV alike", "give one size"),
+        (
+            GEMMA,
+            {"host": "64 GiB"},
+            "--block-size 32 --prefix-match-unit 16",
+            "hashed by 16",
+            "leave --prefix-match-unit out",
+        ),
+        (GEMMA, {"host": "9 GiB"}, "-pp 2", "= 2 with 6 KV cache groups", "tensor parallel"),
+        (GEMMA, {"host": 9}, "", "host = 9: blocks of 6 groups differ", "give the memory of all"),
+        (GEMMA, {"host": "1 GiB"}, "", "group 5 (Full) has 1,215", "or more"),
         (
             LLAMA | {"model_type": "mistral", "sliding_window": 4096},
             {"host": 9},
             "",
-            "a KV cache of SlidingWindowSpec",
+            "SlidingWindowSpec alone",
             "without this connector",
         ),
     ],
@@ -397,12 +429,107 @@ def test_what_the_model_refuses_is_told_from_its_configuration(
 
 
 @pytest.mark.parametrize(
+    ("config", "more", "environ", "level", "says", "do"),
+    [
+        (LLAMA, "", {}, "ok", "one group of layers", ""),
+        (GEMMA, "", {}, "ok", "6 groups of layers", ""),
+        (
+            GEMMA,
+            "--disable-hybrid-kv-cache-manager",
+            {},
+            "warn",
+            "5.2 times as much",
+            "leave --dis",
+        ),
+        (LLAMA_4, "", {}, "warn", "24 of 32 layers keep all tokens", f"set {CHUNKED}=1"),
+        (LLAMA_4, "", {CHUNKED: "1"}, "ok", "4 groups of layers", ""),
+        (LLAMA_4, "--no-disable-hybrid-kv-cache-manager", {}, "fail", "24 of 32", f"{CHUNKED}=1"),
+        (JAMBA, "", {}, "warn", "vLLM names the states of few", f"{EVERY} with its block"),
+        (JAMBA, f"{EVERY} 1056", {}, "ok", "2 groups of layers", ""),
+    ],
+)
+def test_what_vllms_hybrid_manager_does_is_told(
+    tmp_path: Path,
+    config: dict[str, Any],
+    more: str,
+    environ: dict[str, str],
+    level: str,
+    says: str,
+    do: str,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = line({"host": "64 GiB"}, f"{more} --max-model-len 32k", model=str(tmp_path))
+    found = serve(command, environ)
+    assert found["hybrid manager"].level == level
+    assert says in found["hybrid manager"].fact
+    assert do in found["hybrid manager"].do
+    assert [one for one in failed(found) if one.name != "hybrid manager"] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "extra"),
+    [
+        (GEMMA, {"host": ["9 GiB"] * 6}),
+        (JAMBA, {"host": ["9 GiB", 1000], "typical": 100, "split": [1, 2]}),
+        (JAMBA, {"host": "9 GiB", "disk": ["9 GiB", 1000], "disk_path": "/kv"}),
+    ],
+)
+def test_a_size_for_each_group_is_right(
+    tmp_path: Path, config: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert failed(serve(line(extra, "--max-model-len 8k", model=str(tmp_path)))) == []
+
+
+def test_a_window_that_the_configuration_does_not_tell_is_unknown(tmp_path: Path) -> None:
+    told = {name: value for name, value in GEMMA.items() if name != "sliding_window"}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    found = serve(line({"host": "64 GiB"}, model=str(tmp_path)))
+    assert failed(found) == []
+    assert (found["model"].level, found["model"].fact) == (
+        "unknown",
+        "there is no sliding_window in its configuration",
+    )
+
+
+def test_the_model_is_described_by_group(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    said = serve(line({"host": "64 GiB"}, "--max-model-len 32k", model=str(tmp_path)))["model"].fact
+    assert said.startswith("group 5 (Full); group 0 (SlidingWindow of 1,024 tokens); group 1")
+    assert said.endswith("; 384 KiB for 16 tokens in each group")
+    (tmp_path / "config.json").write_text(json.dumps(JAMBA))
+    said = serve(line({"host": "64 GiB"}, "", model=str(tmp_path)))["model"].fact
+    assert said == "FullAttention, Mamba: the bytes of its states are seen in memory alone"
+
+
+@pytest.mark.parametrize(
+    ("config", "counts"),
+    [
+        ({"model_type": "gemma2"}, [16, 16]),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 62}, [9, 9, 9, 9, 8, 8, 10]),
+        ({"model_type": "cohere2"}, [8, 8, 8, 8]),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16}, [16, 16]),
+        # 12 and 13 are near enough to be two groups.
+        (
+            {"layer_types": ["full_attention", *["sliding_attention", "full_attention"] * 12]},
+            [13, 12],
+        ),
+    ],
+)
+def test_layers_are_grouped_as_vllm_groups_them(config: dict[str, Any], counts: list[int]) -> None:
+    text = LLAMA | {"sliding_window": 128} | config
+    model = Wanted(name="m")._model(text)
+    assert isinstance(model, Model)
+    assert [one.number for one in model.groups] == counts
+
+
+@pytest.mark.parametrize(
     ("config", "more", "host", "pinned", "shared"),
     [
         (LLAMA, "", 64 << 30, 64 << 30, 0),
         (LLAMA, "-tp 4", 64 << 30, 16 << 30, 0),
         (LLAMA, "-tp 4 -dp 2", 64 << 30, 8 << 30, 0),
-        (LLAMA | {"layer_types": ["sliding_attention", "full_attention"] * 16}, "", 64 << 30, 0, 0),
+        (GEMMA, "", 64 << 30, 0, 0),
         (LATENT, "-tp 4", 64 << 30, 64 << 30, 64 << 30),
         (None, "-tp 4", 64 << 30, 16 << 30, 0),
         (None, "-tp 4 -dp 2", 64 << 30, 8 << 30, 0),

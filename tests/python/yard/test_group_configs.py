@@ -211,6 +211,8 @@ def test_the_line_says_kind_blocks_and_bytes_of_each_group() -> None:
         ({"host": [100, 100, 1]}, "group 2 .RecurrentState.* 1 blocks.*two checkpoints takes 2"),
         ({"host": "1 MiB", "split": [1, 1, 0]}, "split of group 2 = 0: must be a number above 0"),
         ({"host": "1 MiB", "split": [1, 1, "a"]}, "split of group 2 = 'a'"),
+        ({"host": "1 MiB", "split": [10**400, 1, 1]}, "split of group 0 = 1.*below 1e100"),
+        ({"host": "1 MiB", "split": [1, 1, 5e-324]}, "more than a million times another"),
         ({"host": "1 MiB", "split": [1, 1]}, "split = .*each of the 3 groups"),
         ({"host": "1 MiB", "split": 0.5}, "split = 0.5: give a share"),
         ({"host": "1 MiB", "split": [9, 9, 1]}, "another split"),
@@ -248,3 +250,10 @@ def test_the_weights_are_exact() -> None:
     )
     spine, rider = Fraction(8192 // 16 * 3), Fraction(2 * 7)
     assert configs[1].host == int((2**20) * rider / (spine + rider)) // 7
+
+
+def test_a_chunk_that_ends_where_a_typical_sequence_does_has_room_all_the_same() -> None:
+    """There it needs nothing, and one block before that all of it."""
+    groups = [by.Full(layout()), by.ChunkedAttention(layout(), tokens=1024)]
+    configs = by.GroupConfigs(groups, engine=100, host="64 MiB", typical=2048)
+    assert [config.host for config in configs] == [32768, 32768]

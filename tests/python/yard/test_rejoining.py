@@ -167,6 +167,10 @@ def test_words_and_ranks_that_are_none_are_refused_and_change_nothing() -> None:
     own, hellos = opened(engine=17)
     with pytest.raises(Misuse, match="16 blocks of the device, and the yard gives out 17"):
         by.rejoin(own, hellos[0]._replace(device=16))
+    low, hellos = opened(disk=0)
+    with pytest.raises(Misuse, match="no tier is keyed"):
+        by.rejoin(low, hellos[0]._replace(host=4))
+    assert low.limit("host") == 8
     for verb in (lambda: bare.reset(0, memory="disk kept"), lambda: bare.clear(memory="disk kept")):
         with pytest.raises(Misuse, match="no tier is keyed"):
             verb()

@@ -7,13 +7,14 @@ from typing import Any, Final, NamedTuple
 from blockyard._core import BlockyardError, Unsupported
 from blockyard.connectors.vllm.beside import beside
 from blockyard.connectors.vllm.configuration import depends
+from blockyard.connectors.vllm.groups import layered
 from blockyard.connectors.vllm.replicas import Replica, replica_of
-from blockyard.shared.layout import WIDTHS, KVLayout, Plane
+from blockyard.shared.groups import Groups
+from blockyard.shared.layout import KVLayout
 from blockyard.shared.log import Limited
 
 __all__ = ["Facts", "facts", "recompute_on_failure", "refusals"]
 
-_LATENT: Final = "MLAAttentionSpec"
 _SHA: Final = ("sha256", "sha256_cbor")
 _log = Limited(__name__, 0)
 
@@ -22,14 +23,17 @@ class Facts(NamedTuple):
     """Facts of vLLM's configuration that the connector needs."""
 
     layout: KVLayout
+    """The KV of one block: of the first group of full attention, where there are several."""
     blocks: int
     """Blocks that vLLM gives out, its null block included."""
     rank: int
     longest: int
     """Tokens of the longest request."""
     namespace: dict[str, dict[str, object]]
-    layers: tuple[str, ...]
-    """Names of the layers, in the order of their pieces."""
+    groups: Groups | None
+    """The groups of layers, where there are several; None for one of full attention."""
+    layers: tuple[tuple[str, ...], ...]
+    """Names of the layers of each group, as `groups` has them, in the order of their pieces."""
     weights_change: bool
     """Whether other weights may come while it runs."""
     engine: str
@@ -60,22 +64,18 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
     """
     for check in _checks(vllm, kv, around).values():
         check()
-    group, kind = _only_group(kv)
-    spec, model, ranks = group.kv_cache_spec, vllm.model_config, vllm.parallel_config
-    replicated = kind == _LATENT or getattr(kv, "kv_tp_replicas", 1) > 1
-    stages = ranks.pipeline_parallel_size
-    _check_stages(stages, len(group.layer_names), model, replicated=replicated)
-    plane = Plane("kv", len(group.layer_names), spec.page_size_bytes, replicated=replicated)
-    dtype = str(spec.dtype).removeprefix("torch.")
-    layout = KVLayout(
-        (plane,),
-        block_size=spec.block_size,
-        ranks=ranks.tensor_parallel_size * stages,
-        dtype=dtype if dtype in WIDTHS else "uint8",
-        # Not the model's: that may be a path, and what lies there counts by its content.
-        name="vLLM",
-    )
-    known = depends(vllm, kv, kind, plane, version)
+    model, ranks = vllm.model_config, vllm.parallel_config
+    stages, ahead = ranks.pipeline_parallel_size, _looks_ahead(vllm)
+    found = layered(kv, ranks=ranks.tensor_parallel_size * stages, stages=stages, ahead=ahead)
+    layout, other = found.layouts[0], beside(vllm, around)
+    if found.groups is not None and found.groups.has_states and other is not None:
+        raise Unsupported(
+            f"recurrent states beside {other} in a MultiConnector: which states it brings is not "
+            f"known; leave {other} out"
+        )
+    replicated = any(plane.replicated for plane in layout.planes)
+    _check_stages(stages, len(found.layers[0]), model, replicated=replicated)
+    known = depends(vllm, kv, found, version)
     return Facts(
         layout=layout,
         blocks=kv.num_blocks,
@@ -83,12 +83,13 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         longest=model.max_model_len,
         namespace=known.namespace,
         unseen=known.unseen,
-        layers=tuple(group.layer_names),
+        groups=found.groups,
+        layers=found.layers,
         weights_change=_weights_change(vllm),
         engine=str(vllm.kv_transfer_config.engine_id),
         replica=replica_of(ranks, str(vllm.kv_transfer_config.engine_id)),
-        beside=beside(vllm, around),
-        again=int(_looks_ahead(vllm)),
+        beside=other,
+        again=int(ahead),
     )
 
 
@@ -205,25 +206,3 @@ def _weights_change(vllm: Any) -> bool:
         or getattr(vllm.model_config, "enable_sleep_mode", False)
         or getattr(vllm.parallel_config, "worker_extension_cls", "")
     )
-
-
-def _only_group(kv: Any) -> tuple[Any, str]:
-    """Returns the one group of layers, and what kind of KV it has."""
-    if len(kv.kv_cache_groups) != 1:
-        raise Unsupported(
-            f"{len(kv.kv_cache_groups)} KV cache groups: one group of full attention is supported; "
-            "start with --disable-hybrid-kv-cache-manager, or without this connector"
-        )
-    (group,) = kv.kv_cache_groups
-    kind = type(group.kv_cache_spec).__name__
-    if kind not in {"FullAttentionSpec", _LATENT}:
-        raise Unsupported(
-            f"a KV cache of {kind}: only full attention works so far; start without this connector"
-        )
-    hashed = getattr(kv, "hash_block_size", None)
-    if hashed not in {None, group.kv_cache_spec.block_size}:
-        raise Unsupported(
-            f"blocks of {group.kv_cache_spec.block_size} tokens are hashed by {hashed}: leave "
-            "hashing as it is"
-        )
-    return group, kind

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from blockyard._core import Unavailable
 from blockyard.connectors.effective import digest, names, of_file, plain
 from blockyard.connectors.vllm import environment, options
-from blockyard.shared.layout import Plane
+from blockyard.connectors.vllm.groups import Layered
 from blockyard.shared.weights import content, folder_of
 
 __all__ = ["Depends", "depends"]
@@ -55,14 +55,13 @@ class Depends(NamedTuple):
     """Why the weights, or a drafter's, cannot be identified; None if they can."""
 
 
-def depends(vllm: Any, kv: Any, kind: str, plane: Plane, version: str) -> Depends:
+def depends(vllm: Any, kv: Any, layered: Layered, version: str) -> Depends:
     """Returns what all KV depends on, beside its tokens.
 
     Args:
         vllm: A `VllmConfig`.
         kv: A `KVCacheConfig`.
-        kind: The class of the one group's spec.
-        plane: Of the group's layers.
+        layered: Its groups of layers.
         version: vLLM's.
     """
     model, cache = vllm.model_config, vllm.cache_config
@@ -92,9 +91,7 @@ def depends(vllm: Any, kv: Any, kind: str, plane: Plane, version: str) -> Depend
         "weights": weights,
         "dtype": {"model": str(model.dtype), "kv": cache.cache_dtype},
         "layout": {
-            "kind": kind,
-            "layers": plane.pieces,
-            "page": plane.piece_bytes,
+            **_of_layers(layered),
             "order": getattr(kv, "kv_cache_layout", None),
             "hash": cache.prefix_caching_hash_algo,
             # vLLM's hashes begin with it, where it is set.
@@ -107,6 +104,22 @@ def depends(vllm: Any, kv: Any, kind: str, plane: Plane, version: str) -> Depend
         },
     }
     return Depends(namespace, unseen or undrafted)
+
+
+def _of_layers(layered: Layered) -> dict[str, object]:
+    """Returns the kind of each group, its layers, and the bytes of a page in each."""
+    if layered.groups is None and len(layered.layouts[0].planes) == 1:
+        (plane,) = layered.layouts[0].planes
+        return {"kind": layered.kinds[0], "layers": plane.pieces, "page": plane.piece_bytes}
+    groups = layered.groups or (None,)
+    return {
+        "kind": [
+            kind if group is None else f"{kind}: {group}"
+            for kind, group in zip(layered.kinds, groups, strict=True)
+        ],
+        "layers": [[plane.pieces for plane in one.planes] for one in layered.layouts],
+        "page": [[plane.piece_bytes for plane in one.planes] for one in layered.layouts],
+    }
 
 
 def _weights(model: Any, load: Any) -> tuple[str | None, str | None]:

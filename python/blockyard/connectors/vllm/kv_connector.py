@@ -10,11 +10,17 @@ import msgspec
 from blockyard._typing import override
 from blockyard.connectors.vllm import stopping
 from blockyard.connectors.vllm.compatibility import facts, recompute_on_failure
+from blockyard.connectors.vllm.hybrid_manager import states_left_out, switched_off
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
-from blockyard.connectors.vllm.vllm_api import INTERFACE, KVConnectorBase_V1, KVConnectorRole
+from blockyard.connectors.vllm.vllm_api import (
+    INTERFACE,
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+)
 from blockyard.connectors.vllm.worker_half import WorkerHalf
 from blockyard.shared.log import Limited, described, join
 from blockyard.shared.owner import is_foreign
@@ -26,7 +32,7 @@ _FRONTS: WeakValueDictionary[int | None, SchedulerHalf] = WeakValueDictionary()
 _log = Limited(__name__, 0)
 
 
-class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
+class Blockyard(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """vLLM's connector: KV that leaves the GPU is kept below, and comes back.
 
     Raises:
@@ -47,23 +53,29 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config, *more)
         around = INTERFACE.get("get_current_vllm_config_or_none")()
         known = facts(vllm_config, kv_cache_config, version=INTERFACE.version, around=around)
-        settings, config = Settings.read(extra, known)
+        settings, configs = Settings.read(extra, known)
         self._front: SchedulerHalf | None = None
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
             recompute_on_failure(transfer)
             lasts = settings.disk_path is not None and settings.flush > 0
             end = stopping.Stopping(vllm_config.shutdown_timeout) if lasts else None
-            self._front = SchedulerHalf(known, settings, config, stopping=end)
-            if settings.disk_path is not None and config.ranks == 1:
+            self._front = SchedulerHalf(known, settings, configs, stopping=end)
+            self._front.is_early = bool(vllm_config.use_v2_model_runner)
+            if settings.disk_path is not None and configs[0].ranks == 1:
                 _FRONTS[self._front.cache.config.yard] = self._front
             ending = stopping.said(vllm_config.shutdown_timeout) if lasts else ""
-            _log.info("%s%s%s", settings.said(config), known.replica.said(), ending)
+            costs = [switched_off(vllm_config, known.beside)]
+            if known.groups is not None and known.groups.has_states:
+                costs.append(states_left_out(vllm_config, known.groups.boundary))
+            for said in filter(None, costs):
+                _log.warning("%s", said)
+            _log.info("%s%s%s", settings.said(configs, known.groups), known.replica.said(), ending)
             self._reporter = Reporter(
                 self._front.cache, self._front.connector, events=self._listens(vllm_config)
             )
         else:
-            self._back = WorkerHalf(known, settings, config)
+            self._back = WorkerHalf(known, settings, configs)
 
     def _listens(self, vllm_config: Any) -> bool:
         """Enables events if vLLM publishes them; returns whether it does."""
@@ -147,8 +159,7 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
     @override
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begins a request, or its load."""
-        (ids,) = blocks.get_block_ids()
-        self.front.allocated(request, ids, num_external_tokens)
+        self.front.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     @override
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
@@ -180,6 +191,13 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Offloads what has ended; its blocks may be given to others at once."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    @override
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As `request_finished`, with a table of each group of layers."""
         self.front.finished(request, block_ids)
         return False, None
 
@@ -264,9 +282,12 @@ class Blockyard(KVConnectorBase_V1):  # type: ignore[misc]
         """Does nothing: the sources of a copy have a fence."""
 
     @override
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Names the requests whose loads have ended."""
-        return None, self.back.arrived() or None
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Names the requests whose loads have ended, and those of them whose loads have failed."""
+        arrived, failed = self.back.arrived()
+        return INTERFACE.get("KVConnectorTransferResults")(
+            finished_recving=arrived, failed_recving=failed
+        )
 
     @override
     def get_block_ids_with_load_errors(self) -> set[int]:

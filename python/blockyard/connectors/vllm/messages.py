@@ -20,16 +20,15 @@ class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """A worker's report that its memory is ready."""
 
     rank: int
-    fingerprint: str
-    """Of what the workers and the scheduler's half must have alike."""
-    shared: str | None
-    """The file of the memory that all ranks map, and need by name no more."""
-    file: tuple[int, int] | None = None
-    """Its device and number there."""
-    restored: Restored | None = None
-    """What its disk has from before."""
-    folders: tuple[str, ...] = ()
-    """Of the identity of what is on it, one for each of its paths."""
+    fingerprints: tuple[str, ...]
+    """Of what the workers and the scheduler's half must have alike, for each group of layers."""
+    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Files of the memory that all ranks map, and need by name no more: the device and the number
+    of each there."""
+    restored: tuple[Restored, ...] = ()
+    """What its disk has from before, of each group; none where there is no disk."""
+    folders: tuple[tuple[str, ...], ...] = ()
+    """Of the identity of what is on it, of each group, one for each of its paths."""
 
 
 @dataclass
@@ -51,6 +50,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """The yard of the scheduler that orders it: another one counts from the beginning."""
     tells: bool = False
     """Whether the workers report their numbers in this step."""
+    failed: set[str] = field(default_factory=set)
+    """Requests of several groups of layers whose loads have failed, which vLLM computes again."""
 
 
 @dataclass

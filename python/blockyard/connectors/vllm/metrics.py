@@ -8,12 +8,15 @@ from typing import Any, Final, TypeAlias
 from blockyard._core import __version__
 from blockyard._typing import override
 from blockyard.connectors.connector import Connector
+from blockyard.connectors.hybrid_connector import HybridConnector
+from blockyard.connectors.vllm.hybrid_manager import may_have_groups
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.vllm_api import KVConnectorPromMetrics, KVConnectorStats
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.publishing.event_stats import EVENT_STATS
-from blockyard.shared.families import RANK, exists, families
-from blockyard.shared.layout import TIERS
+from blockyard.shared.families import GROUP, RANK, Family, exists, families
+from blockyard.shared.layout import BELOW, TIERS
+from blockyard.shared.log import Limited
 from blockyard.shared.stats import PREFIX, Stat
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
@@ -42,11 +45,25 @@ _SIZES: Final = (
     Stat("tokens", "tokens", "gauge", "block_tokens", "tokens per block"),
     Stat("bytes", "bytes", "gauge", "block_bytes", "bytes per block on one rank"),
 )
+_CUTS: Final = Stat(
+    "hits_cut",
+    "requests",
+    "counter",
+    "hits_cut",
+    "requests whose hit a group of layers has ended before the first group of full attention",
+)
+_SUMMED: Final = frozenset({"flights", "copies_failed", "copied_blocks", "outcomes_ignored"})
+"""Families of the cache that are summed over all groups of layers."""
+_OTHERS: Final = "others"
+"""The group of numbers that are summed over all groups but the first, where they are many."""
+_MOST: Final = 250
+"""Most series of an engine; where groups would need more, those but the first are summed."""
+_log = Limited(__name__, 0)
 INFO: Final = ("version", "eviction", "write", "fingerprint", "ranks")
 """Labels of `blockyard_engine_info`: what an engine was made with."""
 _COUNTERS: Final = frozenset(
     stat.family
-    for stat in (*KVCache.schema(), *Connector.SCHEMA, *EVENT_STATS, *DiskTier.SCHEMA)
+    for stat in (*KVCache.schema(), *Connector.SCHEMA, *EVENT_STATS, *DiskTier.SCHEMA, _CUTS)
     if stat.kind == "counter"
 )
 _Source: TypeAlias = tuple[Sequence[Stat], Callable[[], Mapping[str, int]]]
@@ -89,13 +106,62 @@ def scheduler_stats(*, disk: bool, events: bool) -> tuple[Stat, ...]:
 
 def rank_stats(rank: int) -> tuple[Stat, ...]:
     """Returns the metrics of a worker with a disk, with its rank as a label."""
+    return tuple(
+        _labelled(stat, RANK, rank) for stat in DiskTier.SCHEMA if stat.family in _TOLD_BY_RANKS
+    )
 
-    def labelled(stat: Stat) -> Stat:
-        inside = stat.metric.partition("{")[2] or "}"
-        more = f"{RANK}={rank}{'' if inside == '}' else ','}"
-        return stat._replace(metric=f"{stat.family}{{{more}{inside}")
 
-    return tuple(labelled(stat) for stat in DiskTier.SCHEMA if stat.family in _TOLD_BY_RANKS)
+def _labelled(stat: Stat, label: str, value: object) -> Stat:
+    inside = stat.metric.partition("{")[2] or "}"
+    more = f"{label}={value}{'' if inside == '}' else ','}"
+    return stat._replace(metric=f"{stat.family}{{{more}{inside}")
+
+
+def _is_of_group(stat: Stat) -> bool:
+    """Whether each group of layers has a number of its own: those of the tiers of its cache."""
+    return stat.labels.get("tier") in BELOW and stat.family in _TOLD
+
+
+def _group_sources(connector: HybridConnector, *, disk: bool, fixed: int) -> list[_Source]:
+    """Returns the sources of the cache's numbers, by group of layers.
+
+    Args:
+        connector: The connector over the groups.
+        disk: Whether there is a disk.
+        fixed: Series of other numbers.
+    """
+    stats, caches = _cache_stats(disk=disk), connector.group_caches()
+    spine = connector.groups.numbers[0]
+    own = [stat for stat in stats if not _is_of_group(stat)]
+    of_groups = [stat for stat in stats if _is_of_group(stat)]
+    riders = [number for number in caches if number != spine]
+    named: dict[object, list[int]] = {number: [number] for number in riders}
+    if fixed + len(own) + len(riders) + len(of_groups) * (1 + len(riders)) > _MOST:
+        named = {_OTHERS: riders}
+
+    def whole() -> dict[str, int]:
+        numbers = [cache.stats() for cache in caches.values()]
+        first = caches[spine].stats()
+        return {
+            stat.name: sum(one[stat.name] for one in numbers)
+            if stat.family in _SUMMED
+            else first[stat.name]
+            for stat in own
+        }
+
+    def summed(numbers: list[int]) -> Callable[[], dict[str, int]]:
+        def read() -> dict[str, int]:
+            of_each = [caches[number].stats() for number in numbers]
+            return {stat.name: sum(one[stat.name] for one in of_each) for stat in of_groups}
+
+        return read
+
+    sources: list[_Source] = [(own, whole)]
+    for name, numbers in {spine: [spine], **named}.items():
+        sources.append(([_labelled(stat, GROUP, name) for stat in of_groups], summed(numbers)))
+    cuts = [_labelled(_CUTS._replace(name=str(number)), GROUP, number) for number in sorted(riders)]
+    sources.append((cuts, lambda: {str(one): n for one, n in connector.hits_cut().items()}))
+    return sources
 
 
 def _is_counter(metric: str) -> bool:
@@ -166,7 +232,8 @@ class Teller:
         for metric, number in now.items():
             if not _is_counter(metric):
                 told[metric] = number
-            elif gained := number - before.get(metric, 0):
+            elif (gained := number - before.get(metric, 0)) or metric not in before:
+                # A counter that begins above 0 has no increase for Prometheus.
                 told[metric] = gained
         return Figures(told)
 
@@ -180,7 +247,9 @@ class Reporter(Teller):
         events: Whether vLLM publishes its events.
     """
 
-    def __init__(self, cache: KVCache, connector: Connector, *, events: bool) -> None:
+    def __init__(
+        self, cache: KVCache, connector: Connector | HybridConnector, *, events: bool
+    ) -> None:
         config, disk = cache.config, bool(cache.config.disk_blocks)
         layout = config.layout
         sizes = {
@@ -188,12 +257,17 @@ class Reporter(Teller):
             "bytes": 0 if layout is None else layout.block_bytes,
         }
         sources: list[_Source] = [
-            (_cache_stats(disk=disk), cache.stats),
             (_connector_stats(disk=disk), connector.stats),
             (_SIZES, lambda: sizes),
         ]
         if events:
             sources.append((EVENT_STATS, cache.event_stats))
+        if isinstance(connector, HybridConnector):
+            fixed = sum(len(stats) for stats, _ in sources)
+            fixed += 1 + (len(rank_stats(0)) * config.ranks if disk else 0)
+            sources[:0] = _group_sources(connector, disk=disk, fixed=fixed)
+        else:
+            sources.insert(0, (_cache_stats(disk=disk), cache.stats))
         super().__init__(*sources)
         self.clock: Callable[[], float] = time.monotonic
         """Seconds."""
@@ -238,6 +312,10 @@ def _info_of(config: Config) -> dict[str, str]:
     return dict(zip(INFO, said, strict=True))
 
 
+def _is_of_groups(family: Family) -> bool:
+    return all(map(_is_of_group, family.stats))
+
+
 class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """The metrics of all engines in vLLM's registry. Each is there from the start, as a 0."""
 
@@ -256,8 +334,18 @@ class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
         for rank in range(ranks if disk else 0):
             stats += rank_stats(rank)
         self._series: dict[tuple[int, str], Any] = {}
-        for family in families(stats):
-            metric = self._metric(family.name, family.kind, family.help, family.stats[0].labels)
+        self._by_group: dict[str, Any] = {}
+        """Of families with a label for the group of layers: the metric, by family."""
+        self._has_said = False
+        has_groups = may_have_groups(config)
+        for family in families([*stats, _CUTS] if has_groups else stats):
+            is_of_groups = has_groups and (family.stats[0] == _CUTS or _is_of_groups(family))
+            labels = [*([GROUP] if is_of_groups else []), *family.stats[0].labels]
+            metric = self._metric(family.name, family.kind, family.help, labels)
+            if is_of_groups:
+                # Their numbers come with the first report.
+                self._by_group[family.stats[0].family] = metric
+                continue
             for engine, values in self.per_engine_labelvalues.items():
                 for stat in family.stats:
                     made = metric.labels(*values, *stat.labels.values())
@@ -277,7 +365,7 @@ class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
     def observe(self, transfer_stats_data: Mapping[str, int | str], engine_idx: int = 0) -> None:
         """Takes a report of an engine."""
         for metric, told in transfer_stats_data.items():
-            series = self._series.get((engine_idx, metric))
+            series = self._series.get((engine_idx, metric)) or self._of_group(engine_idx, metric)
             if series is None:
                 continue
             if _is_counter(metric):
@@ -287,3 +375,21 @@ class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
         if INFO[0] in transfer_stats_data:
             said = (transfer_stats_data[label] for label in INFO)
             self._info.labels(*self.per_engine_labelvalues[engine_idx], *said).set(1)
+
+    def _of_group(self, engine: int, metric: str) -> Any:
+        """Makes the series of a group of layers; None where there is no such metric."""
+        stat = _CUTS._replace(metric=metric)
+        made, labels = self._by_group.get(stat.family), dict(stat.labels)
+        if made is None:
+            if GROUP in labels and not self._has_said:
+                self._has_said = True
+                _log.warning(
+                    "the numbers of groups of layers are not on /metrics: the model's "
+                    "configuration does not show that it has several"
+                )
+            return None
+        # Where there is one group after all it is the first.
+        values = [labels.pop(GROUP, "0"), *labels.values()]
+        series = made.labels(*self.per_engine_labelvalues[engine], *values)
+        self._series[engine, metric] = series
+        return series

@@ -16,6 +16,9 @@ class OthersRow(Protocol):
     has: int
     given: int
 
+    def blocks(self, first: int, end: int | None = None) -> list[int]:
+        """Returns the ids of some of its blocks, of all groups."""
+
 
 class OthersLoads:
     """Follows which blocks another connector fills, and until when it is doubtful whether it has.
@@ -58,11 +61,11 @@ class OthersLoads:
         for row in admitted:
             first, count = row.has // self._size, counts.get(row.request.request_id)
             if count is None:
-                lent += row.ids[first:]
+                lent += row.blocks(first)
             elif row.scheduled - count > row.has:
                 row.given = row.scheduled - count
                 self.doubtful.append(row)
-                lent += row.ids[first : -(-row.given // self._size)]
+                lent += row.blocks(first, -(-row.given // self._size))
         return lent
 
     def settle(self, rows: Iterable[OthersRow]) -> None:

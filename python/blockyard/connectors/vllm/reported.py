@@ -3,14 +3,16 @@
 import time
 from typing import Final
 
+from blockyard._typing import override
 from blockyard.connectors.connector import Connector
+from blockyard.connectors.hybrid_connector import HybridConnector
 from blockyard.connectors.vllm.messages import Reports
-from blockyard.connectors.vllm.rows import Rows
+from blockyard.connectors.vllm.rows import Row, Rows
 from blockyard.connectors.vllm.settings import DEADLINE
 from blockyard.yard.config import Config
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
 
-__all__ = ["Reported"]
+__all__ = ["HybridReported", "Reported"]
 
 _PAUSE: Final = 250
 """Milliseconds after which deadlines are looked at, where no worker reports."""
@@ -25,9 +27,10 @@ class Reported:
         config: The cache's; a tick of its deadlines is a millisecond.
     """
 
-    def __init__(self, rows: Rows, connector: Connector, config: Config) -> None:
+    def __init__(self, rows: Rows, connector: Connector | HybridConnector, config: Config) -> None:
         self._rows, self._connector, self._size = rows, connector, config.block_size
-        self._cache = connector.cache
+        self._cache = rows.cache
+        self._dead: Stripes = frozenset()
         self.clock = time.monotonic
         """Seconds, for deadlines."""
         self._begun: float | None = None
@@ -35,7 +38,6 @@ class Reported:
         """When deadlines were looked at last; and when a request ran or ended, or a copy came."""
         deadlines = (config.deadline_of("host"), config.deadline_of("disk"))
         self._patience = max(one or DEADLINE for one in deadlines)
-        self._dead: Stripes = frozenset()
         self.cut = 0
         """Loads that have brought less than was matched."""
         self.arrived: set[str] = set()
@@ -44,6 +46,8 @@ class Reported:
         """Blocks of theirs that a load did not fill, since then."""
         self.incomplete: list[int] = []
         """The same: their request writes them."""
+        self.failed: set[str] = set()
+        """Requests whose loads have brought nothing, since then."""
 
     def take(self, reports: Reports | None) -> None:
         """Commits the workers' reports on copies; vLLM's `update_connector_output`.
@@ -59,21 +63,37 @@ class Reported:
             if any(outcome.good for outcome in outcomes):
                 self.active = now
         if reports is not None:
-            self._dead = withdraw_dead(self._cache, reports.dead, self._dead)
+            self._withdraw(reports.dead)
         for request, tokens in self._connector.arrived().items():
             name = str(request)
             self.arrived.add(name)
             row = self._rows.by_name.get(name)
-            if row is None:
-                continue
-            table, row.loading = row.loading, []
-            row.begin(table)
-            row.count_cached(tokens)
-            if tokens < row.wanted:
-                self.cut += 1
-                rest = table[tokens // self._size : -(-row.wanted // self._size)]
-                self.missing.update(rest)
-                self.incomplete += rest
+            if row is not None:
+                self._end(row, tokens)
+
+    def _end(self, row: Row, tokens: int) -> None:
+        """Ends a load that has brought a request to so many tokens."""
+        table, row.loading = row.loading, []
+        row.begin(table)
+        row.count_cached(tokens)
+        if tokens < row.wanted:
+            self.cut += 1
+            rest = table[tokens // self._size : -(-row.wanted // self._size)]
+            self.missing.update(rest)
+            self.incomplete += rest
+
+    def fail(self, row: Row) -> None:
+        """Ends a load that has brought nothing: vLLM frees its blocks, and asks again."""
+        name = str(row.request.request_id)
+        self.cut += 1
+        self.arrived.add(name)
+        self.failed.add(name)
+        row.ids, row.tables, row.loading = [], [], []
+        row.begin(())
+
+    def _withdraw(self, dead: Stripes) -> None:
+        """Takes the slots of disks that have died out of use."""
+        self._dead = withdraw_dead(self._cache, dead, self._dead)
 
     def is_patient(self) -> bool:
         """Whether something has happened within the longest deadline."""
@@ -85,3 +105,31 @@ class Reported:
         if self._begun is None:
             self._begun = clock
         return int((clock - self._begun) * 1000)
+
+
+class HybridReported(Reported):
+    """Takes what workers report of the copies of several groups.
+
+    Args:
+        rows: vLLM's requests.
+        connector: Plans the copies of all groups.
+        config: As in `Reported`.
+    """
+
+    def __init__(self, rows: Rows, connector: HybridConnector, config: Config) -> None:
+        super().__init__(rows, connector, config)
+        self._several = connector
+
+    @override
+    def _end(self, row: Row, tokens: int) -> None:
+        """Ends a load, which has come whole or is of no use."""
+        if tokens < row.wanted:
+            self.fail(row)
+            return
+        table, row.loading = row.loading, []
+        row.begin(table)
+
+    @override
+    def _withdraw(self, dead: Stripes) -> None:
+        """Takes the slots of dead disks out of use, in all groups."""
+        self._several.withdraw(dead)

@@ -1,6 +1,7 @@
 """What the scheduler's half has from the engine before, and leaves for the next one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,12 @@ from blockyard._core import Misuse, Unsupported
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready
 from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
-from blockyard.connectors.vllm.restart_notes import RestartNotes
+from blockyard.connectors.vllm.restart_notes import RestartNotes, clear_all
 from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
 from blockyard.yard.cache import KVCache
-from blockyard.yard.flush import Flush
+from blockyard.yard.flush import Flushes
 
 __all__ = ["Restart"]
 
@@ -25,7 +26,7 @@ class Restart:
     """The handshake with the workers, the notes beside the disks, and the writes at the end.
 
     Args:
-        cache: The bookkeeping.
+        caches: The bookkeeping of each group of layers.
         most: Seconds that the writes at the end may take.
         clock: Returns the clock that they are counted by.
         replica: Which of the data parallel replicas it is for.
@@ -34,20 +35,20 @@ class Restart:
 
     def __init__(
         self,
-        cache: KVCache,
+        caches: Sequence[KVCache],
         most: float,
         clock: Callable[[], Callable[[], float]],
         replica: Replica = ALONE,
         stopping: Stopping | None = None,
     ) -> None:
-        self._cache, self._most, self._clock = cache, most, clock
+        self._caches, self._most, self._clock = tuple(caches), most, clock
         self._replica, self._stopping = replica, stopping
-        self._notes = RestartNotes()
+        self._notes = [RestartNotes() for _ in self._caches]
         self.run = self.cleared = 0
-        """The owner number on the disks, 0 for none, and the number of clears."""
+        """The owner number on the disks of all groups, 0 for none, and the number of clears."""
         self.restored = 0
-        """Blocks that all disks had from before."""
-        self._last_flush: Flush | None = None
+        """Blocks that all disks had from before, of all groups."""
+        self._last_flush: Flushes | None = None
         self._is_noted = False
 
     def ready(self, workers: Iterable[Ready]) -> None:
@@ -59,51 +60,77 @@ class Restart:
             Misuse: A worker has another configuration than this half.
             Unsupported: Workers that share host memory do not map the same.
         """
-        own = fingerprint_of(self._cache.config)
-        workers = list(workers)
-        files = {worker.file for worker in workers}
+        own = tuple(fingerprint_of(cache.config) for cache in self._caches)
+        workers = sorted(workers, key=lambda worker: worker.rank)
+        files = {tuple(worker.shared.values()) for worker in workers}
         if len(files) > 1:
             raise Unsupported(
                 f"the ranks share their KV (MLA), but opened {len(files)} different files: run all "
                 "ranks on one machine with one /dev/shm"
             )
         for worker in workers:
-            if worker.fingerprint != own:
+            for group, (said, ours) in enumerate(zip_longest(worker.fingerprints, own)):
+                if said == ours:
+                    continue
+                of = f" of group {group}" if len(own) > 1 else ""
                 raise Misuse(
-                    f"rank {worker.rank} has fingerprint {worker.fingerprint[:12]}, and the "
-                    f"scheduler's half {own[:12]}: model, block size and options must be the same "
-                    "in all processes of the engine"
+                    f"rank {worker.rank} has fingerprint {str(said)[:12]}{of}, and the "
+                    f"scheduler's half {str(ours)[:12]}: model, block size and options must be the "
+                    "same in all processes of the engine"
                 )
-            if worker.shared:
-                Path(worker.shared).unlink(missing_ok=True)
-        workers.sort(key=lambda worker: worker.rank)
-        offers = [worker.restored for worker in workers if worker.restored is not None]
+            for file in worker.shared:
+                Path(file).unlink(missing_ok=True)
+        offers = [worker.restored for worker in workers if worker.restored]
         if not offers or self.run:
             return
         if len(offers) < len(workers):
             raise Misuse(
                 "some workers have a disk and others have none: start all with the same options"
             )
-        found = Restored.agreed(offers)
-        self.run = found.run
-        self._notes = RestartNotes(*workers[0].folders)
-        found = found.take(found.stamps >> np.uint64(32) > self._notes.cleared())
-        order = self._notes.take_order(found.run - 1)
-        if order is not None:
-            found = found.ordered(order)
-        self._cache.restore("disk", found.slots, found.keys, found.parents)
-        self.restored = len(found)
-        _log.info("Blockyard has found %d blocks on the disk", len(found))
+        found = [Restored.agreed(ranks) for ranks in zip(*offers, strict=True)]
+        # One number for all groups: an order counts where it is that of the engine before.
+        self.run = max(one.run for one in found)
+        folders = workers[0].folders
+        self._notes = [RestartNotes(*own_folders) for own_folders in folders]
+        # A process may end as it notes a clear: what one group has of it holds for all.
+        cleared = max(notes.cleared() for notes in self._notes)
+        counts = [self._restore(group, one, cleared) for group, one in enumerate(found)]
+        self.restored = sum(counts)
+        self._say_found(counts)
         if self._replica.number % self._replica.here == 0:
             # The first on each machine, which has disks of its own.
-            for said in others_on_disk(workers[0].folders):
+            for said in (line for one in folders for line in others_on_disk(one)):
                 _log.warning("%s", said)
+
+    def _restore(self, group: int, found: Restored, cleared: int) -> int:
+        """Restores what all ranks have of a group since a clear; returns how many blocks."""
+        found = found.take(found.stamps >> np.uint64(32) > cleared)
+        order = self._notes[group].take_order(self.run - 1)
+        if order is not None:
+            found = found.ordered(order)
+        self._caches[group].restore("disk", found.slots, found.keys, found.parents)
+        return len(found)
+
+    def _say_found(self, counts: Sequence[int]) -> None:
+        """Logs what was found, and of which group of layers nothing was."""
+        if len(counts) == 1:
+            _log.info("Blockyard has found %d blocks on the disk", counts[0])
+            return
+        said = ", ".join(f"{count:,} of group {group}" for group, count in enumerate(counts))
+        _log.info("Blockyard has found blocks on the disk: %s", said)
+        missing = [str(group) for group, count in enumerate(counts) if not count]
+        if missing and any(counts):
+            _log.warning(
+                "of group %s nothing was found on the disk: what the other groups have there is "
+                "not loaded until the same blocks of all groups are offloaded again",
+                " and ".join(missing),
+            )
 
     def clear(self) -> bool:
         """Notes that the lower tiers are cleared; returns whether the note is durable."""
         self.cleared += 1
         # The workers hear of it with the next step, which may never come.
-        return self._notes.clear(self.run)
+        return clear_all(self._notes, self.run)
 
     @property
     def is_ending(self) -> bool:
@@ -126,18 +153,23 @@ class Restart:
             self._keep_order()
         return False
 
-    def flush(self, left: float) -> Flush:
+    def flush(self, left: float) -> Flushes:
         """Returns the one flush of its end, which begins at the first call."""
         if self._last_flush is None:
             bound = min(left, self._most)
-            self._last_flush = self._cache.flushing(until=bound, final=True, clock=self._clock())
+            self._last_flush = Flushes(
+                [
+                    cache.flushing(until=bound, final=True, clock=self._clock())
+                    for cache in self._caches
+                ]
+            )
         return self._last_flush
 
     def close(self) -> None:
         """Notes what should go first from the disk, for the next engine. The workers have ended."""
-        self._cache.stop_recording()
+        self._caches[0].stop_recording()
         if self.run:
-            left = len(self._cache.unwritten("disk"))
+            left = sum(len(cache.unwritten("disk")) for cache in self._caches)
             if left:
                 _log.warning(
                     "%d blocks are not on the disk, and will not be found by the next engine", left
@@ -145,4 +177,5 @@ class Restart:
             self._keep_order()
 
     def _keep_order(self) -> None:
-        self._notes.keep_order(self.run, self._cache.eviction_order("disk", alone=True))
+        for notes, cache in zip(self._notes, self._caches, strict=True):
+            notes.keep_order(self.run, cache.eviction_order("disk", alone=True))

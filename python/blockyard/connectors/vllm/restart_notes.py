@@ -6,6 +6,7 @@ import re
 import shlex
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from blockyard._core import Unavailable
 from blockyard.shared.log import Limited
 
-__all__ = ["RestartNotes"]
+__all__ = ["RestartNotes", "clear_all"]
 
 _log = Limited(__name__, 0)
 _PATIENCE: Final = 1.0
@@ -64,20 +65,15 @@ class RestartNotes:
         Returns:
             Whether it is durable on every disk.
         """
-        if not run:
-            return True
+        return clear_all([self], run)
+
+    def begin_clear(self, run: int) -> dict[Path, threading.Event]:
+        """Begins to note it, as `clear`; returns what is set once each folder has it durably."""
         said = _checked(str(run).encode())
-        begun = {
+        return {
             folder: _write(writing, folder / "cleared", said)
             for folder, writing in self._folders.items()
         }
-        until = time.monotonic() + _PATIENCE
-        late = [folder for folder, done in begun.items() if not done.wait(until - time.monotonic())]
-        for folder in late:
-            _log.warning(
-                "%s: a reset is not durable: a restart may find blocks from before it", folder
-            )
-        return not late
 
     def keep_order(self, run: int, slots: NDArray[np.uint32]) -> None:
         """Notes the eviction order, for the engine after this one. It waits for a second at most.
@@ -111,6 +107,30 @@ class RestartNotes:
             return None
         numbers = np.frombuffer(said, "<u4", offset=4).astype(np.uint32)
         return numbers[1:] if len(numbers) and numbers[0] == run else None
+
+
+def clear_all(notes: Sequence[RestartNotes], run: int) -> bool:
+    """Notes on the disks of several groups of layers that all of an owner is cleared.
+
+    It waits for a second at most, for all of them together.
+
+    Args:
+        notes: Of each group.
+        run: As in `RestartNotes.clear`.
+
+    Returns:
+        Whether it is durable on every disk, of every group.
+    """
+    if not run:
+        return True
+    begun: dict[Path, threading.Event] = {}
+    for one in notes:
+        begun |= one.begin_clear(run)
+    until = time.monotonic() + _PATIENCE
+    late = [folder for folder, done in begun.items() if not done.wait(until - time.monotonic())]
+    for folder in late:
+        _log.warning("%s: a reset is not durable: a restart may find blocks from before it", folder)
+    return not late
 
 
 def _cleared(path: Path) -> int:

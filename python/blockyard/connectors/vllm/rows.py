@@ -1,6 +1,6 @@
 """vLLM's requests, from their arrival to their end, and their keys."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,13 +28,22 @@ class Row:
     """What its keys start with; None for one that has no keys."""
     keys: bytearray = field(default_factory=bytearray)
     ids: list[int] = field(default_factory=list)
-    """Its block table, as of the last step in which it was scheduled."""
+    """Its block table, as of the last step in which it was scheduled; of several that of the first
+    group of full attention."""
+    tables: list[list[int]] = field(default_factory=list)
+    """Where there are several groups its table in each, in vLLM's order."""
+    later: list[Sequence[list[int]]] = field(default_factory=list)
+    """New blocks in each group that are not in `tables` yet."""
+    checkpoints: list[int] = field(default_factory=list)
+    """Lengths ahead of it at which all groups are offloaded, ascending."""
     started: int = 0
     """Tokens that it had when it was scheduled first since it waited."""
     scheduled: int = 0
     """Tokens that were given to the model since, at the last step that took more than one."""
     local: int = 0
     """Tokens that vLLM had itself when it asked last."""
+    told: int = 0
+    """Tokens behind these that vLLM was told to be below."""
     has: int = 0
     """Tokens that its blocks held when it began: what vLLM found, and what a load has brought."""
     given: int = 0
@@ -54,9 +63,13 @@ class Row:
         The last token was sampled and is computed by no step that has ended. A prompt is computed
         as far as it was scheduled. Of what another connector brings it counts when it is there.
         """
-        known = int(self.request.num_tokens)
-        tokens = known - 1 if known > self.started else min(self.scheduled, known - 1)
+        tokens = self.reached()
         return tokens if is_certain(self) else min(tokens, self.has)
+
+    def reached(self) -> int:
+        """Tokens whose KV is in its blocks, if all has come that another connector brings it."""
+        known = int(self.request.num_tokens)
+        return known - 1 if known > self.started else min(self.scheduled, known - 1)
 
     def begin(self, ids: Iterable[int]) -> None:
         """Takes its block table, as it runs now."""
@@ -67,6 +80,20 @@ class Row:
         """Tokens that are computed, and are to be offloaded."""
         tokens = self.computed()
         return tokens if self.settings.decode else min(tokens, int(self.request.num_prompt_tokens))
+
+    def join(self) -> None:
+        """Brings its tables up to date."""
+        for more in self.later:
+            for table, ids in zip(self.tables, more, strict=True):
+                table += ids  # noqa: PLW2901 - in place
+        self.later.clear()
+
+    def blocks(self, first: int, end: int | None = None) -> list[int]:
+        """Returns the ids of some of its blocks, of all groups."""
+        if not self.tables:
+            return self.ids[first:end]
+        self.join()
+        return [one for table in self.tables for one in table[first:end]]
 
     def count_cached(self, tokens: int) -> None:
         """Has vLLM report what a load has brought, and not what was matched.
@@ -94,10 +121,12 @@ class Rows:
     Args:
         cache: Takes their keys.
         settings: Defaults for requests without options.
+        has_groups: Whether keys count the tokens behind the last full block, too.
     """
 
-    def __init__(self, cache: KVCache, settings: Settings) -> None:
-        self._cache, self._settings, self._size = cache, settings, cache.block_size
+    def __init__(self, cache: KVCache, settings: Settings, *, has_groups: bool = False) -> None:
+        self.cache, self._settings, self.block_size = cache, settings, cache.block_size
+        self._has_groups = has_groups
         self._root = Root(dict(cache.config.namespace or ()).items())
         self._warned: set[str] = set()
         self.by_name: dict[str, Row] = {}
@@ -119,7 +148,12 @@ class Rows:
     def keys(self, row: Row) -> Keys:
         """Returns the keys of its full blocks."""
         full = self.hash(row)
-        return self._cache.ready_keys(bytes(row.keys[: full * _KEY]), full * self._size)
+        size = self.block_size
+        tokens = full * size
+        if self._has_groups:
+            # A full block whose hash needs the tokens behind it may have no key yet.
+            tokens = min(int(row.request.num_tokens), tokens + size - 1)
+        return self.cache.ready_keys(bytes(row.keys[: full * _KEY]), tokens)
 
     def hash(self, row: Row) -> int:
         """Makes the keys that a request has not yet; returns how many it has."""

@@ -1,15 +1,17 @@
 """The connector in the scheduler's process: vLLM's requests as those of a `Connector`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from blockyard.connectors.connector import Connector
+from blockyard.connectors.hybrid_connector import HybridConnector
 from blockyard.connectors.orders import Orders
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.following import Following, overwritten_blocks
+from blockyard.connectors.vllm.hybrid_following import HybridFollowing
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.others import OthersLoads, comes_from_afar
-from blockyard.connectors.vllm.reported import Reported
+from blockyard.connectors.vllm.reported import HybridReported, Reported
 from blockyard.connectors.vllm.resets import Resets
 from blockyard.connectors.vllm.restart import Restart
 from blockyard.connectors.vllm.rows import Rows
@@ -28,7 +30,8 @@ class SchedulerHalf:
     Args:
         known: What vLLM has.
         settings: What it does.
-        config: Sizes and policies of its cache; a tick of its deadlines is a millisecond.
+        configs: Sizes and policies of the cache of each group of layers, as `Facts.groups` has
+            them; a tick of their deadlines is a millisecond.
         stopping: Signals the end of vLLM; None without a signal.
     """
 
@@ -36,22 +39,35 @@ class SchedulerHalf:
         self,
         known: Facts,
         settings: Settings,
-        config: Config,
+        configs: Sequence[Config],
         *,
         stopping: Stopping | None = None,
     ) -> None:
-        self.cache = KVCache(config.named())
-        self.connector = Connector(self.cache, again=known.again)
+        config = configs[0]
+        caches = [KVCache(config.named()) for config in configs]
+        self.cache = caches[0]
         self._settings, self._size = settings, config.block_size
         self._yard = self.cache.config.yard
         keeps = settings.keep_on_reset
         self.resets = Resets(ends=known.weights_change if keeps is None else not keeps)
         ahead = config.ahead_of("device") if settings.offload != "none" else 0
-        self._rows = Rows(self.cache, settings)
-        self._following = Following(self._rows, self.connector, self.resets, ahead)
-        self._reported = Reported(self._rows, self.connector, config)
-        self._restart = Restart(self.cache, settings.flush, self._clock, known.replica, stopping)
+        self._rows = Rows(self.cache, settings, has_groups=known.groups is not None)
+        self.connector: Connector | HybridConnector
+        self._following: Following | HybridFollowing
+        self._hybrid: HybridFollowing | None = None
+        if known.groups is None:
+            self.connector = one = Connector(self.cache, again=known.again)
+            self._following = Following(self._rows, one, self.resets, ahead)
+            self._reported = Reported(self._rows, one, config)
+        else:
+            self.connector = several = HybridConnector(caches, known.groups, again=known.again)
+            self._hybrid = HybridFollowing(self._rows, several, self.resets, ahead)
+            self._following = self._hybrid
+            self._reported = HybridReported(self._rows, several, config)
+        self._restart = Restart(caches, settings.flush, self._clock, known.replica, stopping)
         self._others = OthersLoads(config.block_size)
+        self.is_early = True
+        """Whether vLLM zeroes and copies blocks before it calls the connector, as its V2 runner."""
         self._is_heard = False
         """Whether the workers have reported that they are ready."""
         self._steps = 0
@@ -111,24 +127,26 @@ class SchedulerHalf:
             return None, False
         # What is kept may be more than vLLM asks for; never more than it has.
         tokens = min(tokens, int(request.num_tokens) - computed)
-        row.local = computed
+        row.local, row.told = computed, tokens
+        if self._hybrid is not None:
+            self._hybrid.ask(row)
         return tokens, tokens > 0
 
-    def allocated(self, request: Any, ids: list[int], external: int) -> None:
-        """As vLLM's `update_state_after_alloc`, with the ids of the one group."""
+    def allocated(self, request: Any, tables: Sequence[list[int]], external: int) -> None:
+        """As vLLM's `update_state_after_alloc`, with a table for each group."""
         row = self._rows.of(request)
         if not external:
             if not row.loading:
-                row.begin(ids)
+                self._following.begin(row, tables)
                 self._others.admit(row)
                 self.connector.allocated(request.request_id)
             return
-        row.loading, row.wanted = list(ids), row.local + external
-        come = ids[row.local // self._size : -(-row.wanted // self._size)]
-        self.connector.allocated(request.request_id, come)
+        row.wanted = row.local + external
+        if not self._following.load(row, tables, external):
+            self._reported.fail(row)
 
-    def finished(self, request: Any, ids: list[int]) -> None:
-        """As vLLM's `request_finished`: its blocks may be given to others at once.
+    def finished(self, request: Any, tables: Sequence[list[int]]) -> None:
+        """As vLLM's `request_finished_all_groups`: its blocks may be given to others at once.
 
         Where its load still writes to them, vLLM keeps them until the load is said to have ended.
         """
@@ -140,12 +158,11 @@ class SchedulerHalf:
         full = min(row.offloadable(), int(request.num_computed_tokens)) // self._size
         offloads = full and not row.loading and row.settings.offload != "none"
         keys = self._rows.keys(row) if offloads else None
-        computed = ids[:full] if keys else ()
         hints = row.settings.hints.keywords
         prompt = int(request.num_prompt_tokens)
         answer = int(request.num_tokens) - prompt
-        writes = self.connector.finished(
-            request.request_id, keys, computed, prompt=prompt, answer=answer, **hints
+        writes = self._following.finished(
+            row, keys, tables, full, prompt=prompt, answer=answer, **hints
         )
         if row.loading and not writes:
             self._reported.arrived.add(request.request_id)
@@ -171,11 +188,9 @@ class SchedulerHalf:
         if self._others.doubtful:
             self.settle()
         self._reported.take(None)
-        rows, reported = self._rows.by_name, self._reported
-        for name in output.preempted_req_ids or ():
-            row = rows.get(name)
-            if row is not None and row.request.num_preemptions > row.preemptions:
-                self._following.preempted(row)
+        reported = self._reported
+        if output.preempted_req_ids:
+            self._take_preempted(output.preempted_req_ids)
         written = self._following.follow(output)
         lent: list[int] = []
         if self._others.admitted:
@@ -192,14 +207,28 @@ class SchedulerHalf:
             victims = self._following.victims(len(written))
         overwritten: list[int] = []
         if output.new_block_ids_to_zero or output.kv_cache_block_copies:
-            overwritten = overwritten_blocks(output)
+            early = overwritten_blocks(output)
+            overwritten = early if self.is_early else []
+            written += early
         orders = self.connector.step(written + incomplete, victims, overwritten, lent)
         self._following.resets_seen = self.resets.seen
+        if self._hybrid is not None:
+            self._hybrid.offload_passed()
         return self._orders(orders, arrived, missing)
+
+    def _take_preempted(self, names: Iterable[str]) -> None:
+        """Keeps what requests have computed that have left their blocks."""
+        for name in names:
+            row = self._rows.by_name.get(name)
+            if row is not None and row.request.num_preemptions > row.preemptions:
+                self._following.preempted(row)
 
     def _orders(self, orders: Orders, arrived: set[str], missing: set[int]) -> StepOrders:
         run, cleared = self._restart.run, self._restart.cleared
-        return StepOrders(self._steps, orders, arrived, missing, run, cleared, self._yard)
+        made = StepOrders(self._steps, orders, arrived, missing, run, cleared, self._yard)
+        if self._reported.failed:
+            made.failed, self._reported.failed = self._reported.failed, set()
+        return made
 
     def reported(self, reports: Reports | None) -> None:
         """Commits the workers' reports on copies; vLLM's `update_connector_output`."""

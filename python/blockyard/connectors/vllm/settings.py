@@ -1,7 +1,8 @@
 """The operator's keys of `kv_connector_extra_config`, and the resulting configuration."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -10,11 +11,13 @@ from blockyard._core import Misuse, TooLarge
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
+from blockyard.shared.groups import Groups
 from blockyard.shared.hints import NO_HINTS, Hints
-from blockyard.shared.layout import KVLayout
+from blockyard.shared.layout import BELOW
 from blockyard.shared.sizes import counted, parse_size
-from blockyard.shared.validate import folder, one_of, seconds
+from blockyard.shared.validate import folder, integer, one_of, seconds
 from blockyard.yard.config import Config
+from blockyard.yard.group_configs import GroupConfigs, rooms_of
 from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["DEADLINE", "OWN", "Settings", "with_file"]
@@ -31,6 +34,7 @@ _GIB: Final = 1 << 30
 _HINTS: Final = Hints._fields
 _OF_A_REQUEST: Final = ("offload", "preempt", "decode", "load", *_HINTS)
 _PREFIX: Final = "blockyard."
+_NOTHING: Final = 'host = 0 without a disk: no block would be kept; give "host": "64 GiB"'
 _SHOWN: Final = 80
 """Characters that are shown of what a client has sent."""
 
@@ -64,6 +68,10 @@ class Settings:
     vLLM lets it live; 0 for none."""
     untested: bool = False
     """Whether to start with a vLLM whose interface differs from the tested one."""
+    typical: int = 8192
+    """Tokens of a typical request, by which several groups of layers divide host and disk."""
+    split: Sequence[float] | None = None
+    """The share of each group of layers, in vLLM's order, in place of those by `typical`."""
     hints: Hints = NO_HINTS
     """Hints of a request about its own future; not an operator's options."""
 
@@ -77,6 +85,13 @@ class Settings:
         one_of("untested", self.untested, _BOOLS)
         one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
         seconds("flush", self.flush)
+        integer("typical", self.typical)
+        shares: object = self.split
+        if shares is not None and not (isinstance(shares, list | tuple) and shares):
+            raise Misuse(
+                f"split = {shares!r}: give a share for each group of layers, in vLLM's order, "
+                "like [1, 4]"
+            )
         paths: object = [self.disk_path] if isinstance(self.disk_path, str) else self.disk_path
         if paths is not None and not (
             isinstance(paths, Sequence)
@@ -88,7 +103,7 @@ class Settings:
             raise Misuse(f"disk_path = {self.disk_path!r}: give each disk once")
 
     @classmethod
-    def read(cls, extra: Mapping[str, Any], known: Facts) -> tuple[Self, Config]:
+    def read(cls, extra: Mapping[str, Any], known: Facts) -> tuple[Self, tuple[Config, ...]]:
         """Reads the operator's words, and completes them by what vLLM has.
 
         Args:
@@ -97,6 +112,9 @@ class Settings:
             known: What vLLM has. The operator's `namespace` adds to its own. Memory and disks of
                 the machine are divided among its replicas there, and each has a file of its own to
                 record in.
+
+        Returns:
+            Its values, and the configuration of each group of layers, as `Facts.groups` has them.
 
         Raises:
             Misuse: A key is unknown or vLLM's own, or a value is out of range.
@@ -116,14 +134,58 @@ class Settings:
             given["keyed"] = ("disk",)
             # What reaches the host is on the disk soon after: a kill loses little of it.
             given.setdefault("write", {"host": "through"})
+        if known.groups is None:
+            _check_one_size(given)
         for tier in ("host", "disk") if replica.here > 1 else ():
-            given[tier] = _share(tier, given.get(tier, 0), known.layout, replica.here)
+            given[tier] = _share(tier, given.get(tier, 0), known, replica.here)
         if replica.name and isinstance(given.get("record"), str):
             given["record"] = f"{given['record']}.{replica.number}"
-        own = {"layout": known.layout, "engine": known.blocks, "namespace": said}
-        config = Config.of({**given, **own})
+        own = {"engine": known.blocks, "namespace": said}
+        if known.groups is not None:
+            with _for_one_of(replica.here):
+                return settings, settings.divided(known.groups, {**given, **own}, known.longest)
+        if settings.split is not None:
+            raise Misuse(
+                f"split = {settings.split!r}: all layers of this model keep their KV alike, so "
+                "there is nothing to divide; leave it out"
+            )
+        config = Config.of({**given, **own, "layout": known.layout})
         settings.check_room(config, known.longest)
-        return settings, config
+        return settings, (config,)
+
+    def divided(self, groups: Groups, given: dict[str, Any], longest: int) -> tuple[Config, ...]:
+        """Returns the configuration of each group of layers, with its share of memory and disk.
+
+        Args:
+            groups: The groups of layers.
+            given: Fields of `Config`, with the memory of all groups.
+            longest: Tokens of the longest request, for which each group must have room where it
+                shall be kept.
+
+        Raises:
+            Misuse: A value is out of range, or a group has room for less than two checkpoints.
+            TooLarge: A request of full length cannot be kept, and shall be.
+        """
+        if not given.get("host") and not given.get("disk"):
+            raise Misuse(_NOTHING)
+        most = longest if self.preempt == "park" else None
+        more: dict[str, Any] = {"split": self.split, "max_model_len": most}
+        more["typical"] = min(self.typical, longest)
+        try:
+            configs = tuple(GroupConfigs(groups, **given, **more))
+        except TooLarge as error:
+            do = 'a smaller --max-model-len, or "preempt": "recompute"'
+            raise TooLarge(f"{error}; {do}") from None
+        for tier in BELOW if self.disk_path is not None else ():
+            for number, config in enumerate(configs):
+                if not config.blocks_of(tier):
+                    # What one group has not on the disk, no request finds there.
+                    raise Misuse(
+                        f"{tier} = {given.get(tier)!r}: {groups.name(number)} has no block of it, "
+                        "and with disk_path each group needs host and disk; give more, or leave "
+                        "disk and disk_path out"
+                    )
+        return configs
 
     @classmethod
     def of_extra(cls, extra: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
@@ -204,8 +266,14 @@ class Settings:
         """Returns what holds for a request whose KV has no key: it is computed, and forgotten."""
         return replace(self, offload="none", preempt="recompute", load=False)
 
-    def said(self, config: Config) -> str:
-        """Returns the first log line: what the connector does, with how much memory."""
+    def said(self, configs: Sequence[Config], groups: Groups | None = None) -> str:
+        """Returns the first log line: what the connector does, with how much memory.
+
+        Args:
+            configs: Of each group of layers.
+            groups: These groups; None for one.
+        """
+        config = configs[0]
         layout = config.layout
         assert layout is not None  # noqa: S101 - `read` has given it
         tiers = {"host": config.host_blocks, "disk": config.disk_blocks}
@@ -218,11 +286,32 @@ class Settings:
             below += f" at {self.disk_path}, where it outlives the engine"
         kept = "preempted requests" if self.preempt == "park" else "no preempted request"
         when = {"finish": "as requests end", "through": "as blocks fill", "none": "not at all"}
+        does = f"Blockyard keeps {kept}, and offloads full blocks {when[self.offload]}"
+        if groups is not None:
+            return f"{does}{self._said_by_group(configs, groups)}"
         return (
-            f"Blockyard keeps {kept}, and offloads full blocks {when[self.offload]}, in {below}, "
+            f"{does}, in {below}, "
             f"below vLLM's {config.device_blocks} blocks of {config.block_size} tokens and "
             f"{layout.block_bytes} bytes on each of {layout.ranks} ranks"
         )
+
+    def _said_by_group(self, configs: Sequence[Config], groups: Groups) -> str:
+        rooms = "; ".join(
+            f"group {number} is vLLM's {room}"
+            for number, room in enumerate(rooms_of(groups, configs))
+        )
+        at = "" if self.disk_path is None else f" and at {self.disk_path}, where it outlives it"
+        said = (
+            f", below vLLM's {configs[0].device_blocks} blocks of {groups.block_size} tokens on "
+            f"each of {groups.ranks} ranks{at}. Folders of a disk count groups of layers from the "
+            f"first of full attention on: {rooms}"
+        )
+        if groups.has_states:
+            said += (
+                "; states are kept at the ends of blocks that vLLM names: where it names all, a "
+                f"request that comes back computes up to {groups.boundary:,} tokens again"
+            )
+        return said
 
     def check_disk(
         self,
@@ -253,7 +342,7 @@ class Settings:
         wants = -(-longest // config.block_size)
         room = max(config.host_blocks, config.disk_blocks)
         if not room:
-            raise Misuse('host = 0 without a disk: no block would be kept; give "host": "64 GiB"')
+            raise Misuse(_NOTHING)
         if self.preempt == "park" and room < wants:
             raise TooLarge(
                 f"a request of max_model_len = {longest} tokens has {wants} blocks, and a tier "
@@ -282,21 +371,46 @@ def _at_home(paths: Any) -> Any:
     return str(folder("disk_path", paths))
 
 
-def _share(tier: str, size: Any, layout: KVLayout, replicas: int) -> Any:
-    """Returns what each of some replicas has of a machine's memory or disks, in blocks.
+def _check_one_size(given: Mapping[str, Any]) -> None:
+    for tier in BELOW:
+        if isinstance(given.get(tier), list | tuple):
+            raise Misuse(
+                f"{tier} = {given[tier]!r}: all layers of this model keep their KV alike; give one "
+                'size, like "64 GiB"'
+            )
+
+
+@contextmanager
+def _for_one_of(replicas: int) -> Iterator[None]:
+    """Says in an error that sizes are for one of a machine's replicas."""
+    try:
+        yield
+    except (Misuse, TooLarge) as error:
+        if replicas == 1:
+            raise
+        many = f"sizes in bytes are for one of {replicas} replicas on this machine"
+        raise type(error)(f"{error}; {many}") from None
+
+
+def _share(tier: str, size: Any, known: Facts, replicas: int) -> Any:
+    """Returns what each of some replicas has of a machine's memory or disks.
 
     A number of blocks, and what is given for each rank, is for each replica.
     """
+    if known.groups is not None and isinstance(size, list | tuple):
+        return [_share(tier, one, known, replicas) for one in size]
     size = counted(size)
     if not isinstance(size, str) or parse_size(tier, size).per == "rank":
         return size
+    nbytes, layout = parse_size(tier, size).nbytes, known.layout
     blocks = int(in_blocks(tier, size, layout)) // replicas
-    if not blocks and parse_size(tier, size).nbytes:
+    if not blocks and nbytes:
         raise Misuse(
             f"{tier} = {size!r}: smaller than one block of {layout.block_bytes:,} bytes for each "
             f"of {replicas} replicas on this machine; give more"
         )
-    return blocks
+    # Of several groups of layers each has another share, which is found from the bytes.
+    return blocks if known.groups is None else f"{nbytes // replicas // 1024} KiB"
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:

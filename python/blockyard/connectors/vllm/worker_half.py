@@ -4,11 +4,13 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockyard._core import Misuse
+from blockyard._core import Misuse, Unavailable
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
@@ -16,6 +18,7 @@ from blockyard.connectors.vllm.metrics import Figures, Teller, rank_stats
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.connectors.worker import Worker
+from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Cause
 from blockyard.yard.config import Config
 
@@ -32,12 +35,12 @@ class WorkerHalf:
     Args:
         known: What vLLM has.
         settings: What it does.
-        config: Sizes and policies, as the scheduler's half has them.
+        configs: Sizes and policies of each group of layers, as the scheduler's half has them.
     """
 
-    def __init__(self, known: Facts, settings: Settings, config: Config) -> None:
+    def __init__(self, known: Facts, settings: Settings, configs: Sequence[Config]) -> None:
         self._known = known
-        self._config = config
+        self._configs = tuple(configs)
         self._settings = settings
         self._shared = _file_of(known)
         self.copier: Copier | None = None
@@ -45,14 +48,15 @@ class WorkerHalf:
         self.stream: Callable[[], object] = lambda: None
         """Returns the stream on which vLLM computes now: it makes one of its own, at some time."""
         self.worker: Worker | None = None
-        self._file: tuple[int, int] | None = None
-        self._restored: Restored | None = None
+        self._files: dict[str, tuple[int, int]] = {}
+        self._restored: tuple[Restored, ...] | None = None
         self._yard: int | None = None
         self._greets = False
         self._run = self._cleared = 0
         self._begun = self._loaded = 0
         """The last steps whose copies down, and up, have begun."""
         self._arrived: set[str] = set()
+        self._failed: set[str] = set()
         self._missing: set[int] = set()
         self._tells = False
         self._teller: Teller | None = None
@@ -67,38 +71,70 @@ class WorkerHalf:
             raise Misuse(
                 "vLLM has registered its KV caches twice: host and disk have blocks of the first"
             )
-        names = self._known.layers
-        absent = [name for name in names if name not in caches]
+        layers = self._known.layers
+        absent = [name for names in layers for name in names if name not in caches]
         if absent:
             raise Misuse(f"vLLM has registered no KV cache of layers {absent}")
-        blocks = self._config.device_blocks
-        grouped = INTERFACE.get("group_kernel_blocks")
-        tensors = [_as_bytes(grouped(caches[name], blocks)) for name in names]
-        on_gpu = bool(caches[names[0]].is_cuda)
+        tensors = [
+            self._tensors(config, caches, names)
+            for config, names in zip(self._configs, layers, strict=True)
+        ]
+        on_gpu = bool(caches[layers[0][0]].is_cuda)
         if on_gpu:
             self.stream = _current_stream
-        self.worker = Worker.adopt(
-            self._config,
-            tensors,
-            rank=self._known.rank,
-            axis=0,
-            gpu="cuda" if on_gpu else None,
-            copier=self.copier,
-            shared=self._shared,
+        how: dict[str, Any] = {
+            "rank": self._known.rank,
+            "axis": 0,
+            "gpu": "cuda" if on_gpu else None,
+            "copier": self.copier,
+            "shared": self._shared,
             # What tests give says itself what it checks.
-            checksums=self._settings.checksums and self.copier is None,
-            disk_path=self._settings.disk_path,
-            replica=self._known.replica.name,
+            "checksums": self._settings.checksums and self.copier is None,
+            "disk_path": self._settings.disk_path,
+            "replica": self._known.replica.name,
             # They are hashes of vLLM's, whichever encoding `KVCache.keys` has.
-            keys=f"sha256, blocks of {self._config.block_size} tokens",
-        )
+            "keys": f"sha256, blocks of {self._configs[0].block_size} tokens",
+        }
+        if len(tensors) == 1:
+            self.worker = Worker.adopt(self._configs[0], tensors[0], **how)
+        else:
+            try:
+                self.worker = Worker.adopt_groups(self._configs, tensors, **how)
+            except Unavailable as error:
+                if "size of before" not in str(error):
+                    raise
+                raise Unavailable(
+                    f"{error}; the part of each group follows from disk, split, typical and "
+                    "--max-model-len: give these as they were before"
+                ) from None
         if self._settings.disk_path is not None:
-            self._teller = Teller(
-                (rank_stats(self._known.rank), self.worker.crane.persistent.stats)
-            )
-        if self._shared is not None:
-            seen = Path(self._shared).stat()
-            self._file = seen.st_dev, seen.st_ino
+            self._teller = Teller((rank_stats(self._known.rank), self._disk_stats))
+        for config in self._configs:
+            if self._shared is not None and config.host_blocks and _is_shared(config.layout):
+                name = f"{self._shared}.{config.group}" if config.group else self._shared
+                seen = Path(name).stat()
+                self._files[name] = seen.st_dev, seen.st_ino
+
+    @staticmethod
+    def _tensors(config: Config, caches: Mapping[str, Any], names: Sequence[str]) -> Any:
+        """Returns the tensors of a group's layers as bytes, by plane where there are several."""
+        assert config.layout is not None  # noqa: S101 - `Settings.read` has given it
+        grouped, left = INTERFACE.get("group_kernel_blocks"), iter(names)
+        planes = {
+            plane.name: [
+                _as_bytes(grouped(caches[name], config.device_blocks), plane.piece_bytes)
+                for name in islice(left, plane.pieces)
+            ]
+            for plane in config.layout.planes
+        }
+        return planes if len(planes) > 1 else next(iter(planes.values()))
+
+    def _disk_stats(self) -> dict[str, int]:
+        """The numbers of this rank's disk, of all groups of layers together."""
+        total: Counter[str] = Counter()
+        for crane in self._there().cranes.values():
+            total.update(crane.persistent.stats())
+        return dict(total)
 
     @property
     def is_inside(self) -> bool:
@@ -107,35 +143,38 @@ class WorkerHalf:
 
     def ready(self) -> Ready:
         """Reports that its memory is ready."""
-        known, shared = self._known, self._shared
-        folders: tuple[str, ...] = ()
-        if self.worker is not None:
-            if self._restored is None:
-                self._restored = self.worker.crane.persistent.restored()
-            folders = self.worker.crane.persistent.folders
-        own = fingerprint_of(self._config)
-        return Ready(known.rank, own, shared, self._file, self._restored, folders)
+        own = tuple(map(fingerprint_of, self._configs))
+        if self.worker is None or self._settings.disk_path is None:
+            return Ready(self._known.rank, own, self._files)
+        disks = [crane.persistent for crane in self.worker.cranes.values()]
+        if self._restored is None:
+            found = [disk.restored() for disk in disks]
+            self._restored = tuple(one for one in found if one is not None)
+        folders = tuple(disk.folders for disk in disks)
+        return Ready(self._known.rank, own, self._files, self._restored, folders)
 
     def begin(self, step: StepOrders) -> None:
         """Begins a step's copies down, before anything is written in it; each step once."""
         if step.yard != self._yard:
             # Another scheduler: what the one before has said of its requests is over.
             self._yard, self._cleared, self._begun, self._loaded = step.yard, 0, 0, 0
-            self._arrived, self._missing = set(), set()
+            self._arrived, self._failed, self._missing = set(), set(), set()
             self._greets = self.is_inside
         if step.number == self._begun:
             return
         self._begun = step.number
         self._tells = self._tells or step.tells
         self._arrived |= step.arrived
+        self._failed |= step.failed
         self._missing |= step.missing
         if step.run > self._run:
-            self._there().crane.persistent.count_as(step.run)
+            for crane in self._there().cranes.values():
+                crane.persistent.count_as(step.run)
             self._run = step.run
         if step.cleared > self._cleared:
             # Nobody says whether the weights are what the folder's name says from here on.
             self._cleared = step.cleared
-            self._there().crane.persistent.clear(forget=True)
+            self._there().clear(forget=True)
         self._there().begin(step.orders._replace(up=()), self.stream())
 
     def load(self, step: StepOrders) -> None:
@@ -173,10 +212,11 @@ class WorkerHalf:
         """The number of the yard that orders here; None before its first step, and at its end."""
         return None if self.worker is None else self._yard
 
-    def arrived(self) -> set[str]:
-        """Requests whose loads have ended since the last call."""
+    def arrived(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads have ended since the last call, and those of them that failed."""
         arrived, self._arrived = self._arrived, set()
-        return arrived
+        failed, self._failed = self._failed, set()
+        return arrived | failed, failed
 
     def missing(self) -> set[int]:
         """Blocks that did not come, of those that were named last."""
@@ -192,7 +232,7 @@ class WorkerHalf:
         if not outcomes:
             return None
         if any(outcome.cause is Cause.FAILED for outcome in outcomes):
-            return Reports(outcomes, self._there().crane.persistent.dead())
+            return Reports(outcomes, self._there().dead())
         return Reports(outcomes)
 
     def numbers(self) -> Figures | None:
@@ -209,6 +249,13 @@ class WorkerHalf:
             worker.close()
 
 
+def _is_shared(layout: KVLayout | None) -> bool:
+    """Whether all ranks map one file of host memory, as they have some bytes alike."""
+    return (
+        layout is not None and layout.ranks > 1 and any(plane.replicated for plane in layout.planes)
+    )
+
+
 def _file_of(known: Facts) -> str | None:
     """Returns the file of the memory that all ranks share, whose name each of them finds alone.
 
@@ -216,7 +263,8 @@ def _file_of(known: Facts) -> str | None:
     has another, or is in a container with numbers of its own. What an engine has left there that
     died as it started is removed.
     """
-    if known.layout.ranks == 1 or not any(plane.replicated for plane in known.layout.planes):
+    groups = known.groups or (known,)
+    if not any(_is_shared(group.layout) for group in groups):
         return None
     memory = Path("/dev/shm")  # noqa: S108 - the file is made for its owner alone
     folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
@@ -240,7 +288,11 @@ def _current_stream() -> object:
     return torch.cuda.current_stream()
 
 
-def _as_bytes(tensor: Any) -> Any:
+def _as_bytes(tensor: Any, page: int) -> Any:
+    """Returns a layer's blocks as bytes: with what vLLM has padded them by, where a page has it."""
     import torch  # noqa: PLC0415 - with the model
 
-    return tensor.view(torch.uint8)
+    blocks = tensor.view(torch.uint8)
+    if blocks[0].numel() >= page:
+        return blocks
+    return blocks.as_strided((len(blocks), page), (blocks.stride(0), 1))

@@ -162,13 +162,14 @@ def _disks(wants: Sequence[Wanted], error: Unavailable) -> list[_Disk]:
 def _are_beside(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     """Returns whether two identities are of one engine: its replicas, stages, or groups of layers.
 
-    Groups have layouts of their own, and the first one's identity names no group.
+    Groups have layouts of their own, of which ranks share some, and the first one's identity names
+    no group.
     """
     first, second = _alike(one), _alike(other)
     if _GROUP in one or _GROUP in other:
         for fields in (first, second):
             fields.pop(_GROUP, None)
-            fields["blocks of"] = ""
+            fields["blocks of"] = fields["planes"] = ""
     return first == second
 
 

@@ -9,7 +9,7 @@ from blockyard.shared.layout import WIDTHS
 from blockyard.shared.validate import shown
 from blockyard.shared.weights import folder_of
 
-__all__ = ["Model", "Wanted"]
+__all__ = ["Layers", "Model", "Wanted"]
 
 _WIDTHS: Final = {
     **WIDTHS,
@@ -27,16 +27,49 @@ _STATES: Final = (
     *("lfm2", "minimax_text", "nemotron_h", "plamo2", "qwen3_next", "qwen3_5", "kimi_linear"),
 )
 """Types of models whose layers keep states beside KV, or in its place."""
-_UNTOLD: Final = ("index_topk", "compress_ratios", "block_configs", "per_layer_config")
+_STATES_ALONE: Final = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
+"""Types of models that have no attention, where the configuration lists no layers."""
+_WHOLE: Final = frozenset({"full_attention", "attention"})
+_KEPT_WHOLE: Final = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+_ENCODER: Final = "CrossAttentionSpec"
+_PATTERNS: Final = {
+    "gemma2": ("sliding_attention", 2),
+    "gemma3": ("sliding_attention", 6),
+    "cohere2": ("sliding_attention", 4),
+    "llama4": ("chunked_attention", 4),
+}
+"""Of types of models, whose older configurations list no layers: the kind of most layers, and that
+each such one has full attention."""
+_UNTOLD: Final = (
+    "global_head_dim",
+    "index_topk",
+    "compress_ratios",
+    "block_configs",
+    "per_layer_config",
+)
 """Fields of models whose KV cannot be derived from the configuration."""
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+class Layers(NamedTuple):
+    """A group of layers of vLLM."""
+
+    kind: str
+    """The class of its spec."""
+    number: int
+    tokens: int = 0
+    """Of a window or a chunk; 0 where the configuration does not tell."""
 
 
 class Model(NamedTuple):
     """The KV of a model."""
 
     kinds: tuple[str, ...]
-    """The class of the spec of each group of layers."""
+    """The class of the spec of each kind of layers, where windows are kept whole."""
+    types: tuple[str, ...]
+    """The type of each layer, where the configuration tells."""
+    groups: tuple[Layers, ...]
+    """The groups of vLLM with its hybrid manager. How many layers keep states is not known."""
     layers: int
     """Of a stage."""
     heads: int
@@ -96,8 +129,14 @@ class Wanted:
         kept = self.dtype if self.kv_dtype == "auto" else self.kv_dtype
         if kept not in _WIDTHS:
             return f"--kv-cache-dtype {shown(kept)}: how its values are packed is not known here"
-        heads, latent = int(text["num_attention_heads"]), text.get("kv_lora_rank")
-        if latent:
+        latent = text.get("kv_lora_rank")
+        kinds = _kinds(text, latent=bool(latent))
+        # What is refused by its kinds alone may have no heads, or not by this name.
+        is_sized = kinds[0] in _KEPT_WHOLE and _ENCODER not in kinds
+        heads = int(text["num_attention_heads"]) if is_sized else max(self.tensor, 1)
+        if not is_sized:
+            values = 1
+        elif latent:
             values = int(latent) + int(text["qk_rope_head_dim"])
         else:
             own = int(text.get("num_key_value_heads") or heads)
@@ -105,10 +144,13 @@ class Wanted:
             values = 2 * max(own // max(self.tensor, 1), 1) * int(size)
         most = text.get("max_position_embeddings")
         longest = most if self.longest is None else self.longest
+        # A stage that does not divide has as many as the others, or one more.
+        layers = int(text["num_hidden_layers"]) // max(self.stages, 1)
         return Model(
-            kinds=_kinds(text, latent=bool(latent)),
-            # A stage that does not divide has as many as the others, or one more.
-            layers=int(text["num_hidden_layers"]) // max(self.stages, 1),
+            kinds=kinds,
+            types=tuple(_named(text)),
+            groups=_groups(text, kinds, layers),
+            layers=layers,
             heads=heads,
             token_bytes=values * _WIDTHS[kept],
             longest=longest if isinstance(longest, int) and longest > 0 else 0,
@@ -140,21 +182,69 @@ class Wanted:
 
 
 def _kinds(text: Mapping[str, Any], *, latent: bool) -> tuple[str, ...]:
-    """The specs of its groups, where nobody keeps windows: vLLM does not beside a connector."""
+    """The specs of its kinds of layers, where windows beside full attention are kept whole."""
     full = "MLAAttentionSpec" if latent else "FullAttentionSpec"
-    types = text.get("layer_types") or text.get("layers_block_type") or ()
     kind = str(text.get("model_type", "")).casefold()
-    named = [str(one).casefold() for one in types]
+    if text.get("is_encoder_decoder"):
+        return (full, _ENCODER)
+    named = _named(text)
     states = [one for one in named if not any(word in one for word in ("attention", "moe", "mlp"))]
     states += [one for one in named if "linear" in one]
     if states or kind.startswith(_STATES) or text.get("hybrid_override_pattern"):
-        whole = any(one in {"full_attention", "attention"} for one in named)
-        return (full, "MambaSpec") if whole or not named else ("MambaSpec",)
+        whole = any(one in _WHOLE for one in named)
+        alone = kind in _STATES_ALONE and not named
+        return (full, "MambaSpec") if whole or not (named or alone) else ("MambaSpec",)
     windows = [one for one in named if "sliding" in one or "chunked" in one]
     window = text.get("sliding_window") and text.get("use_sliding_window") is not False
     if (named and len(windows) == len(named)) or (window and not named and _everywhere(text)):
         return ("SlidingWindowSpec",)
     return (full,)
+
+
+def _named(text: Mapping[str, Any]) -> list[str]:
+    """Returns the type of each layer; none where the configuration does not tell."""
+    types = text.get("layer_types") or text.get("layers_block_type")
+    if types:
+        return [str(one).casefold() for one in types]
+    name = next((one for one in _PATTERNS if str(text.get("model_type")).startswith(one)), None)
+    if name is None:
+        return []
+    window, step = _PATTERNS[name]
+    step = int(text.get("sliding_window_pattern") or step)
+    layers = range(1, int(text["num_hidden_layers"]) + 1)
+    return [window if at % step else "full_attention" for at in layers]
+
+
+def _groups(text: Mapping[str, Any], kinds: tuple[str, ...], layers: int) -> tuple[Layers, ...]:
+    """Returns the groups that vLLM makes: the kind with the fewest layers says how many each has.
+
+    Args:
+        text: The configuration.
+        kinds: As in `Model`.
+        layers: Of a stage.
+    """
+    named = _named(text)
+    if kinds[0] not in _KEPT_WHOLE or len(kinds) > 1:
+        tokens = int(text.get("sliding_window") or 0)
+        return tuple(Layers(kind, layers, tokens) for kind in kinds)
+    if not any("sliding" in one or "chunked" in one for one in named):
+        return (Layers(kinds[0], layers),)
+    counts: dict[Layers, int] = {}
+    for one in named:
+        made = Layers(kinds[0], 0)
+        if "sliding" in one:
+            made = Layers("SlidingWindowSpec", 0, int(text.get("sliding_window") or 0))
+        elif "chunked" in one:
+            chunk = int(text.get("attention_chunk_size") or 0)
+            made = Layers("ChunkedLocalAttentionSpec", 0, chunk)
+        counts[made] = counts.get(made, 0) + 1
+    each, most = min(counts.values()), max(counts.values())
+    each = most if 2 * most < 3 * each else each
+    return tuple(
+        one._replace(number=len(range(at, count, -(-count // each))))
+        for one, count in counts.items()
+        for at in range(-(-count // each))
+    )
 
 
 def _everywhere(text: Mapping[str, Any]) -> bool:

@@ -16,20 +16,29 @@ from blockyard._core import BlockyardError, Misuse
 from blockyard._typing import override
 from blockyard.connectors.vllm.compatibility import Facts, facts, refusals
 from blockyard.connectors.vllm.elsewhere import here
+from blockyard.connectors.vllm.hybrid_manager import states_left_out, switched_off
 from blockyard.connectors.vllm.replicas import ALONE, here_of
 from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.stopping import LEAST
 from blockyard.connectors.vllm.vllm_api import INTERFACE
-from blockyard.shared.layout import KVLayout, Plane
+from blockyard.shared.layout import BELOW, KVLayout, Plane
 from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import shown
 from blockyard.tools.doctor import config as of_config
 from blockyard.tools.doctor.engine import Engine, told
 from blockyard.tools.doctor.finding import Check, Demand, Finding, Problem, Site, judged, unknown
-from blockyard.tools.doctor.model import Model, Wanted
-from blockyard.tools.doctor.stand_ins import BLOCK, configuration, kv_cache
+from blockyard.tools.doctor.model import Layers, Model, Wanted
+from blockyard.tools.doctor.spread import wrong_replicas
+from blockyard.tools.doctor.stand_ins import (
+    BLOCK,
+    CHUNKED,
+    configuration,
+    groups_of,
+    kv_cache,
+)
 from blockyard.tools.units import size
 from blockyard.yard.config import Config
+from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["Serve", "checks"]
 
@@ -56,6 +65,7 @@ _INTEGERS: Final = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 _MANY: Final = 1 << 31
 _IN_BYTES: Final = {"host": "cpu_bytes_to_use", "disk": "disk_capacity_bytes"}
 _NOT_STARTED: Final = "vLLM does not start"
+_HYBRID: Final = "--disable-hybrid-kv-cache-manager"
 
 
 def _registered() -> bool:
@@ -99,9 +109,9 @@ class Serve(Engine):
     @override
     def sound(self) -> str:
         """The fact for accepted settings."""
-        if isinstance(self.known, Facts) and isinstance(self.read, tuple):
-            own, config = self.read
-            return own.said(config).partition(", below")[0]
+        if self.sized is not None and isinstance(self.read, tuple):
+            own, configs = self.read
+            return own.said(configs, self.sized.groups).partition(", below")[0]
         return "they go together; the model's sizes are not known here"
 
     @property
@@ -168,14 +178,45 @@ class Serve(Engine):
             # vLLM's default; what is no word of it is named elsewhere.
             named["kv_load_failure_policy"] = _POLICIES["kv_load_failure_policy" not in named]
         said = replace(self.flags, values={**self.flags.values, _TRANSFER: named})
-        own, around = (configuration(one, model) for one in (said, self.flags))
-        return own, kv_cache(self.flags, model), around if self.transfer else own
+        groups = self.groups
+        has_groups = len(groups) > 1
+        own, around = (
+            configuration(one, model, has_groups=has_groups) for one in (said, self.flags)
+        )
+        return own, kv_cache(self.flags, model, groups), around if self.transfer else own
+
+    @cached_property
+    def groups(self) -> tuple[Layers, ...]:
+        """The groups that vLLM makes of the model's layers; none where it is not known."""
+        model = self.model if isinstance(self.model, Model) else None
+        return () if model is None else groups_of(self.flags, model, self.environ)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers have recurrent states, whose bytes are seen in memory alone."""
+        return any(one.kind == "MambaSpec" for one in self.groups)
+
+    @property
+    def sized(self) -> Facts | None:
+        """What the connector will read, where all sizes are known."""
+        return self.known if isinstance(self.known, Facts) and not self.has_states else None
+
+    @property
+    def untold(self) -> str | None:
+        """Why the groups are not known: a window or chunk has no length; None if they are."""
+        words = {
+            "SlidingWindowSpec": "sliding_window",
+            "ChunkedLocalAttentionSpec": "attention_chunk_size",
+        }
+        fields = [words[one.kind] for one in self.groups if one.kind in words and not one.tokens]
+        return f"there is no {fields[0]} in its configuration" if fields else None
 
     @cached_property
     def known(self) -> Facts | BlockyardError | None:
         """What the connector will read; None where the model is not known, or an option refused."""
         own, kv, around = self.engine
-        if not isinstance(self.model, Model) or any(refusals(own, kv, around=around).values()):
+        is_told = isinstance(self.model, Model) and self.untold is None
+        if not is_told or any(refusals(own, kv, around=around).values()):
             return None
         try:
             return facts(own, kv, version=self.version or INTERFACE.tested[-1], around=around)
@@ -184,12 +225,19 @@ class Serve(Engine):
 
     @cached_property
     @override
-    def read(self) -> tuple[Settings, Config] | BlockyardError:
+    def read(self) -> tuple[Settings, tuple[Config, ...]] | BlockyardError:
         """The connector's resulting settings."""
-        known = self.known if isinstance(self.known, Facts) else _some(self.workers)
+        known = self.sized or _some(self.workers)
+        extra = self.extra
+        if self.sized is None:
+            # Of several groups of layers, which are not known here.
+            extra = {name: value for name, value in extra.items() if name != "split"}
+            for tier in BELOW:
+                if isinstance(extra.get(tier), list):
+                    extra[tier] = _one_of(tier, extra[tier])
         try:
-            read = Settings.read(self.extra, known._replace(blocks=2))
-            of_config.tried(read[1])
+            read = Settings.read(extra, known._replace(blocks=2))
+            of_config.tried(read[1][0])
         except BlockyardError as error:
             return error
         return read
@@ -245,12 +293,19 @@ class Serve(Engine):
         whole = Demand(paths=folders, ranks=0 if far else self.workers * self.replicas)
         if isinstance(self.read, BlockyardError):
             return whole
-        if isinstance(self.known, Facts):
-            asked = of_config.asked_of(self.read[1])
+        if self.sized is not None:
+            every = [of_config.asked_of(config) for config in self.read[1]]
+            sums = {
+                name: sum(getattr(one, name) for one in every)
+                for name in ("host", "pinned", "shared", "disk")
+            }
+            asked = replace(every[0], **sums)
         else:
             # Without the model a number of blocks is no number of bytes.
-            given = (self.told.get(tier) for tier in ("host", "disk"))
-            host, disk = (_nbytes(one, self.workers, self.replicas) for one in given)
+            host, disk = (
+                sum(_nbytes(one, self.workers, self.replicas) for one in _listed(self.told, tier))
+                for tier in BELOW
+            )
             asked = Demand(host=host, pinned=host // self.workers, disk=disk)
         many = self.replicas
         asked = replace(
@@ -279,7 +334,8 @@ def _some(ranks: int) -> Facts:
         rank=0,
         longest=1,
         namespace={"weights": {"content": "unknown"}},
-        layers=("",),
+        groups=None,
+        layers=(("",),),
         weights_change=False,
         engine="",
         unseen=None,
@@ -287,6 +343,22 @@ def _some(ranks: int) -> Facts:
         beside=None,
         again=0,
     )
+
+
+def _listed(given: Mapping[str, Any], tier: str) -> list[object]:
+    """The sizes of a tier: of each group of layers, or the one of all."""
+    size = given.get(tier)
+    return size if isinstance(size, list) else [size]
+
+
+def _one_of(tier: str, sizes: list[Any]) -> object:
+    """Returns one of the sizes of some groups: one that is none, where there is such."""
+    for one in sizes:
+        try:
+            in_blocks(tier, one, _some(1).layout)
+        except BlockyardError:
+            return one
+    return sizes[0] if sizes else 0
 
 
 def _nbytes(given: object, ranks: int, replicas: int) -> int:
@@ -414,23 +486,50 @@ def record(serve: Serve, _: Site) -> Finding:
 
 def model(serve: Serve, _: Site) -> Finding:
     """What KV the model has."""
-    if isinstance(serve.model, str):
-        return unknown("model", serve.model)
+    why = serve.model if isinstance(serve.model, str) else serve.untold
+    if why is not None:
+        return unknown("model", why)
     if isinstance(serve.known, BlockyardError):
         return serve.refusal("model", serve.known)
     if serve.known is None:
         return unknown("model", "an option is refused before it is looked at")
-    layout = serve.known.layout
+    layout, groups = serve.known.layout, serve.known.groups
+    if serve.has_states:
+        kinds = ", ".join(dict.fromkeys(one.kind.removesuffix("Spec") for one in serve.groups))
+        fact = f"{kinds}: the bytes of its states are seen in memory alone"
+        return Finding("model", "ok", fact)
+    if groups is not None:
+        listed = "; ".join(groups.name(at) for at in range(len(groups)))
+        tokens = f"{size(layout.host_block_bytes)} for {layout.block_size} tokens in each group"
+        return Finding("model", "ok", f"{listed}; {tokens}")
     tokens = f"{size(layout.host_block_bytes)} for {layout.block_size} tokens of all ranks"
     return Finding("model", "ok", f"{layout.planes[0].pieces} layers a rank, {tokens}")
 
 
 def hybrid(serve: Serve, _: Site) -> Finding:
-    """The manager of several KV cache groups, which vLLM switches off beside the connector."""
-    asked = serve.flags.values.get("disable_hybrid_kv_cache_manager") is False
-    do = "leave --no-disable-hybrid-kv-cache-manager out"
-    fact = "it was asked for" if asked else "off, as it must be"
-    return judged("hybrid manager", fact, (asked, "fail", _NOT_STARTED, do))
+    """The manager of several KV cache groups, and what it costs where vLLM has it off."""
+    asked = serve.flags.values.get("disable_hybrid_kv_cache_manager")
+    if serve.has_states and asked:
+        fact, do = f"{_HYBRID} beside recurrent states", f"leave {_HYBRID} out"
+        return Finding("hybrid manager", "fail", fact, _NOT_STARTED, do)
+    own = serve.engine[0]
+    if serve.has_states and (said := states_left_out(own)):
+        fact, do = said.split("; ", 1)
+        return Finding("hybrid manager", "warn", fact, "that costs time at a preemption", do)
+    if not isinstance(serve.model, Model):
+        return Finding("hybrid manager", "ok", "as it is by default" if not asked else _HYBRID)
+    known = serve.known if isinstance(serve.known, Facts) else None
+    said = switched_off(own, None if known is None else known.beside)
+    if said is None:
+        count = len(serve.groups)
+        fact = f"{count} groups of layers" if count > 1 else "one group of layers"
+        return Finding("hybrid manager", "ok", fact)
+    fact, do = said.split("; ", 1)
+    if asked is False:
+        # Asked for by name, and vLLM does not keep chunks so by default.
+        return Finding("hybrid manager", "fail", fact, _NOT_STARTED, f"set {CHUNKED}=1")
+    lost = "requests take more memory than they need"
+    return Finding("hybrid manager", "warn", fact, lost, do)
 
 
 def allocator(serve: Serve, _: Site) -> Finding:
@@ -473,47 +572,12 @@ def end(serve: Serve, _: Site) -> Finding:
     return judged("end", f"--shutdown-timeout {given}", short)
 
 
-def _wrong_replicas(serve: Serve) -> Iterator[tuple[str, str]]:
-    """What vLLM refuses of how replicas are spread."""
-    values, number = serve.flags.values, serve.flags.number
-    every, local = number("data_parallel_size"), values.get("data_parallel_size_local")
-    modes = {
-        "--data-parallel-multi-port-external-lb": "data_parallel_multi_port_external_lb",
-        "--data-parallel-rank": "data_parallel_rank",
-        "--data-parallel-external-lb": "data_parallel_external_lb",
-        "--data-parallel-hybrid-lb": "data_parallel_hybrid_lb",
-        "--data-parallel-start-rank": "data_parallel_start_rank",
-    }
-    given = [flag for flag, name in modes.items() if values.get(name) not in {None, False}]
-    external = {"--data-parallel-rank", "--data-parallel-external-lb"} & set(given)
-    if isinstance(local, int) and local > every:
-        fact = f"--data-parallel-size-local {local} is more than --data-parallel-size {every}"
-        yield fact, f"write --data-parallel-size {local}, or a smaller --data-parallel-size-local"
-    for name in ("data_parallel_rank", "data_parallel_start_rank"):
-        if not 0 <= number(name, 0) < every:
-            flag, more = f"--{name.replace('_', '-')}", number(name) + 1
-            fact = f"{flag} {number(name)} of {every} replicas"
-            yield fact, f"write --data-parallel-size {more} or more, or leave {flag} out"
-    if given and every == 1:
-        yield f"{given[0]} with one replica", f"leave {given[0]} out"
-    if external and isinstance(serve.model, Model) and not serve.model.experts:
-        fact = f"{min(external)} for a model without experts"
-        yield fact, "leave the flags of data parallelism out, and start each by itself"
-    if external and local not in {None, 1}:
-        fact = f"{min(external)} with --data-parallel-size-local {local}"
-        yield fact, "leave --data-parallel-size-local out: each is started by itself"
-    if external and len(set(given) - external):
-        yield f"{' and '.join(given)}: two ways to share requests", f"leave {given[-1]} out"
-    if "--data-parallel-hybrid-lb" in given and local is None:
-        yield "--data-parallel-hybrid-lb alone", "add --data-parallel-size-local"
-
-
 def replicas(serve: Serve, _: Site) -> Finding:
     """What data parallel engines take on one machine."""
     many, host = serve.replicas, serve.asked().host
     each = f"{many} engines" if many > 1 else "one engine"
     each += f", {size(host)} of host for all of them" if many > 1 and host else ""
-    return told("replicas", _wrong_replicas(serve), _NOT_STARTED, each)
+    return told("replicas", wrong_replicas(serve.flags, serve.model), _NOT_STARTED, each)
 
 
 def _wrong_sizes(serve: Serve) -> Iterator[tuple[str, str]]:
@@ -542,8 +606,8 @@ def checks(serve: Serve) -> tuple[Check, ...]:
             partial(settings, serve),
             *([partial(record, serve)] if "record" in serve.told else []),
         ]
-        if isinstance(serve.known, Facts) and isinstance(serve.read, tuple):
-            every.append(partial(of_config.bookkeeping, serve.read[1]))
+        if serve.sized is not None and isinstance(serve.read, tuple):
+            every.append(partial(of_config.bookkeeping, serve.read[1][0]))
     every += [
         partial(refusal, "attention", "attention", serve),
         partial(refusal, "hashes", "hashes", serve),
