@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blockyard.connectors.command_line import Fault, Flags, read, split
-from blockyard.tools.doctor import vllm
+from blockyard.tools.doctor import vllm, vllm_serve
 from blockyard.tools.doctor.finding import Finding, Site
 from blockyard.tools.doctor.model import Model, Wanted
 from blockyard.tools.doctor.stand_ins import CHUNKED
@@ -611,10 +611,12 @@ def test_variables_of_another_connector_and_of_plugins(monkeypatch: pytest.Monke
     assert found["variables"].level == "warn"
     assert "unset LMCACHE_CONFIG_FILE LMCACHE_LOCAL_CPU" in found["variables"].do
     bare = line(kv_connector_module_path=...)
-    monkeypatch.setattr(vllm, "_registered", lambda: False)
+    for module in (vllm, vllm_serve):
+        monkeypatch.setattr(module, "is_registered", lambda: False)
     (one,) = failed(serve(bare))
     assert one.do == 'write "kv_connector_module_path": "blockyard.connectors.vllm"'
-    monkeypatch.setattr(vllm, "_registered", lambda: True)
+    for module in (vllm, vllm_serve):
+        monkeypatch.setattr(module, "is_registered", lambda: True)
     assert failed(serve(bare)) == []
     (one,) = failed(serve("VLLM_PLUGINS=other " + bare))
     assert one.do.startswith("write VLLM_PLUGINS=other,blockyard, or ")
