@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from hybrid_models import MODELS, VOCABULARY, write
 
 LENGTHS, MOST, BLOCK, LONGEST = (60, 67, 74, 81, 88, 95), 120, 32, 320
-DRAWN, AMPLE = 6, 800
+DRAWN, AMPLE = {"float32": 6, "bfloat16": 14}, 1600
 """Prompts that are drawn of each length; and blocks that are ample for all of them at once."""
 ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -283,19 +283,19 @@ def choose(model: str, disk: Path, **more: Any) -> tuple[list[list[int]], dict[s
     """
     import numpy as np
 
-    draw = np.random.default_rng(3)
+    draw, count = np.random.default_rng(3), DRAWN[MODELS[model].dtype]
     drawn = [
         draw.integers(3, VOCABULARY, size=length + MODELS[model].longer).tolist()
         for length in LENGTHS
-        for _ in range(DRAWN)
+        for _ in range(count)
     ]
     began = time.monotonic()
     run = Run(ample=True, more={"max_num_seqs": len(drawn)} | more)
     with closing(Engine(model, run, disk)) as engine:
         gaps = engine.answer(drawn, told=True)["gaps"]
         best = [
-            max(range(at, at + DRAWN), key=lambda number: min(gaps[number]))
-            for at in range(0, len(drawn), DRAWN)
+            max(range(at, at + count), key=lambda number: min(gaps[number]))
+            for at in range(0, len(drawn), count)
         ]
         prompts = [drawn[number] for number in best]
         engine.scheduler.reset_prefix_cache()
