@@ -21,6 +21,8 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import Plane
 from blockyard.testing import Script, ScriptedCopier, delay, fail, hang
+from cranes import landed
+from yard import there
 
 LAYOUT = by.KVLayout.llama(2, 2, 8, block_size=4, dtype="float32")
 HASHED = np.random.default_rng(1).integers(0, 256, (5, 2, 300), np.uint8)
@@ -92,14 +94,6 @@ class Memory:
         self.host.planes[-1][slot, -1, -1] ^= 1
 
 
-def landed(receipt: Receipt | None) -> Landed:
-    assert receipt is not None
-    until = time.monotonic() + 20
-    while (found := receipt.poll()) is None:
-        assert time.monotonic() < until
-    return found
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("bad", "good"), [(5, 0), (3, 1), (7, 2), (1, 3)])
 def test_a_copy_ends_before_the_block_that_is_no_longer_what_came(
@@ -162,8 +156,7 @@ def test_a_full_copier_is_asked_again() -> None:
     inner.full = False
     assert landed(made.down(1)) == Landed(1)
     inner.full = True
-    up = made.up(1)
-    assert up is not None
+    up = there(made.up(1))
     assert up.poll() is None
     assert not made.copier.join(), "one has not begun"
     inner.full = False
@@ -219,14 +212,12 @@ def test_a_copy_that_is_refused_after_it_was_compared_fails_alone(by_whom: str) 
 def test_it_ends_with_nothing_that_reads_or_writes(end: str) -> None:
     made = Memory(ScriptedCopier(ThreadCopier(workers=0), Script([delay(0), hang()])), workers=1)
     assert landed(made.down(1, 2)) == Landed(2)
-    hung = made.up(1)
-    assert hung is not None
+    hung = there(made.up(1))
     while made.copier._compared:
         hung.poll()
     # The thread that computes has something else to do.
     held = threading.Event()
-    assert made.sums._threads._pool is not None
-    blocked = made.sums._threads._pool.submit(held.wait, 20)
+    blocked = there(made.sums._threads._pool).submit(held.wait, 20)
     waiting = made.up(2)
     threading.Timer(0.05, held.set).start()
     getattr(made.copier, end)()

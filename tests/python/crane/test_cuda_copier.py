@@ -28,6 +28,7 @@ from blockyard.testing.simulated_gpu import SimulatedGpu
 from copying import LAYERED, METHODS, opened, work
 from cranes import LAYOUTS, SHARED, after, filled, outcomes, plan, same, slots
 from timed import Link, TimedGpu
+from yard import there
 
 BOTH = LAYOUTS["fp8 with scales, layer-first"]
 
@@ -122,8 +123,7 @@ def test_a_flight_costs_a_few_calls_and_no_memory_however_many_blocks_it_has(lay
         before = gpu.calls.copy()
         order = np.random.default_rng(1).permutation(4000)[:blocks].astype(np.uint32)
         for source, to in ((device, host), (host, device)):
-            receipt = copier.start(source, to, order, order[::-1])
-            assert receipt is not None
+            receipt = there(copier.start(source, to, order, order[::-1]))
             while receipt.poll() is None:
                 gpu.run()
         costs.append(gpu.calls - before)
@@ -148,8 +148,7 @@ def test_the_link_is_busy_before_all_of_a_flight_is_queued(layout: str) -> None:
     copier = CudaCopier(device, host, copy_tuning=limits)
     order = np.random.default_rng(1).permutation(256).astype(np.uint32)
     begun = gpu.clock()
-    receipt = copier.start(device, host, order, order[::-1])
-    assert receipt is not None
+    receipt = there(copier.start(device, host, order, order[::-1]))
     while receipt.poll() is None:
         pass
     assert gpu.clock() - begun < 256 * blocks.block_bytes / link.rate * 1.05
@@ -185,8 +184,7 @@ def test_while_one_half_of_a_ring_is_emptied_the_other_is_filled() -> None:
     stream = copier._by_pair["device", "host"]
     bytes_, mine = filled(device, 1), filled(host, 2)
     order = slots(*range(40))
-    receipt = copier.start(device, host, order, order[::-1])
-    assert receipt is not None
+    receipt = there(copier.start(device, host, order, order[::-1]))
     overlapped = 0
     while gpu._streams[stream.handle]:
         assert gpu.run(1)
@@ -304,8 +302,7 @@ def test_a_flight_that_finds_the_device_lost_while_it_looks_for_room_is_lost_too
     while copier.start(device, host, slots(1), slots(1)) is not None:
         pass
     gpu.fail("ended", "CUDA_ERROR_LAUNCH_FAILED", lost=True)
-    second = copier.start(device, host, slots(2), slots(2))
-    assert second is not None
+    second = there(copier.start(device, host, slots(2), slots(2)))
     assert second.poll() == Landed(0, Cause.LOST)
 
 
@@ -313,8 +310,7 @@ def test_a_reset_waits_for_copies_whose_end_was_taken_for_lost() -> None:
     gpu, device, host, copier = opened(eager=0)
     bytes_ = filled(device, 1)
     gpu.fail("record", "CUDA_ERROR_INVALID_HANDLE", after=1)
-    receipt = copier.start(device, host, slots(1), slots(1))
-    assert receipt is not None
+    receipt = there(copier.start(device, host, slots(1), slots(1)))
     assert receipt.poll() == Landed(0, Cause.LOST)
     copier.reset()
     assert np.array_equal(host.planes[0][1], bytes_[0][1])
@@ -333,8 +329,7 @@ def test_a_copy_of_which_no_end_could_be_asked_for_is_lost_and_never_said_to_hav
         record(event, stream)
 
     monkeypatch.setattr(gpu, "record", second)
-    receipt = copier.start(device, host, slots(1), slots(1))
-    assert receipt is not None
+    receipt = there(copier.start(device, host, slots(1), slots(1)))
     assert receipt.poll() == Landed(0, Cause.LOST)
 
 
@@ -402,8 +397,7 @@ def test_a_copy_that_fails_half_queued_has_ended_only_with_what_was_queued(
         return runs(*arguments)
 
     monkeypatch.setattr(Addressing, "runs", second)
-    receipt = copier.start(device, host, slots(1), slots(1))
-    assert receipt is not None
+    receipt = there(copier.start(device, host, slots(1), slots(1)))
     assert receipt.poll() is None
     gpu.run()
     assert receipt.poll() == Landed(0, Cause.FAILED)
@@ -453,8 +447,7 @@ def test_a_receipt_says_its_end_though_the_first_is_never_asked() -> None:
     gpu, device, host, copier = opened()
     receipts = [copier.start(device, host, slots(slot), slots(slot)) for slot in range(3)]
     gpu.run()
-    last = receipts[-1]
-    assert last is not None
+    last = there(receipts[-1])
     assert next(filter(None, (last.poll() for _ in range(3)))) == Landed(1)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import copying
 from blockyard import Cause, KVLayout, Misuse, Unavailable
-from blockyard.crane.copiers import Landed
+from blockyard.crane.copiers import Landed, Receipt
 from blockyard.crane.copiers.cuda_copier import CudaCopier
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.device import DeviceTier
@@ -18,6 +18,7 @@ from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.testing.simulated_gpu import SimulatedGpu
 from copying import opened
 from cranes import LAYOUTS, after, filled, plan, same, slots
+from yard import there
 
 PAGES, LAYERS = LAYOUTS["page-first"], LAYOUTS["layer-first"]
 BATCHES = CopyTuning(kernel_below=0, whole_below=0, piece_bytes=0, most_runs=1 << 30)
@@ -32,6 +33,13 @@ def _closed() -> Iterator[None]:
 
 def scattered(blocks: int, seed: int = 1) -> Any:
     return np.random.default_rng(seed).permutation(blocks).astype(np.uint32)
+
+
+def ended(gpu: SimulatedGpu, receipt: Receipt) -> Landed:
+    """How a copy ends, when the GPU has run as often as it takes."""
+    while (landed := receipt.poll()) is None:
+        gpu.run()
+    return landed
 
 
 def longest(gpu: SimulatedGpu) -> list[int]:
@@ -55,8 +63,7 @@ def test_no_call_is_longer_than_a_thousand_runs_and_none_blocks(
     gpu, device, host, copier = opened(layout, device=4000, host=4000, copy_tuning=limits, eager=0)
     bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(4000)
     lengths = longest(gpu)
-    receipt = copier.start(device, host, order, order[::-1])
-    assert receipt is not None
+    receipt = there(copier.start(device, host, order, order[::-1]))
     while (landed := receipt.poll()) is None:
         gpu.run(500)
     assert landed == Landed(4000)
@@ -122,8 +129,7 @@ def test_a_block_in_one_piece_waits_for_no_matrix_product() -> None:
         gpu.run(1)
     assert gpu._streams[compute]
     # A kernel finds no room before the product has ended.
-    across = copier.start(device, device, slots(1), slots(2))
-    assert across is not None
+    across = there(copier.start(device, device, slots(1), slots(2)))
     while gpu._streams[compute]:
         assert across.poll() is None
         gpu.run(1)
@@ -136,8 +142,7 @@ def test_a_block_in_one_piece_waits_for_no_matrix_product() -> None:
 def test_what_is_not_queued_yet_is_minded_by_those_that_go_the_other_way() -> None:
     gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(3000)
-    receipt = copier.start(device, host, order, order[::-1])
-    assert receipt is not None
+    receipt = there(copier.start(device, host, order, order[::-1]))
     # The first of them is queued: what meets it comes up behind it. The last is not queued yet.
     first, last, landing = order[:1], order[-1:], order[-1:]
     assert copier.start(host, device, landing, first) is not None
@@ -145,8 +150,7 @@ def test_what_is_not_queued_yet_is_minded_by_those_that_go_the_other_way() -> No
     # Nor is anything taken that goes the same way.
     assert copier.start(device, host, slots(5), slots(5)) is None
     assert copier.join()
-    while receipt.poll() is None:
-        gpu.run()
+    ended(gpu, receipt)
     assert copier.start(host, device, landing, last) is not None
     gpu.run()
     assert same(host, after(mine, bytes_, order.tolist(), order[::-1].tolist()))
@@ -170,8 +174,7 @@ def test_what_was_not_queued_yet_has_an_end_as_all_has(way: str) -> None:
     gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     bytes_ = filled(device, 1)
     order = scattered(3000)
-    receipt = copier.start(device, host, order, order)
-    assert receipt is not None
+    receipt = there(copier.start(device, host, order, order))
     assert receipt.poll() is None
     if way == "lost":
         gpu.lose("CUDA_ERROR_LAUNCH_FAILED")
@@ -187,24 +190,18 @@ def test_a_part_that_the_driver_refuses_ends_the_good_prefix() -> None:
     gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
     # The first part of 512 blocks takes six calls, as batches grow, and each other one takes one.
     gpu.fail("copy", after=7)
-    receipt = copier.start(device, host, scattered(3000), scattered(3000, 2))
-    assert receipt is not None
-    while (landed := receipt.poll()) is None:
-        gpu.run()
-    assert landed == Landed(1024, Cause.FAILED)
+    receipt = there(copier.start(device, host, scattered(3000), scattered(3000, 2)))
+    assert ended(gpu, receipt) == Landed(1024, Cause.FAILED)
 
 
 def test_what_is_not_queued_yet_waits_for_the_end_of_a_capture() -> None:
     gpu, device, host, copier = opened(PAGES, device=3000, host=3000, copy_tuning=BATCHES, eager=0)
-    receipt = copier.start(device, host, scattered(3000), scattered(3000, 2))
-    assert receipt is not None
+    receipt = there(copier.start(device, host, scattered(3000), scattered(3000, 2)))
     with gpu.capture():
         for _ in range(4):
             gpu.run()
             assert receipt.poll() is None
-    while (landed := receipt.poll()) is None:
-        gpu.run()
-    assert landed == Landed(3000)
+    assert ended(gpu, receipt) == Landed(3000)
 
 
 def test_a_flight_of_more_calls_than_a_queue_holds_is_cut_too() -> None:
@@ -213,12 +210,9 @@ def test_a_flight_of_more_calls_than_a_queue_holds_is_cut_too() -> None:
     gpu, device, host, copier = opened(LAYERS, device=1000, host=1000, copy_tuning=limits, eager=0)
     bytes_, mine, order = filled(device, 1), filled(host, 2), scattered(1000)
     before = gpu.calls.total()
-    receipt = copier.start(device, host, order, order[::-1])
-    assert receipt is not None
+    receipt = there(copier.start(device, host, order, order[::-1]))
     assert gpu.calls.total() - before < 600
-    while (landed := receipt.poll()) is None:
-        gpu.run()
-    assert landed == Landed(1000)
+    assert ended(gpu, receipt) == Landed(1000)
     assert same(host, after(mine, bytes_, order.tolist(), order[::-1].tolist()))
 
 
@@ -267,12 +261,10 @@ def test_a_block_that_is_read_twice_is_not_overwritten_before_the_last_part_has_
     gpu, device, host, copier = opened(PAGES, device=40, host=40, copy_tuning=limits, eager=0)
     bytes_, mine = filled(device, 1), filled(host, 2)
     sources = slots(3, 1, 2, 0, 5, 6, 3, 7)
-    receipt = copier.start(device, host, sources, slots(*range(8)))
-    assert receipt is not None
+    receipt = there(copier.start(device, host, sources, slots(*range(8))))
     # The last part, which is not queued yet, reads slot 3 once more.
     assert copier.start(host, device, slots(30), slots(3)) is None
-    while receipt.poll() is None:
-        gpu.run()
+    ended(gpu, receipt)
     assert same(host, after(mine, bytes_, sources.tolist(), range(8)))
 
 

@@ -15,7 +15,6 @@ import pytest
 
 import blockyard as by
 from blockyard._core import KEY_ENCODINGS
-from blockyard.crane.copiers import Receipt
 from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.disk_folders import identities
@@ -23,7 +22,9 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared import restored
 from blockyard.shared.layout import Plane
 from blockyard.shared.restored import Restored
+from cranes import landed
 from disks import BLOCKS, LAYOUT, OURS, TALKS, keys, opened, play_on, settle, slots, talks
+from yard import publish
 
 
 @pytest.mark.parametrize("more", [{}, {"host": 8, "device": 12}])
@@ -103,9 +104,7 @@ def test_inv_31_a_clear_is_not_undone(tmp_path: Path) -> None:
 @pytest.mark.law("INV-31")
 def test_inv_31_what_was_planned_before_a_clear_is_not_restored(tmp_path: Path) -> None:
     with opened(tmp_path) as cache:
-        lease = cache.begin(range(16))
-        cache.seal(lease, 16)
-        cache.finish(lease)
+        publish(cache, range(16))
         cache.demote(64)
         cache.clear()
         settle(cache)
@@ -224,14 +223,6 @@ def disk(tmp_path: Path) -> Iterator[DiskTier]:
     made.close()
 
 
-def ended(receipt: Receipt | None) -> Any:
-    assert receipt is not None
-    until = time.monotonic() + 20
-    while (found := receipt.poll()) is None:
-        assert time.monotonic() < until
-    return found
-
-
 def test_blocks_pass_between_memory_of_any_form_and_the_disk(disk: DiskTier) -> None:
     copier = DiskCopier(disk)
     arrays = [np.zeros((2, 6, 4, 2, 8), np.float32) for _ in range(2)]
@@ -243,14 +234,14 @@ def test_blocks_pass_between_memory_of_any_form_and_the_disk(disk: DiskTier) -> 
     tier = MemoryTier.adopt(apart, arrays, axis=1)
     none = keys(0, 0)
     down = copier.start_keyed(tier, disk, slots(1, 4), slots(7, 0), keys=keys(5, 6), parents=none)
-    assert ended(down) == (2, None)
+    assert landed(down) == (2, None)
     up = copier.start_keyed(disk, tier, slots(0, 7), slots(2, 3), keys=keys(6, 5), parents=None)
-    assert ended(up) == (2, None)
+    assert landed(up) == (2, None)
     for array in arrays:
         assert (array[:, 2] == array[:, 4]).all()
         assert (array[:, 3] == array[:, 1]).all()
     wrong = copier.start_keyed(disk, tier, slots(0, 7), slots(2, 3), keys=keys(6, 9), parents=None)
-    assert ended(wrong) == (1, by.Cause.CORRUPT)
+    assert landed(wrong) == (1, by.Cause.CORRUPT)
     copier.close()
 
 
@@ -263,9 +254,9 @@ def test_pieces_may_lie_in_any_order(tmp_path: Path) -> None:
     whole[1, 1], whole[0, 1] = 5, 6
     copier = DiskCopier(disk)
     down = copier.start_keyed(tier, disk, slots(1), slots(0), keys=keys(5), parents=keys(0))
-    assert ended(down) == (1, None)
+    assert landed(down) == (1, None)
     up = copier.start_keyed(disk, tier, slots(0), slots(3), keys=keys(5), parents=None)
-    assert ended(up) == (1, None)
+    assert landed(up) == (1, None)
     assert (whole[1, 3] == 5).all()
     assert (whole[0, 3] == 6).all()
     copier.close()
@@ -358,6 +349,17 @@ def ranks_of(layout: by.KVLayout, path: Any, **more: Any) -> list[Rank]:
     return [Rank(layout, path, rank, **more) for rank in range(layout.ranks)]
 
 
+def close(ranks: list[Rank]) -> None:
+    for one in ranks:
+        one.close()
+
+
+def write(ranks: list[Rank], *numbers: int) -> None:
+    """All ranks write blocks, at once."""
+    for receipt in [one.down(*numbers) for one in ranks]:
+        assert landed(receipt) == (len(numbers), None)
+
+
 def agreed(ranks: list[Rank]) -> Restored:
     found = Restored.agreed([one.disk.restored() for one in ranks])
     for one in ranks:
@@ -372,19 +374,17 @@ def test_inv_28_ranks_find_again_what_all_of_them_have(tmp_path: Path, layout: A
     assert len(agreed(ranks)) == 0
     for one in ranks:
         one.fill(range(6), 1)
-    for receipt in [one.down(0, 1, 2, 3) for one in ranks]:
-        assert ended(receipt) == (4, None)
+    write(ranks, 0, 1, 2, 3)
     # A plan that reached one rank alone.
-    assert ended(ranks[0].down(4, 5))
-    for one in ranks:
-        one.close()
+    assert landed(ranks[0].down(4, 5))
+    close(ranks)
     again = ranks_of(layout, tmp_path)
     found = agreed(again)
     # Of a plane that all ranks share each has its own slots: there 4 is whole, and 5 is not there.
     assert found.slots.tolist() == ([0, 1, 2, 3] if layout is RANKS else [0, 1, 2, 3, 4])
     assert found.keys[:, 0].tolist() == [1 + slot for slot in found.slots]
     for one in again:
-        assert ended(one.up(3, 2, 1, 0)) == (4, None)
+        assert landed(one.up(3, 2, 1, 0)) == (4, None)
         assert all(one.holds(place, 3 - place, 1) for place in range(4))
         one.close()
 
@@ -399,43 +399,36 @@ def test_inv_27_what_all_ranks_have_is_found_though_one_has_it_twice(
     ranks = ranks_of(RANKS, paths)
     for one in ranks:
         one.fill(range(6), 1)
-    for receipt in [one.down(0, 1) for one in ranks]:
-        assert ended(receipt) == (2, None)
+    write(ranks, 0, 1)
     first = ranks[0]
     named, none = keys(1), np.zeros((1, 32), np.uint8)
-    ended(
+    landed(
         first.copier.start_keyed(
             first.memory, first.disk, slots(0), slots(5), keys=named, parents=none
         )
     )
-    for one in ranks:
-        one.close()
+    close(ranks)
     again = ranks_of(RANKS, paths)
     assert agreed(again).slots.tolist() == [0, 1]
     for one in again:
-        assert ended(one.up(0, 1)) == (2, None)
+        assert landed(one.up(0, 1)) == (2, None)
         one.close()
 
 
 @pytest.mark.law("INV-28")
 def test_inv_28_a_rank_that_was_cleared_alone_restores_nothing_of_before(tmp_path: Path) -> None:
     ranks = ranks_of(RANKS, tmp_path)
-    for receipt in [one.down(0, 1, 2) for one in ranks]:
-        ended(receipt)
+    write(ranks, 0, 1, 2)
     # A crash comes after the clear of rank 1, and before that of rank 0.
     assert ranks[1].disk.clear()
-    for one in ranks:
-        one.close()
+    close(ranks)
     again = ranks_of(RANKS, tmp_path)
     assert len(agreed(again)) == 0
-    for receipt in [one.down(1) for one in again]:
-        ended(receipt)
-    for one in again:
-        one.close()
+    write(again, 1)
+    close(again)
     last = ranks_of(RANKS, tmp_path)
     assert agreed(last).slots.tolist() == [1]
-    for one in last:
-        one.close()
+    close(last)
 
 
 @pytest.mark.law("INV-28")
@@ -445,36 +438,31 @@ def test_a_rank_that_was_opened_alone_goes_on_with_the_others(tmp_path: Path) ->
         ranks = ranks_of(RANKS, tmp_path)
         agreed(ranks)
         assert len({one.disk.run for one in ranks}) == 1
-        for receipt in [one.down(3, 4) for one in ranks]:
-            ended(receipt)
-        for one in ranks:
-            one.close()
+        write(ranks, 3, 4)
+        close(ranks)
     last = ranks_of(RANKS, tmp_path)
     assert agreed(last).slots.tolist() == [3, 4]
-    for one in last:
-        one.close()
+    close(last)
 
 
 def test_planes_that_ranks_share_are_written_once_and_read_by_all(tmp_path: Path) -> None:
     ranks = ranks_of(LATENT, tmp_path)
     for one in ranks:
         one.fill(range(8), 3)
-    for receipt in [one.down(*range(8)) for one in ranks]:
-        assert ended(receipt) == (8, None)
+    write(ranks, *range(8))
     written = [one.disk.stats()["disk_written_blocks"] for one in ranks]
     assert written == [4, 4]
     for one in ranks:
-        assert ended(one.up(*range(8))) == (8, None)
+        assert landed(one.up(*range(8))) == (8, None)
         assert all(one.holds(number, number, 3) for number in range(8))
     # What one rank has lost is a miss on both.
     (torn,) = tmp_path.glob("*/rank-1/table")
     torn.write_bytes(bytes(torn.stat().st_size))
     for one in ranks:
-        assert ended(one.up(0, 2, 1, 4)) == (2, by.Cause.CORRUPT)
+        assert landed(one.up(0, 2, 1, 4)) == (2, by.Cause.CORRUPT)
     room = sum(one.stat().st_size for one in tmp_path.glob("*/rank-*/slots"))
     assert room == 16 * 4096, "each block has room once"
-    for one in ranks:
-        one.close()
+    close(ranks)
 
 
 def test_slots_are_spread_over_several_disks(tmp_path: Path) -> None:
@@ -500,14 +488,14 @@ def test_slots_are_spread_over_several_disks(tmp_path: Path) -> None:
 def test_a_copy_over_several_disks_ends_before_its_first_bad_block(tmp_path: Path) -> None:
     one = Rank(LATENT_ALONE, [tmp_path / name for name in "abc"], 0)
     one.fill(range(9), 2)
-    assert ended(one.down(*range(9))) == (9, None)
+    assert landed(one.down(*range(9))) == (9, None)
     (torn,) = (tmp_path / "b").glob("*/rank-0/slots")
     with torn.open("r+b") as file:
         file.seek(2 * 4096)
         file.write(b"torn")
-    assert ended(one.up(0, 3, 6, 2, 7, 4)) == (4, by.Cause.CORRUPT)
-    assert ended(one.up(0, 3, 6, 2, 4, 7)) == (5, by.Cause.CORRUPT)
-    assert ended(one.up(0, 3, 6, 2, 4, 5)) == (6, None)
+    assert landed(one.up(0, 3, 6, 2, 7, 4)) == (4, by.Cause.CORRUPT)
+    assert landed(one.up(0, 3, 6, 2, 4, 7)) == (5, by.Cause.CORRUPT)
+    assert landed(one.up(0, 3, 6, 2, 4, 5)) == (6, None)
     one.close()
 
 
@@ -519,11 +507,11 @@ def test_a_block_that_two_disks_have_is_found_once(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     one = Rank(LATENT_ALONE, paths, 0)
     one.fill(range(4), 2)
-    assert ended(one.down(0, 1)) == (2, None)
+    assert landed(one.down(0, 1)) == (2, None)
     # The same block again, in a slot of the other disk: as where it was torn, and computed anew.
     copier, memory = one.copier, one.memory
     again = copier.start_keyed(memory, one.disk, slots(0), slots(3), keys=keys(1), parents=keys(0))
-    assert ended(again) == (1, None)
+    assert landed(again) == (1, None)
     one.close()
     last = DiskTier(LATENT_ALONE, paths, blocks=16, identity=OURS)
     found = Restored.agreed([last.restored()])
@@ -538,7 +526,7 @@ def test_a_block_that_two_disks_have_is_found_once(tmp_path: Path) -> None:
 def test_inv_31_what_one_disk_was_cleared_of_is_cleared_on_all(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     one = Rank(LATENT_ALONE, paths, 0)
-    assert ended(one.down(0, 1, 2, 3)) == (4, None)
+    assert landed(one.down(0, 1, 2, 3)) == (4, None)
     # The other one hung then, and the process was killed.
     assert one.disk.parts[0].lane.clear((one.disk.run << 32) + 4)
     one.close()
@@ -553,7 +541,7 @@ def test_a_disk_that_refuses_half_a_copy_does_none_of_it(
 ) -> None:
     one = Rank(LATENT_ALONE, [tmp_path / name for name in "ab"], 0)
     one.fill(range(4), 2)
-    assert ended(one.down(0, 1)) == (2, None)
+    assert landed(one.down(0, 1)) == (2, None)
 
     class Refusing:
         def submit_up(self, *_: Any) -> int:
@@ -578,13 +566,13 @@ def test_a_disk_that_refuses_half_a_copy_does_none_of_it(
 def test_stamps_rise_also_after_four_billion_blocks(tmp_path: Path) -> None:
     one = Rank(LATENT_ALONE, tmp_path, 0)
     run = one.disk.run
-    assert ended(one.down(0, 1)) == (2, None)
+    assert landed(one.down(0, 1)) == (2, None)
     one.disk._count = (1 << 32) - 2
     last = one.disk.stamps(1)[0]
-    assert ended(one.down(2, 3)) == (2, None)
+    assert landed(one.down(2, 3)) == (2, None)
     assert one.disk.run == run + 1
     assert one.disk.clear()
-    assert ended(one.down(4)) == (1, None)
+    assert landed(one.down(4)) == (1, None)
     one.close()
     again = DiskTier(LATENT_ALONE, tmp_path, blocks=16, identity=OURS)
     found = again.restored()
@@ -599,7 +587,7 @@ def test_room_that_was_taken_in_vain_is_given_back_for_another_size(tmp_path: Pa
     DiskTier(LATENT_ALONE, tmp_path, blocks=16, identity=OURS).close()
     DiskTier(LATENT_ALONE, tmp_path, blocks=8, identity=OURS).close()
     one = Rank(LATENT_ALONE, tmp_path, 0, blocks=8)
-    assert ended(one.down(1)) == (1, None)
+    assert landed(one.down(1)) == (1, None)
     one.close()
     with pytest.raises(by.Unavailable, match="bytes, and 65536 are wanted"):
         DiskTier(LATENT_ALONE, tmp_path, blocks=16, identity=OURS)
@@ -699,9 +687,7 @@ def test_a_wait_for_a_copy_ends_with_it_or_in_time(tmp_path: Path) -> None:
     ((lane, number),) = copier._flying
     assert lane.wait(number, 30.0)
     assert receipt is not None
-    landed = receipt.poll()
-    assert landed is not None
-    assert landed.good == 1
+    assert receipt.poll() == (1, None)
     # One that has been taken, and one that never was.
     assert lane.wait(number, 0.0)
     assert lane.wait(99, 30)

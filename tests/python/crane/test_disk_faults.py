@@ -17,6 +17,7 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from disks import BLOCKS, LAYOUT, OURS, TALKS, keys, opened, settle, slots, talks
 from mounts import ext4, frozen, remount, tmpfs
+from yard import publish
 
 STRIDE = 4096
 
@@ -206,9 +207,7 @@ def test_o10_a_copy_that_a_disk_does_not_end_is_no_loop_that_forgets_a_call(tmp_
             assert cache.pending_copies().unreported is None
         settle(cache)
         # One of a loop that has forgotten the crane is said still.
-        lease = cache.begin(range(900, 916))
-        cache.seal(lease, 16)
-        cache.finish(lease)
+        publish(cache, range(900, 916))
         cache.demote(64)
         assert cache.dispatch()
         assert cache.pending_copies().unreported is not None
@@ -280,9 +279,7 @@ def test_a_turn_of_the_crane_asks_the_disk_once(tmp_path: Path) -> None:
     pairs: Any = {("device", "disk"): copier, ("disk", "device"): copier}
     with by.local(LAYOUT, memory=(device, None, disk), copier=pairs, keyed=("disk",)) as cache:
         for talk in range(TALKS):
-            lease = cache.begin(range(100 * talk, 100 * talk + 4 * BLOCKS))
-            cache.seal(lease, 4 * BLOCKS)
-            cache.finish(lease)
+            publish(cache, range(100 * talk, 100 * talk + 4 * BLOCKS))
             cache.demote(4)
         cache.step()
         before = copier.asked

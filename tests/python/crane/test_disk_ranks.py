@@ -18,6 +18,7 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.restored import Restored
 from disks import OURS
+from yard import there
 
 SIZE, BLOCKS = 4, 4
 DEVICE, DISK = 17, 64
@@ -67,8 +68,7 @@ class Engine:
         self.cranes[rank].close()
         self.cranes[rank] = crane = self.opened(rank)
         crane.hello(self.cache.config.yard)
-        offer = crane.persistent.restored()
-        assert offer is not None
+        offer = there(crane.persistent.restored())
         for one in self.cranes if all_count else ():
             one.persistent.count_as(offer.run)
         self.cache.reset(rank, memory="kept")
@@ -87,11 +87,9 @@ class Engine:
         assert lease.cached == 0
         self.cache.seal(lease, len(tokens))
         self.cache.finish(lease)
-        plan = self.cache.demote(64)
-        assert plan is not None
-        assert plan.keys is not None
+        plan = there(self.cache.demote(64))
         self.cache.dispatch()
-        keys = {key.tobytes() for key in plan.keys}
+        keys = {key.tobytes() for key in there(plan.keys)}
         self.sent |= keys
         return plan
 
@@ -116,9 +114,8 @@ class Engine:
             self.settle()
             for rank in set(range(len(self.cranes))) - set(to):
                 self.cache.commit(self.cranes[rank].reconcile(self.cache.unreported(rank)))
-            assert plan.keys is not None
             if ranks is None:
-                self.written |= {key.tobytes() for key in plan.keys}
+                self.written |= {key.tobytes() for key in there(plan.keys)}
         assert self.cache.audit() is None
 
     def clear(self) -> None:

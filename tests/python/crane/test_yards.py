@@ -15,6 +15,7 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.plan import Cause, Outcome, Unreported
 from blockyard.testing import Action, ScriptedCopier, delay, deliver, fail, hang
 from cranes import SMALL, filled, held, pair, plan, same
+from yard import publish
 
 _Value = TypeVar("_Value")
 CONFIG = by.Config(layout=SMALL, device=12, host=9)
@@ -41,9 +42,7 @@ def sent(value: _Value) -> _Value:
 def below(cache: by.KVCache, first: int) -> by.Plan:
     """Publishes two blocks, and orders their copies down."""
     tokens = range(first, first + 2 * cache.block_size)
-    lease = cache.begin(tokens)
-    cache.seal(lease, len(tokens))
-    cache.finish(lease)
+    publish(cache, tokens)
     plan = cache.demote(8)
     assert plan is not None
     assert [one.flight for one in cache.dispatch()] == [plan.flight]
@@ -289,9 +288,7 @@ def test_with_one_outcome_in_twenty_lost_nothing_stands_still(seed: int) -> None
     cache = by.KVCache(replace(said, ahead=0, deadline=4))
     size = cache.block_size
     for turn in range(40):
-        lease = cache.begin(range(100 * turn, 100 * turn + 3 * size))
-        cache.seal(lease, 3 * size)
-        cache.finish(lease)
+        publish(cache, range(100 * turn, 100 * turn + 3 * size))
         cache.demote(3)
         outcomes = [one for one in hands.poll() if draw.random() >= 0.05]
         if turn % 4 == 3:

@@ -23,7 +23,7 @@ from blockyard.shared.layout import TIERS
 from blockyard.shared.timings import Copied, CopyTimes, CraneNumbers, Reading
 from busy import LAYOUT, Busy
 from loop import Loop, loading
-from yard import begin, text
+from yard import begin, publish, text
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -145,12 +145,8 @@ def test_events_are_told_as_soon_as_somebody_listens_and_a_publishers_beside() -
     assert not [name for name in told(collector) if name.startswith("blockyard_event")]
     with Publisher(cache, ANY) as publisher:
         own = EngineCollector({"0": EngineView(cache, publisher=publisher)})
-        lease = begin(cache, text(1, 17))
-        cache.seal(lease, 17)
-        cache.finish(lease)
-        hidden = begin(cache, text(2, 9), salt="s")
-        cache.seal(hidden, 9)
-        cache.finish(hidden)
+        publish(cache, text(1, 17))
+        publish(cache, text(2, 9), salt="s")
         assert publisher.flush()
         for found in (told(collector), told(own)):
             assert found["blockyard_events_total{kind=stored}"] == 4
@@ -172,9 +168,7 @@ def test_events_that_are_lost_are_told() -> None:
     cache = by.KVCache(block_size=4, device=65)
     cache.listen(ring=16)
     for name in range(4):
-        lease = begin(cache, text(name, 41))
-        cache.seal(lease, 41)
-        cache.finish(lease)
+        publish(cache, text(name, 41))
     collector = EngineCollector({"0": EngineView(cache)})
     assert told(collector)["blockyard_events_total{kind=stored}"] == 0, "nobody took them"
     cache.take_events()
@@ -221,9 +215,7 @@ def test_what_cranes_in_other_processes_have_copied_comes_with_what_they_send() 
     seconds = [0.0]
     for crane in cranes:
         crane.measure(lambda: seconds[0])
-    lease = begin(cache, text(1, 17))
-    cache.seal(lease, 17)
-    cache.finish(lease)
+    publish(cache, text(1, 17))
     assert cache.demote(3) is not None
     plans = cache.dispatch()
     for crane in cranes:
@@ -352,9 +344,7 @@ def test_hits_and_misses_are_told_by_tier_and_by_reason() -> None:
     cache = by.KVCache(block_size=4, device=33, host=8)
     collector = EngineCollector({"0": EngineView(cache)})
     for _ in range(2):
-        lease = begin(cache, text(1, 17))
-        cache.seal(lease, 17)
-        cache.finish(lease)
+        publish(cache, text(1, 17))
     found = told(collector)
     assert found["blockyard_hit_blocks_total{tier=device}"] == 4
     assert found["blockyard_miss_blocks_total{reason=unseen}"] == 4
@@ -461,9 +451,7 @@ def test_vllms_names_say_the_same_numbers() -> None:
     collector = EngineCollector({"0": EngineView(scheduler)}, names="vllm")
     assert told(collector)["vllm:kv_cache_usage_perc{}"] == 0
     for _ in range(2):
-        lease = begin(cache, text(1, 17))
-        cache.seal(lease, 17)
-        cache.finish(lease)
+        publish(cache, text(1, 17))
     held = begin(cache, text(2, 15))
     scheduler.add(by.NewRequest("one", text(3, 4), max_tokens=1))
     found = told(collector)

@@ -145,7 +145,6 @@ def test_t29_a_seat_that_the_engine_still_has_is_told_again_with_the_same_epoch(
     assert loop.state("new") is RequestState.STOPPING
     loop.output()
     loop.stops.pop()
-    loop.ack()
     loop.finish()
 
 
@@ -155,7 +154,6 @@ def test_t29_a_stop_that_is_to_be_told_again_is_not_when_its_ack_comes_first() -
     loop.scheduler.reconcile([0, 1], loop.scheduler._batch.number)
     loop.ack()
     assert loop.schedule().stops == ()
-    loop.output()
     loop.finish()
 
 
@@ -186,7 +184,7 @@ def test_t29_when_the_engine_is_dead_its_requests_fail_and_their_slots_wait_for_
     assert (loop.cache.stats()["leases"], loop.told("seats")) == (0, 0)
     assert loop.told("pinned_until_reset") == 0
     loop.bound.clear()
-    loop.finish()
+    loop.finish(failed=["new", "old"])
     assert loop.results["waits"].state is RequestState.FINISHED
 
 
@@ -232,7 +230,7 @@ def test_t29_what_a_dead_engine_still_says_is_counted_and_a_loading_request_wait
     loop.scheduler.reset()
     loop.land()
     loop.bound.clear()
-    loop.finish()
+    loop.finish(failed=["two"])
 
 
 @pytest.mark.law("T30", "4.5-36")
@@ -287,7 +285,6 @@ def test_t31_a_late_or_foreign_ack_is_counted_and_neither_queues_nor_frees(ack: 
     assert loop.told("acks_ignored") == 1
     assert (loop.state("new"), loop.state("old")) == (RequestState.STOPPING, RequestState.DECODE)
     assert loop.cache.digest() == before
-    loop.ack()
     loop.finish()
 
 
@@ -317,7 +314,6 @@ def test_t32_a_finish_after_the_ack_is_counted_and_changes_nothing() -> None:
     assert len(loop.scheduler._lifecycle._requests["one"].outputs) == 2
     assert loop.told("outputs_ignored") == 1
     loop.stops.clear()
-    loop.output()
     loop.finish()
 
 
@@ -360,8 +356,6 @@ def test_t33_new_weights_first_stop_what_runs_even_with_its_last_chunk_in_flight
     assert loop.cache.probe(text(1, 8)).device == 0
     assert {stop.request for stop in loop.schedule().stops} == {"decodes", "computes"}
     loop.finish()
-    for request in ("decodes", "computes"):
-        assert loop.results[request].tokens.tolist() == continuation(request, 8, 9)
 
 
 @pytest.mark.law("T33")

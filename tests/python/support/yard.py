@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,6 +44,12 @@ def at_last(measure: Callable[[], _T], good: Callable[[_T], bool], tries: int = 
         seen.append(measure())
 
 
+def there(value: _T | None) -> _T:
+    """A value that must not be None."""
+    assert value is not None
+    return value
+
+
 def array(tokens: Iterable[int]) -> NDArray[np.int64]:
     return np.fromiter(tokens, np.int64)
 
@@ -54,7 +60,7 @@ def begin(cache: by.KVCache, prompt: Any, **keywords: Any) -> by.Lease:
     return lease
 
 
-def publish(cache: by.KVCache, tokens: list[int], **keywords: Any) -> None:
+def publish(cache: by.KVCache, tokens: Sequence[int], **keywords: Any) -> None:
     """Computes a prompt, publishes its full blocks, and leaves them idle."""
     lease = begin(cache, tokens, **keywords)
     cache.commit(lease.plans)

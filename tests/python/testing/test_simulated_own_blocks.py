@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard import testing
+import seeds
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.loads import Load, Loads
-from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate
+from blockyard.testing import Event, Scenario, Setup, simulate
 from blockyard.testing.copies import Copies
 
 # More, as in test_simulator.py; below some 400 not all of `WANTED` comes to pass.
@@ -37,27 +37,16 @@ seen: Counter[str] = Counter()
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_promise_to_such_an_engine_is_kept_whatever_happens(part: int) -> None:
-    for seed in range(part, SEEDS, PARTS):
-        scenario = Scenario.own_blocks(seed)
-        try:
-            seen.update(simulate(scenario).seen)
-        except Broken as broken:
-            pytest.fail(f"seed {seed}: {broken}\n{minimised(scenario, tries=200)!r}")
+    seeds.play(Scenario.own_blocks, range(part, SEEDS, PARTS), seen)
 
 
 def test_the_seeds_together_have_met_everything_that_can_go_wrong() -> None:
-    if not seen:
-        pytest.skip("only together with the simulations")
-    assert [what for what in WANTED if not seen[what]] == []
+    seeds.met(seen, WANTED)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_scenario_is_played_again_from_what_it_prints(seed: int) -> None:
-    scenario = Scenario.own_blocks(seed)
-    again = eval(repr(scenario), vars(testing))  # noqa: S307
-    assert again == scenario
-    first, second = simulate(scenario), simulate(again)
-    assert (first.ticks, first.seen) == (second.ticks, second.seen)
+    seeds.plays_again(Scenario.own_blocks, seed)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +73,8 @@ def broken(
     likely: int = 0,
 ) -> str:
     """What the first seed says that notices a class with this verb; a likely one goes first."""
-    right = getattr(of, verb)
-
-    def other(self: Any, *what: Any, **named: Any) -> Any:
-        return wrong(self, right, *what, **named)
-
-    monkeypatch.setattr(of, verb, other, raising=verb in vars(of))
-    for seed in (likely, *range(200)):
-        try:
-            simulate(Scenario.own_blocks(seed))
-        except Broken as said:
-            return str(said)
-    return "nothing"
+    seeds.mistaken(monkeypatch, of, verb, wrong)
+    return seeds.noticed(Scenario.own_blocks, (likely, *range(200)))
 
 
 def test_a_fence_that_is_not_kept_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

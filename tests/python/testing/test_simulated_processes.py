@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from blockyard import testing
+import seeds
 from blockyard.crane.traffic import Traffic
 from blockyard.shared.plan import Cause, Outcome, Unreported
-from blockyard.testing import Broken, Event, Scenario, Setup, minimised, simulate
+from blockyard.testing import Event, Scenario, Setup, simulate
 from blockyard.yard.flights import Flights
 
 # As in test_simulator.py, of which these are a part: BLOCKYARD_SEEDS=4000 plays 200 of them.
@@ -31,26 +31,16 @@ seen: Counter[str] = Counter()
 
 
 def test_whatever_dies_each_request_is_answered_once_as_undisturbed() -> None:
-    for seed in range(SEEDS):
-        scenario = Scenario.processes(seed)
-        try:
-            seen.update(simulate(scenario).seen)
-        except Broken as broken:
-            pytest.fail(f"seed {seed}: {broken}\n{minimised(scenario, tries=100)!r}")
+    seeds.play(Scenario.processes, range(SEEDS), seen)
 
 
 def test_the_seeds_together_have_met_everything_that_processes_can_meet() -> None:
-    if not seen:
-        pytest.skip("only together with the simulations")
-    assert [what for what in WANTED if not seen[what]] == []
+    seeds.met(seen, WANTED)
 
 
 @pytest.mark.parametrize("made", [Scenario.processes, Scenario.losing])
 def test_a_scenario_is_played_again_from_what_it_prints(made: Callable[[int], Scenario]) -> None:
-    again = eval(repr(made(2)), vars(testing))  # noqa: S307
-    assert again == made(2)
-    first, second = simulate(made(2)), simulate(again)
-    assert (first.ticks, first.seen) == (second.ticks, second.seen)
+    seeds.plays_again(made, 2)
 
 
 def test_of_outcomes_that_are_lost_to_the_end_each_is_known_where_somebody_asks() -> None:
@@ -91,16 +81,9 @@ def test_a_scheduler_that_comes_back_hears_of_the_one_before_and_believes_nothin
 # -- what it would notice ----------------------------------------------------------------------
 
 
-def noticed(monkeypatch: pytest.MonkeyPatch, of: type, verb: str, wrong: Any, seeds: range) -> str:
-    """What the first seed says that notices a mistake."""
-    right = getattr(of, verb)
-    monkeypatch.setattr(of, verb, lambda self, *what: wrong(self, right, *what))
-    for seed in seeds:
-        try:
-            simulate(Scenario.processes(seed))
-        except Broken as said:
-            return str(said)
-    return "nothing"
+def noticed(monkeypatch: pytest.MonkeyPatch, verb: str, wrong: Any, tried: range) -> str:
+    seeds.mistaken(monkeypatch, Traffic, verb, wrong)
+    return seeds.noticed(Scenario.processes, tried)
 
 
 def test_an_outcome_of_another_yard_that_is_believed_is_noticed(
@@ -109,8 +92,8 @@ def test_an_outcome_of_another_yard_that_is_believed_is_noticed(
     def wrong(self: Flights, _right: Any, outcome: Outcome) -> Any:
         return self._in_flight.get(outcome.flight)
 
-    said = noticed(monkeypatch, Flights, "_of", wrong, range(7, 12))
-    assert "the yard has counted copies" in said
+    seeds.mistaken(monkeypatch, Flights, "_of", wrong)
+    assert "the yard has counted copies" in seeds.noticed(Scenario.processes, range(7, 12))
 
 
 def test_a_crane_that_ends_nothing_when_another_yard_comes_is_noticed(
@@ -119,19 +102,18 @@ def test_a_crane_that_ends_nothing_when_another_yard_comes_is_noticed(
     def wrong(self: Traffic, _right: Any, yard: int) -> None:
         self._yard = yard
 
-    assert noticed(monkeypatch, Traffic, "meet", wrong, range(2, 6)) != "nothing"
+    assert noticed(monkeypatch, "meet", wrong, range(2, 6)) != "nothing"
 
 
 def test_reports_that_nobody_asks_for_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(_self: Traffic, _right: Any, _asked: Unreported) -> list[Outcome]:
         return []
 
-    assert "left behind" in noticed(monkeypatch, Traffic, "reconcile", wrong, range(1, 5))
+    assert "left behind" in noticed(monkeypatch, "reconcile", wrong, range(1, 5))
 
 
 def test_a_crane_that_calls_dead_what_moves_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Traffic, _right: Any, asked: Unreported) -> list[Outcome]:
         return [Outcome(flight, self.rank, 0, Cause.DEAD, asked.yard) for flight in asked.flights]
 
-    said = noticed(monkeypatch, Traffic, "reconcile", wrong, range(56, 64))
-    assert said != "nothing"
+    assert noticed(monkeypatch, "reconcile", wrong, range(56, 64)) != "nothing"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import testing
+import seeds
 from blockyard.crane.persistent import PersistentTiers
 from blockyard.scheduling.request import RequestState
 from blockyard.shared.restored import Restored
@@ -32,27 +32,16 @@ seen: Counter[str] = Counter()
 
 
 def test_a_restart_finds_what_was_written_and_serves_nothing_else() -> None:
-    for seed in range(SEEDS):
-        scenario = Scenario.restarting(seed)
-        try:
-            seen.update(simulate(scenario).seen)
-        except Broken as broken:
-            pytest.fail(f"seed {seed}: {broken}\n{minimised(scenario, tries=200)!r}")
+    seeds.play(Scenario.restarting, range(SEEDS), seen)
 
 
 def test_the_seeds_together_have_met_everything_that_a_restart_can_meet() -> None:
-    if not seen:
-        pytest.skip("only together with the simulations")
-    assert [what for what in WANTED if not seen[what]] == []
+    seeds.met(seen, WANTED)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_scenario_is_played_again_from_what_it_prints(seed: int) -> None:
-    scenario = Scenario.restarting(seed)
-    again = eval(repr(scenario), vars(testing))  # noqa: S307
-    assert again == scenario == Scenario.restarting(seed)
-    first, second = simulate(scenario), simulate(again)
-    assert (first.ticks, first.seen) == (second.ticks, second.seen)
+    seeds.plays_again(Scenario.restarting, seed)
 
 
 @pytest.mark.law("O10")
@@ -227,10 +216,7 @@ def test_a_restart_that_goes_wrong_is_noticed(
     scenario: Scenario,
     found: str,
 ) -> None:
-    right = getattr(of, verb)
-    monkeypatch.setattr(
-        of, verb, lambda self, *what, **named: wrong(self, right, *what, **named), raising=False
-    )
+    seeds.mistaken(monkeypatch, of, verb, wrong)
     with pytest.raises(Broken, match=found):
         simulate(scenario)
 

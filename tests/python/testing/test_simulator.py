@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import blockyard as by
+import seeds
 from blockyard import testing
 from blockyard.crane.traffic import Traffic
 from blockyard.scheduling.displacement import Displacement
@@ -88,29 +89,18 @@ seen: Counter[str] = Counter()
 @pytest.mark.law("O10", "INV-41")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_promise_is_kept_whatever_happens(part: int) -> None:
-    for seed in range(part, SEEDS, PARTS):
-        scenario = Scenario.seeded(seed)
-        try:
-            seen.update(simulate(scenario).seen)
-        except Broken as broken:
-            pytest.fail(f"seed {seed}: {broken}\n{minimised(scenario, tries=200)!r}")
+    seeds.play(Scenario.seeded, range(part, SEEDS, PARTS), seen)
 
 
 def test_the_seeds_together_have_met_everything_that_can_go_wrong() -> None:
-    if not seen:
-        pytest.skip("only together with the simulations")
-    assert [what for what in WANTED if not seen[what]] == []
+    seeds.met(seen, WANTED)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_scenario_is_the_same_for_its_seed_and_is_played_again_from_what_it_prints(
     seed: int,
 ) -> None:
-    scenario = Scenario.seeded(seed)
-    again = eval(repr(scenario), vars(testing))  # noqa: S307
-    assert again == scenario == Scenario.seeded(seed)
-    first, second = simulate(scenario), simulate(again)
-    assert (first.ticks, first.seen) == (second.ticks, second.seen)
+    seeds.plays_again(Scenario.seeded, seed)
 
 
 def test_tokens_are_a_function_of_the_tokens_before() -> None:
@@ -151,22 +141,12 @@ def broken(
     verb: str,
     wrong: Callable[..., Any],
     of: type = Scheduler,
-    seeds: Iterable[int] = range(200),
+    tried: Iterable[int] = range(200),
     likely: int | None = None,
 ) -> str:
     """What the first seed says that notices a scheduler with this verb; a likely one goes first."""
-    right = getattr(of, verb)
-
-    def other(self: Any, *what: Any, **named: Any) -> Any:
-        return wrong(self, right, *what, **named)
-
-    monkeypatch.setattr(of, verb, other, raising=verb in vars(of))
-    for seed in (*([] if likely is None else [likely]), *seeds):
-        try:
-            simulate(Scenario.seeded(seed))
-        except Broken as said:
-            return str(said)
-    return "nothing"
+    seeds.mistaken(monkeypatch, of, verb, wrong)
+    return seeds.noticed(Scenario.seeded, (*([] if likely is None else [likely]), *tried))
 
 
 def said(scenario: Scenario) -> str:
@@ -280,8 +260,8 @@ def test_blocks_that_go_back_before_the_fence_are_noticed(
 ) -> None:
     setups = {seed: Scenario.seeded(seed).setup for seed in range(200)}
     # With a disk more is computed, and the engine is the first to notice.
-    seeds = [seed for seed, one in setups.items() if one.cranes == cranes and not one.disk]
-    found = broken(monkeypatch, "finish", dropped, by.KVCache, seeds)
+    tried = [seed for seed, one in setups.items() if one.cranes == cranes and not one.disk]
+    found = broken(monkeypatch, "finish", dropped, by.KVCache, tried)
     assert "INV-6: a begin is given slots" in found
 
 
@@ -438,10 +418,7 @@ def miscounts(self: Reservations, right: Any) -> Any:
 def test_a_ticket_that_comes_to_a_wrong_end_is_noticed(
     monkeypatch: pytest.MonkeyPatch, verb: str, wrong: Callable[..., Any], found: str
 ) -> None:
-    right = getattr(Reservations, verb)
-    monkeypatch.setattr(
-        Reservations, verb, lambda self, *what, **how: wrong(self, right, *what, **how)
-    )
+    seeds.mistaken(monkeypatch, Reservations, verb, wrong)
     events = PROMISED
     if wrong is eager:
         events = Event(1, "add", ("a", 0, 4, 0, 4, 0)), Event(2, "promise", ("d", 10, 2, "q"))
@@ -622,8 +599,8 @@ def test_outcomes_that_are_counted_wrongly_are_noticed(
     # is another rank, whatever waits for it.
     setups = {seed: Scenario.seeded(seed).setup for seed in range(200)}
     plain = (seed for seed, setup in setups.items() if not setup.disk and not setup.unread)
-    seeds = [seed for seed in plain if setups[seed].ranks == 1]
-    found = broken(monkeypatch, verb, wrong, Flights, seeds, likely=15)
+    tried = [seed for seed in plain if setups[seed].ranks == 1]
+    found = broken(monkeypatch, verb, wrong, Flights, tried, likely=15)
     assert "the yard has counted copies as" in found
 
 
@@ -637,8 +614,8 @@ def test_an_ack_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cranes_elsewhere_have_no_bytes_and_their_copies_land() -> None:
-    seeds = [seed for seed in range(30) if Scenario.seeded(seed).setup.cranes == "elsewhere"]
-    landed = sum((simulate(Scenario.seeded(seed)).seen for seed in seeds), Counter[str]())
+    tried = [seed for seed in range(30) if Scenario.seeded(seed).setup.cranes == "elsewhere"]
+    landed = sum((simulate(Scenario.seeded(seed)).seen for seed in tried), Counter[str]())
     assert landed["plans up"] > 0
     assert landed["stats device_in"] > 0
     assert landed["copy failed"] == landed["copy corrupt"] == 0
@@ -811,9 +788,9 @@ def test_seeds_that_have_found_something_are_played_for_ever(seed: int) -> None:
 # -- a third tier
 
 
-def disks(seeds: Iterable[int]) -> list[int]:
+def disks(tried: Iterable[int]) -> list[int]:
     """The seeds that have one."""
-    return [seed for seed in seeds if Scenario.seeded(seed).setup.disk]
+    return [seed for seed in tried if Scenario.seeded(seed).setup.disk]
 
 
 def test_a_third_of_the_seeds_have_a_disk_and_some_of_these_no_host() -> None:

@@ -28,6 +28,7 @@ from blockyard.tools.replay.play_trace import play
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.trace import Trace
+from yard import there
 
 GOOD = '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1, 2]}'
 MEASURED = ("wall_seconds", "bookkeeping")
@@ -471,9 +472,8 @@ def test_a_breach_or_a_wrong_byte_is_status_3_whether_or_not_it_was_interrupted(
         run = msgspec.structs.replace(run, complete=complete)
         if what == "audit":
             return msgspec.structs.replace(run, audit="INV-1: two and two make five")
-        assert run.verified is not None
         wrong = {"bytes": "wrong", "answers": "wrong_answers"}[what]
-        verified = msgspec.structs.replace(run.verified, **{wrong: 7})
+        verified = msgspec.structs.replace(there(run.verified), **{wrong: 7})
         return msgspec.structs.replace(run, verified=verified)
 
     monkeypatch.setattr(comparison, "play", spoiled(change))
@@ -583,8 +583,7 @@ def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            assert process.stderr is not None
-            assert "replaying" in process.stderr.readline()
+            assert "replaying" in there(process.stderr).readline()
             yield process
         finally:
             process.kill()
@@ -628,8 +627,7 @@ def test_what_a_gpu_holds_takes_no_memory_of_this_machine(monkeypatch: pytest.Mo
 
 def until_told(process: "subprocess.Popen[str]") -> None:
     """Waits until a line says how far the runs are."""
-    assert process.stderr is not None
-    for line in process.stderr:
+    for line in there(process.stderr):
         if " of 10,000 requests, " in line:
             return
     pytest.fail("it ended too soon")

@@ -22,6 +22,7 @@ from blockyard.tools.traces.render import page
 from blockyard.tools.traces.trace import Trace, read
 from needs import without
 from traces import AGENTIC, CLAUDE_CODE, CONVERSATION, made, real
+from yard import there
 
 DOCS = Path(__file__).parents[3] / "docs" / "traces.md"
 NASTY = "</script><b>bold \\u2028 \"quoted\" & 'more'"
@@ -57,13 +58,11 @@ def test_a_small_trace_is_told_in_full() -> None:
     assert found.reuse.curve.blocks[-1] == 4
     assert found.reuse.curve.hit_ratio[-1] == found.blocks.infinite_hit_ratio
     # The second request uses the first one's last full block.
-    assert found.continued is not None
-    assert found.continued.share == pytest.approx(1 / 3, abs=1e-6)
-    assert found.continued.pause.max == 1
+    assert there(found.continued).share == pytest.approx(1 / 3, abs=1e-6)
+    assert there(found.continued).pause.max == 1
     assert found.sessions is not None
     assert (found.sessions.count, found.sessions.requests, found.sessions.turns.max) == (1, 2, 2)
-    assert found.sessions.pause is not None
-    assert found.sessions.pause.p50 == 1
+    assert there(found.sessions.pause).p50 == 1
     assert found.answer[0] == "A cache without a limit would find 37.5% of the prompts' tokens."
 
 
@@ -94,16 +93,14 @@ def test_real_traces_have_the_hits_of_an_infinite_cache_that_are_known(
 def test_the_curve_is_what_a_replay_of_each_size_finds() -> None:
     trace = read(real(CONVERSATION), requests=800)
     found = describe(trace)
-    assert found.reuse is not None
-    curve = list(zip(found.reuse.curve.blocks, found.reuse.curve.hit_ratio, strict=True))
-    for size, hits in curve[8::6]:
+    curve = there(found.reuse).curve
+    for size, hits in list(zip(curve.blocks, curve.hit_ratio, strict=True))[8::6]:
         assert sequential(trace, device_blocks=size).hit_ratio == pytest.approx(hits, abs=5e-6)
 
 
 def test_without_reuse_and_without_ids_nothing_is_made_up() -> None:
     alone = describe(made([(20, [0, 1, 2]), (20, [3, 4, 5])], 8))
-    assert alone.blocks is not None
-    assert (alone.blocks.infinite_hit_ratio, alone.blocks.once) == (0, 1)
+    assert (there(alone.blocks).infinite_hit_ratio, there(alone.blocks).once) == (0, 1)
     assert alone.reuse is None
     assert alone.continued is None
     assert alone.sessions is None
@@ -188,8 +185,7 @@ def test_the_page_opens_on_a_narrow_screen_and_keeps_names_inert(tmp_path: Path)
         timeout=50,
     )
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    drawn = re.search(r'<pre id="drawn">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert drawn is not None
+    drawn = there(re.search(r'<pre id="drawn">(.*?)</pre>', done.stdout, re.DOTALL))
     assert json.loads(html.unescape(drawn[1])) == {
         "told": [["hits", 1], ["arrivals", 1], ["lengths", 2], ["reuse", 1], ["continued", 1],
                  ["turns", 1], ["pauses", 1]],

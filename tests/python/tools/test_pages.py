@@ -9,6 +9,7 @@ import pytest
 
 from blockyard.tools.pages.document import document
 from browser import Reader, Seen, look
+from yard import there
 
 BODY = """<main><section id="answer"></section><div id="charts" class="grid two"></div>
 <div id="later" hidden></div><div id="tables"></div></main>"""
@@ -71,8 +72,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
 
 def paths(one: Seen, chart: str, kind: str) -> list[list[tuple[float, float]]]:
     """The points of the curves or areas of a chart, in pixels."""
-    figure = re.search(f'<figure class="chart" id="{chart}">.*?</figure>', one.dom, re.DOTALL)
-    assert figure is not None
+    figure = there(
+        re.search(f'<figure class="chart" id="{chart}">.*?</figure>', one.dom, re.DOTALL)
+    )
     drawing = figure[0].partition('class="plot"')[2]
     found = []
     for d in re.findall(rf'<path d="([^"]*)"[^>]*class="{kind}"', drawing):
@@ -82,16 +84,14 @@ def paths(one: Seen, chart: str, kind: str) -> list[list[tuple[float, float]]]:
 
 
 def note(one: Seen, chart: str) -> str:
-    found = re.search(f'id="{chart}">.*?<small>(.*?)</small>', one.dom, re.DOTALL)
-    assert found is not None
+    found = there(re.search(f'id="{chart}">.*?<small>(.*?)</small>', one.dom, re.DOTALL))
     return found[1]
 
 
 def test_what_comes_from_outside_stays_text(seen: list[Seen]) -> None:
     for one in seen:
         assert one.title == "<i>Kit</i>"
-        answer = re.search(r'<section id="answer".*?</section>', one.dom, re.DOTALL)
-        assert answer is not None
+        answer = there(re.search(r'<section id="answer".*?</section>', one.dom, re.DOTALL))
         assert html.escape(DATA["text"], quote=False) in answer[0]
         assert "<code>--host</code>" in answer[0]
         assert "<b>bold" not in answer[0]

@@ -21,7 +21,7 @@ from blockyard.tools.replay import hardware
 from blockyard.tools.replay.clock import Link
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.real_memory import LocalMemory, ProcessMemory, scaled
-from blockyard.tools.replay.result import Run
+from blockyard.tools.replay.result import Run, Verified
 from blockyard.tools.replay.run import _config, _Replay, run
 from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.replay.timeline import Timeline, spread
@@ -31,7 +31,7 @@ from blockyard.tools.traces import workload
 from blockyard.tools.traces.trace import Trace
 from blockyard.yard.handshake import agree
 from gpus import gpu
-from yard import plan_of
+from yard import plan_of, there
 
 MEASURED = {"wall_seconds", "bookkeeping", "verified"}
 
@@ -83,6 +83,13 @@ def opened(spec: RunSpec, trace: Trace) -> _Replay:
     return _Replay(spec, trace, by.KVCache(agree(config, memory.hello())), memory)
 
 
+def right(result: Run) -> Verified:
+    """What was verified, with no wrong byte and no wrong answer."""
+    verified = there(result.verified)
+    assert (verified.wrong, verified.wrong_answers) == (0, 0)
+    return verified
+
+
 def modelled(result: Run) -> dict[str, Any]:
     return {
         name: getattr(result, name) for name in result.__struct_fields__ if name not in MEASURED
@@ -114,22 +121,18 @@ def test_every_request_ends_and_every_token_is_accounted_for(trace: Trace, plain
 
 
 def test_times_are_those_of_the_modelled_engine(trace: Trace, plain: Run) -> None:
-    assert plain.ttft_ms is not None
-    assert plain.itl_ms is not None
-    assert plain.waits is not None
     overhead = 1e3 * spec_of(trace).roofline.overhead
-    assert plain.itl_ms.quantiles[0] > overhead
-    assert plain.ttft_ms.quantiles[0] > overhead
-    assert plain.ttft_ms.mean > plain.waits.queue_ms.mean
+    assert there(plain.itl_ms).quantiles[0] > overhead
+    assert there(plain.ttft_ms).quantiles[0] > overhead
+    assert there(plain.ttft_ms).mean > there(plain.waits).queue_ms.mean
     assert plain.engine_seconds >= (trace.arrival[-1] - trace.arrival[0]) / 1e3
 
 
 def test_budgets_hold_throughout(plain: Run) -> None:
-    assert plain.series is not None
     assert plain.peak["device"] <= plain.device_blocks
     assert plain.peak["host"] <= plain.host_blocks
-    assert max(plain.series.device_pinned) <= plain.peak["pinned"] <= plain.peak["device"]
-    assert max(plain.series.host_used) == plain.peak["host"]
+    assert max(there(plain.series).device_pinned) <= plain.peak["pinned"] <= plain.peak["device"]
+    assert max(there(plain.series).host_used) == plain.peak["host"]
 
 
 @pytest.mark.parametrize("write", ["on-evict", "through", "second-touch"])
@@ -141,9 +144,7 @@ def test_the_same_replay_is_the_same_every_time_with_bytes_or_without(
     first = run(spec, trace, quiet)
     second = run(dataclasses.replace(spec, verify="memory"), trace, quiet)
     assert modelled(first) == modelled(second)
-    assert second.verified is not None
-    assert second.verified.wrong == 0
-    assert second.verified.checked > second.verified.written > 1_000
+    assert right(second).checked > right(second).written > 1_000
 
 
 def test_two_cranes_in_two_processes_move_every_byte_right() -> None:
@@ -152,8 +153,7 @@ def test_two_cranes_in_two_processes_move_every_byte_right() -> None:
     without = run(spec, trace, quiet)
     real = run(dataclasses.replace(spec, verify="memory"), trace, quiet)
     assert modelled(without) == modelled(real)
-    assert real.verified is not None
-    assert real.verified.wrong == 0
+    right(real)
     assert real.moved.blocks_up > 0
 
 
@@ -194,8 +194,7 @@ def test_what_a_refused_request_would_have_held_is_not_kept() -> None:
     replay = opened(spec, trace)
     assert replay.run(quiet).refused == 1
     replay.memory.close()
-    assert replay.verifier is not None
-    assert not replay.verifier.keys
+    assert not there(replay.verifier).keys
 
 
 def test_prompts_are_computed_in_the_order_in_which_they_came(
@@ -226,8 +225,7 @@ def test_copies_that_trail_the_last_request_take_none_of_its_time() -> None:
     replay.memory.close()
     assert trails.engine_seconds == ends.engine_seconds
     assert trails.tokens_per_second == ends.tokens_per_second
-    assert trails.series is not None
-    assert trails.series.seconds[-1] < 1
+    assert there(trails.series).seconds[-1] < 1
     # They are carried out all the same.
     assert (trails.moved.blocks_down, trails.peak["host"], trails.audit) == (100, 100, "ok")
     assert replay.cache.stats()["flights"] == 0
@@ -239,8 +237,7 @@ def test_time_is_counted_from_the_first_arrival() -> None:
     told: list[Progress] = []
     first, second = run(spec_of(trace), trace, quiet), run(spec_of(late), late, told.append)
     assert modelled(first) == modelled(second)
-    assert first.series is not None
-    assert 119 < first.series.seconds[-1] < 121
+    assert 119 < there(first.series).seconds[-1] < 121
     assert told[-1].engine_seconds < 121
 
 
@@ -249,9 +246,8 @@ def test_the_most_that_requests_hold_is_seen_before_they_let_go() -> None:
     trace = asked([(0, 1_600, 3)] * 5)
     result = run(spec_of(trace), trace, quiet)
     assert (result.peak["pinned"], result.peak["device"]) == (505, 505)
-    assert result.series is not None
-    assert max(result.series.device_pinned) == 505
-    assert max(result.series.running) == 5
+    assert max(there(result.series).device_pinned) == 505
+    assert max(there(result.series).running) == 5
 
 
 def test_what_a_jump_costs_is_counted_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,8 +291,7 @@ def test_the_bookkeeping_is_cpu_time_so_that_what_waits_does_not_count(
     result = run(spec_of(trace), trace, quiet)
     assert set(waits) >= {"begin", "dispatch", "grow", "seal", "finish", "block_tables"}
     assert result.wall_seconds > 0.2 * len(waits)
-    assert result.bookkeeping is not None
-    assert result.bookkeeping.us_per_step.max < 200_000
+    assert there(result.bookkeeping).us_per_step.max < 200_000
 
 
 def test_prompts_without_an_answer_are_computed_and_end() -> None:
@@ -310,9 +305,7 @@ def test_prompts_without_an_answer_are_computed_and_end() -> None:
 def test_prefetch_brings_prefixes_up_before_their_turn(trace: Trace) -> None:
     late = run(spec_of(trace, max_num_seqs=2), trace, quiet)
     early = run(spec_of(trace, max_num_seqs=2, prefetch=4), trace, quiet)
-    assert early.waits is not None
-    assert late.waits is not None
-    assert early.waits.loading < late.waits.loading
+    assert there(early.waits).loading < there(late.waits).loading
     assert early.requests == 150
 
 
@@ -323,9 +316,7 @@ def test_a_slow_link_is_not_used(trace: Trace, plain: Run) -> None:
     assert gated.moved.blocks_up == 0
     assert gated.skipped_slow > plain.skipped_slow
     assert forced.moved.blocks_up > 0
-    assert gated.ttft_ms is not None
-    assert forced.ttft_ms is not None
-    assert gated.ttft_ms.mean < forced.ttft_ms.mean
+    assert there(gated.ttft_ms).mean < there(forced.ttft_ms).mean
 
 
 @pytest.mark.parametrize("on", [NUMPY, simulated.elsewhere()], ids=["memory", "simulated"])
@@ -349,9 +340,7 @@ def test_a_replay_moves_real_bytes_of_a_gpu(
     result = run(spec_of(trace, verify="cuda"), trace, quiet)
     assert simulated.waits["get"] > 100
     assert modelled(result) == modelled(plain)
-    assert result.verified is not None
-    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
-    assert result.verified.checked > 1000
+    assert right(result).checked > 1000
 
 
 @pytest.mark.gpu
@@ -360,9 +349,7 @@ def test_a_replay_moves_real_bytes_of_a_real_gpu(trace: Trace, ranks: int) -> No
     gpu()
     result = run(spec_of(trace, verify="cuda", ranks=ranks), trace, quiet)
     assert modelled(result) == modelled(run(spec_of(trace, ranks=ranks), trace, quiet))
-    assert result.verified is not None
-    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
-    assert result.verified.checked > 1000
+    assert right(result).checked > 1000
 
 
 def spoiled(
@@ -393,10 +380,9 @@ def test_the_private_copy_of_a_full_hit_is_checked(
     trace = again(asked([(5_000 * request, 64, 2) for request in range(3)]))
     result = run(spec_of(trace, verify="memory"), trace, quiet)
     assert result.moved.blocks_across == 2
-    assert result.verified is not None
     # Once, when the copy has landed: the engine hears of the request only then.
-    assert result.verified.checked == 2 * 4
-    assert result.verified.wrong == (2 if spoil else 0)
+    assert there(result.verified).checked == 2 * 4
+    assert there(result.verified).wrong == (2 if spoil else 0)
 
 
 def test_half_of_the_copies_are_made_as_late_as_they_may_be() -> None:
@@ -440,8 +426,7 @@ def test_a_slot_given_away_before_its_copy_has_landed_is_noticed(
     slow = hardware.preset("llama-3-8b/h100").with_({"link_bytes_per_second": 1e9})
     spec = spec_of(trace, roofline=slow, gate=False, host_blocks=900, verify="memory")
     result = run(spec, trace, quiet)
-    assert result.verified is not None
-    assert result.verified.wrong > 10
+    assert there(result.verified).wrong > 10
 
 
 def test_a_rank_whose_process_is_gone_is_named() -> None:
@@ -553,13 +538,10 @@ def test_a_preempted_request_gives_all_its_tokens_and_finds_its_own_bytes(
     assert (result.requests, result.complete, result.audit) == (24, True, "ok")
     assert result.output_tokens == trace.output_length.sum()
     assert result.input_tokens == trace.input_length.sum()
-    assert result.verified is not None
-    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
-    gone = result.preempted
-    assert gone is not None
+    right(result)
+    gone = there(result.preempted)
     assert (gone.count > 0) == (headroom != "full-length")
-    assert result.series is not None
-    assert sum(result.series.preempted) == gone.count
+    assert sum(there(result.series).preempted) == gone.count
     assert gone.requests <= gone.count
     assert (gone.parked, gone.lost) == ((gone.count, 0) if host else (0, gone.lost))
     assert host or gone.relieved == 0
@@ -580,8 +562,7 @@ def test_the_more_is_reserved_the_less_is_preempted_and_computed_again() -> None
     gone = {}
     for headroom in HEADROOMS:
         result = run(squeezed(trace, headroom=headroom), trace, quiet)
-        assert result.preempted is not None
-        gone[headroom] = result.preempted
+        gone[headroom] = there(result.preempted)
         assert (result.headroom, result.role, result.victims) == (headroom, "mixed", "newest")
     assert gone["none"].count >= gone["watermark"].count > gone["full-length"].count == 0
     assert (
@@ -593,8 +574,7 @@ def test_what_is_promised_is_what_the_policy_promises() -> None:
     trace = decoding(20)
     kept = {}
     for headroom in HEADROOMS:
-        found = run(squeezed(trace, headroom=headroom), trace, quiet).reservations
-        assert found is not None
+        found = there(run(squeezed(trace, headroom=headroom), trace, quiet).reservations)
         assert found.tickets is None
         kept[headroom] = found
     assert kept["none"].promised_peak == 0
@@ -610,18 +590,15 @@ def test_two_that_need_the_whole_device_and_are_preempted_both_end() -> None:
     trace = asked([(0, 64, 1_536), (0, 64, 1_536), (0, 1_500, 100)])
     result = run(squeezed(trace, device_blocks=100, headroom="none", verify="memory"), trace, quiet)
     assert (result.requests, result.output_tokens) == (3, 2 * 1_536 + 100)
-    assert result.verified is not None
-    assert result.verified.wrong == 0
+    right(result)
 
 
 def test_a_gap_between_tokens_spans_the_time_that_a_request_was_away() -> None:
     trace = decoding()
     result = run(squeezed(trace, headroom="none"), trace, quiet)
     calm = run(squeezed(trace, headroom="full-length"), trace, quiet)
-    assert result.itl_ms is not None
-    assert calm.itl_ms is not None
-    assert result.preempted is not None
-    assert result.itl_ms.max >= result.preempted.away_ms.max > 10 * calm.itl_ms.max
+    away = there(result.preempted).away_ms.max
+    assert there(result.itl_ms).max >= away > 10 * there(calm.itl_ms).max
     # Every token except each first one has a gap, also after a preemption.
     replay = opened(squeezed(trace, headroom="none", verify="memory"), trace)
     replay.run(quiet)
@@ -634,16 +611,11 @@ def test_a_prefill_engine_gives_first_tokens_and_no_others(trace: Trace) -> None
     result = run(spec_of(trace, role="prefill", headroom="none", verify="memory"), trace, quiet)
     assert (result.requests, result.output_tokens, result.role) == (150, 150, "prefill")
     assert result.input_tokens == trace.input_length.sum()
-    assert result.ttft_ms is not None
-    assert result.itl_ms is not None
-    assert result.itl_ms.max == 0
-    assert result.preempted is not None
-    assert result.preempted.count == 0
-    assert result.verified is not None
-    assert result.verified.wrong == 0
+    assert there(result.itl_ms).max == 0
+    assert there(result.preempted).count == 0
+    right(result)
     mixed = run(spec_of(trace), trace, quiet)
-    assert mixed.ttft_ms is not None
-    assert result.ttft_ms.mean < mixed.ttft_ms.mean
+    assert there(result.ttft_ms).mean < there(mixed.ttft_ms).mean
 
 
 def test_a_decode_engine_computes_no_prompt_and_waits_for_room_and_for_the_link() -> None:
@@ -653,34 +625,25 @@ def test_a_decode_engine_computes_no_prompt_and_waits_for_room_and_for_the_link(
     )
     result = run(spec, trace, quiet)
     assert (result.requests, result.output_tokens) == (3, 150)
-    assert result.verified is not None
-    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
-    assert result.reservations is not None
-    tickets = result.reservations.tickets
-    assert tickets is not None
+    right(result)
+    tickets = there(there(result.reservations).tickets)
     # 200 blocks of prompt and four of answer each: two fit, and the third asks at every step.
     assert (tickets.granted, tickets.expired, tickets.blocks) == (3, 0, 600)
     assert tickets.refused > 40
-    assert result.series is not None
     # Two prompts and their growth, while both are on their way.
-    assert max(result.series.device_promised) == 408
-    assert result.waits is not None
-    assert result.ttft_ms is not None
+    assert max(there(result.series).device_promised) == 408
     link = 1e3 * spec.roofline.copy_seconds(3_200)
     step = 1e3 * spec.roofline.step_seconds(0, 0.0, 0, 1, 3_200)
-    assert result.waits.queue_ms.quantiles[0] == pytest.approx(link, rel=0.01)
-    assert result.ttft_ms.quantiles[0] == pytest.approx(link + step, rel=0.01)
-    assert result.ttft_ms.max > link + 50 * step
-    assert result.itl_ms is not None
-    assert result.itl_ms.max < 2 * step
+    assert there(result.waits).queue_ms.quantiles[0] == pytest.approx(link, rel=0.01)
+    assert there(result.ttft_ms).quantiles[0] == pytest.approx(link + step, rel=0.01)
+    assert there(result.ttft_ms).max > link + 50 * step
+    assert there(result.itl_ms).max < 2 * step
 
 
 def test_what_a_decode_engine_has_already_is_not_sent_again() -> None:
     trace = again(asked([(10_000 * at, 3_200, 20) for at in range(3)]))
     result = run(squeezed(trace, device_blocks=450, role="decode"), trace, quiet)
-    assert result.reservations is not None
-    assert result.reservations.tickets is not None
-    assert result.reservations.tickets.blocks == 200
+    assert there(there(result.reservations).tickets).blocks == 200
     assert result.hit_ratio > 0.6
 
 
@@ -689,10 +652,8 @@ def test_a_squeezed_decode_engine_ends_every_request(headroom: Any) -> None:
     trace = decoding()
     result = run(squeezed(trace, role="decode", headroom=headroom, verify="memory"), trace, quiet)
     assert (result.requests, result.output_tokens) == (24, trace.output_length.sum())
-    assert result.verified is not None
-    assert (result.verified.wrong, result.verified.wrong_answers) == (0, 0)
-    assert result.preempted is not None
-    assert (result.preempted.count > 0) == (headroom != "full-length")
+    right(result)
+    assert (there(result.preempted).count > 0) == (headroom != "full-length")
     assert result.audit == "ok"
 
 
@@ -711,8 +672,7 @@ def test_an_answer_that_is_not_the_trace_s_is_seen(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Tokens, "sampled", forgetful)
     result = run(squeezed(trace, verify="memory"), trace, quiet)
-    assert result.verified is not None
-    assert result.verified.wrong_answers == 3
+    assert there(result.verified).wrong_answers == 3
 
 
 def test_a_byte_that_spoils_while_a_request_is_away_is_seen(
@@ -729,8 +689,7 @@ def test_a_byte_that_spoils_while_a_request_is_away_is_seen(
     monkeypatch.setattr(Verifier, "starts", spoiled)
     trace = decoding()
     result = run(squeezed(trace, headroom="none", verify="memory"), trace, quiet)
-    assert result.verified is not None
-    assert result.verified.wrong > 0
+    assert there(result.verified).wrong > 0
 
 
 def test_a_run_that_is_stuck_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

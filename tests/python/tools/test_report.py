@@ -26,6 +26,7 @@ from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.workload import generate
 from blockyard.tools.units import duration, size
 from browser import Reader, Seen, look
+from yard import there
 
 Shown = Callable[[float], str]
 
@@ -137,12 +138,10 @@ def test_the_page_loads_nothing_and_keeps_what_comes_from_outside_inert() -> Non
     text = page(result()).decode()
     assert not re.search(r"<\w[^>]*\s(src|href)=|url\(|@import|https?://", text)
     assert "default-src 'none'" in text
-    embedded = re.search(r'id="result">\n(.*?)\n</script>', text, re.DOTALL)
-    assert embedded is not None
+    embedded = there(re.search(r'id="result">\n(.*?)\n</script>', text, re.DOTALL))
     assert not set("<>&\u2028\u2029") & set(embedded[1])
     assert json.loads(embedded[1]) == json.loads(result().encode())
-    title = re.search(r"<title>(.*?)</title>", text, re.DOTALL)
-    assert title is not None
+    title = there(re.search(r"<title>(.*?)</title>", text, re.DOTALL))
     assert html.unescape(title[1]) == f"Blockyard replay: {NASTY}"
     assert "<" not in title[1]
 
@@ -162,11 +161,9 @@ def test_no_page_has_an_error_or_lets_markup_in(seen: list[Seen]) -> None:
 
 def test_it_opens_with_the_answer(seen: list[Seen]) -> None:
     dom = seen[TWO].dom
-    heading = re.search(r'<h1 id="trace">(.*?)</h1>', dom, re.DOTALL)
-    assert heading is not None
+    heading = there(re.search(r'<h1 id="trace">(.*?)</h1>', dom, re.DOTALL))
     assert html.unescape(heading[1]) == NASTY
-    answer = re.search(r'<section id="answer".*?>(.*?)</section>', dom, re.DOTALL)
-    assert answer is not None
+    answer = there(re.search(r'<section id="answer".*?>(.*?)</section>', dom, re.DOTALL))
     assert dom.index("<h1") < answer.start() < dom.index('class="tile"')
     sentences = re.findall("<p>(.*?)</p>", answer[1], re.DOTALL)
     assert [html.unescape(re.sub("</?code>", "", sentence)) for sentence in sentences] == [
@@ -264,8 +261,7 @@ def test_the_comparison_is_drawn_and_written_as_the_json_has_it(seen: list[Seen]
         for name in ("device", "host"):
             expected = [100 * run["hit_ratio_by_tier"][name] for run in runs]
             assert tiers[name] == pytest.approx(expected)
-        row = re.search(r">Copied up</th>(.*?)</tr>", one.dom)
-        assert row is not None
+        row = there(re.search(r">Copied up</th>(.*?)</tr>", one.dom))
         cells = [size(run["moved"]["bytes_up"]) for run in runs]
         assert re.findall("<td>(.*?)</td>", row[1]) == cells
 

@@ -22,6 +22,7 @@ from blockyard.tools.replay.spec import Progress, RunSpec
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.traces.workload import generate
 from blockyard.tools.workers import Watch
+from yard import there
 
 MEASURED = {"wall_seconds", "bookkeeping", "verified"}
 
@@ -76,8 +77,7 @@ def test_spreads_are_those_of_all_values_and_counts_are_sums(
         assert getattr(whole, name) == sum(getattr(run, name) for run in runs), name
     hits = sum(run.hit_ratio * run.input_tokens for run in runs)
     assert whole.hit_ratio == pytest.approx(hits / whole.input_tokens)
-    assert whole.disk is not None
-    assert sum(whole.hit_ratio_by_tier.values()) + whole.disk.hit_ratio == pytest.approx(
+    assert sum(whole.hit_ratio_by_tier.values()) + there(whole.disk).hit_ratio == pytest.approx(
         whole.hit_ratio
     )
     for name in ("blocks_down", "bytes_down", "blocks_up"):
@@ -91,8 +91,7 @@ def test_spreads_are_those_of_all_values_and_counts_are_sums(
 def test_bytes_are_checked_by_every_engine() -> None:
     parts = routed(generate(5, requests=8, rate=8.0), 2, "random")
     engines = each_of(spec_of(verify="memory"), parts)
-    whole = together(engines).verified
-    assert whole is not None
+    whole = there(together(engines).verified)
     each = [engine.run.verified for engine in engines]
     assert whole.checked == sum(one.checked for one in each if one is not None) > 0
     assert (whole.wrong, whole.block_bytes) == (0, 4096)
@@ -107,17 +106,14 @@ def test_the_time_of_all_engines_starts_with_the_first_request_anywhere(
         late = (int(part.arrival[0]) - first) / 1e3
         assert engine.run.engine_seconds == pytest.approx(run.engine_seconds + late)
         assert engine.run.hit_ratio == run.hit_ratio
-        assert engine.run.load is not None
-        assert run.load is not None
-        rates = msgspec.structs.astuple(run.load)
-        assert msgspec.structs.astuple(engine.run.load) == pytest.approx(rates)
+        rates = msgspec.structs.astuple(there(run.load))
+        assert msgspec.structs.astuple(there(engine.run.load)) == pytest.approx(rates)
 
 
 def test_columns_over_time_are_added_in_the_longest_interval(
     trace: Trace, engines: list[Played]
 ) -> None:
-    whole = together(engines).series
-    assert whole is not None
+    whole = there(together(engines).series)
     found = sum(whole.device_hit + whole.host_hit + whole.missed)
     assert found == int(trace.input_length.sum())
     columns = msgspec.structs.asdict(whole)
@@ -210,5 +206,4 @@ def test_a_saved_trace_has_the_arrivals_that_were_replayed(
 
 def test_a_run_says_what_the_running_requests_hold(engines: list[Played]) -> None:
     run = together(engines)
-    assert run.pinned is not None
-    assert 0 < run.pinned < run.peak["pinned"] <= run.device_blocks
+    assert 0 < there(run.pinned) < run.peak["pinned"] <= run.device_blocks

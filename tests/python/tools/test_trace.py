@@ -53,7 +53,6 @@ def test_a_real_trace_is_read_with_the_block_found(
         assert len(trace.ids) == ids
     assert (np.diff(trace.offsets) <= -(-trace.input_length // block)).all()
     assert len(trace.sessions) == sessions
-    assert trace.last_turns().sum() == sessions
 
 
 def test_three_megabytes_are_read_in_well_under_a_second() -> None:
@@ -105,12 +104,11 @@ def test_no_more_requests_are_read_than_asked_for(tmp_path: Path) -> None:
         read(path, requests=3)
 
 
-def test_sessions_are_numbered_as_they_come_and_know_their_last_turn(tmp_path: Path) -> None:
+def test_sessions_are_numbered_as_they_come(tmp_path: Path) -> None:
     lines = [FIRST | {"session": name} for name in ("b", "a", None, "b")]
     trace = read(put(tmp_path, *lines))
     assert trace.sessions == ("b", "a")
     assert trace.session.tolist() == [0, 1, -1, 0]
-    assert trace.last_turns().tolist() == [False, True, False, True]
 
 
 def test_a_trace_cannot_be_changed() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import blockyard as by
 from blockyard.yard.copy_ahead import CopyAhead
-from yard import begin, publish, publish_below, text
+from yard import begin, publish, publish_below, text, there
 
 Write = Literal["on-evict", "through", "second-touch"]
 POLICIES: list[Write] = ["on-evict", "through", "second-touch"]
@@ -53,8 +53,7 @@ def test_a_dispatch_that_found_nothing_idle_is_not_the_last_one(
 def test_a_dispatch_of_many_blocks_gives_each_plan_once() -> None:
     cache = small(device=3001, host=3000, ahead=0)
     publish(cache, text(1, 8000))
-    plan = cache.demote(2000)
-    assert plan is not None
+    plan = there(cache.demote(2000))
     assert len(plan) == 2000
     assert cache.dispatch() == [plan]
     assert cache.dispatch() == []
@@ -199,8 +198,7 @@ def test_through_from_the_host_copies_what_came_there_at_once() -> None:
     cache = three(write={"host": "through"}, ahead={"device": 0, "host": 3})
     publish(cache, text(1, 20))
     assert ways(cache) == {}
-    plan = cache.demote(5)
-    assert plan is not None
+    plan = there(cache.demote(5))
     assert len(cache.dispatch()) == 1
     assert cache.dispatch() == [], "none has come there"
     cache.commit(plan)
@@ -241,8 +239,7 @@ def test_what_is_due_is_asked_of_each_tier() -> None:
     assert not copies.due(cache)
     cache.release(cache.promise(3, tier="host"))
     handle = cache.park(begin(cache, text(2, 12)), 12)
-    plan = cache.demote(3, of=handle)
-    assert plan is not None
+    plan = there(cache.demote(3, of=handle))
     assert copies.due(cache), "on the host"
     cache.commit(plan)
     cache.abandon(handle)

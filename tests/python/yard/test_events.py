@@ -11,6 +11,7 @@ import pytest
 
 import blockyard as by
 from kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch, Router, decode
+from yard import publish
 
 SIZE = 4
 Event = AllBlocksCleared | BlockRemoved | BlockStored
@@ -507,9 +508,7 @@ def test_a_block_that_others_wait_for_is_no_more_unknown_once_its_tokens_are(
     lease = cache.begin(before)
     cache.seal(lease, SIZE)
     cache.finish(lease)
-    lease = cache.begin(range(2 * SIZE + 1), salt=salt)
-    cache.seal(lease, 2 * SIZE + 1)
-    cache.finish(lease)
+    publish(cache, range(2 * SIZE + 1), salt=salt)
     taken(cache)
     for _ in range(3):
         cache.finish(cache.begin(range(2 * SIZE + 1), salt=salt))

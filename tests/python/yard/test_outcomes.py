@@ -131,13 +131,19 @@ def two_ranks(**keywords: Any) -> by.KVCache:
     return by.KVCache(block_size=4, device=32, host=32, ahead=0, ranks=2, **keywords)
 
 
-@pytest.mark.law("R1-11")
-def test_a_load_is_there_only_when_both_ranks_have_it() -> None:
-    cache = two_ranks()
+def loading(cache: by.KVCache) -> tuple[by.Lease, by.Plan]:
+    """A prompt of which four blocks come up from the host, by one plan."""
     publish_below(cache, text(1, 16))
     cache.dispatch()  # what the test's own commits have ended is not given again
     lease = begin(cache, [*text(1, 16), 0])
     (plan,) = cache.dispatch()
+    return lease, plan
+
+
+@pytest.mark.law("R1-11")
+def test_a_load_is_there_only_when_both_ranks_have_it() -> None:
+    cache = two_ranks()
+    lease, plan = loading(cache)
     assert plan == lease.plans[0]
     assert cache.dispatch() == []
     assert cache.commit([by.Outcome(plan.flight, 0, 4)]) == 0
@@ -190,9 +196,7 @@ def test_time_does_not_go_back() -> None:
 )
 def test_a_commit_that_is_refused_has_taken_nothing(bad: dict[str, Any]) -> None:
     cache = by.KVCache(block_size=4, device=32, host=32, ahead=0)
-    publish_below(cache, text(1, 16))
-    lease = begin(cache, [*text(1, 16), 0])
-    (plan,) = cache.dispatch()
+    lease, plan = loading(cache)
     outcome = by.Outcome(plan.flight, 0, 4)
     outcomes = [outcome, *bad.pop("outcomes", [])]
     with pytest.raises((by.Misuse, TypeError)):
@@ -204,20 +208,15 @@ def test_a_commit_that_is_refused_has_taken_nothing(bad: dict[str, Any]) -> None
 
 def test_one_outcome_needs_no_list() -> None:
     cache = by.KVCache(block_size=4, device=32, host=32, ahead=0)
-    publish_below(cache, text(1, 16))
-    lease = begin(cache, [*text(1, 16), 0])
-    (plan,) = cache.dispatch()
+    lease, plan = loading(cache)
     assert cache.commit(by.Outcome(plan.flight, 0, 4)) == 1
     assert lease.cached == 16
 
 
 def test_plans_ended_by_hand_are_not_waited_for() -> None:
     cache = two_ranks(deadline=1)
-    publish_below(cache, text(1, 16))
-    cache.dispatch()
-    lease = begin(cache, [*text(1, 16), 0])
-    plans = cache.dispatch()
-    cache.commit(plans)
+    lease, plan = loading(cache)
+    cache.commit([plan])
     cache.commit([], now=50)
     assert cache.stats()["flights_unknown"] == 0
     assert lease.cached == 16
@@ -242,9 +241,7 @@ def test_a_plan_that_ended_before_it_was_dispatched_is_not_given_out() -> None:
 def test_a_step_that_is_done_stays_done_whatever_is_told_later(landed: bool) -> None:
     """A second scheduler numbers its steps behind it. (INV-6)"""
     cache = by.KVCache(block_size=4, device=32, host=32, ahead=0)
-    publish_below(cache, text(1, 16))
-    lease = begin(cache, [*text(1, 16), 0])
-    (plan,) = cache.dispatch()
+    lease, plan = loading(cache)
     cache.commit([], done=7)
     assert cache.commit([plan] if landed else [], done=3) == int(landed)
     assert cache.done == 7
@@ -300,10 +297,7 @@ def test_an_outcome_of_nothing_that_is_awaited_is_counted_and_the_others_are_tak
     stray: dict[str, Any],
 ) -> None:
     cache = two_ranks()
-    publish_below(cache, text(1, 16))
-    cache.dispatch()
-    lease = begin(cache, [*text(1, 16), 0])
-    (plan,) = cache.dispatch()
+    lease, plan = loading(cache)
     cache.commit(by.Outcome(plan.flight, 0, 4))
     before = cache.digest()
     outcome = by.Outcome(plan.flight, 1, 4)
@@ -320,10 +314,7 @@ def test_a_count_that_no_plan_has_is_refused_with_what_to_do_and_nothing_is_take
     good: int,
 ) -> None:
     cache = two_ranks()
-    publish_below(cache, text(1, 16))
-    cache.dispatch()
-    lease = begin(cache, [*text(1, 16), 0])
-    (plan,) = cache.dispatch()
+    lease, plan = loading(cache)
     before = cache.digest()
     good_one, bad_one = by.Outcome(plan.flight, 0, 4), by.Outcome(plan.flight, 1, good)
     with pytest.raises(by.Misuse, match=f"rank 1 reports {good} good.*has 4: leave it out, and re"):

@@ -10,23 +10,20 @@ import pytest
 from numpy.typing import NDArray
 
 import blockyard as by
-from yard import at_rest, begin, publish, publish_below, text
+from yard import at_rest, begin, publish, publish_below, text, there
 
 
 def some_plan(blocks: int = 5, keyed: tuple[str, ...] = ()) -> by.Plan:
     cache = by.KVCache(block_size=4, device=blocks + 8, host=blocks + 8, keyed=keyed, yard=7)
     publish(cache, text(1, 4 * blocks))
-    plan = cache.demote(blocks)
-    assert plan is not None
-    return plan
+    return there(cache.demote(blocks))
 
 
 def test_a_plan_says_what_is_copied_from_where_to_where() -> None:
     cache = by.KVCache(block_size=4, device=16, host=16)
     lease = begin(cache, text(1, 12))
     cache.seal(lease, 12)
-    plan = cache.demote(9, of=lease)
-    assert plan is not None
+    plan = there(cache.demote(9, of=lease))
     assert (plan.source_tier, plan.destination_tier, plan.group) == ("device", "host", 0)
     assert plan.sources.tolist() == cache.block_tables(lease)[0].tolist()
     assert len(plan) == len(plan.destinations) == 3
@@ -93,8 +90,7 @@ def test_to_a_keyed_tier_it_has_keys_and_parents_and_from_there_keys() -> None:
     prompt = text(1, 12)
     one, two, three = hashed(cache, prompt)
     publish(cache, prompt)
-    down = cache.demote(3)
-    assert down is not None
+    down = there(cache.demote(3))
     assert rows(down.keys) == [three, two, one]
     assert rows(down.parents) == [two, one, bytes(32)]
     assert len(down.to_bytes()) == 32 + 72 * 3
@@ -114,8 +110,7 @@ def test_what_was_parked_without_a_key_has_its_own_until_it_resumes() -> None:
     prompt = text(1, 6)
     (root,) = hashed(cache, prompt)
     parked = cache.park(begin(cache, prompt), 6)
-    down = cache.demote(2, of=parked)
-    assert down is not None
+    down = there(cache.demote(2, of=parked))
     tail, first = rows(down.keys)
     assert (first, tail[:24], rows(down.parents)) == (root, bytes(24), [root, bytes(32)])
     assert any(tail)
@@ -159,8 +154,7 @@ def test_with_keys_it_travels_like_any_other(blocks: int) -> None:
 def test_an_outcome_is_not_taken_of_a_plan_with_other_keys() -> None:
     cache = by.KVCache(block_size=4, device=16, host=16, keyed=("host",))
     publish(cache, text(1, 12))
-    plan = cache.demote(3)
-    assert plan is not None
+    plan = there(cache.demote(3))
     data = plan.to_bytes()
     with pytest.raises(by.ForeignLease):
         cache.commit(by.Plan.from_bytes(data[:-1] + bytes([data[-1] ^ 1])))
@@ -214,8 +208,7 @@ def test_another_process_reads_the_same_plan() -> None:
 def test_an_outcome_can_be_reported_with_the_plan_that_came_back() -> None:
     cache = by.KVCache(block_size=4, device=16, host=16)
     publish(cache, text(1, 12))
-    plan = cache.demote(3)
-    assert plan is not None
+    plan = there(cache.demote(3))
     assert cache.commit(by.Plan.from_bytes(plan.to_bytes())) == 1
     assert cache.commit(plan) == 0, "a duplicate"
 

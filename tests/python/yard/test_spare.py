@@ -7,7 +7,7 @@ import pytest
 
 import blockyard as by
 from blockyard.shared.layout import Hello
-from yard import text
+from yard import publish, text
 
 SIZE = 4
 
@@ -16,9 +16,7 @@ def full(**keywords: Any) -> by.KVCache:
     """A device of 80 blocks, all of them idle."""
     cache = by.KVCache(block_size=SIZE, device=81, **keywords)
     for name in range(20):
-        lease = cache.begin(text(name, 4 * SIZE))
-        cache.seal(lease, 4 * SIZE)
-        cache.finish(lease)
+        publish(cache, text(name, 4 * SIZE))
     assert cache.room().free == 0
     return cache
 

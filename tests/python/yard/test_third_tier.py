@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from yard import at_rest, begin, free_for_all, publish_below, table, text, unchanged
+from yard import at_rest, begin, free_for_all, publish_below, table, text, there, unchanged
 
 
 def house(**keywords: Any) -> by.KVCache:
@@ -50,8 +50,7 @@ def where(handle: by.Parked) -> tuple[int, tuple[int, int]]:
 def test_demote_copies_the_next_victims_of_each_tier_to_the_next_one_below() -> None:
     cache = house()
     publish_below(cache, text(1, 24))
-    plan = cache.demote(4, tier="host")
-    assert plan is not None
+    plan = there(cache.demote(4, tier="host"))
     assert (plan.source_tier, plan.destination_tier, len(plan)) == ("host", "disk", 4)
     assert cache.blocks_in_flight() == cache.blocks_in_flight("host") == (4, 0)
     assert cache.blocks_in_flight("device") == (0, 0)
@@ -159,8 +158,7 @@ def test_kept_from_the_host_alone_its_copy_is_read_there() -> None:
     handle = parked(cache, text(1, 10))
     landed(cache, cache.demote(9, of=handle))
     cache.finish(begin(cache, text(9, free_for_all(cache) * 4)))
-    plan = cache.demote(1, of=handle, to="disk")
-    assert plan is not None
+    plan = there(cache.demote(1, of=handle, to="disk"))
     assert (plan.source_tier, plan.destination_tier, len(plan)) == ("host", "disk", 1)
     assert where(handle) == (0, (3, 0)), "it is kept there once it has landed"
     assert cache.holders()[0][-1] == (3, 0)
@@ -183,8 +181,7 @@ def test_a_park_that_the_host_cannot_hold_is_promised_the_disk() -> None:
     handle = parked(cache, text(1, 10))
     stats = cache.stats()
     assert (stats["host_promised"], stats["disk_promised"]) == (0, 3)
-    plan = cache.demote(9, of=handle)
-    assert plan is not None
+    plan = there(cache.demote(9, of=handle))
     assert plan.destination_tier == "disk"
     landed(cache, plan)
     assert where(handle) == (0, (0, 3))

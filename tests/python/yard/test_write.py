@@ -5,6 +5,7 @@ from typing import Any, Literal
 import pytest
 
 from blockyard._core import Cache, Misuse, Room, stats_schema
+from yard import there
 
 Write = Literal["on-evict", "through", "second-touch"]
 POLICIES: list[Write] = ["on-evict", "through", "second-touch"]
@@ -35,8 +36,7 @@ def put_below(cache: Cache, prompt: list[int]) -> None:
     """Leaves a prompt's blocks on the host alone."""
     with cache.begin(prompt) as lease:
         cache.seal(lease, len(prompt))
-        plan = cache.demote(len(prompt), of=lease)
-        assert plan is not None
+        plan = there(cache.demote(len(prompt), of=lease))
         cache.commit(plan)
     squeeze(cache)
 
@@ -77,8 +77,7 @@ def test_through_copies_in_the_order_of_publication_whatever_publishes() -> None
     cache.seal(second, 4)
     cache.seal(first, 8)
     slots = [cache.block_tables(lease)[0] for lease in (first, second)]
-    plan = cache.demote(16)
-    assert plan is not None
+    plan = there(cache.demote(16))
     assert list(plan.sources) == [slots[0][0], slots[1][0], slots[0][1]]
 
 
@@ -91,8 +90,7 @@ def test_a_block_that_comes_back_after_it_was_dropped_counts_as_used_twice() -> 
     squeeze(cache)
     assert cache.probe(text(1, 2)).evicted is True
     publish(cache, text(1, 2))
-    plan = cache.demote(16)
-    assert plan is not None
+    plan = there(cache.demote(16))
     assert len(plan) == 2
 
 
@@ -168,8 +166,7 @@ def test_holders_are_told_the_largest_first() -> None:
         ("parked", parked.id, 3, 3, 3, (0, 0)),
         ("lease", lease.id, 2, 1, 2, (0, 0)),
     ]
-    plan = cache.demote(2, of=parked)
-    assert plan is not None
+    plan = there(cache.demote(2, of=parked))
     assert cache.blocks_in_flight() == (2, 0)
     cache.commit(plan)
     assert cache.holders() == [

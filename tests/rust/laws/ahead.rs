@@ -114,6 +114,7 @@ fn the_order_is_told_where_a_shrink_leaves_a_block_beyond_the_size() {
             policy,
             ..config(8, 0)
         });
+        yard.ends_busy();
         let [first, second, third, last] = [1, 2, 3, 4].map(|name| yard.begin(&text(name, 1)).0);
         let parent = yard.run(&text(9, 1));
         yard.finish(first);

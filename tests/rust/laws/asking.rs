@@ -82,7 +82,6 @@ fn a_plan_is_undispatched_until_it_is_given_out_or_its_flight_has_ended() {
     );
     assert_eq!(waiting(), None, "both were given out");
     yard.land(&[second, third]);
-    yard.at_rest();
 }
 
 #[test]
@@ -115,7 +114,6 @@ fn idle_blocks_that_a_copy_holds_are_told_with_their_flights() {
     assert_eq!(held(), []);
     yard.land(&[first, busy]);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-6
@@ -136,12 +134,12 @@ fn blocks_are_in_flight_until_they_land_or_their_end_is_unknown() {
     yard.fail(one(&begun), 1);
     assert_eq!(in_flight(), (0, 0));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 #[test]
 fn a_plan_is_dispatched_once_in_the_order_in_which_it_was_made_unless_it_has_ended() {
     let yard = Yard::new(16, 8);
+    yard.ends_busy();
     yard.publish(&text(1, 3));
     let mut state = yard.cache.lock();
     let first = state.demote(Tier::DEVICE, 1).unwrap();
@@ -258,7 +256,6 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     let (lease, begun) = yard.resume(parked);
     assert_eq!((begun.hits, begun.plans.len()), ([5, 0, 0], 0));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-16

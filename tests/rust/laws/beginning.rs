@@ -2,7 +2,7 @@
 
 use crate::tickets::request;
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, Yard, and_one, cat, config, one, room, text, tokens};
+use crate::yard::{KINDS, Yard, and_one, cat, config, each_of, one, room, text, tokens};
 use blockyard_core::{
     Answer, BlockCosts, Config, Counters, Error, Filling, MAX_TIERS, Stop, WritePolicy,
 };
@@ -10,11 +10,7 @@ use blockyard_core::{
 /// Law: 2.2-1
 #[test]
 fn a_begin_never_evicts_its_own_prefix() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(4, 0)
-        });
+    for yard in each_of(KINDS, config(4, 0)) {
         let (own, other) = (text(1, 2), text(2, 2));
         yard.publish(&own);
         yard.publish(&other);
@@ -68,11 +64,7 @@ fn a_begin_evicts_exactly_the_deficit() {
 /// Law: 2.2-4
 #[test]
 fn a_peel_that_falls_short_puts_everything_back_in_order() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(8, 0)
-        });
+    for yard in each_of(KINDS, config(8, 0)) {
         let (older, newer) = (text(1, 2), text(2, 2));
         yard.publish(&older);
         yard.publish(&newer);
@@ -110,11 +102,7 @@ fn an_idle_block_that_was_not_copied_down_in_time_is_dropped_and_never_waited_fo
 /// Law: INV-20g, 2.2-3
 #[test]
 fn a_block_whose_child_must_stay_is_set_aside_and_is_next_once_the_child_leaves() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(6, 4)
-        });
+    for yard in each_of(KINDS, config(6, 4)) {
         let (aside, newer) = (text(1, 2), text(2, 2));
         yard.publish(&aside);
         yard.publish(&newer);
@@ -278,7 +266,6 @@ fn a_parked_sequence_always_waits_for_what_is_in_flight() {
     yard.land(&begun.plans);
     yard.finish(lease);
     yard.finish(loading);
-    yard.at_rest();
 }
 
 /// Law: 2.2-9
@@ -316,7 +303,6 @@ fn a_begin_is_all_or_nothing_with_its_growth() {
     let (other, _) = yard.begin_reserving(&text(2, 2), 0).unwrap();
     yard.finish(other);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// A block of its own takes 100 to compute, one more 110, and so on.
@@ -356,7 +342,6 @@ fn a_load_is_taken_where_it_beats_computing_and_left_where_it_takes_as_long() {
         assert_eq!(yard.stats().counters.slow, u64::from(3 - loaded));
         yard.land(&begun.plans);
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 

@@ -1,8 +1,8 @@
 //! A clear never waits. (INV-24)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, Yard, and_one, config, one, sealing, text};
-use blockyard_core::{Config, Error};
+use crate::yard::{KINDS, Yard, and_one, config, each_of, one, sealing, text};
+use blockyard_core::Error;
 
 /// Law: INV-24
 #[test]
@@ -27,11 +27,7 @@ fn nothing_published_before_a_clear_is_found_after_it() {
 /// Law: INV-24
 #[test]
 fn all_that_was_idle_is_evicted_before_anything_new_deepest_first() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(12, 0)
-        });
+    for yard in each_of(KINDS, config(12, 0)) {
         let retained = yard.run(&text(1, 3));
         yard.finish_as(retained, blockyard_core::Retention::Retain);
         yard.publish(&text(2, 2));
@@ -84,7 +80,6 @@ fn a_running_lease_is_detached_its_blocks_stay_its_own_and_are_never_published()
     };
     yard.finish(lease);
     assert_eq!(yard.on_device(&prompt), 0);
-    yard.at_rest();
 }
 
 /// Law: INV-24
@@ -121,7 +116,6 @@ fn a_detached_leases_load_lands_as_its_private_blocks() {
     assert_eq!(yard.on_device(&prompt), 2);
     assert_eq!((yard.device().idle, yard.device().free), (2, 6), "private");
     assert!(!yard.cache.lock().draining());
-    yard.at_rest();
 }
 
 /// Law: INV-24
@@ -134,7 +128,6 @@ fn copies_down_in_flight_land_into_free_slots() {
     yard.sound();
     yard.land(&[plan]);
     assert_eq!((yard.host().free, yard.host().idle), (8, 0));
-    yard.at_rest();
 }
 
 /// Law: INV-24
@@ -154,7 +147,6 @@ fn copies_with_an_unknown_end_land_into_quarantine() {
     yard.fail(&down, 2);
     yard.fail(one(&begun), 2);
     assert_eq!(yard.host().quarantined + yard.device().quarantined, 0);
-    yard.at_rest();
 }
 
 /// Law: INV-5

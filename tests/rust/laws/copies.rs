@@ -2,18 +2,15 @@
 //! that is kept, or that was made for a next victim. (POLICIES, section 4)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, Yard, and_one, cat, config, text, three};
-use blockyard_core::{Config, EvictionPolicy, HostCopies, Tier, WritePolicy};
+use crate::yard::{KINDS, Yard, and_one, cat, config, each_of, text, three};
+use blockyard_core::{Config, HostCopies, Tier, WritePolicy};
 
 fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
-    let yard = move |policy: EvictionPolicy| {
-        Yard::of(Config {
-            policy,
-            host_copies: Some(HostCopies::First),
-            ..config(device, host)
-        })
+    let sizes = Config {
+        host_copies: Some(HostCopies::First),
+        ..config(device, host)
     };
-    KINDS.into_iter().map(yard)
+    each_of(KINDS, sizes)
 }
 
 /// Uses a text that the device has.
@@ -35,6 +32,7 @@ fn squeeze_host(yard: &Yard, name: u32) {
 #[test]
 fn a_copy_of_what_the_device_has_used_again_goes_before_all_else() {
     for yard in yards(8, 4) {
+        yard.ends_busy();
         yard.publish_below(&text(1, 2));
         let both = text(2, 2);
         yard.publish(&both);
@@ -131,6 +129,7 @@ fn what_is_new_takes_the_place_of_a_copy_that_goes_first_and_of_no_next_victim()
 #[test]
 fn of_a_path_only_what_has_nothing_else_below_it_goes_first() {
     for yard in yards(8, 4) {
+        yard.ends_busy();
         let trunk = text(1, 1);
         yard.publish_below(&text(3, 2));
         // The device drops the end and keeps the start, which is used again.
@@ -173,7 +172,6 @@ fn a_kept_copy_does_not_go_whoever_uses_its_block() {
         squeeze_host(&yard, 3);
         assert_eq!(yard.host().pinned, 2);
         yard.abandon(parked);
-        yard.at_rest();
     }
 }
 
@@ -255,12 +253,14 @@ fn with_a_full_host_an_eviction_costs_one_copy_down() {
 /// Law: INV-20j
 #[test]
 fn one_that_goes_first_needs_no_copy_below() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
+    for yard in each_of(
+        KINDS,
+        Config {
             host_copies: Some(HostCopies::First),
             ..three(8, 4, 8)
-        });
+        },
+    ) {
+        yard.ends_busy();
         let prompt = text(1, 2);
         yard.publish(&prompt);
         yard.copy_down(2);

@@ -141,7 +141,6 @@ fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
     assert_eq!(begun.hits, [2, 0, 0], "computed again from what is left");
     yard.land(&begun.plans);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-down-failed
@@ -255,7 +254,6 @@ fn lands_in_few_steps(yard: &Yard, leases: Vec<Lease>, plan: &Plan) {
     for lease in leases {
         yard.finish(lease);
     }
-    yard.at_rest();
 }
 
 #[test]

@@ -142,7 +142,6 @@ fn of_a_batch_of_a_hundred_with_one_duplicate_99_are_freed_and_one_is_rejected()
     let stats = yard.stats();
     assert_eq!((stats.counters.finished, stats.counters.rejected), (99, 1));
     assert_eq!((yard.device().idle, yard.device().free), (198, 2));
-    yard.at_rest();
 }
 
 /// Eviction takes what is missing, and no more. (R2-7)

@@ -1,7 +1,7 @@
 //! Flush: what a clean stop copies to a tier that outlives the yard.
 
-use crate::yard::{KINDS, Yard, cat, config, text, three};
-use blockyard_core::{Config, Error, Key, Plan, Tier};
+use crate::yard::{KINDS, Yard, cat, config, each_of, text, three};
+use blockyard_core::{Error, Key, Plan, Tier};
 
 const DEVICE: Tier = Tier::DEVICE;
 const HOST: Tier = Tier::HOST;
@@ -42,11 +42,7 @@ fn flush(yard: &Yard, to: Tier) -> Vec<Tier> {
 /// Law: INV-39, INV-40
 #[test]
 fn the_last_to_be_evicted_is_first_and_each_block_is_behind_its_beginning() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..three(16, 8, 16)
-        });
+    for yard in each_of(KINDS, three(16, 8, 16)) {
         let (older, newer) = (text(1, 3), text(2, 3));
         yard.publish(&older);
         yard.publish(&newer);
@@ -58,7 +54,6 @@ fn the_last_to_be_evicted_is_first_and_each_block_is_behind_its_beginning() {
             Ok(3)
         );
         assert_eq!(yard.host().idle, 0, "the host is passed by");
-        yard.at_rest();
     }
 }
 
@@ -75,7 +70,6 @@ fn a_path_over_several_tiers_goes_down_whole_from_the_nearest() {
     yard.squeeze(yard.device().idle as u32);
     yard.squeeze_host(yard.host().idle as u32);
     assert_eq!(yard.hits(&path), [0, 0, 4]);
-    yard.at_rest();
 }
 
 /// Law: INV-39
@@ -132,7 +126,6 @@ fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
         (yard.hits(&newer), yard.hits(&older)),
         ([0, 0, 4], [0, 0, 1])
     );
-    yard.at_rest();
 }
 
 #[test]
@@ -148,7 +141,6 @@ fn what_fails_is_listed_again_and_what_is_in_the_air_is_not_planned_twice() {
     assert_eq!(unwritten(&yard, DISK), all[1..]);
     flush(&yard, DISK);
     assert_eq!(unwritten(&yard, DISK), []);
-    yard.at_rest();
 }
 
 #[test]
@@ -164,7 +156,6 @@ fn what_is_held_goes_down_and_what_was_cleared_does_not() {
     yard.finish(held);
     yard.squeeze(yard.device().idle as u32);
     assert_eq!(yard.hits(&own), [0, 3, 0]);
-    yard.at_rest();
 }
 
 #[test]
@@ -203,11 +194,7 @@ fn there_must_be_such_a_tier() {
 /// Law: INV-39
 #[test]
 fn what_was_copied_ahead_goes_for_what_is_newer_and_never_the_other_way() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..three(16, 0, 4)
-        });
+    for yard in each_of(KINDS, three(16, 0, 4)) {
         let (older, newer) = (text(1, 4), text(2, 3));
         yard.publish(&older);
         flush(&yard, DISK);
@@ -221,7 +208,6 @@ fn what_was_copied_ahead_goes_for_what_is_newer_and_never_the_other_way() {
             (yard.hits(&newer), yard.hits(&older)),
             ([0, 0, 3], [0, 0, 1])
         );
-        yard.at_rest();
     }
 }
 
@@ -259,5 +245,4 @@ fn promises_that_end_hold_nothing_back() {
     }
     yard.finish(running);
     yard.abandon(parked);
-    yard.at_rest();
 }

@@ -114,7 +114,6 @@ fn what_is_idle_goes_from_all_tiers_with_all_that_stands_on_it_and_nothing_else(
             assert_eq!(after.blocks, before.blocks - 5);
             assert_eq!(after.counters.forgotten, 5);
             assert_eq!(after.counters.evicted, before.counters.evicted);
-            yard.at_rest();
         }
     }
 }
@@ -144,7 +143,6 @@ fn what_is_in_use_is_found_by_nobody_and_goes_with_its_last_user() {
     yard.finish(two);
     assert_eq!((yard.device().free, yard.device().idle), (13, 3));
     assert_eq!(yard.stats().blocks, 3);
-    yard.at_rest();
 }
 
 /// Law: INV-42
@@ -169,7 +167,6 @@ fn what_is_under_way_lands_nowhere() {
         assert_eq!(yard.host().free, 8);
         yard.finish(lease);
         assert_eq!((yard.device().free, yard.stats().blocks), (16, 0));
-        yard.at_rest();
     }
 }
 
@@ -204,7 +201,6 @@ fn what_is_kept_is_named_and_goes_only_by_force() {
         let (lease, begun) = yard.resume(parked);
         assert_eq!((begun.cached, lease.tokens()), (0, 3 * SIZE));
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
@@ -212,6 +208,7 @@ fn what_is_kept_is_named_and_goes_only_by_force() {
 #[test]
 fn a_salt_goes_with_its_sequences_wherever_they_are() {
     let yard = yard();
+    yard.ends_busy();
     let prompt = text(1, 2);
     for salt in ["one", "two"] {
         publish_salted(&yard, salt, &prompt);
@@ -239,6 +236,7 @@ fn a_restart_brings_roots_back_by_which_a_salt_is_found() {
     publish_salted(&before, "one", &prompt);
     before.publish(&prompt);
     let plan = before.demote(4).expect("to the disk");
+    before.ends_busy();
     let firsts: Vec<&Key> = plan
         .parents
         .iter()
@@ -251,6 +249,7 @@ fn a_restart_brings_roots_back_by_which_a_salt_is_found() {
         plan.parents
     );
     let after = yard();
+    after.ends_busy();
     let mut state = after.cache.lock();
     let restored = state.restore(DISK, &plan.destinations, &plan.keys, &plan.parents);
     drop(state);
@@ -275,6 +274,7 @@ fn voids(plan: &Plan) -> (Vec<Key>, Vec<Key>) {
 #[test]
 fn a_keyed_tier_is_given_what_was_named_and_what_stands_there_on_nothing() {
     let yard = yard();
+    yard.ends_busy();
     let prompt = text(1, 3);
     // The second lies on the host alone, so that what is behind it stands on nothing on the disk.
     let all = keys(&yard, &prompt);
@@ -336,7 +336,6 @@ fn records_that_were_not_voided_are_to_be_voided_again() {
     assert_eq!(state.commit(&[last[0].whole()], None), Ok(1));
     assert_eq!((state.stats().voiding, state.dispatch()), (0, vec![]));
     drop(state);
-    yard.at_rest();
 }
 
 /// Law: INV-42, O1

@@ -67,6 +67,7 @@ fn headroom_is_what_can_be_had_and_takes_the_place_of_what_was_kept_before() {
 #[test]
 fn with_nothing_running_there_is_no_headroom_at_once() {
     let yard = Yard::new(8, 8);
+    yard.ends_busy();
     assert_eq!(yard.headroom(4), 0, "nothing runs yet");
     let (one, two) = (yard.run(&text(1, 2)), yard.run(&text(2, 2)));
     assert_eq!(yard.headroom(4), 4);

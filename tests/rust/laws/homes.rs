@@ -74,7 +74,6 @@ fn a_sequence_is_parked_to_the_nearest_lower_tier_with_room() {
         yard.land(&[yard.demote_parked(&handle, 9).unwrap()]);
         yard.abandon(handle);
     }
-    yard.at_rest();
 }
 
 #[test]
@@ -118,7 +117,6 @@ fn a_block_that_lies_below_already_is_kept_on_its_lowest_tier() {
     assert_eq!(yard.host().idle, 1, "the other copy is like any");
     assert_eq!(yard.demote_parked(&handle, 3), None);
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 /// Law: INV-14
@@ -132,7 +130,6 @@ fn a_ticket_of_any_lower_tier_gives_its_room_to_a_park() {
     let handle = park_in(&yard, &ticket, &lease, 12).unwrap();
     assert_eq!(promised(&yard), [0, 3]);
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 // Moving down.
@@ -155,7 +152,6 @@ fn a_parked_sequence_moves_down_and_keeps_its_old_copies_until_the_new_ones_have
     assert_eq!(yard.move_parked(&handle, 2, DISK), None);
     yard.resize(HOST, 0);
     resumed(&yard, handle, &[(DISK, 3)]);
-    yard.at_rest();
 }
 
 /// Law: INV-34
@@ -178,7 +174,6 @@ fn what_is_owed_a_slot_goes_from_the_device_straight_to_a_lower_tier() {
         "a copy like any"
     );
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 /// Law: INV-34
@@ -201,7 +196,6 @@ fn a_move_down_that_fails_leaves_the_keep_where_it_was() {
         ([2, 1], false)
     );
     resumed(&yard, handle, &[(HOST, 3)]);
-    yard.at_rest();
 }
 
 /// Law: INV-34
@@ -217,7 +211,6 @@ fn a_move_down_whose_end_is_unknown_leaves_the_keep_where_it_was() {
     yard.fail(&plan, 3);
     assert_eq!((kept(&yard, &handle), yard.disk().pinned), ([0, 3], 3));
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 /// Law: INV-34
@@ -233,7 +226,6 @@ fn a_move_down_that_finds_its_source_corrupt_breaks_the_keep() {
     assert_eq!((yard.stats().counters.corrupt, yard.disk().idle), (1, 1));
     yard.abandon(handle);
     yard.abandon(other);
-    yard.at_rest();
 }
 
 /// Law: INV-34
@@ -248,7 +240,6 @@ fn a_sequence_that_resumes_as_it_moves_loses_nothing() {
     yard.land(&begun.plans);
     assert_eq!((pinned(&yard), yard.view(&lease).cached), ([0, 0], 8));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// A copy on the third tier of the first so many blocks, which is in flight as the text is parked.
@@ -277,7 +268,6 @@ fn a_copy_made_for_another_reason_moves_no_keep_until_it_is_asked_to() {
     assert_eq!((promised(&yard), pinned(&yard)), ([0, 0], [0, 2]));
     assert_eq!(yard.device().pinned, 0);
     resumed(&yard, handle, &[]);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -292,7 +282,6 @@ fn a_keep_moves_at_once_only_where_no_promise_loses_its_backing() {
     assert_eq!((promised(&yard), pinned(&yard)), ([1, 3], [0, 1]));
     yard.cache.release(ticket).unwrap();
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 /// Law: INV-34
@@ -309,7 +298,6 @@ fn a_pinned_block_holds_the_idle_ones_above_it_on_its_tier() {
     yard.land(&[yard.demote_parked(&handle, 2).unwrap()]);
     yard.abandon(handle);
     assert_eq!(yard.disk().takeable, 2);
-    yard.at_rest();
 }
 
 /// Law: INV-23
@@ -331,7 +319,6 @@ fn what_a_tier_owes_is_there_though_a_copy_rests_above_that_is_kept_elsewhere() 
     yard.land(&[yard.demote_parked(&handle, 2).unwrap()]);
     assert_eq!((promised(&yard), kept(&yard, &handle)), ([0, 0], [1, 1]));
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 /// Law: INV-34
@@ -354,7 +341,6 @@ fn a_block_that_several_keep_has_one_home() {
     assert_eq!(pinned(&yard), [0, 3], "the other keeps the stem");
     yard.resize(HOST, 0);
     resumed(&yard, two, &[(DISK, 3)]);
-    yard.at_rest();
 }
 
 /// Law: INV-14
@@ -370,7 +356,6 @@ fn a_move_down_takes_no_backing_from_a_promise() {
     assert_eq!((kept(&yard, &handle), promised(&yard)), ([2, 1], [0, 3]));
     yard.cache.release(ticket).unwrap();
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 // Coming back.
@@ -393,7 +378,6 @@ fn a_parked_sequence_comes_back_from_wherever_it_lies() {
     }
     assert_eq!((yard.view(&lease).cached, pinned(&yard)), (40, [0, 0]));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-23
@@ -422,7 +406,6 @@ fn a_resume_whose_later_run_comes_short_may_be_parked_again() {
         }
     }
     resumed(&yard, handle, &[(HOST, 1), (DISK, 1), (HOST, 1)]);
-    yard.at_rest();
 }
 
 /// Law: INV-23
@@ -448,7 +431,6 @@ fn a_corrupt_copy_elsewhere_costs_no_keep() {
     let again = yard.park_again(lease);
     assert!(yard.broken(&again), "this was the last copy of it");
     yard.abandon(again);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -460,7 +442,6 @@ fn a_resume_reads_a_nearer_copy_only_where_no_promise_needs_it() {
     let ticket = yard.cache.promise(2, HOST).unwrap();
     resumed(&yard, handle, &[(DISK, 2)]);
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }
 
 // Room, and its loss.
@@ -495,6 +476,7 @@ fn a_smaller_third_tier_breaks_the_youngest_of_what_is_kept_there_alone() {
             recompute,
             ..three(16, 2, 8)
         });
+        yard.ends_busy();
         let old = yard.park_on(&text(1, 2), &[DISK, DISK]);
         let young = yard.park_on(&text(2, 2), &[DISK, DISK]);
         let elsewhere = on_host(&yard, &text(3, 2));
@@ -531,7 +513,6 @@ fn quarantine_on_a_tier_breaks_the_youngest_that_is_owed_a_slot_there() {
     for handle in [old, young, elsewhere] {
         yard.abandon(handle);
     }
-    yard.at_rest();
 }
 
 /// Law: INV-23
@@ -552,7 +533,6 @@ fn a_failed_copy_home_is_tried_again_so_many_times_on_any_tier() {
         );
     }
     yard.abandon(handle);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -584,5 +564,4 @@ fn a_resize_counts_no_slot_as_room_that_a_copy_of_a_tail_kept_elsewhere_reads() 
     drop(ticket);
     yard.finish(lease);
     yard.abandon(other);
-    yard.at_rest();
 }

@@ -98,7 +98,6 @@ fn a_panic_in_a_callers_array_leaves_the_yard_whole() {
     // A thread that holds the lock may keep using it; the cache's own verbs do not.
     let ended = yard.cache.lock().finish(&ids, Retention::Ordinary, None);
     assert_eq!(ended, Ok(()));
-    yard.at_rest();
 }
 
 /// What a verb was changing when it panicked is not used again; no other yard is touched. (R2-8)
@@ -106,6 +105,7 @@ fn a_panic_in_a_callers_array_leaves_the_yard_whole() {
 #[test]
 fn a_panic_in_a_verb_breaks_that_yard_alone() {
     let (yard, other) = (Yard::new(16, 8), Yard::new(16, 8));
+    yard.ends_busy();
     let (first, second) = (yard.run(&text(1, 2)), yard.run(&text(2, 2)));
     let parked = yard.park(yard.run(&text(3, 2)), 2 * SIZE);
     let (ticket, kept) = (yard.cache.promise(2, Tier::DEVICE), other.run(&text(1, 2)));

@@ -50,7 +50,6 @@ fn what_the_disk_has_is_found_and_nothing_else() {
         yard.seal(&lease, 13);
         yard.finish(lease);
         assert_eq!(yard.on_device(&text(1, 3)), 3);
-        yard.at_rest();
     }
 }
 
@@ -63,7 +62,6 @@ fn the_host_goes_with_the_device() {
     lose(&yard);
     assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0]);
     assert_eq!((yard.host().free, yard.stats().blocks), (8, 0));
-    yard.at_rest();
 }
 
 /// Law: INV-24
@@ -86,7 +84,6 @@ fn a_running_lease_is_detached_and_what_it_shares_stays_its_own() {
     yard.finish(one);
     yard.finish(two);
     yard.finish(three);
-    yard.at_rest();
 }
 
 /// Law: INV-24
@@ -103,7 +100,6 @@ fn no_copy_from_what_is_lost_is_published_however_it_ends() {
         yard.fail(&plan, good);
         assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0]);
         assert_eq!((yard.device().free, yard.disk().free), (12, 16));
-        yard.at_rest();
     }
 }
 
@@ -122,7 +118,6 @@ fn what_was_planned_from_there_and_not_dispatched_never_is() {
     assert_eq!(yard.disk().free, 14);
     yard.land(&begun.plans);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-24
@@ -136,7 +131,6 @@ fn what_comes_up_lands_for_its_lease_alone() {
     assert_eq!(yard.hits(&text(1, 2)), [0, 0, 2]);
     assert!(yard.view(&lease).detached);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-24
@@ -156,7 +150,6 @@ fn what_is_parked_on_the_disk_alone_stays_parked() {
     assert_eq!(begun.hits, [0, 0, 1], "what the disk has of it");
     yard.land(&begun.plans);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-24

@@ -1,31 +1,14 @@
 //! Every tier's order has a child before its parent, and the device comes first. (INV-20, 33)
 
-use crate::yard::{KINDS, Yard, and_one, cat, config, in_flight, one, text};
-use blockyard_core::{Config, EvictionPolicy, Filling, HostCopies, Retention, Stop};
+use crate::yard::{KINDS, Yard, and_one, by_age_of, cat, config, each_of, in_flight, one, text};
+use blockyard_core::{Filling, Retention, Stop};
 
 fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
-    yards_of(KINDS, None, device, host)
+    each_of(KINDS, config(device, host))
 }
 
-/// Where the oldest goes first, and copies on the host last.
 fn by_age(device: u32, host: u32) -> impl Iterator<Item = Yard> {
-    yards_of(KINDS, Some(HostCopies::Last), device, host)
-}
-
-fn yards_of<const N: usize>(
-    kinds: [EvictionPolicy; N],
-    host_copies: Option<HostCopies>,
-    device: u32,
-    host: u32,
-) -> impl Iterator<Item = Yard> {
-    let yard = move |policy: EvictionPolicy| {
-        Yard::of(Config {
-            policy,
-            host_copies,
-            ..config(device, host)
-        })
-    };
-    kinds.into_iter().map(yard)
+    by_age_of(config(device, host))
 }
 
 /// Makes the host evict one block, by a copy down of one that no sequence holds.
@@ -77,7 +60,6 @@ fn a_keep_pins_all_that_stands_above_the_block_it_protects() {
             assert_eq!(yard.hits(&prompt), [left, 4 - left, 0]);
         }
         yard.abandon(parked);
-        yard.at_rest();
     }
 }
 
@@ -137,7 +119,6 @@ fn what_lands_before_a_parent_that_was_passed_over_is_the_next_to_go() {
         for lease in [left, right, other, next, last] {
             yard.finish(lease);
         }
-        yard.at_rest();
     }
 }
 
@@ -209,7 +190,6 @@ fn a_keep_ends_in_steps_that_grow_with_its_length_alone() {
         yard.abandon(parked);
         let steps = yard.cache.lock().climbed() - before;
         assert!(steps <= 120, "{steps} steps for 40 blocks");
-        yard.at_rest();
     }
 }
 
@@ -319,7 +299,6 @@ fn a_load_pins_its_path_until_it_lands_even_when_its_requester_is_gone() {
         yard.land(&begun.plans);
         assert_eq!((yard.device().pinned, yard.device().idle), (0, 4));
         assert_eq!(yard.on_device(&prompt), 4);
-        yard.at_rest();
     }
 }
 
@@ -386,7 +365,6 @@ fn a_seal_stops_at_a_block_that_is_still_filling_and_goes_on_next_step() {
         assert_eq!(yard.on_device(&longer), 4);
         yard.finish(loading);
         yard.finish(other);
-        yard.at_rest();
     }
 }
 
@@ -481,7 +459,6 @@ fn the_last_block_of_a_full_hit_is_linked_again_too() {
         assert_eq!(probe.hits, [1, 1, 0], "others find it while it is read");
         yard.land(&begun.plans);
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
@@ -502,7 +479,6 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
         yard.land(&[plan]);
         yard.squeeze(idle);
         assert_eq!(yard.hits(&prompt), [0, 3, 0], "each behind its child");
-        yard.at_rest();
     }
 }
 

@@ -62,7 +62,6 @@ fn parking_needs_its_host_slots_promised_a_shared_block_once() {
         yard.land(&[yard.demote_parked(&parked, 8).unwrap()]);
         yard.abandon(parked);
     }
-    yard.at_rest();
 }
 
 /// Law: INV-23
@@ -75,7 +74,6 @@ fn parking_pins_idle_host_copies_instead_of_asking_for_more() {
     assert_eq!((yard.host().pinned, yard.host().promised), (2, 0));
     assert_eq!((yard.device().pinned, yard.device().idle), (0, 2));
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: INV-23
@@ -109,7 +107,6 @@ fn quarantine_that_takes_the_backing_away_breaks_keeps_whole_youngest_first() {
     yard.finish(lease);
     yard.fail(&plan, 0);
     yard.abandon(old);
-    yard.at_rest();
 }
 
 /// Law: INV-23, 2.7-1
@@ -125,7 +122,6 @@ fn a_resize_breaks_keeps_youngest_first_where_the_engine_can_recompute() {
     for handle in handles {
         yard.abandon(handle);
     }
-    yard.at_rest();
 }
 
 /// Law: INV-23, 2.7-1
@@ -169,7 +165,6 @@ fn quarantine_breaks_even_the_last_keep_before_a_ticket_loses_its_backing() {
     yard.fail(&plan, 0);
     yard.abandon(handle);
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -184,7 +179,6 @@ fn a_copy_ahead_that_never_ends_takes_nothing_of_a_ticket() {
     assert_eq!((host.quarantined, host.free, host.promised), (2, 2, 2));
     yard.fail(&plan, 0);
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }
 
 /// Law: INV-23
@@ -210,7 +204,6 @@ fn a_failed_copy_whose_slot_retires_breaks_its_keep_before_a_ticket_loses_its_ba
     yard.finish(lease);
     yard.abandon(handle);
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -229,7 +222,6 @@ fn a_corrupt_copy_costs_its_keep_and_no_ticket() {
     assert!(yard.broken(&again));
     yard.abandon(again);
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }
 
 /// Law: INV-23, 2.7-1
@@ -256,7 +248,6 @@ fn a_resize_breaks_keeps_for_a_ticket_and_is_refused_where_only_tickets_are_in_t
         assert_eq!(yard.host().promised, if recompute { 3 } else { 5 });
         yard.abandon(handle);
         yard.cache.release(ticket).unwrap();
-        yard.at_rest();
     }
 }
 
@@ -301,7 +292,6 @@ fn a_partial_block_is_kept_and_found_only_through_its_parked_handle() {
     yard.land(&begun.plans);
     yard.finish(other);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-tail-air
@@ -330,7 +320,6 @@ fn resuming_takes_the_tails_slot_back_and_abandons_its_copy_in_flight() {
         (0, 2, 0)
     );
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-tail-air
@@ -366,7 +355,6 @@ fn after_a_resume_the_tails_copies_below_are_free_and_the_published_ones_idle() 
     yard.seal(&lease, 10);
     yard.finish(lease);
     assert_eq!(yard.hits(&text(1, 2)), [2, 0, 0]);
-    yard.at_rest();
 }
 
 /// Law: 2.3-tail
@@ -377,7 +365,6 @@ fn abandoning_a_parked_sequence_frees_its_tail_and_leaves_its_blocks_idle() {
     yard.land(&[yard.demote_parked(&handle, 1).unwrap()]);
     yard.abandon(handle);
     assert_eq!((yard.device().idle, yard.host().free), (2, 8));
-    yard.at_rest();
 }
 
 /// Law: 2.3-tail
@@ -396,7 +383,6 @@ fn computed_blocks_behind_a_seal_that_had_to_stop_become_anonymous_like_the_tail
     let (lease, begun) = yard.resume(handle);
     assert_eq!((begun.cached, begun.plans.len()), (8, 0));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-resumed

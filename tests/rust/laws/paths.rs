@@ -203,6 +203,7 @@ fn a_path_that_was_used_once_takes_no_more_than_its_share_of_a_full_tier_below()
     const LONG: u64 = 264;
     for (host, share) in [(4_223, 32), (4_224, 33)] {
         let yard = Yard::new(300, host);
+        yard.ends_busy();
         for name in 0..u64::from(host).div_ceil(LONG) {
             let rest = u64::from(host) - name * LONG;
             yard.publish_below(&text(name as u32 + 1, rest.min(LONG)));
@@ -220,6 +221,7 @@ fn what_is_being_loaded_is_not_copied_further_down_unless_the_load_fails() {
     each(&three(8, 4, 8), |make, name| {
         for good in [false, true] {
             let (yard, prompt) = (make(), text(1, 2));
+            yard.ends_busy();
             yard.publish_below(&prompt);
             let used_again = yard.begin(&and_one(&prompt)).1;
             assert_eq!(yard.demote_from(Tier::HOST, 4), None, "{name}");
@@ -238,6 +240,7 @@ fn what_is_being_loaded_is_not_copied_further_down_unless_the_load_fails() {
 #[test]
 fn a_resume_is_followed_as_a_begin_is() {
     let yard = Yard::new(20, 20);
+    yard.ends_busy();
     let lease = yard.run(&text(1, 4));
     let parked = yard.park(lease, 16);
     let before = yard.stats().largest;
@@ -285,6 +288,7 @@ fn idle_lanes_take_half_of_the_device_from_a_full_tier_below_and_enough_for_begi
 #[test]
 fn of_what_runs_a_full_tier_below_takes_what_goes_on_and_not_what_is_new() {
     let yard = Yard::new(61, 30);
+    yard.ends_busy();
     let idle = || (0..40).for_each(|_| drop(step(&yard, 2)));
     let (session, new) = (text(1, 20), text(2, 10));
     run_again(&yard, &and_one(&session));

@@ -49,7 +49,6 @@ fn to_a_keyed_tier_go_keys_and_parents_and_from_one_come_keys() {
     assert_eq!(written(up), (b"Y4".to_vec(), 32, 8 + 32));
     yard.land(&begun.plans);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 #[test]
@@ -137,7 +136,6 @@ fn a_block_without_a_key_has_one_that_is_its_own_as_long_as_it_is_parked() {
     yard.seal(&lease, 6);
     yard.finish(lease);
     yard.abandon(second);
-    yard.at_rest();
 }
 
 #[test]
@@ -166,7 +164,6 @@ fn behind_a_block_without_a_key_stands_its_number_and_before_the_first_one_nothi
     assert!(![Key::NO_PARENT, Key::UNKNOWN].iter().any(Key::is_anonymous));
     yard.land(&[plan]);
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 #[test]
@@ -181,7 +178,6 @@ fn the_keys_are_those_of_the_launch_though_the_block_is_gone_at_the_dispatch() {
     assert_eq!(dispatched, std::slice::from_ref(&plan));
     assert!(plan.keys[0].is_anonymous(), "and its tail has dissolved");
     yard.land(&[plan]);
-    yard.at_rest();
 }
 
 #[test]
@@ -244,7 +240,6 @@ fn what_was_stored_without_a_key_gets_none_before_its_copy_is_gone() {
     yard.land(&[again]);
     yard.finish(lease);
     yard.finish(forked);
-    yard.at_rest();
 }
 
 #[test]
@@ -254,7 +249,6 @@ fn what_only_the_device_has_gets_its_key_though_a_fork_is_parked() {
         assert_eq!(yard.seal(&forked, 8), 2);
         yard.abandon(parked);
         yard.finish(forked);
-        yard.at_rest();
     }
 }
 
@@ -285,7 +279,6 @@ fn a_key_that_stands_for_something_else_is_not_published_where_a_tier_is_keyed()
                 assert_eq!(sealed, Ok(1), "{key:?}");
                 yard.finish(lease);
             }
-            yard.at_rest();
         }
     }
 }

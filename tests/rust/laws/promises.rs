@@ -125,7 +125,6 @@ fn a_copy_ahead_leaves_the_hosts_promises_alone() {
     yard.land(&[plan]);
     yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -158,5 +157,4 @@ fn a_begin_that_ends_in_a_shared_prefix_promises_only_what_is_its_own() {
     assert!(yard.grow(&second, 3 * SIZE));
     yard.finish(first);
     yard.finish(second);
-    yard.at_rest();
 }

@@ -1,7 +1,7 @@
 //! Table 2.7: resize.
 
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, one, text, tokens};
+use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, each_of, one, text, tokens};
 use blockyard_core::{Config, Error, EvictionPolicy, Tier, WritePolicy};
 
 fn resize(yard: &Yard, tier: Tier, slots: u32) -> Result<(), Error> {
@@ -29,7 +29,6 @@ fn a_tier_that_grows_gives_out_slots_across_the_old_boundary() {
     yard.finish(other);
     yard.finish(lease);
     assert_eq!(yard.on_device(&text(1, 3)), 3, "and finds what it had");
-    yard.at_rest();
 }
 
 /// It is asked for all of it before anything is changed.
@@ -70,7 +69,6 @@ fn a_tier_for_whose_bookkeeping_there_is_no_memory_stays_as_it_is() {
         let (other, _) = yard.begin(&text(3, 900));
         yard.finish(other);
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
@@ -161,7 +159,6 @@ fn a_shrink_below_what_is_used_is_refused_and_changes_nothing() {
     assert!(yard.grow(&claimed, 2 * SIZE), "the promise still holds");
     yard.finish(claimed);
     yard.finish(pinned);
-    yard.at_rest();
 }
 
 /// Law: 2.7-2
@@ -204,7 +201,6 @@ fn where_a_copy_keeps_a_block_from_backing_a_promise_what_is_missing_counts_as_u
     yard.land(&[plan]);
     device(&yard, 2).unwrap();
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }
 
 /// Law: 2.7-3, 4.1-5
@@ -258,7 +254,6 @@ fn a_block_beyond_the_size_retires_when_its_last_child_is_evicted() {
         });
         assert_eq!(sizes, [(6, 3), (4, 0)], "{policy:?}");
         assert_eq!(yard.stats().counters.evicted[0], 4);
-        yard.at_rest();
     }
 }
 
@@ -281,7 +276,6 @@ fn a_path_that_is_evicted_at_once_leaves_nothing_beyond_the_size() {
         yard.finish(yard.begin(&text(3, 8)).0);
         assert_eq!((yard.device().capacity, yard.device().free), (8, 8));
         assert_eq!(yard.stats().counters.evicted[0], 8, "{policy:?}");
-        yard.at_rest();
     }
 }
 
@@ -299,18 +293,13 @@ fn a_block_beyond_the_size_that_is_read_retires_when_the_copy_has_ended() {
         yard.fail(&plan, good);
         assert_eq!((yard.device().capacity, yard.device().idle), (4, 0));
         assert_eq!(yard.hits(&text(2, 1)), [0, good, 0]);
-        yard.at_rest();
     }
 }
 
 /// Law: INV-20d, 2.7-3
 #[test]
 fn what_retires_when_its_copies_have_landed_leaves_them_to_go_leaf_first() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(8, 8)
-        });
+    for yard in each_of(KINDS, config(8, 8)) {
         let low = yard.begin(&text(1, 5)).0;
         let lease = yard.run(&text(2, 3));
         let root_first = yard.demote_lease(&lease, 3);
@@ -323,7 +312,6 @@ fn what_retires_when_its_copies_have_landed_leaves_them_to_go_leaf_first() {
         resize(&yard, Tier::HOST, 3).unwrap();
         yard.publish_below(&text(3, 1));
         assert_eq!(yard.hits(&text(2, 3)), [0, 2, 0]);
-        yard.at_rest();
     }
 }
 
@@ -342,7 +330,6 @@ fn blocks_beyond_the_size_retire_when_the_copy_of_the_last_has_ended() {
         assert_eq!((yard.host().capacity, yard.host().idle), (2, 2));
         assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0]);
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
@@ -362,35 +349,25 @@ fn blocks_beyond_the_size_retire_when_their_keeps_have_ended() {
         }
         yard.abandon(parked);
         assert_eq!((yard.device().capacity, yard.device().idle), (4, 0));
-        yard.at_rest();
     }
 }
 
 /// Law: 2.7-3
 #[test]
 fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(8, 8)
-        });
+    for yard in each_of(KINDS, config(8, 8)) {
         yard.publish(&text(1, 6));
         yard.copy_down(6);
         device(&yard, 3).unwrap();
         assert_eq!(yard.device().capacity, 3);
         assert_eq!(yard.hits(&text(1, 6)), [3, 3, 0], "the copies below serve");
-        yard.at_rest();
     }
 }
 
 /// Law: 2.7-3
 #[test]
 fn an_idle_block_beyond_the_new_size_stays_while_its_child_does() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(8, 0)
-        });
+    for yard in each_of(KINDS, config(8, 0)) {
         let low = yard.begin(&text(2, 4)).0;
         yard.publish(&text(1, 3));
         yard.finish(low);
@@ -410,7 +387,6 @@ fn an_idle_block_beyond_the_new_size_stays_while_its_child_does() {
             (yard.device().capacity, yard.on_device(&text(1, 4))),
             (4, 0)
         );
-        yard.at_rest();
     }
 }
 
@@ -434,7 +410,6 @@ fn a_slot_that_is_loaded_for_no_lease_when_the_tier_shrinks_retires_when_it_has_
         yard.publish(&text(name, 4));
     }
     assert_eq!((yard.device().capacity, yard.device().idle), (4, 4));
-    yard.at_rest();
 }
 
 /// Law: 2.7-4
@@ -448,7 +423,6 @@ fn a_shrink_that_is_taken_back_has_its_slots_again() {
     device(&yard, 8).unwrap();
     assert_eq!((yard.device().capacity, yard.device().free), (8, 5));
     yard.finish(high);
-    yard.at_rest();
 }
 
 /// Law: 2.7-2
@@ -503,5 +477,4 @@ fn a_tail_in_flight_that_goes_with_its_keep_does_not_hold_what_backs_a_ticket() 
     assert_eq!((yard.host().capacity, yard.host().idle), (2, 2));
     yard.abandon(parked);
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }

@@ -66,7 +66,6 @@ fn what_was_restored_is_found_and_loaded_by_a_begin() {
         yard.land(&begun.plans);
         yard.finish(lease);
         assert_eq!(yard.hits(&prompt), [3, 0, 0]);
-        yard.at_rest();
     }
 }
 
@@ -162,7 +161,6 @@ fn what_has_lost_its_parent_is_found_again_by_a_walk_that_passes_there() {
         yard.land(&begun.plans);
         yard.finish(lease);
         assert_eq!(yard.hits(&prompt), [4, 0, 0]);
-        yard.at_rest();
     }
 }
 
@@ -200,7 +198,6 @@ fn what_was_restored_is_parked_moved_and_copied_like_anything_else() {
         yard.publish(&deep);
         yard.cache.lock().clear();
         assert_eq!(yard.hits(&prompt), [0; 3]);
-        yard.at_rest();
     }
 }
 
@@ -219,7 +216,6 @@ fn slots_that_were_not_named_are_given_out_in_their_order() {
     assert_eq!(plan.destinations, [0, 2, 4]);
     yard.land(&[plan]);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-17
@@ -315,6 +311,5 @@ fn a_restore_does_not_come_again_when_all_that_it_brought_has_left() {
         assert!(matches!(again, Err(Error::State { .. })), "{again:?}");
         assert_eq!(yard.cache.lock().digest(), before);
         assert_eq!(yard.hits(&first), [0, 0, 0]);
-        yard.at_rest();
     }
 }

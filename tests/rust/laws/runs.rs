@@ -14,12 +14,13 @@ fn ways(plans: &[Plan]) -> Vec<(Tier, u32)> {
 }
 
 /// A prompt with a run of two on the host, one on the third tier and one on the host again, begun.
-fn loading(yard: &Yard) -> (Lease, Begun) {
+fn loading() -> (Yard, Vec<u32>, Lease, Begun) {
+    let yard = Yard::of(three(8, 4, 4));
     let prompt = text(1, 4);
     yard.scatter(&prompt, &[HOST, HOST, DISK, HOST]);
     let (lease, begun) = yard.begin(&and_one(&prompt));
     assert_eq!(ways(&begun.plans), [(HOST, 2), (DISK, 1), (HOST, 1)]);
-    (lease, begun)
+    (yard, prompt, lease, begun)
 }
 
 fn again(yard: &Yard, plan: &Plan) {
@@ -52,7 +53,6 @@ fn a_begin_shares_the_device_and_loads_a_run_from_each_tier() {
     let view = yard.view(&lease);
     assert_eq!((view.cached, view.sealed, view.loading), (12, 3, 0));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.2-6
@@ -68,7 +68,6 @@ fn the_last_block_of_a_full_hit_is_copied_from_where_it_lies() {
     yard.land(&begun.plans);
     assert_eq!(yard.hits(&prompt), [2, 0, 1], "the copy is private");
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.2-7
@@ -88,7 +87,6 @@ fn a_copy_that_fills_is_passed_over_where_a_lower_one_is_ready() {
     let up = yard.promote_to(&prompt, 2, DEVICE);
     assert!(in_flight(&yard.probe(&prompt)), "on its way to the device");
     yard.land(&up);
-    yard.at_rest();
 }
 
 /// Law: 2.2-9
@@ -116,7 +114,6 @@ fn a_prefix_of_nine_runs_ends_behind_the_eighth() {
     assert_eq!(ways(&plans), [(HOST, 1)]);
     yard.land(&plans);
     assert_eq!(yard.on_device(&prompt), 9);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-ok
@@ -133,7 +130,6 @@ fn a_promote_brings_so_many_blocks_by_a_plan_for_each_run() {
     yard.fail(&plans[1], 1);
     yard.land(&plans[..1]);
     assert_eq!(yard.hits(&prompt), [4, 0, 1]);
-    yard.at_rest();
 }
 
 // Landing.
@@ -154,15 +150,12 @@ fn what_a_promote_finds_on_the_device_is_no_room_for_what_it_loads() {
     assert_eq!(yard.on_device(&prompt), 3);
     assert!(yard.grow(&lease, SIZE), "it was promised");
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-33, 2.3-again
 #[test]
 fn runs_that_end_out_of_order_are_published_in_order() {
-    let yard = Yard::of(three(8, 4, 4));
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard);
+    let (yard, prompt, lease, begun) = loading();
     let [first, second, third] = &begun.plans[..] else {
         panic!()
     };
@@ -181,30 +174,24 @@ fn runs_that_end_out_of_order_are_published_in_order() {
     assert_eq!((flights(), yard.hits(&prompt)), ((0, 0), [4, 0, 0]));
     assert_eq!(yard.view(&lease).cached, 16);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-33
 #[test]
 fn a_run_is_published_as_soon_as_those_before_it_are() {
-    let yard = Yard::of(three(8, 4, 4));
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard);
+    let (yard, prompt, lease, begun) = loading();
     for (plan, published) in begun.plans.iter().zip([2, 3, 4]) {
         yard.land(std::slice::from_ref(plan));
         assert_eq!(yard.on_device(&prompt), published);
     }
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-33, 2.3-up-failed
 #[test]
 fn behind_a_short_run_the_later_ones_stay_private() {
     for landed_before in [true, false] {
-        let yard = Yard::of(three(8, 4, 4));
-        let prompt = text(1, 4);
-        let (lease, begun) = loading(&yard);
+        let (yard, prompt, lease, begun) = loading();
         let table = yard.table(&lease);
         if landed_before {
             yard.land(&begun.plans[1..]);
@@ -226,31 +213,25 @@ fn behind_a_short_run_the_later_ones_stay_private() {
         assert_eq!(yard.seal(&lease, 16), 3);
         assert_eq!(yard.on_device(&prompt), 4);
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
 /// Law: INV-33
 #[test]
 fn a_short_run_in_the_middle_cuts_off_what_is_behind_it_alone() {
-    let yard = Yard::of(three(8, 4, 4));
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard);
+    let (yard, prompt, lease, begun) = loading();
     yard.fail(&begun.plans[1], 0);
     assert_eq!(yard.hits(&prompt), [0; 3], "it waits for the first");
     yard.land(&[begun.plans[2].clone(), begun.plans[0].clone()]);
     assert_eq!((yard.view(&lease).cached, yard.on_device(&prompt)), (8, 2));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-6, 2.3-up-unknown
 #[test]
 fn an_unknown_end_of_a_run_gives_the_later_ones_up() {
     for landed_before in [true, false] {
-        let yard = Yard::of(three(8, 4, 4));
-        let prompt = text(1, 4);
-        let (lease, begun) = loading(&yard);
+        let (yard, prompt, lease, begun) = loading();
         if landed_before {
             yard.land(&begun.plans[1..]);
         }
@@ -269,30 +250,24 @@ fn an_unknown_end_of_a_run_gives_the_later_ones_up() {
         yard.seal(&lease, 16);
         assert_eq!(yard.on_device(&prompt), 4);
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
 /// Law: INV-33
 #[test]
 fn a_run_whose_end_is_unknown_holds_up_no_earlier_one() {
-    let yard = Yard::of(three(8, 4, 4));
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard);
+    let (yard, prompt, lease, begun) = loading();
     yard.overdue(&begun.plans[2]);
     yard.land(&begun.plans[..2]);
     assert_eq!((yard.view(&lease).cached, yard.on_device(&prompt)), (12, 3));
     yard.fail(&begun.plans[2], 0);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-failed
 #[test]
 fn a_corrupt_copy_of_a_later_run_is_dropped_and_no_other() {
-    let yard = Yard::of(three(8, 4, 4));
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard);
+    let (yard, prompt, lease, begun) = loading();
     yard.corrupt(&begun.plans[1], 0);
     assert_eq!(yard.disk().idle, 1, "not before its turn");
     yard.land(&begun.plans[..1]);
@@ -300,15 +275,13 @@ fn a_corrupt_copy_of_a_later_run_is_dropped_and_no_other() {
     yard.land(&begun.plans[2..]);
     assert_eq!(yard.hits(&prompt), [2, 0, 0]);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-24
 #[test]
 fn runs_of_a_lease_that_is_gone_or_detached_land_in_any_order() {
     for clear in [true, false] {
-        let yard = Yard::of(three(8, 4, 4));
-        let (lease, begun) = loading(&yard);
+        let (yard, _, lease, begun) = loading();
         let lease = if clear {
             yard.cache.lock().clear();
             yard.sound();
@@ -325,7 +298,6 @@ fn runs_of_a_lease_that_is_gone_or_detached_land_in_any_order() {
         if let Some(lease) = lease {
             yard.finish(lease);
         }
-        yard.at_rest();
     }
 }
 
@@ -387,7 +359,6 @@ fn what_is_on_its_way_from_a_tier_is_queued_before_its_loads_alone() {
     assert!(worth(DISK, 1));
     yard.land(&begun.plans);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.2-9
@@ -401,7 +372,6 @@ fn a_load_is_cut_to_what_was_asked_for_across_runs() {
     assert_eq!((begun.cached, begun.stop), (3 * SIZE, Stop::Slow));
     yard.land(&begun.plans);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -419,5 +389,4 @@ fn a_source_whose_reading_would_take_a_promises_backing_ends_the_prefix() {
     yard.land(&begun.plans);
     yard.finish(lease);
     yard.cache.release(ticket).unwrap();
-    yard.at_rest();
 }

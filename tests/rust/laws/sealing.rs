@@ -81,7 +81,6 @@ fn park_frees_private_duplicates_first_and_copies_only_the_published_blocks() {
     yard.land(&[plan]);
     yard.finish(first);
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: 2.1-4
@@ -125,7 +124,6 @@ fn a_seal_stops_where_pinning_the_published_block_lacks_backing() {
     assert_eq!(yard.seal(&second, 4), 1, "and now the key is new");
     yard.finish(second);
     yard.finish(third);
-    yard.at_rest();
 }
 
 /// Law: INV-22, 2.1-2
@@ -156,7 +154,6 @@ fn an_orphan_is_not_linked_again_while_it_is_read() {
     assert_eq!(yard.on_device(&prompt), 2);
     yard.cache.release(ticket.expect("there is room")).unwrap();
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.1-3
@@ -224,7 +221,6 @@ fn a_running_sequence_gives_its_duplicates_up_in_place() {
     yard.finish(second);
     assert_eq!(yard.stats().counters.deduped, 3);
     assert_eq!(yard.on_device(&prompt), 3);
-    yard.at_rest();
 }
 
 /// Law: 2.1-3
@@ -250,7 +246,6 @@ fn changed_cells_tell_an_engine_of_every_duplicate_that_was_given_up() {
     assert_eq!(row[..2], yard.table(&first)[..2]);
     yard.finish(first);
     yard.finish(second);
-    yard.at_rest();
 }
 
 /// Law: 2.1-3
@@ -272,7 +267,6 @@ fn a_duplicate_that_forks_share_is_free_when_the_last_of_them_has_given_it_up() 
     for lease in [first, second, forked] {
         yard.finish(lease);
     }
-    yard.at_rest();
 }
 
 /// Law: 2.1-3
@@ -290,7 +284,6 @@ fn a_batch_with_a_spent_lease_gives_nothing_up() {
     assert!(matches!(answer, Err(Error::Spent { .. })), "{answer:?}");
     assert_eq!(yard.device(), before);
     yard.finish(second);
-    yard.at_rest();
 }
 
 /// What another thread does to the lease of a seal between two of its slices.

@@ -1,6 +1,6 @@
 //! A yard of a further group of layers: its blocks are not linked, so that a row of them is a set. (G4, G8, G12)
 
-use crate::yard::{KINDS, SIZE, Yard, config, text, three};
+use crate::yard::{KINDS, SIZE, Yard, config, each_of, text, three};
 use blockyard_core::{
     Cache, Clears, Condemned, Config, Error, EvictionPolicy, Fetch, Group, HostCopies, Key,
     KeyHash, MAX_TIERS, Namespace, ParkedId, Plan, Presence, Result, Salts, Stop, Tier, Wanted,
@@ -108,7 +108,6 @@ fn g4_each_block_of_a_set_goes_by_its_own_age_whatever_its_row_has_before_and_be
             yard.lay(&keys(&yard, name, 1));
             assert_eq!(yard.which(&set), left);
         }
-        yard.at_rest();
     }
 }
 
@@ -134,7 +133,6 @@ fn g4_a_row_may_have_any_order_and_any_holes() {
         let plans = yard.fetch_set(Wanted::Keys(&[all[4], all[0], all[1]]), &[1, 2, 3]);
         assert_eq!(plans[0].destinations, [1, 2], "as far as they are there");
         yard.land(&plans);
-        yard.at_rest();
     }
 }
 
@@ -163,7 +161,6 @@ fn g4_of_a_set_what_cannot_be_copied_is_left_out_and_the_others_go() {
         assert_eq!(plan.sources, [0]);
         yard.land(&[plan]);
         assert_eq!(yard.which(&set), [READY, MISSING, MISSING, READY]);
-        yard.at_rest();
     }
 }
 
@@ -188,7 +185,6 @@ fn g4_a_kept_block_takes_its_own_slot_and_none_of_those_before_it() {
         ));
         yard.give_up(second);
         yard.give_up(kept);
-        yard.at_rest();
     }
 }
 
@@ -211,7 +207,6 @@ fn g4_a_second_copy_of_a_kept_block_makes_room_for_the_others_of_its_set() {
         assert_eq!(plan.to, if linked { DISK } else { HOST });
         yard.land(&[plan]);
         yard.give_up(kept);
-        yard.at_rest();
     }
 }
 
@@ -233,7 +228,6 @@ fn g4_a_row_of_a_set_comes_up_from_the_disk_ahead_of_its_fetch() {
         yard.land(&plans);
         assert_eq!(yard.cache.lock().probe(&row).hits, [0, 3, 0]);
         assert_eq!(yard.cache.lock().probe(&set).stop, Stop::Missing);
-        yard.at_rest();
     }
 }
 
@@ -257,7 +251,6 @@ fn g4_a_clean_stop_writes_the_blocks_of_a_set_that_the_disk_lacks() {
         yard.sound();
         yard.land(&plans);
         assert_eq!(yard.cache.lock().written(DISK, &set), Ok(2));
-        yard.at_rest();
     }
 }
 
@@ -266,14 +259,15 @@ fn g4_a_clean_stop_writes_the_blocks_of_a_set_that_the_disk_lacks() {
 fn g4_a_restart_finds_sets_whatever_their_rows_name_as_parents() {
     let mut keyed = [false; MAX_TIERS];
     keyed[DISK.0] = true;
-    for policy in KINDS {
-        let yard = Yard::of(Config {
+    for yard in each_of(
+        KINDS,
+        Config {
             keyed,
-            policy,
             engine: true,
             linked: false,
             ..three(16, 0, 4)
-        });
+        },
+    ) {
         let set = keys(&yard, 1, 4);
         let parents = [Key([0; 32]), set[0], set[3], Key::UNKNOWN];
         let rows = [0, 1, 2, 3];
@@ -289,7 +283,6 @@ fn g4_a_restart_finds_sets_whatever_their_rows_name_as_parents() {
         );
         yard.land(&[plan]);
         assert_eq!(yard.which(&set), [MISSING, READY, READY, READY]);
-        yard.at_rest();
     }
 }
 
@@ -334,7 +327,6 @@ fn g4_each_key_is_answered_for_by_itself() {
         yard.cache.lock().clear();
         yard.sound();
         expect(MISSING, MISSING);
-        yard.at_rest();
     }
 }
 
@@ -352,7 +344,6 @@ fn g4_linked_blocks_are_answered_for_by_themselves_too() {
     assert_eq!(yard.which(&all), [READY, READY, MISSING]);
     let found = Yard::new(8, 8).cache.lock().which(&all);
     assert!(matches!(found, Err(Error::State { .. })), "{found:?}");
-    yard.at_rest();
 }
 
 /// Law: G8
@@ -373,7 +364,6 @@ fn g8_a_kept_set_has_its_partial_block_and_comes_back_whole() {
         yard.land(&plans);
         yard.give_up(kept);
         assert_eq!((yard.host().idle, yard.host().pinned), (3, 0));
-        yard.at_rest();
     }
 }
 
@@ -391,7 +381,6 @@ fn broken_by(yard: &Yard, breaks: impl Fn(&Yard, &[Key], &Plan)) {
     assert_eq!(yard.stats().counters.broken, 1);
     yard.give_up(kept);
     yard.give_up(other);
-    yard.at_rest();
 }
 
 /// Law: G8
@@ -433,7 +422,6 @@ fn g8_a_kept_set_whose_copy_has_no_known_end_is_broken() {
         assert_eq!(yard.kept_set(kept), (12, 0, true));
         yard.fail(&plan, 3);
         yard.give_up(kept);
-        yard.at_rest();
     }
 }
 
@@ -460,7 +448,6 @@ fn g8_whoever_keeps_any_block_of_what_is_forgotten_is_named() {
             "nothing stood on it"
         );
         yard.give_up(kept);
-        yard.at_rest();
     }
 }
 
@@ -489,7 +476,6 @@ fn g12_plans_name_their_group_and_those_of_another_end_nothing() {
     );
     for (yard, plan) in [(one, plan), (two, other)] {
         yard.land(&[plan]);
-        yard.at_rest();
     }
 }
 

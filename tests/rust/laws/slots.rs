@@ -77,7 +77,6 @@ fn giving_back_what_one_does_not_hold_is_rejected_counted_and_changes_nothing_el
     second.spend();
     assert_eq!(yard.stats().counters.rejected, 5);
     assert_eq!((yard.device().free, yard.device().idle), (4, 4));
-    yard.at_rest();
 }
 
 /// Law: INV-2
@@ -128,7 +127,6 @@ fn what_a_trim_gave_back_is_written_again_where_only_changes_are() {
     assert_eq!(row[..], yard.table(&lease));
     yard.finish(lease);
     yard.finish(other);
-    yard.at_rest();
 }
 
 /// Law: INV-3
@@ -198,7 +196,6 @@ fn a_source_that_becomes_free_before_the_fence_is_quarantined_until_it() {
     assert_eq!(yard.device().quarantined, 0);
     yard.finish(forked);
     yard.finish(other);
-    yard.at_rest();
 }
 
 /// Law: INV-6
@@ -225,7 +222,6 @@ fn an_idle_source_with_an_unknown_end_may_be_matched_and_taken_and_its_copy_is_n
     assert_eq!((yard.hits(&prompt), yard.host().free), ([0; 3], 4));
     yard.finish(lease);
     assert_eq!(yard.hits(&other), [4, 0, 0]);
-    yard.at_rest();
 }
 
 /// What goes there late is durable, under the key that was asked for.
@@ -245,7 +241,6 @@ fn towards_a_keyed_tier_a_source_is_held_until_the_outcome() {
     assert!(yard.begin_reserving(&text(2, 3), 0).is_err());
     yard.fail(&plan, 2);
     assert_eq!((yard.device().takeable, yard.host().free), (2, 4));
-    yard.at_rest();
 }
 
 /// Law: INV-6
@@ -276,7 +271,6 @@ fn a_source_below_that_a_late_load_reads_may_be_taken_and_its_destination_not_be
     );
     yard.squeeze(2);
     assert_eq!(yard.hits(&other), [0, 2, 0]);
-    yard.at_rest();
 }
 
 /// Law: INV-6
@@ -306,7 +300,6 @@ fn at_its_deadline_a_copy_lets_go_what_others_hold_or_nobody_does_any_more() {
     for lease in [others, forked, lease] {
         yard.finish(lease);
     }
-    yard.at_rest();
 }
 
 /// Law: INV-6
@@ -321,7 +314,6 @@ fn a_source_beyond_a_tiers_size_retires_at_the_deadline() {
     assert_eq!(yard.host().capacity, 0);
     yard.finish(lease);
     yard.fail(one(&begun), 2);
-    yard.at_rest();
 }
 
 /// Law: 2.3-again
@@ -377,7 +369,6 @@ fn host_slots_never_exceed_the_budget_and_are_promised_before_the_copy() {
     for handle in parked {
         yard.abandon(handle);
     }
-    yard.at_rest();
 }
 
 /// Law: INV-14
@@ -393,5 +384,4 @@ fn a_yard_without_a_host_parks_nothing() {
         yard.finish(lease);
     }
     assert_eq!(yard.demote(2), None);
-    yard.at_rest();
 }

@@ -60,7 +60,6 @@ fn a_ticket_keeps_its_blocks_from_begins_and_grows_and_moves_no_slot() {
     yard.cache.release(ticket).unwrap();
     assert!(yard.grow(&lease, 5 * SIZE));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -103,7 +102,6 @@ fn a_begin_uses_the_room_of_its_ticket_and_what_it_did_not_need_is_promised_no_m
     for lease in [other, lease, third] {
         yard.finish(lease);
     }
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -147,7 +145,6 @@ fn a_begin_that_is_refused_or_told_to_wait_has_its_ticket_still() {
     yard.finish(begun(&yard, answer, &text(3, 4)));
     yard.land(&[plan]);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -179,7 +176,6 @@ fn a_resume_uses_the_room_of_its_ticket_or_has_it_still() {
     assert_eq!(yard.view(&resumed).cached, 12);
     yard.finish(resumed);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: INV-2
@@ -217,7 +213,6 @@ fn a_ticket_that_is_dropped_gives_its_promise_back_and_is_counted() {
     assert_eq!(yard.stats().counters.leaked, 1);
     yard.cache.release(all).unwrap();
     assert_eq!(yard.stats().counters.leaked, 1);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -319,7 +314,6 @@ fn a_ticket_of_the_host_keeps_its_slots_from_parks_and_copies_ahead_and_moves_no
     yard.cache.release(ticket).unwrap();
     let parked = yard.park(lease, 8);
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -397,7 +391,6 @@ fn a_park_uses_the_room_of_its_ticket_and_what_it_did_not_need_is_promised_no_mo
     );
     yard.abandon(other);
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -418,7 +411,6 @@ fn a_park_inside_its_ticket_never_lacks_room_also_where_it_pins_what_is_below_al
     yard.land(&[yard.demote_parked(&parked, 1).unwrap()]);
     assert!(!yard.broken(&parked));
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -470,7 +462,6 @@ fn a_park_that_is_refused_has_its_ticket_still() {
     let parked = park_in(&yard, &small, &lease, 12).unwrap();
     assert_eq!((yard.host().promised, yard.stats().tickets), (3, 0));
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: INV-2
@@ -505,7 +496,6 @@ fn a_ticket_is_good_for_its_own_tier_alone() {
     yard.abandon(park_in(&yard, &below, &lease, 4).unwrap());
     let again = yard.cache.lock().release_ticket(below.id()).unwrap_err();
     assert!(matches!(again, Error::Spent { what: "ticket", .. }));
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-failed
@@ -524,7 +514,6 @@ fn a_resume_that_came_back_incomplete_is_parked_again_and_spends_its_ticket_for_
     let host = yard.host();
     assert_eq!((host.pinned, host.free, host.promised), (2, 2, 0));
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// Law: INV-22, 2.7-2
@@ -551,5 +540,4 @@ fn a_ticket_of_the_host_that_is_dropped_comes_back_and_a_clear_and_a_resize_leav
     drop(ticket);
     assert_eq!((yard.host().promised, yard.stats().counters.leaked), (0, 1));
     yard.abandon(parked);
-    yard.at_rest();
 }

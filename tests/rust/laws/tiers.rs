@@ -2,38 +2,21 @@
 //! on each. (INV-14, 20, 22, 33)
 
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, OBEYING, Yard, and_one, cat, config, room, text, three};
-use blockyard_core::{
-    Cache, Config, Error, EvictionPolicy, HostCopies, KeyHash, Namespace, Plan, Tier, WritePolicy,
+use crate::yard::{
+    KINDS, OBEYING, Yard, and_one, by_age_of, cat, config, each_of, room, text, three,
 };
+use blockyard_core::{Cache, Config, Error, KeyHash, Namespace, Plan, Tier, WritePolicy};
 
 const DEVICE: Tier = Tier::DEVICE;
 const HOST: Tier = Tier::HOST;
 const DISK: Tier = Tier::DISK;
 
 fn yards(device: u32, host: u32, disk: u32) -> impl Iterator<Item = Yard> {
-    yards_of(KINDS, None, device, host, disk)
+    each_of(KINDS, three(device, host, disk))
 }
 
-/// Where the oldest goes first, and copies on the host last.
 fn by_age(device: u32, host: u32, disk: u32) -> impl Iterator<Item = Yard> {
-    yards_of(KINDS, Some(HostCopies::Last), device, host, disk)
-}
-
-fn yards_of<const N: usize>(
-    kinds: [EvictionPolicy; N],
-    host_copies: Option<HostCopies>,
-    device: u32,
-    host: u32,
-    disk: u32,
-) -> impl Iterator<Item = Yard> {
-    kinds.into_iter().map(move |policy| {
-        Yard::of(Config {
-            policy,
-            host_copies,
-            ..three(device, host, disk)
-        })
-    })
+    by_age_of(three(device, host, disk))
 }
 
 fn way(plan: &Plan) -> (Tier, Tier, u32) {
@@ -69,6 +52,7 @@ fn a_tier_more_than_the_most_is_refused() {
 #[test]
 fn a_host_without_slots_is_passed_over_by_every_verb() {
     for yard in yards(8, 0, 8) {
+        yard.ends_busy();
         let prompt = text(1, 3);
         yard.publish(&prompt);
         assert_eq!(way(&yard.demote(2).unwrap()), (DEVICE, DISK, 2));
@@ -167,7 +151,6 @@ fn what_the_device_has_too_and_what_is_of_an_ended_epoch_is_passed_over() {
         yard.cache.lock().clear();
         yard.sound();
         assert_eq!(yard.demote_from(HOST, 3), None);
-        yard.at_rest();
     }
 }
 
@@ -197,20 +180,20 @@ fn no_copy_down_takes_the_backing_of_a_promise_of_the_third_tier() {
         assert_eq!((yard.disk().quarantined, yard.disk().promised), (1, 3));
         yard.fail(&plan, 0);
         yard.cache.release(ticket).unwrap();
-        yard.at_rest();
     }
 }
 
 /// Law: 4.2-15
 #[test]
 fn each_tier_has_a_write_policy_of_its_own() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
+    for yard in each_of(
+        KINDS,
+        Config {
             write: WritePolicy::OnEvict,
             writes_below: vec![WritePolicy::SecondTouch],
             ..three(12, 12, 12)
-        });
+        },
+    ) {
         let (once, twice) = (text(1, 2), text(2, 2));
         yard.publish_below(&once);
         yard.publish_below(&twice);
@@ -231,12 +214,13 @@ fn each_tier_has_a_write_policy_of_its_own() {
 /// Law: 4.2-15
 #[test]
 fn through_copies_on_what_has_landed_on_the_host_in_that_order() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
+    for yard in each_of(
+        KINDS,
+        Config {
             writes_below: vec![WritePolicy::Through],
             ..three(12, 12, 12)
-        });
+        },
+    ) {
         let leases = [1, 2].map(|name| yard.run(&text(name, 2)));
         let landed = [&leases[1], &leases[0], &leases[1]].map(|lease| {
             let plan = yard.demote_lease(lease, 1);
@@ -264,12 +248,14 @@ fn through_copies_on_what_has_landed_on_the_host_in_that_order() {
 /// Law: 2.3-down-failed
 #[test]
 fn failures_are_counted_for_the_tier_that_they_came_from() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
+    for yard in each_of(
+        KINDS,
+        Config {
             copy_retries: 0,
             ..three(12, 8, 8)
-        });
+        },
+    ) {
+        yard.ends_busy();
         let prompt = text(1, 1);
         let lease = yard.run(&prompt);
         let named = yard.demote_lease(&lease, 1);
@@ -304,7 +290,6 @@ fn a_prefix_comes_up_to_the_host_and_its_copies_below_stay() {
         assert_eq!(yard.hits(&prompt), [0, 0, 3], "not before it has landed");
         yard.land(&plans);
         assert_eq!((yard.hits(&prompt), yard.disk().idle), ([0, 2, 1], 3));
-        yard.at_rest();
     }
 }
 
@@ -378,7 +363,6 @@ fn a_copy_up_to_the_host_may_fail_be_corrupt_or_never_end() {
         yard.corrupt(&up(), 1);
         assert_eq!(yard.hits(&prompt), [0, 2, 0], "the third is nowhere");
         assert_eq!((yard.stats().counters.corrupt, yard.disk().idle), (1, 2));
-        yard.at_rest();
     }
 }
 
@@ -451,7 +435,7 @@ fn a_block_is_evicted_from_a_tier_only_when_it_has_no_child_there() {
 /// Law: INV-20d
 #[test]
 fn dropping_a_device_copy_touches_the_copies_on_every_tier_below() {
-    for yard in yards_of(OBEYING, None, 8, 4, 2) {
+    for yard in each_of(OBEYING, three(8, 4, 2)) {
         let [early, late] = [1, 2].map(|name| text(name, 1));
         for prompt in [&early, &late] {
             yard.publish_below(prompt);
@@ -515,7 +499,6 @@ fn room_limits_and_tickets_are_there_for_every_tier() {
     yard.resize(DISK, 5);
     yard.cache.release(ticket).unwrap();
     assert!(state().room(Tier(3)).is_err() && state().in_flight(HOST, Tier(3)).is_err());
-    yard.at_rest();
 }
 
 /// Law: INV-22
@@ -535,7 +518,6 @@ fn a_ticket_of_a_tier_keeps_its_slots_where_it_has_none_now() {
     yard.cache
         .release(yard.cache.promise(1, HOST).unwrap())
         .unwrap();
-    yard.at_rest();
 }
 
 /// Law: INV-6
@@ -574,7 +556,6 @@ fn blocks_in_flight_are_told_by_the_tiers_that_they_go_between() {
     yard.fail(&down[1], 0);
     yard.land(&down[..1]);
     yard.land(&up);
-    yard.at_rest();
 }
 
 /// Law: INV-16
@@ -612,7 +593,6 @@ fn a_clear_reaches_every_tier_and_breaks_what_is_kept_there() {
         assert_eq!((yard.host().pinned, yard.disk().pinned), (0, 0));
         assert_eq!(yard.host().idle, 2, "what was in flight landed as free");
         yard.abandon(parked);
-        yard.at_rest();
     }
 }
 

@@ -1,7 +1,7 @@
 //! LAWS 4.2 and 4.3: the prefix tree, and what a begin makes of it.
 
-use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, one, text};
-use blockyard_core::{Config, Stop};
+use crate::yard::{KINDS, SIZE, Yard, and_one, cat, config, each_of, one, text};
+use blockyard_core::Stop;
 
 /// Law: 4.2-8
 #[test]
@@ -49,11 +49,7 @@ fn a_prefix_is_found_whole_in_part_or_not_at_all() {
 /// Law: 4.2-9
 #[test]
 fn of_a_hundred_branches_the_released_ones_may_go_and_the_shared_stem_not() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(101, 0)
-        });
+    for yard in each_of(KINDS, config(101, 0)) {
         let stem = text(1, 1);
         let mut leases: Vec<_> = (2..102)
             .map(|name| yard.run(&cat(&stem, &text(name, 1))))
@@ -68,7 +64,6 @@ fn of_a_hundred_branches_the_released_ones_may_go_and_the_shared_stem_not() {
         for lease in leases {
             yard.finish(lease);
         }
-        yard.at_rest();
     }
 }
 
@@ -89,11 +84,7 @@ fn five_holders_need_five_releases() {
 /// Law: 4.2-11
 #[test]
 fn eviction_takes_leaves_first_in_as_many_rounds_as_it_needs_and_refuses_too_few() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(12, 0)
-        });
+    for yard in each_of(KINDS, config(12, 0)) {
         let (long, short, held) = (text(1, 4), text(2, 2), text(3, 2));
         yard.publish(&long);
         yard.publish(&short);
@@ -162,7 +153,6 @@ fn a_clear_leaves_nothing_to_be_found_and_numbers_are_never_given_twice() {
         yard.cache.lock().clear();
         assert_eq!(yard.hits(&text(round % 3, 2)), [0; 3]);
     }
-    yard.at_rest();
 }
 
 /// Law: 4.3-20

@@ -8,21 +8,21 @@ use blockyard_core::{Begun, Cells, Config, Error, Lease, Loading, Outcome, Plan}
 type End = fn(&Yard, &Plan);
 
 /// A prompt of four blocks, one on the device and three below, begun with its load in flight.
-fn loading(yard: &Yard, prompt: &[u32]) -> (Lease, Begun) {
-    yard.publish(prompt);
+fn loading(device: u32) -> (Yard, Vec<u32>, Lease, Begun) {
+    let yard = Yard::new(device, 4);
+    let prompt = text(1, 4);
+    yard.publish(&prompt);
     yard.copy_down(3);
     yard.squeeze(3);
-    let (lease, begun) = yard.begin(&and_one(prompt));
+    let (lease, begun) = yard.begin(&and_one(&prompt));
     assert_eq!((begun.cached, begun.hits), (16, [1, 3, 0]));
-    (lease, begun)
+    (yard, prompt, lease, begun)
 }
 
 /// Law: 2.3-up-ok
 #[test]
 fn a_load_that_is_ok_is_published_and_its_pins_pass_to_the_lease() {
-    let yard = Yard::new(8, 4);
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard, &prompt);
+    let (yard, prompt, lease, begun) = loading(8);
     assert_eq!((one(&begun).from.0, one(&begun).to.0), (1, 0));
     assert_eq!(yard.table(&lease)[1..4], one(&begun).destinations);
     assert_eq!(yard.view(&lease).loading, 1);
@@ -33,14 +33,11 @@ fn a_load_that_is_ok_is_published_and_its_pins_pass_to_the_lease() {
     assert_eq!((yard.on_device(&prompt), yard.device().pinned), (4, 4));
     assert_eq!(yard.host().idle, 3, "the copies below stay");
     yard.finish(lease);
-    yard.at_rest();
 }
 
 #[test]
 fn the_slots_of_a_lease_that_loads_are_told_only_to_who_waits_for_the_copies() {
-    let yard = Yard::new(12, 4);
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard, &prompt);
+    let (yard, _, lease, begun) = loading(12);
     let other = yard.run(&text(2, 2));
     let ids = [other.id(), lease.id()];
     let ask = |how| {
@@ -57,15 +54,12 @@ fn the_slots_of_a_lease_that_loads_are_told_only_to_who_waits_for_the_copies() {
     assert_eq!(ask(Loading::Refuse), ([false; 3], 4, 2));
     yard.finish(other);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-failed
 #[test]
 fn of_a_load_that_half_fails_only_the_contiguous_good_prefix_is_committed() {
-    let yard = Yard::new(8, 4);
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard, &prompt);
+    let (yard, prompt, lease, begun) = loading(8);
     let table = yard.table(&lease);
     yard.fail(one(&begun), 1);
     let view = yard.view(&lease);
@@ -76,15 +70,12 @@ fn of_a_load_that_half_fails_only_the_contiguous_good_prefix_is_committed() {
     assert_eq!(yard.seal(&lease, 16), 2);
     assert_eq!(yard.on_device(&prompt), 4);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-failed
 #[test]
 fn a_load_that_fails_whole_leaves_its_destinations_to_the_lease_unpublished() {
-    let yard = Yard::new(8, 4);
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard, &prompt);
+    let (yard, prompt, lease, begun) = loading(8);
     yard.fail(one(&begun), 0);
     assert_eq!(
         (yard.view(&lease).cached, yard.hits(&prompt)),
@@ -93,15 +84,12 @@ fn a_load_that_fails_whole_leaves_its_destinations_to_the_lease_unpublished() {
     assert_eq!(yard.device().claimed, 4);
     yard.finish(lease);
     assert_eq!(yard.device().idle, 1);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-failed
 #[test]
 fn a_lower_copy_that_failed_its_checksum_is_dropped_and_others_stay() {
-    let yard = Yard::new(8, 4);
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard, &prompt);
+    let (yard, prompt, lease, begun) = loading(8);
     yard.corrupt(one(&begun), 1);
     assert_eq!(yard.stats().counters.corrupt, 1);
     assert_eq!(yard.hits(&prompt), [2, 0, 0], "the bad one is nowhere");
@@ -109,15 +97,12 @@ fn a_lower_copy_that_failed_its_checksum_is_dropped_and_others_stay() {
     yard.seal(&lease, 16);
     assert_eq!(yard.on_device(&prompt), 4);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-unknown
 #[test]
 fn a_load_of_unknown_end_quarantines_its_destinations_and_the_lease_falls_back() {
-    let yard = Yard::new(10, 4);
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard, &prompt);
+    let (yard, prompt, lease, begun) = loading(10);
     let destinations = &one(&begun).destinations;
     yard.overdue(one(&begun));
     let view = yard.view(&lease);
@@ -134,7 +119,6 @@ fn a_load_of_unknown_end_quarantines_its_destinations_and_the_lease_falls_back()
     assert_eq!(yard.device().quarantined, 0);
     assert_eq!(yard.on_device(&prompt), 4);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-unknown
@@ -154,7 +138,6 @@ fn what_a_load_of_unknown_end_has_left_is_written_again_where_only_changes_are()
     assert!(row.iter().all(|slot| !before[..2].contains(slot)));
     yard.fail(one(&begun), 2);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-ok
@@ -167,7 +150,6 @@ fn a_prefetch_that_is_ok_leaves_its_path_idle() {
     yard.land(&[plan]);
     assert_eq!((yard.hits(&prompt), yard.device().idle), ([2, 0, 0], 2));
     assert_eq!(yard.promote(&prompt, 9), None, "nothing is left to load");
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-failed
@@ -179,7 +161,6 @@ fn a_prefetch_that_fails_frees_its_destinations_from_the_first_bad_block_on() {
     let plan = yard.promote(&prompt, 9).unwrap();
     yard.fail(&plan, 1);
     assert_eq!((yard.hits(&prompt), yard.device().free), ([1, 2, 0], 7));
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-unknown
@@ -206,9 +187,7 @@ fn a_prefetch_of_unknown_end_quarantines_its_destinations() {
 /// Law: 2.3-again
 #[test]
 fn a_duplicate_outcome_of_a_load_is_ignored_and_counted() {
-    let yard = Yard::new(8, 4);
-    let prompt = text(1, 4);
-    let (lease, begun) = loading(&yard, &prompt);
+    let (yard, _, lease, begun) = loading(8);
     yard.fail(one(&begun), 1);
     let mut expected = yard.stats();
     let again = [Outcome::failed(one(&begun).flight, 3)];
@@ -254,7 +233,6 @@ fn a_resume_that_comes_back_short_may_be_parked_again_with_its_keeps_whole() {
         yard.land(&begun.plans);
         assert_eq!(yard.view(&lease).cached, 10, "nothing was lost");
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
@@ -272,7 +250,6 @@ fn a_resume_that_comes_back_short_may_go_on_from_its_good_prefix() {
     yard.seal(&lease, 10);
     assert_eq!((yard.view(&lease).sealed, yard.host().pinned), (2, 0));
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// Law: 2.3-up-failed
@@ -293,7 +270,6 @@ fn a_kept_copy_that_fails_its_checksum_costs_a_recompute() {
     assert_eq!(begun.cached, 4, "from the last good block");
     yard.seal(&lease, 12);
     yard.finish(lease);
-    yard.at_rest();
 }
 
 /// A sequence of six tokens and its fork, the copy of the partial block in flight.
@@ -318,7 +294,6 @@ fn a_copy_across_that_is_ok_makes_the_private_block_ready() {
     assert_eq!((yard.device().pinned, yard.device().claimed), (2, 1));
     yard.finish(lease);
     yard.finish(forked);
-    yard.at_rest();
 }
 
 /// Law: 2.3-across-failed
@@ -332,7 +307,6 @@ fn a_copy_across_that_fails_is_recomputed_in_place() {
     assert_eq!(yard.table(&forked), table);
     yard.finish(lease);
     yard.finish(forked);
-    yard.at_rest();
 }
 
 /// Law: 2.3-across-unknown
@@ -353,7 +327,6 @@ fn a_copy_across_of_unknown_end_is_recomputed_in_a_new_slot() {
     assert_eq!(yard.device().quarantined, 0);
     yard.finish(lease);
     yard.finish(forked);
-    yard.at_rest();
 }
 
 /// Law: 2.3-across-failed, 2.3-across-unknown
@@ -406,7 +379,6 @@ fn the_private_copy_of_a_full_hit_may_fail_or_never_end() {
             .unwrap();
         yard.finish(lease);
         assert_eq!(yard.on_device(&prompt), 2);
-        yard.at_rest();
     }
 }
 
@@ -440,6 +412,5 @@ fn a_private_copy_behind_a_load_that_never_ends_lands_for_no_lease() {
         }
         assert_eq!((yard.device().free, yard.device().quarantined), (7, 0));
         yard.finish(lease);
-        yard.at_rest();
     }
 }

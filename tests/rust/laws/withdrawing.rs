@@ -38,7 +38,6 @@ fn what_was_in_the_slots_is_dropped_and_all_else_stays() {
     let again = below(&yard, &text(1, 4), 1);
     assert!(!slots.contains(&again[0]), "it lies elsewhere now");
     assert_eq!(yard.hits(&text(1, 4)), [0, 4, 0]);
-    yard.at_rest();
 }
 
 /// Law: 2.7-5
@@ -76,7 +75,6 @@ fn a_slot_in_flight_leaves_when_its_copy_has_ended() {
         }
         assert_eq!((yard.host().capacity, yard.host().free), (2, 2));
         yard.finish(lease);
-        yard.at_rest();
     }
 }
 
@@ -100,7 +98,6 @@ fn what_a_copy_brings_to_a_withdrawn_slot_is_found_by_nobody() {
         yard.land(&[again]);
         yard.squeeze(yard.device().idle as u32);
         assert_eq!(yard.hits(&text(1, 3)), [0, 3, 0]);
-        yard.at_rest();
     }
 }
 
@@ -118,7 +115,6 @@ fn what_comes_up_to_a_withdrawn_slot_is_read_where_it_was() {
     yard.land(&plans);
     assert_eq!((yard.host().capacity, yard.host().free), (2, 2));
     assert_eq!(yard.hits(&text(1, 2)), [0, 0, 2]);
-    yard.at_rest();
 }
 
 /// It goes down once more, to another slot, and nothing of it is computed again.
@@ -146,7 +142,6 @@ fn a_kept_block_on_its_way_to_a_withdrawn_slot_stays_kept() {
             yard.abandon(parked);
         }
         assert_eq!(yard.host().capacity, 11);
-        yard.at_rest();
     }
 }
 
@@ -186,7 +181,6 @@ fn parked_sequences_that_kept_a_block_there_are_computed_again_and_no_others() {
         assert_eq!(yard.view(&lease).cached, 12);
         yard.finish(lease);
         yard.abandon(old);
-        yard.at_rest();
     }
 }
 
@@ -214,7 +208,6 @@ fn what_tickets_were_promised_stays_backed_or_nothing_is_changed() {
     drop(ticket);
     assert_eq!(withdraw(&yard, HOST, &[2, 5]), Ok(0));
     yard.abandon(parked);
-    yard.at_rest();
 }
 
 /// A copy in flight to a block below one that is dropped does not block what is above it.
@@ -257,13 +250,13 @@ fn an_orphan_whose_source_is_gone_is_in_flight() {
     assert_eq!(yard.probe(&text(1, 3)).stop, Stop::Filling(plan.flight));
     yard.land(&[plan]);
     assert_eq!(yard.hits(&text(1, 3)), [2, 0, 1]);
-    yard.at_rest();
 }
 
 /// Law: 2.7-5
 #[test]
 fn a_tier_that_has_lost_all_of_its_slots_is_passed_over() {
     let yard = Yard::of(three(8, 2, 4));
+    yard.ends_busy();
     assert_eq!(withdraw(&yard, HOST, &[0, 1]), Ok(0));
     assert_eq!(yard.cache.lock().limit(HOST), Ok(0));
     let parked = yard.park(yard.run(&text(1, 2)), 8);

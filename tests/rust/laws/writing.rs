@@ -1,7 +1,7 @@
 //! What is copied down ahead of need: the write policies, and what is remembered for them.
 
 use crate::verbs::Verbs as _;
-use crate::yard::{KINDS, OBEYING, Yard, and_one, cat, config, room, text};
+use crate::yard::{KINDS, OBEYING, Yard, and_one, cat, config, each_of, room, text};
 use blockyard_core::{Config, Lease, Plan, WritePolicy};
 
 fn yard(write: WritePolicy, device: u32, host: u32) -> Yard {
@@ -25,12 +25,13 @@ fn order(yard: &Yard, leases: &[&Lease], plan: &Plan) -> Vec<usize> {
 /// Law: 4.2-15
 #[test]
 fn through_copies_what_was_published_in_that_order_and_then_the_next_victims() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
+    for yard in each_of(
+        KINDS,
+        Config {
             write: WritePolicy::Through,
-            policy,
             ..config(16, 16)
-        });
+        },
+    ) {
         yard.publish(&text(9, 3));
         yard.land(&[yard.demote(1).unwrap()]);
         let (first, _) = yard.begin(&text(1, 2));
@@ -86,6 +87,7 @@ fn what_found_no_room_below_stays_first_in_the_queue() {
 #[test]
 fn through_forgets_what_has_left_and_the_oldest_where_nothing_is_copied() {
     let yard = yard(WritePolicy::Through, 3, 8);
+    yard.ends_busy();
     yard.publish(&text(1, 2));
     yard.squeeze(2);
     let lease = yard.run(&text(2, 2));
@@ -107,12 +109,13 @@ fn through_forgets_what_has_left_and_the_oldest_where_nothing_is_copied() {
 /// Law: 4.2-15
 #[test]
 fn second_touch_passes_over_what_was_used_once() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
+    for yard in each_of(
+        KINDS,
+        Config {
             write: WritePolicy::SecondTouch,
-            policy,
             ..config(12, 12)
-        });
+        },
+    ) {
         let (once, twice) = (text(1, 3), text(2, 3));
         yard.publish(&once);
         yard.publish(&twice);
@@ -143,7 +146,6 @@ fn a_block_that_another_sequence_publishes_again_is_touched_again() {
     yard.seal(&other, 8);
     yard.finish(other);
     yard.copy_down(2);
-    yard.at_rest();
 }
 
 /// Law: INV-5
@@ -205,6 +207,7 @@ fn nothing_is_remembered_where_no_ghosts_are_kept() {
             ghosts,
             ..config(6, 8)
         });
+        yard.ends_busy();
         yard.publish(&text(1, 2));
         yard.squeeze(2);
         assert_eq!(yard.probe(&text(1, 2)).evicted, None);
@@ -270,11 +273,8 @@ fn a_host_smaller_than_the_look_ahead_is_filled_once() {
 /// Law: 4.2-15
 #[test]
 fn what_was_looked_at_is_looked_at_again_when_its_copy_is_gone() {
-    for policy in OBEYING {
-        let yard = Yard::of(Config {
-            policy,
-            ..config(16, 12)
-        });
+    for yard in each_of(OBEYING, config(16, 12)) {
+        yard.ends_busy();
         yard.publish(&text(1, 4));
         let plan = yard.demote(4).unwrap();
         assert_eq!(yard.demote(4), None, "all four are in flight");
@@ -324,12 +324,13 @@ fn a_failed_copy_ahead_is_tried_again_so_many_times() {
 /// Law: 4.2-15
 #[test]
 fn a_good_copy_clears_the_failures_before_it() {
-    for policy in KINDS {
-        let yard = Yard::of(Config {
-            policy,
+    for yard in each_of(
+        KINDS,
+        Config {
             copy_retries: 1,
             ..config(8, 1)
-        });
+        },
+    ) {
         let prompt = text(1, 1);
         yard.publish(&prompt);
         yard.fail(&yard.demote(1).unwrap(), 0);

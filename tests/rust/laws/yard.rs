@@ -1,10 +1,10 @@
-//! A small yard to show laws on: 4 tokens per block, audited after every verb and at the end.
+//! A small yard to show laws on: 4 tokens per block, audited after every verb, and at rest at the end.
 
 use crate::verbs::Verbs as _;
 use blockyard_core::{
-    Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, KeyHash,
-    Lease, Loading, MAX_TIERS, Namespace, Outcome, Parked, Plan, Probe, Request, Retention, Seals,
-    Stats, Stop, Tier, TierStats, View,
+    Answer, Begun, Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Filling, HostCopies,
+    KeyHash, Lease, Loading, MAX_TIERS, Namespace, Outcome, Parked, Plan, Probe, Request,
+    Retention, Seals, Stats, Stop, Tier, TierStats, View,
 };
 
 /// Tokens per block.
@@ -22,6 +22,7 @@ pub(crate) const OBEYING: [EvictionPolicy; 2] = [EvictionPolicy::Recency, Evicti
 pub(crate) struct Yard {
     pub(crate) cache: Cache,
     spare: std::cell::Cell<u32>,
+    ends_busy: std::cell::Cell<bool>,
 }
 
 /// By tier, and nothing on the others.
@@ -47,6 +48,31 @@ pub(crate) fn three(device: u32, host: u32, disk: u32) -> Config {
         slots: vec![device + 1, host, disk],
         ..config(device, host)
     }
+}
+
+/// A yard of this configuration for each of these orders.
+pub(crate) fn each_of<const N: usize>(
+    kinds: [EvictionPolicy; N],
+    config: Config,
+) -> impl Iterator<Item = Yard> {
+    kinds.into_iter().map(move |policy| {
+        Yard::of(Config {
+            policy,
+            ..config.clone()
+        })
+    })
+}
+
+/// The same where the oldest goes first, and copies on the host last.
+pub(crate) fn by_age_of(config: Config) -> impl Iterator<Item = Yard> {
+    let host_copies = Some(HostCopies::Last);
+    each_of(
+        KINDS,
+        Config {
+            host_copies,
+            ..config
+        },
+    )
 }
 
 /// Tokens that nothing of another name shares.
@@ -77,6 +103,7 @@ impl Yard {
         Self {
             cache: cache.expect("a good configuration"),
             spare: std::cell::Cell::new(0),
+            ends_busy: std::cell::Cell::new(false),
         }
     }
 
@@ -411,6 +438,11 @@ impl Yard {
         self.then(resized).expect("it fits");
     }
 
+    /// The test ends while something is held or on its way.
+    pub(crate) fn ends_busy(&self) {
+        self.ends_busy.set(true);
+    }
+
     /// Nothing is held, promised or in flight.
     pub(crate) fn at_rest(&self) {
         let stats = self.stats();
@@ -423,11 +455,16 @@ impl Yard {
     }
 }
 
-/// Every test ends with an audit.
+/// Every test ends with an audit, and with nothing held or on its way but where it says so.
 impl Drop for Yard {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        if std::thread::panicking() {
+            return;
+        }
+        if self.ends_busy.get() {
             self.sound();
+        } else {
+            self.at_rest();
         }
     }
 }

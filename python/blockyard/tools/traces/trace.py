@@ -115,14 +115,6 @@ class Trace:
         """Returns the ids of a prompt's blocks, a partial last one included."""
         return self.ids[self.offsets[request] : self.offsets[request + 1]]
 
-    def last_turns(self) -> NDArray[np.bool_]:
-        """Returns which requests are the last of their session in this trace, (requests,)."""
-        last = np.zeros(len(self), np.bool_)
-        if len(self.session):
-            names, first = np.unique(self.session[::-1], return_index=True)
-            last[len(self) - 1 - first[names >= 0]] = True
-        return last
-
     def digest(self) -> str:
         """Returns 64 hexadecimal digits, the same for equal traces on every machine."""
         digest = hashlib.sha256(b"%d" % self.trace_block)
