@@ -148,13 +148,16 @@ class GroupLoads:
     def ended(self) -> list[tuple[Hashable, GroupLoad]]:
         """Returns the loads that have ended, until `take` is called."""
         self._arrived |= self._spine.arrived()
-        for request, tokens in self._arrived.items() if self.loading else ():
+        if not self.loading:
+            self._arrived.clear()
+            return list(self._ended.items())
+        for request, tokens in self._arrived.items():
             load = self.loading.get(request)
             if load is not None:
                 load.has_spine = tokens == load.length
                 self._end_part(request, load, 0, whole=load.has_spine)
         self._arrived.clear()
-        for rider in self._riders if self.loading else ():
+        for rider in self._riders:
             for request, part in rider.loads.done():
                 load = self.loading.get(request)
                 if load is not None:

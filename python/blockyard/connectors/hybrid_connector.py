@@ -500,6 +500,8 @@ class HybridConnector(Single):
         orders = self._spine.step(written, victims, overwritten, lent)
         if touched := self._rows.turn():
             self._copies.touch(touched)
+        if not self._copies.may_order:
+            return orders
         kept = self._rows.waiting(self._loads.loading)
         return self._copies.step(orders, kept, (written, overwritten, lent))
 

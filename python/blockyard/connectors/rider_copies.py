@@ -69,6 +69,11 @@ class RiderCopies:
                 rider.offload()
             self.has_offloads = False
 
+    @property
+    def may_order(self) -> bool:
+        """Whether a step may order copies of riders, or wait for some."""
+        return self.is_due or self._is_flying or self._waits or self._has_disk
+
     def step(
         self, spine: Orders, kept: Iterable[Mapping[int, Parked]], ids: tuple[Ids, Ids, Ids]
     ) -> Orders:
@@ -221,6 +226,8 @@ def outcomes_by_group(
         Misuse: One names the yard of another group, or a group that is not there.
     """
     parts: dict[int, list[Outcome]] = {}
+    if isinstance(outcomes, list) and not outcomes:
+        return parts
     for outcome in bounded("outcomes", outcomes, "what `Worker.outcomes` returned"):
         if not isinstance(outcome, Outcome):
             raise Misuse(f"outcome = {shown(outcome)}: give what `Worker.outcomes` returned")
