@@ -45,23 +45,47 @@ class GroupInputs:
             Misuse: There is not one for each group, or their lengths differ; an id is out of range,
                 or comes twice in a group; or the spine's has the null block.
         """
+        listed = self.listed(tables)
+        self.check(listed, states=states, most=most)
+        return listed
+
+    def check(
+        self,
+        listed: list[Ids],
+        firsts: Sequence[int] = (),
+        *,
+        states: bool = False,
+        most: int | None = None,
+    ) -> None:
+        """Checks tables as far as they are read, and cuts them off behind that.
+
+        Args:
+            listed: The tables, from `listed`.
+            firsts: For each group the first block that is read; none where that is block 0.
+            states: As in `tables`; so is `most`.
+            most: Likewise.
+
+        Raises:
+            Misuse: As in `tables`, of what is read.
+        """
         groups, null = self._groups, self.null
-        listed = self._listed(tables)
         length = len(listed[0]) if listed else 0
-        for number, table in enumerate(listed):
+        for number, whole in enumerate(listed):
             if isinstance(groups[number], RecurrentState) and not states:
                 continue
-            if len(table) != length:
+            if len(whole) != length:
                 raise Misuse(
-                    f"table of {groups.name(number)} = {len(table)} blocks, and {length} of "
+                    f"table of {groups.name(number)} = {len(whole)} blocks, and {length} of "
                     f"{groups.name(0)}: give tables of equal length, with the null block {null} "
                     "for what a group does not hold"
                 )
+            table = whole[firsts[number] :] if firsts else whole
             try:
                 check_ids(table, self._blocks)
             except Misuse as error:
                 raise Misuse(f"table of {groups.name(number)}: {error}") from None
-            table = listed[number] = table[:most]  # noqa: PLW2901 - what is read of it
+            if most is not None:
+                table = listed[number] = whole[:most]
             held = [one for one in table if one != null]
             if number == 0 and len(held) < len(table):
                 raise Misuse(
@@ -74,10 +98,13 @@ class GroupInputs:
                     f"table of {groups.name(number)}: block id {twice} is listed twice; give each "
                     "id once"
                 )
-        return listed
 
-    def _listed(self, tables: Tables) -> list[Ids]:
-        """Returns tables in the order of the groups, unread."""
+    def listed(self, tables: Tables) -> list[Ids]:
+        """Returns tables in the order of the groups, spine first, unread.
+
+        Raises:
+            Misuse: There is not one for each group, or one is no list.
+        """
         groups = self._groups
         if not _has_length(tables):
             raise Misuse(f"tables = {shown(tables)}: give a list with a table for each group")

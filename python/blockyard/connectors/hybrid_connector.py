@@ -441,19 +441,22 @@ class HybridConnector(Single):
                 blocks of each must be computed, and not written again before the next step.
             states: The states that the engine has of these lengths, and of others, which are
                 checkpoints then.
-            first: Leading blocks of the spine that were offloaded before.
+            first: Leading blocks of the spine that were offloaded before; they are not read.
 
         Raises:
             Misuse: A checkpoint is no boundary, or beyond the tables; or as in `finished`.
         """
         check_keys(keys)
-        listed, told = self._inputs.tables(tables), self._inputs.states(states)
+        first = integer("first", first, least=0)
+        listed, told = self._inputs.listed(tables), self._inputs.states(states)
         tokens = min(len(listed[0]), len(keys)) * self._size if listed else 0
-        lengths = self._inputs.checkpoints(at, tokens)
+        lengths = [*self._inputs.checkpoints(at, tokens), *lengths_of(told, tokens)]
         if not listed:
             return
-        held = self._held(listed, told, *lengths, *lengths_of(told, tokens))
-        self._spine.offload(keys, listed[0][first:], first)
+        self._inputs.check(listed, [first, *(one.first(lengths, first) for one in self._riders)])
+        listed[0] = listed[0][first:]
+        held = self._held(listed, told, *lengths)
+        self._spine.offload(keys, listed[0], first)
         self._add(self._rows.updated(self._rows.get(request), keys), held)
 
     def _held(self, tables: list[Ids], told: Told, *lengths: int) -> dict[int, list[Held]]:

@@ -101,6 +101,10 @@ class Rider:
             return range(last, last + 1)
         return self.kind.needs(length, size)
 
+    def first(self, lengths: Iterable[int], most: int) -> int:
+        """Returns the first block that any of some lengths needs, at most the given one."""
+        return min([most, *(needs.start for one in lengths if (needs := self.needs(one)))])
+
     def offload(self) -> None:
         """Offloads what there is to offload."""
         if self.offloads:

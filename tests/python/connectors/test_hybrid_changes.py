@@ -1,12 +1,14 @@
 """What the naive model of groups lacks: drafts, salts, events, resizes, hints, deadlines."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 import blockyard as by
-from hybrid_front import SIZE, Front
+from blockyard._typing import override
+from hybrid_front import SIZE, Front, ids
 from kv_events import EventBatch
 
 if TYPE_CHECKING:
@@ -185,3 +187,36 @@ def test_a_keep_of_which_a_copy_is_late_is_given_up_in_all_groups(late: int) -> 
     front.ask.offload("one", keys, tables, at=[32], states=front.states(tables, 32))
     front.carry()
     assert front.ask.matched("two", keys) == 32
+
+
+class Counted(list[int]):
+    """A table that counts how many of its ids are read."""
+
+    reads = 0
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        self.reads += len(self)
+        return super().__iter__()
+
+    @override
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.reads += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_the_offload_of_a_block_more_reads_no_more_of_a_longer_request() -> None:
+    read = []
+    for blocks in (20, 60):
+        front = Front("W10 F W4")
+        keys = front.keys(blocks * SIZE + 1)
+        tables = front.tables(blocks)
+        front.ask.offload("one", keys, tables)
+        front.carry()
+        counted = [Counted(table) for table in tables]
+        front.ask.offload("one", keys, counted, at=[blocks * SIZE], first=blocks - 1)
+        read.append([table.reads for table in counted])
+        assert ids(front.carry().down)
+    assert read[0] == read[1]
+    assert max(read[0]) < 20
