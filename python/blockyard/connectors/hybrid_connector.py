@@ -439,8 +439,7 @@ class HybridConnector(Single):
             tables: A table per group of those whose KV is computed, shape (groups, blocks).
             at: The checkpoints: lengths in tokens at which the riders are offloaded, too. The
                 blocks of each must be computed, and not written again before the next step.
-            states: The states that the engine has of these lengths, and of others, which are
-                checkpoints then.
+            states: The engine's states of these lengths, and of others: these are checkpoints then.
             first: Leading blocks of the spine that were offloaded before; they are not read.
 
         Raises:
@@ -468,8 +467,7 @@ class HybridConnector(Single):
         riders = list(zip(self._riders, tables[1:], strict=True))
         found = {
             length: [rider.held(table, told, length, self._null) for rider, table in riders]
-            for length in lengths
-            if length
+            for length in filter(None, lengths)
         }
         self._inputs.read_once(tables[0], found.values())
         return found

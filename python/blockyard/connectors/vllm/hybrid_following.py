@@ -20,7 +20,7 @@ from blockyard.shared.groups import ChunkedAttention, RecurrentState, SlidingWin
 
 __all__ = ["HybridFollowing"]
 
-_ENDED: Final = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+_ENDED: Final = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION")
 """How a request ends that has sampled a token in its last step."""
 _NULL: Final = 0
 """vLLM's id of the block that holds nothing."""
