@@ -235,7 +235,7 @@ def alone(root: Path, check: Checks) -> None:
     try:
         capacity = first.metric("blockyard_tier_slots", tier="host")
         check("sizes are told before the first request", holds=capacity[0] > 0, seen=capacity)
-        policy = r'Blockyard sets kv_load_failure_policy to "recompute", which was \'fail\''
+        policy = r'Blockyard sets kv_load_failure_policy to "recompute" \(it was \'fail\'\)'
         check("three keys are enough, and the policy is set", holds=first.said(policy) == 1)
         check("the line at the start", holds=first.said("Blockyard keeps preempted requests") == 1)
         answer = first.ask(1)
