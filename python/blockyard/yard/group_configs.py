@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 from blockyard._core import BlockyardError, Misuse, TooLarge
 from blockyard.shared.groups import ChunkedAttention, Full, Group, Groups
 from blockyard.shared.layout import BELOW, LowerTier
-from blockyard.shared.sizes import counted, parse_size, size_text
+from blockyard.shared.sizes import Size, counted, parse_size, size_text
 from blockyard.shared.validate import integer, shown
 from blockyard.yard.config import Config
 
-__all__ = ["GroupConfigs", "rooms_of"]
+__all__ = ["GroupConfigs", "memory_of_all", "rooms_of"]
 
 _OWN: Final = {
     "device": "several groups need engine=, the blocks of an engine that allocates them itself; "
@@ -208,23 +208,31 @@ def _shares(
 
 def _weights(groups: Groups, split: object) -> list[Fraction]:
     """Returns the weights that were given, the spine's first."""
-    if not isinstance(split, Sequence) or isinstance(split, str) or len(split) != len(groups):
+    many = len(groups)
+    given = split if isinstance(split, Sequence) and not isinstance(split, str) else None
+    if given is None or len(given) != many:
+        wrong = "it is no list"
+        wrong = wrong if given is None else f"{_some(given, 'share')} for {many} groups"
         raise Misuse(
-            f"split = {shown(split)}: give a share for each of the {len(groups)} groups, in the "
-            "engine's order, like [0.9, 0.1]"
+            f"split = {shown(split)}: {wrong}; give a share for each of the {many} groups, in the "
+            f"order of the engine's numbers, like {[*[1] * (many - 1), 4]}"
         )
-    for number, one in enumerate(split):
+    for number, one in enumerate(given):
         number_ = isinstance(one, Real) and not isinstance(one, bool)
         if not number_ or not 0 < one < _MOST:
             raise Misuse(
                 f"split of group {number} = {shown(one)}: must be a number above 0 and below 1e100"
             )
-    if max(split) > _UNLIKE * min(split):
+    if max(given) > _UNLIKE * min(given):
         raise Misuse(
-            f"split = {shown(split)}: one share is more than a million times another; give shares "
+            f"split = {shown(given)}: one share is more than a million times another; give shares "
             "that are nearer to each other"
         )
-    return [Fraction(float(split[number])) for number in groups.numbers]
+    return [Fraction(float(given[number])) for number in groups.numbers]
+
+
+def _some(values: Sequence[object], name: str) -> str:
+    return f"{len(values)} {name}{'' if len(values) == 1 else 's'}"
 
 
 def _of_tier(groups: Groups, tier: str, size: object, shares: Sequence[_Share]) -> list[int | str]:
@@ -232,19 +240,30 @@ def _of_tier(groups: Groups, tier: str, size: object, shares: Sequence[_Share]) 
     if isinstance(size, Sequence) and not isinstance(size, str):
         if len(size) != len(groups):
             raise Misuse(
-                f"{tier} = {shown(size)}: give a size for each of the {len(groups)} groups, in the "
-                'engine\'s order; or the memory of all, like "64 GiB"'
+                f"{tier} = {shown(size)}: {_some(size, 'size')} for {len(groups)} groups; give a "
+                f"size for each of the {len(groups)} groups, in the order of the engine's numbers; "
+                'or the memory of all, like "64 GiB"'
             )
         return [size[number] for number in groups.numbers]
     if len(groups) == 1 or (not isinstance(size, str) and size == 0):
         return [size] * len(groups)  # type: ignore[list-item]
+    found = memory_of_all(tier, size)
+    return list(_divide(found.nbytes * (groups.ranks if found.per == "rank" else 1), shares))
+
+
+def memory_of_all(tier: str, size: object) -> Size:
+    """Returns the memory of all groups.
+
+    Raises:
+        Misuse: It is none; a number of blocks does not say how many of them each group has.
+    """
     if not isinstance(size, str) or isinstance(counted(size), int):
         raise Misuse(
-            f"{tier} = {shown(size)}: blocks of {len(groups)} groups differ in bytes; give the "
-            'memory of all, like "64 GiB", or a size for each group in the engine\'s order'
+            f"{tier} = {shown(size)}: a number of blocks does not say which group's blocks; give "
+            'the memory of all groups, like "64 GiB"; or a size for each, in the order of the '
+            "engine's numbers"
         )
-    found = parse_size(tier, size)
-    return list(_divide(found.nbytes * (groups.ranks if found.per == "rank" else 1), shares))
+    return parse_size(tier, size)
 
 
 def _divide(nbytes: int, shares: Sequence[_Share]) -> list[int]:

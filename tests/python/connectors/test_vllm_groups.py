@@ -97,6 +97,7 @@ def test_ranks_that_have_kv_alike_share_it_by_group() -> None:
         ([], {}, "no layer of this model keeps KV"),
         ([window()], {}, "SlidingWindowSpec alone: models in which no group has full attention"),
         ([window(), state()], {}, "SlidingWindowSpec, MambaSpec alone"),
+        ([state(mode="none")], {}, "MambaSpec alone: models in which no group has full attention"),
         ([full(), state(mode="none")], {}, "group 1 .MambaSpec. has mamba_cache_mode = 'none'"),
         ([full(), state(mode="none")], {}, "start with --enable-prefix-caching"),
         ([full(), window(block_size=8)], {}, "blocks of 4 in group 0, 8 in group 1 tokens"),
@@ -189,10 +190,10 @@ def test_each_group_needs_a_part_of_the_disk(extra: dict[str, Any], says: str) -
 @pytest.mark.parametrize(
     ("extra", "error", "says"),
     [
-        ({"host": 64}, by.Misuse, "host = 64: blocks of 2 groups differ in bytes"),
+        ({"host": 64}, by.Misuse, "host = 64: a number of blocks does not say which"),
         ({"host": 0}, by.Misuse, "host = 0 without a disk"),
-        ({"split": [1]}, by.Misuse, "give a share for each of the 2 groups"),
-        ({"split": 0.5}, by.Misuse, "split = 0.5: give a share for each group of layers"),
+        ({"split": [1]}, by.Misuse, r"1 share for 2 groups; give .*, like \[1, 4\]"),
+        ({"split": 0.5}, by.Misuse, "split = 0.5: it is no list of shares; give one for"),
         ({"split": [1, "2"]}, by.Misuse, "split of group 1 = '2': must be a number above 0"),
         ({"typical": 0}, by.Misuse, "typical = 0"),
         ({"typical": "8k"}, by.Misuse, "typical = '8k'"),
@@ -284,14 +285,15 @@ def test_chunks_need_a_variable_of_vllms() -> None:
     said = switched_off(vllm_config(**chunks, **OFF, max_model_len=16384), None)
     assert said is not None
     assert "takes 1.3 times as much memory" in said
-    assert said.endswith("set VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1")
+    assert "; set VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1, and leave" in said
+    assert said.endswith("--disable-hybrid-kv-cache-manager out if you gave it")
 
 
 @pytest.mark.parametrize(
     ("every", "says"),
     [
-        (0, "= 0: vLLM names the states of few boundaries, and a preempted request computes its"),
-        (64, "= 64: vLLM names the states of few boundaries, and a preempted request computes up"),
+        (0, "= 0: vLLM names only the state at the last boundary of the prompt, so a preempted"),
+        (64, "= 64: vLLM names a state for every 64 tokens, so a preempted request computes up to"),
         (SIZE, None),
         (None, None),
     ],
@@ -307,7 +309,7 @@ def test_the_start_says_where_vllm_names_few_states(
     assert ("prefix_cache_retention_interval" in caplog.text) == (says is not None)
     if says is not None:
         assert says in caplog.text
-        assert f"--prefix-cache-retention-interval {SIZE}, for {SIZE} tokens at" in caplog.text
+        assert f"start vLLM with --prefix-cache-retention-interval {SIZE}, its" in caplog.text
 
 
 @pytest.mark.parametrize(

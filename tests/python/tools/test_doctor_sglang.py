@@ -111,6 +111,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "hicache in part": (given("--hicache-size 1.5"), "'1.5' is no number", "write --hicache-size"),
     "hicache with a unit": (given("--hicache-size 64GB"), "'64GB' is no number", "--hicache-size"),
     "fraction": (given("--hicache-host-memory-fraction 2"), "fraction 2", "as 0.8"),
+    "windows": (given("--swa-full-tokens-ratio 2"), "--swa-full-tokens-ratio 2", "as 0.8"),
+    "no windows": (given("--swa-full-tokens-ratio 0"), "--swa-full-tokens-ratio 0", "as 0.8"),
     "write policy": (
         given("--hicache-write-policy through"),
         "'through' is none",
@@ -159,6 +161,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "no disk": (given(disk=...), "disk is missing", '"disk": "200 GiB"'),
     "no path": (given(disk_path=...), "disk_path is missing", '"disk_path": "/data/kv"'),
     "no unit": (given(disk="64"), "disk = '64'", "'64 GiB'"),
+    "disk by group": (given(disk=["9 GiB", 1]), "disk = ['9 GiB', 1]", 'one size, like "200 GiB"'),
+    "split": (given(split=[1, 4]), "no 'split'", "leave it out: SGLang's --swa-full-tokens-ratio"),
+    "typical": (given(typical=100), "no 'typical'", "--mamba-full-memory-ratio divide disk"),
     "disk of nothing": (given(disk=0), "disk = 0", "must be an integer >= 1"),
     "disk in part": (given(disk=1.5), "disk = 1.5", "must be an integer"),
     "no folder": (given(disk_path=""), "disk_path = ''", "must be the path"),

@@ -394,11 +394,28 @@ def test_variables_that_change_what_is_found_and_told() -> None:
         ),
         (LLAMA | {"model_type": "mamba2"}, {"host": 9}, "", "MambaSpec alone", "without this"),
         (MAMBA, {"host": "9 GiB"}, "-tp 2", "MambaSpec alone", "without this connector"),
+        (MAMBA, {"host": 9}, "--no-enable-prefix-caching", "MambaSpec alone", "without this"),
         (WHISPER, {"host": "9 GiB"}, "", "group 1 (CrossAttentionSpec)", "without this connector"),
         (JAMBA, {"host": ["9 GiB", "XiB"]}, "", "host = 'XiB'", "64 GiB"),
+        (
+            JAMBA,
+            {"host": 4096},
+            "",
+            "host = 4096: a number of blocks does",
+            "give the memory of all",
+        ),
+        (JAMBA, {"host": "9 blocks"}, "", "host = '9 blocks': a number", "give the memory of all"),
+        (JAMBA, {"host": ["9 GiB"]}, "", "one size for several groups", "give a size for each"),
         (JAMBA, {"host": []}, "", "host = 0 without a disk", "64 GiB"),
         (JAMBA, {"host": 9}, MTP, "looks ahead (EAGLE, MTP) beside recurrent states", "leave --sp"),
-        (GEMMA, {"host": ["9 GiB"] * 5}, "", "host = [", "each of the 6 groups"),
+        (GEMMA, {"host": ["9 GiB"] * 5}, "", "5 sizes for 6 groups", "each of the 6 groups"),
+        (
+            GEMMA,
+            {"host": "9 GiB", "split": [1, 4]},
+            "",
+            "2 shares for 6",
+            "like [1, 1, 1, 1, 1, 4]",
+        ),
         (LLAMA, {"host": ["9 GiB"]}, "", "keep their KV alike", "give one size"),
         (
             GEMMA,
@@ -407,8 +424,9 @@ def test_variables_that_change_what_is_found_and_told() -> None:
             "hashed by 16",
             "leave --prefix-match-unit out",
         ),
-        (GEMMA, {"host": "9 GiB"}, "-pp 2", "= 2 with 6 KV cache groups", "tensor parallel"),
-        (GEMMA, {"host": 9}, "", "host = 9: blocks of 6 groups differ", "give the memory of all"),
+        (GEMMA, {"host": "9 GiB"}, "-pp 2", "= 2 with 6 KV cache groups", "use tensor parallel"),
+        (GEMMA, {"host": "9 GiB"}, "-pp 2", "= 2 with 6 KV cache groups", "take more memory"),
+        (GEMMA, {"host": 9}, "", "host = 9: a number of blocks does", "give the memory of all"),
         (GEMMA, {"host": "1 GiB"}, "", "group 5 (Full) has 1,215", "or more"),
         (
             LLAMA | {"model_type": "mistral", "sliding_window": 4096},
@@ -442,9 +460,10 @@ def test_what_the_model_refuses_is_told_from_its_configuration(
             "leave --dis",
         ),
         (LLAMA_4, "", {}, "warn", "24 of 32 layers keep all tokens", f"set {CHUNKED}=1"),
+        (LLAMA_4, OFF, {}, "warn", "24 of 32 layers keep all tokens", f"and leave {OFF} out"),
         (LLAMA_4, "", {CHUNKED: "1"}, "ok", "4 groups of layers", ""),
         (LLAMA_4, "--no-disable-hybrid-kv-cache-manager", {}, "fail", "24 of 32", f"{CHUNKED}=1"),
-        (JAMBA, "", {}, "warn", "vLLM names the states of few", f"{EVERY} with its block"),
+        (JAMBA, "", {}, "warn", "names only the state at the last", f"{EVERY} N, where N is"),
         (JAMBA, f"{EVERY} 1056", {}, "ok", "2 groups of layers", ""),
     ],
 )
@@ -463,6 +482,7 @@ def test_what_vllms_hybrid_manager_does_is_told(
     assert found["hybrid manager"].level == level
     assert says in found["hybrid manager"].fact
     assert do in found["hybrid manager"].do
+    assert OFF in more.split() or f"leave {OFF}" not in found["hybrid manager"].do
     assert [one for one in failed(found) if one.name != "hybrid manager"] == []
 
 
@@ -481,6 +501,13 @@ def test_a_size_for_each_group_is_right(
     assert failed(serve(line(extra, "--max-model-len 8k", model=str(tmp_path)))) == []
 
 
+def test_a_model_that_is_refused_gets_no_advice_on_its_states(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA))
+    found = serve(line({"host": "9 GiB"}, model=str(tmp_path)))
+    for name, fact in (("hybrid manager", ""), ("settings", "the keys go together; ")):
+        assert (found[name].level, found[name].fact) == ("unknown", f"{fact}the model is refused")
+
+
 def test_a_window_that_the_configuration_does_not_tell_is_unknown(tmp_path: Path) -> None:
     told = {name: value for name, value in GEMMA.items() if name != "sliding_window"}
     (tmp_path / "config.json").write_text(json.dumps(told))
@@ -495,11 +522,14 @@ def test_a_window_that_the_configuration_does_not_tell_is_unknown(tmp_path: Path
 def test_the_model_is_described_by_group(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
     said = serve(line({"host": "64 GiB"}, "--max-model-len 32k", model=str(tmp_path)))["model"].fact
-    assert said.startswith("group 5 (Full); group 0 (SlidingWindow of 1,024 tokens); group 1")
-    assert said.endswith("; 384 KiB for 16 tokens in each group")
+    assert said.startswith("group 0 (SlidingWindow of 1,024 tokens); group 1")
+    assert said.endswith("; group 5 (Full); 384 KiB for 16 tokens in each group")
     (tmp_path / "config.json").write_text(json.dumps(JAMBA))
     said = serve(line({"host": "64 GiB"}, "", model=str(tmp_path)))["model"].fact
     assert said == "FullAttention, Mamba: the bytes of its states are seen in memory alone"
+    settings = serve(line({"host": "64 GiB"}, "", model=str(tmp_path)))["settings"]
+    assert settings.level == "unknown"
+    assert "the bytes of the model's states are not known here" in settings.fact
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def layered(kv: Any, *, ranks: int, stages: int, ahead: bool = False) -> Layered
             raise Unsupported(
                 f"{_name(number, own[0], found)} has no layer in this stage: {_WITHOUT}"
             )
-    _check_together(kv, kinds, stages)
+    _check_together(kv, specs, stages)
     if ahead and _STATES in kinds:
         raise Unsupported(
             "a drafter that looks ahead (EAGLE, MTP) beside recurrent states: vLLM restores other "
@@ -120,12 +120,6 @@ def _check_kind(name: str, specs: Sequence[Any], *, is_kept: bool) -> None:
             raise Unsupported(f"{name}: {_NOT_KEPT[kind]}; {_WITHOUT}")
         if kind not in {*_FULL, *_WINDOWS, _CHUNKS, _STATES}:
             raise Unsupported(f"{name}: {kind} is not known here; {_WITHOUT}")
-        if kind == _STATES and spec.mamba_cache_mode != "align":
-            raise Unsupported(
-                f"{name} has mamba_cache_mode = {spec.mamba_cache_mode!r}: vLLM keeps the states "
-                "of block boundaries only with its prefix cache; start with "
-                "--enable-prefix-caching"
-            )
     if not is_kept:
         raise Unsupported(
             f"{name}: vLLM replays its tokens, and stores none of its blocks under a hash; "
@@ -133,15 +127,24 @@ def _check_kind(name: str, specs: Sequence[Any], *, is_kept: bool) -> None:
         )
 
 
-def _check_together(kv: Any, kinds: Sequence[str], stages: int) -> None:
+def _check_together(kv: Any, specs: Sequence[Sequence[Any]], stages: int) -> None:
     """Refuses groups that do not go together."""
     found = kv.kv_cache_groups
+    kinds = [type(own[0]).__name__ for own in specs]
     if not _FULL.intersection(kinds):
         listed = ", ".join(dict.fromkeys(kinds))
         raise Unsupported(
             f"{listed} alone: models in which no group has full attention are not supported; "
             f"{_WITHOUT}"
         )
+    for number, own in enumerate(specs):
+        for spec in own:
+            if type(spec).__name__ == _STATES and spec.mamba_cache_mode != "align":
+                raise Unsupported(
+                    f"{_name(number, spec, found)} has mamba_cache_mode = "
+                    f"{spec.mamba_cache_mode!r}: vLLM keeps the states of block boundaries only "
+                    "with its prefix cache; start with --enable-prefix-caching"
+                )
     sizes = [group.kv_cache_spec.block_size for group in found]
     states = _STATES in kinds
     if len(set(sizes)) > 1:
@@ -157,7 +160,9 @@ def _check_together(kv: Any, kinds: Sequence[str], stages: int) -> None:
         )
     if stages > 1 and len(found) > 1:
         do = "use tensor parallel ranks alone"
-        do += "" if states else ", or add --disable-hybrid-kv-cache-manager"
+        if not states:
+            do += ", or add --disable-hybrid-kv-cache-manager, with which layers with windows keep "
+            do += "all tokens and requests take more memory"
         raise Unsupported(
             f"pipeline_parallel_size = {stages} with {len(found)} KV cache groups: the stages "
             f"would have unequal blocks; {do}"

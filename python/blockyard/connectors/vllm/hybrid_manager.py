@@ -46,7 +46,7 @@ def switched_off(vllm: Any, other: str | None) -> str | None:
     if other is not None:
         do += f"; if vLLM has switched it off for {other}, leave that one out"
     elif chunk:
-        do += ", and set VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1"
+        do = f"set VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1, and {do} if you gave it"
     return (
         f"vLLM's hybrid KV cache manager is off: {windows} of {full + windows} layers keep all "
         f"tokens in place of a window, so a request of max_model_len = {longest:,} tokens takes "
@@ -69,12 +69,15 @@ def states_left_out(vllm: Any, boundary: int | None = None) -> str | None:
     every = vllm.cache_config.prefix_cache_retention_interval
     if every is None or 0 < every <= (boundary or every):
         return None
-    lost = f"up to {every:,} tokens" if every else "its answer"
-    most = "a block" if boundary is None else f"{boundary:,} tokens"
+    named, lost = "only the state at the last boundary of the prompt", "its answer"
+    if every:
+        named, lost = f"a state for every {every:,} tokens", f"up to {every:,} tokens"
+    number = "N, where N is the block size that the connector logs at the start"
+    if boundary is not None:
+        number = f"{boundary}, its block size"
     return (
-        f"prefix_cache_retention_interval = {every}: vLLM names the states of few boundaries, and "
-        f"a preempted request computes {lost} again; give vLLM --prefix-cache-retention-interval "
-        f"{boundary or 'with its block size'}, for {most} at most and more copies"
+        f"prefix_cache_retention_interval = {every}: vLLM names {named}, so a preempted request "
+        f"computes {lost} again; start vLLM with --prefix-cache-retention-interval {number}"
     )
 
 

@@ -89,8 +89,8 @@ class Settings:
         shares: object = self.split
         if shares is not None and not (isinstance(shares, list | tuple) and shares):
             raise Misuse(
-                f"split = {shares!r}: give a share for each group of layers, in vLLM's order, "
-                "like [1, 4]"
+                f"split = {shares!r}: it is no list of shares; give one for each group of layers, "
+                "in the order of vLLM's numbers, like [1, 4]"
             )
         paths: object = [self.disk_path] if isinstance(self.disk_path, str) else self.disk_path
         if paths is not None and not (

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
-from blockyard._core import BlockyardError
+from blockyard._core import BlockyardError, Misuse
 from blockyard._typing import override
 from blockyard.connectors.command_line import mended
 from blockyard.connectors.sglang.disk_identity import adapters_of, weights_of
@@ -45,6 +45,9 @@ _ALONE: Final = (
     "--enable-unified-cache-external-linker",
 )
 """What SGLang refuses beside a hierarchical cache with a storage."""
+_OF_GROUPS: Final = ("split", "typical")
+"""Keys with which vLLM's connector divides memory among groups of layers."""
+_DIVIDES: Final = "SGLang's --swa-full-tokens-ratio and --mamba-full-memory-ratio divide disk"
 _SOUND: Final = {"interface_v1": 1, "disk": 1, "disk_path": "/"}
 _STRETCHED: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _GB: Final = 10**9
@@ -118,8 +121,14 @@ class Launch(Engine):
     @override
     def alone(self, name: str) -> BlockyardError | None:
         """Returns why one key is refused, where the others are sound."""
+        value = self.extra[name]
+        if name in _OF_GROUPS:
+            return Misuse(f"SGLang has no {name!r}: leave it out: {_DIVIDES}")
+        if name == "disk" and isinstance(value, list):
+            whose = "SGLang divides the disk among its groups of layers"
+            return Misuse(f'disk = {shown(value)}: {whose}; give one size, like "200 GiB"')
         try:
-            StorageSettings.of_extra(_SOUND | {name: self.extra[name]})
+            StorageSettings.of_extra(_SOUND | {name: value})
         except BlockyardError as error:
             return error
         return None
@@ -216,11 +225,15 @@ def _conflicts(launch: Launch) -> Iterator[tuple[str, str]]:
             f"{ranks} tensor parallel ranks are not divided into {groups} attention groups",
             f"write --tp-size {groups * max(ranks // groups, 1)}",
         )
-    fraction = values.get("hicache_host_memory_fraction")
-    if isinstance(fraction, float) and not 0 < fraction <= 1:
-        yield f"--hicache-host-memory-fraction {fraction:g}", "write a fraction of 1, as 0.8"
+    for flag in ("--hicache-host-memory-fraction", "--swa-full-tokens-ratio"):
+        yield from _wrong_fraction(flag, values.get(flag[2:].replace("-", "_")))
     if isinstance(launch.model, Model):
         yield from launch.wanted.wrong(launch.model, "--context-length")
+
+
+def _wrong_fraction(flag: str, given: object) -> Iterator[tuple[str, str]]:
+    if isinstance(given, float) and not 0 < given <= 1:
+        yield f"{flag} {given:g}", "write a fraction of 1, as 0.8"
 
 
 def conflicts(launch: Launch, _: Site) -> Finding:

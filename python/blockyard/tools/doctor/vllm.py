@@ -151,6 +151,8 @@ def settings(serve: Serve, site: Site) -> Finding:
     if not isinstance(serve.transfer.get(EXTRA, {}), Mapping):
         return unknown("settings", "they are not understood")
     found, known = serve.settings(site), serve.known
+    if found.level == "ok" and serve.sized is None:
+        return unknown("settings", found.fact)
     if isinstance(known, Facts) and known.unseen and "weights cannot be identified" in found.fact:
         # vLLM may download them, and their files identify them then.
         named = '"namespace": {"weights": "v1"}'
@@ -184,23 +186,34 @@ def model(serve: Serve, _: Site) -> Finding:
         fact = f"{kinds}: the bytes of its states are seen in memory alone"
         return Finding("model", "ok", fact)
     if groups is not None:
-        listed = "; ".join(groups.name(at) for at in range(len(groups)))
+        by_number = sorted(range(len(groups)), key=groups.numbers.__getitem__)
+        listed = "; ".join(map(groups.name, by_number))
         tokens = f"{size(layout.host_block_bytes)} for {layout.block_size} tokens in each group"
         return Finding("model", "ok", f"{listed}; {tokens}")
     tokens = f"{size(layout.host_block_bytes)} for {layout.block_size} tokens of all ranks"
     return Finding("model", "ok", f"{layout.planes[0].pieces} layers a rank, {tokens}")
 
 
+def _of_states(serve: Serve, *, asked: bool) -> Finding | None:
+    """What is wrong for a model with states."""
+    if asked:
+        fact, do = f"{_HYBRID} beside recurrent states", f"leave {_HYBRID} out"
+        return Finding("hybrid manager", "fail", fact, _NOT_STARTED, do)
+    if isinstance(serve.known, BlockyardError):
+        return unknown("hybrid manager", "the model is refused")
+    said = states_left_out(serve.engine[0])
+    if said is None:
+        return None
+    fact, do = said.split("; ", 1)
+    return Finding("hybrid manager", "warn", fact, "that costs time at a preemption", do)
+
+
 def hybrid(serve: Serve, _: Site) -> Finding:
     """The manager of several KV cache groups, and what it costs where vLLM has it off."""
     asked = serve.flags.values.get("disable_hybrid_kv_cache_manager")
-    if serve.has_states and asked:
-        fact, do = f"{_HYBRID} beside recurrent states", f"leave {_HYBRID} out"
-        return Finding("hybrid manager", "fail", fact, _NOT_STARTED, do)
+    if serve.has_states and (found := _of_states(serve, asked=bool(asked))):
+        return found
     own = serve.engine[0]
-    if serve.has_states and (said := states_left_out(own)):
-        fact, do = said.split("; ", 1)
-        return Finding("hybrid manager", "warn", fact, "that costs time at a preemption", do)
     if not isinstance(serve.model, Model):
         return Finding("hybrid manager", "ok", "as it is by default" if not asked else _HYBRID)
     known = serve.known if isinstance(serve.known, Facts) else None
@@ -210,9 +223,11 @@ def hybrid(serve: Serve, _: Site) -> Finding:
         fact = f"{count} groups of layers" if count > 1 else "one group of layers"
         return Finding("hybrid manager", "ok", fact)
     fact, do = said.split("; ", 1)
+    if CHUNKED in do and not asked:
+        do = f"set {CHUNKED}=1"
     if asked is False:
         # Asked for by name, and vLLM does not keep chunks so by default.
-        return Finding("hybrid manager", "fail", fact, _NOT_STARTED, f"set {CHUNKED}=1")
+        return Finding("hybrid manager", "fail", fact, _NOT_STARTED, do)
     lost = "requests take more memory than they need"
     return Finding("hybrid manager", "warn", fact, lost, do)
 

@@ -28,6 +28,7 @@ from blockyard.tools.doctor.stand_ins import (
     kv_cache,
 )
 from blockyard.yard.config import Config
+from blockyard.yard.group_configs import memory_of_all
 from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = [
@@ -96,7 +97,10 @@ class Serve(Engine):
         if self.sized is not None and isinstance(self.read, tuple):
             own, configs = self.read
             return own.said(configs, self.sized.groups).partition(", below")[0]
-        return "they go together; the model's sizes are not known here"
+        if isinstance(self.known, BlockyardError):
+            return "the keys go together; the model is refused"
+        whose = "bytes of the model's states" if self.has_states else "model's sizes"
+        return f"the keys go together; the {whose} are not known here, nor whether host is enough"
 
     @property
     @override
@@ -220,11 +224,30 @@ class Serve(Engine):
                 if isinstance(extra.get(tier), list):
                     extra[tier] = _one_of(tier, extra[tier])
         try:
+            self._check_of_states()
             read = Settings.read(extra, known._replace(blocks=2))
             of_config.tried(read[1][0])
         except BlockyardError as error:
             return error
         return read
+
+    def _check_of_states(self) -> None:
+        """Refuses sizes of states and attention that fit no groups; how many there are is unknown.
+
+        Raises:
+            Misuse: A size is a number of blocks, or a list has one size.
+        """
+        if not self.has_states or not isinstance(self.known, Facts):
+            return
+        for tier in BELOW:
+            given = self.told.get(tier)
+            if isinstance(given, list) and len(given) == 1:
+                raise Misuse(
+                    f"{tier} = {given!r}: one size for several groups; give a size for each; or "
+                    'the memory of all, like "64 GiB"'
+                )
+            if given and isinstance(given, int | str):
+                memory_of_all(tier, given)
 
     @override
     def alone(self, name: str) -> BlockyardError | None:
