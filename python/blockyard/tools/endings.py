@@ -20,7 +20,7 @@ STATUSES: Final = {
         "`doctor` found a setting that will fail"
     ),
     MISUSE: "bad input, found before anything runs; or a file or stdout that cannot be written",
-    BROKEN: "a broken law, a wrong byte, or tokens that differ: a bug of Blockyard",
+    BROKEN: "a broken invariant, a wrong byte, or tokens that differ: a bug of Blockyard",
     INTERRUPTED: "interrupted by Ctrl-C",
     CLOSED: "stdout was closed by its reader, as `| head` does; the files are written",
 }

@@ -74,6 +74,8 @@ class Interrupter:
         self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         self.passed.append(self.where)
         self.left -= 1
+        if self.left < 0 and _is_finalized(frame):
+            self.left = 0  # Python drops what is raised there: the next line outside is interrupted
         if self.left < 0:
             sys.settrace(None)
             sys.setprofile(None)
@@ -81,6 +83,13 @@ class Interrupter:
             if self.timeout:
                 signal.raise_signal(signal.SIGUSR1)
             raise KeyboardInterrupt
+
+
+def _is_finalized(frame: FrameType | None) -> bool:
+    """Whether a frame is part of a `__del__`, which garbage collection may call at any line."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _time_out(_number: int, _frame: FrameType | None) -> None:
