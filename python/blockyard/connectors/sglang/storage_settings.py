@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.shared.sizes import counted, parse_size
-from blockyard.shared.validate import folder, integer, one_of, seconds
+from blockyard.shared.validate import folder, integer, one_of, seconds, shown
 
 __all__ = ["START", "StorageSettings", "check_config"]
 
@@ -26,6 +26,11 @@ _SGLANG: Final = (
 """Keys that SGLang itself reads."""
 _OF_HOST: Final = ("host", "hosts", "host_blocks", "cpu_bytes_to_use", "max_local_cpu_size")
 _HOST: Final = "the memory of the host is SGLang's: give --hicache-size, in GB"
+_OF_GROUPS: Final = ("split", "typical")
+"""Keys with which vLLM's connector divides memory among groups of layers."""
+_DIVIDES: Final = (
+    "leave it out: SGLang's --swa-full-tokens-ratio and --mamba-full-memory-ratio divide disk"
+)
 _DAY: Final = 86_400
 
 
@@ -98,9 +103,15 @@ class StorageSettings:
                 near = difflib.get_close_matches(plain, own, n=1)
                 meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(own)}"
                 meant = _HOST if plain in _OF_HOST else meant
+                meant = _DIVIDES if plain in _OF_GROUPS else meant
                 raise Misuse(
                     f"there is no {name!r} in --hicache-storage-backend-extra-config: {meant}"
                 )
+        if isinstance(given.get("disk"), list | tuple):
+            raise Misuse(
+                f"disk = {shown(given['disk'])}: SGLang divides the disk among its groups of "
+                'layers; give one size, like "200 GiB"'
+            )
         if not given.get("interface_v1"):
             raise Misuse(
                 "interface_v1 is missing: without it SGLang copies pages as tensors; write "

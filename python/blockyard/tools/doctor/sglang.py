@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
-from blockyard._core import BlockyardError, Misuse
+from blockyard._core import BlockyardError
 from blockyard._typing import override
 from blockyard.connectors.command_line import mended
 from blockyard.connectors.sglang.disk_identity import adapters_of, weights_of
@@ -45,9 +45,6 @@ _ALONE: Final = (
     "--enable-unified-cache-external-linker",
 )
 """What SGLang refuses beside a hierarchical cache with a storage."""
-_OF_GROUPS: Final = ("split", "typical")
-"""Keys with which vLLM's connector divides memory among groups of layers."""
-_DIVIDES: Final = "SGLang's --swa-full-tokens-ratio and --mamba-full-memory-ratio divide disk"
 _SOUND: Final = {"interface_v1": 1, "disk": 1, "disk_path": "/"}
 _STRETCHED: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _GB: Final = 10**9
@@ -122,11 +119,6 @@ class Launch(Engine):
     def alone(self, name: str) -> BlockyardError | None:
         """Returns why one key is refused, where the others are sound."""
         value = self.extra[name]
-        if name in _OF_GROUPS:
-            return Misuse(f"SGLang has no {name!r}: leave it out: {_DIVIDES}")
-        if name == "disk" and isinstance(value, list):
-            whose = "SGLang divides the disk among its groups of layers"
-            return Misuse(f'disk = {shown(value)}: {whose}; give one size, like "200 GiB"')
         try:
             StorageSettings.of_extra(_SOUND | {name: value})
         except BlockyardError as error:
