@@ -228,8 +228,8 @@ ROWS: dict[str, Row] = {
         "unknown",
         "cannot be read",
     ),
-    "one piece": (pinned.registration, {}, {"pinned": 512 * GIB}, "fail", "500 GiB/rank"),
-    "a piece that fits": (pinned.registration, {}, {"pinned": 511 * GIB}, "ok", "511"),
+    "one piece": (pinned.registration, {}, {"piece": 512 * GIB}, "fail", "500 GiB/rank"),
+    "a piece that fits": (pinned.registration, {}, {"piece": 511 * GIB}, "ok", "511"),
     "a processor": (
         build.processor,
         {"proc/cpuinfo": "model name : A\nflags : fpu sha_ni\n"},

@@ -34,6 +34,7 @@ def asked_of(config: Config) -> Demand:
     return Demand(
         host=config.host_blocks * layout.host_block_bytes,
         pinned=config.host_blocks * layout.block_bytes,
+        piece=config.host_blocks * layout.block_bytes,
         shared=config.host_blocks * shared if layout.ranks > 1 else 0,
         disk=config.disk_blocks * layout.host_block_bytes,
         device=config.device_blocks * layout.block_bytes,

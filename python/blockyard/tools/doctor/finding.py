@@ -56,6 +56,8 @@ class Demand:
     """Bytes of the host tiers of all ranks and replicas; 0 for none."""
     pinned: int = 0
     """Bytes that one rank pins."""
+    piece: int = 0
+    """Bytes that one rank pins in one piece, for a group of layers; 0 where that is not known."""
     shared: int = 0
     """Bytes of memory that ranks share, in /dev/shm."""
     disk: int = 0
@@ -72,7 +74,7 @@ class Demand:
 
     def joined(self, other: "Demand") -> "Demand":
         """Returns the larger of both requirements."""
-        sizes = ("host", "pinned", "shared", "disk", "device", "ranks")
+        sizes = ("host", "pinned", "piece", "shared", "disk", "device", "ranks")
         return replace(
             self,
             **{name: max(getattr(self, name), getattr(other, name)) for name in sizes},

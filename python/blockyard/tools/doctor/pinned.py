@@ -51,9 +51,10 @@ def _locked(site: Site, limit: int) -> int:
 
 def registration(site: Site) -> Finding:
     """What one rank pins in one piece."""
-    asked = site.asked.pinned
+    asked = site.asked.piece
     if not asked:
-        return unknown("registration", "no host tier was named")
+        apart = "what each group of layers pins is not known here"
+        return unknown("registration", apart if site.asked.pinned else "no host tier was named")
     fact = f"a rank pins {size(asked)} in one piece"
     refused = "CUDA refuses a registration of 512 GiB or more"
     less: Problem = (asked >= _ONE, "fail", refused, 'give "host": "500 GiB/rank" or less')

@@ -148,7 +148,7 @@ class Launch(Engine):
         pinned = max(self.flags.number("hicache_size", 0), 0) * _GB
         machines = max(self.flags.number("nnodes"), 1)
         ranks = max(self.workers * self.replicas // machines, 1)
-        asked = Demand(host=pinned * ranks, pinned=pinned, ranks=ranks)
+        asked = Demand(host=pinned * ranks, pinned=pinned, piece=pinned, ranks=ranks)
         if not isinstance(self.read, StorageSettings):
             return asked
         nbytes = 0

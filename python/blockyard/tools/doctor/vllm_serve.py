@@ -306,14 +306,16 @@ class Serve(Engine):
                 name: sum(getattr(one, name) for one in every)
                 for name in ("host", "pinned", "shared", "disk")
             }
-            asked = replace(every[0], **sums)
+            asked = replace(every[0], **sums, piece=max(one.piece for one in every))
         else:
             # Without the model a number of blocks is no number of bytes.
             host, disk = (
                 sum(_nbytes(one, self.workers, self.replicas) for one in _listed(self.told, tier))
                 for tier in BELOW
             )
-            asked = Demand(host=host, pinned=host // self.workers, disk=disk)
+            pinned = host // self.workers
+            piece = 0 if self.has_states else pinned
+            asked = Demand(host=host, pinned=pinned, piece=piece, disk=disk)
         many = self.replicas
         asked = replace(
             asked,
