@@ -58,7 +58,7 @@ class Beside(Front):
         with behind_nixl():
             super().__init__(copier, **extra)
 
-    def given(self, request: Any, ids: list[int], local: int = 0) -> None:
+    def given(self, request: Any, ids: Any, local: int = 0) -> None:
         """The other connector loads: vLLM tells of it with no tokens, and runs it later."""
         matched = self.scheduler.get_num_new_matched_tokens(request, local)
         assert matched[0] is not None
@@ -347,6 +347,36 @@ def test_one_that_shares_blocks_which_another_loads_waits_for_its_own_step(front
     for _ in range(4):
         front.step()
     assert found(front) == []
+
+
+@pytest.mark.law("E2")
+@pytest.mark.parametrize("came", [False, True])
+def test_one_that_shares_blocks_of_one_group_alone_waits_too(*, came: bool) -> None:
+    """vLLM finds a block of each group by itself: that of a window may be of another request."""
+    front = Beside(of=kv_of(window(8), full()), host=[64, 64])
+    front.step()
+    one = front.request("one", list(range(19)))
+    loaded = [0, 0, 3, 4, 5], [11, 12, 13, 14, 15]
+    front.given(one, loaded)
+    write = dict.fromkeys((3, 4, 13, 14), 9)
+    front.step({one: (loaded, 3)}, computed=16, write=write)
+    if came:
+        one.num_computed_tokens, one.num_in_flight_tokens, one.num_tokens = 19, 0, 20
+        front.step()
+    else:
+        one.num_computed_tokens = one.num_in_flight_tokens = 19
+    # Blocks 21 to 24 of full attention were computed by a request whose window has slid on.
+    two = front.request("two", list(range(17)))
+    shared = [0, 0, 3, 4, 6], [21, 22, 23, 24, 25]
+    front.given(two, shared, local=16)
+    front.step({two: (shared, 1)}, computed=16)
+    two.num_computed_tokens, two.num_in_flight_tokens = 17, 0 if came else 1
+    front.scheduler.request_finished_all_groups(two, shared)
+    for _ in range(4):
+        front.step()
+    again = front.request("again", list(range(18)))
+    assert front.scheduler.get_num_new_matched_tokens(again, 0)[0] == (16 if came else 0)
+    front.worker.shutdown()
 
 
 def test_a_load_beside_the_computation_is_kept_when_it_was_whole(front: Beside) -> None:

@@ -11,6 +11,7 @@ class OthersRow(Protocol):
 
     request: Any
     ids: list[int]
+    tables: list[list[int]]
     scheduled: int
     local: int
     has: int
@@ -47,7 +48,7 @@ class OthersLoads:
         # At the second call for a load it is what has come, and 0 at the first.
         row.has = int(row.request.num_computed_tokens) or row.local
         if self.doubtful:
-            row.has = min(row.has, self._certain_tokens(row.ids))
+            row.has = min(row.has, self._certain_tokens(row))
         self.admitted.append(row)
 
     def lent_blocks(self, counts: Mapping[str, int]) -> list[int]:
@@ -73,14 +74,17 @@ class OthersLoads:
         live = set(map(id, rows))
         self.doubtful = [row for row in self.doubtful if not is_certain(row) and id(row) in live]
 
-    def _certain_tokens(self, ids: list[int]) -> int:
-        """Returns the tokens before the first of these blocks that is doubtful."""
+    def _certain_tokens(self, row: OthersRow) -> int:
+        """Returns the tokens before the first block of a row, in any group, that is doubtful."""
         size = self._size
         doubted: set[int] = set()
-        for row in self.doubtful:
-            if not is_certain(row):
-                doubted.update(row.ids[row.has // size : -(-row.given // size)])
-        return next((at for at, block in enumerate(ids) if block in doubted), len(ids)) * size
+        for one in self.doubtful:
+            if not is_certain(one):
+                doubted.update(one.blocks(one.has // size, -(-one.given // size)))
+        # vLLM finds a block of each group by itself: one of a window may be another request's.
+        tables = row.tables or [row.ids]
+        places = (at for ids in tables for at, block in enumerate(ids) if block in doubted)
+        return min(places, default=len(row.ids)) * size
 
 
 def is_certain(row: OthersRow) -> bool:

@@ -89,11 +89,11 @@ class Row:
         self.later.clear()
 
     def blocks(self, first: int, end: int | None = None) -> list[int]:
-        """Returns the ids of some of its blocks, of all groups."""
+        """Returns the ids of some of its blocks, of all groups; the null block is none."""
         if not self.tables:
             return self.ids[first:end]
         self.join()
-        return [one for table in self.tables for one in table[first:end]]
+        return [one for table in self.tables for one in table[first:end] if one]
 
     def count_cached(self, tokens: int) -> None:
         """Has vLLM report what a load has brought, and not what was matched.
