@@ -316,6 +316,38 @@ def test_a_disk_is_divided_as_the_memory_of_the_host(tmp_path: Path) -> None:
     Hybrid(tmp_path / "least", extra={"disk": "8 KiB"}).storage.close()
 
 
+@pytest.mark.parametrize("disk", [1000, "1000 blocks", "4 MiB", "4 MiB/rank"])
+def test_a_restart_keeps_a_division_though_the_memory_of_the_host_is_another(
+    tmp_path: Path, disk: int | str
+) -> None:
+    def started(kv: int, swa: int, mamba: int, size: int | str = disk) -> Any:
+        beside = {"swa": Pool(swa), "mamba": States(mamba)}
+        return opened(tmp_path, Pool(kv), beside=beside, extra={"disk": size})
+
+    def slots(storage: Any) -> dict[str, int]:
+        return {name: pool.disk.slots for name, pool in storage._disks.items()}
+
+    storage = started(1001, 501, 101)
+    before, named = slots(storage), whole(storage, "a", 3)
+    for name in ("swa", "mamba"):
+        sent = PoolTransfer(name, storage._pools[name][1].rows(0), None, named[2:], LAST)
+        assert storage.batch_set_v2([sent]) == {name: [True]}
+    storage.close()
+    # SGLang sizes them by the memory that a GPU has free at the start.
+    storage = started(1103, 549, 117)
+    assert slots(storage) == before
+    asked = [PoolTransfer(name, keys=["__placeholder__"], hit_policy=LAST) for name in before]
+    assert storage.batch_exists_v2(named, asked[1:]).kv_hit_pages == 3
+    storage.close()
+    # Another size is refused, as it is without other pools, and what the error says is taken.
+    said = f"give the size of before, {before['kv']} blocks"
+    with pytest.raises(by.Unavailable, match=said):
+        started(1001, 501, 101, "3 MiB" if isinstance(disk, str) and "MiB" in disk else 900)
+    storage = started(1001, 502, 103, f"{before['kv']} blocks")
+    assert slots(storage) == before
+    storage.close()
+
+
 def test_the_threads_of_a_rank_are_those_of_all_its_pools(hybrid: Hybrid) -> None:
     every = [disk_of(hybrid.storage, name)._disk.threads for name in hybrid.pools]
     assert len(every) == 4

@@ -2,16 +2,25 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard._core import Misuse, Unavailable, Unsupported
+from blockyard._core import (
+    BlockyardError,
+    DiskInspector,
+    DiskLane,
+    Misuse,
+    Unavailable,
+    Unsupported,
+)
 from blockyard.connectors.sglang.disk_pages import KEY_BYTES, DiskPages
 from blockyard.connectors.sglang.host_pool import BESIDE, KV, HostPages
 from blockyard.connectors.sglang.storage_settings import StorageSettings
-from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.disk import DiskTier, fields_of
+from blockyard.shared.layout import KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.sizes import counted, parse_size, size_text
 from blockyard.yard.tier_sizes import in_blocks
@@ -48,7 +57,7 @@ def open_all(
     """Opens the disks of all pools, or none.
 
     The KV's folder is the one that a model without other pools has. The disk is divided as SGLang
-    divides the host's memory, and all pools share the threads.
+    divides the host's memory, or as it was before, and all pools share the threads.
 
     Args:
         pools: By SGLang's names, the KV first: where the pages are, and what keeps that memory.
@@ -60,17 +69,25 @@ def open_all(
         Misuse: `disk` is too small, or not the one that a folder has.
         Unavailable: There is no room, or another process owns a folder.
     """
-    blocks = divided(settings.disk, {name: host for name, (host, _) in pools.items()})
+    hosts = {name: host for name, (host, _) in pools.items()}
+    whose = {
+        name: {**identity, "pages": host.meaning} | ({} if name == KV else {_GROUP: name})
+        for name, host in hosts.items()
+    }
+    had = {}
+    if len(hosts) > 1:
+        root = settings.disk_path
+        had = {name: _before(root, host.layout, whose[name], rank) for name, host in hosts.items()}
+    blocks = divided(settings.disk, hosts, had)
     tiers: dict[str, DiskTier] = {}
     made: dict[str, PoolDisk] = {}
     try:
-        for name, (host, _) in pools.items():
-            group = {} if name == KV else {_GROUP: name}
+        for name, host in hosts.items():
             tiers[name] = DiskTier(
                 host.layout,
                 settings.disk_path,
                 blocks=blocks[name],
-                identity={**identity, "pages": host.meaning, **group},
+                identity=whose[name],
                 rank=rank,
                 direct=settings.direct,
                 threads=tiers[KV].threads if tiers else settings.threads,
@@ -94,27 +111,49 @@ def open_all(
     return made
 
 
-def divided(disk: int | str, hosts: Mapping[str, HostPages]) -> dict[str, int]:
+def _before(root: Path, layout: KVLayout, identity: Mapping[str, str], rank: int) -> int:
+    """Returns how many pages the folder of a pool has; 0 if there is none, or it is damaged."""
+    fields = sorted(fields_of(layout, identity).items())
+    size = layout.block_bytes
+    folder, _ = DiskLane.lacking(root, fields, rank=rank, slots=1, block_bytes=size)
+    try:
+        return DiskInspector(folder).slots
+    except BlockyardError:
+        return 0
+
+
+def divided(
+    disk: int | str, hosts: Mapping[str, HostPages], had: Mapping[str, int]
+) -> dict[str, int]:
     """Returns how many pages each pool has on the disk.
 
     Args:
         disk: Bytes as text, or pages of the KV.
         hosts: The pools, by name, the KV first: the pages of the others to those of the KV are as
             in the host's memory.
+        had: The pages of each folder from before, 0 without one. They stay if they divide the same
+            disk: SGLang sizes the host's memory by what is free on a GPU, which differs with each
+            start.
 
     Raises:
         Misuse: A pool would have no page; the message has the least size.
     """
-    kv = hosts[KV]
-    size = counted(disk)
+    kv, size = hosts[KV], counted(disk)
+    before = {name: pages for name, pages in had.items() if pages}
     if len(hosts) == 1 or not isinstance(size, str):
         pages = int(in_blocks("disk", size, kv.layout))
-        return {name: -(-pages * host.pages // kv.pages) for name, host in hosts.items()}
+        found = {name: -(-pages * host.pages // kv.pages) for name, host in hosts.items()}
+        kept = found | before
+        return kept if kept[KV] == pages else found
     nbytes, _, per = parse_size("disk", size)
-    whole = {name: host.pages * host.layout.host_block_bytes for name, host in hosts.items()}
-    total = sum(whole.values())
+    page = {name: host.layout.host_block_bytes for name, host in hosts.items()}
+    total = sum(host.pages * page[name] for name, host in hosts.items())
     ranks = kv.layout.ranks if per == "rank" else 1
     found = {name: host.pages * nbytes * ranks // total for name, host in hosts.items()}
+    kept = found | before
+    left = nbytes * ranks - sum(kept[name] * page[name] for name in hosts)
+    if 0 <= left < sum(page.values()):  # Each pool is rounded down by less than a page.
+        found = kept
     for name, pages in found.items():
         if pages < 1:
             least = -(-total // (min(host.pages for host in hosts.values()) * ranks))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from blockyard.crane.tiers.reclaim import Wanted
 
-__all__ = ["DiskPart", "DiskTier"]
+__all__ = ["DiskPart", "DiskTier", "fields_of"]
 
 _Place = tuple[int, int, int, tuple[int, ...], int | None, bool]
 
@@ -61,6 +61,11 @@ def _places_of(layout: KVLayout, disks: int) -> Iterable[_Place]:
             yield disk, disks, disk, own, None, False
         for rank in range(layout.ranks if shared else 0):
             yield rank + layout.ranks * disk, layout.ranks * disks, disk, shared, rank, True
+
+
+def fields_of(layout: KVLayout, identity: Mapping[str, str]) -> dict[str, str]:
+    """Returns what a rank's own planes on one disk depend on: the folder is named by it."""
+    return {**identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,7 @@ class DiskTier(Single):
     def _files(self, paths: Sequence["Path"]) -> Iterable["_Files"]:
         """Yields the slot files of each path: of this rank's planes, and of those all share."""
         layout, disks = self.layout, len(paths)
-        fields = {**self.identity, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
+        fields = fields_of(layout, self.identity)
         for place in _places_of(layout, disks):
             first, step, number, planes, _, shared = place
             more = {"disk": f"{number} of {disks}"} if disks > 1 else {}
