@@ -94,6 +94,11 @@ def spine_alone(right: Wrong, self: Agreement, keys: by.Keys, after: int, found:
     return far, False, None, None, far
 
 
+def in_flight_is_there(right: Wrong, self: Agreement, *asked: Any) -> Any:
+    blocks, _, *why = right(self, *asked)
+    return blocks, False, *why
+
+
 def last_block_alone(right: Wrong, riders: Any, blocks: int) -> list[int]:
     return [max(start, blocks - 1) for start in right(riders, blocks)]
 
@@ -119,6 +124,24 @@ def ends_with_the_spine(
 
 def spines_good_prefix(_right: Wrong, self: GroupLoad, size: int) -> int:
     return self.length if self.has_spine else self.first * size
+
+
+def the_engines_own_too(right: Wrong, self: OwnGroups, row: Any, local: int, *more: Any) -> bool:
+    is_held: bool = right(self, row, local, *more)
+    has, loads = self._tables(row, local), self._connector._loads
+
+    def make(path: Any, *asked: Any) -> GroupLoad:
+        load = GroupLoads.make(loads, path, *asked)
+        for rider in () if load.resumes else loads._riders:
+            needs = rider.needs(load.length)
+            if needs.start < load.first and rider.number in load.parts:
+                ids = has[self._groups.numbers[rider.number]][needs.start :]
+                ids += load.parts[rider.number][1]
+                load.parts[rider.number] = path.row(rider.cache, needs), ids, 0
+        return load
+
+    vars(loads)["make"] = make
+    return is_held
 
 
 def nothing_of_riders(_right: Wrong, _self: Rider, *_: Any) -> None:
@@ -171,6 +194,11 @@ def no_clear(_right: Wrong, self: RiderCopies) -> None:
         rider.drop()
 
 
+def the_spines_floor(right: Wrong, self: OwnGroups) -> None:
+    right(self)
+    self._copies.floors[1:] = [0] * (len(self._words) - 1)
+
+
 def no_flush(_right: Wrong, self: RiderCopies, path: Any, held: Any) -> None:
     for rider, own in zip(self._riders, held, strict=True):
         rider.add(path, own)
@@ -182,6 +210,8 @@ MISTAKES: dict[str, tuple[bool, Any, str, Wrong]] = {
     "ceil": (False, SlidingWindow, "needs", rounded_inwards),
     "contig": (False, agreement, "starts", last_block_alone),
     "exact": (False, RecurrentState, "needs", state_before),
+    "air": (False, Agreement, "of", in_flight_is_there),
+    "own": (True, OwnGroups, "_hold_local", the_engines_own_too),
     "together": (True, GroupLoads, "_end_part", ends_with_the_spine),
     "void": (True, group_loads.GroupLoad, "tokens", spines_good_prefix),
     "again": (True, Connector, "failed", lambda *_: None),
@@ -193,6 +223,7 @@ MISTAKES: dict[str, tuple[bool, Any, str, Wrong]] = {
     "soon": (False, GroupLoads, "_ask", other_groups_unasked),
     "route": (False, hybrid_connector, "outcomes_by_group", all_for_the_spine),
     "clearall": (True, RiderCopies, "clear", no_clear),
+    "floorall": (True, OwnGroups, "_clear", the_spines_floor),
     "offloads planned late": (False, RiderCopies, "offload", no_flush),
 }
 
