@@ -35,8 +35,8 @@ def restore_groups(
 ) -> FoundGroups:
     """Finds again what the disks of all ranks have from before, in every group by itself.
 
-    The log says how many blocks each group has. One of which nothing is found costs hits, and
-    nothing else.
+    Of several groups the log says how many blocks each has. One of which nothing is found costs
+    hits, and nothing else.
 
     Args:
         caches: The bookkeeping of each group, spine first.
@@ -63,7 +63,7 @@ def restore_groups(
             caches[number].restore("disk", found.slots, found.keys, found.parents)
         except Misuse as error:
             raise Misuse(f"{groups.name(number)}: {error}") from None
-    if agreed:
+    if len(agreed) > 1:
         _say(groups, agreed)
     run = max((one.run for each in offers.values() for one in each), default=0)
     return FoundGroups(run, {groups.numbers[number]: len(one) for number, one in agreed.items()})

@@ -47,7 +47,7 @@ class Halves:
             for name, pages in zip(names(number), self.pages, strict=True)
         }
         self.back.register(self.kv)
-        self.restart = Restart(self.caches, 20.0, lambda: time.monotonic)
+        self.restart = Restart(known, self.caches, 20.0, lambda: time.monotonic)
         if path is not None:
             self.restart.ready([self.back.ready()])
         self.steps = 0

@@ -1,17 +1,21 @@
 """What the scheduler's half has from the engine before, and leaves for the next one."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from blockyard._core import Misuse, Unsupported
+from blockyard.connectors.group_restart import restore_groups
+from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.identity import fingerprint_of
 from blockyard.connectors.vllm.messages import Ready
-from blockyard.connectors.vllm.replicas import ALONE, Replica, others_on_disk
+from blockyard.connectors.vllm.replicas import others_on_disk
 from blockyard.connectors.vllm.restart_notes import RestartNotes, clear_all
 from blockyard.connectors.vllm.stopping import Stopping
+from blockyard.shared.groups import Full, Groups
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import Restored
 from blockyard.yard.cache import KVCache
@@ -26,23 +30,24 @@ class Restart:
     """The handshake with the workers, the notes beside the disks, and the writes at the end.
 
     Args:
+        known: What vLLM has.
         caches: The bookkeeping of each group of layers.
         most: Seconds that the writes at the end may take.
         clock: Returns the clock that they are counted by.
-        replica: Which of the data parallel replicas it is for.
         stopping: Signals the end of vLLM; None without a signal.
     """
 
     def __init__(
         self,
+        known: Facts,
         caches: Sequence[KVCache],
         most: float,
         clock: Callable[[], Callable[[], float]],
-        replica: Replica = ALONE,
         stopping: Stopping | None = None,
     ) -> None:
+        self._groups = known.groups or Groups((Full(known.layout),))
         self._caches, self._most, self._clock = tuple(caches), most, clock
-        self._replica, self._stopping = replica, stopping
+        self._replica, self._stopping = known.replica, stopping
         self._notes = [RestartNotes() for _ in self._caches]
         self.run = self.cleared = 0
         """The owner number on the disks of all groups, 0 for none, and the number of clears."""
@@ -87,44 +92,26 @@ class Restart:
             raise Misuse(
                 "some workers have a disk and others have none: start all with the same options"
             )
-        found = [Restored.agreed(ranks) for ranks in zip(*offers, strict=True)]
         # One number for all groups: an order counts where it is that of the engine before.
-        self.run = max(one.run for one in found)
+        self.run = max(one.run for rank in offers for one in rank)
         folders = workers[0].folders
         self._notes = [RestartNotes(*own_folders) for own_folders in folders]
         # A process may end as it notes a clear: what one group has of it holds for all.
         cleared = max(notes.cleared() for notes in self._notes)
-        counts = [self._restore(group, one, cleared) for group, one in enumerate(found)]
-        self.restored = sum(counts)
-        self._say_found(counts)
+        ranks = [dict(enumerate(rank)) for rank in offers]
+        found = restore_groups(self._caches, self._groups, ranks, partial(self._settle, cleared))
+        self.restored = sum(found.blocks.values())
+        _log.info("Blockyard has found %d blocks on the disk", self.restored)
         if self._replica.number % self._replica.here == 0:
             # The first on each machine, which has disks of its own.
             for said in (line for one in folders for line in others_on_disk(one)):
                 _log.warning("%s", said)
 
-    def _restore(self, group: int, found: Restored, cleared: int) -> int:
-        """Restores what all ranks have of a group since a clear; returns how many blocks."""
+    def _settle(self, cleared: int, group: int, found: Restored) -> Restored:
+        """Returns what a group has since a clear, in the order that the engine before has noted."""
         found = found.take(found.stamps >> np.uint64(32) > cleared)
         order = self._notes[group].take_order(self.run - 1)
-        if order is not None:
-            found = found.ordered(order)
-        self._caches[group].restore("disk", found.slots, found.keys, found.parents)
-        return len(found)
-
-    def _say_found(self, counts: Sequence[int]) -> None:
-        """Logs what was found, and of which group of layers nothing was."""
-        if len(counts) == 1:
-            _log.info("Blockyard has found %d blocks on the disk", counts[0])
-            return
-        said = ", ".join(f"{count:,} of group {group}" for group, count in enumerate(counts))
-        _log.info("Blockyard has found blocks on the disk: %s", said)
-        missing = [str(group) for group, count in enumerate(counts) if not count]
-        if missing and any(counts):
-            _log.warning(
-                "of group %s nothing was found on the disk: what the other groups have there is "
-                "not loaded until the same blocks of all groups are offloaded again",
-                " and ".join(missing),
-            )
+        return found if order is None else found.ordered(order)
 
     def clear(self) -> bool:
         """Notes that the lower tiers are cleared; returns whether the note is durable."""

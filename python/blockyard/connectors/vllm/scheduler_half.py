@@ -64,7 +64,7 @@ class SchedulerHalf:
             self._hybrid = HybridFollowing(self._rows, several, self.resets, ahead)
             self._following = self._hybrid
             self._reported = HybridReported(self._rows, several, config)
-        self._restart = Restart(caches, settings.flush, self._clock, known.replica, stopping)
+        self._restart = Restart(known, caches, settings.flush, self._clock, stopping)
         self._others = OthersLoads(config.block_size)
         self.is_early = True
         """Whether vLLM zeroes and copies blocks before it calls the connector, as its V2 runner."""
