@@ -23,7 +23,7 @@ SOURCES := Cargo.toml $(wildcard Cargo.lock) pyproject.toml LICENSE THIRD_PARTY_
 	$(shell find rust python -type f -not -path '*/__pycache__/*' | sort)
 # Notices a source that went away, which no time stamp tells.
 $(shell mkdir -p target; echo $(SOURCES) | cmp -s - target/sources.txt || echo $(SOURCES) >target/sources.txt)
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py tests/soak_ranks.py benches/python benches/gpu benches/peers)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py tests/soak_ranks.py tests/soak_stores.py benches/python benches/gpu benches/peers)
 
 WHEEL_STAMP := target/wheels/wheel.stamp
 # It would print a page about another project.
@@ -42,8 +42,8 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host lint-subjects test test-rust test-engines \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-groups soak-ranks bench bench-disk bench-orders bench-peers bench-peers-disk measure \
+.PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host lint-subjects test test-rust test-engines test-stores \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-groups soak-ranks soak-stores bench bench-disk bench-stores bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu deploy-vllm fmt clean
 
 help:  ## list what make can do
@@ -60,9 +60,10 @@ $(BIN)/python: | check-tools
 # What a group of pyproject.toml installs, in MB with what it needs; `run` has Python's own environment in it.
 MB.run := 130
 MB.wheel := 440
-MB.test := 535
+MB.test := 545
 MB.lint := 130
 MB.site := 120
+MB.stores := 150
 MB.mutants := 25
 
 # Only what the group says counts, not every change of pyproject.toml. Two goals beside each other may look at once.
@@ -157,7 +158,7 @@ lint: lint-rust lint-python lint-host lint-subjects  ## formats, lints, types, s
 lint-rust: $(BIN)/python
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo clippy --locked --package blockyard-core --features four-tiers,shuttle --lib --test model --test races -- -D warnings
+	cargo clippy --locked --package blockyard-core --features shuttle --lib --test races -- -D warnings
 	$(BIN)/python .ci/layers.py --self-test
 	$(BIN)/python .ci/layers.py
 
@@ -188,17 +189,20 @@ lint-subjects: $(VENV)/lint.group  ## the subjects of the commits since the bran
 	@base=$$(git merge-base $(BASE) HEAD 2>/dev/null) || exit 0; \
 		$(BIN)/gitlint --commits "$$base..HEAD"
 
-CRATES := --package blockyard-core --package blockyard-disk --package blockyard-record
+CRATES := --package blockyard-core --package blockyard-disk --package blockyard-record --package blockyard-store
 
-test-rust: | check-tools  ## the core, the disk and the recorder: unit tests, laws, the model, doctests, shuttle
+test-rust: | check-tools  ## the core, the disk, the stores and the recorder: unit tests, laws, the model, doctests, shuttle
 	$(if $(NEXTEST),,cargo test --locked $(CRATES) --tests --no-run)
 	$(CARGO_TEST) --locked $(CRATES) --tests
 	cargo test --locked --package blockyard-core --doc
-	$(CARGO_TEST) --locked --package blockyard-core --features four-tiers --test model
 	$(CARGO_TEST) --locked --package blockyard-core --features shuttle --test races
 
 test-python: install  ## the binding and the package, from the installed wheel
 	$(BIN)/python -m pytest $(PYTEST)
+
+# Each server that a test starts listens on loopback, on a free port, and is ended by its own number.
+test-stores: install $(VENV)/stores.group  ## shared stores, with a Redis and a Mooncake that run here (150 MB, and Debian's redis-server)
+	BLOCKYARD_REQUIRE="$(BLOCKYARD_REQUIRE) redis mooncake" $(BIN)/python -m pytest $(PYTEST) tests/python/stores
 
 DIST := target/wheels
 ARCHS := $(firstword $(subst -, ,$(HOST)))
@@ -283,6 +287,10 @@ soak-disk: install  ## kill a writer KILLS=1000 times, cut the power 80,000 time
 soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their reports, in SEEDS=200 plays
 	$(BIN)/python tests/soak_ranks.py --seeds $(or $(SEEDS),200)
 
+soak-stores: install $(VENV)/stores.group  ## kill engines over a folder, a Redis and a Mooncake, SEEDS=24 plays of ten requests each, then with lies
+	$(BIN)/python tests/soak_stores.py --seeds $(or $(SEEDS),24)
+	$(BIN)/python tests/soak_stores.py --seeds $(or $(SEEDS),24) --lies 0.4
+
 soak-groups: install  ## run an engine with several groups of layers, over caches and over a connector, SEEDS=2000 each
 	BLOCKYARD_GROUPS=$(or $(SEEDS),2000) $(BIN)/python -m pytest tests/python/yard/test_grouped.py -q -o timeout=0
 	BLOCKYARD_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest tests/python/testing/test_simulated_groups.py -q -n auto -o timeout=0 -k every_promise
@@ -302,6 +310,10 @@ bench-disk: install  ## what the disk tier reaches, beside the disk alone and be
 	@mkdir -p $(OUT)
 	$(BIN)/python benches/python/frozen_disk.py
 	$(BIN)/python benches/python/disk.py --json $(OUT)/bench-disk.json $(if $(DISK),--path $(DISK))
+
+bench-stores: install $(VENV)/stores.group  ## what shared stores cost, beside their clients alone, a probe, and a store that is well
+	@mkdir -p $(OUT)
+	$(BIN)/python benches/python/stores.py --json $(OUT)/bench-stores.json
 
 bench-orders: install  ## what the eviction orders find on the traces beside the checkout; ONLY="cells sweep …" for a few tables
 	$(BIN)/python benches/python/orders.py $(if $(TRACES),--traces $(TRACES)) $(if $(ONLY),--only $(ONLY))

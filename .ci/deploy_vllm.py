@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from blockyard.connectors.vllm.metrics import rank_stats, scheduler_stats
+from blockyard.shared.layout import TIERS
 from blockyard.shared.stats import PREFIX
 
 DEPLOY: Final = Path(__file__).parents[1] / "deploy"
@@ -25,7 +26,7 @@ _RECORDED: Final = re.compile(r"blockyard:\w+:\w+")
 
 def names() -> set[str]:
     """The names of all series that the connector tells."""
-    stats = (*scheduler_stats(disk=True, events=True), *rank_stats(0))
+    stats = (*scheduler_stats(TIERS, events=True), *rank_stats(0))
     told = {f"{PREFIX}{stat.family}{'_total' if stat.kind == 'counter' else ''}" for stat in stats}
     return told | {f"{PREFIX}engine_info"}
 

@@ -29,7 +29,8 @@ WORK = ROOT / "target" / "mutants"
 CORE = next(Path(sysconfig.get_path("platlib"), "blockyard").glob("_core.*.so"), None)
 
 NEXTEST = ["cargo", "nextest", "run", "--locked", "--lib", "--test", "laws", "--test", "disk"]
-NEXTEST += ["--package", "blockyard-core", "--package", "blockyard-disk"]
+NEXTEST += ["--test", "store", "--package", "blockyard-core", "--package", "blockyard-disk"]
+NEXTEST += ["--package", "blockyard-store"]
 BINDING = ["cargo", "build", "--locked", "--package", "blockyard-py"]
 PYTEST = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "-p", "no:cacheprovider"]
 # The package warns when its core is built for debugging, as a core with a mistake is.

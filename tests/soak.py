@@ -30,8 +30,9 @@ SCRIPT = Path("target/soak.py")
 PROOF = "proof"
 OWN = "own blocks"
 RESTARTS = "restarts"
-# One in so many seeds is also played with an engine that gives out its block ids itself, and
-# another one with restarts.
+STORES = "shared stores"
+# One in so many seeds is also played with an engine that gives out its block ids itself, another
+# one with restarts, and another one with a store that two engines share.
 EVERY = 4
 
 
@@ -39,6 +40,11 @@ def say(line: str) -> None:
     """Prints a line at once, also into a pipe."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def sharing(seed: int) -> Scenario:
+    """Returns a scenario with a shared store, of both kinds of engines in turns."""
+    return Scenario.sharing(seed // EVERY)
 
 
 def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
@@ -53,6 +59,8 @@ def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
         for name, rest, made in (
             (OWN, 0, Scenario.own_blocks),
             (RESTARTS, EVERY // 2, Scenario.restarting),
+            (STORES, EVERY - 1, sharing),
+            (STORES, EVERY - 1, lambda seed: Scenario.sharing(seed // EVERY)),
         ):
             try:
                 if seed % EVERY == rest:
@@ -141,7 +149,11 @@ def soak(first: int, seconds: float, cores: int) -> int:
                 seed, what = broken[0]
                 if what.startswith(PROOF):
                     return 1
-                kinds = {OWN: Scenario.own_blocks, RESTARTS: Scenario.restarting}
+                kinds = {
+                    OWN: Scenario.own_blocks,
+                    RESTARTS: Scenario.restarting,
+                    STORES: sharing,
+                }
                 made = kinds.get(what.partition(":")[0], Scenario.seeded)
                 program = script(seed, minimised(made(seed)))
                 SCRIPT.parent.mkdir(exist_ok=True)
@@ -152,6 +164,7 @@ def soak(first: int, seconds: float, cores: int) -> int:
     say(f"{seen[PROOF]:,} proofs, none of which lost a token")
     say(f"{seen[OWN]:,} of them as an engine with blocks of its own, too")
     say(f"{seen[RESTARTS]:,} of them with restarts, too")
+    say(f"{seen[STORES]:,} of them with a store that engines share, too")
     say(f"{done:,} seeds from {first}, none broken, in {time.monotonic() - began:.0f} s")
     return 0
 

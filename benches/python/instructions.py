@@ -24,7 +24,8 @@ FIGURES = Path(__file__).parents[1] / "rust" / "instructions.json"
 #: Of the full pool.
 BLOCKS = 100_000
 ROWS = [
-    *("probe", "match64", "begin", "begin-spare", "spare", "begin-two-tiers", "begin-three-tiers"),
+    *("probe", "match64", "match300", "adopt1000", "adopt1000-known"),
+    *("begin", "begin-spare", "spare", "begin-two-tiers", "begin-three-tiers"),
     *("seal", "finish"),
     *("park", "resume", "demote", "promote"),
     *(

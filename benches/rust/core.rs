@@ -1,5 +1,6 @@
 //! The rows of `list.rs` under criterion: `make bench`.
 
+mod adopt;
 mod engine;
 mod forget;
 mod list;

@@ -10,6 +10,7 @@
 //! floor bytes slots             live bytes per slot, by a counting allocator
 //! ```
 
+mod adopt;
 mod engine;
 mod forget;
 mod list;

@@ -1,6 +1,7 @@
 //! The rows by name: the same for criterion, for `floor` and for callgrind. Their Python side is in
 //! `benches/python/rows.py`.
 
+use crate::adopt::Adopt;
 use crate::engine::{self, Engine};
 use crate::forget::{self, Path};
 use crate::tiers::Below;
@@ -16,6 +17,9 @@ pub(crate) const ROWS: &[(&str, Make)] = &[
     ("probe", |n| Box::new(Probe::new(n, 0, 10_000))),
     ("match64", |n| Box::new(Probe::new(n, 64, 500))),
     ("match128", |n| Box::new(Probe::new(n, 128, 500))),
+    ("match300", |n| Box::new(Probe::new(n, 300, 500))),
+    ("adopt1000", |n| Box::new(Adopt::new(n, false))),
+    ("adopt1000-known", |n| Box::new(Adopt::new(n, true))),
     ("begin", |n| Box::new(Turn::new(n, Verb::Begin, Recency))),
     ("begin-spare", |n| {
         Box::new(Turn::new(n, Verb::BeginSpare, Recency))

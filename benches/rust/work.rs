@@ -1,8 +1,8 @@
 //! What all rows stand on: what a row is, keys, and a yard that is full.
 
 use blockyard_core::{
-    Answer, Cache, Config, EvictionPolicy, Filling, Key, KeyHash, LeaseId, Namespace, Plan,
-    Request, Retention, Sealing,
+    Answer, Cache, Config, EvictionPolicy, Filling, Key, KeyHash, LeaseId, MAX_TIERS, Namespace,
+    Plan, Request, Retention, Sealing, Tier,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,10 +70,19 @@ impl Rig {
         Self::of(slots, EvictionPolicy::Recency)
     }
 
+    /// An empty yard with so many names.
+    pub(crate) fn with_names(device: u32, names: u32) -> Self {
+        let slots = vec![device + 1, 0, 0, names];
+        Self::of(slots, EvictionPolicy::Recency)
+    }
+
     fn of(slots: Vec<u32>, policy: EvictionPolicy) -> Self {
+        let mut keyed = [false; MAX_TIERS];
+        keyed[Tier::REMOTE.0] = slots.len() > Tier::REMOTE.0;
         let config = Config {
             slots,
             policy,
+            keyed,
             block_size: BLOCK as u32,
             ..Config::default()
         };

@@ -37,6 +37,8 @@ __all__ = [
     "Room",
     "Soon",
     "SpentLease",
+    "StoreJob",
+    "StoreLane",
     "Ticket",
     "TooLarge",
     "Unavailable",
@@ -64,16 +66,17 @@ _Out64: TypeAlias = Buffer | NDArray[np.int64] | _Tensor
 _ReadyKeys: TypeAlias = Buffer | NDArray[np.uint8] | Iterable[bytes | str]
 _Batch: TypeAlias = Lease | Sequence[Lease] | LeaseBatch
 _Flights: TypeAlias = Plan | int | Sequence[Plan | int] | NDArray[np.integer[Any]]
-_Tier: TypeAlias = Literal["device", "host", "disk"]
+_Tier: TypeAlias = Literal["device", "host", "disk", "remote"]
 _Stop: TypeAlias = Literal[
     "whole", "missing", "filling", "scattered", "slow", "promised", "contradiction"
 ]
 _HolderKind: TypeAlias = Literal["lease", "parked", "ticket", "host ticket", "disk ticket"]
-_Holder: TypeAlias = tuple[_HolderKind, int, int, int, int, tuple[int, int]]
+_Holder: TypeAlias = tuple[_HolderKind, int, int, int, int, tuple[int, int, int]]
 _Eviction: TypeAlias = Literal["recency", "learned", "heap"]
 _HostCopies: TypeAlias = Literal["first", "last"]
 _Retention: TypeAlias = Literal["ordinary", "session-ended", "retain"]
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
+_State: TypeAlias = Literal["well", "resting", "trying"]
 _Media: TypeAlias = Iterable[tuple[int, int, str | bytes]]
 _Field: TypeAlias = tuple[str, str, str, str, str]
 _Addresses: TypeAlias = NDArray[np.uint64]
@@ -170,6 +173,7 @@ class Probe:
         device: int,
         host: int,
         disk: int,
+        remote: int,
         stop: str,
         flight: int | None,
         evicted: bool | None,
@@ -184,6 +188,8 @@ class Probe:
     def host(self) -> int: ...
     @property
     def disk(self) -> int: ...
+    @property
+    def remote(self) -> int: ...
     @property
     def stop(self) -> _Stop: ...
     @property
@@ -351,7 +357,7 @@ class Lease:
     @property
     def plans(self) -> tuple[Plan, ...]: ...
     @property
-    def hits(self) -> tuple[int, int, int]: ...
+    def hits(self) -> tuple[int, int, int, int]: ...
     @property
     def stop(self) -> _Stop: ...
     @property
@@ -402,7 +408,7 @@ class Parked:
     @property
     def plans(self) -> list[Plan]: ...
     @property
-    def below(self) -> tuple[int, int]: ...
+    def below(self) -> tuple[int, int, int]: ...
     @property
     def moving(self) -> int: ...
     @property
@@ -433,6 +439,7 @@ class Cache:
         engine: int | None = None,
         host: int = 0,
         disk: int = 0,
+        remote: int = 0,
         null_slots: int = 1,
         eviction: _Eviction = "recency",
         host_copies: _HostCopies | None = None,
@@ -639,14 +646,21 @@ class Cache:
     def mark_unknown(self, flights: _Flights) -> int: ...
     def clear(self, *, memory: Literal["lost", "disk kept"] = "lost") -> None: ...
     def draining(self) -> bool: ...
+    def adopt(
+        self, keys: Keys, blocks: int | None = None, tier: Literal["remote"] = "remote"
+    ) -> int: ...
+    @overload
     def forget(
         self,
-        *,
         keys: Keys | _ReadyKeys | None = None,
+        *,
         salt: str | bytes | None = None,
         adapter: str | bytes | None = None,
         force: bool = False,
+        tier: None = None,
     ) -> Forgotten: ...
+    @overload
+    def forget(self, keys: Keys | _ReadyKeys, *, tier: Literal["remote"]) -> int: ...
     def withdraw(self, tier: Literal["host", "disk"], slots: _Ints) -> int: ...
     def restore(
         self,
@@ -804,6 +818,68 @@ class DiskLane:
     def why(self) -> str: ...
     def close(self, *, patience: float = 5.0) -> None: ...
     def abandon(self) -> None: ...
+
+@final
+class StoreLane:
+    def __new__(
+        cls,
+        identity: int,
+        *,
+        rank: int,
+        block_bytes: int,
+        stores: int,
+        buffers: int,
+        group: int = 0,
+        failures: int = 3,
+        rest: float = 0.5,
+        limit: float = 2.0,
+    ) -> Self: ...
+    def submit_down(
+        self,
+        keys: NDArray[np.uint8],
+        parents: NDArray[np.uint8],
+        planes: Sequence[tuple[NDArray[np.uint64], int, int]],
+        sources: _Ints,
+        now: float,
+    ) -> int: ...
+    def submit_up(
+        self,
+        keys: NDArray[np.uint8],
+        planes: Sequence[tuple[NDArray[np.uint64], int, int]],
+        destinations: _Ints,
+        now: float,
+    ) -> int: ...
+    def shut(self, down: bool, now: float) -> bool: ...
+    def delete(self, keys: Buffer | NDArray[np.uint8]) -> int: ...
+    def take(
+        self, way: Literal["down", "up"], seconds: float, now: float
+    ) -> tuple[StoreJob, memoryview | None] | None: ...
+    def poll(self, now: float) -> list[tuple[int, int, str]]: ...
+    def wait(self, number: int, seconds: float) -> bool: ...
+    def give_up(self, number: int, *, late: bool = False) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def why(self) -> list[str]: ...
+    def stop(self) -> None: ...
+    def states(self) -> list[tuple[_State, _State, int]]: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self, *, patience: float = 1.0) -> int: ...
+
+@final
+class StoreJob:
+    @property
+    def kind(self) -> Literal["put", "get", "delete"]: ...
+    @property
+    def keys(self) -> list[bytes]: ...
+    @property
+    def store(self) -> int | None: ...
+    def ask(self, store: int) -> bool: ...
+    def answered(self, seconds: float) -> None: ...
+    def refused(self, why: str, seconds: float) -> None: ...
+    def done(self) -> None: ...
+    def fail(self) -> None: ...
+    def missing(self) -> None: ...
+    def landed(self, value: Buffer) -> bool: ...
 
 @final
 class DiskInspector:

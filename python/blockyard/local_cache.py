@@ -5,16 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from blockyard._core import Cache, Forgotten, Keys, Lease, Misuse, NoRoom, Parked
 from blockyard._typing import override
 from blockyard.crane.copiers import Copier, Pair
 from blockyard.crane.crane import Crane
-from blockyard.crane.tiers import Persistent, Tier
+from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.disk_paths import DiskPath
-from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.remote_stats import REMOTE_STATS
+from blockyard.local_tiers import in_stores, made, made_remote, named, on_disk, stores_of
 from blockyard.shared.layout import TIERS, KVLayout, TierName
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import owned
@@ -31,6 +32,8 @@ from blockyard.yard.flights import PendingCopies
 from blockyard.yard.handshake import agree
 
 if TYPE_CHECKING:
+    from blockyard.stores import Store
+    from blockyard.stores.lookup import StoreLookup
     from blockyard.yard.explain import Explanation
 
 __all__ = ["LocalCache", "local"]
@@ -46,17 +49,23 @@ class LocalCache(KVCache):
     these, of the cache or of its crane, raises `Misuse` and does nothing.
     """
 
-    __slots__ = ("_bound", "_crane", "_dead", "_restored")
+    __slots__ = ("_bound", "_crane", "_dead", "_lookup", "_restored")
 
     _bound: float
     _crane: Crane
     _dead: Stripes
+    _lookup: "StoreLookup | None"
     _restored: int
 
     @property
     def crane(self) -> Crane:
         """The crane, which owns the memory."""
         return self._crane
+
+    @property
+    def lookup(self) -> "StoreLookup | None":
+        """What asks its stores about requests, for `Scheduler(lookup=…)`; None without stores."""
+        return self._lookup
 
     @property
     def restored(self) -> int:
@@ -88,64 +97,84 @@ class LocalCache(KVCache):
 
     @override
     def _end_epoch(self, *, forget: bool = False) -> None:
-        if self._crane.persistent.folders:
+        if self._crane.persistent.folders or (forget and self._crane.remote is not None):
             # Copies planned before the clear belong to the old epoch on the disk, too.
             self._submit()
             self._crane.persistent.clear_now(forget=forget)
         super()._end_epoch()
 
-    @override
+    @overload
     def forget(
         self,
-        *,
         keys: Any = None,  # noqa: ANN401 - of several kinds, as the parent has it
+        *,
         salt: str | bytes | None = None,
         adapter: str | bytes | None = None,
         force: bool = False,
-    ) -> Forgotten:
-        """Forgets blocks on all tiers, as `KVCache.forget`, on the disk too.
+        tier: None = None,
+    ) -> Forgotten: ...
+    @overload
+    def forget(self, keys: Any, *, tier: Literal["remote"]) -> int: ...  # noqa: ANN401 - likewise
+    @override
+    def forget(
+        self,
+        keys: Any = None,
+        *,
+        salt: str | bytes | None = None,
+        adapter: str | bytes | None = None,
+        force: bool = False,
+        tier: Literal["remote"] | None = None,
+    ) -> Forgotten | int:
+        """Forgets blocks on all tiers, as `KVCache.forget`, on the disk and in the stores too.
 
-        Records of a disk with a path are void when the flight in the answer has ended: some `step`
-        later, and at the latest with `close`, if the disk works.
+        Records of a disk with a path are void, and values in stores deleted, when the flight in the
+        answer has ended: some `step` later, and at the latest with `close`, if disk and stores
+        work. With `tier="remote"` names are dropped, and nothing else is.
 
         Args:
             keys: As in `KVCache.forget`.
             salt: As there.
             adapter: As there.
             force: As there.
+            tier: As there.
 
         Raises:
-            Misuse: As there; or there is such a disk, and a thread is in a verb that drives the
-                steps. Nothing is changed.
+            Misuse: As there; or there is such a disk, or are stores, and a thread is in a verb that
+                drives the steps. Nothing is changed.
             Unavailable: As there.
         """
-        given = keys, salt, adapter
-        if self._crane.persistent.folders:
-            return self._forget_on_disk(*given, force=force)
-        return self._forget_blocks(*given, force=force)
+        more: dict[str, Any] = {"salt": salt, "adapter": adapter, "force": force}
+        if tier is not None:
+            dropped: int = super().forget(keys, **more, tier=tier)
+            return dropped
+        if self._crane.persistent.folders or self._crane.remote is not None:
+            return self._forget_below(keys, more)
+        return self._forget_blocks(keys, more)
 
     @owned
-    def _forget_on_disk(self, *given: Any, force: bool) -> Forgotten:  # noqa: ANN401 - as `forget`
-        forgotten = self._forget_blocks(*given, force=force)
+    def _forget_below(self, keys: Any, more: dict[str, Any]) -> Forgotten:  # noqa: ANN401 - as `forget`
+        forgotten = self._forget_blocks(keys, more)
         if forgotten.flights:
             # A close may come next, and is to find it under way.
             self._submit()
         return forgotten
 
-    def _forget_blocks(self, keys: Any, salt: Any, adapter: Any, *, force: bool) -> Forgotten:  # noqa: ANN401 - likewise
-        return super().forget(keys=keys, salt=salt, adapter=adapter, force=force)
+    def _forget_blocks(self, keys: Any, more: dict[str, Any]) -> Forgotten:  # noqa: ANN401 - likewise
+        forgotten: Forgotten = super().forget(keys, **more)
+        return forgotten
 
     @override
     def update_weights(self) -> None:
         """Ends an epoch as `clear`, and keeps KV of the new weights from any restart.
 
         The namespace still names the old weights, so a process that opens the disk under it runs
-        those. To keep the KV of the new weights, open a cache with their namespace.
+        those, and shared stores are left alone from then on: each copy from or to them fails. To
+        keep the KV of the new weights, open a cache with their namespace.
 
         Raises:
             Misuse: As `clear`.
         """
-        if not self._crane.persistent.folders:
+        if not self._crane.persistent.folders and self._crane.remote is None:
             super().update_weights()
         else:
             self._update_weights()
@@ -238,7 +267,7 @@ class LocalCache(KVCache):
 
     @override
     def explain(self, request: Keys | Iterable[int] | Lease | Parked | NoRoom) -> "Explanation":
-        """Explains as `KVCache.explain`, and adds the troubles of the disk.
+        """Explains as `KVCache.explain`, and adds the troubles of the disk and of the stores.
 
         Args:
             request: As in `KVCache.explain`.
@@ -247,16 +276,20 @@ class LocalCache(KVCache):
             Misuse: As in `KVCache.explain`.
         """
         found = super().explain(request)
-        return replace(found, lines=(*found.lines, *self._crane.persistent.troubles()))
+        crane = self._crane
+        stores = () if crane.remote is None else crane.remote.troubles()
+        return replace(found, lines=(*found.lines, *crane.persistent.troubles(), *stores))
 
     @override
     def pending_copies(self) -> PendingCopies:
         """Returns copies that wait for a call, as `KVCache.pending_copies`, of the crane too.
 
-        Copies of a disk that hangs are left out: they are given up in time, which is logged.
+        Copies of a disk or a store that hangs are left out: they are given up in time, which is
+        logged.
         """
         pending, crane = super().pending_copies(), self._crane
-        if pending.unreported is not None and crane.persistent.busy:
+        busy = crane.persistent.busy or (crane.remote is not None and crane.remote.busy)
+        if pending.unreported is not None and busy:
             pending = pending._replace(unreported=None)
         return pending._replace(unpolled=(crane.in_flight, crane.traffic.polls))
 
@@ -272,15 +305,16 @@ class LocalCache(KVCache):
 
     @override
     def stats(self) -> dict[str, int]:
-        """Returns counters and sizes, the crane's and its disk's too."""
-        none = dict.fromkeys((stat.name for stat in DiskTier.SCHEMA), 0)
+        """Returns counters and sizes, the crane's, its disk's and its stores' too."""
+        every = DiskTier.SCHEMA + REMOTE_STATS
+        none = dict.fromkeys((stat.name for stat in every), 0)
         return super().stats() | none | self._crane.stats()
 
     @override
     @staticmethod
     def schema() -> tuple[Stat, ...]:
         """Returns name, unit, kind, metric and meaning of each number in `stats`."""
-        return KVCache.schema() + DiskTier.SCHEMA + Crane.SCHEMA
+        return KVCache.schema() + DiskTier.SCHEMA + REMOTE_STATS + Crane.SCHEMA
 
     @owned
     def flush(self, until: float, *, clock: Clock = time.monotonic) -> int:
@@ -355,6 +389,8 @@ class LocalCache(KVCache):
             ends.callback(self._collect)
             ends.callback(self._crane.traffic.close)
             ends.callback(self._keep_order)
+            if self._lookup is not None:
+                ends.callback(self._lookup.close)
             if bound and not self._crane.closed:
                 left = self._flush(bound, time.monotonic, final=True)
         return left
@@ -391,6 +427,7 @@ def local(  # noqa: PLR0913 - keywords
     *,
     memory: tuple[Tier, Tier | None] | tuple[Tier, Tier | None, Tier | None] | None = None,
     disk_path: DiskPath | None = None,
+    stores: "Sequence[Store | str] | None" = None,
     copier: Copier | Mapping[Pair, Copier] | None = None,
     metrics: bool = False,
     flush: float = 20.0,
@@ -407,6 +444,10 @@ def local(  # noqa: PLR0913 - keywords
             must name model and weights, best by a path, whose content counts. Several paths are
             several disks, over which slots are spread. `disk` needs it; a third tier of memory is a
             `MemoryTier` in `memory`.
+        stores: Stores that other engines share, in order, or their URLs, as `open_store` takes
+            them: a put goes to the first that takes it. The `namespace` must name model and
+            weights. None: those of the Config, if it has some. `remote` says how many of their
+            blocks are remembered by name; 1,000,000 where it is not given.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
         flush: Seconds for which `LocalCache.close` may write blocks to a disk that outlives the
@@ -430,7 +471,7 @@ def local(  # noqa: PLR0913 - keywords
         0
     """
     bound = seconds("flush", flush)
-    given = {} if memory is None else _named(memory)
+    given = {} if memory is None else named(memory)
     if isinstance(config, KVLayout):
         for name in TIERS if given else ():
             # Slot files may lie below the memory given.
@@ -446,15 +487,18 @@ def local(  # noqa: PLR0913 - keywords
     if layout.ranks != 1:
         ranks = layout.ranks
         raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
-    config = _on_disk(config, given, disk_path)
+    stores = stores_of(config, stores)
+    config = in_stores(on_disk(config, given, disk_path), stores)
     with ExitStack() as opened:
         # A failure from here on leaves no folder owned.
-        tiers = _made(layout, config, given, disk_path, opened)
+        tiers = made(layout, config, given, disk_path, opened)
+        remote = None if stores is None else made_remote(layout, config, stores, opened)
         crane = Crane(
             layout,
             device=tiers["device"],
             host=tiers.get("host"),
             disk=tiers.get("disk"),
+            remote=remote,
             copier=copier,
             copy_tuning=config.copying,
             fingerprint=config.fingerprint,
@@ -464,6 +508,13 @@ def local(  # noqa: PLR0913 - keywords
         cache = LocalCache(agree(config, [crane.hello(config.yard)]))
         crane.called = "a LocalCache"
         cache._crane = crane  # noqa: SLF001 - this file is the wiring
+        cache._lookup = None  # noqa: SLF001 - likewise
+        if crane.remote is not None:
+            from blockyard.stores.lookup import StoreLookup  # noqa: PLC0415 - where there are some
+
+            places = [crane.remote.place.identity]
+            lookup = StoreLookup(crane.remote.stores, places, config.ranks)
+            cache._lookup = lookup  # noqa: SLF001 - likewise
         cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead = frozenset()  # noqa: SLF001 - likewise
         cache._bound = bound  # noqa: SLF001 - likewise
@@ -476,93 +527,3 @@ def local(  # noqa: PLR0913 - keywords
             cache.measure()
         opened.pop_all()
     return cache
-
-
-def _on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | None) -> Config:
-    """Returns a configuration whose slot files know the keys of their blocks.
-
-    Raises:
-        Misuse: A disk has no path, or no size; or the slot files given are of another identity.
-    """
-    if disk_path is not None and "disk" in given:
-        raise Misuse("disk_path was given, and memory has a disk: give one of them")
-    if disk_path is not None and not config.disk:
-        raise Misuse('disk_path was given, and no size: give disk="200 GiB"')
-    if disk_path is None and config.disk and "disk" not in given:
-        raise Misuse(
-            f"disk = {config.disk} blocks, and no disk_path: give the folder in which they outlive "
-            "this process; or for a third tier of memory, which does not, "
-            'memory=(device, host, MemoryTier(layout, blocks, name="disk"))'
-        )
-    if config.disk_reclaim and disk_path is None:
-        raise Misuse(
-            'disk_reclaim = True, and no disk_path: give disk="200 GiB" and disk_path; or, for a '
-            "DiskTier in memory, DiskTier(reclaim=True)"
-        )
-    persistent = [name for name, tier in given.items() if isinstance(tier, Persistent)]
-    persistent += [] if disk_path is None else ["disk"]
-    if "device" in persistent:
-        raise Misuse(
-            "memory[0] is slot files, and no kernel computes there: give memory on the device, "
-            'MemoryTier(layout, blocks, name="device")'
-        )
-    if len(persistent) > 1:
-        raise Misuse(f"{' and '.join(persistent)} are slot files: one tier of a cache can be")
-    for tier in given.values():
-        if isinstance(tier, DiskTier):
-            _check_identity(config, tier)
-    missing = [name for name in persistent if name not in config.keyed]
-    return replace(config, keyed=(*config.keyed, *missing)) if missing else config
-
-
-def _check_identity(config: Config, disk: DiskTier) -> None:
-    """Refuses slot files of another identity than the configuration's.
-
-    Without a namespace keys are of any model, and slot files alone name theirs.
-
-    Raises:
-        Misuse: The identities differ; each is named.
-    """
-    wanted, found = config.identity, {"keys": config.identity["keys"], **disk.identity}
-    names = sorted(wanted.keys() | found.keys()) if config.namespace is not None else ["keys"]
-    said = "; ".join(
-        f"{name} is {found.get(name)!r} in the identity of {disk.path}, and "
-        f"{wanted.get(name)!r} in the namespace"
-        for name in names
-        if wanted.get(name) != found.get(name)
-    )
-    if said:
-        raise Misuse(f"{said}: give DiskTier(identity=config.identity)")
-
-
-def _named(memory: Sequence[Tier | None]) -> dict[str, Tier]:
-    """Returns the tiers that are there, by name."""
-    if len(memory) not in {2, 3} or memory[0] is None:
-        raise Misuse(f"memory = {memory!r:.60}: give tiers, (device, host) or (device, host, disk)")
-    return {name: tier for name, tier in zip(TIERS, memory, strict=False) if tier is not None}
-
-
-def _made(
-    layout: KVLayout,
-    config: Config,
-    given: Mapping[str, Tier],
-    disk_path: DiskPath | None,
-    opened: ExitStack,
-) -> dict[str, Tier]:
-    """Returns the tiers given, with slot files for a path, or makes all of NumPy memory."""
-    made = dict(given)
-    if disk_path is not None:
-        made["disk"] = disk = DiskTier(
-            layout,
-            disk_path,
-            blocks=config.disk_blocks,
-            identity=config.identity,
-            reclaim=config.disk_reclaim,
-        )
-        opened.callback(disk.close)
-    if not given:
-        sizes = {"device": config.device_blocks, "host": config.host_blocks}
-        for name, blocks in sizes.items():
-            if blocks or name == "device":
-                made[name] = MemoryTier(layout, blocks, name=name)
-    return {name: made[name] for name in TIERS if name in made}

@@ -16,10 +16,11 @@ from disk_cases import CASES as DISK
 from mistakes import MISTAKES
 from runner import run
 from seeds import Game
+from store_cases import CASES as STORES
 
 WANTED = {"parked": 1500, "loads cut short": 300, "aborted with a copy in the air": 100}
 """What 500 seeds must have met at least."""
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, [*CASES, *DISK, *MISTAKES], Game, WANTED, 500))
+    sys.exit(run(__doc__, [*CASES, *DISK, *STORES, *MISTAKES], Game, WANTED, 500))

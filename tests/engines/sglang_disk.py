@@ -413,6 +413,22 @@ def a_clear_lasts(folder: Path) -> None:
         must(one.prefetch(prompt(2, 8))[1] == 8 * PAGE, "what came after the clear is lost")
 
 
+def another_machine_finds_in_a_store_what_its_disk_lacks(folder: Path) -> None:
+    """Two engines have disks of their own and one store; a torn value ends a load there."""
+    url = (folder / "store").as_uri()
+    with engine(folder / "one", hybrid=True, remote=url) as one:
+        one.backup(prompt(1, 40))
+    with engine(folder / "two", hybrid=True, remote=url) as one:
+        must(one.prefetch(prompt(1, 40)) == (40 * PAGE, 40 * PAGE), "not found in the store")
+    named = get_storage_hash_str(prompt(1, 40), None, page_size=PAGE)[7]
+    (value,) = (folder / "store").rglob(named)
+    raw = bytearray(value.read_bytes())
+    raw[-1] ^= 1
+    value.write_bytes(raw)
+    with engine(folder / "three", hybrid=True, remote=url) as one:
+        must(one.prefetch(prompt(1, 40)) == (40 * PAGE, 7 * PAGE), "it does not end there")
+
+
 def what_cannot_be_served_ends_the_start(folder: Path) -> None:
     """The operator sees the line to write."""
     refused("Misuse", "start with --hicache-mem-layout page_first", folder, layout="layer_first")
@@ -441,6 +457,7 @@ CASES: tuple[Callable[[Path], None], ...] = (
     a_full_disk_goes_on_taking_pages,
     adapters_and_salts_are_told_apart,
     a_clear_lasts,
+    another_machine_finds_in_a_store_what_its_disk_lacks,
     what_cannot_be_served_ends_the_start,
 )
 

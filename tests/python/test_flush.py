@@ -242,7 +242,7 @@ def test_without_a_disk_there_is_nothing_to_do() -> None:
 
 
 def test_a_keyed_tier_of_memory_is_no_disk_to_write_to() -> None:
-    device, host, disk = (MemoryTier(LAYOUT, 9, name=name) for name in TIERS)
+    device, host, disk = (MemoryTier(LAYOUT, 9, name=name) for name in TIERS[:3])
     identity = {"model": "m", "weights": "1"}
     keyed = by.Config(layout=LAYOUT, device=9, host=9, disk=9, keyed=("disk",), namespace=identity)
     with by.local(keyed, memory=(device, host, disk)) as cache:

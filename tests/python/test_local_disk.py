@@ -106,7 +106,7 @@ def test_one_begin_loads_from_host_and_disk_and_the_bytes_are_the_same(
         for plane in planes_of(cache.crane._tiers["device"]):
             plane[...] = 0
         lease = begin(cache, text(1, 25))
-        assert (lease.hits, lease.cached) == ((0, 3, 3), 24)
+        assert (lease.hits, lease.cached) == ((0, 3, 3, 0), 24)
         assert [(one.source_tier, len(one)) for one in lease.plans] == [("host", 3), ("disk", 3)]
         ready(cache, lease)
         assert same(read(cache, lease, 6), wrote)
@@ -159,7 +159,7 @@ def test_a_parked_sequence_comes_back_with_its_bytes_from_wherever_it_is_kept(
         cache.demote(6)
         settle(cache)
         squeeze(cache)
-        kept = {"host": (5, 0), "disk": (0, 5), "both": (3, 2)}[way]
+        kept = {"host": (5, 0, 0), "disk": (0, 5, 0), "both": (3, 2, 0)}[way]
         assert (handle.on_device, handle.below) == (0, kept)
         for plane in planes_of(cache.crane._tiers["device"]):
             plane[...] = 0
@@ -186,7 +186,7 @@ def test_a_cache_that_is_told_what_its_disk_has_reads_it_from_there(layout: by.K
             wrote.append(plane[rows].copy())
         cache.restore("disk", rows, keys, parents)
         lease = begin(cache, text(1, 21))
-        assert lease.hits == (0, 0, 5)
+        assert lease.hits == (0, 0, 5, 0)
         ready(cache, lease)
         assert same(read(cache, lease, 5), wrote)
         cache.finish(lease)

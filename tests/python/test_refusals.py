@@ -229,7 +229,7 @@ class Own:
         ask = self.ask
         offloads = [(keys, list(ids), first) for keys, ids, first in ask._offloads]
         marks = ask._freed.known()
-        held = offloads, marks, list(ask._rows), list(ask._running), len(ask._ended)
+        held = offloads, marks, list(ask._rows), list(ask._uses.running), len(ask._uses.ended)
         return held, unchanged(self.cache.stats()), self.cache.digest()
 
 

@@ -25,7 +25,7 @@ fn seeds() -> u64 {
     told.map_or(300, |told| told.parse().expect("a number of seeds"))
 }
 
-/// Law: O1, O2, O3
+/// Law: INV-35a, O1, O2, O3
 #[test]
 fn no_request_of_an_engine_meets_a_wrong_byte() {
     let mut all = Seen::default();
@@ -45,6 +45,9 @@ fn no_request_of_an_engine_meets_a_wrong_byte() {
         all.unknown += seen.unknown;
         all.refused += seen.refused;
         all.resumed_whole += seen.resumed_whole;
+        all.adopted += seen.adopted;
+        all.loaded += seen.loaded;
+        all.lost += seen.lost;
         all.heard = all.heard.max(seen.heard);
     }
     let Seen {
@@ -65,9 +68,13 @@ fn no_request_of_an_engine_meets_a_wrong_byte() {
         unknown,
         refused,
         resumed_whole,
+        adopted,
+        loaded,
+        lost,
         heard,
         ..
     } = all;
+    assert!(adopted.min(loaded).min(lost) > 0, "{all:?}");
     assert!(heard > 20, "{heard} blocks at most are known to a listener");
     assert!(
         corrupt.min(unknown).min(refused).min(resumed_whole) > 0,

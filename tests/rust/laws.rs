@@ -1,5 +1,7 @@
 //! The laws of the core, one example at a time: each says which of `docs/laws.md` it shows.
 
+#[path = "laws/adopting.rs"]
+mod adopting;
 #[path = "laws/ahead.rs"]
 mod ahead;
 #[path = "laws/asking.rs"]

@@ -32,6 +32,8 @@ mod lift;
 mod listener;
 #[path = "model/moves.rs"]
 mod moves;
+#[path = "model/names.rs"]
+mod names;
 #[path = "model/ops.rs"]
 mod ops;
 #[path = "model/resize.rs"]
@@ -49,7 +51,7 @@ mod world;
 #[path = "model/yard.rs"]
 mod yard;
 
-use ops::{Op, Script, Setup, decodes, forgets, losses, script, stops, withdrawals};
+use ops::{Op, Script, Setup, decodes, forgets, losses, script, stops, stores, withdrawals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -194,6 +196,15 @@ proptest! {
     /// Law: INV-42
     #[test]
     fn what_was_forgotten_is_found_by_nobody_and_goes_when_nobody_uses_it(Script { setup, ops } in forgets(200)) {
+        passes(&setup, &ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(two_cores())]
+    /// Law: INV-34, INV-35a, INV-35c, INV-42
+    #[test]
+    fn what_stores_are_said_to_have_is_found_and_not_believed(Script { setup, ops } in stores(200)) {
         passes(&setup, &ops)?;
     }
 }

@@ -5,8 +5,8 @@
 mod verbs;
 
 use blockyard_core::{
-    Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, KeyHash, Lease, LeaseId, Loading,
-    Namespace, Parked, Plan, Retention, State, Ticket, Tier,
+    Cache, Cells, Chain, Config, Error, EvictionPolicy, Extras, Key, KeyHash, Lease, LeaseId,
+    Loading, MAX_TIERS, Namespace, Parked, Plan, Retention, State, Ticket, Tier,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Arc, RwLock};
@@ -443,6 +443,59 @@ fn a_lease_that_ends_while_its_seal_is_half_done_leaves_the_yard_whole() {
             "{sealed}: it ends between slices"
         );
         lease.spend();
+        at_rest(&cache);
+    });
+}
+
+/// What a begin finds of a prompt whose names come and go beside it is a prefix, and is loaded whole.
+/// Law: INV-4, INV-35c
+#[test]
+fn names_that_come_and_go_beside_a_begin_are_a_prefix_or_nothing() {
+    schedules(20_000, || {
+        let mut keyed = [false; MAX_TIERS];
+        keyed[Tier::REMOTE.0] = true;
+        let config = Config {
+            block_size: SIZE as u32,
+            slots: vec![12, 2, 0, 5],
+            keyed,
+            ..Config::default()
+        };
+        let cache = Cache::new(config, KeyHash::default(), &Namespace::default());
+        let cache = cache.expect("a good configuration");
+        let act = |act: fn(&mut State, &[Key])| {
+            let cache = cache.clone();
+            let chain = chain(&cache, 1, 4 * SIZE);
+            spawn(move || {
+                for blocks in [2, 4, 3] {
+                    act(&mut cache.lock(), &chain.keys()[..blocks]);
+                    assert_eq!(cache.lock().audit(), None);
+                }
+            })
+        };
+        let adopts = act(|state, keys| {
+            let adopted = state.adopt(keys, None, Tier::REMOTE).expect("it is keyed");
+            assert_eq!(
+                adopted as usize,
+                keys.len(),
+                "there is room for all of one prompt"
+            );
+        });
+        let drops = act(|state, keys| {
+            let dropped = state.forget_names(&keys[1..], Tier::REMOTE);
+            assert!(dropped.expect("it is keyed") < 4);
+        });
+        let prompt = chain(&cache, 1, 4 * SIZE + 1);
+        let begun = cache.begin(prompt.clone(), 0, u32::MAX);
+        let (lease, begun) = begun.expect("there is room").expect("nothing is in flight");
+        let found = begun.hits[Tier::REMOTE.0] as usize;
+        assert_eq!(begun.cached, found as u64 * SIZE);
+        let keys = begun.plans.iter().flat_map(|plan| plan.keys.clone());
+        assert_eq!(keys.collect::<Vec<Key>>(), prompt.keys()[..found]);
+        cache.landed(&begun.plans).expect("ours");
+        cache.finish(lease, Retention::Ordinary).expect("it runs");
+        for thread in [adopts, drops] {
+            thread.join().expect("it did not panic");
+        }
         at_rest(&cache);
     });
 }

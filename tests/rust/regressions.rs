@@ -344,7 +344,10 @@ fn an_orphan_that_comes_twice_in_a_path_is_a_contradiction() {
     keys.push(keys[1]);
     let twice = Chain::ready(2, keys, 9).expect("one key per block");
     let probe = cache.lock().probe(twice.keys());
-    assert_eq!((probe.hits, probe.stop), ([1, 2, 0], Stop::Contradiction));
+    assert_eq!(
+        (probe.hits, probe.stop),
+        ([1, 2, 0, 0], Stop::Contradiction)
+    );
     let (lease, _) = begin(&cache, &twice);
     sound(&cache);
     finish(&cache, lease);

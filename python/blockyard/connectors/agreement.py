@@ -62,7 +62,7 @@ class Agreement:
             after: Blocks that the engine has itself.
         """
         probe = self._spine.find(keys, after)
-        found = max(probe.host + probe.disk - self._again, 0) * self._size
+        found = max(probe.host + probe.disk + probe.remote - self._again, 0) * self._size
         agreed = self.of(keys, after, None if probe.stop == "filling" else found)
         blocks, waits, cut, lacks, far = agreed
         hit, most = blocks * self._size, far * self._size

@@ -9,7 +9,6 @@ plans the copies; a `Worker` beside the model carries them out. In a step of the
 3. `step` gives the orders of this step, and the worker takes them before anything is computed.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -22,10 +21,12 @@ from blockyard.connectors.freed_blocks import FreedBlocks, check_keys
 from blockyard.connectors.loads import Loads, drop_unsent
 from blockyard.connectors.orders import NO_IDS, NO_ORDERS, Ids, Orders
 from blockyard.connectors.recorded_requests import RecordedRequests
-from blockyard.shared.hints import NO_HINTS, Hints, Retention
+from blockyard.connectors.uses import Uses
+from blockyard.shared.hints import Hints, Retention
 from blockyard.shared.plan import Outcome, Plan
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer
+from blockyard.yard.asking import Asking, Lookup
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -36,10 +37,6 @@ _KEY: Final = 32
 """Bytes of a key."""
 _EVERY: Final = 4
 """Steps after which what can wait has its turn, so that most steps enter no core."""
-_PATHS: Final = 4
-"""Running requests whose paths are touched in a turn."""
-_BLOCKS: Final = 256
-"""Blocks after which no further path is touched in a turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +48,10 @@ class _ConnectorRow:
     """Blocks that the engine had itself when it asked last."""
     host: int = 0
     """Blocks that the host had behind these."""
+    disk: int = 0
+    """Blocks that the disk had behind those."""
+    near: int | None = None
+    """Of a prompt that loads, the blocks that no store has; None where it is counted."""
     has_begun: bool = False
     """Whether it has run, or loaded: its prompt is counted."""
     kept: Parked | None = None
@@ -74,6 +75,8 @@ class Connector(Single):
         retries: How often a load is tried again of which a copy has failed.
         again: Blocks at the end of what others have offloaded that are computed again: 1 where a
             block's KV depends on the token behind it, as a drafter's does.
+        lookup: Asks shared stores for a request that has found a block missing; None to find there
+            what this cache has the names of alone.
 
     Raises:
         Misuse: A value is out of range.
@@ -82,7 +85,9 @@ class Connector(Single):
     SCHEMA: Final = CONNECTOR_STATS
     """What each number in `stats` is."""
 
-    def __init__(self, cache: KVCache, *, retries: int = 2, again: int = 0) -> None:
+    def __init__(
+        self, cache: KVCache, *, retries: int = 2, again: int = 0, lookup: Lookup | None = None
+    ) -> None:
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
         self.cache = cache
         """The bookkeeping."""
@@ -100,15 +105,13 @@ class Connector(Single):
         """Flights that have ended and are not all taken yet, each with its good blocks."""
         self._is_due = False
         """Whether something has changed since the last step, so that the next may order copies."""
-        self._learns = cache.config.eviction != "recency"
-        self._has_disk = cache.config.disk_blocks > 0
+        self._has_disk = cache.config.disk_blocks > 0 or cache.config.remote_blocks > 0
         """Whether `dispatch` begins copies by itself."""
         self._looks_again = False
         """Whether it may begin some in the second step after the last ones have ended, too."""
-        # The paths of requests that have ended, by what they have said.
-        self._ended: dict[Hints, list[Keys]] = {}
-        # Their paths, in the order in which they are touched next.
-        self._running: OrderedDict[Hashable, Keys] = OrderedDict()
+        self._uses = Uses(cache)
+        self.asking = Asking([cache], lookup)
+        """What asks shared stores."""
         self._until_turn = 0
         """Steps until some of them are, and plans are asked for that nothing here has made."""
         self._now = 0
@@ -119,13 +122,16 @@ class Connector(Single):
         """Returns counters; `SCHEMA` has units and meanings."""
         return dict(self._counts)
 
-    def added(self, request: Hashable) -> None:
+    def added(self, request: Hashable, keys: Keys | None = None) -> None:
         """Hears that a request has come, for the times of a recording; else `matched` does.
 
         Args:
             request: Its id.
+            keys: Its keys, to ask shared stores for them now, and not only in `matched`.
         """
         self._arrivals.add(request)
+        if keys is not None:
+            self.asking.take(request, keys)
 
     def matched(
         self, request: Hashable, keys: Keys, local: int = 0, *, prefix: bool = True
@@ -140,7 +146,8 @@ class Connector(Single):
 
         Returns:
             Tokens from block `local` on, which need not end with a block and may be all that the
-            request has; 0 for none; None where they are in the air: ask again in a later step.
+            request has; 0 for none; None where they are in the air, or a store is being asked: ask
+            again in a later step.
 
         Raises:
             Misuse: The request is loading, or there are not so many blocks.
@@ -151,7 +158,7 @@ class Connector(Single):
         found = self.cache.find(keys, local)
         row = self._row(request, keys)
         self._arrivals.add(request, keys)
-        row.first, row.host = int(local), found.host
+        row.first = int(local)
         if row.failed:
             return 0
         if row.kept is not None and row.kept.state == "broken":
@@ -163,9 +170,16 @@ class Connector(Single):
             return None if in_the_air else kept.computed - row.first * self._size
         if not prefix:
             return 0
+        if found.stop == "missing" and self.asking.is_on:
+            adopted = self.asking.take(request, keys)
+            if adopted is None:
+                return None
+            if adopted:
+                found = self.cache.find(keys, local)
         if found.stop == "filling":
             return None
-        return max(found.host + found.disk - self._again, 0) * self._size
+        row.host, row.disk = found.host, found.disk
+        return max(found.host + found.disk + found.remote - self._again, 0) * self._size
 
     def allocated(self, request: Hashable, ids: Ids = ()) -> None:
         """Begins a request that was `matched`: it runs, or its blocks come up first.
@@ -209,6 +223,10 @@ class Connector(Single):
             if row is not None:
                 self._run(request, row)
                 row.failed = not load.good
+                if row.near is not None:
+                    # Nothing that a store says is counted before it has come.
+                    self._counts["cached_remote"] += max(load.good - row.near, 0) * self._size
+                    row.near = None
                 self._counts["kv_lost"] += load.is_incomplete(self._size)
             arrived[request] = load.tokens(self._size)
         self._loads.take()
@@ -245,7 +263,7 @@ class Connector(Single):
             self.cache.offload(keys, ids[: tokens // self._size])
         row = self._row(request, keys)
         self._release(row)
-        self._running.pop(request, None)
+        self._uses.running.pop(request, None)
         row.failed, row.kept, row.has_begun = False, kept, True
         self._counts["preempted"] += 1
         if kept is not None:
@@ -298,12 +316,12 @@ class Connector(Single):
         if keys is not None and offload is not None and request not in self._loads:
             self._freed.add(keys, ids)
             self._offloads.append(offload)
-            if self._learns or hints != NO_HINTS:
-                self._ended.setdefault(hints, []).append(keys)
+            self._uses.end(keys, hints)
         row = self._rows.pop(request, None)
         if row is not None:
             self._release(row)
-        self._running.pop(request, None)
+        self._uses.running.pop(request, None)
+        self.asking.end(request)
         return self._loads.end(request)
 
     def offload(self, keys: Keys, ids: Ids, first: int = 0) -> None:
@@ -355,14 +373,14 @@ class Connector(Single):
             self._loads.ask_again()
         if len(victims):
             self._copy_ahead(victims)
-        if self._ended:
-            self._tell()
+        if self._uses.ended:
+            self._uses.tell()
         if self._until_turn:
             self._until_turn -= 1
         else:
             self._until_turn = _EVERY - 1
             self._is_due = True
-            self._touch()
+            self._uses.touch()
         if self._waiting:
             self._lower()
         plans = self.cache.dispatch() if self._is_due or self._has_disk else []
@@ -417,7 +435,7 @@ class Connector(Single):
         self._offloads.clear()
         self._freed.clear()
         self.cache.clear()
-        self._ended.clear()
+        self._uses.ended.clear()
         if drop_unsent(self.cache, self._now):
             self._land()
 
@@ -458,9 +476,10 @@ class Connector(Single):
         self._land()
         self._air.clear()
         self._offloads.clear()
-        self._ended.clear()
+        self._uses.ended.clear()
         self._freed.clear()
-        self._running.clear()
+        self._uses.running.clear()
+        self.asking.reset()
         self._rows = {name: row for name, row in self._rows.items() if row.kept is not None}
         self._waiting = dict.fromkeys(self._rows.values())
 
@@ -545,19 +564,21 @@ class Connector(Single):
         """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
         self._release(row)
         row.failed = False
-        self._counts["admitted"] += request not in self._running
-        self._running[request] = row.keys
+        self._counts["admitted"] += request not in self._uses.running
+        self._uses.running[request] = row.keys
         self._until_turn = 0
 
     def _count(self, row: _ConnectorRow, loads: int) -> None:
         """Counts a prompt of which so many blocks are loaded, where the engine's own end."""
         row.has_begun = True
         host = min(loads, row.host)
+        disk = min(loads - host, row.disk)
         counts = self._counts
         counts["prompt_tokens"] += len(row.keys) * self._size
         counts["cached_device"] += row.first * self._size
         counts["cached_host"] += host * self._size
-        counts["cached_disk"] += (loads - host) * self._size
+        counts["cached_disk"] += disk * self._size
+        row.near = host + disk if loads else None
 
     def _release(self, row: _ConnectorRow) -> None:
         kept, row.kept, row.keeping = row.kept, None, None
@@ -569,29 +590,6 @@ class Connector(Single):
         """Moves kept blocks from the host to the disk if the host is full."""
         kept = (row.kept for row in self._waiting)
         self._parking.lower(parked for parked in kept if parked is not None)
-
-    def _tell(self) -> None:
-        """Says which requests have ended, all that have said the same in one call.
-
-        Those that run are touched after it: they have the last word on what they share.
-        """
-        ended, self._ended = self._ended, {}
-        for hints, paths in ended.items():
-            self.cache.used(paths, ended=True, **hints.keywords)
-
-    def _touch(self) -> None:
-        """Says of a few requests that run, in turn, that what lies below of them is in use."""
-        paths: list[Keys] = []
-        blocks = 0
-        for _ in range(min(_PATHS, len(self._running))):
-            request, keys = self._running.popitem(last=False)
-            self._running[request] = keys
-            paths.append(keys)
-            blocks += len(keys)
-            if blocks >= _BLOCKS:
-                break
-        if paths:
-            self.cache.used(paths)
 
 
 def _has_any(keys: Keys, rows: set[bytes]) -> bool:

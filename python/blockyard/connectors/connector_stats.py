@@ -36,6 +36,13 @@ CONNECTOR_STATS: Final = (
         "prompt tokens that were loaded from the disk",
     ),
     Stat(
+        "cached_remote",
+        "tokens",
+        "counter",
+        "cached_tokens{tier=remote}",
+        "prompt tokens that have come from shared stores",
+    ),
+    Stat(
         "admitted",
         "requests",
         "counter",

@@ -28,10 +28,11 @@ from blockyard.shared.log import Limited
 from blockyard.shared.plan import Outcome
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer, shown
+from blockyard.shared.validate import integer
+from blockyard.yard.asking import Asking, Lookup
 from blockyard.yard.by_tier import check_memory
 from blockyard.yard.cache import KVCache
-from blockyard.yard.dead_disks import Stripes, withdraw_dead
+from blockyard.yard.dead_disks import Stripes, stripes_of, withdraw_dead
 from blockyard.yard.group_configs import rooms_of
 from blockyard.yard.parking import Parking
 
@@ -54,14 +55,15 @@ class HybridConnector(Single):
             same `engine=` and `block_size`, their number as `group`, and `linked=False` behind the
             first.
         groups: The groups of layers.
-        retries: As in `Connector`; so is `again`, which shortens a hit before it is agreed.
+        retries: As in `Connector`; so are `again`, which shortens a hit before it is agreed, and
+            `lookup`, which is asked for all groups where the first one lacks a block.
         null_block: The engine's id of the block that holds nothing.
 
     Raises:
         Misuse: A value is out of range, or a cache does not fit its group, which is named.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         caches: Sequence[KVCache],
         groups: Groups,
@@ -69,6 +71,7 @@ class HybridConnector(Single):
         retries: int = 2,
         again: int = 0,
         null_block: int = 0,
+        lookup: Lookup | None = None,
     ) -> None:
         check_caches(caches, groups)
         spine = caches[0]
@@ -77,6 +80,8 @@ class HybridConnector(Single):
         self.groups = groups
         """The groups of layers."""
         self._spine = Connector(spine, retries=retries, again=again)
+        self.asking = self._spine.asking = Asking(self.caches, lookup)
+        """What asks shared stores."""
         self._size = spine.block_size
         self._inputs = GroupInputs(groups, spine.config.device_blocks, null_block)
         self._null = self._inputs.null
@@ -142,9 +147,9 @@ class HybridConnector(Single):
         """Returns the bookkeeping of each group, by the engine's number."""
         return dict(zip(self.groups.numbers, self.caches, strict=True))
 
-    def added(self, request: Hashable) -> None:
+    def added(self, request: Hashable, keys: Keys | None = None) -> None:
         """Hears that a request has come, as in `Connector`."""
-        self._spine.added(request)
+        self._spine.added(request, keys)
 
     def matched(
         self, request: Hashable, keys: Keys, local: int = 0, *, prefix: bool = True
@@ -192,7 +197,7 @@ class HybridConnector(Single):
         blocks, waits, row.cut, _, far = self._agreement.of(keys, local, found)
         if row.cut is not None:
             row.junction = self.groups.last_boundary(far * self._size)
-        if waits:
+        if waits or (found is None and self.asking.is_out(request)):
             return None
         row.matched = (blocks - local) * self._size
         return row.matched
@@ -353,7 +358,7 @@ class HybridConnector(Single):
         if row.keep is not None:
             row.add(row.keep.tokens)
         elif last:
-            self._add(row, {last: held[last]})
+            self._copies.offload_at(row, {last: held[last]}, self.groups.boundary)
         return row.keep is not None
 
     def finished(  # noqa: PLR0913 - keywords
@@ -410,7 +415,7 @@ class HybridConnector(Single):
         row = self._rows.pop(request)
         if keys is not None and request not in self._loads.loading:
             row = self._rows.updated(row, keys)
-            self._add(row, held)
+            self._copies.offload_at(row, held, self.groups.boundary)
             for rider in self._riders:
                 if hints != NO_HINTS or rider.learns:
                     rider.end(row.path, row.lengths, hints)
@@ -456,7 +461,8 @@ class HybridConnector(Single):
         listed[0] = listed[0][first:]
         held = self._held(listed, told, *lengths)
         self._spine.offload(keys, listed[0], first)
-        self._add(self._rows.updated(self._rows.get(request), keys), held)
+        row = self._rows.updated(self._rows.get(request), keys)
+        self._copies.offload_at(row, held, self.groups.boundary)
 
     def _held(self, tables: list[Ids], told: Told, *lengths: int) -> dict[int, list[Held]]:
         """Returns what the engine has of each rider at some lengths, by the length.
@@ -471,13 +477,6 @@ class HybridConnector(Single):
         }
         self._inputs.read_once(tables[0], found.values())
         return found
-
-    def _add(self, row: HybridRow, found: Mapping[int, list[Held]]) -> None:
-        """Offloads with the next call what the engine has of riders at boundaries."""
-        for length, held in found.items():
-            if length % self.groups.boundary == 0:
-                row.add(length)
-                self._copies.offload(row.path, held)
 
     def step(
         self, written: Ids = (), victims: Ids = (), overwritten: Ids = (), lent: Ids = ()
@@ -569,10 +568,7 @@ class HybridConnector(Single):
             dead: All slots that any rank has found dead, as `PersistentTiers.dead`: each a first
                 slot and a step.
         """
-        try:
-            stripes = frozenset((first, step) for first, step in dead)
-        except (TypeError, ValueError):
-            raise Misuse(f"dead = {shown(dead)}: give pairs (first slot, step)") from None
+        stripes = stripes_of(dead)
         self._dead = withdraw_dead(self.caches[0], stripes, self._dead)
         self._copies.withdraw(stripes)
 

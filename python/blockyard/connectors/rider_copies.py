@@ -1,6 +1,7 @@
 """The copies of all groups beside the spine: planned in a step, and landed with their outcomes."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Literal
 
 import numpy as np
@@ -35,11 +36,14 @@ class RiderCopies:
         """Whether something has changed since the last step, so that the next may order copies."""
         self.has_offloads = False
         """Whether there is something to be offloaded that is not planned."""
-        self._has_disk = any(rider.cache.config.disk_blocks for rider in riders)
+        configs = [rider.cache.config for rider in riders]
+        self._has_disk = any(one.disk_blocks or one.remote_blocks for one in configs)
         """Whether `dispatch` begins copies by itself."""
         self._looks_again = False
         """Whether it may begin some in the second step after the last ones have ended, too."""
-        self._lowers = [rider for rider in riders if all(map(rider.cache.config.blocks_of, BELOW))]
+        several = [sum(map(bool, map(one.cache.config.blocks_of, BELOW))) > 1 for one in riders]
+        self._lowers = list(compress(riders, several))
+        """Riders with a tier below the one to which blocks go first."""
         self._waits = False
         """Whether a load asks again in each step, as where a copy to its ids is late."""
         self._is_flying = False
@@ -61,6 +65,13 @@ class RiderCopies:
         self.is_due = self.has_offloads = True
         for rider, own in zip(self._riders, held, strict=True):
             rider.add(path, own)
+
+    def offload_at(self, row: HybridRow, found: Mapping[int, list[Held]], boundary: int) -> None:
+        """Offloads with the next call what the engine has of riders at boundaries."""
+        for length, held in found.items():
+            if length % boundary == 0:
+                row.add(length)
+                self.offload(row.path, held)
 
     def plan_offloads(self) -> None:
         """Plans the copies of what is to be offloaded."""

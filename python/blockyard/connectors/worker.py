@@ -23,10 +23,12 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
+from blockyard.crane.tiers.remote import RemoteTier
 from blockyard.shared.owner import Owner, broke_in, owned
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.restored import Restored
 from blockyard.shared.single import Single
+from blockyard.stores import Store
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class Worker(Single):
         disk_path: DiskPath | None = None,
         replica: str | None = None,
         keys: str | None = None,
+        stores: Sequence[Store] = (),
         sharing: "SharedCopying | None" = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
@@ -113,18 +116,22 @@ class Worker(Single):
             disk_path: As in `by.local`: the configuration has `disk`, and "disk" in `keyed`, then.
             replica: Which of several engines this is that are alike and share a disk, such as
                 "1 of 2": each has folders of its own.
-            keys: What makes the keys, for the identity of the disk; None for `KVCache.keys`.
+            keys: What makes the keys, for the identity of the disk and the values in stores; None
+                for `KVCache.keys`.
+            stores: As in `RemoteTier`: the configuration has `remote` then.
             sharing: Threads, streams and rings that the workers of other groups of layers share.
 
         Raises:
             Misuse: The configuration has no layout, a disk without a path or a path without a disk
-                that knows its keys, or the tensors do not fit it; the message names what differs.
+                that knows its keys, likewise with stores, or the tensors do not fit it; the message
+                names what differs.
             Unavailable: There is no GPU, or the memory below is not to be had.
         """
         layout, blocks = config.layout, config.device_blocks
         if layout is None:
             raise Misuse("layout = None: copies need the layout of a block; give Config(layout=…)")
         _check_disk(config, disk_path)
+        _check_stores(config, stores)
         device: DeviceTier | MemoryTier
         if gpu is None:
             device = MemoryTier.adopt(layout, tensors, blocks=blocks, axis=axis)
@@ -134,6 +141,8 @@ class Worker(Single):
                 layout, tensors, blocks=blocks, axis=axis, gpu=gpu, stream=stream
             )
         below: dict[str, Tier] = {}
+        remote: RemoteTier | None = None
+        identity = config.identity | ({"keys": keys} if keys else {})
         with ExitStack() as opened:
             opened.callback(device.close)
             if disk_path is not None:
@@ -141,9 +150,7 @@ class Worker(Single):
                     layout,
                     disk_path,
                     blocks=config.disk_blocks,
-                    identity=config.identity
-                    | ({"keys": keys} if keys else {})
-                    | ({"replica": replica} if replica else {}),
+                    identity=identity | ({"replica": replica} if replica else {}),
                     rank=rank,
                     reclaim=config.disk_reclaim,
                     group=config.group,
@@ -157,6 +164,16 @@ class Worker(Single):
                     else PinnedTier(layout, config.host_blocks, name="host", gpu=gpu, shared=shared)
                 )
                 opened.callback(tier.close)
+            if stores:
+                below["remote"] = remote = RemoteTier(
+                    layout,
+                    config.remote_blocks,
+                    stores,
+                    identity=identity,
+                    rank=rank,
+                    group=config.group,
+                )
+                opened.callback(remote.close)
             tiers = {"device": device, **below}
             sums = None if sharing is None else sharing.checksums
             copiers = select_copiers(tiers, copier, config.copying, sharing)
@@ -168,6 +185,7 @@ class Worker(Single):
                 device=device,
                 host=below.get("host"),
                 disk=below.get("disk"),
+                remote=remote,
                 copier=checked(copiers, threads=sums) if checksums else copiers,
                 fingerprint=config.fingerprint,
                 group=config.group,
@@ -192,6 +210,7 @@ class Worker(Single):
         disk_path: DiskPath | None = None,
         replica: str | None = None,
         keys: str | None = None,
+        stores: Sequence[Store] = (),
     ) -> Self:
         """Makes a worker over the tensors of several groups of layers.
 
@@ -211,6 +230,7 @@ class Worker(Single):
             disk_path: Likewise; each group has a folder of its own under it.
             replica: Likewise.
             keys: Likewise.
+            stores: Likewise; the group is in the addresses.
 
         Raises:
             Misuse: There are not tensors for each group, or as in `adopt`; the message names the
@@ -243,6 +263,7 @@ class Worker(Single):
                         disk_path=disk_path if config.disk_blocks else None,
                         replica=replica,
                         keys=keys,
+                        stores=stores if config.remote_blocks else (),
                         sharing=sharing,
                     )
                 except Misuse as error:
@@ -545,6 +566,14 @@ def _check_disk(config: Config, disk_path: DiskPath | None) -> None:
         raise Misuse(
             f"disk_path was given, and disk = {config.disk_blocks}, keyed = {config.keyed}: "
             'give Config(disk="200 GiB", keyed=("disk",))'
+        )
+
+
+def _check_stores(config: Config, stores: Sequence[Store]) -> None:
+    if bool(stores) != bool(config.remote_blocks):
+        raise Misuse(
+            f"stores = {[one.url for one in stores]}, and remote = {config.remote_blocks}: give "
+            "both, stores=[open_store(…)] and Config(remote=1_000_000), or none"
         )
 
 

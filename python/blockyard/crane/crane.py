@@ -22,6 +22,7 @@ from blockyard.shared.timings import Clock, CraneNumbers
 from blockyard.shared.validate import integer, shown
 
 if TYPE_CHECKING:
+    from blockyard.crane.tiers.remote import RemoteTier
     from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["Crane"]
@@ -47,6 +48,7 @@ class Crane(Single):
         device: The device's memory.
         host: The host's memory; None for none.
         disk: The tier below the host, or below the device where there is no host; None for none.
+        remote: Shared stores, below all others; None for none.
         copier: One for all lanes, or some by the names of their two tiers, as in
             `{("host", "disk"): ...}`. The other lanes have what fits their tiers: a `CudaCopier`
             between a GPU and pinned memory, else a `ThreadCopier` each.
@@ -90,7 +92,8 @@ class Crane(Single):
         ),
         Stat("crane_bytes", "bytes", "gauge", "crane_memory_bytes", "memory of this rank's tiers"),
     )
-    """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`."""
+    """What each number in `stats` is; a disk adds those of `DiskTier.SCHEMA`, and stores those of
+    `RemoteTier.SCHEMA`."""
 
     def __init__(  # noqa: PLR0913 - keywords
         self,
@@ -100,6 +103,7 @@ class Crane(Single):
         device: Tier,
         host: Tier | None = None,
         disk: Tier | None = None,
+        remote: "RemoteTier | None" = None,
         copier: Copier | Mapping[Pair, Copier] | None = None,
         copy_tuning: "CopyTuning | None" = None,
         fingerprint: str = "",
@@ -108,7 +112,7 @@ class Crane(Single):
         rank = integer("rank", rank, least=0)
         if rank >= layout.ranks:
             raise Misuse(f"rank = {rank}: the layout has ranks 0 to {layout.ranks - 1}")
-        given = zip(TIERS, (device, host, disk), strict=True)
+        given = zip(TIERS, (device, host, disk, remote), strict=True)
         self._tiers: dict[str, Tier] = {name: tier for name, tier in given if tier is not None}
         for name, tier in self._tiers.items():
             if tier.name != name:
@@ -127,6 +131,7 @@ class Crane(Single):
         self._owner = Owner()
         self.persistent = PersistentTiers(self._tiers.values(), self._owner)
         """Its disk, where that outlives this process."""
+        self._remote = remote
         self._made = time.time_ns()
 
     @owned
@@ -163,6 +168,11 @@ class Crane(Single):
     def device(self) -> Tier:
         """The device's memory."""
         return self._tiers["device"]
+
+    @property
+    def remote(self) -> "RemoteTier | None":
+        """Its shared stores; None where it has none."""
+        return self._remote
 
     @property
     def waiting(self) -> dict[Pair, int]:
@@ -302,7 +312,8 @@ class Crane(Single):
         memory = sum(tier.nbytes for tier in self._tiers.values())
         numbers = self.traffic.counts | {"in_flight": self.in_flight, "bytes": memory}
         found = {stat.name: numbers[stat.name.removeprefix("crane_")] for stat in self.SCHEMA}
-        return found | self.persistent.stats()
+        stores = {} if self._remote is None else self._remote.stats()
+        return found | self.persistent.stats() | stores
 
     def measure(self, clock: Clock = time.monotonic) -> None:
         """Counts from now on how long flights take between each two tiers, for `numbers`.

@@ -6,7 +6,7 @@ import numpy as np
 
 from blockyard._core import Unavailable
 from blockyard._typing import NDArray
-from blockyard.crane.tiers import Persistent, Tier
+from blockyard.crane.tiers import Forgetting, Persistent, Tier
 from blockyard.shared.layout import TIERS, TierName
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, owned
@@ -29,7 +29,9 @@ class PersistentTiers:
     """
 
     def __init__(self, tiers: Iterable[Tier], owner: Owner | None = None) -> None:
-        self._tiers = [tier for tier in tiers if isinstance(tier, Persistent)]
+        every = list(tiers)
+        self._tiers = [tier for tier in every if isinstance(tier, Persistent)]
+        self._forgetting = [tier for tier in every if isinstance(tier, Forgetting)]
         self._owner = Owner() if owner is None else owner
 
     @property
@@ -77,7 +79,7 @@ class PersistentTiers:
 
         Args:
             forget: Whether no restart is to find what is written from here on either, as where
-                weights have changed under one name.
+                weights have changed under one name. Shared stores are left alone from then on.
 
         Returns:
             Whether no restart brings it back; it is tried on where not.
@@ -88,7 +90,7 @@ class PersistentTiers:
         """The same, for a verb that has the owner."""
         done = [tier.clear() for tier in self._tiers]
         if forget:
-            for tier in self._tiers:
+            for tier in self._forgetting:
                 tier.forget()
         return all(done)
 

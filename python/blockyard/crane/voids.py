@@ -65,30 +65,35 @@ class Voids:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Flight, _Void] = {}
+        self._open: dict[str, dict[Flight, _Void]] = {}
+        """By the name of the tier, in the order in which they were taken."""
 
     def __contains__(self, flight: Flight) -> bool:
-        return flight in self._open
+        return any(flight in voids for voids in self._open.values())
 
     def take(self, flight: Flight, plan: Plan, tier: Tier) -> None:
         """Takes a plan: what its tier is given from now on stays."""
         flight.copies = 1
-        self._open[flight] = _Void(plan, tier, _next_stamp(tier))
+        voids = self._open.setdefault(tier.name, {})
+        voids[flight] = _Void(plan, tier, _next_stamp(tier))
 
     def ended(self, flights: Iterable[Flight]) -> list[tuple[Flight, Landed]]:
         """Begins what waits for no flight, and returns what has ended; `remove` it then.
 
+        Of each tier the first alone is looked at, as the others wait for it: a store that is down
+        may have thousands, and a step is not to pay for them.
+
         Args:
             flights: All that have not ended.
         """
-        if not self._open:
-            return []
-        there = [(flight.order, flight.tiers) for flight in flights]
         ended = []
-        for flight, void in self._open.items():
-            name = void.tier.name
+        for name, voids in self._open.items():
+            first = next(iter(voids.items()), None)
+            if first is None:
+                continue
+            flight, void = first
             if void.receipt is None and any(
-                order < flight.order and name in tiers for order, tiers in there
+                one.order < flight.order and name in one.tiers for one in flights
             ):
                 continue
             landed = self._advance(void)
@@ -111,11 +116,13 @@ class Voids:
 
     def remove(self, flight: Flight) -> None:
         """Lets go of a plan, whose flight has ended."""
-        self._open.pop(flight, None)
+        for voids in self._open.values():
+            voids.pop(flight, None)
 
     def keep(self, flights: Container[Flight]) -> None:
         """Lets go of all but the plans of these flights."""
-        self._open = {flight: one for flight, one in self._open.items() if flight in flights}
+        for name, voids in self._open.items():
+            self._open[name] = {flight: one for flight, one in voids.items() if flight in flights}
 
     def clear(self) -> None:
         """Lets go of all."""
@@ -123,8 +130,10 @@ class Voids:
 
     def close(self) -> None:
         """Has the tiers void, as their last act, what was not voided yet: nothing else moves."""
-        for void in self._open.values():
-            if isinstance(void.tier, Voiding):
+        for void in [one for voids in self._open.values() for one in voids.values()]:
+            # A delete in stores goes on by itself, and is not to be counted twice.
+            goes_on = getattr(void.receipt, "patient", False)
+            if isinstance(void.tier, Voiding) and not goes_on:
                 with suppress(Misuse, Unavailable):
                     void.tier.void_last(*_rows(void.plan), void.before)
 

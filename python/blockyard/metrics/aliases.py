@@ -5,6 +5,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from blockyard._core import Misuse
 from blockyard.metrics.engine_view import EngineView
+from blockyard.shared.layout import BELOW
 from blockyard.shared.stats import Kind
 from blockyard.shared.validate import one_of
 
@@ -68,7 +69,7 @@ def aliases(view: EngineView, stats: Mapping[str, int]) -> dict[Alias, float]:
     total = stats["tier_slots{tier=device}"]
     unused = stats["slots{tier=device,set=free}"] + stats["slots{tier=device,set=idle}"]
     found = stats["hit_blocks{tier=device}"] * size
-    below = sum(stats[f"hit_blocks{{tier={tier}}}"] for tier in ("host", "disk")) * size
+    below = sum(stats[f"hit_blocks{{tier={tier}}}"] for tier in BELOW) * size
     numbers: dict[str, float] = {
         "usage": (total - unused) / total if total else 0.0,
         "queries": stats["prompt_tokens"],
@@ -76,7 +77,7 @@ def aliases(view: EngineView, stats: Mapping[str, int]) -> dict[Alias, float]:
         "hits": min(found, stats["prompt_tokens"]),
         # Where there is nothing below the device, nobody looks there.
         "external_queries": max(stats["prompt_tokens"] - found, 0)
-        if config.host_blocks or config.disk_blocks
+        if any(map(config.blocks_of, BELOW))
         else 0,
         "external_hits": below,
     }

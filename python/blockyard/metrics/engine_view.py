@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from blockyard._core import BlockyardError, Misuse
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.remote import RemoteTier
 from blockyard.local_cache import LocalCache
 from blockyard.metrics.ranks import Ranks
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
@@ -26,7 +27,9 @@ __all__ = ["EngineHealth", "EngineView"]
 _WELL: Final = frozenset({Rule.DEAD, Rule.UNREAD})
 """Rules that are no illness: `failed` says the first; the second is for clients to end."""
 _ABOVE: Final = "above"
-"""The device or the host, seen from a disk below both."""
+"""Any tier above, seen from a disk or a store below two of them."""
+
+_SEVERAL: Final = 2
 
 
 class EngineHealth(NamedTuple):
@@ -129,7 +132,9 @@ class EngineView:
 
     def crane_schema(self) -> tuple[Stat, ...]:
         """Returns the numbers of each rank's crane."""
-        return (*Crane.SCHEMA, *(DiskTier.SCHEMA if self.cache.config.disk_blocks else ()))
+        config = self.cache.config
+        disk = DiskTier.SCHEMA if config.disk_blocks else ()
+        return (*Crane.SCHEMA, *disk, *(RemoteTier.SCHEMA if config.remote_blocks else ()))
 
     @property
     def _tiers(self) -> list[str]:
@@ -202,13 +207,16 @@ class EngineView:
         return found
 
     def _way(self, pair: tuple[str, str]) -> tuple[str, str]:
-        """From where to where a copy is told to go: what is beside a disk hardly changes its time.
+        """From where to where a copy is told to go: what is above a disk hardly changes its time.
 
-        Of six ways between three tiers four are left, so that an engine keeps to its series.
+        Of six ways between three tiers four are left, and of twelve between four six, so that an
+        engine keeps to its series.
         """
-        if "disk" not in pair or not self.cache.config.blocks_of("host"):
+        lower = max(pair, key=TIERS.index)
+        above = self._tiers[: self._tiers.index(lower)] if lower in self._tiers else []
+        if lower == "host" or len(above) < _SEVERAL:
             return pair
-        return (_ABOVE, "disk") if pair[1] == "disk" else ("disk", _ABOVE)
+        return (_ABOVE, lower) if pair[1] == lower else (lower, _ABOVE)
 
     def steps(self) -> dict[str, Reading]:
         """Returns how long the parts of a step take, where that is measured."""

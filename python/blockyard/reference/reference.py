@@ -1,7 +1,7 @@
 """An engine that computes real tokens, so a lost or stale block of KV changes the text."""
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from blockyard.reference.sampling import Sampling, key_of
 from blockyard.scheduling.engine import Ack, Output, Start, Step, Stop
 from blockyard.shared.single import Single
 from blockyard.shared.validate import integer, one_of
+from blockyard.stores import Store
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -250,6 +251,7 @@ def alone(  # noqa: PLR0913 - keywords
     copier: Copier | None = None,
     on: Device = NUMPY,
     disk_path: DiskPath | None = None,
+    stores: Sequence[Store | str] | None = None,
 ) -> tuple[LocalCache, ReferenceEngine]:
     """Returns a cache with its crane, and an engine, in one process.
 
@@ -263,6 +265,7 @@ def alone(  # noqa: PLR0913 - keywords
         copier: As in `local`.
         on: The device that computes, and has the memory.
         disk_path: Where the blocks of `disk` outlive this process, as in `local`; None for memory.
+        stores: Shared stores, as in `local`.
 
     Raises:
         Misuse: A value is out of range, or the layout is not the model's.
@@ -275,5 +278,5 @@ def alone(  # noqa: PLR0913 - keywords
     device, host, below = on.tiers(layout, config.device_blocks, config.host_blocks, disk)
     rank = Rank(model, device, sampling=sampling)
     memory = (device, host) if disk_path is not None else (device, host, below)
-    cache = local(config, memory=memory, copier=copier, disk_path=disk_path)
+    cache = local(config, memory=memory, copier=copier, disk_path=disk_path, stores=stores)
     return cache, ReferenceEngine(cache, rank, stops=stops, lag=lag, late=late)

@@ -9,6 +9,7 @@ from blockyard._core import Keys, Lease, Misuse, NoRoom, Soon, TooLarge, Unavail
 from blockyard.scheduling.request import Request, RequestState
 from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
+from blockyard.shared.layout import BELOW
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Admission", "Admitted", "claims_below"]
@@ -17,6 +18,8 @@ _KEY: Final = 32
 """Bytes of a key."""
 _ASIDE: Final = 64
 """Most requests asked in a step of those that wait for a prefix, and as many others."""
+_ASKED_AHEAD: Final = 16
+"""Requests about which stores are asked ahead of their turn."""
 _HASHED: Final = 65_536
 """Tokens whose keys are made in a step, or one prompt: 0.4 ms or so."""
 
@@ -73,6 +76,7 @@ class Admission:
         self._max_overtakes = shared.options.max_overtakes
         self._max_stood_first = shared.options.max_stalled_steps
         self._prefetch_depth = shared.options.prefetch_depth
+        self._lookups = shared.lookups
         self._prefetched = 0
         self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
@@ -90,6 +94,7 @@ class Admission:
             What came of it; None where no request waits or no seat is free.
         """
         waiting = len(self._queue)
+        self._lookups.purge()
         if waiting and self._queue.too_large:
             self._readmit()
         if not waiting or self._seats.full:
@@ -117,6 +122,7 @@ class Admission:
         self._refused = None
         self._prefetched = -1
         self._computing, self._out = {}, []
+        self._lookups.clear()
         self._below.clear()
 
     def is_too_large(self, entry: Request) -> bool:
@@ -176,7 +182,7 @@ class Admission:
         for entry in self._queue.next(1):
             return entry
         self._computing = self._prefilling()
-        return next((one for one in self._queue.aside if self.computed_by(one) is None), None)
+        return next((one for one in self._queue.aside if self._is_in_line(one)), None)
 
     def in_line(self, most: int) -> list[Request]:
         """The first requests that wait, and not for another one's prefix, in their order.
@@ -187,9 +193,13 @@ class Admission:
         entries, aside = self._queue.next(most), self._queue.aside
         if aside:
             self._computing = self._prefilling()
-            entries += [entry for entry in aside if self.computed_by(entry) is None]
+            entries += [entry for entry in aside if self._is_in_line(entry)]
             entries.sort(key=lambda entry: entry.rank)
         return entries[:most]
+
+    def _is_in_line(self, entry: Request) -> bool:
+        """Whether a request that was set aside waits no more for a prefix or an answer."""
+        return not self._lookups.waits(entry) and self.computed_by(entry) is None
 
     def needs(self) -> list[tuple[Request, int]]:
         """The requests that found no room in the last pass, in their order, and their needs.
@@ -311,16 +321,24 @@ class Admission:
                 yield entry, False
 
     def prefetch(self) -> None:
-        """Has the prefixes of the next requests copied up ahead of their turn, each once."""
-        if not self._prefetch_depth or self._prefetched == self._queue.changes:
+        """Has the prefixes of the next requests copied up ahead of their turn, each once.
+
+        Stores are asked about them, and about some more.
+        """
+        asked = _ASKED_AHEAD if self._lookups.is_on else 0
+        depth = max(self._prefetch_depth, asked)
+        if not depth or self._prefetched == self._queue.changes:
             return
         self._prefetched = self._queue.changes
-        for entry in self._queue.next(self._prefetch_depth):
+        for place, entry in enumerate(self._queue.next(depth)):
             if entry.waiting.prefetched or entry.parked is not None or not entry.reads_prefix:
                 continue
-            with contextlib.suppress(NoRoom):
-                self._cache.promote(self._keys(entry))
-                entry.waiting.prefetched = True
+            if asked and self._asks(entry, self._keys(entry)):
+                self._prefetched = -1
+            elif place < self._prefetch_depth:
+                with contextlib.suppress(NoRoom):
+                    self._cache.promote(self._keys(entry))
+                    entry.waiting.prefetched = True
             if self._hashed >= _HASHED:
                 self._prefetched = -1
                 return
@@ -390,6 +408,8 @@ class Admission:
         keys = self._keys(entry)
         if entry.reads_prefix and self.computed_by(entry) is not None:
             return None
+        if self._asks(entry, keys):
+            return None
         if self._parking.must_park:
             self._check_safe(entry)
         load = self._parking.load_limit(entry.waiting.failed_loads)
@@ -402,6 +422,14 @@ class Admission:
             read_prefix=entry.reads_prefix,
         )
         return None if isinstance(lease, Soon) else lease
+
+    def _asks(self, entry: Request, keys: Keys) -> bool:
+        """Whether a request waits for what stores say of it; it is asked about once."""
+        waiting = entry.waiting
+        if waiting.looked_up or not entry.reads_prefix:
+            return False
+        waiting.looked_up = not self._lookups.take(entry, keys)
+        return not waiting.looked_up
 
     def _keys(self, entry: Request) -> Keys:
         self._hashed += entry.keys.unmade(entry.outputs)
@@ -461,7 +489,7 @@ class Admission:
         if not others:
             return None
         probe = self._cache.probe(entry.keyed(self._cache))
-        found = (probe.device + probe.host + probe.disk + 1) * _KEY
+        found = (probe.device + sum(getattr(probe, tier) for tier in BELOW) + 1) * _KEY
         # Keys are chained: where one is the same, so are all before it.
         mine = entry.keys.raw[found - _KEY : found]
         return next(

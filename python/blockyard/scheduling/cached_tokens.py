@@ -13,6 +13,7 @@ class CachedTokens(NamedTuple):
     device: int = 0
     host: int = 0
     disk: int = 0
+    remote: int = 0
 
     @property
     def total(self) -> int:

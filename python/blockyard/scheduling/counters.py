@@ -44,6 +44,9 @@ class Counters:
     cached_disk: int = _counter(
         "tokens", "cached_tokens{tier=disk}", "prompt tokens whose KV was found on the disk"
     )
+    cached_remote: int = _counter(
+        "tokens", "cached_tokens{tier=remote}", "prompt tokens whose KV was found in a store"
+    )
     lost: int = _counter(
         "tokens",
         "lost_tokens",
@@ -77,6 +80,7 @@ class Counters:
         self.cached_device += cached.device
         self.cached_host += cached.host
         self.cached_disk += cached.disk
+        self.cached_remote += cached.remote
 
     def stats(self) -> dict[str, int]:
         """The counters by name."""

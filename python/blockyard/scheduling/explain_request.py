@@ -31,6 +31,7 @@ class Explainer:
         self._queue = shared.queue
         self._seats = shared.seats
         self._batch = shared.batch
+        self._lookups = shared.lookups
         self._admission = admission
         self._stalls = stalls
 
@@ -75,8 +76,7 @@ class Explainer:
             on_device, blocks = entry.parked.handle.on_device, entry.parked.handle.blocks
             lines.append(f"{on_device} of the {blocks} blocks kept for it are on the device.")
         lines += self._of_priority(entry)
-        if (other := self._admission.waits_for(entry)) is not None:
-            lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
+        lines += self._of_prefix(entry)
         if keepers := self._stalls.unread.keepers():
             lines.append(
                 f"{len(self._batch.held)} seats, and blocks, are kept by held requests, whose "
@@ -84,6 +84,15 @@ class Explainer:
             )
         if self._headroom:
             lines.append(f"{self._headroom} blocks are kept for those that run.")
+        return lines
+
+    def _of_prefix(self, entry: Request) -> list[str]:
+        """For which part of its prompt it waits."""
+        lines = []
+        if (other := self._admission.waits_for(entry)) is not None:
+            lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
+        if self._lookups.waits(entry):
+            lines.append("It waits for a store's answer, but not for long.")
         return lines
 
     @staticmethod

@@ -13,7 +13,7 @@ from blockyard.scheduling.headroom import (
 )
 from blockyard.scheduling.request_checks import whole
 from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
-from blockyard.shared.validate import one_of
+from blockyard.shared.validate import one_of, seconds
 from blockyard.yard.parking import PreemptMode, checked_mode
 
 __all__ = ["SchedulerOptions"]
@@ -63,6 +63,8 @@ class SchedulerOptions:
             beside its newest token. With them a row is in one step at a time.
         prefetch_depth: How many of the next waiting requests have their prefix copied up ahead of
             their turn.
+        lookup_patience: Seconds, by the scheduler's clock, for which a request that shared stores
+            are asked about waits for their answer at most. It holds up no other.
 
     Raises:
         Misuse: A value is out of range, or a policy answers with something unusable.
@@ -82,11 +84,14 @@ class SchedulerOptions:
     max_overtakes: int = 16
     num_speculative_tokens: int = 0
     prefetch_depth: int = 0
+    lookup_patience: float = 0.02
 
     def __post_init__(self) -> None:
         """Checks every value; NumPy's integers become Python's."""
         for name, least in _LEAST.items():
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
+        patience = seconds("lookup_patience", self.lookup_patience)
+        object.__setattr__(self, "lookup_patience", patience)
         default_headroom(self.role)
         if self.headroom is not None:
             checked_headroom("headroom", self.headroom)

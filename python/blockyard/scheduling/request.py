@@ -164,6 +164,8 @@ class Waiting:
     """How often in a row it began to come back."""
     prefetched: bool = False
     """Whether a copy of its prefix was asked for ahead of its turn."""
+    looked_up: bool = False
+    """Whether shared stores were asked about it, and it waits for no answer any more."""
     waited_for: Literal["room", "seat", "prefix"] = "seat"
     """Why it was not admitted the last time it was considered; "seat" before that."""
 

@@ -27,6 +27,7 @@ from blockyard.shared.hints import Hints
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
 from blockyard.shared.timings import Clock, StepTimes, timed
+from blockyard.yard.asking import Lookup
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
@@ -49,7 +50,9 @@ class Scheduler(Single):
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
         options: Sizes, limits and policies; all have defaults.
-        clock: Seconds. Only `stalled`, its log and `metrics` read it.
+        clock: Seconds. Only `stalled`, its log, `metrics` and the patience of `lookup` read it.
+        lookup: What asks shared stores, such as a `StoreLookup`: about each request that waits,
+            once. What they have is adopted. None asks nobody.
         metrics: Whether to measure how long the parts of a step, the cache's too, and waits take.
 
     Raises:
@@ -77,11 +80,13 @@ class Scheduler(Single):
         *,
         clock: Clock = monotonic,
         metrics: bool = False,
+        lookup: Lookup | None = None,
     ) -> None:
         options = SchedulerOptions.given(options)
         SchedulerThread.check_free(cache)
         self._cache = cache
-        self._shared = shared = Shared.of(cache, options, clock, Waits(clock) if metrics else None)
+        waits = Waits(clock) if metrics else None
+        self._shared = shared = Shared.of(cache, options, clock, waits, lookup)
         self._queue, self._batch = shared.queue, shared.batch
         self._counters, self._headroom = shared.counters, shared.headroom
         self._admission = admission = Admission(shared)
@@ -372,6 +377,11 @@ class Scheduler(Single):
     def headroom(self) -> int:
         """Blocks that are kept for the growth of the running batch."""
         return self._cache.room().headroom
+
+    @property
+    def asks_stores(self) -> bool:
+        """Whether a request waits for the answer of a store: `schedule` takes it."""
+        return self._shared.lookups.is_out
 
     @property
     def idle(self) -> bool:

@@ -6,10 +6,12 @@ from typing import Self
 from blockyard.scheduling.batch import Batch
 from blockyard.scheduling.counters import Counters
 from blockyard.scheduling.kept_headroom import KeptHeadroom
+from blockyard.scheduling.lookups import Lookups
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue, Waits
 from blockyard.scheduling.seats import Seats
 from blockyard.shared.timings import Clock
+from blockyard.yard.asking import Asking, Lookup
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
 
@@ -23,7 +25,7 @@ class Shared:
     cache: KVCache
     options: SchedulerOptions
     clock: Clock
-    """Seconds. It only measures."""
+    """Seconds. It only measures, and ends the patience of `lookups`."""
     counters: Counters
     queue: WaitingQueue
     """Where requests wait."""
@@ -35,10 +37,17 @@ class Shared:
     """How a victim's work is kept, and how it comes back."""
     headroom: KeptHeadroom
     """Room kept for the growth of running requests."""
+    lookups: Lookups
+    """What shared stores are asked."""
 
     @classmethod
     def of(
-        cls, cache: KVCache, options: SchedulerOptions, clock: Clock, waits: Waits | None
+        cls,
+        cache: KVCache,
+        options: SchedulerOptions,
+        clock: Clock,
+        waits: Waits | None,
+        lookup: Lookup | None = None,
     ) -> Self:
         """Makes all of it for one scheduler, with no request in it."""
         batch = Batch(cache, Seats(options.max_num_seqs), options)
@@ -51,4 +60,5 @@ class Shared:
         headroom = KeptHeadroom(cache, batch, options.headroom_policy())
         queue = WaitingQueue(waits)
         seats, counters = batch.seats, Counters()
-        return cls(cache, options, clock, counters, queue, seats, batch, parking, headroom)
+        lookups = Lookups(cache, Asking([cache], lookup), options.lookup_patience, clock)
+        return cls(cache, options, clock, counters, queue, seats, batch, parking, headroom, lookups)

@@ -26,7 +26,8 @@ Call: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 """A function to call in the reader's thread, and its arguments."""
 
 _COPIES: Final = 0.001
-"""Seconds between two polls of copies in flight while nothing else happens."""
+"""Seconds between two polls of copies in flight, or of a store's answer, while nothing else
+happens."""
 _QUIET: Final = 0.02
 """Seconds after which a scheduler that had nothing to run is asked again, in any case."""
 
@@ -286,7 +287,11 @@ class StepLoop(Single):
 
     def _has_rested(self) -> bool:
         since = self._resting_since
-        return since is not None and time.monotonic() - since >= _QUIET
+        return since is not None and time.monotonic() - since >= self._quiet
+
+    @property
+    def _quiet(self) -> float:
+        return _COPIES if self._scheduler.asks_stores else _QUIET
 
     def _rest(self) -> float | None:
         """Seconds to sleep where nothing could be done; None until something comes."""
@@ -296,7 +301,7 @@ class StepLoop(Single):
             return 0 if self._closing else None
         if self._copies != (0, 0) or (in_flight and not self._notified):
             return _COPIES
-        return None if in_flight >= self._most_steps else _QUIET
+        return None if in_flight >= self._most_steps else self._quiet
 
     def _warn_mute(self) -> None:
         """Logs that the engine has not answered, which no rule of `stalled` detects."""

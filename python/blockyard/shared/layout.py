@@ -46,13 +46,13 @@ WIDTHS: Final[Mapping[str, int]] = MappingProxyType(
 )
 """Bytes per value. Types are names here: NumPy lacks half of them, and only bytes are moved."""
 
-LowerTier: TypeAlias = Literal["host", "disk"]
+LowerTier: TypeAlias = Literal["host", "disk", "remote"]
 """The name of a tier below the device."""
 
-TierName: TypeAlias = Literal["device", "host", "disk"]
+TierName: TypeAlias = Literal["device", "host", "disk", "remote"]
 """The name of a tier."""
 
-BELOW: Final[tuple[LowerTier, ...]] = ("host", "disk")
+BELOW: Final[tuple[LowerTier, ...]] = ("host", "disk", "remote")
 """The names of the tiers below the device, from the top."""
 
 TIERS: Final[tuple[TierName, ...]] = ("device", *BELOW)
@@ -80,6 +80,8 @@ class Hello(NamedTuple):
     """The number of the yard that it shook hands with; 0 where it was not told."""
     group: int = 0
     """The group of layers whose plans it takes."""
+    remote: int = 0
+    """Names of blocks in shared stores that it serves; 0 for no store."""
 
 
 class Overrides(TypedDict, total=False):

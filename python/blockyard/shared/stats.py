@@ -13,7 +13,7 @@ Kind: TypeAlias = Literal["counter", "gauge"]
 PREFIX: Final = "blockyard_"
 """What every metric begins with."""
 
-_TIERS: Final = ("device", "host", "disk")
+_TIERS: Final = ("device", "host", "disk", "remote")
 
 HELP: Final = {
     "cached_tokens": "Prompt tokens whose KV was found, by tier.",
@@ -37,6 +37,7 @@ HELP: Final = {
     "slots_promised": "Slots of a tier promised to growth, reservations and parked sequences.",
     "slots_takeable": "Idle slots of a tier that may be evicted now.",
     "tier_slots": "Slots of a tier.",
+    "store_resting": "Stores that are suspended after failures or slow calls until a retry.",
     "unwritten_blocks": "Blocks that were evicted before write 'through' had copied them to a "
     "lower tier.",
     "victims": "Preempted sequences, by what happened to their KV.",

@@ -6,6 +6,7 @@ from typing import Any
 
 from blockyard._core import Lease, NoRoom, Parked, TooLarge
 from blockyard._typing import override
+from blockyard.shared.layout import BELOW
 from blockyard.testing.simulated_engine import check
 from blockyard.yard.cache import KVCache
 
@@ -74,8 +75,8 @@ class CheckedCache(KVCache):
             )
             check(promised <= left, f"INV-23: {promised} slots are promised to {left} blocks")
             check(held == parked.on_device, f"{held} blocks are held, not {parked.on_device}")
-            self._seen["kept on two tiers"] += all(below)
-            for tier, blocks in zip(("host", "disk"), below, strict=True):
+            self._seen["kept on two tiers"] += sum(map(bool, below)) > 1
+            for tier, blocks in zip(BELOW, below, strict=True):
                 self._seen[f"kept on the {tier}"] += blocks > 0
 
     @override

@@ -1,7 +1,7 @@
 """An engine that gives out its block ids itself, its connector and its ranks, in virtual time."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,7 @@ from blockyard.connectors.connector import Connector
 from blockyard.connectors.orders import Orders
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.shared.hints import NO_HINTS, Hints
-from blockyard.shared.layout import BELOW
+from blockyard.shared.layout import BELOW, TIERS
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.eviction_seeds import hints_said
@@ -23,7 +23,9 @@ from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import OWN_VERBS
 from blockyard.testing.simulated_engine import chained, check, ends, sampled
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
+from blockyard.testing.simulated_store import SimulatedLookup, SimulatedStore, StoreWorker
 from blockyard.yard.cache import KVCache
+from blockyard.yard.config import Config
 
 __all__ = ["OwnBlocks"]
 
@@ -100,12 +102,15 @@ class OwnBlocks:
     Args:
         scenario: Sizes and events.
         shared: A folder for what ranks share.
+        store: A store that others may share; None for one of its own, where there are names of it.
 
     Raises:
         Misuse: An event is one of a yard that owns its device.
     """
 
-    def __init__(self, scenario: Scenario, shared: Path) -> None:
+    def __init__(
+        self, scenario: Scenario, shared: Path, store: SimulatedStore | None = None
+    ) -> None:
         self.setup = setup = scenario.setup
         self.now = 0
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
@@ -113,15 +118,20 @@ class OwnBlocks:
             if event.verb not in OWN_VERBS:
                 raise Misuse(f"{event}: an engine with blocks of its own knows {sorted(OWN_VERBS)}")
         config = config_of(setup, scenario.largest)
-        self._ranks = [SimulatedRank(config, setup, rank, shared) for rank in range(setup.ranks)]
-        self._memory = [memory for rank in self._ranks for memory in rank.memory]
         self.seen: Counter[str] = Counter()
+        if store is None and setup.remote:
+            store = SimulatedStore(setup, f"store {len(scenario.events)}", self.seen)
+        self._store = store
+        self._ranks = [self._rank_of(config, shared, rank) for rank in range(setup.ranks)]
+        self._memory = [memory for rank in self._ranks for memory in rank.memory]
         self._faulty = any(event.verb in _FAULTS for event in scenario.events)
-        self._faulty |= setup.deadline is not None
+        # What a store keeps it may lose.
+        self._faulty |= setup.deadline is not None or setup.remote > 0
         self.requests = Requests(setup, self.seen, faulty=self._faulty)
         self._copies = Copies(setup, self.seen)
         self._connectors = [
-            Connector(KVCache(config_of(setup))) for _ in range(max(setup.replicas, 1))
+            Connector(KVCache(config_of(setup)), lookup=self._lookup())
+            for _ in range(max(setup.replicas, 1))
         ]
         self._blocks = _Allocator(setup.device)
         self._rows: dict[str, _RequestRow] = {}
@@ -131,6 +141,19 @@ class OwnBlocks:
         self._pending_aborts: list[tuple[str, str]] = []
         self._stalled = 0
 
+    def _rank_of(self, config: Config, shared: Path, rank: int) -> SimulatedRank:
+        worker = None
+        if self._store is not None and config.layout is not None:
+            clock = lambda: float(self.now)  # noqa: E731 - of two that need it
+            worker = StoreWorker(self._store, config.layout, self.setup, rank, clock)
+        return SimulatedRank(config, self.setup, rank, shared, worker=worker)
+
+    def _lookup(self) -> SimulatedLookup | None:
+        worker = self._ranks[0].worker
+        if worker is None or self._store is None:
+            return None
+        return SimulatedLookup(self._store, worker.tier, self.setup.ranks, worker.clock)
+
     def close(self) -> None:
         """Gives the memory back."""
         for rank in self._ranks:
@@ -138,12 +161,19 @@ class OwnBlocks:
 
     def run(self) -> None:
         """Plays all events, and then on until all requests have ended and all is at rest."""
+        for _ in self.play():
+            pass
+
+    def play(self) -> Iterator[None]:
+        """Does the same, and yields between the ticks."""
         while self._events:
             self._tick()
+            yield
         self._end_faults()
         bound = self.now + 400 + 16 * self.requests.work
         while self.requests.unfinished or self._freed_later or not self._silent():
             self._tick()
+            yield
             states = {name: str(row.state) for name, row in self._rows.items()}
             check(self.now < bound, f"the faults are over, and these requests are stuck: {states}")
         self._check_at_rest()
@@ -432,8 +462,10 @@ class OwnBlocks:
         self.seen["engine reset"] += 1
         for rank in range(len(self._ranks)):
             self._silence(rank)
-        # What was planned and not ordered yet is lost with the rest.
-        self._copies.launched(self._each(lambda one: one.cache.dispatch()))
+        # What was planned and not ordered yet is lost with the rest; a tier may be looked at after
+        # the one above it.
+        for _ in TIERS:
+            self._copies.launched(self._each(lambda one: one.cache.dispatch()))
         self._each(lambda one: one.reset(memory=memory))
         for rank in range(len(self._ranks)):
             self._copies.reset(rank)
@@ -447,6 +479,22 @@ class OwnBlocks:
         self._queue[:0] = lost
         self._running.clear()
 
+    def _on_forget(self, name: str, what: str) -> None:
+        if name not in self.requests:
+            return
+        self.seen[f"forget {what}"] += 1
+        ask = self.requests[name].ask
+
+        def forget(connector: Connector) -> None:
+            cache = connector.cache
+            keys = cache.keys(ask.prompt, salt=ask.salt or None, lora=ask.lora or None)
+            if what == "names":
+                cache.forget(keys, tier="remote")
+            else:
+                cache.forget(keys)
+
+        self._each(forget)
+
     def _on_resize(self, tier: Any, slots: int) -> None:  # noqa: ANN401 - the name of a tier
         if tier == "device":
             return
@@ -457,6 +505,8 @@ class OwnBlocks:
 
     def _end_faults(self) -> None:
         self._stalled = 0
+        if self._store is not None and not self.setup.second:
+            self._store.honest = True
         for number, rank in enumerate(self._ranks):
             rank.end_faults()
             if rank.lost:

@@ -3,17 +3,25 @@
 import re
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Final
 
 from blockyard.scheduling.request import Result
 from blockyard.testing.own_blocks import OwnBlocks
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.simulated_engine import Broken
 from blockyard.testing.simulated_processes import Processes
+from blockyard.testing.simulated_store import SimulatedStore
 from blockyard.testing.simulator import Simulation
 
 __all__ = ["Ran", "minimised", "simulate"]
+
+_OVER: Final = object()
+_LATER: Final = 12
+"""Ticks after which the second engine does what the first one does."""
+_OF_A_RANK: Final = frozenset({"copy", "outcome", "release", "rank"})
+"""Events that name a rank."""
 
 
 @dataclass(slots=True)
@@ -35,6 +43,8 @@ def simulate(scenario: Scenario) -> Ran:
     own = scenario.setup.blocks == "engine"
     with tempfile.TemporaryDirectory() as folder:
         made = OwnBlocks if own else Processes if scenario.setup.processes else Simulation
+        if scenario.setup.second:
+            return _together(scenario, Path(folder))
         simulation: OwnBlocks | Simulation = made(scenario, Path(folder))
         try:
             simulation.run()
@@ -46,6 +56,56 @@ def simulate(scenario: Scenario) -> Ran:
             raise Broken(f"tick {simulation.now}: {type(error).__name__}: {error}") from error
         finally:
             simulation.close()
+
+
+def _together(scenario: Scenario, folder: Path) -> Ran:
+    """Plays two engines that share a store, tick by tick.
+
+    Raises:
+        Broken: As in `simulate`.
+    """
+    setup = scenario.setup
+    made = OwnBlocks if setup.blocks == "engine" else Simulation
+    seen = Counter[str]()
+    store = SimulatedStore(setup, f"store {len(scenario.events)}", seen)
+    engines: list[OwnBlocks | Simulation] = []
+    try:
+        for name, one in (("first", scenario), ("second", _second(scenario))):
+            (folder / name).mkdir()
+            engines.append(made(one, folder / name, store))
+        running = [engine.play() for engine in engines]
+        while running:
+            # One whose requests have ended is at rest.
+            running = [ticks for ticks in running if next(ticks, _OVER) is not _OVER]
+            store.honest |= len(running) < len(engines)
+        for engine in engines:
+            seen.update(engine.seen)
+        return Ran(engines[0].now, seen, engines[0].requests.results)
+    except Broken as broken:
+        raise Broken(f"tick {engines[0].now}: {broken}") from None
+    except Exception as error:
+        raise Broken(f"tick {engines[0].now}: {type(error).__name__}: {error}") from error
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def _second(scenario: Scenario) -> Scenario:
+    """Returns what the second engine plays."""
+    setup = scenario.setup
+    differs: dict[str, dict[str, Any]] = {
+        "alike": {},
+        "weights": {"weights": setup.weights + 1},
+        "ranks": {"ranks": 3 - min(setup.ranks, 2)},
+        "shape": {"shape": "page-first" if setup.shape == "layer-first" else "layer-first"},
+    }
+    other = replace(setup, **differs[setup.second])
+    events = [
+        event._replace(tick=event.tick + _LATER)
+        for event in scenario.events
+        if not event.what or event.verb not in _OF_A_RANK or event.what[0] < other.ranks  # type: ignore[operator]
+    ]
+    return Scenario(other, tuple(events))
 
 
 def failure(scenario: Scenario) -> str | None:

@@ -12,6 +12,7 @@ from blockyard.testing.disk_faults import has_disk, parking_on_disk, with_disk, 
 from blockyard.testing.dying import with_losses, with_processes
 from blockyard.testing.eviction_seeds import with_orders
 from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
+from blockyard.testing.store_faults import with_stores
 
 __all__ = ["Scenario"]
 
@@ -82,6 +83,16 @@ class Scenario:
             setup, events = with_disk(seed, setup, ticks, events)
         setup, events = with_restarts(seed, setup, events)
         events = [_keeps_disk(event) for event in events]
+        return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+    @classmethod
+    def sharing(cls, seed: int) -> Self:
+        """Returns the same with a shared store, and mostly a second engine that shares it.
+
+        Every other seed is of an engine that gives out its block ids itself.
+        """
+        scenario = cls.own_blocks(seed) if seed % 2 else cls.seeded(seed)
+        setup, events = with_stores(seed, scenario.setup, list(scenario.events))
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod

@@ -57,11 +57,13 @@ VERBS: Final = {
     "stop": (2,),
     "slow": (2,),
     "scheduler": (2,),
+    "forget": (2,),
 }
 """How many fields each verb may have."""
 
 OWN_VERBS: Final = frozenset(
     {"add", "abort", "hint", "copy", "outcome", "release", "stall", "rank", "engine", "resize"}
+    | {"forget"}
 )
 """Those that an engine which gives out its block ids itself knows."""
 
@@ -109,6 +111,8 @@ ticks later; "fail" says of the engine that it is dead, "wait" says nothing |
     | slow | rank, ticks: what is sent to the rank takes so long from now on |
     | scheduler | ticks, number: the scheduler's process is gone, when so many ranks had its last \
 plans, and comes back that many ticks later; the ranks live on |
+    | forget | name of a request, "names" or "values": what the store is known to have of its \
+prompt is forgotten, or all that anybody has |
     """
 
     tick: int
@@ -125,6 +129,23 @@ class Setup:
     device: int = 12
     host: int = 0
     disk: int = 0
+    remote: int = 0
+    """Names of blocks in a store that engines share."""
+    second: Literal["", "alike", "weights", "ranks", "shape"] = ""
+    """Whether a second engine shares the store, and in what it differs. It plays the same events,
+    some ticks later."""
+    weights: int = 1
+    """Which weights the engine has: values of others are not for it."""
+    store_values: int = 1000
+    """Values that the store holds: beyond those it refuses, or drops one."""
+    store_late: int = 0
+    """Ticks that an answer of the store takes at most."""
+    store_lies: int = 0
+    """Of a hundred values that the store returns, so many are wrong."""
+    store_loses: int = 0
+    """Of a hundred values that it takes, so many are lost."""
+    store_fails: int = 0
+    """Of a hundred calls, so many are refused."""
     block_size: int = 4
     ranks: int = 1
     shape: Literal["page-first", "layer-first", "replicated"] = "page-first"
@@ -198,6 +219,7 @@ WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "copy": (1, frozenset({"up", "down", "across", "to disk", "from disk"})),
     "outcome": (1, frozenset({"sent", "late", "twice", "lost", "foreign"})),
     "restart": (0, frozenset({"closed", "killed"})),
+    "forget": (1, frozenset({"names", "values"})),
     "kill": (2, frozenset({"wait", "fail"})),
 }
 """The words that a field of an event may be, and the index of that field."""

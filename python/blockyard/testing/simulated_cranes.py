@@ -15,7 +15,9 @@ __all__ = ["QueueCopier", "RemoteCrane", "SimulatedCrane", "way_of"]
 
 
 def way_of(source: str, destination: str) -> str:
-    """Returns the direction of a copy, seen from the device; copies of the disk have their own."""
+    """Returns the direction of a copy, seen from the device; disk and store have their own."""
+    if "remote" in {source, destination}:
+        return "to store" if destination == "remote" else "from store"
     if source == destination:
         return "across"
     if "disk" in {source, destination}:

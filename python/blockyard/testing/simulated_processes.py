@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -222,11 +222,11 @@ class Processes(Simulation):
             rank.ask(asked[0])
 
     @override
-    def _drain(self) -> None:
+    def _drain(self) -> Iterator[None]:
         for rank in self._ranks:
             rank.keep_all()
         self._ask()
-        super()._drain()
+        yield from super()._drain()
 
     # -- events ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockyard.crane.crane import Crane
 from blockyard.crane.persistent import PersistentTiers
@@ -15,9 +15,16 @@ from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_cranes import QueueCopier, RemoteCrane, SimulatedCrane, way_of
 from blockyard.testing.simulated_disk import SimulatedDisk, SimulatedDiskCopier
 from blockyard.testing.simulated_engine import Sums, check
+from blockyard.testing.simulated_store import StoreWorker
 from blockyard.yard.config import BlockCosts, Config
 
+if TYPE_CHECKING:
+    from blockyard.crane.copiers import Copier, Pair
+
 __all__ = ["SimulatedRank", "config_of"]
+
+_NEAR = frozenset({"up", "down", "across"})
+"""The ways of copies that no disk and no store delays."""
 
 
 class SimulatedRank:
@@ -29,15 +36,17 @@ class SimulatedRank:
         rank: Its number.
         shared: A folder for what ranks share.
         disk: Its disk, where that outlives the process.
+        worker: What asks a shared store for it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - made in two places
         self,
         config: Config,
         setup: Setup,
         rank: int,
         shared: Path,
         disk: SimulatedDisk | None = None,
+        worker: StoreWorker | None = None,
     ) -> None:
         layout = config.layout
         assert layout is not None  # noqa: S101 - `config_of` makes one
@@ -54,6 +63,7 @@ class SimulatedRank:
         self.persistent = PersistentTiers([] if disk is None else [disk])
         """Its disk, as a crane knows it where it outlives the process."""
         self._ranks = config.ranks
+        self.worker = worker
         self._near_flights: set[tuple[int, int]] = set()
         if setup.cranes == "here":
             device = MemoryTier(layout, config.device_blocks, name="device")
@@ -69,14 +79,22 @@ class SimulatedRank:
             self.memory[0].forget()
             names = [tier.name for tier in (device, host, below) if tier is not None]
             pairs = [(one, other) for one in names for other in names if one != other]
-            copiers = {pair: self._disk if "disk" in pair else self._near for pair in pairs}
+            copiers: dict[Pair, Copier] = {
+                pair: self._disk if "disk" in pair else self._near for pair in pairs
+            }
             copiers["device", "device"] = self._near
+            remote = None if worker is None else worker.tier
+            if worker is not None:
+                ends = [(name, "remote") for name in names]
+                copiers |= dict.fromkeys(ends, worker.copier)
+                copiers |= dict.fromkeys([end[::-1] for end in ends], worker.copier)
             self.crane = Crane(
                 layout,
                 rank=rank,
                 device=device,
                 host=host,
                 disk=below,
+                remote=remote,
                 copier=copiers,
                 fingerprint=config.fingerprint,
             )
@@ -88,7 +106,7 @@ class SimulatedRank:
 
     def submit(self, plans: list[Plan]) -> None:
         """Gives the crane plans."""
-        near = (p for p in plans if "disk" not in way_of(p.source_tier, p.destination_tier))
+        near = (p for p in plans if way_of(p.source_tier, p.destination_tier) in _NEAR)
         self._near_flights.update(map(_name, near))
         self.crane.submit(plans)
 
@@ -98,6 +116,8 @@ class SimulatedRank:
         Raises:
             Broken: What was given to another lane than those of the disk waits, and not for itself.
         """
+        if self.worker is not None:
+            self.worker.turn()
         outcomes = self.crane.poll()
         self._near_flights.difference_update(map(_name, outcomes))
         if self.memory:
@@ -159,7 +179,8 @@ class SimulatedRank:
     @property
     def silent(self) -> bool:
         """Whether no flight and no outcome is on its way."""
-        return not self.crane.in_flight and not self.road
+        waits = self.worker is not None and self.worker.is_busy
+        return not self.crane.in_flight and not self.road and not waits
 
 
 def _name(one: Plan | Outcome) -> tuple[int, int]:
@@ -188,6 +209,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
         **blocks,
         host=max(largest("host"), setup.host),
         disk=max(largest("disk"), setup.disk),
+        remote=setup.remote,
         eviction=setup.eviction,
         host_copies=setup.host_copies,
         write=setup.write,

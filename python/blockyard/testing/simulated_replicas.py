@@ -21,6 +21,7 @@ from blockyard.testing.checked_reservations import CheckedReservations
 from blockyard.testing.setup import HEADROOMS, VICTIMS, Setup
 from blockyard.testing.simulated_engine import Broken, check
 from blockyard.testing.simulated_rank import config_of
+from blockyard.yard.asking import Lookup
 
 __all__ = ["Replicas", "SimulatedReplica"]
 
@@ -45,13 +46,19 @@ class Replicas:
         seen: Where the first one counts; the others' counts would be the same.
         fenced: Returns the slots that no request may be given now.
         clock: The seconds of the simulation.
+        lookup: What asks shared stores, of a single yard.
     """
 
     def __init__(
-        self, setup: Setup, seen: Counter[str], fenced: Callable[[], set[int]], clock: Clock
+        self,
+        setup: Setup,
+        seen: Counter[str],
+        fenced: Callable[[], set[int]],
+        clock: Clock,
+        lookup: Lookup | None = None,
     ) -> None:
         self._replicas = [
-            _replica(setup, Counter() if number else seen, fenced, clock)
+            _replica(setup, Counter() if number else seen, fenced, clock, lookup=lookup)
             for number in range(max(setup.replicas, 1) - setup.watched)
         ]
         self._honest = tuple(self._replicas)
@@ -222,13 +229,14 @@ def _listen(replica: SimulatedReplica) -> None:
         check(told["removed"] <= told["stored"], f"O1: more is gone than has come: {told}")
 
 
-def _replica(
+def _replica(  # noqa: PLR0913 - keywords
     setup: Setup,
     seen: Counter[str],
     fenced: Callable[[], set[int]],
     clock: Clock,
     *,
     watched: bool = False,
+    lookup: Lookup | None = None,
 ) -> SimulatedReplica:
     cache = CheckedCache(config_of(setup))
     cache.watch(seen, fenced)
@@ -250,9 +258,11 @@ def _replica(
             preempt_cooldown=setup.preempt_cooldown,
             max_overtakes=setup.max_overtakes,
             num_speculative_tokens=setup.drafts,
+            lookup_patience=setup.tick_ms / 1000 * 4,
         ),
         clock=clock,
         metrics=watched,
+        lookup=lookup,
     )
     return SimulatedReplica(cache, scheduler, CheckedReservations(cache, seen))
 

@@ -1,7 +1,7 @@
 """A scheduler, its yard, an engine and cranes that misbehave, step by step in virtual time."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from blockyard.testing.setup import FAULTS, Setup
 from blockyard.testing.simulated_engine import SimulatedEngine, check
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
 from blockyard.testing.simulated_replicas import Replicas, SimulatedReplica
+from blockyard.testing.simulated_store import SimulatedLookup, SimulatedStore, StoreWorker
 
 __all__ = ["Simulation"]
 
@@ -80,20 +81,26 @@ class Simulation:
     Args:
         scenario: Sizes and events.
         shared: A folder for what ranks share.
+        store: A store that others may share; None for one of its own, where there are names of it.
     """
 
-    def __init__(self, scenario: Scenario, shared: Path) -> None:
+    def __init__(
+        self, scenario: Scenario, shared: Path, store: SimulatedStore | None = None
+    ) -> None:
         self.setup = setup = scenario.setup
         self.now = 0
+        self._store = store
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
         self._config = config_of(setup, scenario.largest)
         self._folder = shared
         self.seen: Counter[str] = Counter()
+        if store is None and setup.remote:
+            self._store = SimulatedStore(setup, f"store {len(scenario.events)}", self.seen)
         faulty = setup.lossy > 0 or any(event.verb in FAULTS for event in scenario.events)
         self.requests = Requests(setup, self.seen, faulty=faulty)
         self._remains = Remains(setup, self._config, shared, self.seen)
         self._pending_aborts: list[tuple[str, str]] = []
-        self._versions = 0
+        self._versions = setup.weights - 1
         self._held: set[str] = set()
         self._open(setup)
 
@@ -103,8 +110,18 @@ class Simulation:
         self._open_yard(setup)
 
     def _rank_of(self, rank: int) -> SimulatedRank:
-        disk = self._remains.disk(rank)
-        return SimulatedRank(self._config, self.setup, rank, self._folder, disk)
+        disk, worker = self._remains.disk(rank), None
+        if self._store is not None and self._config.layout is not None:
+            layout = self._config.layout
+            worker = StoreWorker(self._store, layout, self.setup, rank, lambda: float(self.now))
+        return SimulatedRank(self._config, self.setup, rank, self._folder, disk, worker)
+
+    def _lookup(self) -> SimulatedLookup | None:
+        worker = self._ranks[0].worker
+        if worker is None or self._store is None:
+            return None
+        clock = worker.clock
+        return SimulatedLookup(self._store, worker.tier, self.setup.ranks, clock)
 
     def _open_yard(self, setup: Setup) -> None:
         """Begins a scheduler beside the ranks."""
@@ -117,8 +134,15 @@ class Simulation:
             drafts=setup.drafts,
         )
         self._engine.seen = self.seen
+        self._engine.version = setup.weights - 1
         seconds = setup.tick_ms / 1000
-        self._replicas = Replicas(setup, self.seen, self._fenced, clock=lambda: self.now * seconds)
+        self._replicas = Replicas(
+            setup,
+            self.seen,
+            self._fenced,
+            clock=lambda: self.now * seconds,
+            lookup=self._lookup(),
+        )
         persistent = [rank.persistent for rank in self._ranks]
         self._remains.begin(persistent, [replica.cache for replica in self._replicas])
         self._reconciles: list[tuple[int, list[int], int]] = []
@@ -137,22 +161,28 @@ class Simulation:
 
     def run(self) -> None:
         """Plays all events, and then on until all requests have ended and all is at rest."""
+        for _ in self.play():
+            pass
+
+    def play(self) -> Iterator[None]:
+        """Does the same, and yields between the ticks."""
         while self._events:
             self._tick(reconcile_every=self.setup.reconcile_every)
+            yield
         self._end_faults()
         # INV-25: who is held and not read holds up nobody else.
-        self._play_on(lambda: bool(set(self.requests.unfinished) - self._held))
+        yield from self._play_on(lambda: bool(set(self.requests.unfinished) - self._held))
         for name in sorted(self._held):
             self._on_resume_decoding(name)
-        self._play_on(self._busy)
-        self._drain()
+        yield from self._play_on(self._busy)
+        yield from self._drain()
         self._replicas.check_at_rest(self._slots)
         for name, number in self._replicas.stats().items():
             self.seen[f"stats {name}"] = number
         for row, stat in PARKING.items():
             self.seen[row] = self._scheduler.stats()[stat]
 
-    def _play_on(self, busy: Callable[[], bool]) -> None:
+    def _play_on(self, busy: Callable[[], bool]) -> Iterator[None]:
         """Plays on, without faults, until nothing is busy; each request ends in its time."""
         bound = self.now + 400 + 16 * self.requests.work
         moved = self.now, 0
@@ -160,6 +190,7 @@ class Simulation:
             self._tick(reconcile_every=8)
             done = len(self.requests.results) + self._engine.emitted.total()
             moved = moved if done == moved[1] else (self.now, done)
+            yield
             check(
                 self.now < bound and self.now < moved[0] + 100 + self.requests.work,
                 f"the faults are over, and these requests are stuck: {self._states()}",
@@ -170,13 +201,14 @@ class Simulation:
         seats = self._scheduler.stats()["seats"]
         return bool(self.requests.unfinished or seats or len(self._replicas.reservations))
 
-    def _drain(self) -> None:
+    def _drain(self) -> Iterator[None]:
         """Runs on without requests: what is in flight ends, and no new copy begins (INV-25)."""
         bound = self.now + 400
         self._quiet = self.now
         while not self._silent() or self.now < self._quiet + _QUIET:
             self._tick(reconcile_every=8, schedule=False)
             check(self.now < bound, "all requests have ended, and what is in flight never does")
+            yield
 
     def _silent(self) -> bool:
         ranks = all(rank.silent for rank in self._ranks)
@@ -477,6 +509,22 @@ class Simulation:
         self._engine.version = self._versions
         self._replicas.each(lambda replica: replica.scheduler.update_weights())
 
+    def _on_forget(self, name: str, what: str) -> None:
+        if name not in self.requests:
+            return
+        self.seen[f"forget {what}"] += 1
+        ask = self.requests[name].ask
+
+        def forget(replica: SimulatedReplica) -> None:
+            cache = replica.cache
+            keys = cache.keys(ask.prompt, salt=ask.salt or None, lora=ask.lora or None)
+            if what == "names":
+                cache.forget(keys, tier="remote")
+            else:
+                cache.forget(keys)
+
+        self._replicas.each(forget)
+
     def _on_reconcile(self, late: int) -> None:
         self._reconciles.append((self.now + late, self._engine.active, self._engine.done))
 
@@ -487,6 +535,8 @@ class Simulation:
         if not self.setup.unread:
             for name in self.requests.unfinished:
                 self._on_resume_decoding(name)
+        if self._store is not None and not self.setup.second:
+            self._store.honest = True
         for number, rank in enumerate(self._ranks):
             rank.end_faults()
             if rank.lost and not self.setup.processes:

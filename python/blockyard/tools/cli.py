@@ -14,6 +14,7 @@ from blockyard.tools.disk.cli import disk
 from blockyard.tools.doctor.cli import doctor
 from blockyard.tools.endings import BROKEN, FAILED, INTERRUPTED, MISUSE, STATUSES, Broken
 from blockyard.tools.proof.cli import proof
+from blockyard.tools.store.cli import store
 
 __all__ = ["cli"]
 
@@ -24,7 +25,7 @@ _WITH_EXTRA: Final = {"replay": "replay.cli", "sweep": "sweep.cli", "trace": "tr
 _GROUPS: Final = {
     "Plan memory": ("sweep", "replay", "trace"),
     "See that it holds": ("doctor", "proof"),
-    "Look after a disk": ("disk",),
+    "Look after disks and shared stores": ("disk", "store"),
 }
 """The commands by what they are for."""
 
@@ -106,6 +107,7 @@ def cli(ctx: click.Context) -> None:
 cli.add_command(disk)
 cli.add_command(doctor)
 cli.add_command(proof)
+cli.add_command(store)
 
 
 def _extra(name: str) -> click.Command:

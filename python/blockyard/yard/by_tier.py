@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from blockyard._core import Misuse
+from blockyard.shared.layout import BELOW
 from blockyard.shared.validate import one_of, shown
 
 __all__ = ["ByTier", "by_tier", "check_memory", "of_tier", "tiers_below"]
@@ -54,11 +55,10 @@ def tiers_below(name: str, given: object) -> tuple[str, ...]:
     Raises:
         Misuse: One is no tier below the device.
     """
-    below = ("host", "disk")
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise Misuse(f"{name} = {shown(given)}: give a sequence of names of tiers")
-    names = {one_of(name, tier, below) for tier in given}
-    return tuple(tier for tier in below if tier in names)
+    names = {one_of(name, tier, BELOW) for tier in given}
+    return tuple(tier for tier in BELOW if tier in names)
 
 
 def check_memory(memory: str, known: Sequence[str]) -> None:

@@ -94,7 +94,8 @@ class KVCache(Cache):
             raise TypeError(f"a Config is whole: put {', '.join(keywords)} into it")
         recording = Recording(config.record, config.block_size)
         recorder = recording.recorder
-        memory = memory_for(config.device_blocks, config.host, config.disk, config.ghosts)
+        sizes = map(config.blocks_of, TIERS)
+        memory = memory_for(*sizes, config.ghosts)
         yard = config.yard or draw_yard()
         cache = super().__new__(cls, **config.core(), yard=yard, memory=memory, recorder=recorder)
         cache._config, cache._recording = config, recording
@@ -123,9 +124,7 @@ class KVCache(Cache):
         return self._recording.recorder
 
     @override
-    def resize(
-        self, tier: Literal["device", "host", "disk"], slots: int, *, memory: int | None = None
-    ) -> None:
+    def resize(self, tier: TierName, slots: int, *, memory: int | None = None) -> None:
         """Gives a tier `slots` slots; slots beyond retire as they come free.
 
         Args:

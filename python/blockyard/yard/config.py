@@ -17,10 +17,11 @@ from typing import (
 )
 
 from blockyard._core import KEY_ENCODINGS, Misuse
-from blockyard.shared.layout import TIERS, KVLayout, fingerprint_of
+from blockyard.shared.layout import BELOW, TIERS, KVLayout, fingerprint_of
 from blockyard.shared.plan import MOST_GROUP, MOST_YARD, WIRE, draw_yard
 from blockyard.shared.validate import file, integer, known, nearest, one_of, shown
 from blockyard.yard.by_tier import ByTier, by_tier, of_tier, tiers_below
+from blockyard.yard.store_urls import store_urls
 from blockyard.yard.tier_sizes import in_blocks
 
 if TYPE_CHECKING:
@@ -62,10 +63,12 @@ class BlockCosts(NamedTuple):
     """By how much that grows for each block before it."""
     disk: int | None = None
     """The time to copy one block up to the device from the disk; None for `load`."""
+    remote: int | None = None
+    """The time to copy one block up to the device from a store; None for `disk`."""
 
 
 class ConfigKeywords(TypedDict, total=False):
-    """The fields of `Config` but the layout, as keywords."""
+    """The fields of `Config` but layout and stores, as keywords."""
 
     ranks: int
     block_size: int
@@ -73,6 +76,7 @@ class ConfigKeywords(TypedDict, total=False):
     engine: int | str
     host: int | str
     disk: int | str
+    remote: int | str
     null_slots: int
     eviction: Eviction
     host_copies: HostCopies | None
@@ -81,7 +85,7 @@ class ConfigKeywords(TypedDict, total=False):
     spare: int | None
     ahead: int | Mapping[str, int] | None
     deadline: int | Mapping[str, int] | None
-    block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None
+    block_costs: BlockCosts | tuple[int, ...] | None
     copy_tuning: "CopyTuning | Mapping[str, int] | None"
     recompute: bool
     copy_retries: int
@@ -110,6 +114,10 @@ class Config:
         engine: In place of `device`, the number of blocks of an engine that allocates them itself.
         host: Size of the host tier; 0 for none.
         disk: Size of the tier below the host; 0 for none. There need be no host above it.
+        remote: How many blocks of shared stores the yard knows by name, of some 150 bytes each; 0
+            for none. It is keyed.
+        stores: The URLs of these stores, in order, without passwords. They may differ between
+            ranks.
         layout: The bytes of a block. Without one there is bookkeeping only.
         ranks: Cranes that report the outcome of every flight.
         block_size: Tokens per block.
@@ -172,6 +180,8 @@ class Config:
     engine: int | str = _Default()
     host: int | str = 0
     disk: int | str = 0
+    remote: int | str = 0
+    stores: Sequence[str] = ()
     layout: KVLayout | None = None
     ranks: int = _Default(1)
     block_size: int = _Default(16)
@@ -183,7 +193,7 @@ class Config:
     spare: int | None = None
     ahead: ByTier[int] | Mapping[str, int] | None = None
     deadline: ByTier[int] | Mapping[str, int] | None = None
-    block_costs: BlockCosts | tuple[int, int, int] | tuple[int, int, int, int] | None = None
+    block_costs: BlockCosts | tuple[int, ...] | None = None
     copy_tuning: "CopyTuning | Mapping[str, int] | None" = None
     recompute: bool = True
     copy_retries: int = 3
@@ -223,6 +233,9 @@ class Config:
         for name, form in _FORMS.items():
             if getattr(self, name) is not None or name not in none:
                 settle(self, name, form(getattr(self, name)))
+        # A place in a store is a name, which follows from the key.
+        remote = ["remote"] if self.remote and "remote" not in self.keyed else []
+        settle(self, "keyed", (*self.keyed, *remote))
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Self:
@@ -287,10 +300,12 @@ class Config:
                 values[name] = dict(values[name])
         if self.copying is not None:
             values["copy_tuning"] = asdict(self.copying)
-        values["keyed"] = list(self.keyed) or None
+        values["keyed"], values["stores"] = list(self.keyed) or None, list(self.stores) or None
         values["device" if self.engine else "engine"] = None
-        # Of one group of layers nothing says so: its folders and fingerprints are those of before.
+        # Of one group of layers nothing says so, nor that there are no stores: its folders and
+        # fingerprints are those of before.
         values |= {"linked": None if self.linked else False, "group": self.group or None}
+        values["remote"] = self.remote or None
         return {name: value for name, value in values.items() if value is not None}
 
     def named(self) -> Self:
@@ -315,12 +330,12 @@ class Config:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all but `record`, `disk_reclaim`, `yard`, and the tiers' sizes.
+        """SHA-256, in hex, of all but `record`, `disk_reclaim`, `yard`, stores and tiers' sizes.
 
         `agree` settles those. Versions whose plans, outcomes or keys differ have others.
         """
         values = self.to_mapping() | {"wire": WIRE, "key_hash": self._encoding}
-        for name in ("record", "disk_reclaim", "yard", *TIERS):
+        for name in ("record", "disk_reclaim", "yard", "stores", *TIERS):
             values.pop(name, None)
         if self.engine:
             values["engine"] = True
@@ -330,6 +345,11 @@ class Config:
     def device_blocks(self) -> int:
         """Blocks of the device, also if the engine allocates them."""
         return int(self.engine or self.device)
+
+    @property
+    def remote_blocks(self) -> int:
+        """Names of blocks in shared stores."""
+        return int(self.remote)
 
     @property
     def host_blocks(self) -> int:
@@ -402,7 +422,7 @@ class Config:
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
         others = {"layout", "ranks", "ahead", "deadline", "copy_tuning", "disk_reclaim"}
-        others |= {"record", "yard"}
+        others |= {"record", "yard", "stores"}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -450,15 +470,19 @@ _WORDS: dict[str, tuple[str | bool, ...]] = {
 }
 
 
+_COSTS: Final = range(2, len(BlockCosts._fields) + 1)
+"""How many numbers `block_costs` may have."""
+
+
 def _block_costs(given: object) -> BlockCosts:
     """Whole numbers."""
-    if not isinstance(given, tuple | list) or len(given) not in {2, 3, 4}:
+    if not isinstance(given, tuple | list) or len(given) not in _COSTS:
         raise Misuse(f"block_costs = {shown(given)}: give (load, compute, attend), in ns a block")
     named = zip(BlockCosts._fields, given, strict=False)
     return BlockCosts(
         *(
             None
-            if value is None and name == "disk"
+            if value is None and name in BELOW
             else integer(f"block_costs: {name}", value, least=0)
             for name, value in named
         )  # type: ignore[arg-type]
@@ -466,8 +490,10 @@ def _block_costs(given: object) -> BlockCosts:
 
 
 def _counts(block_costs: Sequence[int | None]) -> list[int]:
-    """As plain numbers, without missing ones."""
-    return [count for count in block_costs if count is not None]
+    """As plain numbers, without the last ones where they are missing."""
+    load, *own, disk, remote = block_costs
+    counts = [load, *own, disk if disk is not None or remote is None else load, remote]
+    return [count for count in counts if count is not None]
 
 
 def _namespace(given: object) -> tuple[tuple[str, str], ...]:
@@ -529,6 +555,7 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "copy_tuning": _copy_tuning,
     "namespace": _namespace,
     "record": partial(file, "record"),
+    "stores": store_urls,
     "yard": partial(integer, "yard", most=MOST_YARD),
     "group": partial(integer, "group", least=0, most=MOST_GROUP),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},

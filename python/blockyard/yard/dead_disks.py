@@ -1,20 +1,34 @@
 """Withdraws the slots of dead disks, and no others."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from blockyard._core import InUse
+from blockyard._core import InUse, Misuse
 from blockyard.shared.log import Limited
 from blockyard.shared.restored import MOST_ROWS
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, shown
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Stripes", "withdraw_dead"]
+__all__ = ["Stripes", "stripes_of", "withdraw_dead"]
 
 _log = Limited("blockyard", 0)
 _limited = Limited("blockyard")
 
 Stripes = frozenset[tuple[int, int]]
 """Slots: the first, and the step from each to the next."""
+
+
+def stripes_of(dead: Iterable[tuple[int, int]]) -> Stripes:
+    """Returns what ranks have found dead as stripes.
+
+    Raises:
+        Misuse: It is something else.
+    """
+    try:
+        return frozenset((first, step) for first, step in dead)
+    except (TypeError, ValueError):
+        raise Misuse(f"dead = {shown(dead)}: give pairs (first slot, step)") from None
 
 
 def withdraw_dead(cache: KVCache, dead: Stripes, before: Stripes) -> Stripes:

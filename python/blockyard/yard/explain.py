@@ -23,7 +23,7 @@ _STOPS = {
 
 _SHOWN: Final = 3
 """Most flights named in a sentence."""
-_Holders: TypeAlias = tuple[tuple[str, int, int, int, int, tuple[int, int]], ...]
+_Holders: TypeAlias = tuple[tuple[str, int, int, int, int, tuple[int, int, int]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,10 @@ def explain(
 
 def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) -> list[str]:
     probe = cache.probe(keys)
-    found = probe.device + probe.host + probe.disk
+    found = probe.device + probe.host + probe.disk + probe.remote
     places = f"{probe.device} are on the device, {probe.host} on the host"
     places += f", {probe.disk} on the disk" if probe.disk else ""
+    places += f", {probe.remote} in stores" if probe.remote else ""
     tokens = f"{found * cache.block_size} of {keys.tokens} tokens"
     lines = [f"Of {len(keys)} full blocks, {places}: {tokens}."]
     if probe.stop != "whole":
@@ -72,8 +73,9 @@ def _of_prompt(cache: Cache, flights: Flights, keys: Keys, holders: _Holders) ->
         return lines
     asked = cache.dry_run(keys)
     if asked.slow:
+        where = "below the device" if probe.disk or probe.remote else "on the host"
         lines.append(
-            f"Now {asked.slow} blocks {'below the device' if probe.disk else 'on the host'} would "
+            f"Now {asked.slow} blocks {where} would "
             "be skipped: loading them would take longer than computing them."
         )
     if not asked.ever:
@@ -121,14 +123,14 @@ def _why(probe: Probe) -> str:
 def _of_lease(lease: Lease) -> list[str]:
     if lease.state == "spent":
         return [f"Lease {lease.id} is spent."]
-    device, host, disk = lease.hits
+    device, *below = lease.hits
     found = "" if lease.stop == "whole" else f", and the prefix ended there: {_STOPS[lease.stop]}"
     lines = [
         (
             f"Lease {lease.id} is {lease.state}: {lease.blocks} blocks, {lease.sealed} of them "
             f"published, {lease.promised} more promised."
         ),
-        f"At its start {device} blocks were on the device and {host + disk} below{found}.",
+        f"At its start {device} blocks were on the device and {sum(below)} below{found}.",
     ]
     if lease.state == "loading":
         flights = ", ".join(str(plan.flight) for plan in lease.plans)

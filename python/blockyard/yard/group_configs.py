@@ -62,6 +62,8 @@ class GroupConfigs:
         host: The memory of all groups, as in `Config`, such as "64 GiB"; or the size for each
             group, in the order of `groups`: blocks or memory.
         disk: Likewise.
+        remote: Names of blocks in shared stores that each group remembers; or a number for each
+            group, in the order of `groups`.
         typical: Tokens of a typical sequence.
         split: The share of the memory of each group, in the order of `groups`, in place of the
             shares that follow from `typical`; they need not add up to 1.
@@ -95,6 +97,7 @@ class GroupConfigs:
         engine: int | str,
         host: int | str | Sequence[int | str] = 0,
         disk: int | str | Sequence[int | str] = 0,
+        remote: int | Sequence[int] = 0,
         typical: int = 8192,
         split: Sequence[float] | None = None,
         max_model_len: int | None = None,
@@ -110,7 +113,10 @@ class GroupConfigs:
         longest = None if max_model_len is None else integer("max_model_len", max_model_len)
         shares = _shares(groups, typical, split, longest)
         sizes: dict[LowerTier, Any] = {"host": host, "disk": disk}
-        tiers = {tier: _of_tier(groups, tier, sizes[tier], shares) for tier in BELOW}
+        tiers = {tier: _of_tier(groups, tier, size, shares) for tier, size in sizes.items()}
+        # Names take no memory that groups could share.
+        names = [remote] * len(groups) if isinstance(remote, int) else remote
+        tiers["remote"] = _of_tier(groups, "remote", names, shares)
         made = []
         for number, group in enumerate(groups):
             fields: dict[str, Any] = {**more, "layout": group.layout, "engine": blocks}

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from blockyard._core import Misuse
-from blockyard.shared.layout import Hello
+from blockyard.shared.layout import TIERS, Hello
 from blockyard.shared.validate import integer, shown
 from blockyard.yard.config import Config
 
@@ -32,13 +33,11 @@ def agree(config: Config, hellos: Iterable[Hello]) -> Config:
         raise Misuse(f"ranks {said} said hello, and {config.ranks} were expected: each once")
     for hello in hellos:
         check_hello(config, hello, config.yard or hellos[0].yard)
-    device, host, disk = (
-        min(getattr(hello, tier) for hello in hellos) for tier in ("device", "host", "disk")
-    )
-    yard = hellos[0].yard or None
+    sizes: dict[str, Any] = {tier: min(getattr(one, tier) for one in hellos) for tier in TIERS}
     if config.engine:
-        return replace(config, engine=device, host=host, disk=disk, yard=yard)
-    return replace(config, device=device, host=host, disk=disk, yard=yard)
+        sizes["engine"] = sizes.pop("device")
+    yard = hellos[0].yard or None
+    return replace(config, **sizes, yard=yard)
 
 
 def check_hello(config: Config, hello: Hello, yard: int) -> None:
@@ -80,7 +79,7 @@ def checked_hellos(hellos: object) -> list[Hello]:
     for at, hello in enumerate(said):
         if not isinstance(hello, Hello):
             raise Misuse(f"hellos[{at}] = {shown(hello)}: give the answer of crane.hello() there")
-        for name in ("rank", "device", "host", "disk", "yard", "group"):
+        for name in ("rank", *TIERS, "yard", "group"):
             integer(f"hellos[{at}].{name}", getattr(hello, name), least=0)
         for name in ("fingerprint", "layout"):
             if not isinstance(text := getattr(hello, name), str):

@@ -145,7 +145,9 @@ class Parking:
     ) -> None:
         if mode is not None:
             checked_mode("mode", mode)
-        self._tiers = [tier for tier in BELOW if config.blocks_of(tier)]
+        # A store may lose what is kept there: only what can be computed again is.
+        sure = BELOW if config.recompute else BELOW[: BELOW.index("remote")]
+        self._tiers: list[LowerTier] = [tier for tier in sure if config.blocks_of(tier)]
         if not self._tiers:
             if mode is not None and mode != "recompute":
                 _log.warning("there is no host to park on: victims are recomputed")
@@ -181,7 +183,8 @@ class Parking:
     def promise(self, lease: Lease) -> Ticket | None:
         """Promises slots below for a victim that must be parked; None where there are none (T7)."""
         _checked(lease, Lease)
-        for tier in self._tiers:
+        # Of a store nothing can be promised.
+        for tier in [tier for tier in self._tiers if tier != "remote"]:
             with suppress(NoRoom):
                 return self._cache.promise(lease.blocks, tier=tier)
         return None

@@ -66,6 +66,7 @@ def rejoin(
             f"gives out {device}: start it with as many"
         )
     stats = cache.stats()
+    # Names of what stores have do not go with a process.
     sizes: dict[Literal["host", "disk"], int] = {"host": hello.host, "disk": hello.disk}
     for tier, slots in sizes.items():
         size = max(getattr(config, f"{tier}_blocks"), stats[f"{tier}_capacity"])

@@ -1,10 +1,10 @@
-//! A breaker: after failures in a row a disk is left alone for a while, and then tried again.
+//! A breaker: after failures in a row a disk or a store is left alone for a while, and then tried again.
 
 use std::time::{Duration, Instant};
 
-/// Whether a disk is to be asked.
+/// Whether a disk or a store is to be asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Breaker {
+pub struct Breaker {
     most: u32,
     first: Duration,
     failures: u32,
@@ -22,7 +22,7 @@ const DEAD: u32 = 8;
 
 impl Breaker {
     /// One that rests after so many failures, for this long at first.
-    pub(crate) fn new(most: u32, first: Duration) -> Self {
+    pub fn new(most: u32, first: Duration) -> Self {
         Self {
             most: most.max(1),
             first,
@@ -34,7 +34,7 @@ impl Breaker {
     }
 
     /// Whether it rests now. When a rest is over the disk is asked again, and one more failure is enough.
-    pub(crate) fn rests(&self, now: Instant) -> bool {
+    pub fn rests(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
@@ -43,13 +43,24 @@ impl Breaker {
         self.rests >= DEAD
     }
 
+    /// Whether it is asked as ever: it has not failed so often in a row since it was last good.
+    pub fn is_well(&self) -> bool {
+        self.failures < self.most
+    }
+
+    /// Lets it rest from now on, as after failures in a row.
+    pub fn trip(&mut self, now: Instant) {
+        self.failures = self.failures.max(self.most - 1);
+        self.note(false, now);
+    }
+
     /// The disk lives, as something else that it was asked was good: it is not dead.
     pub(crate) fn hope(&mut self) {
         self.rests = 0;
     }
 
-    /// Takes note of an answer of the disk.
-    pub(crate) fn note(&mut self, good: bool, now: Instant) {
+    /// Takes note of an answer of the disk or store.
+    pub fn note(&mut self, good: bool, now: Instant) {
         if good {
             *self = Self::new(self.most, self.first);
             return;

@@ -81,14 +81,36 @@ pub struct Landed {
     pub short: Option<Short>,
 }
 
+/// Memory that a copy may read and write until it was given up.
+#[derive(Debug)]
+pub struct Lent(RwLock<Option<Arc<dyn Memory>>>);
+
+impl Lent {
+    /// Lends memory.
+    pub fn new(memory: Arc<dyn Memory>) -> Self {
+        Self(RwLock::new(Some(memory)))
+    }
+
+    /// Does something with the memory; `None` where it was given up. Threads do so at once with different
+    /// blocks.
+    pub fn touch(&self, act: impl FnOnce(&dyn Memory)) -> Option<()> {
+        let memory = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        memory.as_deref().map(act)
+    }
+
+    /// Waits for the threads that touch the memory; none does so afterwards. INV-32
+    pub fn leave(&self) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 /// A copy that was taken.
 #[derive(Debug)]
 pub(crate) struct Flying {
     pub(crate) copy: Copy,
     /// The number of its plan, for the records.
     pub(crate) plan: u32,
-    /// None once it was given up.
-    memory: RwLock<Option<Arc<dyn Memory>>>,
+    memory: Lent,
 }
 
 impl Flying {
@@ -96,18 +118,17 @@ impl Flying {
         Self {
             copy,
             plan,
-            memory: RwLock::new(Some(memory)),
+            memory: Lent::new(memory),
         }
     }
 
-    /// Does something with its memory, unless it was given up. Threads do so at once with different blocks.
+    /// Does something with its memory, unless it was given up.
     pub(crate) fn touch(&self, act: impl FnOnce(&dyn Memory)) -> Result<(), Short> {
-        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-        memory.as_deref().map(act).ok_or(Short::GivenUp)
+        self.memory.touch(act).ok_or(Short::GivenUp)
     }
 
     /// Waits for the threads that touch its memory; none does so afterwards.
     pub(crate) fn leave(&self) {
-        *self.memory.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.memory.leave();
     }
 }

@@ -50,10 +50,11 @@ mod witness;
 
 pub use baseline::Baseline;
 pub use blocks::{Asked, Blocks, Doubt, Family, Geometry};
+pub use breaker::Breaker;
 pub use crashing_disk::CrashingDisk;
 pub use error::{Error, Result};
 pub use files::{ALIGNED, Files, Foreign, Way};
-pub use flight::{Copy, Landed, Memory, Short, Written};
+pub use flight::{Copy, Landed, Lent, Memory, Short, Written};
 pub use folder::{Folder, FolderPlace};
 pub use inspect::{Inspector, Scrubbed, State, Tally};
 pub use lane::Lane;

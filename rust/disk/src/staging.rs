@@ -48,6 +48,20 @@ impl Staging {
         }))
     }
 
+    /// A buffer, if one is free now.
+    pub fn try_take(&self) -> Option<Buffer> {
+        let mut free = self.0.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let aligned = Some(free.pop()?);
+        let ring = self.clone();
+        Some(Buffer { ring, aligned })
+    }
+
+    /// How many buffers are free.
+    pub fn free(&self) -> usize {
+        let free = self.0.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.len()
+    }
+
     /// Waits for a buffer; for a thread that has nothing else to do.
     pub fn take(&self) -> Buffer {
         let mut free = self.0.free.lock().unwrap_or_else(PoisonError::into_inner);

@@ -78,7 +78,7 @@ impl<T: Whole> Keyword for Option<T> {
 }
 
 whole!(
-    block_size: u32, host: u32, disk: u32, null_slots: u32, copy_retries: u32, groups: u8, group: u8,
+    block_size: u32, host: u32, disk: u32, remote: u32, null_slots: u32, copy_retries: u32, groups: u8, group: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32, prompt: u64, answer: u64,
     arrived: u64, far: u32, ready: u32, step: u32,
     load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, yard: Option<u64>, ghosts: Option<u32>, spare: Option<u32>,
@@ -325,24 +325,32 @@ fn words<T: Copy>(
     })
 }
 
-/// Counts of nanoseconds, in order: load, compute, attend; and what a load from the disk takes, where
-/// that is not what it takes from the host.
+/// Counts of nanoseconds, in order: load, compute, attend; and what a load from the disk and one from a
+/// store take, where that is not what it takes from the tier above.
 pub(crate) fn block_costs(from: &Bound<'_, PyAny>) -> PyResult<Option<BlockCosts>> {
     if from.is_none() {
         return Ok(None);
     }
     let given: Vec<u64> = integers("block_costs", from)?;
-    let (&[host, compute, attend] | &[host, compute, attend, _]) = given.as_slice() else {
+    let refused = || {
         let message = format!(
-            "block_costs = {}: pass three counts of nanoseconds, load, compute, attend, or four, with \
-             that of a load from the disk",
+            "block_costs = {}: pass three counts of nanoseconds, load, compute, attend; or four or five, \
+             with those of a load from the disk and from a store",
             shown(from)
         );
-        return Err(Failure::misuse(message).into());
+        PyErr::from(Failure::misuse(message))
     };
-    let disk = given.get(3).copied().unwrap_or(host);
-    let mut load = [disk; MAX_TIERS];
-    load[Tier::HOST.0] = host;
+    let &[host, compute, attend, ref below @ ..] = given.as_slice() else {
+        return Err(refused());
+    };
+    let [disk, remote] = match *below {
+        [] => [host; 2],
+        [disk] => [disk; 2],
+        [disk, remote] => [disk, remote],
+        _ => return Err(refused()),
+    };
+    let mut load = [host; MAX_TIERS];
+    (load[Tier::DISK.0], load[Tier::REMOTE.0]) = (disk, remote);
     Ok(Some(BlockCosts {
         load,
         compute,
@@ -357,10 +365,11 @@ pub(crate) fn key_hash(given: &str) -> Outcome<KeyHash> {
     word("key_hash", given, &KEY_HASHES)
 }
 
-const TIERS: [(&str, Tier); 3] = [
+const TIERS: [(&str, Tier); MAX_TIERS] = [
     ("device", Tier::DEVICE),
     ("host", Tier::HOST),
     ("disk", Tier::DISK),
+    ("remote", Tier::REMOTE),
 ];
 
 pub(crate) fn tier(given: &str) -> Outcome<Tier> {

@@ -19,7 +19,8 @@ use pyo3::types::PyDict;
 #[pymethods]
 impl Cache {
     #[new]
-    #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, null_slots=1,
+    #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, remote=0,
+        null_slots=1,
         eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None, spare=None,
         block_costs=None, recompute=true, copy_retries=3, groups=1, linked=true, group=0,
         namespace=None, key_hash="sha256", keyed=None, yard=None, memory=None, recorder=None))]
@@ -30,6 +31,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::engine)] engine: Option<u32>,
         #[pyo3(from_py_with = arguments::host)] host: u32,
         #[pyo3(from_py_with = arguments::disk)] disk: u32,
+        #[pyo3(from_py_with = arguments::remote)] remote: u32,
         #[pyo3(from_py_with = arguments::null_slots)] null_slots: u32,
         eviction: &str,
         host_copies: Option<&str>,
@@ -66,12 +68,11 @@ impl Cache {
                 return Err(Failure::misuse(message).into());
             }
         };
-        // A third tier takes memory for each slot of all tiers, so that it is there only if wanted.
-        let slots = if disk > 0 {
-            vec![device, host, disk]
-        } else {
-            vec![device, host]
-        };
+        // A tier takes memory for each slot of all tiers, so that the last ones are there only if wanted.
+        let mut slots = vec![device, host, disk, remote];
+        while slots.len() > 2 && slots.last() == Some(&0) {
+            slots.pop();
+        }
         let config = Config {
             block_size,
             slots,

@@ -32,6 +32,7 @@ pub(crate) fn forked() {
 ///     engine: In place of `device`, the number of blocks of an engine that allocates them itself.
 ///     host: Slots of the host; 0 for none.
 ///     disk: Slots of the tier below the host; 0 for none.
+///     remote: Names of blocks in shared stores that it remembers; 0 for none.
 ///     null_slots: Leading device slots that pad block tables and are never given out.
 ///     eviction: Which leaf block of a tier is evicted next. "recency": the least recently used
 ///         one. "learned": the least likely to be used again soon, learned from the reuse of blocks
@@ -57,8 +58,8 @@ pub(crate) fn forked() {
 ///     writes_below: The same for each tier below the device, from the host down; "on-evict" where
 ///         one is missing. "through" copies blocks that have landed there.
 ///     block_costs: Three times in nanoseconds: to load one block; to compute one block at the start of
-///         a sequence; and to compute it for each block before it, in addition. A fourth is to load
-///         one from the disk, where that is not what it takes from the host. A begin then loads
+///         a sequence; and to compute it for each block before it, in addition. A fourth and a fifth are to load one
+///         from the disk and from a store, where that is not what it takes from the tier above. A begin then loads
 ///         what it found below only if that takes less time than computing it, queued behind the
 ///         loads in flight from the same tier. None loads everything.
 ///     recompute: Whether the engine can recompute KV that was lost.

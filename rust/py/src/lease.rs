@@ -77,9 +77,9 @@ impl Lease {
         self.inner.id().number()
     }
 
-    /// Blocks found at the start on device, host and disk.
+    /// Blocks found at the start on device, host, disk and remote.
     #[getter]
-    fn hits(&self) -> (u32, u32, u32) {
+    fn hits(&self) -> (u32, u32, u32, u32) {
         self.hits.into()
     }
 

@@ -10,7 +10,7 @@
 //! layer: recorder freed_blocks
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine events finish flights forget park promises queries riders step checksums inspect
+//! layer: begin cache disk engine events finish flights forget park promises queries riders step checksums inspect store
 //! layer: decode
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
@@ -52,6 +52,7 @@ mod results;
 mod riders;
 mod runs;
 mod step;
+mod store;
 mod ticket;
 
 /// Block bookkeeping in Rust; the public names are those of the package `blockyard`.
@@ -93,6 +94,8 @@ mod _core {
     use crate::riders::Riders;
     #[pymodule_export]
     use crate::runs::{Marks, consecutive, runs, through};
+    #[pymodule_export]
+    use crate::store::{StoreJob, StoreLane};
     #[pymodule_export]
     use crate::ticket::Ticket;
 

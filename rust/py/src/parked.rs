@@ -122,13 +122,13 @@ impl Parked {
         Ok(self.view(py)?.on_device)
     }
 
-    /// Blocks that are kept below, on the host and on the disk.
+    /// Blocks that are kept below, on the host, on the disk and in stores.
     ///
     /// The other ones of `blocks` are on the device, and are promised slots below.
     #[getter]
-    fn below(&self, py: Python<'_>) -> PyResult<(u32, u32)> {
-        let [_, host, disk] = self.view(py)?.kept;
-        Ok((host, disk))
+    fn below(&self, py: Python<'_>) -> PyResult<(u32, u32, u32)> {
+        let [_, host, disk, remote] = self.view(py)?.kept;
+        Ok((host, disk, remote))
     }
 
     /// Blocks of `on_device` whose copy down is in flight.

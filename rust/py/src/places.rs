@@ -1,4 +1,4 @@
-//! Places: where the bytes of blocks are in memory, for a disk's threads.
+//! Places: where the bytes of blocks are in memory, for threads of a disk or a store.
 
 use crate::buffers::{each, integers, shown};
 use crate::error::{Failure, Outcome};
@@ -9,7 +9,8 @@ use std::{ptr, slice};
 /// The addresses of a plane's pieces in slot 0, the bytes from a slot to the next, and of a piece.
 type Plane<'py> = (Bound<'py, PyAny>, u64, u64);
 
-/// Bytes of a block in memory: piece p of slot s begins at `pieces[p] + s * stride`.
+/// Bytes of a block in memory: piece p of slot s begins at `pieces[p] + s * stride`. Pieces at address 0 are
+/// another's to write.
 #[derive(Debug)]
 struct PlanePlace {
     pieces: Vec<u64>,
@@ -52,7 +53,7 @@ impl Addresses {
         if all != Some(block_bytes as usize) {
             let all = all.unwrap_or(usize::MAX);
             let message = format!(
-                "a block of these planes has {all} bytes, and one of the disk {block_bytes}"
+                "a block of these planes has {all} bytes, and one below them {block_bytes}"
             );
             return Err(Failure::misuse(message).into());
         }
@@ -110,7 +111,7 @@ impl Memory for Addresses {
     }
 
     fn scatter(&self, at: usize, staged: &[u8]) {
-        for (address, first, bytes) in self.pieces(at) {
+        for (address, first, bytes) in self.pieces(at).filter(|piece| piece.0 != 0) {
             // SAFETY: likewise, by that of `submit_up`; and nobody else reads or writes them.
             let piece = unsafe {
                 slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), bytes)

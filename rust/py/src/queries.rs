@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
 /// Kind, number, device blocks held, blocks promised, device blocks held alone, and blocks kept below.
-type HolderRow = (&'static str, u64, u32, u32, u32, (u32, u32));
+type HolderRow = (&'static str, u64, u32, u32, u32, (u32, u32, u32));
 
 #[guarded]
 #[pymethods]
@@ -109,9 +109,9 @@ impl Cache {
     ///     and wait for their loads: its kind; its number; the device blocks in its table or pinned
     ///     by its keeps; the blocks promised to it, which are growth on the device or, of a parked
     ///     one, slots below; the device blocks that only it holds, so that its end makes at least
-    ///     that many free or evictable at once; and the blocks that its keeps pin on the host and
-    ///     on the disk. A "ticket" holds nothing, and is promised blocks of the device; a "host
-    ///     ticket" or "disk ticket" is promised blocks there.
+    ///     that many free or evictable at once; and the blocks that its keeps pin on the host, on
+    ///     the disk and in stores. A "ticket" holds nothing, and is promised blocks of the device; a
+    ///     "host ticket", "disk ticket" or "remote ticket" is promised blocks there.
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
         self.check_sound()?;
         let all = enter(py, &self.inner, LONG, |state| Ok(state.holders()))?;
@@ -121,17 +121,19 @@ impl Cache {
                 HolderId::Parked(id) => ("parked", id.number()),
                 HolderId::Ticket(id) => {
                     let of = |tier: Tier| holder.promised[tier.0] > 0;
-                    let kind = match (of(Tier::HOST), of(Tier::DISK)) {
-                        (true, _) => "host ticket",
-                        (_, true) => "disk ticket",
+                    let kind = match [Tier::HOST, Tier::DISK, Tier::REMOTE].map(of) {
+                        [true, ..] => "host ticket",
+                        [_, true, _] => "disk ticket",
+                        [.., true] => "remote ticket",
                         _ => "ticket",
                     };
                     (kind, id.number())
                 }
             };
-            let [device, host, disk] = holder.held;
+            let [device, host, disk, remote] = holder.held;
             let promised = holder.promised.iter().sum();
-            (kind, number, device, promised, holder.alone, (host, disk))
+            let below = (host, disk, remote);
+            (kind, number, device, promised, holder.alone, below)
         };
         Ok(all.into_iter().map(row).collect())
     }

@@ -44,14 +44,18 @@ frozen!(Forgotten {
     kept: Vec<u64>,
     flights: Vec<u64>,
 });
-frozen!(Probe {
-    device: u32,
-    host: u32,
-    disk: u32,
-    #[pyo3(from_py_with = stop_of)] stop: &'static str,
-    flight: Option<u64>,
-    evicted: Option<bool>,
-});
+frozen!(
+    #[expect(clippy::too_many_arguments, reason = "a value for each field")]
+    Probe {
+        device: u32,
+        host: u32,
+        disk: u32,
+        remote: u32,
+        #[pyo3(from_py_with = stop_of)] stop: &'static str,
+        flight: Option<u64>,
+        evicted: Option<bool>,
+    }
+);
 frozen!(Violation {
     law: String,
     detail: String,
@@ -162,6 +166,8 @@ pub(crate) struct Probe {
     host: u32,
     /// Blocks that follow them on disk, likewise.
     disk: u32,
+    /// Blocks that follow them in shared stores, likewise.
+    remote: u32,
     /// Why the prefix ended.
     ///
     /// "whole": all of it was found.
@@ -190,7 +196,7 @@ pub(crate) struct Probe {
 
 impl From<core::Probe> for Probe {
     fn from(probe: core::Probe) -> Self {
-        let [device, host, disk] = probe.hits;
+        let [device, host, disk, remote] = probe.hits;
         let flight = match probe.stop {
             core::Stop::Filling(flight) => Some(flight.number()),
             _ => None,
@@ -199,6 +205,7 @@ impl From<core::Probe> for Probe {
             device,
             host,
             disk,
+            remote,
             stop: stop_word(probe.stop),
             flight,
             evicted: probe.evicted,
@@ -214,10 +221,11 @@ impl Probe {
             device,
             host,
             disk,
+            remote,
             stop,
             ..
         } = self;
-        format!("Probe(device={device}, host={host}, disk={disk}, stop={stop:?})")
+        format!("Probe(device={device}, host={host}, disk={disk}, remote={remote}, stop={stop:?})")
     }
 }
 

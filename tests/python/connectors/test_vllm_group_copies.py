@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -69,6 +70,27 @@ def test_a_restart_finds_each_group_in_a_folder_of_its_own(
     assert [("group 2", "3"), ("group 0", "2"), ("group 1", "1")] in said
     assert second.restart.restored == 6
     assert second.found() == 12
+    assert second.load(UP) == 12
+    check(second, written)
+    second.close()
+
+
+def test_another_engine_finds_each_group_in_a_store_at_addresses_of_its_own(
+    tmp_path: Path,
+) -> None:
+    shared = {"remote": (tmp_path / "store").as_uri(), "namespace": {"weights": "v1"}}
+    first = Halves(**shared)
+    written = first.offload(DOWN, STATES)
+    first.close()
+    second = Halves(**shared)
+    assert len(set(second.back.ready().places)) == 3
+    until = time.monotonic() + 20
+    while (found := second.found()) is None:
+        assert time.monotonic() < until
+        time.sleep(1e-3)
+    assert found == 12
+    # The spine has three blocks there, the window two and the state one.
+    assert [cache.stats()["remote_idle"] for cache in second.caches] == [3, 2, 1]
     assert second.load(UP) == 12
     check(second, written)
     second.close()
@@ -270,6 +292,6 @@ def test_series_of_ranks_count_to_the_most_of_an_engine(ranks: int, groups: int)
 def test_the_numbers_of_a_disk_are_of_all_groups(tmp_path: Path) -> None:
     halves = Halves(tmp_path)
     halves.offload(DOWN, STATES)
-    numbers = halves.back._disk_stats()
+    numbers = halves.back._rank_stats()
     halves.close()
     assert numbers["disk_written_bytes"] >= 5 * 128 + 80

@@ -108,14 +108,14 @@ def test_a_half_that_is_refused_fails_its_copy_alone(
 ) -> None:
     monkeypatch.setattr(bounce, "_BYTES", 4 * LAYOUT.block_bytes)
     one = Gpu(tmp_path)
-    start, calls = one.copier._gpu.start, iter(range(100))
+    start, calls = one.copier._near.start, iter(range(100))
 
     def refuses(*args: Any) -> Any:
         if next(calls) == 1:
             raise by.Unavailable("on purpose")
         return start(*args)
 
-    monkeypatch.setattr(one.copier._gpu, "start", refuses)
+    monkeypatch.setattr(one.copier._near, "start", refuses)
     first, second, third = one.down(0, 1, 2, 3, 4, 5), one.down(6), one.down(7, 8)
     found = [ended(receipt) for receipt in (first, second, third)]
     assert sorted(landed.cause is None for landed in found) == [False, True, True]
@@ -134,7 +134,7 @@ def test_writes_that_hang_leave_room_for_reads(
         def poll(self) -> None:
             return None
 
-    monkeypatch.setattr(one.copier._gpu, "start", lambda *_: Hangs())
+    monkeypatch.setattr(one.copier._near, "start", lambda *_: Hangs())
     one.down(*range(2, 12))
     monkeypatch.undo()
     monkeypatch.setattr(bounce, "_BYTES", 4 * LAYOUT.block_bytes)

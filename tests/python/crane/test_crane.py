@@ -191,9 +191,9 @@ def test_tiers_that_are_not_what_they_should_be_are_named() -> None:
 def test_hello_says_rank_fingerprint_and_sizes() -> None:
     device, host = pair(SMALL)
     hands = Crane(SMALL, device=device, host=host)
-    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 0, 0, 0)
+    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 0, 0, 0, 0)
     hands = Crane(SMALL, device=device, fingerprint="the yard's")
-    assert hands.hello() == (0, "the yard's", 12, 0, SMALL.fingerprint, 0, 0, 0)
+    assert hands.hello() == (0, "the yard's", 12, 0, SMALL.fingerprint, 0, 0, 0, 0)
 
 
 def test_a_failing_copy_fails_its_flight_alone_and_logs_one_line(

@@ -119,7 +119,7 @@ def test_two_cranes_in_two_processes_of_which_one_fails(tmp_path: Path) -> None:
     with processes(SHARED, tmp_path / "host", [[], [deliver(), fail(2)]]) as ranks:
         hellos = [pipe.recv() for _process, pipe in ranks]
         assert [hello.rank for hello in hellos] == [0, 1]
-        said = (SHARED.fingerprint, 12, 9, SHARED.fingerprint, 0, 0, 0)
+        said = (SHARED.fingerprint, 12, 9, SHARED.fingerprint, 0, 0, 0, 0)
         assert {hello[1:] for hello in hellos} == {said}
         for _process, pipe in ranks:
             ask(pipe, "fill", 7)

@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,7 +111,7 @@ def test_inv_32_a_frozen_disk_holds_up_no_step_and_no_request(tmp_path: Path) ->
         talks(cache, range(4))
         assert cache.stats()["disk_written_blocks"] == 4 * BLOCKS
         # From now on the disk has to answer soon, which a busy machine's does not always.
-        cache.crane.copiers["device", "disk"]._patience = 0.5
+        cache.crane.copiers["device", "disk"]._flights.patience = 0.5
         with frozen(disk):
             # Nothing of these calls waits for the disk: they would never come back.
             for talk in range(4, 10):
@@ -238,17 +237,14 @@ class Hanging:
 
 
 @pytest.mark.law("INV-32")
-def test_a_copy_that_is_late_is_given_up_and_counts_as_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_is_late_is_given_up_and_counts_as_a_failure(tmp_path: Path) -> None:
     now = [100.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("blockyard.crane.copiers.disk_copier.time", clock)
     disk = DiskTier(LAYOUT, tmp_path, blocks=8, identity=OURS)
     real = disk.parts
     lane: Any = Hanging()
     object.__setattr__(disk.parts[0], "lane", lane)
     copier = DiskCopier(disk, patience=30)
+    copier._flights.clock = lambda: now[0]
     up = copier.start_keyed(
         disk, MemoryTier(LAYOUT, 4), slots(0), slots(1), keys=keys(1), parents=None
     )

@@ -23,7 +23,7 @@ from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
-from blockyard.shared.layout import TIERS, KVLayout
+from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.testing import Script, ScriptedCopier
 from blockyard.testing.simulated_gpu import SimulatedGpu
@@ -43,6 +43,7 @@ from cranes import (
 from yard import plan_of, profile
 
 SIZES = {"device": 12, "host": 9, "disk": 15}
+TIERS = "device", "host", "disk"
 WAYS = [*permutations(TIERS, 2), ("device", "device")]
 
 
@@ -317,7 +318,7 @@ def test_a_reset_and_a_close_end_every_lane() -> None:
 def test_hello_and_plans_know_the_third_tier_and_a_host_may_be_missing() -> None:
     tiers = three()
     hands = Crane(SMALL, **tiers)
-    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 15, 0, 0)
+    assert hands.hello() == (0, SMALL.fingerprint, 12, 9, SMALL.fingerprint, 15, 0, 0, 0)
     assert hands.stats()["crane_bytes"] == sum(tier.nbytes for tier in tiers.values())
     with pytest.raises(Misuse, match="disk slot 15, but the disk tier of rank 0 has slots 0 to 14"):
         hands.submit(moved(1, ("disk", "host"), [15], [0]))
@@ -329,7 +330,7 @@ def test_hello_and_plans_know_the_third_tier_and_a_host_may_be_missing() -> None
     tiers = three()
     del tiers["host"]
     hands = Crane(SMALL, **tiers)
-    assert hands.hello() == (0, SMALL.fingerprint, 12, 0, SMALL.fingerprint, 15, 0, 0)
+    assert hands.hello() == (0, SMALL.fingerprint, 12, 0, SMALL.fingerprint, 15, 0, 0, 0)
     below = after(held(tiers["disk"]), held(tiers["device"]), [3, 4], [14, 0])
     hands.submit(moved(1, ("device", "disk"), [3, 4], [14, 0]))
     assert outcomes(hands) == [Outcome(1 << 32 | 1, 0, 2)]

@@ -179,7 +179,7 @@ def _cuda(groups: Groups) -> list[CudaCopier]:
     for copiers in groups.copiers:
         for copier in copiers.values():
             inner: Any = copier.copier  # type: ignore[attr-defined]
-            inner = inner._gpu if isinstance(inner, BounceCopier) else inner
+            inner = inner._near if isinstance(inner, BounceCopier) else inner
             if isinstance(inner, CudaCopier):
                 made[id(inner)] = inner
     return list(made.values())

@@ -97,25 +97,34 @@ def test_there_are_at_most_260_series_with_all_that_there_may_be() -> None:
 
 
 @pytest.mark.law("O6")
-def test_six_ways_between_three_tiers_are_told_as_four_and_of_two_tiers_each() -> None:
+def test_ways_between_tiers_are_told_as_two_for_each_below_the_device() -> None:
     ways = {("device", "host"), ("host", "device")}
     assert set(EngineView(by.KVCache(device=9, host=9)).ways()) == ways
     assert set(EngineView(by.KVCache(device=9, host=9, disk=9)).ways()) == ways | {
         ("above", "disk"),
         ("disk", "above"),
     }
+    stores = {("above", "remote"), ("remote", "above")}
+    of_four = EngineView(by.KVCache(device=9, host=9, disk=9, remote=9))
+    disk = {("above", "disk"), ("disk", "above")}
+    assert set(of_four.ways()) == ways | disk | stores
+    assert set(EngineView(by.KVCache(device=9, disk=9, remote=9)).ways()) == stores | {
+        ("device", "disk"),
+        ("disk", "device"),
+    }
+    assert set(EngineView(by.KVCache(device=9, remote=9)).ways()) == {
+        ("device", "remote"),
+        ("remote", "device"),
+    }
     below = EngineView(by.KVCache(device=9, disk=9))
     assert set(below.ways()) == {("device", "disk"), ("disk", "device")}
     one = CopyTimes()
     one.add(0.5, 64)
-    three = EngineView(by.KVCache(device=9, host=9, disk=9))
     pairs = [(a, b) for a in TIERS for b in TIERS if a != b]
-    copies = three.copies([CraneNumbers(0, {}, dict.fromkeys(pairs, one.read()))])
+    copies = of_four.copies([CraneNumbers(0, {}, dict.fromkeys(pairs, one.read()))])
     # None is lost.
-    assert {way: len(copied) for way, copied in copies.items()} == dict.fromkeys(ways, 1) | {
-        ("above", "disk"): 2,
-        ("disk", "above"): 2,
-    }
+    counted = dict.fromkeys(ways, 1) | dict.fromkeys(disk, 2) | dict.fromkeys(stores, 3)
+    assert {way: len(copied) for way, copied in copies.items()} == counted
 
 
 @pytest.mark.law("O6")
@@ -579,3 +588,14 @@ def test_numbers_of_tiers_name_their_group_where_there_are_several(
     assert shown == (names - {""})
     assert sum(host.values()) == 2 * others
     assert [value for one, value in found.items() if "hits_cut" in one] == [7] * others
+
+
+def test_stores_are_told_of_where_there_are_some_and_nowhere_else() -> None:
+    none = told(EngineCollector({"0": EngineView(by.KVCache(device=9, host=9, disk=9))}))
+    assert not [name for name in none if "remote" in name or "_store_" in name]
+    view = EngineView(by.KVCache(device=9, remote=9))
+    some = told(EngineCollector({"0": view}))
+    assert [name for name in some if "tier=remote" in name]
+    assert {stat.family for stat in view.crane_schema()} >= {"store_put_blocks", "store_rests"}
+    few = EngineView(by.KVCache(device=9, host=9)).crane_schema()
+    assert not [stat for stat in few if stat.family.startswith("store_")]

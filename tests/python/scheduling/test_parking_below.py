@@ -105,7 +105,7 @@ def test_it_comes_back_from_the_disk_with_the_same_tokens() -> None:
         loop.cache.demote(8, of=loop.handle())
         loop.plans += loop.cache.dispatch()
         loop.land()
-    assert loop.handle().below == (0, loop.handle().blocks)
+    assert loop.handle().below == (0, loop.handle().blocks, 0)
     loop.cache.finish(begin(loop.cache, text(9, 4 * free_for_all(loop.cache))))
     loop.scheduler.abort("old")
     while loop.state("new") is not RequestState.LOADING:
@@ -155,7 +155,7 @@ def kept_on_host(*names: int, **keywords: Any) -> tuple[by.KVCache, Parking, lis
     sizes = {"host": 12, "disk": 16, "ahead": {"device": 0, "host": 8}}
     cache, own = parking(**(sizes | keywords))
     handles = [sunk(cache, name, 10) for name in names]
-    assert [handle.below for handle in handles] == [(3, 0)] * len(handles)
+    assert [handle.below for handle in handles] == [(3, 0, 0)] * len(handles)
     return cache, own, handles
 
 
@@ -165,7 +165,7 @@ def test_lower_moves_as_much_as_the_host_lacks_and_keeps_it_once() -> None:
     assert own.lower(handles) == 5
     assert own.lower(handles) == 0, "what is on its way counts"
     assert landed(cache) == [("host", "disk", 3), ("host", "disk", 2)]
-    assert [handle.below for handle in handles] == [(0, 3), (1, 2), (3, 0)]
+    assert [handle.below for handle in handles] == [(0, 3, 0), (1, 2, 0), (3, 0, 0)]
     assert cache.room("host").available == 8
     assert own.lower(handles) == 0
     stats = cache.stats()
@@ -187,11 +187,11 @@ def test_what_two_keep_is_moved_once_for_both() -> None:
     for handle in handles:
         while (plan := cache.demote(9, of=handle)) is not None:
             cache.commit(plan)
-    assert [handle.below for handle in handles] == [(3, 0)] * 2
+    assert [handle.below for handle in handles] == [(3, 0, 0)] * 2
     assert cache.stats()["host_pinned"] == 4
     assert own.lower(handles) == 4
     assert sum(blocks for _, _, blocks in landed(cache)) == 4
-    assert [handle.below for handle in handles] == [(0, 3)] * 2
+    assert [handle.below for handle in handles] == [(0, 3, 0)] * 2
     stats = cache.stats()
     assert (stats["host_pinned"], stats["disk_pinned"], stats["disk_in"]) == (0, 4, 4)
 
@@ -200,7 +200,7 @@ def test_lower_stops_where_the_disk_is_full() -> None:
     cache, own, handles = kept_on_host(1, 2, 3, disk=4)
     assert own.lower(handles) == 4
     landed(cache)
-    assert [handle.below for handle in handles] == [(0, 3), (2, 1), (3, 0)]
+    assert [handle.below for handle in handles] == [(0, 3, 0), (2, 1, 0), (3, 0, 0)]
     assert own.lower(handles) == 0
     assert {handle.state for handle in handles} == {"kept"}
 

@@ -115,7 +115,7 @@ class Known(RuleBasedStateMachine):
     ) -> None:
         host, disk, through = below
         self.size, self.null, self.recompute = block_size, null, recompute
-        self.tiers = TIERS if disk else TIERS[:-1]
+        self.tiers = TIERS[:3] if disk else TIERS[:2]
         self.cache = by.KVCache(
             block_size=block_size,
             device=device + null,

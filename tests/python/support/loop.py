@@ -46,6 +46,7 @@ class Loop:
         ahead: int | None = None,
         cache: by.KVCache | None = None,
         metrics: bool = False,
+        lookup: Any = None,
         **keywords: Any,
     ) -> None:
         own = by.KVCache(
@@ -61,7 +62,9 @@ class Loop:
         self.recompute = recompute
         self.now = 0.0
         options = SchedulerOptions(**chosen)
-        self.scheduler = Scheduler(self.cache, options, clock=lambda: self.now, metrics=metrics)
+        self.scheduler = Scheduler(
+            self.cache, options, clock=lambda: self.now, metrics=metrics, lookup=lookup
+        )
         self.accept = accept
         self.air: deque[Step] = deque()
         self.bound: dict[int, tuple[Start, int]] = {}

@@ -38,6 +38,11 @@ _WAYS: dict[str, tuple[Callable[[], object], str, str]] = {
         "prometheus",
         "no Prometheus: Debian's package prometheus has it",
     ),
+    "redis-server": (
+        lambda: shutil.which("redis-server"),
+        "redis",
+        "no redis-server: Debian's package redis-server has it",
+    ),
     "cupy": (lambda: importlib.util.find_spec("cupy"), "nvrtc", "no CuPy"),
     "cuda.h": (_header, "nvrtc", "no cuda.h: it comes with nvidia-cuda-runtime-cu12"),
 }

@@ -59,7 +59,9 @@ def opened(
 
 def disk_of(storage: Storage, pool: str = "kv") -> DiskPages:
     """The pages of a pool on its disk."""
-    return storage._disks[pool].disk
+    found = storage._disks[pool].disk
+    assert isinstance(found, DiskPages)
+    return found
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from blockyard.connectors.vllm.restart import Restart
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.worker_half import WorkerHalf
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.stores.lookup import StoreLookup
 from blockyard.yard.cache import KVCache
 from vllm_front import BLOCKS, Tensor, vllm_config
 from vllm_groups import PAGE, full, kv_of, names, state, window
@@ -38,7 +39,7 @@ class Halves:
         self.caches = [KVCache(config.named()) for config in self.configs]
         self.ask = HybridConnector(self.caches, known.groups)
         self.back = WorkerHalf(known, self.settings, self.configs)
-        if path is None:
+        if path is None and "remote" not in extra:
             self.back.copier = ThreadCopier(workers=0)
         self.pages = [np.zeros((BLOCKS, PAGE), np.uint8) for _ in range(LAYERS)]
         self.kv = {
@@ -47,6 +48,10 @@ class Halves:
             for name, pages in zip(names(number), self.pages, strict=True)
         }
         self.back.register(self.kv)
+        self.lookup: StoreLookup | None = None
+        if "remote" in extra:
+            self.lookup = StoreLookup(self.settings.stores(), self.back.ready().places, patience=20)
+            self.ask.asking.start(self.lookup)
         self.restart = Restart(known, self.caches, 20.0, lambda: time.monotonic)
         if path is not None:
             self.restart.ready([self.back.ready()])
@@ -115,3 +120,5 @@ class Halves:
             self.restart.flush(20.0).run(self.step)
         self.back.close()
         self.restart.close()
+        if self.lookup is not None:
+            self.lookup.close()

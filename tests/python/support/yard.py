@@ -114,7 +114,7 @@ def plan_of(
     """A plan that no cache made; see `rust/core/src/copies/plan.rs` for its bytes."""
     first = list(range(sources)) if isinstance(sources, int) else sources
     second = first if destinations is None else destinations
-    tiers = ("device", "host", "disk")
+    tiers = ("device", "host", "disk", "remote")
     start, end = (tiers.index(tier) for tier in way.split())
     slots = struct.pack(f"<{2 * len(first)}I", *first, *second)
     return by.Plan.from_bytes(

@@ -17,6 +17,7 @@ from blockyard._core import DiskInspector, DiskLane
 from blockyard.crane.tiers.disk_folders import identities, wipe
 from blockyard.tools.cli import cli
 from blockyard.tools.disk import bench as measuring
+from blockyard.yard.config import BlockCosts
 
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
 OURS = {"model": 'a "model"\nof two lines', "weights": "v1"}
@@ -403,8 +404,8 @@ def test_what_bench_prints_is_taken_by_a_configuration(tmp_path: Path) -> None:
     )
     assert line is not None
     block_costs = by.Config(device=9, disk=4, block_costs=(10, 20, 0, int(line[1]))).block_costs
-    assert block_costs is not None
-    assert block_costs[-1] == int(line[1].replace("_", ""))
+    assert isinstance(block_costs, BlockCosts)
+    assert block_costs.disk == int(line[1].replace("_", ""))
     assert said.count("GB/s") == 4
     assert list(tmp_path.iterdir()) == []
 

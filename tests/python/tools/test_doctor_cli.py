@@ -20,6 +20,7 @@ from wrong_flags import LLAMA
 
 SAID = "hicache-storage-backend-extra-config"
 GOOD = line({"host": 64, "namespace": {"weights": "v1"}})
+REMOTE = 'device = 9\nremote = 1000000\nstores = ["redis://one"]'
 TOML = """[blockyard]
 device = "8 GiB"
 host = "1 GiB"
@@ -143,6 +144,9 @@ def test_misuse_ends_with_2_before_anything_is_looked_at(
         (TOML.replace('"1 GiB"', '"900 TiB"'), "slots take", 1),
         ("host = [", "is no configuration", 1),
         ("host = " + "[" * 5000, "is no configuration", 1),
+        (f'{REMOTE}\nnamespace = {{ model = "m", weights = "w" }}', "fingerprint", 0),
+        (REMOTE, "namespace names no model and no weights", 1),
+        ('device = 9\nstores = ["redis://:x@one"]', "stores[0] has a password in it", 1),
     ],
 )
 def test_a_configuration_is_tried(text: str, says: str, status: int) -> None:

@@ -180,7 +180,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "chunk_size": (host(chunk_size=256), "no 'chunk_size'", "leave it out: the unit"),
     "save_decode_cache": (host(save_decode_cache=True), "no 'save", '"decode": true'),
     "eviction_policy": (host(eviction_policy="lru"), "no 'evict", '"eviction": "recency"'),
-    "remote_url": (host(remote_url="redis://a"), "no 'remote_url'", "no remote store"),
+    "remote_url": (host(remote_url="redis://a"), "no 'remote_url'", 'write "remote": "redis://a"'),
     "another of LMCache's": (
         host(**{"lmcache.mp.port": 5}),
         "no 'lmcache.mp.port'",

@@ -97,6 +97,17 @@ def test_bytes_are_checked_by_every_engine() -> None:
     assert (whole.wrong, whole.block_bytes) == (0, 4096)
 
 
+def test_stores_of_engines_side_by_side_are_added(parts: list[Trace]) -> None:
+    small = {"device_blocks": 700, "host_blocks": 0, "remote_blocks": 5_000}
+    spec = spec_of(**small, gate=False, store_loss=0.3)
+    engines = each_of(spec, parts)
+    whole = there(together(engines).remote)
+    stores = [there(engine.run.remote) for engine in engines]
+    assert whole.blocks_down == sum(store.blocks_down for store in stores) > 0
+    assert whole.losses == sum(store.losses for store in stores) > 0
+    assert whole.peak == max(store.peak for store in stores)
+
+
 def test_the_time_of_all_engines_starts_with_the_first_request_anywhere(
     trace: Trace, parts: list[Trace], engines: list[Played]
 ) -> None:

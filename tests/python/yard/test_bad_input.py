@@ -76,7 +76,7 @@ def test_a_cache_that_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("keyed", "says"),
     [
-        (["host", "tape"], 'keyed = "tape": did you mean "device"? It must be one of "device"'),
+        (["host", "tape"], 'keyed = "tape": did you mean "remote"? It must be one of "device"'),
         (["device"], "keyed = device: the device names its blocks by slot alone"),
         ("host", "keyed = host: pass names of tiers"),
         (7, "keyed = 7: pass names of tiers"),

@@ -55,13 +55,13 @@ def test_write_is_the_devices_where_it_is_one_word() -> None:
         core = config(**keywords).core()
         return [core["write"], *core["writes_below"]]
 
-    assert writes() == ["on-evict", "on-evict"]
-    assert writes(write="through") == ["through", "on-evict"]
-    assert writes(write={"host": "through"}) == ["on-evict", "through"]
+    assert writes() == ["on-evict"] * 3
+    assert writes(write="through") == ["through", "on-evict", "on-evict"]
+    assert writes(write={"disk": "through"}) == ["on-evict", "on-evict", "through"]
     both = {"host": "second-touch", "device": "through"}
-    assert writes(write=both) == ["through", "second-touch"]
+    assert writes(write=both) == ["through", "second-touch", "on-evict"]
     assert config(write=both).write_of("host") == "second-touch"
-    assert writes(write={}) == ["on-evict", "on-evict"]
+    assert writes(write={}) == ["on-evict"] * 3
 
 
 def test_a_deadline_is_for_all_or_for_the_tiers_that_it_names() -> None:
@@ -124,23 +124,27 @@ def test_each_setting_by_tier_changes_the_fingerprint() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"write": {"tape": "through"}}, "write names 'tape': it is for 'device', 'host'"),
-    ({"write": {"disk": "through"}}, "write names 'disk': it is for 'device', 'host'"),
+    ({"write": {"tape": "through"}}, "write names 'tape': it is for 'device', 'host', 'disk'"),
+    ({"write": {"remote": "through"}}, "write names 'remote': it is for 'device', 'host', 'disk'"),
     ({"write": {"host": "never"}}, "write: host = 'never': must be one of 'on-evict', 'through'"),
     ({"write": {1: "through"}}, "write names 1: it is for 'device', 'host'"),
     ({"write": ["through"]}, "write = ['through']: must be one of"),
-    ({"ahead": {"disk": 1}}, "ahead names 'disk': it is for 'device', 'host'"),
+    ({"ahead": {"remote": 1}}, "ahead names 'remote': it is for 'device', 'host', 'disk'"),
     ({"ahead": {"host": -1}}, "ahead: host = -1: must be an integer >= 0"),
     ({"ahead": {"device": None}}, "ahead: device = None"),
     ({"ahead": {"device": True}}, "ahead: device = True"),
-    ({"deadline": {"tape": 1}}, "deadline names 'tape': it is for 'device', 'host', 'disk'"),
+    (
+        {"deadline": {"tape": 1}},
+        "deadline names 'tape': it is for 'device', 'host', 'disk', 'remote'",
+    ),
     ({"deadline": {"disk": 0}}, "deadline: disk = 0: must be an integer >= 1"),
     ({"deadline": {"disk": 1.5}}, "deadline: disk = 1.5"),
     ({"deadline": "disk"}, "deadline = 'disk'"),
     ({"block_costs": (1, 2, 3, -4)}, "block_costs: disk = -4"),
+    ({"block_costs": (1, 2, 3, None, -5)}, "block_costs: remote = -5"),
     (
-        {"block_costs": (1, 2, 3, 4, 5)},
-        "block_costs = (1, 2, 3, 4, 5): give (load, compute, attend",
+        {"block_costs": (1, 2, 3, 4, 5, 6)},
+        "block_costs = (1, 2, 3, 4, 5, 6): give (load, compute, attend",
     ),
     ({"block_costs": (1, 2, None, 4)}, "block_costs: attend = None"),
 ]

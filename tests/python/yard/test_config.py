@@ -48,7 +48,7 @@ def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
     binding = {name: one.default for name, one in given.items() if one.default is not one.empty}
     config = {one.name: one.default for one in fields(by.Config) if one.default is not MISSING}
     assert stub_defaults() == binding
-    sizes = {"device", "engine", "host", "disk"}
+    sizes = {"device", "engine", "host", "disk", "remote"}
     assert binding.keys() - core.keys() == sizes | {
         "writes_below",
         "namespace",
@@ -396,3 +396,39 @@ def test_a_handshake_of_another_version_is_refused_and_says_so(
         said = hello(config, 0)
     with pytest.raises(by.Misuse, match="start every process from one configuration and version"):
         by.agree(config, [said])
+
+
+STORES = ["redis://user@one:6379/0", "file:///mnt/kv"]
+
+
+def test_stores_are_urls_in_order_that_each_rank_may_have_its_own_of(tmp_path: Path) -> None:
+    config = by.Config(device=9, remote=9, stores=STORES)
+    assert config.stores == tuple(STORES)
+    assert config.to_mapping()["stores"] == STORES
+    assert by.Config.of(config.to_mapping()) == config
+    assert "stores" not in by.Config(device=9).to_mapping()
+    assert config.fingerprint == by.Config(device=9, remote=9, stores=STORES[:1]).fingerprint
+    path = tmp_path / "yard.toml"
+    path.write_text(f"device = 9\nremote = 9\nstores = {STORES}\n")
+    assert by.Config.read(path) == config
+
+
+@pytest.mark.parametrize(
+    ("stores", "says"),
+    [
+        ("redis://one", "stores = text: give a list of URLs"),
+        (7, "stores = 7: give a list of URLs"),
+        (["one"], "stores[0] = text: give a URL"),
+        ([7], "stores[0] = 7: give a URL"),
+        ([STORES[0], STORES[0]], "stores name one twice"),
+        (["redis://:secret@one"], "stores[0] has a password in it"),
+        (["redis://me:secret@one:6379/0"], "password_file="),
+        (["redis://me:secret@[one"], "stores[0] has a password in it"),
+        ("redis://:secret@one", "stores = text"),
+        (["redis://one", "secret"], "stores[1] = text"),
+    ],
+)
+def test_stores_that_are_none_are_refused_and_no_password_is_shown(stores: Any, says: str) -> None:
+    with pytest.raises(by.Misuse, match=re.escape(says)) as refused:
+        by.Config(device=9, stores=stores)
+    assert "secret" not in str(refused.value)

@@ -63,7 +63,7 @@ def test_a_request_is_kept_with_its_tail_and_given_up() -> None:
     assert [len(plan) for plan in kept.plans] == [3]
     assert awaited(own.fetch(kept, [5, 6, 7])) == kept.plans[0].flight
     land(own, 2)
-    assert (kept.state, kept.computed, kept.blocks, kept.below) == ("incomplete", 8, 2, (2, 0))
+    assert (kept.state, kept.computed, kept.blocks, kept.below) == ("incomplete", 8, 2, (2, 0, 0))
     assert isinstance(own.fetch(kept, [5, 6]), list)
     land(own, 0, Cause.CORRUPT)
     assert (kept.state, kept.blocks) == ("broken", 0)

@@ -126,8 +126,8 @@ def test_a_refused_begin_learns_what_is_missing_and_what_holds_it(cache: by.KVCa
     assert "The device had no room: 5 slots were needed, 3 were available" in str(said)
     assert f"The end of lease {large.id} would make room." in str(said)
     assert said.holders == (
-        ("lease", large.id, 10, 0, 10, (0, 0)),
-        ("lease", small.id, 2, 1, 2, (0, 0)),
+        ("lease", large.id, 10, 0, 10, (0, 0, 0)),
+        ("lease", small.id, 2, 1, 2, (0, 0, 0)),
     )
     assert "It waits: it needs 5 slots, and 3 are available now." in str(cache.explain(text(3, 20)))
 
@@ -280,3 +280,11 @@ def test_what_goes_to_a_disk_that_lasts_is_named_past_its_deadline_too() -> None
     cache.commit([by.Outcome(plan.flight, 1, 0, by.Cause.DEAD)])
     assert cache.idle_in_flight() == {}
     cache.finish(begin(cache, text(2, 32)))
+
+
+def test_what_stores_have_is_said_and_no_word_of_them_where_there_are_none() -> None:
+    cache = by.KVCache(block_size=4, device=9, remote=9)
+    assert "stores" not in str(cache.explain(text(1, 12)))
+    assert cache.adopt(cache.keys(text(1, 12))) == 3
+    said = str(cache.explain(text(1, 12)))
+    assert "0 are on the device, 0 on the host, 3 in stores: 12 of 12 tokens" in said

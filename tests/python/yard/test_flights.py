@@ -35,7 +35,7 @@ def test_a_resume_waits_for_a_promotion_of_its_path_and_holds_nothing_meanwhile(
     assert cache.stats() == before
     assert begin(cache, text(1, 9), filling="stop").stop == "filling"
     cache.commit(plan)
-    assert begin(cache, text(1, 9), filling="soon").hits == (2, 0, 0)
+    assert begin(cache, text(1, 9), filling="soon").hits == (2, 0, 0, 0)
 
 
 def test_a_prefix_on_the_host_is_loaded_and_a_load_can_be_bounded() -> None:
@@ -43,11 +43,11 @@ def test_a_prefix_on_the_host_is_loaded_and_a_load_can_be_bounded() -> None:
     publish_below(cache, text(1, 16))
     assert (cache.probe(text(1, 16)).host, cache.probe(text(1, 16)).device) == (4, 0)
     slow = begin(cache, text(1, 17), load=1)
-    assert (slow.cached, slow.hits, slow.stop) == (4, (0, 1, 0), "slow")
+    assert (slow.cached, slow.hits, slow.stop) == (4, (0, 1, 0, 0), "slow")
     assert cache.commit(slow.plans) == 1
     cache.finish(slow)
     lease = begin(cache, text(1, 17))
-    assert (lease.cached, lease.hits) == (16, (1, 3, 0))
+    assert (lease.cached, lease.hits) == (16, (1, 3, 0, 0))
     assert cache.commit(lease.plans[0], 2) == 1, "the third has failed"
     assert (lease.cached, lease.state, lease.blocks) == (12, "ready", 5)
     cache.finish(lease)

@@ -303,7 +303,7 @@ def test_another_tenant_adapter_or_image_never_hits(eviction: Any) -> None:
     ):
         apart: dict[str, Any] = own | other if other else {}
         lease = begin(cache, prompt, **apart)
-        assert (lease.cached, lease.hits, lease.stop) == (0, (0, 0, 0), "missing"), other
+        assert (lease.cached, lease.hits, lease.stop) == (0, (0, 0, 0, 0), "missing"), other
         assert cache.probe(cache.keys(prompt, **apart)).device == 0
 
 

@@ -23,10 +23,10 @@ def resume(cache: by.KVCache, parked: by.Parked, **keywords: Any) -> by.Lease:
 def test_a_second_request_finds_the_prefix_of_the_first() -> None:
     cache = make()
     first = begin(cache, text(1, 14))
-    assert (first.cached, first.hits, first.stop, first.plans) == (0, (0, 0, 0), "missing", ())
+    assert (first.cached, first.hits, first.stop, first.plans) == (0, (0, 0, 0, 0), "missing", ())
     assert cache.seal(first, 14) == 3
     second = begin(cache, text(1, 14))
-    assert (second.cached, second.hits, second.stop) == (12, (3, 0, 0), "whole")
+    assert (second.cached, second.hits, second.stop) == (12, (3, 0, 0, 0), "whole")
     assert table(cache, second)[:3] == table(cache, first)[:3]
     assert table(cache, second)[3] != table(cache, first)[3]
     cache.finish([first, second])
@@ -39,7 +39,7 @@ def test_a_full_hit_computes_its_last_token_in_a_private_copy_of_the_last_block(
     publish(cache, text(1, 12))
     lease = begin(cache, text(1, 12))
     (plan,) = lease.plans
-    assert (lease.cached, lease.hits, lease.state) == (11, (3, 0, 0), "loading")
+    assert (lease.cached, lease.hits, lease.state) == (11, (3, 0, 0, 0), "loading")
     assert (plan.source_tier, plan.destination_tier, len(plan)) == ("device", "device", 1)
     assert plan.destinations.tolist() == table(cache, lease)[2:]
     with pytest.raises(by.Misuse, match="loading"):
@@ -180,7 +180,7 @@ def test_park_demote_and_resume_go_on_at_exactly_the_same_token() -> None:
     assert cache.grow(other, 1).tolist() == [0], "what is kept on the device alone stays there"
     cache.finish(other)
     again = resume(cache, parked, reserve=4)
-    assert (again.cached, again.appended, again.hits) == (12, 13, (1, 2, 0))
+    assert (again.cached, again.appended, again.hits) == (12, 13, (1, 2, 0, 0))
     cache.commit(again.plans)
     assert (again.state, parked.state) == ("ready", "spent")
     cache.append(again, [8])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import blockyard as by
-from blockyard.shared.layout import BELOW
+from blockyard.shared.layout import BELOW, LowerTier
 from known import (
     ANY,
     BOOL,
@@ -239,7 +239,7 @@ class Life(Known):
         assert to == "disk" or row.handle.below == before, "nothing is kept higher"
         self.fly(plan)
 
-    def below(self, at: int) -> Literal["host", "disk"]:
+    def below(self, at: int) -> LowerTier:
         has = [tier for tier in BELOW if tier in self.tiers and self.cache.limit(tier)]
         need(has)
         return has[at // 2 % len(has)]

@@ -57,7 +57,7 @@ def test_it_goes_down_in_parts_and_says_what_moves_and_what_only_it_holds() -> N
     assert pending(handle) == (3, 0, 3)
     tail = down(cache, handle, 1)
     assert pending(handle) == (3, 1, 2)
-    assert cache.holders() == [("parked", handle.id, 3, 2, 0, (0, 0))], (
+    assert cache.holders() == [("parked", handle.id, 3, 2, 0, (0, 0, 0))], (
         "at once: a copy holds what is above"
     )
     rest = down(cache, handle, 5)
@@ -150,7 +150,7 @@ def test_with_all_on_the_device_still_it_is_ready_at_once_and_has_no_plan() -> N
     handle = cache.park(lease, 10)
     resumed = begin(cache, handle, reserve=4)
     assert (resumed.plans, resumed.state, resumed.resumed) == ((), "ready", False)
-    assert (resumed.cached, resumed.hits, table(cache, resumed)) == (10, (3, 0, 0), slots)
+    assert (resumed.cached, resumed.hits, table(cache, resumed)) == (10, (3, 0, 0, 0), slots)
     assert cache.stats()["parked"] == cache.stats()["host_promised"] == 0
     cache.finish(resumed)
     at_rest(cache)
@@ -162,7 +162,7 @@ def test_half_of_it_comes_from_the_device_and_half_from_below() -> None:
     cache.commit(down(cache, handle, 2))
     squeeze(cache)
     resumed = begin(cache, handle)
-    assert (resumed.hits, resumed.state, resumed.resumed) == ((1, 2, 0), "loading", True)
+    assert (resumed.hits, resumed.state, resumed.resumed) == ((1, 2, 0, 0), "loading", True)
     assert cache.stats()["parked"] == 1, "kept until its loads have landed"
     cache.commit(resumed.plans)
     assert (resumed.cached, resumed.state, resumed.resumed) == (10, "ready", False)
@@ -419,8 +419,8 @@ def test_a_ticket_of_the_host_is_told_apart_among_the_holders() -> None:
     above, below = cache.promise(1), cache.promise(3, tier="host")
     assert above.tier == "device"
     assert cache.holders() == [
-        ("host ticket", below.id, 0, 3, 0, (0, 0)),
-        ("ticket", above.id, 0, 1, 0, (0, 0)),
+        ("host ticket", below.id, 0, 3, 0, (0, 0, 0)),
+        ("ticket", above.id, 0, 1, 0, (0, 0, 0)),
     ]
     cache.release(above)
     cache.release(below)
@@ -485,7 +485,7 @@ def test_it_is_refused_by_name_and_nothing_is_changed(
 def test_the_words_of_a_ticket_are_what_the_stubs_say() -> None:
     cache = house()
     ticket = cache.promise(1, tier="host")
-    assert_type(ticket.tier, Literal["device", "host", "disk"])
+    assert_type(ticket.tier, Literal["device", "host", "disk", "remote"])
     assert_type(cache.park(begin(cache, text(1, 4)), 4, ticket=ticket), by.Parked)
     with pytest.raises(AttributeError):
         ticket.tier = "device"  # type: ignore[misc]

@@ -237,7 +237,7 @@ def test_bytes_that_were_cut_padded_or_changed_are_refused() -> None:
         b"Y1" + data[2:],
         b"Y4" + data[2:],
         data[:3] + b"\x70" + data[4:],
-        data[:3] + b"\x03" + data[4:],
+        data[:3] + b"\x04" + data[4:],
         data[:8] + bytes(8) + data[16:],
         data[:4] + b"\xff\xff\xff\xff" + data[8:],
     ):

@@ -44,7 +44,7 @@ def test_a_begin_finds_on_the_disk_what_was_restored_and_loads_it_from_its_slots
     room = cache.room("disk")
     assert (room.free, room.evictable, room.available) == (8, 8, 16)
     lease = begin(cache, text(1, 33))
-    assert (lease.hits, lease.cached) == ((0, 0, BLOCKS), 4 * BLOCKS)
+    assert (lease.hits, lease.cached) == ((0, 0, BLOCKS, 0), 4 * BLOCKS)
     (plan,) = lease.plans
     assert (plan.source_tier, plan.destination_tier) == ("disk", "device")
     assert plan.sources.tolist() == given["slots"].tolist()
@@ -58,7 +58,7 @@ def test_each_tier_below_can_be_restored(tier: str) -> None:
     cache = house()
     cache.restore(**rows(tier=tier))
     lease = begin(cache, text(1, 33))
-    assert lease.hits == ((0, BLOCKS, 0) if tier == "host" else (0, 0, BLOCKS))
+    assert lease.hits == ((0, BLOCKS, 0, 0) if tier == "host" else (0, 0, BLOCKS, 0))
     assert {plan.source_tier for plan in lease.plans} == {tier}
     cache.abort(lease.plans)
     cache.finish(lease)
@@ -124,7 +124,7 @@ def test_what_follows_a_block_that_did_not_come_back_is_found_when_it_is_there_a
     probe = cache.probe(text(1, 32))
     assert (probe.device, probe.disk) == (1, BLOCKS - 1)
     cache.finish(lease)
-    assert begin(cache, text(1, 33)).hits == (1, 0, BLOCKS - 1)
+    assert begin(cache, text(1, 33)).hits == (1, 0, BLOCKS - 1, 0)
 
 
 def changed(name: str, at: int, to: Any) -> dict[str, Any]:

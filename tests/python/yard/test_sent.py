@@ -157,8 +157,8 @@ def answers() -> dict[str, object]:
         "unreported": Unreported(plan.yard, [plan.flight]),
         "hello": Hello(0, "f", 3, 4, "l", 5, 6),
         "probe": cache.probe(keys),
-        "probe, filling": by.Probe(1, 2, 3, "filling", 7, None),
-        "probe, evicted": by.Probe(0, 0, 0, "missing", None, evicted=True),
+        "probe, filling": by.Probe(1, 2, 3, 4, "filling", 7, None),
+        "probe, evicted": by.Probe(0, 0, 0, 0, "missing", None, evicted=True),
         "soon": by.Soon(plan.flight),
         "room": cache.room(),
         "need": cache.dry_run(text(1, 40)),
@@ -200,7 +200,10 @@ def test_what_a_cache_answers_can_be_sent(name: str, protocol: int) -> None:
 @pytest.mark.parametrize(
     ("make_it", "says"),
     [
-        (lambda: by.Probe(0, 0, 0, "banana", None, None), 'stop = "banana": must be one of whole'),
+        (
+            lambda: by.Probe(0, 0, 0, 0, "banana", None, None),
+            'stop = "banana": must be one of whole',
+        ),
         (lambda: by.Violation("INV-1", "x", "tape", 0, None), "tape"),
     ],
 )

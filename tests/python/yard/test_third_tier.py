@@ -40,7 +40,7 @@ def parked(cache: by.KVCache, tokens: list[int]) -> by.Parked:
     return cache.park(begin(cache, tokens), len(tokens))
 
 
-def where(handle: by.Parked) -> tuple[int, tuple[int, int]]:
+def where(handle: by.Parked) -> tuple[int, tuple[int, int, int]]:
     return handle.on_device, handle.below
 
 
@@ -71,7 +71,7 @@ def test_without_a_host_the_device_demotes_to_the_disk() -> None:
     publish_below(cache, text(1, 24))
     assert found(cache, text(1, 24)) == (0, 0, 6)
     lease = begin(cache, text(1, 25))
-    assert (lease.hits, [plan.source_tier for plan in lease.plans]) == ((0, 0, 6), ["disk"])
+    assert (lease.hits, [plan.source_tier for plan in lease.plans]) == ((0, 0, 6, 0), ["disk"])
 
 
 def test_promote_goes_to_the_tier_that_is_named_and_copies_nothing_that_is_there() -> None:
@@ -132,18 +132,18 @@ def test_promote_to_a_full_tier_copies_what_finds_room() -> None:
 def test_a_parked_one_moves_from_tier_to_tier_and_says_where_it_is() -> None:
     cache = house()
     handle = parked(cache, text(1, 10))
-    assert (where(handle), cache.stats()["host_promised"]) == ((3, (0, 0)), 3)
+    assert (where(handle), cache.stats()["host_promised"]) == ((3, (0, 0, 0)), 3)
     assert landed(cache, cache.demote(2, of=handle)) == 2
-    assert where(handle) == (1, (2, 0))
-    assert cache.holders() == [("parked", handle.id, 1, 1, 1, (2, 0))]
+    assert where(handle) == (1, (2, 0, 0))
+    assert cache.holders() == [("parked", handle.id, 1, 1, 1, (2, 0, 0))]
     # One plan has one source: what the host keeps, and what it was only promised for.
     sources = []
     while (plan := cache.demote(9, of=handle, to="disk")) is not None:
         sources.append(plan.source_tier)
         landed(cache, plan)
     assert sorted(sources) == ["device", "host"]
-    assert where(handle) == (0, (0, 3))
-    assert cache.holders() == [("parked", handle.id, 0, 0, 0, (0, 3))]
+    assert where(handle) == (0, (0, 3, 0))
+    assert cache.holders() == [("parked", handle.id, 0, 0, 0, (0, 3, 0))]
     stats = cache.stats()
     assert (stats["host_pinned"], stats["host_promised"], stats["disk_pinned"]) == (0, 0, 3)
     lease = begin(cache, handle)
@@ -160,12 +160,12 @@ def test_kept_from_the_host_alone_its_copy_is_read_there() -> None:
     cache.finish(begin(cache, text(9, free_for_all(cache) * 4)))
     plan = there(cache.demote(1, of=handle, to="disk"))
     assert (plan.source_tier, plan.destination_tier, len(plan)) == ("host", "disk", 1)
-    assert where(handle) == (0, (3, 0)), "it is kept there once it has landed"
-    assert cache.holders()[0][-1] == (3, 0)
+    assert where(handle) == (0, (3, 0, 0)), "it is kept there once it has landed"
+    assert cache.holders()[0][-1] == (3, 0, 0)
     cache.abort(plan)
-    assert where(handle) == (0, (3, 0)), "a copy that failed changes nothing"
+    assert where(handle) == (0, (3, 0, 0)), "a copy that failed changes nothing"
     assert landed(cache, cache.demote(9, of=handle, to="disk")) == 3
-    assert where(handle) == (0, (0, 3))
+    assert where(handle) == (0, (0, 3, 0))
     assert cache.demote(9, of=handle, to="disk") is None
     assert cache.demote(9, of=handle, to="host") is None, "it is kept no higher by itself"
     lease = begin(cache, handle)
@@ -184,7 +184,7 @@ def test_a_park_that_the_host_cannot_hold_is_promised_the_disk() -> None:
     plan = there(cache.demote(9, of=handle))
     assert plan.destination_tier == "disk"
     landed(cache, plan)
-    assert where(handle) == (0, (0, 3))
+    assert where(handle) == (0, (0, 3, 0))
     small = parked(cache, text(2, 8))
     assert cache.stats()["host_promised"] == 2
     for one in (handle, small):
@@ -220,7 +220,7 @@ def test_a_ticket_of_the_disk_keeps_room_for_a_park_there_alone() -> None:
     cache = house(host=2, disk=4)
     ticket = cache.promise(3, tier="disk")
     assert (ticket.tier, ticket.blocks, ticket.state) == ("disk", 3, "open")
-    assert cache.holders() == [("disk ticket", ticket.id, 0, 3, 0, (0, 0))]
+    assert cache.holders() == [("disk ticket", ticket.id, 0, 3, 0, (0, 0, 0))]
     room = cache.room("disk")
     assert (room.free, room.promised, room.available) == (4, 3, 1)
     lease, other = begin(cache, text(1, 10)), begin(cache, text(2, 10))
@@ -289,7 +289,7 @@ def test_what_is_on_the_disk_is_said_and_no_word_of_it_where_none_is() -> None:
     assert "0 are on the device, 2 on the host, 2 on the disk" in said
     assert "Now 2 blocks below the device would be skipped" in said
     lease = begin(cache, text(1, 17))
-    assert lease.hits == (0, 2, 0)
+    assert lease.hits == (0, 2, 0, 0)
     said = str(cache.explain(lease))
     assert "0 blocks were on the device and 2 below, and the prefix ended there: loading" in said
     cache.abort(lease.plans)

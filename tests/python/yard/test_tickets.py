@@ -27,7 +27,7 @@ def test_a_ticket_keeps_its_blocks_for_its_owner() -> None:
     assert (ticket.blocks, ticket.state) == (6, "open")
     assert repr(ticket) == f"Ticket(id={ticket.id}, blocks=6)"
     assert (cache.stats()["tickets"], cache.room().promised, spare(cache)) == (1, 6, 2)
-    assert cache.holders() == [("ticket", ticket.id, 0, 6, 0, (0, 0))]
+    assert cache.holders() == [("ticket", ticket.id, 0, 6, 0, (0, 0, 0))]
     with pytest.raises(by.NoRoom) as refused:
         cache.begin(text(2, 12))
     assert (refused.value.need, refused.value.promised) == (3, 6)

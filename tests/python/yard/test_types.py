@@ -48,7 +48,7 @@ def beginning(cache: by.KVCache, keys: by.Keys, parked: by.Parked, *, soon: bool
 def reading_a_lease(lease: by.Lease) -> None:
     assert_type(lease.id, int)
     assert_type(lease.plans, tuple[by.Plan, ...])
-    assert_type(lease.hits, tuple[int, int, int])
+    assert_type(lease.hits, tuple[int, int, int, int])
     assert_type(lease.cached, int)
     assert_type(lease.state, Literal["ready", "loading", "incomplete", "detached", "spent"])
     with lease as same:
@@ -109,7 +109,7 @@ def ending(cache: by.KVCache, lease: by.Lease, keys: by.Keys) -> None:
 def flying(cache: by.KVCache, plan: by.Plan) -> None:
     assert_type(plan.sources, NDArray[np.uint32])
     assert_type(plan.runs(), NDArray[np.uint32])
-    assert_type(plan.source_tier, Literal["device", "host", "disk"])
+    assert_type(plan.source_tier, Literal["device", "host", "disk", "remote"])
     assert_type(by.Plan.from_bytes(plan.to_bytes()), by.Plan)
     assert_type(cache.commit(plan), int)
     assert_type(cache.commit([plan, 3], [1, 2], corrupt=[True, False], done=3), int)

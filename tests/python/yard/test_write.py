@@ -109,7 +109,7 @@ def test_a_load_is_taken_only_where_it_takes_less_time_than_computing() -> None:
         put_below(cache, text(1, 3))
         assert cache.worth_loading(3) is (loaded == 3)
         lease = cache.begin([*text(1, 3), 7])
-        assert (lease.hits, lease.stop) == ((0, loaded, 0), stop)
+        assert (lease.hits, lease.stop) == ((0, loaded, 0, 0), stop)
         assert lease.cached == 4 * loaded
         assert cache.stats()["slow"] == 3 - loaded
         cache.commit(lease.plans)
@@ -138,7 +138,7 @@ def test_without_speeds_every_load_is_taken_and_the_bound_of_a_begin_holds_with_
     cache = small(block_costs=(0, 1, 0))
     put_below(cache, text(1, 3))
     lease = cache.begin([*text(1, 3), 7], load=2)
-    assert (lease.hits, lease.stop) == ((0, 2, 0), "slow")
+    assert (lease.hits, lease.stop) == ((0, 2, 0, 0), "slow")
     assert cache.stats()["slow"] == 1
 
 
@@ -163,15 +163,15 @@ def test_holders_are_told_the_largest_first() -> None:
     cache.seal(other, 12)
     parked = cache.park(other, 12)
     assert cache.holders() == [
-        ("parked", parked.id, 3, 3, 3, (0, 0)),
-        ("lease", lease.id, 2, 1, 2, (0, 0)),
+        ("parked", parked.id, 3, 3, 3, (0, 0, 0)),
+        ("lease", lease.id, 2, 1, 2, (0, 0, 0)),
     ]
     plan = there(cache.demote(2, of=parked))
     assert cache.blocks_in_flight() == (2, 0)
     cache.commit(plan)
     assert cache.holders() == [
-        ("lease", lease.id, 2, 1, 2, (0, 0)),
-        ("parked", parked.id, 1, 1, 1, (2, 0)),
+        ("lease", lease.id, 2, 1, 2, (0, 0, 0)),
+        ("parked", parked.id, 1, 1, 1, (2, 0, 0)),
     ]
     cache.finish(lease)
     cache.abandon(parked)

@@ -293,7 +293,7 @@ impl Sets {
     fn find(&mut self, keys: &[Key], (tiers, end): &(Vec<usize>, End)) {
         let found = self.cache.lock().find(keys, 0).expect("the engine's");
         let count = |tier: usize| tiers.iter().filter(|&&own| own == tier).count() as u32;
-        assert_eq!(found.hits, [0, count(0), count(1)]);
+        assert_eq!(found.hits, [0, count(0), count(1), 0]);
         assert_eq!(found.stop == Stop::Missing, *end == End::Missing);
         if *end == End::Missing {
             self.note("a fetch of what is missing");

@@ -65,7 +65,7 @@ impl World {
             let wanted = self.naive.as_ref().map(|naive| naive.found(keys));
             if let Some((tiers, end)) = &wanted {
                 let count = |own: usize| tiers.iter().filter(|&&tier| tier == own).count() as u32;
-                assert_eq!(found.hits, [0, count(0), count(1)]);
+                assert_eq!(found.hits, [0, count(0), count(1), 0]);
                 let stop = match end {
                     End::Whole => Stop::Whole,
                     End::Missing => Stop::Missing,
@@ -304,24 +304,35 @@ impl World {
             early,
             unknown,
         } = self.air.swap_remove(at);
-        let now = |slot: &u32| *self.block_of(plan.from, *slot);
-        let read = early.unwrap_or_else(|| plan.sources.iter().map(now).collect());
+        if plan.from == Tier::REMOTE && plan.from == plan.to {
+            return self.deleted(&plan);
+        }
+        let read = early.unwrap_or_else(|| self.read(&plan));
         let mut good = plan.len();
         if self.chance.one_in(6) {
             good = self.chance.below(plan.len() + 1);
         }
-        let bad = read[..good]
-            .iter()
-            .position(|block| block.flipped && plan.from.0 > 0);
+        if let Some(lost) = read[..good].iter().position(Option::is_none) {
+            self.seen.lost += 1;
+            good = lost;
+        }
+        let flipped =
+            |block: &Option<Block>| plan.from.0 > 0 && block.is_some_and(|one| one.flipped);
+        let bad = read[..good].iter().position(flipped);
         good = bad.unwrap_or(good);
-        for (block, &slot) in read.iter().zip(&plan.destinations) {
+        for (at, block) in read.iter().enumerate() {
             // What is behind the good ones may be written, too.
-            *self.block(plan.to, slot) = *block;
+            self.write(&plan, at, block.unwrap_or_default());
+        }
+        if plan.from == Tier::REMOTE && !unknown {
+            self.seen.loaded += good as u32;
         }
         let outcome = match bad {
             Some(bad) => {
                 let slot = plan.sources[bad];
-                if !unknown && self.block_of(plan.from, slot).flipped {
+                // Into a store another may put it again.
+                let stays = plan.from != Tier::REMOTE && !unknown;
+                if stays && self.block_of(plan.from, slot).flipped {
                     self.block(plan.from, slot).told = true;
                 }
                 self.seen.corrupt += 1;
@@ -383,9 +394,14 @@ impl World {
 
     fn elsewhere(&mut self) {
         let blocks = 1 + self.chance.below(6) as u32;
+        if self.chance.one_in(3) {
+            self.share();
+        }
         match self.chance.below(9) {
             0..3 => {
-                let plan = self.cache.lock().demote(Tier::HOST, blocks);
+                let from = [Tier::HOST, Tier::DISK]
+                    [self.chance.below(2) * usize::from(self.naive.is_none())];
+                let plan = self.cache.lock().demote(from, blocks);
                 self.below(plan, None);
             }
             3 => {
@@ -454,7 +470,7 @@ impl World {
     }
 
     /// The keys are the engine's, so that the tokens of what it offloads come beside them.
-    fn describe(&self, chain: &Chain, first: usize, tokens: &[u32]) {
+    pub(super) fn describe(&self, chain: &Chain, first: usize, tokens: &[u32]) {
         let extras = Extras::default();
         let described = self
             .cache

@@ -2,12 +2,14 @@
 
 #[path = "steps.rs"]
 mod steps;
+#[path = "store.rs"]
+mod store;
 
 use crate::listener::Listener;
 use crate::naive::Naive;
 use blockyard_core::{
-    Cache, Chain, Clears, Config, EvictionPolicy, Extras, FlightId, HostCopies, KeyHash, Namespace,
-    ParkedId, Plan, Salts, Tier, WritePolicy,
+    Cache, Chain, Clears, Config, EvictionPolicy, Extras, FlightId, HostCopies, Key, KeyHash,
+    MAX_TIERS, Namespace, ParkedId, Plan, Salts, Tier, WritePolicy,
 };
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -76,7 +78,7 @@ impl Request {
 struct Flying {
     plan: Plan,
     /// What was read when it began, where it reads at once.
-    early: Option<Vec<Block>>,
+    early: Option<Vec<Option<Block>>>,
     unknown: bool,
 }
 
@@ -93,6 +95,10 @@ pub(crate) struct Seen {
     pub(crate) unknown: u32,
     pub(crate) refused: u32,
     pub(crate) resumed_whole: u32,
+    /// Blocks that were said to be in a store, that were brought up from there, and that it had lost.
+    pub(crate) adopted: u32,
+    pub(crate) loaded: u32,
+    pub(crate) lost: u32,
     /// The most that a listener knew.
     pub(crate) heard: usize,
 }
@@ -102,6 +108,8 @@ pub(crate) struct World {
     chance: Chance,
     engine: Vec<Block>,
     below: [Vec<Block>; 2],
+    /// What is in the stores that other engines share, by key, in the lives that have some.
+    store: BTreeMap<Key, Block>,
     free: Vec<u32>,
     requests: BTreeMap<u32, Request>,
     named: u32,
@@ -120,10 +128,16 @@ impl World {
             [0, 6, 14, 40][chance.below(4)],
             [0, 10, 40][chance.below(3)],
         );
+        // The lists know of no store.
+        let has_naive = seed.is_multiple_of(2);
+        let names = [0, 6, 40][chance.below(3)] * u32::from(!has_naive);
+        let mut keyed = [false; MAX_TIERS];
+        keyed[Tier::REMOTE.0] = names > 0;
         let pick = |at: usize| [WritePolicy::OnEvict, WritePolicy::Through][at];
         let config = Config {
             block_size: SIZE as u32,
-            slots: vec![engine, host, disk],
+            slots: vec![engine, host, disk, names],
+            keyed,
             engine: true,
             policy: POLICIES[chance.below(POLICIES.len())],
             host_copies: [None, Some(HostCopies::First), Some(HostCopies::Last)][chance.below(3)],
@@ -147,13 +161,13 @@ impl World {
             chance,
             engine: vec![Block::default(); engine as usize],
             below: [vec![Block::default(); 64], vec![Block::default(); 64]],
+            store: BTreeMap::new(),
             free: (0..engine).collect(),
             requests: BTreeMap::new(),
             named: 0,
             air: Vec::new(),
             seen: Seen::default(),
-            naive: seed
-                .is_multiple_of(2)
+            naive: has_naive
                 .then(|| Naive::new(SIZE, [host, disk].map(|slots| slots as usize), true)),
         }
     }
@@ -178,6 +192,18 @@ impl World {
         }
     }
 
+    /// What a copy of these blocks reads now; none where a store has lost it.
+    fn read(&self, plan: &Plan) -> Vec<Option<Block>> {
+        if plan.from == Tier::REMOTE {
+            let keys = plan.keys.iter();
+            return keys.map(|key| self.store.get(key).copied()).collect();
+        }
+        let sources = plan.sources.iter();
+        sources
+            .map(|&slot| Some(*self.block_of(plan.from, slot)))
+            .collect()
+    }
+
     fn pick(&mut self, wanted: impl Fn(&Request) -> bool) -> Option<u32> {
         let all: Vec<u32> = self
             .requests
@@ -193,7 +219,7 @@ impl World {
         let plans = self.cache.lock().dispatch();
         for plan in plans {
             self.seen.plans.push(plan.to_bytes());
-            for &slot in &plan.sources {
+            for &slot in plan.sources.iter().filter(|_| plan.from < Tier::REMOTE) {
                 let told = self.block_of(plan.from, slot).told;
                 assert!(
                     !told,
@@ -201,11 +227,7 @@ impl World {
                     plan.from.name()
                 );
             }
-            let early = self.chance.one_in(2).then(|| {
-                let sources = plan.sources.clone();
-                let read = |&slot: &u32| *self.block(plan.from, slot);
-                sources.iter().map(read).collect()
-            });
+            let early = self.chance.one_in(2).then(|| self.read(&plan));
             let unknown = false;
             self.air.push(Flying {
                 plan,

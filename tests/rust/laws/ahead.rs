@@ -156,5 +156,5 @@ fn a_victim_nearer_than_its_score_says_keeps_its_copy() {
     // The parent has the lowest score, and goes after its child, the last of all.
     assert_eq!(yard.demote(3), None, "no nearer victim loses its copy");
     yard.squeeze(1);
-    assert_eq!(yard.hits(&text(7, 1)), [0, 1, 0]);
+    assert_eq!(yard.hits(&text(7, 1)), [0, 1, 0, 0]);
 }

@@ -254,7 +254,7 @@ fn of_a_parked_sequence_is_told_what_moves_and_what_only_it_holds() {
     yard.finish(other);
     assert_eq!(pending(&parked), (0, 3), "the stem is its own now");
     let (lease, begun) = yard.resume(parked);
-    assert_eq!((begun.hits, begun.plans.len()), ([5, 0, 0], 0));
+    assert_eq!((begun.hits, begun.plans.len()), ([5, 0, 0, 0], 0));
     yard.finish(lease);
 }
 

@@ -16,7 +16,7 @@ fn a_begin_never_evicts_its_own_prefix() {
         yard.publish(&other);
         // Its own prefix is the oldest there is.
         let (lease, begun) = yard.begin(&and_one(&own));
-        assert_eq!(begun.hits, [2, 0, 0]);
+        assert_eq!(begun.hits, [2, 0, 0, 0]);
         assert_eq!((yard.on_device(&own), yard.on_device(&other)), (2, 1));
         yard.finish(lease);
     }
@@ -95,7 +95,7 @@ fn an_idle_block_that_was_not_copied_down_in_time_is_dropped_and_never_waited_fo
     assert!(begun.plans.is_empty(), "it may run at once");
     yard.land(&[plan]);
     let left = (yard.hits(&read), yard.hits(&prompt));
-    assert_eq!(left, ([2, 0, 0], [0, 0, 0]), "what was read stayed");
+    assert_eq!(left, ([2, 0, 0, 0], [0, 0, 0, 0]), "what was read stayed");
     yard.finish(lease);
 }
 
@@ -124,7 +124,7 @@ fn a_full_hit_recomputes_its_last_token_in_a_private_copy_of_the_last_block() {
     let prompt = text(1, 2);
     yard.publish(&prompt);
     let (lease, begun) = yard.begin(&prompt);
-    assert_eq!((begun.cached, begun.hits), (7, [2, 0, 0]));
+    assert_eq!((begun.cached, begun.hits), (7, [2, 0, 0, 0]));
     let plan = one(&begun);
     assert_eq!((plan.from.0, plan.to.0, plan.len()), (0, 0, 1));
     let table = yard.table(&lease);
@@ -161,7 +161,7 @@ fn no_room_for_a_copy(yard: &Yard) {
         .dry_run(&request(&chain, 0))
         .expect("tokens");
     let (lease, begun) = yard.begin(&prompt);
-    assert_eq!((begun.cached, begun.hits), (12, [3, 0, 0]));
+    assert_eq!((begun.cached, begun.hits), (12, [3, 0, 0, 0]));
     assert_eq!((begun.stop, begun.plans.len()), (Stop::Promised, 0));
     assert_eq!(
         (need.fits, need.device, need.stop),
@@ -202,10 +202,10 @@ fn a_full_hit_whose_last_block_is_below_is_copied_up_into_a_private_block() {
     yard.copy_down(1);
     yard.squeeze(1);
     let (lease, begun) = yard.begin(&prompt);
-    assert_eq!((begun.cached, begun.hits), (7, [1, 1, 0]));
+    assert_eq!((begun.cached, begun.hits), (7, [1, 1, 0, 0]));
     assert_eq!((one(&begun).from.0, one(&begun).to.0), (1, 0));
     yard.land(&begun.plans);
-    assert_eq!(yard.hits(&prompt), [1, 1, 0], "private");
+    assert_eq!(yard.hits(&prompt), [1, 1, 0, 0], "private");
     yard.finish(lease);
 }
 
@@ -262,7 +262,7 @@ fn a_parked_sequence_always_waits_for_what_is_in_flight() {
     assert_eq!(yard.stats(), before, "and holds what it held");
     yard.land(&begun.plans);
     let (lease, begun) = yard.resume(parked);
-    assert_eq!((begun.cached, begun.hits), (10, [2, 1, 0]));
+    assert_eq!((begun.cached, begun.hits), (10, [2, 1, 0, 0]));
     yard.land(&begun.plans);
     yard.finish(lease);
     yard.finish(loading);
@@ -276,17 +276,17 @@ fn a_load_is_taken_only_as_far_as_it_pays_and_what_was_left_is_said() {
     yard.publish(&prompt);
     yard.copy_down(3);
     yard.squeeze(3);
-    assert_eq!(yard.hits(&prompt), [1, 3, 0]);
+    assert_eq!(yard.hits(&prompt), [1, 3, 0, 0]);
     for (bound, loaded, stop) in [(0, 0, Stop::Slow), (2, 2, Stop::Slow), (3, 3, Stop::Whole)] {
         let (lease, begun) = yard.stop(&and_one(&prompt), bound);
-        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0], stop));
+        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0, 0], stop));
         assert_eq!(begun.cached, u64::from(1 + loaded) * 4);
         for plan in &begun.plans {
             yard.fail(plan, 0);
         }
         yard.finish(lease);
         yard.squeeze(yard.device().idle as u32 - 1);
-        assert_eq!(yard.hits(&prompt), [1, 3, 0]);
+        assert_eq!(yard.hits(&prompt), [1, 3, 0, 0]);
     }
 }
 
@@ -326,7 +326,7 @@ fn spread(yard: &Yard, name: u32) -> Vec<u32> {
     yard.publish(&prompt);
     yard.copy_down(3);
     yard.squeeze(3);
-    assert_eq!(yard.hits(&prompt), [1, 3, 0]);
+    assert_eq!(yard.hits(&prompt), [1, 3, 0, 0]);
     prompt
 }
 
@@ -338,7 +338,7 @@ fn a_load_is_taken_where_it_beats_computing_and_left_where_it_takes_as_long() {
         let yard = gated(load, true);
         let prompt = spread(&yard, 1);
         let (lease, begun) = yard.begin(&and_one(&prompt));
-        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0], stop));
+        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0, 0], stop));
         assert_eq!(yard.stats().counters.slow, u64::from(3 - loaded));
         yard.land(&begun.plans);
         yard.finish(lease);
@@ -353,7 +353,7 @@ fn the_bound_of_a_begin_comes_before_what_pays() {
         let yard = gated(load, true);
         let prompt = spread(&yard, 1);
         let (lease, begun) = yard.stop(&and_one(&prompt), 2);
-        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0], Stop::Slow));
+        assert_eq!((begun.hits, begun.stop), ([1, loaded, 0, 0], Stop::Slow));
         assert_eq!(yard.stats().counters.slow, u64::from(3 - loaded));
         yard.land(&begun.plans);
         yard.finish(lease);
@@ -370,7 +370,7 @@ fn a_load_waits_behind_those_that_are_on_their_way_up() {
         let prompt = spread(&yard, 1);
         let other = yard.promote(&text(2, 1), 1).expect("it is below");
         let (lease, begun) = yard.stop(&and_one(&prompt), u32::MAX);
-        assert_eq!(begun.hits, [1, loaded, 0]);
+        assert_eq!(begun.hits, [1, loaded, 0, 0]);
         yard.land(&[other]);
         yard.land(&begun.plans);
         yard.finish(lease);
@@ -401,7 +401,7 @@ fn a_load_is_never_left_where_it_cannot_be_computed_nor_by_a_parked_sequence() {
     let yard = gated(1_000_000, false);
     let prompt = spread(&yard, 1);
     let (lease, begun) = yard.begin(&and_one(&prompt));
-    assert_eq!((begun.hits, begun.stop), ([1, 3, 0], Stop::Whole));
+    assert_eq!((begun.hits, begun.stop), ([1, 3, 0, 0], Stop::Whole));
     yard.land(&begun.plans);
     yard.finish(lease);
 
@@ -410,7 +410,7 @@ fn a_load_is_never_left_where_it_cannot_be_computed_nor_by_a_parked_sequence() {
     yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
     yard.squeeze(2);
     let (lease, begun) = yard.resume(parked);
-    assert_eq!((begun.hits, begun.stop), ([0, 2, 0], Stop::Whole));
+    assert_eq!((begun.hits, begun.stop), ([0, 2, 0, 0], Stop::Whole));
     yard.land(&begun.plans);
     yard.finish(lease);
     assert_eq!(yard.stats().counters.slow, 0);

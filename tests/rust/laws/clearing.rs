@@ -13,7 +13,7 @@ fn nothing_published_before_a_clear_is_found_after_it() {
     yard.copy_down(2);
     yard.cache.lock().clear();
     yard.sound();
-    assert_eq!((yard.hits(&prompt), yard.stats().epoch), ([0, 0, 0], 1));
+    assert_eq!((yard.hits(&prompt), yard.stats().epoch), ([0, 0, 0, 0], 1));
     yard.publish(&prompt);
     assert_eq!(
         yard.on_device(&prompt),
@@ -55,7 +55,7 @@ fn a_clear_breaks_keeps_and_their_sequences_begin_again() {
     assert!(yard.broken(&parked));
     assert_eq!((yard.host().promised, yard.device().pinned), (0, 0));
     let (lease, begun) = yard.resume(parked);
-    assert_eq!((begun.cached, begun.hits), (0, [0, 0, 0]));
+    assert_eq!((begun.cached, begun.hits), (0, [0, 0, 0, 0]));
     yard.finish(lease);
 }
 

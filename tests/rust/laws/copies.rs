@@ -41,8 +41,12 @@ fn a_copy_of_what_the_device_has_used_again_goes_before_all_else() {
         use_again(&yard, &both);
         squeeze_host(&yard, 3);
         squeeze_host(&yard, 4);
-        assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0], "the host alone has it");
-        assert_eq!(yard.hits(&both), [2, 0, 0]);
+        assert_eq!(
+            yard.hits(&text(1, 2)),
+            [0, 2, 0, 0],
+            "the host alone has it"
+        );
+        assert_eq!(yard.hits(&both), [2, 0, 0, 0]);
         assert!(yard.demote(8).is_some(), "they want a copy again");
     }
 }
@@ -56,7 +60,11 @@ fn a_copy_for_the_next_victims_goes_last_and_so_does_one_of_what_comes_next_agai
         yard.publish(&both);
         yard.copy_down(2);
         squeeze_host(&yard, 3);
-        assert_eq!(yard.hits(&text(1, 2)), [0, 1, 0], "not the copy just made");
+        assert_eq!(
+            yard.hits(&text(1, 2)),
+            [0, 1, 0, 0],
+            "not the copy just made"
+        );
         use_again(&yard, &both);
         // They are among the next victims again.
         assert!(yard.demote(8).is_none_or(|plan| {
@@ -64,7 +72,7 @@ fn a_copy_for_the_next_victims_goes_last_and_so_does_one_of_what_comes_next_agai
             true
         }));
         squeeze_host(&yard, 4);
-        assert_eq!(yard.hits(&both), [2, 0, 0]);
+        assert_eq!(yard.hits(&both), [2, 0, 0, 0]);
         yard.squeeze(yard.device().idle as u32);
         assert_eq!(yard.hits(&both)[1], 2, "nothing is lost");
     }
@@ -81,8 +89,8 @@ fn a_loaded_block_leaves_a_copy_that_goes_first() {
         assert_eq!(begun.hits[1], 1);
         yard.land(&begun.plans);
         squeeze_host(&yard, 3);
-        assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0]);
-        assert_eq!(yard.hits(&prompt), [1, 0, 0], "one copy is enough");
+        assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0, 0]);
+        assert_eq!(yard.hits(&prompt), [1, 0, 0, 0], "one copy is enough");
         yard.finish(lease);
     }
 }
@@ -113,7 +121,7 @@ fn what_is_new_takes_the_place_of_a_copy_that_goes_first_and_of_no_next_victim()
         );
         yard.publish(&text(3, 2));
         yard.land(&[yard.demote(2).unwrap()]);
-        assert_eq!(yard.hits(&text(3, 2)), [2, 0, 0]);
+        assert_eq!(yard.hits(&text(3, 2)), [2, 0, 0, 0]);
         yard.squeeze(yard.device().idle as u32);
         assert_eq!(
             yard.hits(&text(3, 2))[1],
@@ -145,10 +153,14 @@ fn of_a_path_only_what_has_nothing_else_below_it_goes_first() {
         };
         let mut leases = vec![press(4)];
         let whole = cat(&trunk, &text(2, 1));
-        assert_eq!(yard.hits(&whole), [1, 1, 0], "the start waits for the end");
+        assert_eq!(
+            yard.hits(&whole),
+            [1, 1, 0, 0],
+            "the start waits for the end"
+        );
         leases.extend([press(5), press(6)]);
-        assert_eq!(yard.hits(&text(3, 2)), [0, 0, 0]);
-        assert_eq!(yard.hits(&whole), [1, 0, 0], "the end went");
+        assert_eq!(yard.hits(&text(3, 2)), [0, 0, 0, 0]);
+        assert_eq!(yard.hits(&whole), [1, 0, 0, 0], "the end went");
         leases.push(press(7));
         let copy = yard.demote(1).map(|plan| plan.len());
         assert_eq!(copy, Some(1), "and then its start");
@@ -187,7 +199,7 @@ fn where_they_go_last_and_on_the_disk_nothing_has_changed() {
     last.copy_down(2);
     use_again(&last, &text(2, 2));
     squeeze_host(&last, 3);
-    assert_eq!(last.hits(&text(1, 2)), [0, 1, 0]);
+    assert_eq!(last.hits(&text(1, 2)), [0, 1, 0, 0]);
     let disk = Yard::of(Config {
         host_copies: Some(HostCopies::First),
         ..three(8, 0, 4)
@@ -201,7 +213,7 @@ fn where_they_go_last_and_on_the_disk_nothing_has_changed() {
     disk.finish(lease);
     assert_eq!(
         disk.hits(&text(1, 2)),
-        [0, 0, 1],
+        [0, 0, 1, 0],
         "a write is worth keeping"
     );
 }
@@ -285,8 +297,8 @@ fn a_copy_of_a_next_victim_stays_though_its_block_was_used_again() {
         use_again(&yard, &block);
         assert!(yard.demote(8).is_none(), "it has its copy");
         squeeze_host(&yard, 4);
-        assert_eq!(yard.hits(&text(1, 1)), [0, 0, 0]);
+        assert_eq!(yard.hits(&text(1, 1)), [0, 0, 0, 0]);
         yard.squeeze(yard.device().idle as u32);
-        assert_eq!(yard.hits(&block), [0, 1, 0], "nothing was lost");
+        assert_eq!(yard.hits(&block), [0, 1, 0, 0], "nothing was lost");
     }
 }

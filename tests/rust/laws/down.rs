@@ -48,15 +48,15 @@ fn a_copy_down_that_is_ok_makes_the_lower_copy_ready_and_the_upper_one_droppable
         assert_eq!((plan.from.0, plan.to.0, plan.len()), (0, 1, 2));
         assert_eq!(yard.device().takeable, 0, "read");
         yard.land(&[plan]);
-        assert_eq!(yard.hits(prompt), [2, 0, 0]);
+        assert_eq!(yard.hits(prompt), [2, 0, 0, 0]);
         if let Source::Running(lease) = source {
             yard.finish(lease);
             yard.squeeze(2);
-            assert_eq!(yard.hits(prompt), [0, 2, 0]);
+            assert_eq!(yard.hits(prompt), [0, 2, 0, 0]);
             return yard.at_rest();
         }
         yard.squeeze(2);
-        assert_eq!(yard.hits(prompt), [0, 2, 0], "nothing was lost");
+        assert_eq!(yard.hits(prompt), [0, 2, 0, 0], "nothing was lost");
         source.end(yard);
     });
 }
@@ -66,7 +66,7 @@ fn a_copy_down_that_is_ok_makes_the_lower_copy_ready_and_the_upper_one_droppable
 fn a_copy_down_that_fails_frees_its_destination_and_leaves_the_source_as_it_was() {
     each(|yard, prompt, plan, source| {
         yard.fail(&plan, 0);
-        assert_eq!(yard.hits(prompt), [2, 0, 0]);
+        assert_eq!(yard.hits(prompt), [2, 0, 0, 0]);
         let host = yard.host();
         assert_eq!((host.free, host.pinned, host.idle), (4, 0, 0));
         let device = yard.device();
@@ -91,7 +91,7 @@ fn of_a_copy_down_that_half_fails_the_leading_good_blocks_are_ready() {
         let host = yard.host();
         assert_eq!((host.free, host.pinned + host.idle), (3, 1));
         assert_eq!(yard.stats().counters.failed, 1);
-        assert_eq!(yard.hits(prompt), [2, 0, 0]);
+        assert_eq!(yard.hits(prompt), [2, 0, 0, 0]);
         source.end(yard);
     });
 }
@@ -101,7 +101,7 @@ fn of_a_copy_down_that_half_fails_the_leading_good_blocks_are_ready() {
 fn a_copy_down_of_unknown_end_quarantines_its_destination_and_leaves_its_source_as_it_was() {
     each(|yard, prompt, plan, source| {
         yard.overdue(&plan);
-        assert_eq!(yard.hits(prompt), [2, 0, 0]);
+        assert_eq!(yard.hits(prompt), [2, 0, 0, 0]);
         let (device, host) = (yard.device(), yard.host());
         assert_eq!((host.quarantined, host.free), (2, 2));
         let idle = if let Source::Idle = source { 2 } else { 0 };
@@ -138,7 +138,7 @@ fn a_kept_block_is_tried_again_and_then_its_keep_is_broken() {
     assert!(yard.broken(&parked));
     assert_eq!((yard.host().promised, yard.device().idle), (0, 2));
     let (lease, begun) = yard.resume(parked);
-    assert_eq!(begun.hits, [2, 0, 0], "computed again from what is left");
+    assert_eq!(begun.hits, [2, 0, 0, 0], "computed again from what is left");
     yard.land(&begun.plans);
     yard.finish(lease);
 }
@@ -175,7 +175,7 @@ fn a_second_outcome_of_a_flight_is_ignored_and_counted() {
         assert_eq!(yard.cache.lock().mark_unknown(plan.flight), Ok(false));
         expected.counters.late += 3;
         assert_eq!(yard.stats(), expected);
-        assert_eq!(yard.hits(prompt), [2, 0, 0]);
+        assert_eq!(yard.hits(prompt), [2, 0, 0, 0]);
         source.end(yard);
     });
 }
@@ -234,7 +234,7 @@ fn an_outcome_that_comes_after_its_block_was_evicted_is_dropped() {
     );
     expected.counters.late += 1;
     assert_eq!(yard.stats(), expected);
-    assert_eq!(yard.hits(&prompt), [0, 0, 0], "it is not resident again");
+    assert_eq!(yard.hits(&prompt), [0, 0, 0, 0], "it is not resident again");
     assert_eq!(yard.on_device(&text(2, 4)), 4);
 }
 

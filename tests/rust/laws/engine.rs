@@ -174,7 +174,7 @@ fn e2_a_block_is_found_when_it_is_whole_and_said_to_come_before() {
         let prompt = text(1, 3);
         let plan = yard.offload(&prompt, &[0, 1, 2]);
         assert_eq!(way(&plan).0, DEVICE);
-        assert_eq!((plan.to, yard.find(&prompt, 0).hits), (HOST, [0; 3]));
+        assert_eq!((plan.to, yard.find(&prompt, 0).hits), (HOST, [0; 4]));
         assert_eq!(yard.find(&prompt, 0).stop, Stop::Filling(plan.flight));
         assert_eq!(
             yard.try_offload(&prompt, &[7, 8, 9], 0),
@@ -183,17 +183,17 @@ fn e2_a_block_is_found_when_it_is_whole_and_said_to_come_before() {
         );
         yard.fail(&plan, 2);
         let found = yard.find(&prompt, 0);
-        assert_eq!((found.hits, found.stop), ([0, 2, 0], Stop::Missing));
+        assert_eq!((found.hits, found.stop), ([0, 2, 0, 0], Stop::Missing));
         assert_eq!(
             yard.find(&prompt, 1).hits,
-            [0, 1, 0],
+            [0, 1, 0, 0],
             "the engine has the first"
         );
-        assert_eq!(yard.find(&prompt, 2).hits, [0; 3]);
+        assert_eq!(yard.find(&prompt, 2).hits, [0; 4]);
         let more = yard.try_offload(&prompt, &[9], 2).unwrap().unwrap();
         assert_eq!(way(&more).2, [9]);
         yard.land(&[more]);
-        assert_eq!(yard.find(&prompt, 0).hits, [0, 3, 0]);
+        assert_eq!(yard.find(&prompt, 0).hits, [0, 3, 0, 0]);
     }
 }
 
@@ -208,7 +208,11 @@ fn e2_what_one_request_is_brought_up_is_in_the_air_for_the_next() {
     assert_eq!(yard.find(&prompt, 0).stop, Stop::Filling(fetch.flight));
     assert_eq!(soon(yard.try_fetch(&prompt, &[4, 5], 0)), fetch.flight);
     yard.overdue(&fetch);
-    assert_eq!(yard.find(&prompt, 0).hits, [0, 2, 0], "nobody waits for it");
+    assert_eq!(
+        yard.find(&prompt, 0).hits,
+        [0, 2, 0, 0],
+        "nobody waits for it"
+    );
     yard.land(&yard.fetch(&prompt, &[4, 5]));
     yard.fail(&fetch, 0);
 }
@@ -305,13 +309,13 @@ fn e3_what_a_fetch_reads_stays_until_it_has_ended_or_nothing_it_brings_is_believ
             let plan = yard.offload(&text(2, 2), &[5, 6]);
             assert_eq!(plan.len(), 2, "its room is taken now");
             yard.land(&[plan]);
-            assert_eq!(yard.find(&prompt, 0).hits, [0; 3]);
+            assert_eq!(yard.find(&prompt, 0).hits, [0; 4]);
             if late {
                 let fence = yard.cache.lock().must_finish(&[2, 3]);
                 assert_eq!(fence, Ok(Some(fetch[0].flight)), "it may write there");
                 yard.corrupt(&fetch[0], 0);
             }
-            assert_eq!(yard.find(&text(2, 2), 0).hits, [0, 2, 0]);
+            assert_eq!(yard.find(&text(2, 2), 0).hits, [0, 2, 0, 0]);
         }
     }
 }
@@ -322,7 +326,7 @@ fn e3_what_a_late_offload_reads_may_be_written_unless_it_goes_where_it_would_be_
     for keyed in [false, true] {
         let yard = Yard::of(Config {
             engine: true,
-            keyed: [false, keyed, false],
+            keyed: [false, keyed, false, false],
             ..config(8, 4)
         });
         let plan = yard.offload(&text(1, 2), &[0, 1]);
@@ -337,8 +341,8 @@ fn e3_what_a_late_offload_reads_may_be_written_unless_it_goes_where_it_would_be_
         let fence = yard.cache.lock().must_finish(&[0, 1]);
         assert_eq!(fence, Ok(Some(plan.flight).filter(|_| keyed)));
         yard.fail(&plan, 2);
-        assert_eq!(yard.find(&text(1, 2), 0).hits, [0; 3]);
-        assert_eq!(yard.find(&text(2, 2), 0).hits, [0, 2, 0]);
+        assert_eq!(yard.find(&text(1, 2), 0).hits, [0; 4]);
+        assert_eq!(yard.find(&text(2, 2), 0).hits, [0, 2, 0, 0]);
     }
 }
 
@@ -356,7 +360,7 @@ fn e3_of_an_engines_path_nothing_is_evicted_for_the_rest_of_it() {
             "the other text went, and no block of its own"
         );
         yard.land(&[plan]);
-        assert_eq!(yard.find(&prompt, 0).hits, [0, 3, 0]);
+        assert_eq!(yard.find(&prompt, 0).hits, [0, 3, 0, 0]);
     }
 }
 
@@ -461,7 +465,10 @@ fn e4_what_finds_no_room_on_the_host_is_kept_below_it_and_moves_there() {
         );
         let moved = yard.cache.lock().demote_parked(one, 9, Some(DISK)).unwrap();
         yard.land(&[moved.unwrap()]);
-        assert_eq!(yard.cache.lock().view_parked(one).unwrap().kept, [0, 0, 3]);
+        assert_eq!(
+            yard.cache.lock().view_parked(one).unwrap().kept,
+            [0, 0, 3, 0]
+        );
         let plans = yard.fetch_kept(one, &[9, 10, 11]);
         assert_eq!(plans[0].from, HOST, "from the nearest that has it");
         yard.land(&plans);
@@ -491,7 +498,7 @@ fn e5_a_copy_that_was_found_bad_is_dropped_and_never_offered_again() {
         let plan = yard.fetch(&prompt, &[4, 5, 6]).remove(0);
         yard.corrupt(&plan, 1);
         let found = yard.find(&prompt, 0);
-        assert_eq!((found.hits, found.stop), ([0, 1, 0], Stop::Missing));
+        assert_eq!((found.hits, found.stop), ([0, 1, 0, 0], Stop::Missing));
         assert_eq!(yard.left(kept), (4, 1));
         let plans = yard.fetch(&prompt, &[4, 5, 6]);
         assert_eq!(plans[0].len(), 1, "up to it, and no further");
@@ -503,7 +510,7 @@ fn e5_a_copy_that_was_found_bad_is_dropped_and_never_offered_again() {
             "the orphan behind it is there, and linked again"
         );
         yard.land(&[again]);
-        assert_eq!(yard.find(&prompt, 0).hits, [0, 3, 0]);
+        assert_eq!(yard.find(&prompt, 0).hits, [0, 3, 0, 0]);
         yard.let_go(kept);
     }
 }

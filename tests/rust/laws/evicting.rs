@@ -21,7 +21,7 @@ fn an_evicted_blocks_slot_comes_back_once_whatever_else_is_freed_then() {
     yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
     let (lease, _) = yard.begin(&text(2, 5));
     assert_eq!(yard.stats().counters.evicted[0], 1);
-    assert_eq!(yard.hits(&prompt), [1, 1, 0]);
+    assert_eq!(yard.hits(&prompt), [1, 1, 0, 0]);
     // Every other path that may reach the block now: its keep, the clear, a resize, the lease.
     yard.abandon(parked);
     yard.cache.lock().clear();
@@ -52,7 +52,7 @@ fn a_late_outcome_for_an_evicted_block_is_dropped_and_counted() {
     yard.land(&begun.plans);
     expected.counters.late += 1;
     assert_eq!(yard.stats(), expected);
-    assert_eq!(yard.hits(&prompt), [0, 2, 0]);
+    assert_eq!(yard.hits(&prompt), [0, 2, 0, 0]);
     assert_eq!(yard.on_device(&text(2, 6)), 6);
 }
 
@@ -173,7 +173,7 @@ fn a_call_that_cannot_have_all_it_needs_evicts_nothing() {
         assert!(yard.begin_reserving(&text(3, 6), 4).is_err());
         assert!(!yard.grow(&held, 7 * 4));
         assert_eq!(yard.device(), before);
-        assert_eq!(yard.stats().counters.evicted, [0; 3]);
+        assert_eq!(yard.stats().counters.evicted, [0; 4]);
         assert_eq!(yard.on_device(&text(1, 4)), 4);
         yard.finish(held);
     }

@@ -69,7 +69,7 @@ fn a_path_over_several_tiers_goes_down_whole_from_the_nearest() {
     assert_eq!(flush(&yard, DISK), [HOST, DEVICE]);
     yard.squeeze(yard.device().idle as u32);
     yard.squeeze_host(yard.host().idle as u32);
-    assert_eq!(yard.hits(&path), [0, 0, 4]);
+    assert_eq!(yard.hits(&path), [0, 0, 4, 0]);
 }
 
 /// Law: INV-39
@@ -109,11 +109,11 @@ fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
     yard.publish(&gone);
     flush(&yard, DISK);
     yard.squeeze(yard.device().idle as u32);
-    assert_eq!(yard.hits(&gone), [0, 0, 2]);
+    assert_eq!(yard.hits(&gone), [0, 0, 2, 0]);
     yard.publish(&older);
     yard.publish(&newer);
     flush(&yard, DISK);
-    assert_eq!(yard.hits(&gone), [0, 0, 0]);
+    assert_eq!(yard.hits(&gone), [0, 0, 0, 0]);
     let left = unwritten(&yard, DISK);
     assert_eq!(
         left,
@@ -124,7 +124,7 @@ fn a_full_tier_gets_beginnings_and_loses_only_what_nobody_above_has() {
     yard.squeeze(yard.device().idle as u32);
     assert_eq!(
         (yard.hits(&newer), yard.hits(&older)),
-        ([0, 0, 4], [0, 0, 1])
+        ([0, 0, 4, 0], [0, 0, 1, 0])
     );
 }
 
@@ -155,7 +155,7 @@ fn what_is_held_goes_down_and_what_was_cleared_does_not() {
     flush(&yard, HOST);
     yard.finish(held);
     yard.squeeze(yard.device().idle as u32);
-    assert_eq!(yard.hits(&own), [0, 3, 0]);
+    assert_eq!(yard.hits(&own), [0, 3, 0, 0]);
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn what_was_copied_ahead_goes_for_what_is_newer_and_never_the_other_way() {
         yard.squeeze(yard.device().idle as u32);
         assert_eq!(
             (yard.hits(&newer), yard.hits(&older)),
-            ([0, 0, 3], [0, 0, 1])
+            ([0, 0, 3, 0], [0, 0, 1, 0])
         );
     }
 }

@@ -257,7 +257,7 @@ fn a_restart_brings_roots_back_by_which_a_salt_is_found() {
     assert_eq!(found_salted(&after, "one", &prompt), 2);
     assert_eq!(forget_salt(&after, "one").blocks, 2);
     assert_eq!(found_salted(&after, "one", &prompt), 0);
-    assert_eq!(after.hits(&prompt), [0, 0, 2]);
+    assert_eq!(after.hits(&prompt), [0, 0, 2, 0]);
 }
 
 fn voids(plan: &Plan) -> (Vec<Key>, Vec<Key>) {
@@ -371,7 +371,7 @@ fn what_stands_on_what_is_gone_goes_too_and_is_not_counted_as_named() {
         .lock()
         .withdraw(DISK, &slots)
         .expect("no tickets");
-    assert_eq!(yard.hits(&text(1, 3)), [0, 1, 0]);
+    assert_eq!(yard.hits(&text(1, 3)), [0, 1, 0, 0]);
     assert_eq!(yard.stats().blocks, 2);
     assert_eq!(forget(&yard, &keys(&yard, &text(8, 1)), false).blocks, 0);
     assert_eq!(

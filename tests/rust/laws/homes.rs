@@ -222,7 +222,7 @@ fn a_move_down_that_finds_its_source_corrupt_breaks_the_keep() {
     yard.corrupt(&plan, 1);
     assert_eq!([yard.broken(&handle), yard.broken(&other)], [true, false]);
     // The last block landed, and the one before it is lost.
-    assert_eq!(yard.hits(&text(1, 3)), [0, 1, 0]);
+    assert_eq!(yard.hits(&text(1, 3)), [0, 1, 0, 0]);
     assert_eq!((yard.stats().counters.corrupt, yard.disk().idle), (1, 1));
     yard.abandon(handle);
     yard.abandon(other);

@@ -40,7 +40,7 @@ fn what_the_disk_has_is_found_and_nothing_else() {
         }
         lose(&yard);
         let hits = [1, 2, 3].map(|name| yard.hits(&text(name, 3)));
-        assert_eq!(hits, [[0, 0, 3], [0, 0, 2], [0, 0, 0]]);
+        assert_eq!(hits, [[0, 0, 3, 0], [0, 0, 2, 0], [0, 0, 0, 0]]);
         assert_eq!((yard.device().free, yard.disk().idle), (12, 5));
         assert_eq!(yard.stats().counters.evicted[0], 0, "it was no eviction");
         // It is loaded, shared and published as ever.
@@ -58,9 +58,9 @@ fn what_the_disk_has_is_found_and_nothing_else() {
 fn the_host_goes_with_the_device() {
     let yard = yard_as(EvictionPolicy::Recency, 8);
     yard.publish_below(&text(1, 2));
-    assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0]);
+    assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0, 0]);
     lose(&yard);
-    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0]);
+    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0, 0]);
     assert_eq!((yard.host().free, yard.stats().blocks), (8, 0));
 }
 
@@ -76,10 +76,10 @@ fn a_running_lease_is_detached_and_what_it_shares_stays_its_own() {
     lose(&yard);
     assert!(yard.view(&one).detached && yard.view(&two).detached);
     assert_eq!(yard.table(&two), table);
-    assert_eq!(yard.hits(&prompt), [0, 0, 3]);
+    assert_eq!(yard.hits(&prompt), [0, 0, 3, 0]);
     assert_eq!(yard.seal(&two, 13), 0);
     let (three, begun) = yard.begin(&and_one(&prompt));
-    assert_eq!(begun.hits, [0, 0, 3], "from the disk, and not from them");
+    assert_eq!(begun.hits, [0, 0, 3, 0], "from the disk, and not from them");
     yard.land(&begun.plans);
     yard.finish(one);
     yard.finish(two);
@@ -98,7 +98,7 @@ fn no_copy_from_what_is_lost_is_published_however_it_ends() {
         assert_eq!(yard.disk().pinned, 2, "it may write there still");
         assert_eq!(yard.device().quarantined, 2, "and read there");
         yard.fail(&plan, good);
-        assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0]);
+        assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0, 0]);
         assert_eq!((yard.device().free, yard.disk().free), (12, 16));
     }
 }
@@ -128,7 +128,7 @@ fn what_comes_up_lands_for_its_lease_alone() {
     let (lease, begun) = yard.begin(&and_one(&text(1, 2)));
     lose(&yard);
     yard.land(&begun.plans);
-    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 2]);
+    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 2, 0]);
     assert!(yard.view(&lease).detached);
     yard.finish(lease);
 }
@@ -143,11 +143,11 @@ fn what_is_parked_on_the_disk_alone_stays_parked() {
     assert!(!yard.broken(&whole));
     assert!(yard.broken(&half));
     let (lease, begun) = yard.resume(whole);
-    assert_eq!((begun.cached, begun.hits), (8, [0, 0, 2]));
+    assert_eq!((begun.cached, begun.hits), (8, [0, 0, 2, 0]));
     yard.land(&begun.plans);
     yard.finish(lease);
     let (lease, begun) = yard.resume(half);
-    assert_eq!(begun.hits, [0, 0, 1], "what the disk has of it");
+    assert_eq!(begun.hits, [0, 0, 1, 0], "what the disk has of it");
     yard.land(&begun.plans);
     yard.finish(lease);
 }

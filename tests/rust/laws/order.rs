@@ -57,7 +57,7 @@ fn a_keep_pins_all_that_stands_above_the_block_it_protects() {
         assert_eq!((yard.device().pinned, yard.device().idle), (0, 4));
         for left in (0..4).rev() {
             yard.squeeze(1);
-            assert_eq!(yard.hits(&prompt), [left, 4 - left, 0]);
+            assert_eq!(yard.hits(&prompt), [left, 4 - left, 0, 0]);
         }
         yard.abandon(parked);
     }
@@ -172,7 +172,7 @@ fn keeps_are_released_deepest_first_on_the_host_too() {
         yard.abandon(parked);
         for left in (0..4).rev() {
             squeeze_host(&yard, 10 + left);
-            assert_eq!(yard.hits(&prompt), [0, left, 0]);
+            assert_eq!(yard.hits(&prompt), [0, left, 0, 0]);
         }
     }
 }
@@ -205,11 +205,11 @@ fn a_load_that_lands_for_no_lease_releases_its_sources_before_its_path() {
         assert_eq!((yard.device().idle, yard.host().idle), (4, 4));
         for left in (0..4).rev() {
             yard.squeeze(1);
-            assert_eq!(yard.hits(&prompt), [left, 4 - left, 0]);
+            assert_eq!(yard.hits(&prompt), [left, 4 - left, 0, 0]);
         }
         for left in (0..4).rev() {
             squeeze_host(&yard, 10 + left);
-            assert_eq!(yard.hits(&prompt), [0, left, 0]);
+            assert_eq!(yard.hits(&prompt), [0, left, 0, 0]);
         }
     }
 }
@@ -229,13 +229,13 @@ fn a_copy_below_is_as_recent_as_the_drop_of_the_copy_above() {
         yard.squeeze(1);
         assert_eq!(
             [yard.hits(&early), yard.hits(&late)],
-            [[1, 0, 0], [0, 1, 0]]
+            [[1, 0, 0, 0], [0, 1, 0, 0]]
         );
         yard.squeeze(1);
         squeeze_host(&yard, 10);
         assert_eq!(
             [yard.hits(&early), yard.hits(&late)],
-            [[0, 1, 0], [0, 0, 0]]
+            [[0, 1, 0, 0], [0, 0, 0, 0]]
         );
     }
 }
@@ -252,12 +252,12 @@ fn copies_below_are_as_recent_as_the_drop_of_a_whole_path_above() {
         yard.publish(&and_one(&early));
         for left in [6, 0] {
             yard.squeeze(6);
-            assert_eq!(yard.hits(&early), [left, 6 - left, 0]);
-            assert_eq!(yard.hits(&late), [0, 6, 0]);
+            assert_eq!(yard.hits(&early), [left, 6 - left, 0, 0]);
+            assert_eq!(yard.hits(&late), [0, 6, 0, 0]);
         }
         squeeze_host(&yard, 10);
-        assert_eq!(yard.hits(&early), [0, 6, 0]);
-        assert_eq!(yard.hits(&late), [0, 5, 0]);
+        assert_eq!(yard.hits(&early), [0, 6, 0, 0]);
+        assert_eq!(yard.hits(&late), [0, 5, 0, 0]);
     }
 }
 
@@ -275,7 +275,7 @@ fn copies_made_root_first_are_evicted_leaf_first_once_they_stand_alone() {
         yard.squeeze(3);
         for left in (0..3).rev() {
             squeeze_host(&yard, 10 + left);
-            assert_eq!(yard.hits(&prompt), [0, left, 0]);
+            assert_eq!(yard.hits(&prompt), [0, left, 0, 0]);
         }
     }
 }
@@ -290,7 +290,7 @@ fn a_load_pins_its_path_until_it_lands_even_when_its_requester_is_gone() {
         yard.publish(&prompt);
         yard.copy_down(2);
         yard.squeeze(2);
-        assert_eq!(yard.hits(&prompt), [2, 2, 0]);
+        assert_eq!(yard.hits(&prompt), [2, 2, 0, 0]);
         let (lease, begun) = yard.begin(&and_one(&prompt));
         yard.finish(lease);
         assert_eq!(yard.device().pinned, 4, "the path, and what is loading");
@@ -359,7 +359,7 @@ fn a_seal_stops_at_a_block_that_is_still_filling_and_goes_on_next_step() {
             "not even a block that is not published yet"
         );
         assert_eq!(yard.view(&other).sealed, 0);
-        assert_eq!(yard.probe(&longer).hits, [0, 0, 0]);
+        assert_eq!(yard.probe(&longer).hits, [0, 0, 0, 0]);
         yard.land(&begun.plans);
         assert_eq!(yard.seal(&other, 16), 4);
         assert_eq!(yard.on_device(&longer), 4);
@@ -379,7 +379,7 @@ fn from_the_root_down_device_comes_before_host() {
         yard.copy_down(4);
         for left in (0..4).rev() {
             yard.squeeze(1);
-            assert_eq!(yard.hits(&prompt), [left, 4 - left, 0]);
+            assert_eq!(yard.hits(&prompt), [left, 4 - left, 0, 0]);
         }
     }
 }
@@ -409,7 +409,7 @@ fn orphan(yard: &Yard, prompt: &[u32]) {
     yard.publish(prompt);
     yard.copy_down(1);
     yard.squeeze(2);
-    assert_eq!(yard.hits(prompt), [0, 0, 0]);
+    assert_eq!(yard.hits(prompt), [0, 0, 0, 0]);
     assert_eq!(yard.host().idle, 1, "a descendant is left");
 }
 
@@ -424,7 +424,7 @@ fn what_a_dropped_copy_leaves_below_is_linked_again_by_the_next_seal() {
         assert_eq!(yard.stats().blocks, 2, "not a third one");
         yard.finish(lease);
         yard.squeeze(1);
-        assert_eq!(yard.hits(&prompt), [1, 1, 0], "its old copy serves it");
+        assert_eq!(yard.hits(&prompt), [1, 1, 0, 0], "its old copy serves it");
     }
 }
 
@@ -436,7 +436,7 @@ fn what_a_dropped_copy_leaves_below_is_linked_again_by_the_next_begin() {
         orphan(&yard, &prompt);
         yard.publish(&prompt[..4]);
         let (lease, begun) = yard.begin(&and_one(&prompt));
-        assert_eq!(begun.hits, [1, 1, 0]);
+        assert_eq!(begun.hits, [1, 1, 0, 0]);
         yard.land(&begun.plans);
         yard.finish(lease);
         for left in (0..2).rev() {
@@ -454,9 +454,9 @@ fn the_last_block_of_a_full_hit_is_linked_again_too() {
         orphan(&yard, &prompt);
         yard.publish(&prompt[..4]);
         let (lease, begun) = yard.begin(&prompt);
-        assert_eq!((begun.cached, begun.hits), (7, [1, 1, 0]));
+        assert_eq!((begun.cached, begun.hits), (7, [1, 1, 0, 0]));
         let probe = yard.probe(&and_one(&prompt));
-        assert_eq!(probe.hits, [1, 1, 0], "others find it while it is read");
+        assert_eq!(probe.hits, [1, 1, 0, 0], "others find it while it is read");
         yard.land(&begun.plans);
         yard.finish(lease);
     }
@@ -478,7 +478,7 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
         let plan = yard.demote(idle).expect("all that is idle");
         yard.land(&[plan]);
         yard.squeeze(idle);
-        assert_eq!(yard.hits(&prompt), [0, 3, 0], "each behind its child");
+        assert_eq!(yard.hits(&prompt), [0, 3, 0, 0], "each behind its child");
     }
 }
 
@@ -491,7 +491,7 @@ fn what_a_dropped_copy_leaves_below_is_aged_out() {
         yard.squeeze(1);
         assert_eq!(
             (yard.stats().blocks, yard.hits(&text(2, 1))),
-            (1, [0, 1, 0])
+            (1, [0, 1, 0, 0])
         );
     }
 }

@@ -31,7 +31,7 @@ fn a_keep_protects_the_lowest_ready_copy_and_lets_the_higher_one_go() {
     assert_eq!(plan.len(), 6);
     yard.land(&[plan]);
     let (lease, begun) = yard.resume(parked);
-    assert_eq!((begun.cached, begun.hits), (8, [0, 2, 0]));
+    assert_eq!((begun.cached, begun.hits), (8, [0, 2, 0, 0]));
     yard.land(&begun.plans);
     yard.finish(lease);
 }
@@ -85,7 +85,7 @@ fn parking_evicts_idle_host_blocks_when_the_copies_come() {
     assert_eq!((yard.host().idle, yard.host().promised), (2, 2));
     yard.land(&[yard.demote_parked(&parked, 2).unwrap()]);
     assert_eq!((yard.host().idle, yard.host().pinned), (0, 2));
-    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0]);
+    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 0, 0]);
     yard.abandon(parked);
 }
 
@@ -102,7 +102,7 @@ fn quarantine_that_takes_the_backing_away_breaks_keeps_whole_youngest_first() {
     assert_eq!(yard.stats().counters.broken, 1);
     // The broken sequence computes again what is found no more; here all of it is.
     let (lease, begun) = yard.resume(young);
-    assert_eq!((begun.cached, begun.hits), (7, [2, 0, 0]));
+    assert_eq!((begun.cached, begun.hits), (7, [2, 0, 0, 0]));
     yard.land(&begun.plans);
     yard.finish(lease);
     yard.fail(&plan, 0);
@@ -266,7 +266,7 @@ fn a_sequence_whose_keeps_were_broken_begins_again() {
     );
     yard.squeeze(1);
     let (lease, begun) = yard.resume(handle);
-    assert_eq!((begun.cached, begun.hits), (4, [1, 0, 0]));
+    assert_eq!((begun.cached, begun.hits), (4, [1, 0, 0, 0]));
     assert_eq!(yard.view(&lease).tokens, 10);
     yard.finish(lease);
 }
@@ -286,9 +286,9 @@ fn a_partial_block_is_kept_and_found_only_through_its_parked_handle() {
     yard.squeeze(1);
     // The same tokens again find the full block only.
     let (other, begun) = yard.begin(&prompt);
-    assert_eq!((begun.cached, begun.hits), (4, [1, 0, 0]));
+    assert_eq!((begun.cached, begun.hits), (4, [1, 0, 0, 0]));
     let (lease, begun) = yard.resume(handle);
-    assert_eq!((begun.cached, begun.hits), (6, [1, 1, 0]));
+    assert_eq!((begun.cached, begun.hits), (6, [1, 1, 0, 0]));
     yard.land(&begun.plans);
     yard.finish(other);
     yard.finish(lease);
@@ -354,7 +354,7 @@ fn after_a_resume_the_tails_copies_below_are_free_and_the_published_ones_idle() 
     assert_eq!((host.pinned, host.idle, host.free), (0, 2, 6));
     yard.seal(&lease, 10);
     yard.finish(lease);
-    assert_eq!(yard.hits(&text(1, 2)), [2, 0, 0]);
+    assert_eq!(yard.hits(&text(1, 2)), [2, 0, 0, 0]);
 }
 
 /// Law: 2.3-tail

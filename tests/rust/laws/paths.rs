@@ -98,7 +98,7 @@ fn a_path_that_cannot_go_down_whole_goes_down_from_its_beginning() {
         assert_eq!(plan.len(), 5);
         yard.land(&[plan]);
         yard.squeeze(20);
-        assert_eq!(yard.hits(&prompt), [0, 5, 0], "{name}");
+        assert_eq!(yard.hits(&prompt), [0, 5, 0, 0], "{name}");
     });
 }
 
@@ -112,7 +112,7 @@ fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_
         yard.publish(&torn);
         yard.copy_down(2);
         yard.publish_below(&whole);
-        assert_eq!(yard.hits(&torn), [0, 0, 0], "its beginning is nowhere");
+        assert_eq!(yard.hits(&torn), [0, 0, 0, 0], "its beginning is nowhere");
         assert_eq!(yard.cache.lock().unreachable(), 2);
         yard.cache.lock().dispatch();
         if again {
@@ -122,7 +122,7 @@ fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_
         let lease = yard.run(&text(3, 6));
         yard.land(&[yard.demote_lease(&lease, 6)]);
         yard.finish(lease);
-        let kept = if again { [0, 0, 0] } else { [0, 2, 0] };
+        let kept = if again { [0, 0, 0, 0] } else { [0, 2, 0, 0] };
         assert_eq!(yard.hits(&whole), kept, "linked again: {again}");
         assert_eq!(yard.cache.lock().unreachable(), 0);
     }
@@ -164,12 +164,12 @@ fn what_is_lost_and_what_through_did_not_write_is_counted_by_tier() {
         yard.land(&[yard.demote_lease(&yard.begin(&and_one(&prompt)).0, 2)]);
         yard.squeeze(0);
         let counters = yard.stats().counters;
-        assert_eq!((counters.dropped, counters.unwritten), ([0; 3], [0; 3]));
+        assert_eq!((counters.dropped, counters.unwritten), ([0; 4], [0; 4]));
         yard.squeeze(6);
         let counters = yard.stats().counters;
         let unwritten = if write == WritePolicy::Through { 4 } else { 0 };
-        assert_eq!(counters.dropped, [4, 0, 0], "two had a copy");
-        assert_eq!(counters.unwritten, [unwritten, 0, 0]);
+        assert_eq!(counters.dropped, [4, 0, 0, 0], "two had a copy");
+        assert_eq!(counters.unwritten, [unwritten, 0, 0, 0]);
     }
 }
 
@@ -302,7 +302,7 @@ fn of_what_runs_a_full_tier_below_takes_what_goes_on_and_not_what_is_new() {
     yard.seal(&goes_on, 4 * 24 + 1);
     yard.seal(&begins, 4 * 10 + 1);
     yard.squeeze(10);
-    assert_eq!(yard.hits(&text(3, 10)), [0, 10, 0]);
+    assert_eq!(yard.hits(&text(3, 10)), [0, 10, 0, 0]);
     idle();
     let rest = |lease: &Lease| yard.cache.lock().demote_lease(lease.id(), 24);
     assert_eq!(rest(&goes_on).expect("it runs"), None, "all of it is below");

@@ -13,7 +13,7 @@ use proptest::test_runner::{Config as Runs, RngSeed};
 /// A yard whose host must know the keys of its blocks.
 fn keyed(device: u32, host: u32) -> Yard {
     Yard::of(Config {
-        keyed: [false, true, false],
+        keyed: [false, true, false, false],
         ..config(device, host)
     })
 }
@@ -71,7 +71,7 @@ fn what_is_loaded_of_a_full_hit_has_its_key_like_the_rest() {
 
 #[test]
 fn plans_between_tiers_that_need_no_keys_have_none() {
-    for keyed in [[false; MAX_TIERS], [false, false, true]] {
+    for keyed in [[false; MAX_TIERS], [false, false, true, false]] {
         let yard = Yard::of(Config {
             keyed,
             ..config(12, 8)
@@ -286,7 +286,7 @@ fn a_key_that_stands_for_something_else_is_not_published_where_a_tier_is_keyed()
 #[test]
 fn the_device_is_not_keyed() {
     let config = Config {
-        keyed: [true, false, false],
+        keyed: [true, false, false, false],
         ..config(8, 8)
     };
     let made = Cache::new(config, KeyHash::default(), &Namespace::default());
@@ -387,9 +387,9 @@ fn bytes_that_are_no_plan_are_refused_with_what_is_wrong() {
         (changed(1, b'2'), "version"),
         (changed(1, b'5'), "version"),
         (changed(0, b'X'), "version"),
-        (changed(1, b'3'), "tier"),
-        (changed(2, 0x31), "tier"),
-        (changed(2, 0x13), "tier"),
+        (changed(1, b'3'), "24 + 8 per block"),
+        (changed(2, 0x41), "tier"),
+        (changed(2, 0x14), "tier"),
         (changed(3, 7), "flags"),
         (changed(3, 0x83), "flags"),
         (changed(3, 2), "none of the blocks themselves"),

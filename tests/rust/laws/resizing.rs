@@ -292,7 +292,7 @@ fn a_block_beyond_the_size_that_is_read_retires_when_the_copy_has_ended() {
         assert_eq!((yard.device().capacity, yard.device().idle), (5, 1));
         yard.fail(&plan, good);
         assert_eq!((yard.device().capacity, yard.device().idle), (4, 0));
-        assert_eq!(yard.hits(&text(2, 1)), [0, good, 0]);
+        assert_eq!(yard.hits(&text(2, 1)), [0, good, 0, 0]);
     }
 }
 
@@ -311,7 +311,7 @@ fn what_retires_when_its_copies_have_landed_leaves_them_to_go_leaf_first() {
         assert_eq!((yard.device().capacity, yard.device().idle), (4, 0));
         resize(&yard, Tier::HOST, 3).unwrap();
         yard.publish_below(&text(3, 1));
-        assert_eq!(yard.hits(&text(2, 3)), [0, 2, 0]);
+        assert_eq!(yard.hits(&text(2, 3)), [0, 2, 0, 0]);
     }
 }
 
@@ -328,7 +328,7 @@ fn blocks_beyond_the_size_retire_when_the_copy_of_the_last_has_ended() {
         assert_eq!((yard.host().capacity, yard.host().idle), (4, 3));
         yard.fail(&plan, good);
         assert_eq!((yard.host().capacity, yard.host().idle), (2, 2));
-        assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0]);
+        assert_eq!(yard.hits(&text(1, 2)), [0, 2, 0, 0]);
         yard.finish(lease);
     }
 }
@@ -360,7 +360,11 @@ fn idle_blocks_beyond_the_new_size_leave_child_before_parent() {
         yard.copy_down(6);
         device(&yard, 3).unwrap();
         assert_eq!(yard.device().capacity, 3);
-        assert_eq!(yard.hits(&text(1, 6)), [3, 3, 0], "the copies below serve");
+        assert_eq!(
+            yard.hits(&text(1, 6)),
+            [3, 3, 0, 0],
+            "the copies below serve"
+        );
     }
 }
 

@@ -57,7 +57,7 @@ fn what_was_restored_is_found_and_loaded_by_a_begin() {
         let prompt = text(1, 3);
         tell(&yard, DISK, &rows(&yard, &prompt, 2)).unwrap();
         assert_eq!((yard.disk().idle, yard.disk().free), (3, 5));
-        assert_eq!(yard.hits(&prompt), [0, 0, 3]);
+        assert_eq!(yard.hits(&prompt), [0, 0, 3, 0]);
         let (lease, begun) = yard.begin(&and_one(&prompt));
         assert_eq!(
             (begun.cached, &begun.plans[0].sources[..]),
@@ -65,7 +65,7 @@ fn what_was_restored_is_found_and_loaded_by_a_begin() {
         );
         yard.land(&begun.plans);
         yard.finish(lease);
-        assert_eq!(yard.hits(&prompt), [3, 0, 0]);
+        assert_eq!(yard.hits(&prompt), [3, 0, 0, 0]);
     }
 }
 
@@ -145,14 +145,14 @@ fn what_has_lost_its_parent_is_found_again_by_a_walk_that_passes_there() {
         let table = rows(&yard, &prompt, 0);
         tell(&yard, DISK, &[table[3], table[2], table[0]]).unwrap();
         let probe = yard.probe(&prompt);
-        assert_eq!((probe.hits, probe.stop), ([0, 0, 1], Stop::Missing));
+        assert_eq!((probe.hits, probe.stop), ([0, 0, 1, 0], Stop::Missing));
         let (lease, begun) = yard.begin(&prompt);
         assert_eq!(begun.cached, 4);
         yard.land(&begun.plans);
         yard.seal(&lease, 8);
         assert_eq!(
             yard.hits(&prompt),
-            [2, 0, 2],
+            [2, 0, 2, 0],
             "an orphan contradicts nothing"
         );
         yard.finish(lease);
@@ -160,7 +160,7 @@ fn what_has_lost_its_parent_is_found_again_by_a_walk_that_passes_there() {
         assert_eq!(begun.cached, 16);
         yard.land(&begun.plans);
         yard.finish(lease);
-        assert_eq!(yard.hits(&prompt), [4, 0, 0]);
+        assert_eq!(yard.hits(&prompt), [4, 0, 0, 0]);
     }
 }
 
@@ -192,12 +192,12 @@ fn what_was_restored_is_parked_moved_and_copied_like_anything_else() {
         yard.resize(HOST, 0);
         yard.squeeze(3);
         let (lease, begun) = yard.resume(handle);
-        assert_eq!(begun.hits, [0, 0, 3]);
+        assert_eq!(begun.hits, [0, 0, 3, 0]);
         yard.land(&begun.plans);
         yard.finish(lease);
         yard.publish(&deep);
         yard.cache.lock().clear();
-        assert_eq!(yard.hits(&prompt), [0; 3]);
+        assert_eq!(yard.hits(&prompt), [0; 4]);
     }
 }
 
@@ -250,7 +250,7 @@ fn rows_that_cannot_be_are_refused_by_name_and_change_nothing() {
         assert_eq!(before, (yard.stats(), yard.cache.lock().digest()));
     };
     refused(Tier::DEVICE, &table, "tier", "device");
-    refused(Tier(3), &table, "tier", "tier");
+    refused(Tier(3), &table, "tier", "remote");
     refused(DISK, &[table[0], (4, key(1), key(0))], "slots", "4");
     refused(DISK, &[table[0], (0, key(1), key(0))], "slots", "0");
     refused(DISK, &[table[0], (1, key(0), NONE)], "keys", &key(0).hex());
@@ -276,7 +276,7 @@ fn rows_that_cannot_be_are_refused_by_name_and_change_nothing() {
     tell(&yard, DISK, &table).unwrap();
     assert_eq!(
         yard.hits(&text(1, 3)),
-        [0, 0, 3],
+        [0, 0, 3, 0],
         "and as if nothing had been asked"
     );
 }
@@ -310,6 +310,6 @@ fn a_restore_does_not_come_again_when_all_that_it_brought_has_left() {
         let again = tell(&yard, DISK, &all);
         assert!(matches!(again, Err(Error::State { .. })), "{again:?}");
         assert_eq!(yard.cache.lock().digest(), before);
-        assert_eq!(yard.hits(&first), [0, 0, 0]);
+        assert_eq!(yard.hits(&first), [0, 0, 0, 0]);
     }
 }

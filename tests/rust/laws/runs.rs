@@ -39,7 +39,7 @@ fn a_begin_shares_the_device_and_loads_a_run_from_each_tier() {
     let prompt = text(1, 3);
     yard.scatter(&prompt, &[HOST, HOST, DISK]);
     yard.land(&yard.promote_to(&prompt, 1, DEVICE));
-    assert_eq!(yard.hits(&prompt), [1, 1, 1]);
+    assert_eq!(yard.hits(&prompt), [1, 1, 1, 0]);
     let (lease, begun) = yard.begin(&and_one(&prompt));
     assert_eq!(
         (begun.cached, begun.hits[..3].to_vec()),
@@ -66,7 +66,7 @@ fn the_last_block_of_a_full_hit_is_copied_from_where_it_lies() {
     assert_eq!(ways(&begun.plans), [(HOST, 2), (DISK, 1)]);
     assert_eq!(begun.hits[..3], [0, 2, 1]);
     yard.land(&begun.plans);
-    assert_eq!(yard.hits(&prompt), [2, 0, 1], "the copy is private");
+    assert_eq!(yard.hits(&prompt), [2, 0, 1, 0], "the copy is private");
     yard.finish(lease);
 }
 
@@ -83,7 +83,7 @@ fn a_copy_that_fills_is_passed_over_where_a_lower_one_is_ready() {
     yard.land(&begun.plans);
     yard.land(&plans);
     yard.squeeze(2);
-    assert_eq!(yard.hits(&prompt), [0, 2, 0]);
+    assert_eq!(yard.hits(&prompt), [0, 2, 0, 0]);
     let up = yard.promote_to(&prompt, 2, DEVICE);
     assert!(in_flight(&yard.probe(&prompt)), "on its way to the device");
     yard.land(&up);
@@ -129,7 +129,7 @@ fn a_promote_brings_so_many_blocks_by_a_plan_for_each_run() {
     assert_eq!(ways(&plans), [(HOST, 1), (DISK, 2)]);
     yard.fail(&plans[1], 1);
     yard.land(&plans[..1]);
-    assert_eq!(yard.hits(&prompt), [4, 0, 1]);
+    assert_eq!(yard.hits(&prompt), [4, 0, 1, 0]);
 }
 
 // Landing.
@@ -169,9 +169,9 @@ fn runs_that_end_out_of_order_are_published_in_order() {
     );
     again(&yard, third);
     yard.land(std::slice::from_ref(second));
-    assert_eq!((flights(), yard.hits(&prompt)), ((3, 3), [0; 3]));
+    assert_eq!((flights(), yard.hits(&prompt)), ((3, 3), [0; 4]));
     yard.land(std::slice::from_ref(first));
-    assert_eq!((flights(), yard.hits(&prompt)), ((0, 0), [4, 0, 0]));
+    assert_eq!((flights(), yard.hits(&prompt)), ((0, 0), [4, 0, 0, 0]));
     assert_eq!(yard.view(&lease).cached, 16);
     yard.finish(lease);
 }
@@ -197,7 +197,11 @@ fn behind_a_short_run_the_later_ones_stay_private() {
             yard.land(&begun.plans[1..]);
         }
         yard.fail(&begun.plans[0], 1);
-        assert_eq!(yard.hits(&prompt), [1, 2, 1], "nothing of the later ones");
+        assert_eq!(
+            yard.hits(&prompt),
+            [1, 2, 1, 0],
+            "nothing of the later ones"
+        );
         if !landed_before {
             yard.land(&begun.plans[1..]);
         }
@@ -221,7 +225,7 @@ fn behind_a_short_run_the_later_ones_stay_private() {
 fn a_short_run_in_the_middle_cuts_off_what_is_behind_it_alone() {
     let (yard, prompt, lease, begun) = loading();
     yard.fail(&begun.plans[1], 0);
-    assert_eq!(yard.hits(&prompt), [0; 3], "it waits for the first");
+    assert_eq!(yard.hits(&prompt), [0; 4], "it waits for the first");
     yard.land(&[begun.plans[2].clone(), begun.plans[0].clone()]);
     assert_eq!((yard.view(&lease).cached, yard.on_device(&prompt)), (8, 2));
     yard.finish(lease);
@@ -240,7 +244,7 @@ fn an_unknown_end_of_a_run_gives_the_later_ones_up() {
         assert_eq!((view.cached, view.blocks, view.loading), (0, 0, 0));
         assert_eq!(yard.device().quarantined, 2, "of the first alone");
         assert_eq!(yard.device().pinned, if landed_before { 0 } else { 2 });
-        assert_eq!(yard.hits(&prompt), [0, 3, 1]);
+        assert_eq!(yard.hits(&prompt), [0, 3, 1, 0]);
         if !landed_before {
             yard.land(&begun.plans[1..]);
         }
@@ -273,7 +277,7 @@ fn a_corrupt_copy_of_a_later_run_is_dropped_and_no_other() {
     yard.land(&begun.plans[..1]);
     assert_eq!((yard.disk().idle, yard.host().idle), (0, 3));
     yard.land(&begun.plans[2..]);
-    assert_eq!(yard.hits(&prompt), [2, 0, 0]);
+    assert_eq!(yard.hits(&prompt), [2, 0, 0, 0]);
     yard.finish(lease);
 }
 

@@ -30,14 +30,14 @@ fn a_key_without_a_device_copy_adopts_the_leases_slot() {
     assert_eq!((yard.stats().counters.duplicates, yard.host().idle), (0, 2));
     let slots = yard.table(&lease);
     let (other, begun) = yard.begin(&and_one(&prompt));
-    assert_eq!((begun.hits, begun.plans.len()), ([2, 0, 0], 0));
+    assert_eq!((begun.hits, begun.plans.len()), ([2, 0, 0, 0], 0));
     assert_eq!(yard.table(&other)[..2], slots);
     yard.finish(other);
     yard.finish(lease);
     yard.squeeze(2);
     assert_eq!(
         yard.hits(&prompt),
-        [0, 2, 0],
+        [0, 2, 0, 0],
         "the copies below still serve"
     );
 }
@@ -134,10 +134,10 @@ fn an_orphan_is_not_linked_again_while_it_is_read() {
     yard.publish(&prompt);
     yard.copy_down(1);
     yard.squeeze(1);
-    assert_eq!(yard.hits(&prompt), [1, 1, 0]);
+    assert_eq!(yard.hits(&prompt), [1, 1, 0, 0]);
     let plan = yard.demote_from(Tier::HOST, 1).expect("it is idle there");
     yard.squeeze(yard.device().idle as u32);
-    assert_eq!(yard.hits(&prompt), [0, 0, 0], "its parent is gone");
+    assert_eq!(yard.hits(&prompt), [0, 0, 0, 0], "its parent is gone");
     // The first block again, with a copy below that backs a promise.
     let (lease, _) = yard.begin(&prompt);
     assert_eq!(yard.seal(&lease, SIZE), 1);

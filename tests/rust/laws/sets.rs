@@ -127,9 +127,9 @@ fn g4_a_row_may_have_any_order_and_any_holes() {
         assert_eq!(plan.sources, [7, 9], "what is there is not copied again");
         yard.land(&[plan]);
         let found = yard.cache.lock().find(&all[2..], 0).expect("the engine's");
-        assert_eq!((found.hits, found.stop), ([0, 4, 0], Stop::Whole));
+        assert_eq!((found.hits, found.stop), ([0, 4, 0, 0], Stop::Whole));
         let found = yard.cache.lock().find(&all, 0).expect("the engine's");
-        assert_eq!((found.hits, found.stop), ([0, 1, 0], Stop::Missing));
+        assert_eq!((found.hits, found.stop), ([0, 1, 0, 0], Stop::Missing));
         let plans = yard.fetch_set(Wanted::Keys(&[all[4], all[0], all[1]]), &[1, 2, 3]);
         assert_eq!(plans[0].destinations, [1, 2], "as far as they are there");
         yard.land(&plans);
@@ -220,13 +220,13 @@ fn g4_a_row_of_a_set_comes_up_from_the_disk_ahead_of_its_fetch() {
         let below = yard.demote_from(HOST, 3).expect("three blocks");
         yard.land(&[below]);
         yard.lay(&keys(&yard, 2, 4));
-        assert_eq!(yard.cache.lock().probe(&row).hits, [0, 0, 3]);
+        assert_eq!(yard.cache.lock().probe(&row).hits, [0, 0, 3, 0]);
         let plans = yard.cache.lock().promote(&row, u32::MAX, HOST);
         let plans = plans.expect("the host has slots");
         yard.sound();
         assert_eq!(plans.iter().map(Plan::len).sum::<usize>(), 3);
         yard.land(&plans);
-        assert_eq!(yard.cache.lock().probe(&row).hits, [0, 3, 0]);
+        assert_eq!(yard.cache.lock().probe(&row).hits, [0, 3, 0, 0]);
         assert_eq!(yard.cache.lock().probe(&set).stop, Stop::Missing);
     }
 }

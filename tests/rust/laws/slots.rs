@@ -100,9 +100,9 @@ fn what_has_left_a_tier_is_found_there_no_more() {
     yard.publish(&prompt);
     yard.copy_down(2);
     yard.squeeze(2);
-    assert_eq!(yard.hits(&prompt), [1, 2, 0], "what was copied is below");
+    assert_eq!(yard.hits(&prompt), [1, 2, 0, 0], "what was copied is below");
     yard.squeeze(1);
-    assert_eq!(yard.hits(&prompt), [0, 0, 0], "the root was not copied");
+    assert_eq!(yard.hits(&prompt), [0, 0, 0, 0], "the root was not copied");
     assert_eq!((yard.device().idle, yard.host().idle), (0, 2));
 }
 
@@ -219,9 +219,9 @@ fn an_idle_source_with_an_unknown_end_may_be_matched_and_taken_and_its_copy_is_n
         2
     );
     yard.fail(&plan, 2);
-    assert_eq!((yard.hits(&prompt), yard.host().free), ([0; 3], 4));
+    assert_eq!((yard.hits(&prompt), yard.host().free), ([0; 4], 4));
     yard.finish(lease);
-    assert_eq!(yard.hits(&other), [4, 0, 0]);
+    assert_eq!(yard.hits(&other), [4, 0, 0, 0]);
 }
 
 /// What goes there late is durable, under the key that was asked for.
@@ -229,7 +229,7 @@ fn an_idle_source_with_an_unknown_end_may_be_matched_and_taken_and_its_copy_is_n
 #[test]
 fn towards_a_keyed_tier_a_source_is_held_until_the_outcome() {
     let yard = Yard::of(Config {
-        keyed: [false, true, false],
+        keyed: [false, true, false, false],
         ..config(4, 4)
     });
     let prompt = text(1, 2);
@@ -237,7 +237,7 @@ fn towards_a_keyed_tier_a_source_is_held_until_the_outcome() {
     let plan = yard.demote(2).unwrap();
     yard.overdue(&plan);
     assert_eq!((yard.device().idle, yard.device().takeable), (2, 0));
-    assert_eq!(yard.hits(&prompt), [2, 0, 0]);
+    assert_eq!(yard.hits(&prompt), [2, 0, 0, 0]);
     assert!(yard.begin_reserving(&text(2, 3), 0).is_err());
     yard.fail(&plan, 2);
     assert_eq!((yard.device().takeable, yard.host().free), (2, 4));
@@ -264,13 +264,13 @@ fn a_source_below_that_a_late_load_reads_may_be_taken_and_its_destination_not_be
     );
     yard.land(&[plan]);
     yard.corrupt(load, 0);
-    assert_eq!((yard.hits(&prompt), yard.host().idle), ([0; 3], 2));
+    assert_eq!((yard.hits(&prompt), yard.host().idle), ([0; 4], 2));
     assert_eq!(
         (yard.device().quarantined, yard.stats().counters.corrupt),
         (0, 0)
     );
     yard.squeeze(2);
-    assert_eq!(yard.hits(&other), [0, 2, 0]);
+    assert_eq!(yard.hits(&other), [0, 2, 0, 0]);
 }
 
 /// Law: INV-6

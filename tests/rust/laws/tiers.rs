@@ -44,8 +44,8 @@ fn a_tier_more_than_the_most_is_refused() {
         ..config(8, 8)
     };
     let refused = Cache::new(many, KeyHash::default(), &Namespace::default());
-    let refused = refused.expect_err("three are the most").to_string();
-    assert!(refused.starts_with("tiers = 4: "), "{refused}");
+    let refused = refused.expect_err("four are the most").to_string();
+    assert!(refused.starts_with("tiers = 5: "), "{refused}");
 }
 
 /// Law: 2.3-down-ok
@@ -77,7 +77,7 @@ fn the_lowest_tier_has_nowhere_to_copy_to() {
     for yard in yards(8, 4, 4) {
         back_up(&yard, &text(1, 3));
         yard.squeeze(3);
-        assert_eq!(yard.hits(&text(1, 3)), [0, 0, 3]);
+        assert_eq!(yard.hits(&text(1, 3)), [0, 0, 3, 0]);
         assert_eq!(yard.demote_from(DISK, 4), None);
         yard.resize(DISK, 0);
         yard.publish_below(&text(2, 2));
@@ -103,11 +103,11 @@ fn the_next_victims_of_the_host_go_to_the_third_tier_and_are_evicted_without_los
         yard.land(&[plan]);
         assert_eq!(
             yard.hits(&prompt),
-            [0, 4, 0],
+            [0, 4, 0, 0],
             "each counts on its highest tier"
         );
         yard.squeeze_host(2);
-        assert_eq!(yard.hits(&prompt), [0, 2, 2], "the leaves went first");
+        assert_eq!(yard.hits(&prompt), [0, 2, 2, 0], "the leaves went first");
     }
 }
 
@@ -163,7 +163,7 @@ fn a_copy_down_costs_no_nearer_victim_its_own() {
         // The third slot would be that of a block that leaves the host before this one.
         assert_eq!(yard.demote_from(HOST, 3), None);
         yard.squeeze_host(1 + 2);
-        assert_eq!(yard.hits(&text(1, 3)), [0, 0, 0], "the root had no copy");
+        assert_eq!(yard.hits(&text(1, 3)), [0, 0, 0, 0], "the root had no copy");
         assert_eq!(yard.disk().idle, 2);
     }
 }
@@ -207,7 +207,7 @@ fn each_tier_has_a_write_policy_of_its_own() {
         yard.land(&[plan]);
         yard.resize(HOST, 0);
         let hits = [yard.hits(&once), yard.hits(&twice)];
-        assert_eq!(hits, [[0; 3], [0, 0, 2]]);
+        assert_eq!(hits, [[0; 4], [0, 0, 2, 0]]);
     }
 }
 
@@ -287,9 +287,9 @@ fn a_prefix_comes_up_to_the_host_and_its_copies_below_stay() {
         let last = yard.promote_to(&prompt, 2, HOST);
         assert_eq!(last[0].sources.len(), 1, "two are on their way");
         yard.fail(&last[0], 0);
-        assert_eq!(yard.hits(&prompt), [0, 0, 3], "not before it has landed");
+        assert_eq!(yard.hits(&prompt), [0, 0, 3, 0], "not before it has landed");
         yard.land(&plans);
-        assert_eq!((yard.hits(&prompt), yard.disk().idle), ([0, 2, 1], 3));
+        assert_eq!((yard.hits(&prompt), yard.disk().idle), ([0, 2, 1, 0], 3));
     }
 }
 
@@ -306,9 +306,9 @@ fn no_block_of_a_prefix_makes_room_for_another_that_comes_up_to_the_host() {
             [],
             "its own is the oldest"
         );
-        assert_eq!(yard.hits(&prompt), [0, 2, 1]);
+        assert_eq!(yard.hits(&prompt), [0, 2, 1, 0]);
         yard.squeeze_host(1);
-        assert_eq!(yard.hits(&prompt), [0, 1, 1]);
+        assert_eq!(yard.hits(&prompt), [0, 1, 1, 0]);
     }
 }
 
@@ -321,7 +321,10 @@ fn what_has_come_up_to_the_host_is_evicted_last() {
         yard.publish_below(&old);
         yard.land(&yard.promote_to(&prompt, 9, HOST));
         yard.squeeze_host(2);
-        assert_eq!([yard.hits(&prompt), yard.hits(&old)], [[0, 2, 0], [0; 3]]);
+        assert_eq!(
+            [yard.hits(&prompt), yard.hits(&old)],
+            [[0, 2, 0, 0], [0; 4]]
+        );
     }
 }
 
@@ -335,7 +338,7 @@ fn a_copy_up_to_the_host_makes_room_with_what_is_older() {
         yard.land(&plans);
         assert_eq!(
             (yard.hits(&prompt), yard.hits(&old)),
-            ([0, 2, 0], [0, 0, 0])
+            ([0, 2, 0, 0], [0, 0, 0, 0])
         );
         let ticket = yard.cache.promise(2, HOST).unwrap();
         yard.publish(&text(3, 1));
@@ -355,13 +358,13 @@ fn a_copy_up_to_the_host_may_fail_be_corrupt_or_never_end() {
         yard.overdue(&plan);
         assert_eq!(
             (yard.host().quarantined, yard.hits(&prompt)),
-            (3, [0, 0, 3])
+            (3, [0, 0, 3, 0])
         );
         yard.fail(&plan, 3);
         yard.fail(&up(), 1);
-        assert_eq!(yard.hits(&prompt), [0, 1, 2]);
+        assert_eq!(yard.hits(&prompt), [0, 1, 2, 0]);
         yard.corrupt(&up(), 1);
-        assert_eq!(yard.hits(&prompt), [0, 2, 0], "the third is nowhere");
+        assert_eq!(yard.hits(&prompt), [0, 2, 0, 0], "the third is nowhere");
         assert_eq!((yard.stats().counters.corrupt, yard.disk().idle), (1, 2));
     }
 }
@@ -401,11 +404,11 @@ fn from_the_root_down_the_device_comes_before_all_others_and_they_may_alternate(
         let plans = yard.promote_to(&prompt, 2, DEVICE);
         assert_eq!(plans.len(), 2);
         yard.land(&plans);
-        assert_eq!(yard.hits(&prompt), [2, 2, 1]);
+        assert_eq!(yard.hits(&prompt), [2, 2, 1, 0]);
         yard.squeeze(1);
-        assert_eq!(yard.hits(&prompt), [1, 2, 2]);
+        assert_eq!(yard.hits(&prompt), [1, 2, 2, 0]);
         yard.squeeze(1);
-        assert_eq!(yard.hits(&prompt), [0, 3, 2]);
+        assert_eq!(yard.hits(&prompt), [0, 3, 2, 0]);
     }
 }
 
@@ -428,7 +431,7 @@ fn a_block_is_evicted_from_a_tier_only_when_it_has_no_child_there() {
         evict([0, 0]);
         assert_eq!(yard.disk().idle, 1, "found again when its parent is");
         yard.publish(&root);
-        assert_eq!(yard.hits(&prompt), [1, 0, 1]);
+        assert_eq!(yard.hits(&prompt), [1, 0, 1, 0]);
     }
 }
 
@@ -450,12 +453,15 @@ fn dropping_a_device_copy_touches_the_copies_on_every_tier_below() {
         yard.squeeze_host(1);
         assert_eq!(
             [yard.hits(&early), yard.hits(&late)],
-            [[0, 1, 0], [0, 0, 1]]
+            [[0, 1, 0, 0], [0, 0, 1, 0]]
         );
         yard.squeeze(yard.device().idle as u32);
         yard.land(&[yard.demote_from(HOST, 2).unwrap()]);
         yard.resize(HOST, 0);
-        assert_eq!([yard.hits(&early), yard.hits(&late)], [[0, 0, 1], [0; 3]]);
+        assert_eq!(
+            [yard.hits(&early), yard.hits(&late)],
+            [[0, 0, 1, 0], [0; 4]]
+        );
     }
 }
 
@@ -587,7 +593,7 @@ fn a_clear_reaches_every_tier_and_breaks_what_is_kept_there() {
         assert!(yard.broken(&parked));
         assert_eq!(
             [yard.hits(&text(1, 3)), yard.hits(&text(2, 2))],
-            [[0; 3]; 2]
+            [[0; 4]; 2]
         );
         yard.land(&plans);
         assert_eq!((yard.host().pinned, yard.disk().pinned), (0, 0));
@@ -615,7 +621,7 @@ fn the_third_tier_grows_and_shrinks_like_any_other() {
         assert_eq!((yard.disk().capacity, yard.disk().idle), (2, 2));
         assert_eq!(
             [yard.hits(&text(1, 2)), yard.hits(&text(2, 2))],
-            [[0, 0, 2], [2, 0, 0]]
+            [[0, 0, 2, 0], [2, 0, 0, 0]]
         );
     }
 }

@@ -39,10 +39,10 @@ fn a_prefix_is_found_whole_in_part_or_not_at_all() {
     let forked = cat(&chain[..28], &text(2, 3));
     let probe = yard.probe(&forked);
     assert_eq!((probe.hits[0], probe.stop), (7, Stop::Missing));
-    assert_eq!(yard.hits(&text(3, 4)), [0; 3]);
+    assert_eq!(yard.hits(&text(3, 4)), [0; 4]);
     assert_eq!(
         (yard.hits(&[]), yard.probe(&[]).stop),
-        ([0; 3], Stop::Whole)
+        ([0; 4], Stop::Whole)
     );
 }
 
@@ -110,11 +110,11 @@ fn moving_down_keeps_the_paths_shape_and_leaving_the_host_ends_it() {
     yard.publish(&right);
     yard.copy_down(3);
     yard.squeeze(3);
-    assert_eq!([&left, &right].map(|t| yard.hits(t)), [[0, 2, 0]; 2]);
+    assert_eq!([&left, &right].map(|t| yard.hits(t)), [[0, 2, 0, 0]; 2]);
     assert_eq!(yard.stats().blocks, 3, "the same ones");
     yard.publish(&text(4, 3));
     yard.copy_down(3);
-    assert_eq!([&left, &right].map(|t| yard.hits(t)), [[0, 0, 0]; 2]);
+    assert_eq!([&left, &right].map(|t| yard.hits(t)), [[0, 0, 0, 0]; 2]);
     assert_eq!(
         (yard.stats().blocks, yard.stats().counters.evicted[1]),
         (3, 3)
@@ -134,7 +134,7 @@ fn a_block_goes_down_and_comes_up_again_under_the_same_key() {
     let (other, _) = yard.begin(&text(2, 3));
     let (lease, begun) = yard.begin(&and_one(&prompt));
     yard.land(&begun.plans);
-    assert_eq!(yard.hits(&prompt), [3, 0, 0]);
+    assert_eq!(yard.hits(&prompt), [3, 0, 0, 0]);
     assert_ne!(yard.table(&lease)[..3], before, "in other slots");
     assert_eq!(one(&begun).destinations, yard.table(&lease)[..3]);
     yard.finish(lease);
@@ -151,7 +151,7 @@ fn a_clear_leaves_nothing_to_be_found_and_numbers_are_never_given_twice() {
         assert!(numbers.insert(lease.id().number()));
         yard.finish(lease);
         yard.cache.lock().clear();
-        assert_eq!(yard.hits(&text(round % 3, 2)), [0; 3]);
+        assert_eq!(yard.hits(&text(round % 3, 2)), [0; 4]);
     }
 }
 

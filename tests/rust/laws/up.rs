@@ -15,7 +15,7 @@ fn loading(device: u32) -> (Yard, Vec<u32>, Lease, Begun) {
     yard.copy_down(3);
     yard.squeeze(3);
     let (lease, begun) = yard.begin(&and_one(&prompt));
-    assert_eq!((begun.cached, begun.hits), (16, [1, 3, 0]));
+    assert_eq!((begun.cached, begun.hits), (16, [1, 3, 0, 0]));
     (yard, prompt, lease, begun)
 }
 
@@ -26,7 +26,11 @@ fn a_load_that_is_ok_is_published_and_its_pins_pass_to_the_lease() {
     assert_eq!((one(&begun).from.0, one(&begun).to.0), (1, 0));
     assert_eq!(yard.table(&lease)[1..4], one(&begun).destinations);
     assert_eq!(yard.view(&lease).loading, 1);
-    assert_eq!(yard.probe(&prompt).hits, [1, 0, 0], "not before it landed");
+    assert_eq!(
+        yard.probe(&prompt).hits,
+        [1, 0, 0, 0],
+        "not before it landed"
+    );
     yard.land(&begun.plans);
     let view = yard.view(&lease);
     assert_eq!((view.cached, view.sealed, view.loading), (16, 4, 0));
@@ -64,7 +68,7 @@ fn of_a_load_that_half_fails_only_the_contiguous_good_prefix_is_committed() {
     yard.fail(one(&begun), 1);
     let view = yard.view(&lease);
     assert_eq!((view.cached, view.sealed, view.blocks), (8, 2, 5));
-    assert_eq!(yard.hits(&prompt), [2, 2, 0], "the others stay below");
+    assert_eq!(yard.hits(&prompt), [2, 2, 0, 0], "the others stay below");
     assert_eq!(yard.table(&lease), table, "recomputed in place");
     assert_eq!((yard.device().pinned, yard.device().claimed), (2, 3));
     assert_eq!(yard.seal(&lease, 16), 2);
@@ -79,7 +83,7 @@ fn a_load_that_fails_whole_leaves_its_destinations_to_the_lease_unpublished() {
     yard.fail(one(&begun), 0);
     assert_eq!(
         (yard.view(&lease).cached, yard.hits(&prompt)),
-        (4, [1, 3, 0])
+        (4, [1, 3, 0, 0])
     );
     assert_eq!(yard.device().claimed, 4);
     yard.finish(lease);
@@ -92,7 +96,7 @@ fn a_lower_copy_that_failed_its_checksum_is_dropped_and_others_stay() {
     let (yard, prompt, lease, begun) = loading(8);
     yard.corrupt(one(&begun), 1);
     assert_eq!(yard.stats().counters.corrupt, 1);
-    assert_eq!(yard.hits(&prompt), [2, 0, 0], "the bad one is nowhere");
+    assert_eq!(yard.hits(&prompt), [2, 0, 0, 0], "the bad one is nowhere");
     assert_eq!(yard.host().idle, 2, "the good one, and the one behind");
     yard.seal(&lease, 16);
     assert_eq!(yard.on_device(&prompt), 4);
@@ -108,7 +112,11 @@ fn a_load_of_unknown_end_quarantines_its_destinations_and_the_lease_falls_back()
     let view = yard.view(&lease);
     assert_eq!((view.cached, view.blocks, view.loading), (4, 1, 0));
     assert_eq!(yard.device().quarantined, 3);
-    assert_eq!(yard.hits(&prompt), [1, 3, 0], "still below, still readable");
+    assert_eq!(
+        yard.hits(&prompt),
+        [1, 3, 0, 0],
+        "still below, still readable"
+    );
     // It goes on from the good prefix, in new slots.
     assert!(yard.grow(&lease, 0));
     let table = yard.table(&lease);
@@ -148,7 +156,7 @@ fn a_prefetch_that_is_ok_leaves_its_path_idle() {
     yard.publish_below(&prompt);
     let plan = yard.promote(&prompt, 9).unwrap();
     yard.land(&[plan]);
-    assert_eq!((yard.hits(&prompt), yard.device().idle), ([2, 0, 0], 2));
+    assert_eq!((yard.hits(&prompt), yard.device().idle), ([2, 0, 0, 0], 2));
     assert_eq!(yard.promote(&prompt, 9), None, "nothing is left to load");
 }
 
@@ -160,7 +168,7 @@ fn a_prefetch_that_fails_frees_its_destinations_from_the_first_bad_block_on() {
     yard.publish_below(&prompt);
     let plan = yard.promote(&prompt, 9).unwrap();
     yard.fail(&plan, 1);
-    assert_eq!((yard.hits(&prompt), yard.device().free), ([1, 2, 0], 7));
+    assert_eq!((yard.hits(&prompt), yard.device().free), ([1, 2, 0, 0], 7));
 }
 
 /// Law: 2.3-up-unknown
@@ -173,13 +181,13 @@ fn a_prefetch_of_unknown_end_quarantines_its_destinations() {
     yard.overdue(&plan);
     assert_eq!(
         (yard.hits(&prompt), yard.device().quarantined),
-        ([0, 2, 0], 2)
+        ([0, 2, 0, 0], 2)
     );
     yard.fail(&plan, 2);
     yard.at_rest();
     assert_eq!(
         yard.hits(&prompt),
-        [0, 2, 0],
+        [0, 2, 0, 0],
         "what came late is not believed"
     );
 }

@@ -30,14 +30,14 @@ fn what_was_in_the_slots_is_dropped_and_all_else_stays() {
     let yard = Yard::new(8, 8);
     let slots = below(&yard, &text(1, 4), 4);
     assert_eq!(withdraw(&yard, HOST, &[slots[1]]), Ok(1));
-    assert_eq!(yard.hits(&text(1, 4)), [0, 1, 0], "up to the hole");
+    assert_eq!(yard.hits(&text(1, 4)), [0, 1, 0, 0], "up to the hole");
     let host = yard.host();
     assert_eq!((host.capacity, host.idle, host.free), (7, 3, 4));
     assert_eq!(yard.stats().counters.evicted[1], 0);
     // When the block is there again, what follows it is found again.
     let again = below(&yard, &text(1, 4), 1);
     assert!(!slots.contains(&again[0]), "it lies elsewhere now");
-    assert_eq!(yard.hits(&text(1, 4)), [0, 4, 0]);
+    assert_eq!(yard.hits(&text(1, 4)), [0, 4, 0, 0]);
 }
 
 /// Law: 2.7-5
@@ -97,7 +97,7 @@ fn what_a_copy_brings_to_a_withdrawn_slot_is_found_by_nobody() {
         yard.finish(lease);
         yard.land(&[again]);
         yard.squeeze(yard.device().idle as u32);
-        assert_eq!(yard.hits(&text(1, 3)), [0, 3, 0]);
+        assert_eq!(yard.hits(&text(1, 3)), [0, 3, 0, 0]);
     }
 }
 
@@ -114,7 +114,7 @@ fn what_comes_up_to_a_withdrawn_slot_is_read_where_it_was() {
     assert_eq!(withdraw(&yard, HOST, &plans[0].destinations), Ok(0));
     yard.land(&plans);
     assert_eq!((yard.host().capacity, yard.host().free), (2, 2));
-    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 2]);
+    assert_eq!(yard.hits(&text(1, 2)), [0, 0, 2, 0]);
 }
 
 /// It goes down once more, to another slot, and nothing of it is computed again.
@@ -155,7 +155,7 @@ fn a_slot_that_is_read_leaves_when_the_copy_has_ended() {
     assert_eq!((yard.host().capacity, yard.host().quarantined), (4, 2));
     yard.land(&[plan]);
     assert_eq!((yard.host().capacity, yard.host().free), (2, 2));
-    assert_eq!(yard.hits(&text(1, 2)), [2, 0, 0], "what came is good");
+    assert_eq!(yard.hits(&text(1, 2)), [2, 0, 0, 0], "what came is good");
 }
 
 /// Law: 2.7-5
@@ -249,7 +249,7 @@ fn an_orphan_whose_source_is_gone_is_in_flight() {
     assert_eq!(withdraw(&yard, HOST, &[3]), Ok(1));
     assert_eq!(yard.probe(&text(1, 3)).stop, Stop::Filling(plan.flight));
     yard.land(&[plan]);
-    assert_eq!(yard.hits(&text(1, 3)), [2, 0, 1]);
+    assert_eq!(yard.hits(&text(1, 3)), [2, 0, 1, 0]);
 }
 
 /// Law: 2.7-5

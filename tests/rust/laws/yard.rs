@@ -200,7 +200,7 @@ impl Yard {
         self.finish(lease);
         let idle = self.device().idle as u32;
         self.squeeze(idle);
-        let [device, host, disk] = self.hits(text);
+        let [device, host, disk, _] = self.hits(text);
         assert_eq!((device, host + disk), (0, blocks));
     }
 
@@ -211,7 +211,7 @@ impl Yard {
     }
 
     /// Blocks of a text per tier.
-    pub(crate) fn hits(&self, text: &[u32]) -> [u32; 3] {
+    pub(crate) fn hits(&self, text: &[u32]) -> [u32; 4] {
         self.probe(text).hits
     }
 

@@ -150,6 +150,8 @@ impl World {
                 self.yard.clear();
             }
             Op::Forget(prompt, first, force) => self.forget(prompt, first, force),
+            Op::Adopt(prompt, blocks, twist) => return Some(self.adopt(prompt, blocks, twist)),
+            Op::DropNames(prompt, first) => return Some(self.drop_names(prompt, first)),
             Op::Lose(kept) => {
                 let below = (1..self.yard.tiers).filter(|&tier| kept >> tier & 1 == 1);
                 let kept: Vec<usize> = below.collect();

@@ -84,6 +84,7 @@ impl Yard {
             moves: steps,
             overdue: false,
             reads: true,
+            hearsay: Vec::new(),
             ended: None,
         };
         assert!(self.flights.insert(plan.flight, flight).is_none());
@@ -219,6 +220,7 @@ impl Yard {
             (begun.cached, begun.hits, begun.stop),
             (cached, hits, prefix.stop)
         );
+        self.count_found(&begun.plans);
         self.settle();
     }
 
@@ -449,6 +451,7 @@ impl Yard {
             moves: Vec::new(),
             overdue: true,
             reads: true,
+            hearsay: Vec::new(),
             ended: None,
         };
         self.flights.entry(unborn(tier)).or_insert(marks)

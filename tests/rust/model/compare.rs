@@ -1,5 +1,6 @@
 //! All that a yard can be asked, beside what the naive yard would say.
 
+use crate::names::REMOTE;
 use crate::world::World;
 use crate::yard::{Block, DEVICE, Yard};
 use blockyard_core::{
@@ -142,6 +143,8 @@ impl Yard {
         }
         assert_eq!(stats.counters.evicted_ahead, self.evicted_ahead);
         assert_eq!(stats.counters.slow, self.slow, "skipped as slow");
+        let told = (stats.counters.hits[REMOTE], stats.counters.unproven);
+        assert_eq!(told, (self.found, self.lost), "hits of stores");
         let blocks = (0..self.tiers).flat_map(|tier| self.blocks_on(tier));
         let blocks: BTreeSet<Block> = blocks.collect();
         let told = (

@@ -352,6 +352,7 @@ impl Yard {
             moves: vec![(Some(block), source, free)],
             overdue: false,
             reads: true,
+            hearsay: Vec::new(),
             ended: None,
         };
         let unborn = FlightId::from_number(u64::MAX).expect("a number");

@@ -1,9 +1,10 @@
 //! Forgetting: what goes, what stays for those that keep it, and who publishes nothing any more.
 
+use crate::names::REMOTE;
 use crate::ops::Prompt;
 use crate::world::World;
 use crate::yard::{Block, FORGOTTEN, InFlight, Purpose, Yard};
-use blockyard_core::{Condemned, Forgotten, Key, LeaseId, ParkedId, Tier};
+use blockyard_core::{Condemned, Forgotten, Key, LeaseId, ParkedId, Plan, Tier};
 
 impl World {
     /// The keys of a prompt from one on, last first by turns: their order decides nothing.
@@ -49,6 +50,7 @@ impl Yard {
             .into_iter()
             .filter(|&block| known(self, block) || astray(self, block))
             .collect();
+        let candidates = gone.clone();
         let keeps = |yard: &Self, id: &ParkedId| {
             let stay = &yard.parked[id];
             !stay.broken && stay.path.iter().any(|block| gone.contains(block))
@@ -102,13 +104,20 @@ impl Yard {
                 moves: Vec::new(),
                 overdue: false,
                 reads: true,
+                hearsay: Vec::new(),
                 ended: None,
             };
             self.flights.insert(plan.flight, flight);
         }
-        let keyed = (1..self.tiers).filter(|&tier| self.keyed[tier]).count();
+        let spared = candidates.into_iter().filter(|block| !gone.contains(block));
+        let spared: Vec<Block> = spared.filter(|&block| self.kept(block)).collect();
+        self.check_deletes(keys, &gone, &spared, &answer.plans);
+        let of_stores = |plan: &&Plan| plan.to == Tier::REMOTE;
+        let others = answer.plans.iter().filter(|plan| !of_stores(plan)).count();
+        let disks = 1..self.tiers.min(REMOTE);
+        let keyed = disks.filter(|&tier| self.keyed[tier]).count();
         let told = !keys.is_empty() || !gone.is_empty();
-        assert!(answer.plans.len() == if told { keyed } else { 0 } || keys.is_empty());
+        assert!(others == if told { keyed } else { 0 } || keys.is_empty());
         assert!(answer.plans.iter().all(|plan| plan.to > Tier::DEVICE));
         self.settle();
     }

@@ -2,6 +2,7 @@
 //! these go down.
 
 use crate::down::Copies;
+use crate::names::REMOTE;
 use crate::yard::{Block, DEVICE, InFlight, Purpose, Stay, What, Yard};
 use blockyard_core::{
     Error, Hints, Key, LeaseId, MAX_TIERS, ParkedId, Pending, Plan, Result, State, Tier,
@@ -48,7 +49,10 @@ impl Yard {
             );
         }
         let blocks = self.blocks_of(computed);
-        let capacity = self.below(DEVICE).map(|tier| self.size(tier)).max();
+        let weak = self.recompute;
+        let below = self.below(DEVICE).filter(|&tier| tier != REMOTE || weak);
+        let below: Vec<usize> = below.collect();
+        let capacity = below.iter().map(|&tier| self.size(tier)).max();
         if capacity.is_none_or(|most| blocks as u64 > most) {
             let error = Error::TooLarge {
                 tier: Tier(self.below(DEVICE).next().unwrap_or(1)),
@@ -69,8 +73,13 @@ impl Yard {
             .filter_map(|&slot| self.block_of(slot))
             .collect();
         let private = blocks - known.len();
-        let homes = [false, true].into_iter();
-        let homes = homes.flat_map(|only| self.below(DEVICE).map(move |home| (home, only)));
+        // A store is the last that is asked.
+        let (weak, strong): (Vec<usize>, Vec<usize>) =
+            below.iter().partition(|&&tier| tier == REMOTE);
+        let homes = [&strong, &weak].into_iter().flat_map(|tiers| {
+            let each = |only| tiers.iter().map(move |&home| (home, only));
+            [false, true].into_iter().flat_map(each)
+        });
         let tried = homes.map(|home| self.keep_at(&known, private, home));
         let tried: Vec<Result<(usize, bool), Error>> = tried.collect();
         let Some(&home) = tried.iter().find_map(|answer| answer.as_ref().ok()) else {
@@ -107,7 +116,9 @@ impl Yard {
     fn settle_at(&mut self, path: &[Block], (home, only): (usize, bool)) {
         for &block in path {
             if !self.kept(block) {
-                let lowest = (1..self.tiers).rfind(|&tier| self.ready(block, tier).is_some());
+                // What a store has may be lost there.
+                let lowest =
+                    (1..self.tiers.min(REMOTE)).rfind(|&tier| self.ready(block, tier).is_some());
                 self.blocks[block].home = lowest.filter(|_| !only).unwrap_or(home);
             }
         }
@@ -133,7 +144,15 @@ impl Yard {
             let cost =
                 |yard: &Self| yard.promised(tier).cast_signed() - yard.takeable(tier).cast_signed();
             let private = if tier == home.0 { private as u64 } else { 0 };
-            let need = (cost(&then) - cost(self)).cast_unsigned() + private;
+            let mut need = (cost(&then) - cost(self)).cast_unsigned() + private;
+            if tier == home.0 {
+                // No copy of it was acknowledged, and it has no slot to be copied to.
+                let new = path.iter().filter(|&&block| !self.kept(block));
+                let hearsay = new.filter(|&&block| {
+                    then.blocks[block].home == tier && self.is_hearsay(block, tier)
+                });
+                need += hearsay.count() as u64 * (self.most_fresh[tier] as u64 + 1);
+            }
             if need > self.spare(tier) as u64 {
                 return Err(self.no_room(tier, need, self.takeable(tier)));
             }
@@ -185,7 +204,8 @@ impl Yard {
         most: usize,
         answer: &Result<Option<Plan>>,
     ) {
-        if to == DEVICE || to >= self.tiers || self.size(to) == 0 {
+        let weak = to == REMOTE && !self.recompute;
+        if to == DEVICE || to >= self.tiers || self.size(to) == 0 || weak {
             return assert!(matches!(answer, Err(Error::Argument { .. })), "{answer:?}");
         }
         let plan = answer.as_ref().expect("a tier with slots").as_ref();
@@ -197,6 +217,7 @@ impl Yard {
             moves: Vec::new(),
             overdue: false,
             reads: true,
+            hearsay: Vec::new(),
             ended: None,
         };
         let path: Vec<Block> = self.parked[&id].path.iter().rev().copied().collect();
@@ -206,7 +227,7 @@ impl Yard {
             if copied == most {
                 break;
             }
-            if home >= to || self.filling(block, to).is_some() {
+            if home >= to || self.filling(block, to).is_some() || self.is_hearsay(block, to) {
                 continue;
             }
             if self.ready(block, to).is_some() {

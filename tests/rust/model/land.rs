@@ -1,5 +1,6 @@
 //! The naive yard's flights: how they land, and what a deadline does.
 
+use crate::names::REMOTE;
 use crate::yard::{Block, DEVICE, InFlight, Purpose, What, Yard};
 use blockyard_core::{FlightId, Hints, LeaseId};
 
@@ -51,6 +52,7 @@ impl Yard {
     fn settle_flight(&mut self, id: FlightId, good: usize, corrupt: bool) {
         let flight = self.flights.remove(&id).expect("in flight");
         self.landings += 1;
+        self.deletes.remove(&id);
         if flight.reads {
             self.fence_sources(&flight);
         }
@@ -60,6 +62,10 @@ impl Yard {
             }
             return self.settle();
         }
+        let given_up = matches!(flight.purpose, Purpose::Private(None, _));
+        self.prove(&flight, if given_up { 0 } else { good });
+        // Of a store the first bad block is not believed, whatever it says.
+        let corrupt = corrupt || flight.from == REMOTE;
         match flight.purpose {
             Purpose::Down(_) | Purpose::Lift => self.land_below(&flight, good, corrupt),
             Purpose::Up(lease, base) => self.land_run(&flight, lease, base, good, corrupt),
@@ -291,6 +297,7 @@ impl Yard {
         }
         let (from, to, purpose) = (flight.from, flight.to, flight.purpose);
         let moves = flight.moves.clone();
+        self.lost += std::mem::take(&mut flight.hearsay).len() as u64;
         flight.reads = self.keyed[to];
         if !flight.reads {
             let flight = flight.clone();

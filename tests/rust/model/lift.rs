@@ -2,6 +2,7 @@
 //! outlives the yard is told to have.
 
 use crate::act::pick;
+use crate::names::REMOTE;
 use crate::ops::{Prompt, Slip};
 use crate::world::World;
 use crate::yard::{Block, DEVICE, Purpose, What, Yard};
@@ -85,6 +86,7 @@ impl Yard {
         let used = self.used || (0..self.blocks.len()).any(|block| self.alive(block));
         let twice = |at: usize| slots[..at].contains(&slots[at]) || keys[..at].contains(&keys[at]);
         let wrong = tier == DEVICE
+            || tier == REMOTE
             || tier >= self.tiers
             || used
             || keys.len() != slots.len()

@@ -2,7 +2,7 @@
 //! script still means something when parts of it are left out.
 
 use blockyard_core::{
-    BlockCosts, EvictionPolicy, Hints, HostCopies, MAX_TIERS, NextUse, Priority, Retention,
+    BlockCosts, EvictionPolicy, Hints, HostCopies, MAX_TIERS, NextUse, Priority, Retention, Tier,
     WritePolicy,
 };
 use proptest::collection::vec;
@@ -36,6 +36,8 @@ impl Setup {
             .slots
             .map(|slots| (slots + self.block_size).is_multiple_of(3));
         keyed[0] = false;
+        // Nothing is adopted by slot: most stores are keyed.
+        keyed[Tier::REMOTE.0] = self.tiers > Tier::REMOTE.0 && !self.slots[3].is_multiple_of(11);
         keyed
     }
 }
@@ -117,6 +119,10 @@ pub(crate) enum Op {
     /// The blocks of a prompt from this one on, with all that stands on them; or that of another tenant's
     /// prompts, and by force or not.
     Forget(Prompt, u8, bool),
+    /// So many blocks of a prompt are said to be in a store; at this place stands another prompt's.
+    Adopt(Prompt, u8, u8),
+    /// The names of a prompt's blocks from this one on.
+    DropNames(Prompt, u8),
     /// The contents of all tiers, but for those below the device with a bit here.
     Lose(u8),
     DropLease(u8),
@@ -571,6 +577,33 @@ pub(crate) fn forgets(steps: usize) -> impl Strategy<Value = Script> {
     (script(steps), gone).prop_map(|(Script { setup, mut ops }, gone)| {
         for (at, (prompt, first, force)) in gone {
             ops.insert(at.index(ops.len()), Op::Forget(prompt, first, force));
+        }
+        Script { setup, ops }
+    })
+}
+
+/// The same with a store: blocks are said to be there, and are forgotten.
+pub(crate) fn stores(steps: usize) -> impl Strategy<Value = Script> {
+    let prompts = || prop_oneof![1 => prompts(), 2 => tall()];
+    let twist = prop_oneof![3 => Just(u8::MAX), 1 => 0..6_u8];
+    let adopt = (prompts(), prop_oneof![Just(40), 0..9_u8], twist);
+    let more = prop_oneof![
+        8 => adopt.prop_map(|(a, b, c)| Op::Adopt(a, b, c)),
+        2 => (prompts(), any::<u8>()).prop_map(|(a, b)| Op::DropNames(a, b)),
+        1 => (prompts(), any::<u8>(), any::<bool>()).prop_map(|(a, b, c)| Op::Forget(a, b, c)),
+        3 => (any::<u8>(), 3..5_u8, 0..9_u8).prop_map(|(a, b, c)| Op::Rehome(a, b - 1, c)),
+        3 => tall().prop_map(|a| Op::Begin(a, 0, 255, false)),
+    ];
+    let more = vec((any::<prop::sample::Index>(), more), steps / 8..steps / 3);
+    let names = prop_oneof![1 => 1..9_u32, 2 => 9..40_u32];
+    let host = prop_oneof![1 => Just(None), 1 => (0..6_u32).prop_map(Some)];
+    (script(steps), more, names, host).prop_map(|(Script { setup, mut ops }, more, names, host)| {
+        let mut setup = setup;
+        setup.tiers = MAX_TIERS;
+        setup.slots[Tier::REMOTE.0] = names;
+        setup.slots[1] = host.unwrap_or(setup.slots[1]);
+        for (at, op) in more {
+            ops.insert(at.index(ops.len()), op);
         }
         Script { setup, ops }
     })

@@ -13,7 +13,7 @@ impl Yard {
             let none = matches!(answer, Err(Error::Argument { name: "blocks", .. }));
             return assert!(none, "{answer:?}");
         }
-        if tier >= self.tiers {
+        if tier >= self.tiers.min(Tier::REMOTE.0) {
             let none = matches!(answer, Err(Error::Argument { name: "tier", .. }));
             return assert!(none, "{answer:?}");
         }

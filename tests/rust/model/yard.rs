@@ -114,6 +114,8 @@ pub(crate) struct InFlight {
     pub(crate) overdue: bool,
     /// Whether what it reads is held for it.
     pub(crate) reads: bool,
+    /// Places of blocks that a prompt has found by hearsay.
+    pub(crate) hearsay: Vec<usize>,
     /// How its copies have ended, while it waits for an earlier one of its lease: how many are good,
     /// and whether the next one is corrupt.
     pub(crate) ended: Option<(usize, bool)>,
@@ -191,6 +193,13 @@ pub(crate) struct Yard {
     pub(crate) landings: u64,
     /// Whether anything was begun, or restored.
     pub(crate) used: bool,
+    /// Blocks that stores are only said to have.
+    pub(crate) hearsay: BTreeSet<Block>,
+    /// Hits that were counted there, and blocks that proved to be none.
+    pub(crate) found: u64,
+    pub(crate) lost: u64,
+    /// What stores are deleting.
+    pub(crate) deletes: BTreeMap<FlightId, Vec<Key>>,
 }
 
 impl Yard {

@@ -12,7 +12,7 @@ from blockyard.connectors.sglang import server_args
 from blockyard.connectors.sglang.sglang_api import INTERFACE
 from blockyard.shared.weights import content, folder_of, stated
 
-__all__ = ["adapters_of", "identity_of", "weights_of"]
+__all__ = ["adapters_of", "identity_of", "shared_identity", "weights_of"]
 
 _OUT: Final = names(*server_args.OUT)["ServerArgs"]
 _BY_CONTENT: Final = frozenset(
@@ -85,6 +85,17 @@ def identity_of(
     for kind, text in more.items():
         fields.setdefault(kind, {})["operator"] = stated(kind, text)
     return {kind: json.dumps(parts, sort_keys=True, default=str) for kind, parts in fields.items()}
+
+
+def shared_identity(identity: Mapping[str, str]) -> dict[str, str]:
+    """Returns what pages depend on that replicas share: not which of them has computed it.
+
+    Args:
+        identity: As of `identity_of`.
+    """
+    parallel = json.loads(identity["parallel"])
+    parallel.pop("data", None)
+    return {**identity, "parallel": json.dumps(parallel, sort_keys=True)}
 
 
 def weights_of(

@@ -16,9 +16,11 @@ from blockyard._core import (
     Unavailable,
     Unsupported,
 )
+from blockyard.connectors.sglang.disk_identity import shared_identity
 from blockyard.connectors.sglang.disk_pages import KEY_BYTES, DiskPages
 from blockyard.connectors.sglang.host_pool import BESIDE, KV, HostPages
 from blockyard.connectors.sglang.storage_settings import StorageSettings
+from blockyard.connectors.sglang.store_pages import BothPages, Pages, StorePages
 from blockyard.crane.tiers.disk import DiskTier, fields_of
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.log import Limited
@@ -36,7 +38,7 @@ class PoolDisk(NamedTuple):
     """A host pool, and its pages on the disk."""
 
     host: HostPages
-    disk: DiskPages
+    disk: Pages
 
 
 class Agreed(NamedTuple):
@@ -75,17 +77,30 @@ def open_all(
         for name, host in hosts.items()
     }
     had = {}
-    if len(hosts) > 1:
-        root = settings.disk_path
+    root = settings.disk_path
+    if len(hosts) > 1 and root is not None:
         had = {name: _before(root, host.layout, whose[name], rank) for name, host in hosts.items()}
-    blocks = divided(settings.disk, hosts, had)
+    blocks = divided(settings.disk, hosts, had) if root is not None else {}
     tiers: dict[str, DiskTier] = {}
+    stores: dict[str, StorePages] = {}
     made: dict[str, PoolDisk] = {}
     try:
+        for name, (host, memory) in pools.items() if settings.remote is not None else ():
+            stores[name] = StorePages(
+                host.layout,
+                planes=host.planes,
+                memory=memory,
+                stores=settings.stores(),
+                identity=shared_identity(whose[name]),
+                rank=rank,
+                patience=settings.patience,
+            )
         for name, host in hosts.items():
+            if root is None:
+                break
             tiers[name] = DiskTier(
                 host.layout,
-                settings.disk_path,
+                root,
                 blocks=blocks[name],
                 identity=whose[name],
                 rank=rank,
@@ -94,6 +109,9 @@ def open_all(
                 reclaim=settings.disk_reclaim,
             )
         for name, (host, memory) in pools.items():
+            if name not in tiers:
+                made[name] = PoolDisk(host, stores[name])
+                continue
             disk = DiskPages(
                 tiers[name],
                 pages=host.pages,
@@ -103,10 +121,13 @@ def open_all(
                 linked=BESIDE.get(name, True),
                 patience=settings.patience,
             )
-            made[name] = PoolDisk(host, disk)
+            pages = BothPages(disk, stores[name]) if name in stores else disk
+            made[name] = PoolDisk(host, pages)
     except BaseException:
         for tier in tiers.values():
             tier.abandon()
+        for store in stores.values():
+            store.close()
         raise
     return made
 

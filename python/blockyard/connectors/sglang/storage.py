@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blockyard._core import Misuse, Unsupported
 from blockyard._typing import override
 from blockyard.connectors.sglang.disk_identity import identity_of
-from blockyard.connectors.sglang.disk_pages import KEY_BYTES, DiskPages
+from blockyard.connectors.sglang.disk_pages import KEY_BYTES
 from blockyard.connectors.sglang.host_pool import KV, HostPages, host_pages, page_ids
 from blockyard.connectors.sglang.pool_disks import (
     PoolDisk,
@@ -24,6 +24,7 @@ from blockyard.connectors.sglang.pool_disks import (
 )
 from blockyard.connectors.sglang.sglang_api import INTERFACE, HiCacheStorage, HiCacheStorageConfig
 from blockyard.connectors.sglang.storage_settings import START, StorageSettings, check_config
+from blockyard.connectors.sglang.store_pages import ANY, Pages
 from blockyard.shared.log import Limited
 
 __all__ = ["Storage"]
@@ -41,7 +42,7 @@ class _Pages(NamedTuple):
     """Pages of a pool that are to be copied."""
 
     host: HostPages
-    disk: DiskPages
+    disk: Pages
     keys: bytes
     ids: NDArray[np.int64]
 
@@ -122,9 +123,10 @@ class Storage(HiCacheStorage):  # type: ignore[misc]
             self._pools, self._settings, self._identity, rank=self._config.tp_rank
         )
         for name, (host, disk) in self._disks.items():
+            what = "pages" if name == KV else f"pages of {name}"
             _log.info(
-                "Blockyard keeps %d %s of %d tokens and %d bytes in %s, and found %d there",
-                *(disk.slots, "pages" if name == KV else f"pages of {name}", host.page_tokens),
+                "Blockyard keeps %s of %d tokens and %d bytes in %s, and found %d there",
+                *(what if disk.slots == ANY else f"{disk.slots} {what}", host.page_tokens),
                 *(host.layout.block_bytes, disk.path, disk.restored),
             )
 

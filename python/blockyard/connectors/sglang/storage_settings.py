@@ -1,14 +1,16 @@
 """The operator's keys of `--hicache-storage-backend-extra-config`, and their checks."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
 from blockyard._core import Misuse, Unsupported
+from blockyard.connectors.shared_stores import opened, urls_of
 from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds, shown
+from blockyard.stores import Store
 
 __all__ = ["START", "StorageSettings", "check_config"]
 
@@ -42,10 +44,14 @@ class StorageSettings:
         Misuse: A value is none of those that are allowed.
     """
 
-    disk: int | str
-    """Pages, or bytes as text: for all tensor parallel ranks, or "25 GiB/rank"."""
-    disk_path: Path
-    """The folder of all identities."""
+    disk: int | str = 0
+    """Pages, or bytes as text: for all tensor parallel ranks, or "25 GiB/rank"; 0 for no disk."""
+    disk_path: Path | None = None
+    """The folder of all identities; None for no disk."""
+    remote: str | Sequence[str] | None = None
+    """URLs of the stores that this engine shares with others, in order; None for none."""
+    password_file: str | None = None
+    """A file with the password of these stores, which SGLang would log in their URLs."""
     namespace: Mapping[str, str]
     """What the operator adds to what the bytes depend on: `weights`, `model` and others."""
     threads: int = 4
@@ -66,8 +72,15 @@ class StorageSettings:
         disk = counted(self.disk)
         if isinstance(disk, str):
             parse_size("disk", disk)
-        else:
+        elif self.disk_path is not None:
             integer("disk", disk)
+        if self.remote is not None:
+            urls_of("remote", self.remote, "SGLang")
+        elif self.password_file is not None:
+            raise Misuse(
+                "password_file was given without remote: give the URL of a store, as "
+                '"remote": "redis://host:6379/0"; or leave it out'
+            )
         integer("threads", self.threads, most=64)
         one_of("direct", self.direct, (True, False))
         one_of("disk_reclaim", self.disk_reclaim, (True, False))
@@ -81,6 +94,20 @@ class StorageSettings:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(None, None)]
         if not all(isinstance(part, str) for pair in pairs for part in pair):
             raise Misuse(f"namespace = {given!r}: give a mapping of names to text")
+
+    def stores(self) -> list[Store]:
+        """Opens its stores. Nothing is connected yet.
+
+        Raises:
+            Misuse: An option of a URL is unknown, or the password's file cannot be read.
+            Unavailable: A package is missing.
+        """
+        return opened(self.urls, self.password_file)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs of its stores."""
+        return () if self.remote is None else urls_of("remote", self.remote, "SGLang")
 
     @classmethod
     def of_extra(cls, extra: Mapping[str, Any] | None) -> Self:
@@ -117,16 +144,22 @@ class StorageSettings:
                 "interface_v1 is missing: without it SGLang copies pages as tensors; write "
                 f'"interface_v1": 1, as in {START}'
             )
-        for name, example in (("disk", '"200 GiB"'), ("disk_path", '"/data/kv"')):
-            if name not in given:
-                raise Misuse(f'{name} is missing: give it, as "{name}": {example}')
-        path = given["disk_path"]
-        if not isinstance(path, str) or not path:
-            raise Misuse(f"disk_path = {path!r}: must be the path of a folder")
         values = {name: given[name] for name in own if name in given}
-        values["disk_path"] = folder("disk_path", path)
+        if given.get("remote") is None or {"disk", "disk_path"} & given.keys():
+            values["disk_path"] = _disk_path(given)
         values["namespace"] = given.get("namespace", {})
         return cls(**values)
+
+
+def _disk_path(given: Mapping[str, Any]) -> Path:
+    """Returns the folder of a disk that has a size."""
+    for name, example in (("disk", '"200 GiB"'), ("disk_path", '"/data/kv"')):
+        if name not in given:
+            raise Misuse(f'{name} is missing: give it, as "{name}": {example}')
+    path = given["disk_path"]
+    if not isinstance(path, str) or not path:
+        raise Misuse(f"disk_path = {path!r}: must be the path of a folder")
+    return folder("disk_path", path)
 
 
 def check_config(config: Any) -> None:

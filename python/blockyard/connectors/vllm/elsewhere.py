@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from blockyard._core import Misuse
+from blockyard.connectors.shared_stores import urls_of
 from blockyard.shared.sizes import parse_size
 
 __all__ = ["here"]
@@ -78,6 +79,14 @@ def _path(given: Any) -> str:
     return path
 
 
+def _store(given: Any) -> str:
+    """A URL that is one here, without a password."""
+    try:
+        return urls_of("remote", str(given), "vLLM")[0]
+    except Misuse as error:
+        raise ValueError from error
+
+
 def _order(given: Any) -> str:
     return "recency" if str(given).casefold() in {"lru", "mru", "fifo"} else "learned"
 
@@ -131,6 +140,9 @@ _WHERE: Final[Mapping[str, _Meant]] = MappingProxyType(
         "max_local_disk_size": _DISK_GIB,
         "disk_capacity_bytes": _Meant("disk", _bytes(), "1 TiB", f"with {_DISK}"),
         "kv_offload_backend": _Meant("disk", lambda _: "1 TiB", "1 TiB", f"with {_DISK}"),
+        "remote_url": _Meant("remote", _store, "redis://host:6379/0"),
+        "remote_storage_url": _Meant("remote", _store, "redis://host:6379/0"),
+        "redis_url": _Meant("remote", _store, "redis://host:6379/0"),
         "save_decode_cache": _Meant("decode", _bool, example=True),
         "offload_prompt_only": _Meant("decode", _unlike, example=True),
         "cache_policy": _Meant("eviction", _order),
@@ -154,8 +166,7 @@ _NOT_HERE: Final[Mapping[str, str]] = MappingProxyType(
         "store_threshold": '"offload" says when blocks go down',
         "spec_name": "there is one kind, and its tiers are given by their sizes",
         "spec_module_path": "there is one kind, and its tiers are given by their sizes",
-        "remote_url": f"there is no remote store yet; a disk is {_DISK}",
-        "remote_serde": f"there is no remote store yet; a disk is {_DISK}",
+        "remote_serde": '"remote" names stores, and values are checked as they are',
         "use_page_cache": "the disk passes the page cache by where it can",
         "disk_buffer_slots": "the disk has its own threads and memory",
         "connectors": 'set it in the part of "MultiConnector", with Blockyard last',

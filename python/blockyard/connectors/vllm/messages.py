@@ -29,6 +29,8 @@ class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """What its disk has from before, of each group; none where there is no disk."""
     folders: tuple[tuple[str, ...], ...] = ()
     """Of the identity of what is on it, of each group, one for each of its paths."""
+    places: tuple[int, ...] = ()
+    """The identity of its values in shared stores, of each group; none where there is no store."""
 
 
 @dataclass

@@ -13,9 +13,10 @@ from blockyard.connectors.vllm.hybrid_manager import may_have_groups
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.vllm_api import KVConnectorPromMetrics, KVConnectorStats
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.remote_stats import REMOTE_STATS
 from blockyard.publishing.event_stats import EVENT_STATS
 from blockyard.shared.families import GROUP, RANK, Family, exists, families
-from blockyard.shared.layout import BELOW, TIERS
+from blockyard.shared.layout import BELOW, TIERS, TierName
 from blockyard.shared.log import Limited
 from blockyard.shared.stats import PREFIX, Stat
 from blockyard.yard.cache import KVCache
@@ -41,6 +42,11 @@ _TOLD_BY_RANKS: Final = (
     *("disk_written_bytes", "disk_read_bytes"),
 )
 """Families of a rank's disk."""
+_STORES_BY_RANKS: Final = (
+    *("store_put_bytes", "store_got_bytes", "store_missing_blocks", "store_corrupt_values"),
+    *("store_calls_failed", "store_copies_given_up", "store_buffers_held", "store_resting"),
+)
+"""Families of a rank's shared stores."""
 _SIZES: Final = (
     Stat("tokens", "tokens", "gauge", "block_tokens", "tokens per block"),
     Stat("bytes", "bytes", "gauge", "block_bytes", "bytes per block on one rank"),
@@ -63,16 +69,22 @@ INFO: Final = ("version", "eviction", "write", "fingerprint", "ranks")
 """Labels of `blockyard_engine_info`: what an engine was made with."""
 _COUNTERS: Final = frozenset(
     stat.family
-    for stat in (*KVCache.schema(), *Connector.SCHEMA, *EVENT_STATS, *DiskTier.SCHEMA, _CUTS)
+    for schema in (KVCache.schema(), Connector.SCHEMA, EVENT_STATS, DiskTier.SCHEMA, REMOTE_STATS)
+    for stat in (*schema, _CUTS)
     if stat.kind == "counter"
 )
 _Source: TypeAlias = tuple[Sequence[Stat], Callable[[], Mapping[str, int]]]
 """What numbers mean, and what returns them by their names."""
 
 
-def _cache_stats(*, disk: bool) -> tuple[Stat, ...]:
+def tiers_of(*, disk: bool, remote: bool) -> tuple[TierName, ...]:
+    """Returns the tiers whose numbers are exported: those that an engine has, and the host."""
+    left_out = {"disk": not disk, "remote": not remote}
+    return tuple(tier for tier in TIERS if not left_out.get(tier))
+
+
+def _cache_stats(tiers: Sequence[str]) -> tuple[Stat, ...]:
     """Metrics of the cache that vLLM does not export itself."""
-    tiers = TIERS if disk else TIERS[:-1]
 
     def is_told(stat: Stat) -> bool:
         if stat.family == "sequences":
@@ -88,27 +100,26 @@ def _cache_stats(*, disk: bool) -> tuple[Stat, ...]:
     return tuple(stat for family in told for stat in family.stats)
 
 
-def _connector_stats(*, disk: bool) -> tuple[Stat, ...]:
-    tiers = TIERS if disk else TIERS[:-1]
+def _connector_stats(tiers: Sequence[str]) -> tuple[Stat, ...]:
     return tuple(stat for stat in Connector.SCHEMA if exists(stat, tiers))
 
 
-def scheduler_stats(*, disk: bool, events: bool) -> tuple[Stat, ...]:
+def scheduler_stats(tiers: Sequence[str], *, events: bool) -> tuple[Stat, ...]:
     """Returns the metrics of the scheduler's half.
 
     Args:
-        disk: Whether there is a disk.
+        tiers: The tiers of the engine, as of `tiers_of`.
         events: Whether vLLM publishes events.
     """
     told = EVENT_STATS if events else ()
-    return (*_cache_stats(disk=disk), *_connector_stats(disk=disk), *_SIZES, *told)
+    return (*_cache_stats(tiers), *_connector_stats(tiers), *_SIZES, *told)
 
 
-def rank_stats(rank: int) -> tuple[Stat, ...]:
-    """Returns the metrics of a worker with a disk, with its rank as a label."""
-    return tuple(
-        _labelled(stat, RANK, rank) for stat in DiskTier.SCHEMA if stat.family in _TOLD_BY_RANKS
-    )
+def rank_stats(rank: int, *, disk: bool = True, remote: bool = False) -> tuple[Stat, ...]:
+    """Returns the metrics of a worker with a disk, or with stores, with its rank as a label."""
+    told = [stat for stat in DiskTier.SCHEMA if disk and stat.family in _TOLD_BY_RANKS]
+    told += [stat for stat in REMOTE_STATS if remote and stat.family in _STORES_BY_RANKS]
+    return tuple(_labelled(stat, RANK, rank) for stat in told)
 
 
 def _labelled(stat: Stat, label: str, value: object) -> Stat:
@@ -122,15 +133,17 @@ def _is_of_group(stat: Stat) -> bool:
     return stat.labels.get("tier") in BELOW and stat.family in _TOLD
 
 
-def _group_sources(connector: HybridConnector, *, disk: bool, fixed: int) -> list[_Source]:
+def _group_sources(
+    connector: HybridConnector, tiers: Sequence[str], *, fixed: int
+) -> list[_Source]:
     """Returns the sources of the cache's numbers, by group of layers.
 
     Args:
         connector: The connector over the groups.
-        disk: Whether there is a disk.
+        tiers: The tiers of the engine.
         fixed: Series of other numbers.
     """
-    stats, caches = _cache_stats(disk=disk), connector.group_caches()
+    stats, caches = _cache_stats(tiers), connector.group_caches()
     spine = connector.groups.numbers[0]
     own = [stat for stat in stats if not _is_of_group(stat)]
     of_groups = [stat for stat in stats if _is_of_group(stat)]
@@ -250,24 +263,27 @@ class Reporter(Teller):
     def __init__(
         self, cache: KVCache, connector: Connector | HybridConnector, *, events: bool
     ) -> None:
-        config, disk = cache.config, bool(cache.config.disk_blocks)
+        config = cache.config
+        disk = bool(config.disk_blocks)
+        tiers = tiers_of(disk=disk, remote=bool(config.remote_blocks))
         layout = config.layout
         sizes = {
             "tokens": config.block_size,
             "bytes": 0 if layout is None else layout.block_bytes,
         }
         sources: list[_Source] = [
-            (_connector_stats(disk=disk), connector.stats),
+            (_connector_stats(tiers), connector.stats),
             (_SIZES, lambda: sizes),
         ]
         if events:
             sources.append((EVENT_STATS, cache.event_stats))
         if isinstance(connector, HybridConnector):
             fixed = sum(len(stats) for stats, _ in sources)
-            fixed += 1 + (len(rank_stats(0)) * config.ranks if disk else 0)
-            sources[:0] = _group_sources(connector, disk=disk, fixed=fixed)
+            of_rank = rank_stats(0, disk=disk, remote="remote" in tiers)
+            fixed += 1 + len(of_rank) * config.ranks
+            sources[:0] = _group_sources(connector, tiers, fixed=fixed)
         else:
-            sources.insert(0, (_cache_stats(disk=disk), cache.stats))
+            sources.insert(0, (_cache_stats(tiers), cache.stats))
         super().__init__(*sources)
         self.clock: Callable[[], float] = time.monotonic
         """Seconds."""
@@ -324,15 +340,17 @@ class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
         config = what[0]
         extra = config.kv_transfer_config.kv_connector_extra_config
         parallel, events = config.parallel_config, config.kv_events_config
-        disk = Settings.of_extra(extra)[0].disk_path is not None
+        settings = Settings.of_extra(extra)[0]
+        has = {"disk": settings.disk_path is not None, "remote": settings.remote is not None}
         ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         stats = list(
             scheduler_stats(
-                disk=disk, events=events is not None and bool(events.enable_kv_cache_events)
+                tiers_of(**has),
+                events=events is not None and bool(events.enable_kv_cache_events),
             )
         )
-        for rank in range(ranks if disk else 0):
-            stats += rank_stats(rank)
+        for rank in range(ranks):
+            stats += rank_stats(rank, **has)
         self._series: dict[tuple[int, str], Any] = {}
         self._by_group: dict[str, Any] = {}
         """Of families with a label for the group of layers: the metric, by family."""

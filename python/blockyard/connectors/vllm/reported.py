@@ -9,6 +9,7 @@ from blockyard.connectors.hybrid_connector import HybridConnector
 from blockyard.connectors.vllm.messages import Reports
 from blockyard.connectors.vllm.rows import Row, Rows
 from blockyard.connectors.vllm.settings import DEADLINE
+from blockyard.shared.layout import BELOW
 from blockyard.yard.config import Config
 from blockyard.yard.dead_disks import Stripes, withdraw_dead
 
@@ -36,7 +37,7 @@ class Reported:
         self._begun: float | None = None
         self.looked = self.active = 0
         """When deadlines were looked at last; and when a request ran or ended, or a copy came."""
-        deadlines = (config.deadline_of("host"), config.deadline_of("disk"))
+        deadlines = map(config.deadline_of, BELOW)
         self._patience = max(one or DEADLINE for one in deadlines)
         self.cut = 0
         """Loads that have brought less than was matched."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from blockyard._core import Misuse
 from blockyard.connectors.connector import Connector
 from blockyard.connectors.hybrid_connector import HybridConnector
 from blockyard.connectors.orders import Orders
@@ -18,6 +19,7 @@ from blockyard.connectors.vllm.rows import Rows
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.stopping import Stopping
 from blockyard.connectors.vllm.tier_events import TierEvents
+from blockyard.stores.lookup import StoreLookup
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -70,13 +72,44 @@ class SchedulerHalf:
         """Whether vLLM zeroes and copies blocks before it calls the connector, as its V2 runner."""
         self._is_heard = False
         """Whether the workers have reported that they are ready."""
+        self._waits_for_workers = settings.disk_path is not None or settings.remote is not None
+        self._asker: StoreLookup | None = None
         self._steps = 0
         self._is_durable = True
 
     def ready(self, workers: Iterable[Ready]) -> None:
         """Notes that all workers are ready, as `Restart.ready`."""
         self._is_heard = True
+        workers = list(workers)
         self._restart.ready(workers)
+        self._ask_stores(workers)
+
+    def _ask_stores(self, workers: list[Ready]) -> None:
+        """Begins to ask shared stores, at the addresses that the workers have.
+
+        A model may write into its configuration as it is loaded: they know whose values are theirs.
+
+        Raises:
+            Misuse: Ranks have values of different identities.
+        """
+        named = {worker.places for worker in workers}
+        if len(named) > 1:
+            raise Misuse(
+                "the ranks have different identities of what they put into stores: model, block "
+                "size and options must be the same in all processes of the engine"
+            )
+        places = max(named, default=())
+        if places and self._asker is None:
+            self._asker = StoreLookup(
+                self._settings.stores(), places, self.cache.config.ranks, clock=self._seconds
+            )
+            self.connector.asking.start(self._asker)
+
+    def _clock(self) -> Callable[[], float]:
+        return self._reported.clock
+
+    def _seconds(self) -> float:
+        return self._reported.clock()
 
     @property
     def restored(self) -> int:
@@ -97,20 +130,20 @@ class SchedulerHalf:
     def clock(self, clock: Callable[[], float]) -> None:
         self._reported.clock = clock
 
-    def _clock(self) -> Callable[[], float]:
-        return self._reported.clock
-
     # -- a request -----------------------------------------------------------------------
 
     def added(self, request: Any) -> None:
         """As vLLM's `on_new_request`: hashes its keys."""
-        self.connector.added(request.request_id)
-        self._rows.hash(self._rows.of(request))
+        row = self._rows.of(request)
+        self._rows.hash(row)
+        # What a store has is known when it is to be admitted, at best.
+        asks = self.connector.asking.is_on and row.settings.load
+        self.connector.added(request.request_id, self._rows.keys(row) if asks else None)
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """As vLLM's `get_num_new_matched_tokens`."""
-        if self._settings.disk_path is not None and not self._is_heard:
-            # The workers say with their first step what is on the disk.
+        if self._waits_for_workers and not self._is_heard:
+            # The workers say with their first step what is on the disk, or where in a store.
             return None, False
         self._look_for_reset()
         row = self._rows.of(request)
@@ -276,6 +309,8 @@ class SchedulerHalf:
             elif row.ids or row.loading:
                 row.settings = row.settings.as_nothing()
         self.connector.clear()
+        # The next weights may be others under the same name: the workers leave stores alone, too.
+        self.connector.asking.stop()
         self._is_durable = self._restart.clear()
 
     # -- its end -------------------------------------------------------------------------
@@ -306,6 +341,8 @@ class SchedulerHalf:
     def close(self) -> None:
         """Notes what should go first from the disk, for the next engine. The workers have ended."""
         self._restart.close()
+        if self._asker is not None:
+            self._asker.close()
 
     def stats(self) -> dict[str, int]:
         """The cache's numbers."""

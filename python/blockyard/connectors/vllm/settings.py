@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from blockyard._core import Misuse, TooLarge
+from blockyard.connectors.shared_stores import NAMES, opened, urls_of
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
@@ -16,6 +17,7 @@ from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import BELOW
 from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds
+from blockyard.stores import Store
 from blockyard.yard.config import Config
 from blockyard.yard.group_configs import GroupConfigs, rooms_of
 from blockyard.yard.tier_sizes import in_blocks
@@ -35,6 +37,8 @@ _HINTS: Final = Hints._fields
 _OF_A_REQUEST: Final = ("offload", "preempt", "decode", "load", *_HINTS)
 _PREFIX: Final = "blockyard."
 _NOTHING: Final = 'host = 0 without a disk: no block would be kept; give "host": "64 GiB"'
+_Named: TypeAlias = tuple[Mapping[str, Mapping[str, object]], Mapping[str, str], str | None]
+"""What vLLM and the operator name, and why the weights cannot be identified."""
 _SHOWN: Final = 80
 """Characters that are shown of what a client has sent."""
 
@@ -63,6 +67,12 @@ class Settings:
     disk_path: str | Sequence[str] | None = None
     """Where the blocks of `disk` outlive the engine, in slot files; several are several disks.
     `disk` needs it; None for no disk."""
+    remote: str | Sequence[str] | None = None
+    """URLs of the stores that this engine shares with others, in order; None for none."""
+    remote_names: int = NAMES
+    """How many of their blocks are known by name."""
+    password_file: str | None = None
+    """A file with the password of these stores, which vLLM would log in their URLs."""
     flush: float = 20.0
     """Seconds for which the end of the engine may write what is not on the disk, and no longer than
     vLLM lets it live; 0 for none."""
@@ -86,6 +96,9 @@ class Settings:
         one_of("keep_on_reset", self.keep_on_reset, (*_BOOLS, None))
         seconds("flush", self.flush)
         integer("typical", self.typical)
+        integer("remote_names", self.remote_names)
+        if self.remote is not None:
+            urls_of("remote", self.remote, "vLLM")
         shares: object = self.split
         if shares is not None and not (isinstance(shares, list | tuple) and shares):
             raise Misuse(
@@ -129,11 +142,7 @@ class Settings:
         said = namespace_of(known.namespace, more)
         if given.get("deadline") is None:
             given["deadline"] = DEADLINE
-        if settings.disk_path is not None:
-            settings.check_disk(given, known.namespace, more, known.unseen)
-            given["keyed"] = ("disk",)
-            # What reaches the host is on the disk soon after: a kill loses little of it.
-            given.setdefault("write", {"host": "through"})
+        settings.check_lower(given, known.namespace, more, known.unseen)
         if known.groups is None:
             _check_one_size(given)
         for tier in ("host", "disk") if replica.here > 1 else ():
@@ -176,7 +185,7 @@ class Settings:
         except TooLarge as error:
             do = 'a smaller --max-model-len, or "preempt": "recompute"'
             raise TooLarge(f"{error}; {do}") from None
-        for tier in BELOW if self.disk_path is not None else ():
+        for tier in ("host", "disk") if self.disk_path is not None else ():
             for number, config in enumerate(configs):
                 if not config.blocks_of(tier):
                     # What one group has not on the disk, no request finds there.
@@ -209,6 +218,8 @@ class Settings:
             if name not in known:
                 meant = here(name, given[name]) or f"did you mean {_nearest(name, known)!r}?"
                 raise Misuse(f"there is no {name!r} in kv_connector_extra_config: {meant}")
+        if "remote" in given and given["remote"] is None:
+            del given["remote"]
         if "host" not in given and "disk" not in given:
             raise Misuse(
                 'host is missing in kv_connector_extra_config: give it, as "host": "64 GiB"'
@@ -218,6 +229,12 @@ class Settings:
                 f"disk = {given['disk']!r} was given without disk_path: give a folder, as "
                 '"disk_path": "/mnt/kv"; or leave disk out, and give a larger host'
             )
+        for name in ("remote_names", "password_file"):
+            if name in given and given.get("remote") is None:
+                raise Misuse(
+                    f"{name} was given without remote: give the URL of a store, as "
+                    '"remote": "redis://host:6379/0"; or leave it out'
+                )
         if given.get("disk_reclaim") and given.get("disk_path") is None:
             raise Misuse(
                 "disk_reclaim was given without disk_path: give a folder, as "
@@ -284,6 +301,8 @@ class Settings:
         )
         if self.disk_path is not None:
             below += f" at {self.disk_path}, where it outlives the engine"
+        if self.remote is not None:
+            below += f", and {config.remote_blocks} blocks by name in {', '.join(self.urls)}"
         kept = "preempted requests" if self.preempt == "park" else "no preempted request"
         when = {"finish": "as requests end", "through": "as blocks fill", "none": "not at all"}
         does = f"Blockyard keeps {kept}, and offloads full blocks {when[self.offload]}"
@@ -313,29 +332,55 @@ class Settings:
             )
         return said
 
-    def check_disk(
+    def check_lower(
         self,
-        given: Mapping[str, Any],
+        given: dict[str, Any],
         namespace: Mapping[str, Mapping[str, object]],
         more: Mapping[str, str],
         unseen: str | None = None,
     ) -> None:
+        """Checks what outlives the engine, and completes the fields of `Config` for it.
+
+        Args:
+            given: Fields of `Config`.
+            namespace: vLLM's.
+            more: The operator's.
+            unseen: Why the weights cannot be identified; None if they can.
+        """
+        said = namespace, more, unseen
+        if self.disk_path is not None:
+            self._check_disk(given, said)
+            given["keyed"] = ("disk",)
+            # What reaches the host is on the disk soon after: a kill loses little of it.
+            given.setdefault("write", {"host": "through"})
+        if self.remote is not None:
+            _check_outliving("remote", "a store", given, said)
+            given["remote"] = self.remote_names
+            # What reaches the memory of this engine is for the others soon after.
+            given.setdefault("write", {"host": "through"})
+            if given.get("disk"):
+                given["write"] = {"disk": "through", **_by_tier(given["write"])}
+
+    @staticmethod
+    def _check_disk(given: Mapping[str, Any], said: _Named) -> None:
         """Checks that a disk that outlives the engine has a size, a host, and weights by name."""
         if not given.get("disk"):
             raise Misuse('disk_path was given without a size: give "disk": "200 GiB"')
-        if not given.get("host"):
-            raise Misuse(
-                "disk_path was given without a host, through which blocks reach the disk; give "
-                '"host": "16 GiB"'
-            )
-        weights = namespace.get("weights", {})
-        known = not unseen and (weights.get("content") or weights.get("pinned"))
-        if not (known or more.get("weights")):
-            raise Misuse(
-                "disk_path was given, and the model's weights cannot be identified: "
-                f'{unseen or "they are not files here"}; give "namespace": {{"weights": "v1"}}, '
-                "with a new text for each version"
-            )
+        _check_outliving("disk_path", "the disk", given, said)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs of its stores."""
+        return () if self.remote is None else urls_of("remote", self.remote, "vLLM")
+
+    def stores(self) -> list[Store]:
+        """Opens its stores. Nothing is connected yet.
+
+        Raises:
+            Misuse: An option of a URL is unknown, or the password's file cannot be read.
+            Unavailable: A package is missing.
+        """
+        return opened(self.urls, self.password_file)
 
     def check_room(self, config: Config, longest: int) -> None:
         """Checks that something can be kept, and one request of full length."""
@@ -349,6 +394,28 @@ class Settings:
                 f"below has {room} at most: give a larger host, a smaller --max-model-len, or "
                 '"preempt": "recompute"'
             )
+
+
+def _check_outliving(name: str, what: str, given: Mapping[str, Any], said: _Named) -> None:
+    """Checks that what outlives the engine has a host above it, and weights by name."""
+    namespace, more, unseen = said
+    if not given.get("host"):
+        raise Misuse(
+            f"{name} was given without a host, through which blocks reach {what}; give "
+            '"host": "16 GiB"'
+        )
+    weights = namespace.get("weights", {})
+    known = not unseen and (weights.get("content") or weights.get("pinned"))
+    if not (known or more.get("weights")):
+        raise Misuse(
+            f"{name} was given, and the model's weights cannot be identified: "
+            f'{unseen or "they are not files here"}; give "namespace": {{"weights": "v1"}}, '
+            "with a new text for each version"
+        )
+
+
+def _by_tier(write: object) -> Mapping[str, Any]:
+    return write if isinstance(write, Mapping) else {"device": write}
 
 
 def with_file(extra: Mapping[str, Any]) -> dict[str, Any]:

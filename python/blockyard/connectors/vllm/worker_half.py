@@ -93,7 +93,8 @@ class WorkerHalf:
             "disk_path": self._settings.disk_path,
             "replica": self._known.replica.name,
             # They are hashes of vLLM's, whichever encoding `KVCache.keys` has.
-            "keys": f"sha256, blocks of {self._configs[0].block_size} tokens",
+            "keys": _keys_of(self._configs[0]),
+            "stores": self._settings.stores(),
         }
         if len(tensors) == 1:
             self.worker = Worker.adopt(self._configs[0], tensors[0], **how)
@@ -107,8 +108,12 @@ class WorkerHalf:
                     f"{error}; the part of each group follows from disk, split, typical and "
                     "--max-model-len: give these as they were before"
                 ) from None
-        if self._settings.disk_path is not None:
-            self._teller = Teller((rank_stats(self._known.rank), self._disk_stats))
+        has = {
+            "disk": self._settings.disk_path is not None,
+            "remote": self._settings.remote is not None,
+        }
+        if any(has.values()):
+            self._teller = Teller((rank_stats(self._known.rank, **has), self._rank_stats))
         for config in self._configs:
             if self._shared is not None and config.host_blocks and _is_shared(config.layout):
                 name = f"{self._shared}.{config.group}" if config.group else self._shared
@@ -129,11 +134,13 @@ class WorkerHalf:
         }
         return planes if len(planes) > 1 else next(iter(planes.values()))
 
-    def _disk_stats(self) -> dict[str, int]:
-        """The numbers of this rank's disk, of all groups of layers together."""
+    def _rank_stats(self) -> dict[str, int]:
+        """The numbers of this rank's disk and stores, of all groups of layers together."""
         total: Counter[str] = Counter()
         for crane in self._there().cranes.values():
             total.update(crane.persistent.stats())
+            if crane.remote is not None:
+                total.update(crane.remote.stats())
         return dict(total)
 
     @property
@@ -144,14 +151,16 @@ class WorkerHalf:
     def ready(self) -> Ready:
         """Reports that its memory is ready."""
         own = tuple(map(fingerprint_of, self._configs))
+        cranes = () if self.worker is None else self.worker.cranes.values()
+        places = tuple(crane.remote.place.identity for crane in cranes if crane.remote is not None)
         if self.worker is None or self._settings.disk_path is None:
-            return Ready(self._known.rank, own, self._files)
+            return Ready(self._known.rank, own, self._files, places=places)
         disks = [crane.persistent for crane in self.worker.cranes.values()]
         if self._restored is None:
             found = [disk.restored() for disk in disks]
             self._restored = tuple(one for one in found if one is not None)
         folders = tuple(disk.folders for disk in disks)
-        return Ready(self._known.rank, own, self._files, self._restored, folders)
+        return Ready(self._known.rank, own, self._files, self._restored, folders, places)
 
     def begin(self, step: StepOrders) -> None:
         """Begins a step's copies down, before anything is written in it; each step once."""
@@ -247,6 +256,10 @@ class WorkerHalf:
         worker, self.worker = self.worker, None
         if worker is not None:
             worker.close()
+
+
+def _keys_of(config: Config) -> str:
+    return f"sha256, blocks of {config.block_size} tokens"
 
 
 def _is_shared(layout: KVLayout | None) -> bool:

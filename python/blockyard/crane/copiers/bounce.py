@@ -1,4 +1,4 @@
-"""Copies between a GPU's memory and a disk, through a little pinned memory between them."""
+"""Copies between tiers of which none has memory here, through a little memory between them."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from blockyard.crane.copiers.disk_copier import DiskCopier
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.device import DeviceTier
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.shared.copy_tuning import CopyTuning
 from blockyard.shared.log import Limited
@@ -26,49 +27,65 @@ from blockyard.shared.single import Single
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from blockyard.crane.copiers.store_copier import StoreCopier
+    from blockyard.crane.tiers.remote import RemoteTier
+
 __all__ = ["BounceCopier"]
 
 _log = Limited("blockyard")
 _BYTES: Final = 64 << 20
-"""Pinned memory that blocks pass through, where a block is not larger."""
+"""Memory that blocks pass through, where a block is not larger."""
 
 
 class BounceCopier(Single):
-    """Copies blocks between a GPU and a disk, a few at a time by way of pinned memory of its own.
+    """Copies blocks between two tiers, a few at a time by way of memory of its own.
+
+    It is for a GPU and a disk, a GPU and shared stores, and a disk and shared stores: what carries
+    their bytes needs memory of this process on the other side.
 
     No call waits. Copies begin in the order in which they were submitted, and go on when receipts
     are polled. Its verbs and its receipts are for one thread at a time: a call that comes during
     another one is refused.
 
     Args:
-        device: The GPU's memory.
-        disk: The disk.
-        copier: What copies between memory and that disk; this closes it.
+        above: The GPU's memory, whose memory between is pinned; or a disk, whose `DiskCopier` this
+            closes.
+        below: The disk, or the stores.
+        copier: What copies between memory and what is below; this closes it.
         copy_tuning: As in `CudaCopier`.
         streams: As there.
 
     Raises:
-        Unavailable: There is not enough memory to pin.
+        Unavailable: There is not enough memory, or not enough of it can be pinned.
     """
 
     def __init__(
         self,
-        device: DeviceTier,
-        disk: DiskTier,
-        copier: DiskCopier,
+        above: DeviceTier | DiskTier,
+        below: "DiskTier | RemoteTier",
+        copier: "DiskCopier | StoreCopier",
         copy_tuning: CopyTuning | None = None,
         streams: tuple[GpuStream, GpuStream] | None = None,
     ) -> None:
-        layout = device.layout
-        slots = max(min(_BYTES // layout.block_bytes, disk.blocks), 2)
         # It is this rank's alone, also planes that ranks share.
-        self._memory = PinnedTier(replace(layout, ranks=1), slots, gpu=device.gpu)
-        try:
-            self._gpu = CudaCopier(device, self._memory, copy_tuning=copy_tuning, streams=streams)
-        except BaseException:
-            self._memory.close()
-            raise
-        self._disk, self._copier = disk, copier
+        layout = replace(above.layout, ranks=1)
+        slots = max(min(_BYTES // layout.block_bytes, below.blocks), 2)
+        self._memory: PinnedTier | MemoryTier
+        self._near: CudaCopier | DiskCopier
+        if isinstance(above, DeviceTier):
+            self._memory = PinnedTier(layout, slots, gpu=above.gpu)
+            try:
+                self._near = CudaCopier(
+                    above, self._memory, copy_tuning=copy_tuning, streams=streams
+                )
+            except BaseException:
+                self._memory.close()
+                raise
+        else:
+            self._memory = MemoryTier(layout, slots)
+            own = above.copier
+            self._near = own if isinstance(own, DiskCopier) else DiskCopier(above)
+        self._below, self._copier = below, copier
         self._flying: deque[_Bounced] = deque()
         self._owner = Owner()
         self._turning = False
@@ -100,10 +117,11 @@ class BounceCopier(Single):
         """
         if self._closed:
             raise Misuse("the copier is closed")
-        down = destination.name == self._disk.name
-        stamps = self._disk.stamps_of(destinations) if down else None
-        taken = _Bounced(self, (source, destination), (sources, destinations), (keys, parents))
-        taken.stamps = stamps
+        down = destination.name == self._below.name
+        ends = (source, destination), (sources, destinations), (keys, parents)
+        taken = _Bounced(self, *ends, down=down)
+        if isinstance(destination, DiskTier):
+            taken.stamps = destination.stamps_of(destinations)
         self._flying.append(taken)
         self._go_on()
         return taken
@@ -125,7 +143,7 @@ class BounceCopier(Single):
         self._flying = deque(one for one in self._flying if one.landed is None or one.parts)
 
     def _free(self, *, down: bool) -> Slots:
-        """Returns the pinned memory that no part has, of the half of that way.
+        """Returns the memory that no part has, of the half of that way.
 
         Each way has a half, so that reads go on where writes hang.
         """
@@ -142,34 +160,32 @@ class BounceCopier(Single):
         """Begins the first half of the way of some blocks; None where it takes no more now."""
         source, _ = one.tiers
         sources, _ = one.slots
-        if one.down:
-            return self._gpu.start(source, self._memory, sources[rows], memory)
-        return self._copier.start_keyed(
-            source, self._memory, sources[rows], memory, keys=one.keys[0][rows], parents=None
-        )
+        copier = self._near if one.down else self._copier
+        ends = source, self._memory, sources[rows], memory
+        if isinstance(copier, CudaCopier):
+            return copier.start(*ends)
+        return copier.start_keyed(*ends, keys=one.keys[0][rows], parents=None)
 
     def second(self, one: "_Bounced", rows: slice, memory: Slots) -> Receipt | None:
         """Begins the other half."""
         _, destination = one.tiers
         _, destinations = one.slots
-        if one.stamps is None:
-            return self._gpu.start(self._memory, destination, memory, destinations[rows])
-        keys, parents = one.keys
-        return self._copier.start_keyed(
-            self._memory,
-            destination,
-            memory,
-            destinations[rows],
-            keys=keys[rows],
-            parents=None if parents is None else parents[rows],
-            stamps=(one.stamps[0][rows], one.stamps[1]),
-        )
+        copier = self._copier if one.down else self._near
+        ends = self._memory, destination, memory, destinations[rows]
+        if isinstance(copier, CudaCopier):
+            return copier.start(*ends)
+        keys, parents = one.keys[0][rows], one.keys[1]
+        parents = None if parents is None else parents[rows]
+        if one.stamps is None or not isinstance(copier, DiskCopier):
+            return copier.start_keyed(*ends, keys=keys, parents=parents)
+        stamps = one.stamps[0][rows], one.stamps[1]
+        return copier.start_keyed(*ends, keys=keys, parents=parents, stamps=stamps)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Lets the calls until its end share what they ask of driver and disk."""
         with ExitStack() as turns:
-            turns.enter_context(self._gpu.turn())
+            turns.enter_context(self._near.turn())
             turns.enter_context(self._copier.turn())
             self.go_on()
             try:
@@ -190,7 +206,7 @@ class BounceCopier(Single):
 
     def _end(self) -> None:
         self._turning = False
-        self._gpu.reset()
+        self._near.reset()
         self._copier.reset()
         for one in self._flying:
             one.end()
@@ -198,20 +214,20 @@ class BounceCopier(Single):
 
     @owned
     def close(self) -> None:
-        """Ends all copies, and frees the pinned memory. Where it is interrupted, call it again."""
+        """Ends all copies, and frees the memory. Where it is interrupted, call it again."""
         self._closed = True
         self._end()
         self._copier.close()
-        self._gpu.close()
+        self._near.close()
         self._memory.close()
 
 
 class _Bounced:
-    """A copy by way of pinned memory, and its receipt."""
+    """A copy by way of memory between, and its receipt."""
 
     __slots__ = (
         *("_cause", "_copier", "_good", "_next"),
-        *("keys", "landed", "parts", "slots", "stamps", "tiers"),
+        *("down", "keys", "landed", "parts", "slots", "stamps", "tiers"),
     )
 
     def __init__(
@@ -220,20 +236,19 @@ class _Bounced:
         tiers: tuple[Tier, Tier],
         slots: tuple[Slots, Slots],
         keys: tuple[BlockKeys, BlockKeys | None],
+        *,
+        down: bool,
     ) -> None:
         self._copier, self.tiers, self.slots, self.keys = copier, tiers, slots, keys
+        self.down = down
+        """Whether it goes to the tier below."""
         self.stamps: tuple[NDArray[np.uint64], int] | None = None
         self._good = len(slots[0])
         self._cause: Cause | None = None
         self._next = 0
         self.parts: list[_Part] = []
-        """Those that have pinned memory."""
+        """Those that have memory."""
         self.landed: Landed | None = None
-
-    @property
-    def down(self) -> bool:
-        """Whether it goes to the disk."""
-        return self.stamps is not None
 
     @property
     def begins(self) -> bool:
@@ -291,11 +306,11 @@ class _Bounced:
         except Exception as error:
             if broke_in(error):
                 if isinstance(error, Reentry):
-                    _log.warning("a copy through pinned memory was interrupted: %r", error)
+                    _log.warning("a copy through memory between was interrupted: %r", error)
                     return
                 raise
             # It fails this copy, and no other's call.
-            _log.warning("a copy through pinned memory was refused: %r", error)
+            _log.warning("a copy through memory between was refused: %r", error)
             self._cut(part, 0, Cause.FAILED)
             part.over, part.lost = True, False
             return
@@ -320,7 +335,7 @@ class _Bounced:
 
 
 class _Part:
-    """Some blocks of a copy, and the pinned memory that they pass through."""
+    """Some blocks of a copy, and the memory that they pass through."""
 
     __slots__ = ("half", "lost", "memory", "over", "receipt", "rows")
 

@@ -1,29 +1,22 @@
 """Copies between memory and slot files, by the threads of a disk."""
 
-import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from itertools import repeat
-from operator import methodcaller
-from typing import Final
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from blockyard._core import DiskLane, Misuse
 from blockyard._typing import NDArray
-from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
-from blockyard.crane.tiers import Tier, planes_of
+from blockyard.crane.copiers import BlockKeys, Receipt, Slots
+from blockyard.crane.copiers.lane_flights import LaneFlight, LaneFlights, memory_places
+from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import Owner, owned
-from blockyard.shared.plan import Cause
 from blockyard.shared.single import Single
 
 __all__ = ["DiskCopier"]
 
 _log = Limited("blockyard", 0)
-_CAUSES: Final = {"": None, "failed": Cause.FAILED, "corrupt": Cause.CORRUPT}
 
 
 class DiskCopier(Single):
@@ -40,23 +33,15 @@ class DiskCopier(Single):
     """
 
     def __init__(self, disk: DiskTier, *, patience: float = 30.0) -> None:
-        if not patience > 0:
-            raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
+        self._flights: LaneFlights[DiskLane] = LaneFlights(self.collect, patience=patience)
         if disk.copier is not None:
             raise Misuse(f"{disk.path} has a DiskCopier already: give that one to all pairs")
         disk.copier = self
         self._disk = disk
         self._owner = Owner()
-        self._heard: dict[tuple[DiskLane, bool], float] = {}
-        """When a lane has last ended a copy, each way: behind others a copy is not late."""
-        self._patience = patience
-        self._flying: dict[tuple[DiskLane, int], _Flying] = {}
-        self._reports: deque[tuple[DiskLane, list[tuple[int, int, str]]]] = deque()
-        """What lanes have reported, each once, and is not noted yet."""
         self._resting = disk.resting()
         self._why = ""
         self._closed = False
-        self.collected = False
 
     def start(self, source: Tier, destination: Tier, _from: Slots, _to: Slots) -> Receipt | None:
         """Refuses: a disk needs the keys of its blocks.
@@ -105,10 +90,10 @@ class DiskCopier(Single):
         memory, slots, others = (
             (source, destinations, sources) if down else (destination, sources, destinations)
         )
-        places = _places(memory)
+        places = memory_places(memory, disk.name)
         if len(slots) and int(slots.max()) >= disk.blocks:
             raise Misuse(f"slots = {slots.max()}: the disk has {disk.blocks}")
-        flying = _Flying(self, len(slots), (source, destination), down=down)
+        flying = LaneFlight(self._flights, len(slots), (source, destination), down=down)
         if down and stamps is None:
             stamps = disk.stamps_of(slots)
         try:
@@ -127,10 +112,10 @@ class DiskCopier(Single):
                 else:
                     asked = [keys[which]], [planes], [others[which]]
                     numbers = map(part.lane.submit_up, [local], *asked)
-                self._note(flying, part.lane, numbers)
+                self._flights.note(flying, part.lane, numbers)
         except BaseException:
             # What was submitted of it must not touch memory that is another's by then.
-            self._give_up(flying)
+            self._flights.give_up(flying)
             raise
         return flying
 
@@ -148,25 +133,17 @@ class DiskCopier(Single):
         """
         if self._closed:
             raise Misuse("the copier is closed")
-        flying = _Flying(self, 1, (self._disk, self._disk), down=True)
+        flying = LaneFlight(self._flights, 1, (self._disk, self._disk), down=True)
         try:
             for part in self._disk.parts:
                 if part.owned:
                     flying.open[part.lane] = None
                     numbers = map(part.lane.void_records, [keys], [spared], [before])
-                    self._note(flying, part.lane, numbers)
+                    self._flights.note(flying, part.lane, numbers)
         except BaseException:
-            self._give_up(flying)
+            self._flights.give_up(flying)
             raise
         return flying
-
-    def _note(self, flying: "_Flying", lane: DiskLane, numbers: Iterable[int]) -> None:
-        """Submits, as `numbers` does when it is asked, and notes the number.
-
-        One call of C does both, so that no interrupt divides them.
-        """
-        named = zip(repeat(lane), numbers, strict=False)
-        self._flying.update(zip(named, [flying], strict=True))
 
     @owned
     def collect(self) -> None:
@@ -174,40 +151,15 @@ class DiskCopier(Single):
         self._collect()
 
     def _collect(self) -> None:
-        now, failed, refused = time.monotonic(), False, False
-        for (lane, number), flying in list(self._flying.items()):
-            since = max(flying.begun, self._heard.get((lane, flying.down), 0.0))
-            if now > since + self._patience:
-                lane.give_up(number, late=True)
-        lanes = list(dict.fromkeys(lane for lane, _ in self._flying))
-        # By one call of C, too: a lane tells each end once.
-        self._reports.extend(zip(lanes, map(methodcaller("poll"), lanes), strict=True))
-        while self._reports:
-            lane, ends = self._reports[0]
-            for number, good, why in ends:
-                ended = self._flying.get((lane, number))
-                if ended is not None:
-                    if why != "given up":
-                        self._heard[lane, ended.down] = now
-                    ended.end(lane, good, _CAUSES.get(why, Cause.FAILED))
-                    del self._flying[lane, number]
-                    failed |= why not in {"", "corrupt"}
-                    refused |= why == "failed"
-            self._reports.popleft()
-        if refused:
+        words = self._flights.collect()
+        if "failed" in words:
             self._say_why()
-        if failed or self._resting:
+        if words - {"", "corrupt"} or self._resting:
             self._say()
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self) -> AbstractContextManager[None]:
         """Asks the disk's threads once for all receipts that are polled until the end."""
-        self.collect()
-        try:
-            self.collected = True
-            yield
-        finally:
-            self.collected = False
+        return self._flights.turn(self.collect)
 
     def _say_why(self) -> None:
         """Logs why the system refuses, once for each reason in a row."""
@@ -233,15 +185,9 @@ class DiskCopier(Single):
         self._end()
 
     def _end(self) -> None:
-        self.collected = False
-        self._give_up()
+        self._flights.collected = False
+        self._flights.give_up()
         self._collect()
-
-    def _give_up(self, flying: "_Flying | None" = None) -> None:
-        """Gives up what was submitted of a copy, or all."""
-        for (lane, number), one in list(self._flying.items()):
-            if flying is None or one is flying:
-                lane.give_up(number)
 
     @owned
     def close(self) -> None:
@@ -249,67 +195,3 @@ class DiskCopier(Single):
         self._closed = True
         self._end()
         self._disk.copier = None
-
-
-class _Flying:
-    """A copy under way, and its receipt."""
-
-    __slots__ = ("_blocks", "_cause", "_copier", "_good", "_tiers", "begun", "down", "open")
-
-    def __init__(
-        self, copier: DiskCopier, blocks: int, tiers: tuple[Tier, Tier], *, down: bool
-    ) -> None:
-        self._copier = copier
-        # The threads know addresses alone.
-        self._tiers = tiers
-        self._blocks = self._good = blocks
-        self._cause: Cause | None = None
-        self.open: dict[DiskLane, NDArray[np.intp] | None] = {}
-        """Lanes that have not ended their part, and which of its blocks that is; None for all."""
-        self.begun = time.monotonic()
-        self.down = down
-
-    def end(self, lane: DiskLane, good: int, cause: Cause | None) -> None:
-        """Takes how a part of it has ended: how many of that part's blocks are good."""
-        if lane not in self.open:
-            return
-        if cause is not None:
-            rows = self.open[lane]
-            first = good if rows is None else int(rows[good])
-            if first < self._good:
-                self._good, self._cause = first, cause
-        # At last: from here on it may count as ended.
-        del self.open[lane]
-
-    def poll(self) -> Landed | None:
-        """Returns how it has ended, or None."""
-        if self.open and not self._copier.collected:
-            self._copier.collect()
-        return None if self.open else Landed(self._good, self._cause)
-
-
-_Place = tuple[NDArray[np.uint64], int, int]
-
-
-def _places(tier: Tier) -> list[list[_Place]]:
-    """Returns where each plane is: pieces of slot 0, bytes to the next slot, bytes of a piece.
-
-    Raises:
-        Misuse: They are no memory of this process.
-    """
-    found = []
-    for plane in planes_of(tier):
-        arrays = getattr(plane, "arrays", (plane,))
-        places: list[_Place] = []
-        for array in arrays:
-            if not isinstance(array, np.ndarray):
-                raise Misuse(
-                    f"the {tier.name}'s memory is a GPU's: give the yard a host between it and disk"
-                )
-            first = array.__array_interface__["data"][0]
-            stride, step, _ = array.strides
-            # An engine's layers may lie in any order, so that the step may be below 0.
-            pieces = first + np.arange(array.shape[1], dtype=np.int64) * step
-            places.append((pieces.astype(np.uint64), stride, array.shape[2]))
-        found.append(places)
-    return found

@@ -5,7 +5,7 @@ Those of a disk and of a GPU are imported when there is one.
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from blockyard._core import Misuse
 from blockyard.crane.copiers import Copier, Pair
@@ -19,7 +19,10 @@ from blockyard.shared.validate import known
 
 if TYPE_CHECKING:
     from blockyard.crane.copiers.copy_stream import GpuStream
+    from blockyard.crane.copiers.disk_copier import DiskCopier
     from blockyard.crane.copiers.sharing import SharedCopying
+    from blockyard.crane.copiers.store_copier import StoreCopier
+    from blockyard.crane.tiers.remote import RemoteTier
     from blockyard.shared.copy_tuning import CopyTuning
 
 __all__ = ["select_copiers"]
@@ -35,7 +38,8 @@ def select_copiers(
 ) -> dict[Pair, Copier]:
     """Returns the copier for each pair of these tiers, and for copies within the device.
 
-    One `DiskCopier` serves all pairs of a disk, and a `BounceCopier` those with a GPU. On a GPU,
+    One `DiskCopier` serves all pairs of a disk, one `StoreCopier` those of shared stores, and a
+    `BounceCopier` those where neither side has memory of this process. On a GPU,
     one `CudaCopier` serves both ways between the device and a tier of pinned memory. Each other
     pair gets a `ThreadCopier` of its own, as a slow tier keeps the threads of one busy.
 
@@ -58,17 +62,8 @@ def select_copiers(
     device = tiers["device"]
     on_gpu = device if isinstance(device, DeviceTier) else None
     for tier in tiers.values():
-        if isinstance(tier, DiskTier):
-            from blockyard.crane.copiers.disk_copier import DiskCopier  # noqa: PLC0415
-
-            near = tier.copier if isinstance(tier.copier, DiskCopier) else DiskCopier(tier)
-            made |= dict.fromkeys((pair for pair in pairs if tier.name in pair), near)
-            if on_gpu is not None and ("device", tier.name) not in own:
-                from blockyard.crane.copiers.bounce import BounceCopier  # noqa: PLC0415
-
-                streams = _streams(sharing, on_gpu, tier.name)
-                far = BounceCopier(on_gpu, tier, near, copy_tuning, streams)
-                made |= dict.fromkeys([("device", tier.name), (tier.name, "device")], far)
+        if isinstance(tier, DiskTier) or _is_remote(tier):
+            made |= _by_threads(tier, tiers, own, copy_tuning, sharing)
     missing = [pair for pair in pairs if pair not in own and pair not in made]
     of_gpu = [pair for pair in missing if "device" in pair and on_gpu is not None]
     threads = [pair for pair in missing if pair not in of_gpu]
@@ -79,6 +74,50 @@ def select_copiers(
     if on_gpu is not None and of_gpu:
         made |= _of_gpu(on_gpu, of_gpu, tiers, copy_tuning, sharing)
     return made | own
+
+
+def _by_threads(
+    tier: "DiskTier | RemoteTier",
+    tiers: Mapping[str, Tier],
+    own: Mapping[Pair, Copier],
+    copy_tuning: "CopyTuning | None",
+    sharing: "SharedCopying | None",
+) -> dict[Pair, Copier]:
+    """Makes the copiers of a tier whose bytes go by threads of its own, with each other tier."""
+    near = _near(tier)
+    made: dict[Pair, Copier] = {}
+    for name, other in tiers.items():
+        pairs = [(name, tier.name), (tier.name, name)]
+        if other is tier:
+            continue
+        made |= dict.fromkeys(pairs, near)
+        if pairs[0] in own or not isinstance(other, DeviceTier | DiskTier):
+            continue
+        if isinstance(other, DeviceTier) or _is_remote(tier):
+            from blockyard.crane.copiers.bounce import BounceCopier  # noqa: PLC0415
+
+            streams = _streams(sharing, other, tier.name) if isinstance(other, DeviceTier) else None
+            made |= dict.fromkeys(pairs, BounceCopier(other, tier, near, copy_tuning, streams))
+    return made
+
+
+def _is_remote(tier: Tier) -> "TypeGuard[RemoteTier]":
+    if tier.name != "remote":
+        return False
+    from blockyard.crane.tiers.remote import RemoteTier  # noqa: PLC0415 - most have no stores
+
+    return isinstance(tier, RemoteTier)
+
+
+def _near(tier: "DiskTier | RemoteTier") -> "DiskCopier | StoreCopier":
+    """Returns what copies between memory and such a tier."""
+    if isinstance(tier, DiskTier):
+        from blockyard.crane.copiers.disk_copier import DiskCopier  # noqa: PLC0415
+
+        return tier.copier if isinstance(tier.copier, DiskCopier) else DiskCopier(tier)
+    from blockyard.crane.copiers.store_copier import StoreCopier  # noqa: PLC0415
+
+    return tier.copier if isinstance(tier.copier, StoreCopier) else StoreCopier(tier)
 
 
 def _checked(given: Mapping[Any, Copier], pairs: list[Pair]) -> dict[Pair, Copier]:

@@ -20,7 +20,7 @@ from blockyard.shared.restored import Restored
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Mapped", "Persistent", "Stamping", "Tier", "is_mapped", "planes_of"]
+__all__ = ["Forgetting", "Mapped", "Persistent", "Stamping", "Tier", "is_mapped", "planes_of"]
 
 
 class Tier(Protocol):
@@ -28,7 +28,7 @@ class Tier(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in plans: "device", "host" or "disk"."""
+        """Its name in plans: "device", "host", "disk" or "remote"."""
 
     @property
     def layout(self) -> KVLayout:
@@ -97,6 +97,14 @@ class Persistent(Protocol):
 
     def dead(self) -> frozenset[tuple[int, int]]:
         """Returns which slots are gone, as their memory has died: the first, and the step."""
+
+
+@runtime_checkable
+class Forgetting(Protocol):
+    """A tier that can keep others from what is written from now on."""
+
+    def forget(self) -> None:
+        """Hides it: it depends on what the tier's identity does not say."""
 
 
 @runtime_checkable

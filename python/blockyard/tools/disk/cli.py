@@ -1,16 +1,13 @@
 """`blockyard disk`: what is on the disk of a disk tier, whether it is whole, and how fast it is."""
 
-import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from blockyard._core import BlockyardError, Misuse, Unavailable, __version__
+from blockyard._core import BlockyardError, Misuse, Unavailable
 from blockyard.crane.tiers.disk_folders import Identity, RankFolder, Wiped, chosen, identities
 from blockyard.crane.tiers.disk_folders import wipe as unlink
 from blockyard.shared.sizes import parse_bytes, too_small
@@ -18,12 +15,10 @@ from blockyard.tools.click_types import QUIET
 from blockyard.tools.disk.bench import ROUNDS, Measured, measure
 from blockyard.tools.endings import FAILED
 from blockyard.tools.help import Group
-from blockyard.tools.outputs import claim, write_all
+from blockyard.tools.shown import JSON, claim_json, progress, say, write_json
 
 __all__ = ["disk"]
 
-_FORMAT: Final = 1
-"""Of the JSON."""
 _AT_ONCE: Final = 256 << 20
 """Bytes that are read between two looks at the progress."""
 _THREADS: Final = click.IntRange(1, 64)
@@ -38,7 +33,6 @@ _MISSES: Final = ("torn", "broken", "another", "unreadable")
 _SAID: Final = {"another": "of another place", "busy": "written to meanwhile"}
 
 _PATH = click.argument("path", type=click.Path(path_type=Path))
-_JSON = click.option("--json", "output", metavar="PATH", help="Write it as JSON; - is stdout.")
 
 
 @click.group(cls=Group, context_settings={"show_default": True})
@@ -52,22 +46,22 @@ def disk() -> None:
 @disk.command(epilog="Example: blockyard disk show /mnt/kv")
 @_PATH
 @QUIET
-@_JSON
+@JSON
 def show(path: Path, quiet: bool, output: str | None) -> None:  # noqa: ARG001, FBT001 - it shows the result alone
     """Show what is under PATH: whose blocks, of which process, how many and how large.
 
     It only reads, and works while processes own what is there.
     """
-    _claim(output)
+    claim_json(output)
     found = identities(path)
     described = [_described(one, _counted) for one in found]
-    faults = _write(output, {"path": str(path), "identities": described})
+    faults = write_json(output, {"path": str(path), "identities": described})
     for one in found:
-        _print(output, _headed(one))
+        say(output, _headed(one))
         for rank in one.ranks:
-            _print(output, _line(rank))
+            say(output, _line(rank))
     if not found:
-        _print(output, f"{path} has no blocks")
+        say(output, f"{path} has no blocks")
     if faults:
         raise Misuse(faults[0])
 
@@ -77,7 +71,7 @@ def show(path: Path, quiet: bool, output: str | None) -> None:  # noqa: ARG001, 
 @click.option("--identity", "names", multiple=True, metavar="HEX", help="Only this one of PATH.")
 @click.option("--threads", type=_THREADS, default=4, help="Threads that read.")
 @QUIET
-@_JSON
+@JSON
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -93,28 +87,28 @@ def verify(
     counted as such, and never as torn. The exit status is 1 where a block is not whole. Whoever
     asks for such a block gets a miss; nothing wrong is served.
     """
-    _claim(output)
+    claim_json(output)
     found = chosen(path, names)
     scrubbed: dict[Path, dict[str, Any]] = {}
     readable = [rank for one in found for rank in one.ranks if rank.inspector is not None]
     length = sum(rank.inspector.slots for rank in readable if rank.inspector is not None)
-    with _progress(length, quiet=quiet) as step:
+    with progress(length, quiet=quiet) as step:
         for rank in readable:
             scrubbed[rank.path] = _scrub(rank, threads, step)
     described = [_described(one, lambda rank: scrubbed[rank.path]) for one in found]
     bad = sum(len(one["bad"]) for one in scrubbed.values())
     unseen = [rank for one in found for rank in one.ranks if rank.inspector is None]
     whole = not bad and not unseen
-    faults = _write(output, {"path": str(path), "whole": whole, "identities": described})
+    faults = write_json(output, {"path": str(path), "whole": whole, "identities": described})
     for one in found:
-        _print(output, _headed(one))
+        say(output, _headed(one))
         for rank in one.ranks:
-            _print(output, _verdict(rank, scrubbed.get(rank.path)))
+            say(output, _verdict(rank, scrubbed.get(rank.path)))
     if bad:
         says = "1 block is" if bad == 1 else f"{bad:,} blocks are"
-        _print(output, f"{says} damaged: lookups miss them, and their bytes are never served")
+        say(output, f"{says} damaged: lookups miss them, and their bytes are never served")
     if not found:
-        _print(output, f"{path} has no blocks")
+        say(output, f"{path} has no blocks")
     if faults:
         raise (Misuse if whole else Unavailable)(faults[0])
     if not whole:
@@ -166,7 +160,7 @@ def wipe(
 @click.option("--bytes", "whole", default="1 GiB", help="Size of a round, likewise.")
 @click.option("--threads", type=_THREADS, default=4, help="Threads that write and read.")
 @QUIET
-@_JSON
+@JSON
 def bench(
     path: Path,
     block: str,
@@ -180,12 +174,12 @@ def bench(
     The floor writes and reads the same blocks with nothing else; the tier makes checksums, and
     reports what is durable. All of it lies in a folder of its own, which goes away.
     """
-    _claim(output)
+    claim_json(output)
     block_bytes = parse_bytes("--block-bytes", block, most=_BLOCK)
     nbytes = parse_bytes("--bytes", whole, most=_MOST)
     if nbytes < block_bytes:
         raise too_small("--bytes", whole, block_bytes)
-    with _progress(4 * (ROUNDS + 1), quiet=quiet) as step:
+    with progress(4 * (ROUNDS + 1), quiet=quiet) as step:
         found = measure(
             path,
             block_bytes=block_bytes,
@@ -193,42 +187,11 @@ def bench(
             threads=threads,
             step=lambda: step(1),
         )
-    faults = _write(output, {"path": str(path), **_figures(found)})
+    faults = write_json(output, {"path": str(path), **_figures(found)})
     for line in _table(found):
-        _print(output, line)
+        say(output, line)
     if faults:
         raise Misuse(faults[0])
-
-
-@contextmanager
-def _progress(length: int, *, quiet: bool) -> Iterator[Callable[[int], object]]:
-    """Shows a bar on a terminal's stderr; it is called with each further piece that is done."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-    else:
-        with click.progressbar(length=length, file=sys.stderr) as bar:
-            yield bar.update
-
-
-def _claim(output: str | None) -> None:
-    claim({"--json": None if output in {None, "-"} else Path(output)})
-
-
-def _write(output: str | None, content: dict[str, Any]) -> list[str]:
-    """Writes the JSON; returns why that was not possible, to be raised once all is shown."""
-    if output is None:
-        return []
-    content = {"format": _FORMAT, "blockyard": __version__, **content}
-    text = json.dumps(content, indent=2)
-    if output == "-":
-        click.echo(text)
-        return []
-    return write_all({Path(output): f"{text}\n".encode()})
-
-
-def _print(output: str | None, line: str) -> None:
-    """With `--json -`, stdout is for the JSON alone."""
-    click.echo(line, err=output == "-")
 
 
 def _scrub(rank: RankFolder, threads: int, step: Callable[[int], object]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from blockyard._core import BlockyardError, Misuse, __version__
 from blockyard.connectors.command_line import Fault, Flags, read, split
 from blockyard.shared.owner import is_foreign
 from blockyard.tools.click_types import FILE, QUIET
-from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, sglang, vllm
+from blockyard.tools.doctor import build, config, disk, gpu, host, pinned, sglang, stores, vllm
 from blockyard.tools.doctor.engine import Engine
 from blockyard.tools.doctor.finding import LEVELS, Check, Demand, Finding, Site, unknown
 from blockyard.tools.endings import FAILED
@@ -125,6 +125,8 @@ def examined(
     groups["GPU"] = gpu.CHECKS
     if asked.paths:
         groups["disk"] = disk.checks(site)
+    if asked.stores:
+        groups["stores"] = stores.checks(site)
     return {name: list(_made(checks, site)) for name, checks in groups.items()}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from blockyard._core import BlockyardError
+from blockyard.shared.layout import BELOW, TIERS
 from blockyard.shared.machine import free_memory
 from blockyard.tools.doctor.finding import Check, Demand, Finding, Problem, Site, judged
 from blockyard.tools.units import size
@@ -50,7 +51,7 @@ def tried(config: Config) -> None:
     Raises:
         BlockyardError: They do not go together.
     """
-    tiers = ("engine" if config.engine else "device", "host", "disk")
+    tiers = ("engine" if config.engine else "device", *BELOW)
     given: dict[str, Any] = {tier: int(getattr(config, tier)) for tier in tiers}
     sizes = {tier: size if size > _MOST else min(size, _SMALL) for tier, size in given.items()}
     # Nothing is written, and no path is opened.
@@ -91,12 +92,24 @@ def _is_of_vllm(path: Path) -> bool:
 
 def bookkeeping(config: Config, site: Site) -> Finding:
     """Memory for the bookkeeping of all slots."""
-    slots = config.device_blocks + config.host_blocks + config.disk_blocks
+    slots = sum(map(config.blocks_of, TIERS))
     needs, free = slots * _SLOT, free_memory(site.root)
     fact = f"{slots:,} slots take {size(needs)} at most"
     larger = "give blocks of more tokens, or smaller tiers"
     short = free is not None and needs > free
     return judged("bookkeeping", fact, (short, "fail", f"{size(free or 0)} are free", larger))
+
+
+def stored(config: Config, _: Site) -> Finding:
+    """Whether blocks in stores would be told from those of others."""
+    named = dict(config.namespace or ())
+    missing = [name for name in ("model", "weights") if config.remote and not named.get(name)]
+    fact = f"{config.remote_blocks:,} names" if config.remote else "none"
+    if missing:
+        fact = f"remote = {config.remote_blocks}, and namespace names no {' and no '.join(missing)}"
+    refused = "stores outlive the process, so that a cache with them is refused"
+    do = 'write namespace = { model = "…", weights = "v1" }'
+    return judged("stores", fact, (missing, "fail", refused, do))
 
 
 def policies(config: Config, _: Site) -> Finding:
@@ -123,4 +136,5 @@ def checks(path: Path, config: Config | BlockyardError) -> tuple[Check, ...]:
     first = partial(parses, path, config)
     if isinstance(config, BlockyardError):
         return (first,)
-    return (first, partial(bookkeeping, config), partial(policies, config))
+    others = (bookkeeping, stored, policies)
+    return (first, *(partial(check, config) for check in others))

@@ -66,6 +66,8 @@ class Demand:
     """Bytes of the device tier of a rank."""
     paths: tuple[Path, ...] = ()
     """Where the disk tiers are, and what `--disk` names."""
+    stores: tuple[tuple[str, str | None], ...] = ()
+    """URLs of shared stores, each with the file of its password."""
     ranks: int = 0
     """Processes that compute; 0 where that is not known."""
     layout: KVLayout | None = None
@@ -79,6 +81,7 @@ class Demand:
             self,
             **{name: max(getattr(self, name), getattr(other, name)) for name in sizes},
             paths=tuple(dict.fromkeys(self.paths + other.paths)),
+            stores=tuple(dict.fromkeys(self.stores + other.stores)),
             layout=self.layout or other.layout,
             load=other.load if self.load is None else self.load,
         )

@@ -120,7 +120,8 @@ class Launch(Engine):
         """Returns why one key is refused, where the others are sound."""
         value = self.extra[name]
         try:
-            StorageSettings.of_extra(_SOUND | {name: value})
+            beside = {"remote": "redis://host"} if name == "password_file" else {}
+            StorageSettings.of_extra(_SOUND | beside | {name: value})
         except BlockyardError as error:
             return error
         return None
@@ -156,7 +157,9 @@ class Launch(Engine):
             # Each stage, each replica and each attention group has as much, in a folder of its own.
             amount = parse_size("disk", str(self.read.disk))
             nbytes = amount.nbytes if amount.per == "rank" else amount.nbytes // self.tensor
-        return asked.joined(Demand(disk=nbytes * ranks, paths=(self.read.disk_path,)))
+        paths = () if self.read.disk_path is None else (self.read.disk_path,)
+        stores = tuple((url, self.read.password_file) for url in self.read.urls)
+        return asked.joined(Demand(disk=nbytes * ranks, paths=paths, stores=stores))
 
 
 def _table(path: str) -> object:

@@ -248,10 +248,12 @@ def variables(serve: Serve, _: Site) -> Finding:
     others = sorted(name for name in serve.environ if name.startswith("LMCACHE_"))
     events = serve.flags.mapping("kv_events_config").get("enable_kv_cache_events")
     by_bytes = events and serve.environ.get(_INTEGERS) == "0"
-    seed = serve.environ.get("PYTHONHASHSEED") if serve.told.get("disk_path") else None
+    outlives = serve.told.get("disk_path") or serve.told.get("remote")
+    seed = serve.environ.get("PYTHONHASHSEED") if outlives else None
     facts = [*others, *([f"{_INTEGERS}=0"] if by_bytes else [])]
     if seed is not None:
-        facts.append(f"PYTHONHASHSEED={seed}: with another value no block on the disk is found")
+        where = "on the disk" if serve.told.get("disk_path") else "in a store"
+        facts.append(f"PYTHONHASHSEED={seed}: with another value no block {where} is found")
     told_by = "host and disk events need integer block hashes, so they are not published"
     sizes = f'unset {" ".join(others)}; set sizes in {EXTRA}, as "host": "64 GiB"'
     return judged(

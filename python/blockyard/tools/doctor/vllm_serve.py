@@ -16,7 +16,7 @@ from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.replicas import ALONE, here_of
 from blockyard.connectors.vllm.settings import Settings, with_file
 from blockyard.connectors.vllm.vllm_api import INTERFACE
-from blockyard.shared.layout import BELOW, KVLayout, Plane
+from blockyard.shared.layout import KVLayout, Plane
 from blockyard.shared.sizes import counted, parse_size
 from blockyard.tools.doctor import config as of_config
 from blockyard.tools.doctor.engine import Engine
@@ -220,7 +220,7 @@ class Serve(Engine):
         if self.sized is None:
             # Of several groups of layers, which are not known here.
             extra = {name: value for name, value in extra.items() if name != "split"}
-            for tier in BELOW:
+            for tier in _IN_BYTES:
                 if isinstance(extra.get(tier), list):
                     extra[tier] = _one_of(tier, extra[tier])
         try:
@@ -239,7 +239,7 @@ class Serve(Engine):
         """
         if not self.has_states or not isinstance(self.known, Facts):
             return
-        for tier in BELOW:
+        for tier in _IN_BYTES:
             given = self.told.get(tier)
             if isinstance(given, list) and len(given) == 1:
                 raise Misuse(
@@ -255,6 +255,8 @@ class Serve(Engine):
         beside: dict[str, Any] = {"host": 1, "preempt": "recompute"}
         if name in {"disk", "disk_path", "disk_reclaim"}:
             beside |= {"disk": 1, "disk_path": "/"}
+        if name in {"remote_names", "password_file"}:
+            beside |= {"remote": "redis://host"}
         said = {EXTRA: beside | {name: self.extra[name]}}
         read = replace(self, flags=replace(self.flags, values={TRANSFER: said})).read
         value = self.extra[name]
@@ -311,7 +313,7 @@ class Serve(Engine):
             # Without the model a number of blocks is no number of bytes.
             host, disk = (
                 sum(_nbytes(one, self.workers, self.replicas) for one in _listed(self.told, tier))
-                for tier in BELOW
+                for tier in _IN_BYTES
             )
             pinned = host // self.workers
             piece = 0 if self.has_states else pinned
@@ -325,7 +327,9 @@ class Serve(Engine):
             device=0,
             ranks=0,
         )
-        return asked.joined(whole)
+        settings = self.read[0]
+        stores = tuple((one, settings.password_file) for one in settings.urls)
+        return replace(asked.joined(whole), stores=stores)
 
 
 def _expanded(path: str) -> Path:

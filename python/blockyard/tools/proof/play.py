@@ -22,6 +22,7 @@ from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.stores import Store
 from blockyard.tools.proof.conversations import Conversation
 from blockyard.yard.config import Config
 from blockyard.yard.parking import PreemptMode
@@ -79,6 +80,7 @@ class Play:
         copier: What moves bytes; None for the copier that suits the memory.
         on: The device that computes, and has the memory.
         disk_path: Where the third tier's blocks outlive this play; None for memory.
+        stores: Shared stores below, as in `local`; None for none.
         config: More fields of `Config`.
     """
 
@@ -97,19 +99,22 @@ class Play:
         copier: Copier | None = None,
         on: Device = NUMPY,
         disk_path: DiskPath | None = None,
+        stores: Sequence[Store | str] | None = None,
         **config: object,
     ) -> None:
         layout = model.config.layout(block_size=block_size)
         sizes = {"device": memory.device, "host": memory.host, "disk": memory.disk}
         self._block_bytes = layout.block_bytes
-        if disk_path is not None:
+        if disk_path is not None or stores is not None:
             named = {"model": str(model.config), "weights": f"seed {model.seed}"}
-            config = {"namespace": named, "keyed": ("disk",), **config}
+            config = {"namespace": named, **config}
+        if disk_path is not None:
+            config = {"keyed": ("disk",), **config}
         whole = Config.of({"layout": layout, **sizes, **config})
         in_memory = 0 if disk_path is not None else memory.disk
         device, host, below = on.tiers(layout, memory.device, memory.host, in_memory)
         tiers = (device, host) if disk_path is not None else (device, host, below)
-        self.cache = local(whole, memory=tiers, copier=copier, disk_path=disk_path)
+        self.cache = local(whole, memory=tiers, copier=copier, disk_path=disk_path, stores=stores)
         rank = Rank(model, device, sampling=sampling)
         self.engine = ReferenceEngine(self.cache, rank, stops=stops, lag=lag, late=late)
         self.scheduler = Scheduler(

@@ -91,6 +91,34 @@ __all__ = ["replay"]
     default=5.0,
     help="Its bandwidth in each direction, GB/s over all ranks.",
 )
+@click.option(
+    "--remote",
+    multiple=True,
+    metavar="SIZE",
+    help="Names of blocks in a shared store, as a number or a size likewise; default: no store. "
+    "Repeat to compare. --model virtual only.",
+)
+@click.option(
+    "--store-latency",
+    type=float,
+    metavar="SECONDS",
+    default=1e-3,
+    help="From a copy's submit to its first byte, at the store.",
+)
+@click.option(
+    "--store-bandwidth",
+    type=float,
+    metavar="GBPS",
+    default=5.0,
+    help="The store's bandwidth in each direction, GB/s over all ranks.",
+)
+@click.option(
+    "--store-loss",
+    type=float,
+    metavar="SHARE",
+    default=0.0,
+    help="Of the blocks loaded from the store, the share that it has lost, drawn by --seed.",
+)
 @number("--block-size", 1, 10**5, None, "Tokens per block of the cache; default: 16.")
 @click.option(
     "--policy",

@@ -1,5 +1,6 @@
 """What one pass counts, and the `Run` made of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import add
 from typing import Final, NamedTuple
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.scheduler import Scheduler
+from blockyard.shared.plan import Outcome, Plan
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.load import NEVER, offered
@@ -21,6 +23,7 @@ from blockyard.tools.replay.result import (
     Preempted,
     PromisedBlocks,
     Run,
+    StoreReport,
     TicketCounts,
     Verified,
     Waits,
@@ -32,7 +35,7 @@ from blockyard.tools.replay.verify import Verifier
 
 __all__ = ["End", "Levels", "RunCounts", "bookkeeping", "verified"]
 
-_WAYS: Final = ("down", "up", "across", "disk down", "disk up")
+_WAYS: Final = ("down", "up", "across", "disk down", "disk up", "remote down", "remote up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Levels:
     promised: int
     host: int
     disk: int
+    remote: int
     running: int
     waiting: int
     headroom: int
@@ -82,6 +86,11 @@ class RunCounts:
     loaded_requests: int = 0
     moved: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0))
     disk_peak: int = 0
+    remote_peak: int = 0
+    loaded: int = 0
+    """Blocks that came from a store."""
+    losses: int = 0
+    """Loads that a store had lost a block of."""
     peak: dict[str, int] = field(default_factory=lambda: {"device": 0, "host": 0, "pinned": 0})
     pinned: list[int] = field(default_factory=list)
     headroom: list[int] = field(default_factory=list)
@@ -124,7 +133,7 @@ class RunCounts:
             prompt: The tokens of its prompt.
             found: The tokens that it found on the device, and those that were loaded for it.
         """
-        below = found.host + found.disk
+        below = found.host + found.disk + found.remote
         self.loaded_requests += below > 0
         if self.began[request] != NEVER:
             since, lost = self.stopped.pop(request)
@@ -155,9 +164,18 @@ class RunCounts:
                 self.gaps += zip(values.tolist(), counts.tolist(), strict=True)
         self.said[requests] = at
 
+    def landed(self, plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> None:
+        """Counts what came from a store, and what it had lost."""
+        stored = {plan.flight for plan in plans if plan.source_tier == "remote"}
+        for outcome in outcomes:
+            if outcome.rank == 0 and outcome.flight in stored:
+                self.loaded += outcome.good
+                self.losses += outcome.cause is not None
+
     def looked(self, levels: Levels, seconds: float) -> None:
         """Counts the levels of a step, and raises the peaks."""
         self.disk_peak = max(self.disk_peak, levels.disk)
+        self.remote_peak = max(self.remote_peak, levels.remote)
         peak = self.peak
         peak["device"] = max(peak["device"], levels.device)
         peak["host"] = max(peak["host"], levels.host)
@@ -203,6 +221,7 @@ class RunCounts:
             device_blocks=spec.device_blocks,
             host_blocks=spec.host_blocks,
             disk_blocks=spec.disk_blocks,
+            remote_blocks=spec.remote_blocks,
             block_bytes=spec.block_bytes,
             requests=self.ended,
             refused=arrivals.refused,
@@ -226,6 +245,7 @@ class RunCounts:
             pinned=self._mean(self.pinned),
             peak=dict(self.peak),
             disk=self._disk(spec) if spec.disk_blocks else None,
+            remote=self._remote(spec) if spec.remote_blocks else None,
             bookkeeping=bookkeeping(samples, end.seconds),
             verified=end.verified,
             audit="ok" if violation is None else f"{violation.law}: {violation.detail}",
@@ -318,6 +338,18 @@ class RunCounts:
             bytes_down=down * spec.block_bytes,
             bytes_up=up * spec.block_bytes,
             peak=self.disk_peak,
+        )
+
+    def _remote(self, spec: RunSpec) -> StoreReport:
+        down = self.moved["remote down"]
+        return StoreReport(
+            hit_ratio=self.hits.remote / max(self.input_tokens, 1),
+            blocks_down=down,
+            blocks_up=self.loaded,
+            bytes_down=down * spec.block_bytes,
+            bytes_up=self.loaded * spec.block_bytes,
+            losses=self.losses,
+            peak=self.remote_peak,
         )
 
     def _moved(self, spec: RunSpec, failed: int) -> Moved:

@@ -113,7 +113,7 @@ class CacheOwned(_Served):
                 self.make_room_on_host(short + found)
                 self.copy_down(cache.demote(short + found))
         lease = cache.begin(keys)
-        device, host, disk = lease.hits
+        device, host, disk, _ = lease.hits
         if lease.plans:
             self.up += host
             self.disk_up += disk

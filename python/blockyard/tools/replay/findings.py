@@ -121,6 +121,8 @@ def _worth(run: Run) -> Iterator[str]:
         parts = parts[:1]
     if run.disk is not None:
         parts.append(f"{run.disk.hit_ratio:.1%} on the disk")
+    if run.remote is not None:
+        parts.append(f"{run.remote.hit_ratio:.1%} in the store")
     where = f": {', '.join(parts)}" if len(parts) > 1 else ""
     yield f"{run.hit_ratio:.1%} of the prompt tokens are found{where}."
 

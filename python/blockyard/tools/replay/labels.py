@@ -9,7 +9,7 @@ from blockyard.tools.units import size
 
 __all__ = ["TIERS", "labels", "sizes"]
 
-TIERS: Final = ("device", "host", "disk")
+TIERS: Final = ("device", "host", "disk", "remote")
 
 
 def labels(runs: Sequence[Run | RunSpec]) -> list[str]:
@@ -24,7 +24,12 @@ def labels(runs: Sequence[Run | RunSpec]) -> list[str]:
 
 def sizes(run: Run | RunSpec, tiers: Sequence[str]) -> list[str]:
     """Returns the sizes of these tiers, in words."""
-    blocks = {"device": run.device_blocks, "host": run.host_blocks, "disk": run.disk_blocks}
+    blocks = {
+        "device": run.device_blocks,
+        "host": run.host_blocks,
+        "disk": run.disk_blocks,
+        "remote": run.remote_blocks,
+    }
     return [
         f"{tier} {size(blocks[tier] * run.block_bytes)}" if blocks[tier] else f"no {tier}"
         for tier in tiers

@@ -22,10 +22,11 @@ def check_memory(spec: RunSpec) -> None:
     """
     needed, there = _needed(spec), _there()
     if needed > there:
-        blocks = spec.device_blocks + spec.host_blocks + spec.disk_blocks
+        blocks = spec.device_blocks + spec.host_blocks + spec.disk_blocks + spec.remote_blocks
+        fewer = "--device, --host, --disk and --remote" if spec.remote_blocks else ""
         raise Misuse(
             f"{blocks:,} blocks: their replay takes {size(needed)}, and this machine has "
-            f"{size(there)}; give less with --device, --host and --disk"
+            f"{size(there)}; give less with {fewer or '--device, --host and --disk'}"
             + (", or leave out --verify" if spec.verify else "")
         )
 
@@ -37,7 +38,7 @@ def fit_at_once(spec: RunSpec) -> int:
 
 def _needed(spec: RunSpec) -> int:
     below = spec.host_blocks + spec.disk_blocks
-    needed = (spec.device_blocks + below) * _BOOK_BYTES
+    needed = (spec.device_blocks + below + spec.remote_blocks) * _BOOK_BYTES
     if spec.verify:
         each = spec.ranks * scaled(spec.block_size, spec.ranks).block_bytes
         # A GPU reports by itself that it is full.

@@ -16,6 +16,7 @@ from blockyard.tools.replay.result import (
     PromisedBlocks,
     Replica,
     Run,
+    StoreReport,
     TicketCounts,
     Verified,
     Waits,
@@ -43,6 +44,7 @@ def _counted(runs: Sequence[Run]) -> Run:
     """Returns what either model has; the rest is the first one's."""
     tokens = [run.input_tokens for run in runs]
     disks = _there(runs, lambda run: run.disk)
+    stores = _there(runs, lambda run: run.remote)
     return msgspec.structs.replace(
         runs[0],
         requests=sum(run.requests for run in runs),
@@ -68,6 +70,14 @@ def _counted(runs: Sequence[Run]) -> Run:
             peak=max(disk.peak for disk in disks),
         )
         if disks
+        else None,
+        remote=_summed(
+            stores,
+            StoreReport,
+            hit_ratio=_weighed([store.hit_ratio for store in stores], tokens),
+            peak=max(store.peak for store in stores),
+        )
+        if stores
         else None,
         audit=next((run.audit for run in runs if run.audit not in {"ok", "none"}), runs[0].audit),
     )

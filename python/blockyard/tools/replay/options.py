@@ -44,6 +44,10 @@ class ReplayOptions(Source):
     host: tuple[str, ...]
     disk: tuple[str, ...]
     disk_gbps: float
+    remote: tuple[str, ...]
+    store_latency: float
+    store_bandwidth: float
+    store_loss: float
     block_size: int | None
     policy: tuple[Policy, ...]
     write_policy: tuple[WritePolicy, ...]
@@ -107,12 +111,28 @@ def _check(options: ReplayOptions) -> None:
         raise Misuse(f"--router {options['router']} needs engines to choose from: give --replicas")
     for text in options["hints"]:
         Hints.parse(text)
+    _check_store(options)
     if options["model"] == "sequential":
         _check_sequential(options)
     else:
         _check_virtual(options)
     if options["verify"] is not None:
         _check_memory_of_bytes(options["verify"])
+
+
+def _check_store(options: ReplayOptions) -> None:
+    latency, loss = options["store_latency"], options["store_loss"]
+    if not (math.isfinite(latency) and latency >= 0):
+        raise Misuse(f"--store-latency {latency:g}: must be a number of seconds >= 0")
+    if not 0 <= loss <= 1:
+        raise Misuse(f"--store-loss {loss:g}: must be a share from 0 to 1")
+    if options["verify"] is not None and _given(options["remote"]):
+        raise Misuse("--verify: the modelled store has no bytes; leave out --remote or --verify")
+
+
+def _given(sizes: Sequence[str]) -> bool:
+    """Returns whether one of these sizes is not 0."""
+    return any(size.strip("0 ") for size in sizes)
 
 
 def _check_memory_of_bytes(name: DeviceName) -> None:
@@ -139,12 +159,13 @@ def _check_sequential(options: ReplayOptions) -> None:
         "--preempt-mode": options["preempt_mode"],
         "--headroom": options["headroom"],
         "--victims": options["victims"] != "newest",
+        "--remote": _given(options["remote"]),
     }
     for option, given in idle.items():
         if given:
             raise Misuse(f"{option} is for --model virtual: leave it out with --model sequential")
     for option, sizes in (("--host", options["host"]), ("--disk", options["disk"])):
-        if "optimum" in options["policy"] and any(size.strip("0 ") for size in sizes):
+        if "optimum" in options["policy"] and _given(sizes):
             raise Misuse(f"--policy optimum is for one tier: leave {option} out")
 
 
@@ -173,15 +194,24 @@ def _specs(options: ReplayOptions, roofline: Roofline, trace: Trace) -> list[Run
         max_num_seqs=options["max_num_seqs"],
         prefetch=options["prefetch"],
         gate=options["loads"] == "gated",
-        disk_bytes_per_second=_disk_speed(options),
+        disk_bytes_per_second=_speed("--disk-gbps", options["disk_gbps"]),
+        store_latency=options["store_latency"],
+        store_bytes_per_second=_speed("--store-bandwidth", options["store_bandwidth"]),
+        store_loss=options["store_loss"],
     )
     return [spec for sized in _sized(options, first, trace) for spec in _of_sizes(options, sized)]
 
 
 def _sized(options: ReplayOptions, first: RunSpec, trace: Trace) -> Iterator[RunSpec]:
     """Yields the spec with each combination of sizes, which this machine has memory for."""
-    for above, host, disk in product(*_sizes(options, first, trace)):
-        spec = replace(first, device_blocks=above, host_blocks=host, disk_blocks=disk)
+    for above, host, disk, remote in product(*_sizes(options, first, trace)):
+        spec = replace(
+            first,
+            device_blocks=above,
+            host_blocks=host,
+            disk_blocks=disk,
+            remote_blocks=remote,
+        )
         slowest = max(count for count in spec.block_costs if count is not None)
         if slowest >= 2**63:
             raise Misuse(
@@ -194,7 +224,8 @@ def _sized(options: ReplayOptions, first: RunSpec, trace: Trace) -> Iterator[Run
 
 def _of_sizes(options: ReplayOptions, sized: RunSpec) -> Iterator[RunSpec]:
     """Yields a spec for each combination of policies."""
-    host, below = sized.host_blocks, sized.host_blocks or sized.disk_blocks
+    host = sized.host_blocks
+    below = host or sized.disk_blocks or sized.remote_blocks
     modes = dict.fromkeys(options["preempt_mode"]) or (["park"] if below else ["recompute"])
     if not below and options["preempt_mode"] and list(modes) != ["recompute"]:
         raise Misuse(f"--preempt-mode {next(iter(modes))} needs a host: give --host, or recompute")
@@ -243,7 +274,7 @@ def _default_headroom(role: Role) -> HeadroomName:
 
 
 def _sizes(options: ReplayOptions, spec: RunSpec, trace: Trace) -> tuple[Sequence[int], ...]:
-    """Returns the blocks of device, host and disk to be compared, each size once."""
+    """Returns the blocks of each tier to be compared, each size once."""
     above, host = 0, 0
     if not (options["device"] and options["host"]):
         if options["trace"] is None:
@@ -256,11 +287,15 @@ def _sizes(options: ReplayOptions, spec: RunSpec, trace: Trace) -> tuple[Sequenc
         _blocks(options, "device", spec, 1) or [above],
         _blocks(options, "host", spec, 0) or [host],
         _blocks(options, "disk", spec, 0) or [0],
+        _blocks(options, "remote", spec, 0) or [0],
     )
 
 
 def _blocks(
-    options: ReplayOptions, tier: Literal["device", "host", "disk"], spec: RunSpec, least: int
+    options: ReplayOptions,
+    tier: Literal["device", "host", "disk", "remote"],
+    spec: RunSpec,
+    least: int,
 ) -> list[int]:
     each = (
         parse_blocks(f"--{tier}", text, spec.block_bytes, ranks=spec.ranks, least=least)
@@ -269,9 +304,8 @@ def _blocks(
     return list(dict.fromkeys(each))
 
 
-def _disk_speed(options: ReplayOptions) -> float:
-    """Returns its bandwidth in bytes/s."""
-    gbps = options["disk_gbps"]
+def _speed(option: str, gbps: float) -> float:
+    """Returns a bandwidth in bytes/s."""
     if not (math.isfinite(gbps) and gbps > 0):
-        raise Misuse(f"--disk-gbps {gbps:g}: must be a number of GB/s > 0")
+        raise Misuse(f"{option} {gbps:g}: must be a number of GB/s > 0")
     return gbps * 1e9

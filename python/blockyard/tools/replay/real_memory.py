@@ -16,7 +16,7 @@ from blockyard._core import Unavailable
 from blockyard.crane.crane import Crane
 from blockyard.crane.devices import NUMPY, Device, DeviceName, device, fetched
 from blockyard.shared.layout import Hello, KVLayout
-from blockyard.shared.plan import Outcome, Plan
+from blockyard.shared.plan import Cause, Outcome, Plan
 from blockyard.shared.processes import ignore_sigint
 from blockyard.yard.config import Config
 
@@ -53,10 +53,18 @@ class RankMemory(Protocol):
 
 
 class UnbackedMemory:
-    """Memory without bytes: every copy is good on every rank."""
+    """Memory without bytes: every copy is good on every rank, but what a store has lost.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: Its tiers and ranks.
+        loss: The share of the blocks loaded from a store that are lost.
+        seed: Draws which.
+    """
+
+    def __init__(self, config: Config, *, loss: float = 0.0, seed: int = 0) -> None:
         self._config = config
+        self._loss = loss
+        self._draw = np.random.Generator(np.random.PCG64(seed)).random
 
     def hello(self) -> list[Hello]:
         """Returns a handshake for each rank of the configuration."""
@@ -67,6 +75,7 @@ class UnbackedMemory:
             config.device_blocks,
             config.host_blocks,
             disk=config.disk_blocks,
+            remote=config.remote_blocks,
             group=config.group,
         )
         return [hello._replace(rank=rank) for rank in range(config.ranks)]
@@ -75,9 +84,16 @@ class UnbackedMemory:
         """Does nothing."""
 
     def land(self, plans: Sequence[Plan]) -> list[Outcome]:
-        """Returns a good outcome for each plan and rank."""
-        ranks = range(self._config.ranks)
-        return [Outcome.of(plan, rank, len(plan)) for plan in plans for rank in ranks]
+        """Returns an outcome for each plan and rank."""
+        return [outcome for plan in plans for outcome in self._landed(plan)]
+
+    def _landed(self, plan: Plan) -> list[Outcome]:
+        good, ranks = len(plan), range(self._config.ranks)
+        if plan.source_tier == "remote":
+            gone = np.flatnonzero(self._draw(good) < self._loss)
+            good = int(gone[0]) if len(gone) else good
+        cause = Cause.CORRUPT if good < len(plan) else None
+        return [Outcome.of(plan, rank, good, cause) for rank in ranks]
 
     def write(self, slots: Slots, keys: Keys) -> None:
         """Does nothing."""

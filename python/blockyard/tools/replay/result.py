@@ -21,6 +21,7 @@ __all__ = [
     "Run",
     "Series",
     "Spread",
+    "StoreReport",
     "TicketCounts",
     "Verified",
     "Waits",
@@ -171,6 +172,27 @@ class DiskReport(Struct, frozen=True, kw_only=True):
     """The most of its slots with content; 0 with model sequential."""
 
 
+class StoreReport(Struct, frozen=True, kw_only=True):
+    """A shared store, below all other tiers, of which the cache knows blocks by name."""
+
+    hit_ratio: float
+    """Prompt tokens that came from there / prompt tokens, 0 to 1; `hit_ratio` of the run has them
+    too."""
+    blocks_down: int
+    """Blocks copied to it."""
+    blocks_up: int
+    """Blocks that came from it."""
+    bytes_down: int
+    """Bytes copied to it, in the modelled layout, over all ranks."""
+    bytes_up: int
+    """Bytes that came from it, likewise."""
+    losses: int
+    """Loads cut short by a block that the store had lost; that one and those behind it were
+    computed."""
+    peak: int
+    """The most names with content."""
+
+
 class Bookkeeping(Struct, frozen=True, kw_only=True):
     """The CPU time of Blockyard itself, measured on this machine during the replay.
 
@@ -290,6 +312,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """Blocks of the host; 0 for none."""
     disk_blocks: int
     """Blocks of the disk; 0 for none."""
+    remote_blocks: int = 0
+    """Blocks of a shared store known by name; 0 for no store."""
     block_bytes: int
     """Bytes of a block in the modelled layout, over all ranks."""
     requests: int
@@ -337,6 +361,8 @@ class Run(Struct, frozen=True, kw_only=True):
     by running requests. Looked at in every step."""
     disk: DiskReport | None
     """The tier below the host; null where there is none."""
+    remote: StoreReport | None = None
+    """The shared store; null where there is none."""
     bookkeeping: Bookkeeping | None
     """CPU time that Blockyard took, measured; null with model sequential."""
     verified: Verified | None

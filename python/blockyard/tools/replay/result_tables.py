@@ -18,6 +18,7 @@ from blockyard.tools.replay.result import (
     Result,
     Run,
     Spread,
+    StoreReport,
     TicketCounts,
 )
 from blockyard.tools.units import duration, size
@@ -107,6 +108,11 @@ def _disk(of: Callable[[DiskReport], str]) -> Callable[[Run], _Cell]:
     return lambda run: of(run.disk) if run.disk is not None else None
 
 
+def _store(of: Callable[[StoreReport], str]) -> Callable[[Run], _Cell]:
+    """Leaves the cell empty where there is no store."""
+    return lambda run: of(run.remote) if run.remote is not None else None
+
+
 def _audit(run: Run) -> _Cell:
     return Text(run.audit, {"ok": "green", "none": ""}.get(run.audit, "bold red"))
 
@@ -126,6 +132,7 @@ _PARTS: Final = {
         ("on the device", _below(lambda run: f"{run.hit_ratio_by_tier['device']:.1%}")),
         ("on the host", _below(lambda run: f"{run.hit_ratio_by_tier['host']:.1%}")),
         ("on the disk", _disk(lambda disk: f"{disk.hit_ratio:.1%}")),
+        ("in the store", _store(lambda store: f"{store.hit_ratio:.1%}")),
     ),
     "Latency, modelled": _part(
         ("to first token, median", _answered(lambda run: _quantile(run.ttft_ms, "p50"))),
@@ -143,6 +150,9 @@ _PARTS: Final = {
         ("copied up", _below(lambda run: size(run.moved.bytes_up))),
         ("copied to the disk", _disk(lambda disk: size(disk.bytes_down))),
         ("copied from the disk", _disk(lambda disk: size(disk.bytes_up))),
+        ("copied to the store", _store(lambda store: size(store.bytes_down))),
+        ("copied from the store", _store(lambda store: size(store.bytes_up))),
+        ("loads with a lost block", _store(lambda store: f"{store.losses:,}")),
         ("device held by requests, mean", _pinned),
         ("device held by requests, peak", _peak("pinned")),
         ("device in use, peak", _peak("device")),

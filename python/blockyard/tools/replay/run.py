@@ -15,7 +15,7 @@ from blockyard.scheduling.victims import LeastComputed, Newest
 from blockyard.shared.plan import Plan
 from blockyard.tools.endings import Broken
 from blockyard.tools.replay.arrivals import Arrivals, Transfers
-from blockyard.tools.replay.clock import Link
+from blockyard.tools.replay.clock import Link, StoreTimes
 from blockyard.tools.replay.counters import End, Levels, RunCounts, verified
 from blockyard.tools.replay.engine import VirtualEngine
 from blockyard.tools.replay.real_memory import (
@@ -66,7 +66,7 @@ def played(spec: RunSpec, trace: Trace, progress: Callable[[Progress], None]) ->
     config = _config(spec)
     memory: RankMemory
     if not spec.verify:
-        memory = UnbackedMemory(config)
+        memory = UnbackedMemory(config, loss=spec.store_loss, seed=spec.seed)
     elif spec.ranks == 1:
         memory = LocalMemory(config, seed=spec.seed, on=device(spec.verify))
     else:
@@ -84,6 +84,7 @@ def _config(spec: RunSpec) -> Config:
         device=spec.device_blocks + 1,
         host=spec.host_blocks,
         disk=spec.disk_blocks,
+        remote=spec.remote_blocks,
         layout=layout,
         ranks=spec.ranks,
         block_size=spec.block_size,
@@ -121,6 +122,7 @@ class _Replay:
             machine.link_bytes_per_second,
             machine.link_latency,
             spec.disk_block_seconds,
+            StoreTimes(spec.store_block_seconds, spec.store_latency),
         )
         decodes = spec.role == "decode"
         headroom = _headroom(spec)
@@ -234,7 +236,9 @@ class _Replay:
         outcomes = self.memory.land(plans)
         start = _spent()
         self.cache.commit(outcomes, now=self.tick)
-        return _spent() - start
+        spent = _spent() - start
+        self.counts.landed(plans, outcomes)
+        return spent
 
     def send(self, plans: list[Plan]) -> None:
         """Sends plans to the memory and onto the link."""
@@ -282,13 +286,17 @@ class _Replay:
         self.tables.bind(start.seat, lease)
         # A request with loads was admitted when their plans were sent.
         admitted = [self.sent.pop(plan.flight) for plan in lease.plans]
-        device = min(lease.hits[0] * self.spec.block_size, start.cached)
-        disk = min(lease.hits[2] * self.spec.block_size, start.cached - device)
+        size = self.spec.block_size
+        device = min(lease.hits[0] * size, start.cached)
+        # What a store has lost ends the prefix, which it had the end of.
+        left = start.cached - device
+        remote = min(lease.hits[3] * size, max(left - (lease.hits[1] + lease.hits[2]) * size, 0))
+        disk = min(lease.hits[2] * size, left - remote)
         self.counts.begins(
             request,
             min(admitted, default=self.now),
             int(self.trace.input_length[request]),
-            CachedTokens(device, start.cached - device - disk, disk),
+            CachedTokens(device, left - disk - remote, disk, remote),
         )
 
     def output(self, step: Step) -> int:
@@ -354,6 +362,7 @@ class _Replay:
             promised=stats["device_promised"],
             host=stats["host_capacity"] - stats["host_free"],
             disk=stats["disk_capacity"] - stats["disk_free"],
+            remote=stats["remote_capacity"] - stats["remote_free"],
             running=scheduler["seats"] - scheduler["stopping"],
             waiting=scheduler["waiting"] + self.arrivals.outside(self.now),
             headroom=scheduler["headroom"],
@@ -375,11 +384,12 @@ class _Replay:
 
 
 def _way(plan: Plan) -> str:
-    """Which way a plan goes: "disk down" and "disk up" between the disk and the others."""
-    if plan.destination_tier == "disk":
-        return "disk down"
-    if plan.source_tier == "disk":
-        return "disk up"
+    """Which way a plan goes: "disk down" and "disk up" between the disk and the tiers above it."""
+    for lower in ("remote", "disk"):
+        if plan.destination_tier == lower:
+            return f"{lower} down"
+        if plan.source_tier == lower:
+            return f"{lower} up"
     return _WAYS[plan.source_tier, plan.destination_tier]
 
 

@@ -30,6 +30,11 @@ SECTIONS: Final = (
         "blockyard replay --device 4GiB --host 16GiB --host 64GiB",
     ),
     Section(
+        "A shared store",
+        ("--remote", "--store-latency", "--store-bandwidth", "--store-loss"),
+        "blockyard replay --host 4GiB --remote 1TiB --store-loss 0.01",
+    ),
+    Section(
         "Policies to compare; repeat them, and each combination is a run",
         (
             "--policy",

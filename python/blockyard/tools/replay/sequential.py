@@ -68,7 +68,7 @@ class Sequential:
     @property
     def hit_ratio_by_tier(self) -> dict[str, float]:
         """The same for "device" and "host"."""
-        device, host, _ = (self.hits.sum(0) * self.block_size / max(self.tokens, 1)).tolist()
+        device, host, *_ = (self.hits.sum(0) * self.block_size / max(self.tokens, 1)).tolist()
         return {"device": device, "host": host}
 
 

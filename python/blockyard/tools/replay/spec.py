@@ -91,6 +91,14 @@ class RunSpec:
     """Blocks of a tier below the host; 0 for none."""
     disk_bytes_per_second: float = 5e9
     """Its bandwidth in each direction, over all ranks; that of one drive is assumed by default."""
+    remote_blocks: int = 0
+    """Blocks of a shared store that are known by name; 0 for no store."""
+    store_latency: float = 1e-3
+    """Seconds from submit to first byte of a copy to or from the store."""
+    store_bytes_per_second: float = 5e9
+    """Its bandwidth in each direction, over all ranks; that of a fast network by default."""
+    store_loss: float = 0.0
+    """The share of loaded blocks that the store has lost, 0 to 1; drawn by `seed`."""
     policy: Policy = "recency"
     write_policy: WritePolicy = "on-evict"
     host_copies: HostCopies | None = None
@@ -140,10 +148,17 @@ class RunSpec:
         return self.block_bytes / self.disk_bytes_per_second
 
     @property
+    def store_block_seconds(self) -> float:
+        """How long a block takes to or from the store, beside the latency."""
+        return self.block_bytes / self.store_bytes_per_second
+
+    @property
     def block_costs(self) -> BlockCosts:
         """What gates loads."""
+        own = self.roofline.block_costs(self.block_size)
         disk = round(1e9 * self.disk_block_seconds) if self.disk_blocks else None
-        return BlockCosts(*self.roofline.block_costs(self.block_size), disk=disk)
+        remote = round(1e9 * self.store_block_seconds) if self.remote_blocks else None
+        return BlockCosts(*own, disk=disk, remote=remote)
 
     def answers(self, trace: Trace) -> NDArray[np.int64]:
         """Returns how many tokens each request samples here; at least 1, which ends its prompt."""

@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 
-/// Tiers a yard may have: device, host, disk. Tests build one more, so that nothing hangs on three.
-pub const MAX_TIERS: usize = if cfg!(feature = "four-tiers") { 4 } else { 3 };
+/// Tiers a yard may have: device, host, disk, remote.
+pub const MAX_TIERS: usize = 4;
 
 /// The chained hash of a block's tokens and of everything before them, in a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -92,20 +92,17 @@ impl Tier {
     pub const HOST: Self = Self(1);
     /// Disk.
     pub const DISK: Self = Self(2);
+    /// Stores that engines share. Its slots are names: where a block is follows from its key.
+    pub const REMOTE: Self = Self(3);
 
     #[inline]
     pub(crate) fn at(self) -> usize {
         self.0
     }
 
-    /// The tiers below it that a yard may have.
-    pub(crate) fn below(self) -> impl Iterator<Item = Self> {
-        (self.0 + 1..MAX_TIERS).map(Self)
-    }
-
     /// The tier's word.
     pub fn name(self) -> &'static str {
-        ["device", "host", "disk"]
+        ["device", "host", "disk", "remote"]
             .get(self.at())
             .copied()
             .unwrap_or("tier")

@@ -53,6 +53,9 @@ pub(crate) struct Flight {
     pub(crate) overdue: bool,
     /// What it reads is held for it.
     pub(crate) reads: bool,
+    /// Places of the blocks that a prompt has found by unproven names, and that count as hits once they are
+    /// good.
+    pub(crate) unproven: Vec<u32>,
     /// Its number among all that were launched.
     pub(crate) launched: u64,
     /// The same until its plan was dispatched.
@@ -73,6 +76,7 @@ impl Flight {
             ended: None,
             overdue: false,
             reads: true,
+            unproven: Vec::new(),
             launched: 0,
             waits: None,
         }

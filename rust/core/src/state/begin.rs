@@ -102,6 +102,8 @@ impl State {
             *sum += u64::from(hit);
         }
         counters.withheld += found as u64 - used - u64::from(prefix.slow);
+        self.count_unproven(&begun.plans);
+        let counters = &mut self.counters;
         let count = match prefix.ends {
             Stop::Whole => return,
             Stop::Missing => {

@@ -93,6 +93,7 @@ impl State {
             turn,
             orphans,
             done,
+            deleting,
             climbed: _,
             // What is told decides nothing. O4
             events: _,
@@ -111,7 +112,16 @@ impl State {
             self.root_of(self.lease_id(lease)).hash(&mut digest);
         }
         (counters, ghosts, usages, in_flight, parkings).hash(&mut digest);
-        (headroom, largest, turn, orphans, roots.ready, done).hash(&mut digest);
+        (
+            headroom,
+            largest,
+            turn,
+            orphans,
+            roots.ready,
+            done,
+            deleting,
+        )
+            .hash(&mut digest);
         digest.finish()
     }
 }
@@ -377,6 +387,20 @@ mod tests {
         ("whether a path is torn", |s| s.orphans.torn = true),
         ("whether there are orphans", |s| s.orphans.known = true),
         ("the last step done", |s| s.done = Some(3)),
+        ("keys that stores delete", |s| {
+            s.deleting.insert(key(9, 9), 1);
+        }),
+        ("a name by hearsay", |s| {
+            host(s).take_name(Link::to(NodeIx::new(3)));
+            host(s).prove(SlotIx::new(63));
+        }),
+        ("the same, proven", |s| {
+            let name = host(s).take_name(Link::to(NodeIx::new(3)));
+            host(s).prove(name.expect("a free slot"));
+        }),
+        ("hits that are not counted", |s| {
+            flight(s).unproven.push(0);
+        }),
         ("whether keys were given ready", |s| s.roots.ready = true),
         ("the root of a first block", |s| {
             s.trie.set_root(NodeIx::new(0), key(9, 9));

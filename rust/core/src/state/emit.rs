@@ -85,6 +85,15 @@ impl State {
         }
     }
 
+    /// Blocks that are new were adopted, the root first.
+    pub(super) fn emit_adopted(&mut self, leading: &[(NodeIx, bool)]) {
+        if let Some(events) = &mut self.events {
+            for &(node, _) in leading.iter().filter(|&&(_, is_new)| is_new) {
+                events.stored(node);
+            }
+        }
+    }
+
     /// A copy that could be read leaves a tier.
     #[inline]
     pub(super) fn emit_gone(&mut self, node: NodeIx, tier: Tier) {

@@ -311,7 +311,9 @@ impl State {
             self.tiers[Tier::DEVICE].put(step.to, Hold::Filling { flight });
         }
         self.counters.hits[from.at()] += moves.len() as u64;
-        self.launch(flight, moves)
+        let plan = self.launch(flight, moves);
+        self.count_unproven(std::slice::from_ref(&plan));
+        plan
     }
 
     /// The newest flight that reads or writes one of the engine's `ids`, if any does still: they may be

@@ -183,6 +183,7 @@ impl State {
         }
         self.counters.overdue += 1;
         let (from, moves) = (flight.from, flight.moves.clone());
+        self.counters.unproven += std::mem::take(&mut flight.unproven).len() as u64;
         // It may never end: nothing waits behind it.
         self.in_flight[from.at()][flight.to.at()] -= moves.len() as u32;
         flight.reads = self.config.keyed[flight.to.at()];

@@ -4,7 +4,7 @@
 use super::State;
 use super::copy_down::Draft;
 use super::record::Keep;
-use crate::base::{Ix, Key, LeaseIx, NodeIx, ParkedIx, Result, SlotIx, Tier};
+use crate::base::{Error, Ix, Key, LeaseIx, NodeIx, ParkedIx, Result, SlotIx, Tier};
 use crate::copies::Plan;
 use crate::tiers::Hold;
 
@@ -30,9 +30,9 @@ impl State {
     /// behind the blocks before it in its sequence, none of which is nowhere. It takes time in proportion to the tiers above.
     ///
     /// # Errors
-    /// `Argument` for the device, or a tier without slots.
+    /// `Argument` for the device, a store, or a tier without slots.
     pub fn unwritten(&self, to: Tier) -> Result<Vec<Key>> {
-        self.check_lower(to)?;
+        self.check_outlives(to)?;
         let mut all = self.listing();
         for node in self.above_newest_first(to)? {
             self.list_path(node, to, &mut all);
@@ -48,9 +48,9 @@ impl State {
     /// where a block of both tells. It takes time in proportion to the tiers.
     ///
     /// # Errors
-    /// `Argument` for the device, or a tier without slots.
+    /// `Argument` for the device, a store, or a tier without slots.
     pub fn outranked(&self, to: Tier) -> Result<(Vec<Key>, usize)> {
-        self.check_lower(to)?;
+        self.check_outlives(to)?;
         let own = self.order_alone(to)?;
         let node_in = |slot| self.node_in(to, slot);
         let own: Vec<NodeIx> = own
@@ -176,7 +176,7 @@ impl State {
         keys: &[Key],
         instead: &[Key],
     ) -> Result<(Vec<Plan>, usize)> {
-        self.check_lower(to)?;
+        self.check_outlives(to)?;
         let (mut plans, mut draft) = (Vec::new(), None);
         let mut goes = instead.iter();
         for key in keys {
@@ -273,6 +273,17 @@ impl State {
         let follows = parent
             .is_none_or(|parent| parent.is_some_and(|parent| self.trie.slot(parent, to).is_some()));
         block.epoch == self.trie.epoch() && self.trie.slot(node, to).is_none() && follows
+    }
+
+    /// A tier below the device that has slots, and no store: others write there too, so that nothing is
+    /// left there for this yard alone.
+    fn check_outlives(&self, tier: Tier) -> Result<()> {
+        self.check_lower(tier)?;
+        if tier != Tier::REMOTE {
+            return Ok(());
+        }
+        let help = "a store is written ahead of need, and not at a stop: name the disk";
+        Err(Error::argument("to", tier.name(), help))
     }
 
     /// How many of these blocks are ready on a tier.

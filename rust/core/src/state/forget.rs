@@ -10,7 +10,7 @@ use super::record::{Keep, Running};
 use crate::base::{
     Class, Error, Id, Ix, Key, LeaseId, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier, memory,
 };
-use crate::copies::{Plan, Purpose};
+use crate::copies::Plan;
 use crate::tiers::{FORGOTTEN, Hold};
 use std::num::NonZeroU32;
 
@@ -71,11 +71,11 @@ pub(crate) struct Behind {
 
 /// What is forgotten by a call.
 #[derive(Default)]
-struct Family {
+pub(super) struct Family {
     /// All of it, each block behind the one that it stands on.
-    all: Vec<NodeIx>,
+    pub(super) all: Vec<NodeIx>,
     /// What of it has a key and was not named.
-    unnamed: Vec<NodeIx>,
+    pub(super) unnamed: Vec<NodeIx>,
     /// How many are known to stand on what was named.
     known: u64,
 }
@@ -285,7 +285,7 @@ impl State {
         let family = self.root_first(&nodes);
         self.detach_users(what);
         let tops = behind.map_or(&[][..], |behind| &behind.tops);
-        let plans = self.void_records(what, &family.unnamed, &spared, tops);
+        let plans = self.void_records(what, &family, &spared, tops);
         self.counters.forgotten += family.all.len() as u64;
         self.drop_forgotten(&family.all);
         self.ease_headroom();
@@ -434,79 +434,6 @@ impl State {
         let rest = record.table.get(last..).unwrap_or_default();
         let mut nodes = rest.iter().filter_map(|&slot| self.node_of(slot));
         nodes.any(|node| self.trie[node].epoch == FORGOTTEN)
-    }
-
-    /// Has keyed tiers void the records of what is forgotten, of all that stands on it there, and of what
-    /// stands on nothing there and is not known here: it may be of blocks that were evicted. A key that stays has [`Key::UNKNOWN`] for its parent, any other [`Key::NO_PARENT`].
-    fn void_records(
-        &mut self,
-        what: Condemned<'_>,
-        unnamed: &[NodeIx],
-        spared: &[NodeIx],
-        tops: &[(Tier, Key)],
-    ) -> Vec<Plan> {
-        let mut plans = Vec::new();
-        for tier in self.tiers.below(Tier::DEVICE) {
-            if !self.config.keyed[tier.at()] {
-                continue;
-            }
-            let mut keys = match what {
-                Condemned::Keys(keys) => keys.to_vec(),
-                Condemned::Root(root) => vec![root],
-            };
-            // What the tier has of the rest stands there on one of these.
-            let first = |&&node: &&NodeIx| {
-                !self.trie.parent(node).is_some_and(|above| {
-                    self.trie[above].epoch == FORGOTTEN && self.trie.slot(above, tier).is_some()
-                })
-            };
-            keys.extend(
-                unnamed
-                    .iter()
-                    .filter(first)
-                    .map(|&node| self.trie[node].key),
-            );
-            let (named, mut parents) = (keys.len(), Vec::new());
-            keys.extend(spared.iter().map(|&node| self.trie.carried_key(node)));
-            let tops = tops.iter().filter(|&&(on, _)| on == tier);
-            keys.extend(
-                tops.map(|&(_, key)| key)
-                    .filter(|key| self.trie.find(key).is_some()),
-            );
-            if keys.len() > named {
-                parents.resize(named, Key::NO_PARENT);
-                parents.resize(keys.len(), Key::UNKNOWN);
-            }
-            if !keys.is_empty() {
-                plans.push(self.launch_void(tier, keys, parents));
-            }
-        }
-        plans
-    }
-
-    fn launch_void(&mut self, tier: Tier, keys: Vec<Key>, parents: Vec<Key>) -> Plan {
-        let flight = self.open_flight(tier, tier, Purpose::Void);
-        let number = self.counters.flights;
-        let record = &mut self.flights[flight];
-        (record.waits, record.launched) = (Some(number), number);
-        (record.keys, record.parents) = (keys, parents);
-        self.counters.flights += 1;
-        self.plan_of(flight)
-    }
-
-    /// The records of a tier were voided, or a rank has not: then it is asked again.
-    pub(super) fn end_void(&mut self, tier: Tier, keys: &[Key], parents: &[Key], good: usize) {
-        if good < keys.len() {
-            self.launch_void(tier, keys.to_vec(), parents.to_vec());
-        }
-    }
-
-    /// Flights by which records are voided, and which have not ended.
-    pub(super) fn voiding(&self) -> u64 {
-        let flights = self.flights.iter();
-        flights
-            .filter(|(_, flight)| flight.purpose == Purpose::Void)
-            .count() as u64
     }
 
     /// Drops what is idle of what was forgotten; what is in use goes when its use ends.

@@ -40,10 +40,25 @@ impl State {
         self.ready(node, self.trie[node].keeps.home()).is_some()
     }
 
-    /// The lowest tier below the device that has a ready copy of a block.
+    /// The lowest tier below the device that has a ready copy of a block. A store may lose what it has, so
+    /// that no name there counts as one.
     pub(super) fn lowest(&self, node: NodeIx) -> Option<Tier> {
         let mut below = self.tiers.below(Tier::DEVICE).rev();
-        below.find(|&tier| self.ready(node, tier).is_some())
+        below.find(|&tier| tier != Tier::REMOTE && self.ready(node, tier).is_some())
+    }
+
+    /// The tiers below the device that may be a home, from the top, and stores last: only where what they
+    /// lose can be computed again.
+    pub(super) fn home_tiers(&self) -> impl Iterator<Item = Tier> + use<> {
+        let weak = self.config.recompute;
+        let below = self.tiers.below(Tier::DEVICE);
+        below.filter(move |&tier| tier != Tier::REMOTE || weak)
+    }
+
+    /// Whether a tier has a block by hearsay alone: no home, as no copy there was ever acknowledged.
+    pub(super) fn is_hearsay(&self, node: NodeIx, tier: Tier) -> bool {
+        let slot = self.ready(node, tier);
+        slot.is_some_and(|slot| self.tiers[tier].is_unproven(slot))
     }
 
     /// The home that a block would have, which none keeps yet.
@@ -73,6 +88,10 @@ impl State {
             let own = new.then(|| self.home_among(node, homes));
             if let Some(own) = own.filter(|&own| self.trie.slot(node, own).is_none()) {
                 costs[own.at()] += 1;
+            }
+            if own == Some(Tier::REMOTE) && self.is_hearsay(node, Tier::REMOTE) {
+                // It has no slot there to be copied to, and none that can be had.
+                costs[homes.tier.at()] += u64::from(self.tiers[homes.tier].pool().len()) + 1;
             }
             for tier in self.tiers.below(Tier::DEVICE) {
                 let slot = self.trie.slot(node, tier);

@@ -84,15 +84,21 @@ impl State {
             return;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
-        let kept = self.land_blocks(flight, good);
         // What a lease has given up is not believed, a checksum neither.
         let given_up = matches!(flight.purpose, Purpose::Private { lease: None, .. });
+        if from.max(to) == Tier::REMOTE {
+            self.prove(flight, if given_up { 0 } else { good });
+        }
+        let kept = self.land_blocks(flight, good);
+        // A store may have lost it, and says so in many ways.
+        let is_bad = end == End::Corrupt || from == Tier::REMOTE;
         if let Some(&bad) = flight.moves.get(good)
-            && end == End::Corrupt
+            && is_bad
             && from > Tier::DEVICE
             && !given_up
         {
-            self.drop_corrupt(from, bad);
+            let dropped = self.drop_bad(from, bad);
+            self.counters.corrupt += u64::from(dropped && end == End::Corrupt);
         }
         match flight.purpose {
             Purpose::Nothing | Purpose::Void | Purpose::Fetch => {}
@@ -442,14 +448,16 @@ impl State {
         }
     }
 
-    /// A copy below failed its checksum: it is dropped, and others stay.
-    fn drop_corrupt(&mut self, tier: Tier, bad: Move) {
+    /// A copy below failed its checksum, or a store has not given it: it is dropped, and others stay. Whether
+    /// it was there still.
+    fn drop_bad(&mut self, tier: Tier, bad: Move) -> bool {
         let node = bad.node.and_then(|id| self.trie.live(id));
         let Some(node) = node.filter(|&node| self.ready(node, tier) == Some(bad.from)) else {
-            return;
+            return false;
         };
-        self.counters.corrupt += u64::from(self.drop_copy(tier, node, bad.from));
+        let dropped = self.drop_copy(tier, node, bad.from);
         self.break_unbacked(tier);
+        dropped
     }
 
     /// Drops the ready copy in this slot, which nobody can read any more. Parked sequences that kept

@@ -2,6 +2,7 @@
 //! file per verb; this one holds what they share, and `transitions.rs` the moves between sets.
 
 mod admit;
+mod adopt;
 mod audit;
 mod begin;
 mod block_table;
@@ -47,6 +48,7 @@ mod ticket;
 mod tier;
 mod transitions;
 mod view;
+mod void;
 mod withdraw;
 
 pub use audit::Violation;
@@ -70,7 +72,7 @@ pub(crate) use forget::{Lineage, Roots};
 pub(crate) use tier::{TierState, Tiers};
 
 use crate::base::{
-    FlightId, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
+    FlightId, Key, LeaseId, LeaseIx, MAX_TIERS, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier,
 };
 use crate::collections::{Arena, Tag};
 use crate::copies::{Flight, Move, Plan};
@@ -80,6 +82,7 @@ use crate::tiers::Trie;
 use orphans::Orphans;
 use record::{Held, Parked, Running, Ticket};
 use runs::Runs;
+use std::collections::BTreeMap;
 
 /// What a begin, a fork or a resume gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -138,6 +141,8 @@ pub struct State {
     orphans: Orphans,
     /// The last step that the engine has done.
     done: Option<u64>,
+    /// Keys whose values the stores are deleting, and by how many flights: none of them is adopted.
+    deleting: BTreeMap<Key, u32>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
     climbed: u64,
     /// What a listener will be told, while there is one.
@@ -198,6 +203,7 @@ impl State {
                 known: false,
             },
             done: None,
+            deleting: BTreeMap::new(),
             climbed: 0,
             events: None,
             config,

@@ -33,7 +33,7 @@ impl Above {
 }
 
 /// A block that is there, or the tag of its key.
-type Known = std::result::Result<NodeIx, Tag>;
+pub(super) type Known = std::result::Result<NodeIx, Tag>;
 
 impl State {
     /// Copies what of blocks `first..first + ids.len()` is neither below nor on its way there from the

@@ -24,6 +24,10 @@ impl State {
         let parked = self.parked(id)?;
         if let Some(to) = to {
             self.check_lower(to)?;
+            if !self.home_tiers().any(|home| home == to) {
+                let help = "a store may lose it, and this engine cannot compute it again";
+                return Err(Error::argument("to", to.name(), help));
+            }
         }
         let record = &self.parked[parked];
         let most = to.map_or(record.on_device as usize, |_| record.path.len());
@@ -78,6 +82,9 @@ impl State {
     fn way_down(&mut self, node: NodeIx, to: Tier, changed: &mut bool) -> Option<(Tier, Tier)> {
         let home = self.trie[node].keeps.home();
         if home >= to {
+            return None;
+        }
+        if self.is_hearsay(node, to) {
             return None;
         }
         if let Some(slot) = self.ready(node, to) {

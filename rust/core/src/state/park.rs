@@ -23,10 +23,7 @@ impl State {
         self.check_parking(row)?;
         let blocks = self.blocks_of(row.computed) as u32;
         let below = self.tiers.next_below(Tier::DEVICE);
-        let limits = self
-            .tiers
-            .below(Tier::DEVICE)
-            .map(|tier| self.tiers[tier].pool().room());
+        let limits = self.home_tiers().map(|tier| self.tiers[tier].pool().room());
         let capacity = limits.max().unwrap_or(0);
         if capacity == 0 || blocks > capacity {
             return Err(Error::TooLarge {
@@ -45,7 +42,7 @@ impl State {
             let node = self.node_of(slot).unwrap_or_else(|| {
                 let node = self.trie.add(path.last().copied(), None);
                 self.usages.born(node, 0);
-                self.adopt(node, slot);
+                self.move_in(node, slot);
                 node
             });
             path.push(node);
@@ -118,28 +115,34 @@ impl State {
     }
 
     /// The nearest tier that can promise what of these published blocks, and of so many private ones,
-    /// has no copy below; or else all of it.
+    /// has no copy below; or else all of it. A store comes last.
     fn choose_homes(&self, path: &[NodeIx], private: u64) -> Result<Homes> {
         let mut refused = None;
-        for only in [false, true] {
-            for tier in self.tiers.below(Tier::DEVICE) {
-                if self.tiers[tier].pool().room() == 0 {
-                    continue;
-                }
-                let homes = Homes { tier, only };
-                let Some(mut costs) = self.keep_cost(path, homes) else {
-                    return Err(Error::Unsupported {
-                        what: "parked sequences that share a block",
-                        value: u64::from(KeepCount::MOST),
-                        help: "resume or finish some of them first",
-                    });
-                };
-                costs[tier.at()] += private;
-                let mut tiers = self.tiers.below(Tier::DEVICE);
-                match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
-                    Ok(()) => return Ok(homes),
-                    Err(error) => refused = refused.or(Some(error)),
-                }
+        let homes = |weak: bool| {
+            let tiers = move || {
+                self.home_tiers()
+                    .filter(move |&tier| (tier == Tier::REMOTE) == weak)
+            };
+            let each = move |only| tiers().map(move |tier| Homes { tier, only });
+            [false, true].into_iter().flat_map(each)
+        };
+        for homes in homes(false).chain(homes(true)) {
+            let tier = homes.tier;
+            if self.tiers[tier].pool().room() == 0 {
+                continue;
+            }
+            let Some(mut costs) = self.keep_cost(path, homes) else {
+                return Err(Error::Unsupported {
+                    what: "parked sequences that share a block",
+                    value: u64::from(KeepCount::MOST),
+                    help: "resume or finish some of them first",
+                });
+            };
+            costs[tier.at()] += private;
+            let mut tiers = self.tiers.below(Tier::DEVICE);
+            match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
+                Ok(()) => return Ok(homes),
+                Err(error) => refused = refused.or(Some(error)),
             }
         }
         let tier = Tier::HOST;

@@ -18,7 +18,7 @@ impl State {
     /// children. One whose parent is not among the rows is found again by a walk that passes there. Where
     /// blocks are not linked, parents say nothing.
     ///
-    /// It comes once, before the first begin, and takes time in proportion to the rows.
+    /// It comes once, before the first begin or adopt, and takes time in proportion to the rows.
     ///
     /// # Errors
     /// `Argument` for the device or a tier that is not there, rows of different number, a slot that
@@ -82,6 +82,10 @@ impl State {
         parents: &[Key],
     ) -> Result<()> {
         self.tiers.below_device(tier)?;
+        if tier == Tier::REMOTE {
+            let help = "what a store has is adopted, not restored: others write there too";
+            return Err(Error::argument("tier", tier.name(), help));
+        }
         // Rows are numbered as their nodes are, so that none was there before, not even one dropped.
         if self.counters.begun > 0 || !self.trie.is_new() {
             let help = "restore once, before the first begin";

@@ -151,7 +151,7 @@ impl State {
 
     /// The nearest lower tier that has room for what of a path is not below yet.
     fn choose_tier(&self, path: &[Option<NodeIx>]) -> Result<Tier> {
-        let below = || self.tiers.below(Tier::DEVICE);
+        let below = || self.home_tiers();
         let limits = below().map(|tier| self.tiers[tier].pool().room());
         let capacity = limits.max().unwrap_or(0);
         if path.len() > capacity as usize {
@@ -170,7 +170,7 @@ impl State {
                     help: "fetch and release some of them first",
                 });
             };
-            let mut tiers = below();
+            let mut tiers = self.tiers.below(Tier::DEVICE);
             match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
                 Ok(()) => return Ok(to),
                 Err(error) => refused = refused.or(Some(error)),

@@ -209,7 +209,7 @@ impl State {
         }
         let Some(published) = self.trie.slot(node, Tier::DEVICE) else {
             // Only below the device so far: the lease's slot becomes its device copy.
-            self.adopt(node, slot);
+            self.move_in(node, slot);
             self.note_use(node);
             self.usages.find(node);
             self.reclass_below(node);
@@ -265,7 +265,7 @@ impl State {
 
     /// A private slot becomes the device copy of a block, which has nothing below it there yet.
     #[inline]
-    pub(super) fn adopt(&mut self, node: NodeIx, slot: SlotIx) {
+    pub(super) fn move_in(&mut self, node: NodeIx, slot: SlotIx) {
         let Some(is_read) = self.tiers[Tier::DEVICE].adopt(slot, Link::to(node)) else {
             return;
         };

@@ -151,6 +151,8 @@ numbers! {
             "full prompt blocks that were not found because the first missing block was in flight";
         withheld as "missed_promised": "blocks", Counter "miss_blocks{reason=promised}",
             "full prompt blocks that were not used because the blocks, or the slots to load them, are promised to others";
+        unproven as "missed_unproven": "blocks", Counter "miss_blocks{reason=unproven}",
+            "full prompt blocks that were found on `remote` by an adopted name alone, and whose load failed; if the load of such a block lands, the block counts as a hit of `remote` from then on, and not earlier";
         astray as "missed_other": "blocks", Counter "miss_blocks{reason=other}",
             "full prompt blocks that were not used because their keys contradict other keys, or because they need more loads than one admission makes";
         .. {

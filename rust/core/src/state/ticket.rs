@@ -9,7 +9,7 @@ impl State {
     /// Promises a number of blocks of a tier to the holder of the ticket.
     ///
     /// # Errors
-    /// `Argument` for none, or for a tier that is not there; `TooLarge`, or
+    /// `Argument` for none, for a tier that is not there, or for a store; `TooLarge`, or
     /// `NoRoom` with the tier's numbers. Nothing is promised then.
     pub fn promise(&mut self, blocks: u64, tier: Tier) -> Result<TicketId> {
         if blocks == 0 {
@@ -18,6 +18,10 @@ impl State {
         }
         if !self.tiers.has(tier) {
             let help = "a ticket is for the device, or for a tier below it that the cache has";
+            return Err(Error::argument("tier", tier.name(), help));
+        }
+        if tier == Tier::REMOTE {
+            let help = "a ticket is room that is sure, and a store may lose what is kept there";
             return Err(Error::argument("tier", tier.name(), help));
         }
         let need = self.fits(tier, blocks)?;

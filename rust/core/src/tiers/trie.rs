@@ -67,6 +67,8 @@ pub(crate) struct Trie {
     nodes: Arena<Node>,
     /// What each tier below has of each node; without room while it has no slots.
     below: [Vec<Residency>; MAX_TIERS - 1],
+    /// How many of these the yard has.
+    tiers_below: usize,
     index: Index,
     epoch: u32,
     /// The roots of the first blocks of sequences, where they are known.
@@ -83,6 +85,7 @@ impl Trie {
         let mut trie = Self {
             nodes: Arena::new(),
             below: Default::default(),
+            tiers_below: tiers.len() - 1,
             index: Index::new(0)?,
             epoch: 0,
             roots: BTreeMap::new(),
@@ -240,9 +243,8 @@ impl Trie {
         if let Some(slot) = self.nodes[node].device.slot {
             return Some((Tier::DEVICE, slot.at()));
         }
-        Tier::DEVICE
-            .below()
-            .find_map(|tier| Some((tier, self.slot(node, tier)?)))
+        let mut below = (1..).zip(&self.below[..self.tiers_below]);
+        below.find_map(|(tier, own)| Some((Tier(tier), own.get(node.at())?.slot?.at())))
     }
 
     /// Whether no tier has the node.
@@ -256,7 +258,8 @@ impl Trie {
         if self.nodes[node].device.slot.is_some() {
             return None;
         }
-        let mut below = self.below.iter().filter_map(|own| own.get(node.at()));
+        let below = self.below[..self.tiers_below].iter();
+        let mut below = below.filter_map(|own| own.get(node.at()));
         below.try_fold(false, |prefix, own| {
             own.slot.is_none().then_some(prefix || own.children > 0)
         })

@@ -63,6 +63,21 @@ impl State {
             .is_ready()
     }
 
+    /// The blocks that are ready on a tier: the slot of each, its number, which is never another's, and what
+    /// stands for its key. What a test cannot learn from outside.
+    #[doc(hidden)]
+    pub fn blocks_on(&self, tier: Tier) -> Vec<(u32, u64, Key)> {
+        let cells = self.tiers[tier].pool().cells();
+        let ready = cells.filter(|(_, cell)| cell.hold.is_ready());
+        let blocks = ready.filter_map(|(slot, cell)| Some((slot, cell.node?.at())));
+        blocks
+            .map(|(slot, node)| {
+                let key = self.trie.carried_key(node);
+                (slot.get(), self.trie.id(node).number(), key)
+            })
+            .collect()
+    }
+
     /// Blocks that walks towards the root have passed so far, where a verb's work may grow faster
     /// than what it is told; 0 in a release, which does not count.
     #[doc(hidden)]
@@ -96,6 +111,7 @@ impl State {
         self.keeps()?;
         self.epochs()?;
         self.audit_events()?;
+        self.deletes()?;
         self.forgotten()
     }
 

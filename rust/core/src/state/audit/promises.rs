@@ -2,6 +2,7 @@
 
 use super::{Check, Violation};
 use crate::base::{Class, NodeIx, SlotIx, Tier};
+use crate::copies::Purpose;
 use crate::state::State;
 use crate::state::record::{Keep, Running};
 use crate::tiers::{FORGOTTEN, Hold, Node};
@@ -121,6 +122,24 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// What stores are deleting is what the flights say that do it (INV-42).
+    pub(super) fn deletes(&self) -> Check {
+        let mut told = std::collections::BTreeMap::new();
+        for (_, flight) in self.flights.iter() {
+            if (flight.purpose, flight.to) == (Purpose::Void, Tier::REMOTE) {
+                for &key in &flight.keys {
+                    *told.entry(key).or_insert(0) += 1;
+                }
+            }
+        }
+        if told == self.deleting {
+            return Ok(());
+        }
+        let (own, told) = (self.deleting.len(), told.len());
+        let detail = format!("{own} keys are being deleted, and flights delete {told}");
+        Err(self.violation("INV-42", Tier::DEVICE, SlotIx::default(), detail))
     }
 
     /// What was forgotten is there only while something uses it, with all that stands on it; and who uses

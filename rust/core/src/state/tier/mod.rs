@@ -4,6 +4,7 @@
 
 mod descent;
 mod holds;
+mod names;
 mod size;
 
 use super::Config;
@@ -25,6 +26,9 @@ pub(crate) struct TierState {
     ledger: Ledger,
     /// What its blocks need to go down.
     pub(super) descent: Box<Descent>,
+    /// Slots whose blocks are there by hearsay: a bit for each, 64 a word. Of a slot without a block it says
+    /// nothing. Empty where no name was taken.
+    unproven: Vec<u64>,
 }
 
 /// The tiers of a yard, the device first.
@@ -165,6 +169,7 @@ impl TierState {
             order,
             ledger,
             descent: Box::new(Descent::new(config, tier)?),
+            unproven: Vec::new(),
         })
     }
 

@@ -1,0 +1,238 @@
+"""Copies by lanes of the core, whose own threads carry them out: what flies, ends, and is late."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import repeat
+from operator import methodcaller
+from typing import Final, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from blockyard._core import Misuse
+from blockyard._typing import NDArray
+from blockyard.crane.copiers import Landed
+from blockyard.crane.tiers import Tier, planes_of
+from blockyard.shared.plan import Cause
+
+__all__ = ["LaneFlight", "LaneFlights", "Place", "memory_places"]
+
+_CAUSES: Final = {
+    "": None,
+    "failed": Cause.FAILED,
+    "corrupt": Cause.CORRUPT,
+    # What is not there is not to be looked for again either.
+    "missing": Cause.CORRUPT,
+}
+
+
+class _Lane(Protocol):
+    def give_up(self, number: int, *, late: bool = False) -> None: ...
+
+
+L = TypeVar("L", bound=_Lane)
+
+
+class LaneFlight(Generic[L]):
+    """A copy under way, and its receipt.
+
+    Args:
+        flights: What it is one of.
+        blocks: How many blocks it has.
+        tiers: Where it reads and writes: the threads know addresses alone.
+        down: Whether it goes down.
+        patient: Whether it is never late, and goes on where nobody waits for it any more.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_cause",
+        "_flights",
+        "_good",
+        "_tiers",
+        "begun",
+        "down",
+        "open",
+        "patient",
+    )
+
+    def __init__(
+        self,
+        flights: "LaneFlights[L]",
+        blocks: int,
+        tiers: tuple[Tier, Tier],
+        *,
+        down: bool,
+        patient: bool = False,
+    ) -> None:
+        self._flights = flights
+        self._tiers = tiers
+        self._blocks = self._good = blocks
+        self._cause: Cause | None = None
+        self.open: dict[L, NDArray[np.intp] | None] = {}
+        """Lanes that have not ended their part, and which of its blocks that is; None for all."""
+        self.begun = flights.now()
+        self.down = down
+        self.patient = patient
+
+    def end(self, lane: L, good: int, cause: Cause | None) -> None:
+        """Takes how a part of it has ended: how many of that part's blocks are good."""
+        if lane not in self.open:
+            return
+        if cause is not None:
+            rows = self.open[lane]
+            first = good if rows is None else int(rows[good])
+            if first < self._good:
+                self._good, self._cause = first, cause
+        # At last: from here on it may count as ended.
+        del self.open[lane]
+
+    def poll(self) -> Landed | None:
+        """Returns how it has ended, or None."""
+        if self.open:
+            self._flights.look()
+        return None if self.open else Landed(self._good, self._cause)
+
+
+class LaneFlights(Generic[L]):
+    """The copies of one copier, on one lane or several. It is for one thread at a time.
+
+    Args:
+        look: What a receipt calls that has not ended: it may collect.
+        patience: Seconds after which a copy has failed: since it was submitted, and since its lane
+            has ended another one that way.
+        clock: Seconds.
+        timed: Whether lanes are told the time when they are polled.
+        longest: Seconds after which a copy has failed, whatever else its lane has ended.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], None],
+        *,
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+        timed: bool = False,
+        longest: float = math.inf,
+    ) -> None:
+        if not patience > 0:
+            raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
+        self.patience = patience
+        self.clock = clock
+        self.flying: dict[tuple[L, int], LaneFlight[L]] = {}
+        self._said, self._back = clock(), 0.0
+        """What the clock said last, and how far it was set back in all."""
+        self.collected = False
+        """Whether a turn has collected already."""
+        self._look = look
+        self._longest = longest
+        self._timed = timed
+        self._heard: dict[tuple[L, bool], float] = {}
+        """When a lane has last ended a copy, each way: behind others a copy is not late."""
+        self._reports: deque[tuple[L, list[tuple[int, int, str]]]] = deque()
+        """What lanes have reported, each once, and is not noted yet."""
+
+    def now(self) -> float:
+        """Returns seconds that never run back: where the clock is set back, they go on."""
+        said = self.clock()
+        self._back += max(0.0, self._said - said)
+        self._said = said
+        return said + self._back
+
+    def look(self) -> None:
+        """Collects for a receipt that is polled, where no turn has done so."""
+        if not self.collected:
+            self._look()
+
+    def note(self, flight: LaneFlight[L], lane: L, numbers: Iterable[int]) -> None:
+        """Submits, as `numbers` does when it is asked, and notes the number.
+
+        One call of C does both, so that no interrupt divides them.
+        """
+        named = zip(repeat(lane), numbers, strict=False)
+        self.flying.update(zip(named, [flight], strict=True))
+
+    def collect(self) -> set[str]:
+        """Takes what lanes have reported, and gives up what is late.
+
+        Returns:
+            The words by which something has ended, as `poll` of a lane has them.
+        """
+        now, words = self.now(), set[str]()
+        for (lane, number), flight in list(self.flying.items()):
+            since = max(flight.begun, self._heard.get((lane, flight.down), flight.begun))
+            late = now > since + self.patience or now > flight.begun + self._longest
+            if late and not flight.patient:
+                lane.give_up(number, late=True)
+        lanes = list(dict.fromkeys(lane for lane, _ in self.flying))
+        # By one call of C, too: a lane tells each end once.
+        ask = methodcaller("poll", self._said) if self._timed else methodcaller("poll")
+        self._reports.extend(zip(lanes, map(ask, lanes), strict=True))
+        while self._reports:
+            lane, ends = self._reports[0]
+            for number, good, why in ends:
+                ended = self.flying.get((lane, number))
+                if ended is not None:
+                    if why != "given up":
+                        self._heard[lane, ended.down] = now
+                    ended.end(lane, good, _CAUSES.get(why, Cause.FAILED))
+                    del self.flying[lane, number]
+                    words.add(why)
+            self._reports.popleft()
+        return words
+
+    @contextmanager
+    def turn(self, collect: Callable[[], None]) -> Iterator[None]:
+        """Collects once for all receipts that are polled until the end."""
+        collect()
+        try:
+            self.collected = True
+            yield
+        finally:
+            self.collected = False
+
+    def give_up(self, flight: LaneFlight[L] | None = None) -> None:
+        """Gives up what was submitted of a copy, or all."""
+        for (lane, number), one in list(self.flying.items()):
+            if flight is not None and one is not flight:
+                continue
+            if one.patient:
+                one.end(lane, 0, Cause.FAILED)
+                del self.flying[lane, number]
+            else:
+                lane.give_up(number)
+
+
+Place = tuple[NDArray[np.uint64], int, int]
+"""Pieces of slot 0 of a plane, the bytes from a slot to the next, and of a piece."""
+
+
+def memory_places(tier: Tier, below: str) -> list[list[Place]]:
+    """Returns where each plane of a tier is, for threads that know addresses alone.
+
+    Args:
+        tier: The tier.
+        below: The name of the tier on the other side of the copy.
+
+    Raises:
+        Misuse: They are no memory of this process.
+    """
+    found = []
+    for plane in planes_of(tier):
+        arrays = getattr(plane, "arrays", (plane,))
+        places: list[Place] = []
+        for array in arrays:
+            if not isinstance(array, np.ndarray):
+                raise Misuse(
+                    f"the {tier.name}'s memory is a GPU's: give the yard a host between it and "
+                    f"{below}"
+                )
+            first = array.__array_interface__["data"][0]
+            stride, step, _ = array.strides
+            # An engine's layers may lie in any order, so that the step may be below 0.
+            pieces = first + np.arange(array.shape[1], dtype=np.int64) * step
+            places.append((pieces.astype(np.uint64), stride, array.shape[2]))
+        found.append(places)
+    return found

@@ -1,0 +1,281 @@
+"""Copies between memory and shared stores, by threads that ask them."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from blockyard._core import Misuse, StoreLane
+from blockyard._typing import NDArray
+from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
+from blockyard.crane.copiers.lane_flights import LaneFlight, LaneFlights, Place, memory_places
+from blockyard.crane.copiers.store_threads import StoreThreads
+from blockyard.crane.tiers import Tier
+from blockyard.crane.tiers.remote import RemoteTier
+from blockyard.shared.log import Limited
+from blockyard.shared.owner import Owner, owned
+from blockyard.shared.plan import Cause
+from blockyard.shared.single import Single
+
+__all__ = ["StoreCopier"]
+
+_log = Limited("blockyard", 0)
+
+
+class StoreCopier(Single):
+    """Copies blocks from and to shared stores. Nothing waits but threads of its own.
+
+    A copy that no store answers in time is given up: no memory is read or written for it then, and
+    what a client still holds is a buffer. Nothing comes into memory whose record and sum do not say
+    that it is what was asked for. Its verbs and its receipts are for one thread at a time: a call
+    that comes during another one is refused.
+
+    Args:
+        tier: The stores.
+        patience: Seconds after which a copy has failed that no store answers: since it was
+            submitted, and since a store has answered another one that way; after four times as
+            many it has failed in any case.
+        threads: Threads that put, and as many that get.
+        clock: Seconds. Rests of stores and the patience end by it.
+    """
+
+    def __init__(
+        self,
+        tier: RemoteTier,
+        *,
+        patience: float = 5.0,
+        threads: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._flights: LaneFlights[StoreLane] = LaneFlights(
+            self.collect, patience=patience, clock=clock, timed=True, longest=4 * patience
+        )
+        if tier.copier is not None:
+            raise Misuse("these stores have a StoreCopier already: give that one to all pairs")
+        self._tier = tier
+        self._lane = tier.lane
+        self._threads = StoreThreads(
+            tier.lane, tier.stores, tier.place, tier.fields, threads=threads, clock=clock
+        )
+        tier.copier, tier.threads = self, self._threads
+        self._owner = Owner()
+        self._states = self._lane.states()
+        self._looked = clock()
+        self._places: dict[Tier, list[list[Place]]] = {}
+        """Where the planes of each tier are."""
+        self._undeleted: set[int] = set()
+        """Stores of which it was logged that values are not deleted."""
+        self._closed = False
+
+    def start(self, source: Tier, destination: Tier, _from: Slots, _to: Slots) -> Receipt | None:
+        """Refuses: a store needs the keys of its blocks.
+
+        Raises:
+            Misuse: Always.
+        """
+        raise Misuse(
+            f"a plan from {source.name} to {destination.name} without keys: give the yard "
+            f'keyed=("{self._tier.name}",)'
+        )
+
+    @owned
+    def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
+        self,
+        source: Tier,
+        destination: Tier,
+        sources: Slots,
+        destinations: Slots,
+        *,
+        keys: BlockKeys,
+        parents: BlockKeys | None,
+    ) -> Receipt | None:
+        """Takes a copy, as `KeyedCopier.start_keyed`. The slots of the stores say nothing.
+
+        Args:
+            source: As there.
+            destination: As there.
+            sources: As there.
+            destinations: As there.
+            keys: As there.
+            parents: As there.
+
+        Raises:
+            Misuse: The other side has no memory of this process, or the copier is closed.
+        """
+        self._check_open()
+        tier = self._tier
+        down = destination.name == tier.name
+        if down and parents is None:
+            raise Misuse(f'a plan to {tier.name} without parents: give keyed=("{tier.name}",)')
+        memory, slots = (source, sources) if down else (destination, destinations)
+        places = self._places.get(memory)
+        if places is None:
+            self._places[memory] = places = memory_places(memory, tier.name)
+        now = self._flights.clock()
+        if len(slots) and self._lane.shut(down, now):
+            return _SHUT
+        self._threads.start()
+        made: list[_Part] = []
+        try:
+            for rows, planes in self._shares(destination, places, slots):
+                flight = LaneFlight(self._flights, len(rows), (source, destination), down=down)
+                flight.open[self._lane] = None
+                made.append(_Part(flight, rows))
+                ends = [_flat(planes)], [slots[rows]], [now]
+                if down and parents is not None:
+                    numbers = map(self._lane.submit_down, [keys[rows]], [parents[rows]], *ends)
+                else:
+                    numbers = map(self._lane.submit_up, [keys[rows]], *ends)
+                self._flights.note(flight, self._lane, numbers)
+        except BaseException:
+            # What was submitted of it must not touch memory that is another's by then.
+            for part in made:
+                self._flights.give_up(part.flight)
+            raise
+        return made[0].flight if len(made) == 1 else _Parts(made, len(slots))
+
+    def _shares(
+        self, destination: Tier, places: list[list[Place]], slots: Slots
+    ) -> Iterable[tuple[NDArray[np.intp], list[list[Place]]]]:
+        """Yields rows of a copy, and where their planes are.
+
+        Below the device, ranks share the memory of a replicated plane: one of them writes each slot
+        of it. The others pass its bytes over, which each has in its own values.
+        """
+        layout = destination.layout
+        shared = [at for at, plane in enumerate(layout.planes) if plane.replicated]
+        every = np.arange(len(slots))
+        if destination.name in {"device", self._tier.name} or layout.ranks == 1 or not shared:
+            yield every, places
+            return
+        mine = slots % np.uint32(layout.ranks) == self._tier.rank
+        without = [
+            [(pieces * np.uint64(0), 0, size) for pieces, _, size in plane]
+            if at in shared
+            else plane
+            for at, plane in enumerate(places)
+        ]
+        for rows, planes in ((every[mine], places), (every[~mine], without)):
+            if len(rows):
+                yield rows, planes
+
+    @owned
+    def delete(self, keys: BlockKeys) -> Receipt:
+        """Has every store delete values. It is tried until each has answered, however long.
+
+        Args:
+            keys: Their keys, shape (rows, 32).
+
+        Returns:
+            A receipt, which ends then, with 1 good block.
+
+        Raises:
+            Misuse: The copier is closed.
+        """
+        self._check_open()
+        self._threads.start()
+        ends = self._tier, self._tier
+        flight = LaneFlight(self._flights, 1, ends, down=True, patient=True)
+        flight.open[self._lane] = None
+        self._flights.note(flight, self._lane, map(self._lane.delete, [keys]))
+        return flight
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Misuse("the copier is closed")
+
+    @owned
+    def collect(self) -> None:
+        """Takes what the threads have brought, and gives up what is late."""
+        self._collect()
+
+    def _collect(self) -> None:
+        words = self._flights.collect()
+        now = self._flights.clock()
+        if words - {"", "corrupt", "missing"} or abs(now - self._looked) >= 1.0:
+            self._looked = now
+            self._say()
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Collects once for all receipts that are polled until the end."""
+        return self._flights.turn(self.collect)
+
+    def _say(self) -> None:
+        """Logs which stores have begun to fail, and which are back, each once."""
+        states, why = self._lane.states(), self._lane.why()
+        every = zip(self._tier.stores, self._states, states, why, strict=True)
+        for number, (store, before, after, reason) in enumerate(every):
+            for way, was, is_ in zip(("puts", "gets"), before, after, strict=False):
+                if was == "well" != is_:
+                    _log.warning("%s: %s fail, and are retried later: %s", store.url, way, reason)
+                elif is_ == "well" != was:
+                    _log.warning("%s: %s work again", store.url, way)
+            # What is under way at two looks does not go by itself.
+            late = before[2] > 0 and after[2] > 0
+            if late and number not in self._undeleted:
+                _log.warning("%s: %d values are not deleted yet: %s", store.url, after[2], reason)
+                self._undeleted.add(number)
+            elif not after[2]:
+                self._undeleted.discard(number)
+        self._states = states
+
+    @owned
+    def reset(self) -> None:
+        """Ends all copies: no memory is read or written any more."""
+        self._end()
+
+    def _end(self) -> None:
+        self._flights.collected = False
+        self._flights.give_up()
+        self._collect()
+
+    @owned
+    def close(self) -> None:
+        """Ends all copies, those that have not ended as failed. Its threads end with the tier."""
+        self._closed = True
+        self._end()
+
+
+class _Part(NamedTuple):
+    flight: LaneFlight[StoreLane]
+    rows: NDArray[np.intp]
+    """Which blocks of the copy it has."""
+
+
+class _Parts:
+    """The receipt of a copy in several parts."""
+
+    __slots__ = ("_blocks", "_parts")
+
+    def __init__(self, parts: list[_Part], blocks: int) -> None:
+        self._parts, self._blocks = parts, blocks
+
+    def poll(self) -> Landed | None:
+        """Returns how it has ended, when all parts have."""
+        good, cause = self._blocks, None
+        for part in self._parts:
+            landed = part.flight.poll()
+            if landed is None:
+                return None
+            if landed.cause is not None and int(part.rows[landed.good]) < good:
+                good, cause = int(part.rows[landed.good]), landed.cause
+        return Landed(good, cause)
+
+
+class _Shut:
+    """The receipt of a copy that has failed at once, as no store is to be asked now."""
+
+    __slots__ = ()
+
+    def poll(self) -> Landed:
+        """Returns that."""
+        return Landed(0, Cause.FAILED)
+
+
+_SHUT: Final = _Shut()
+
+
+def _flat(places: list[list[Place]]) -> list[Place]:
+    return [place for plane in places for place in plane]

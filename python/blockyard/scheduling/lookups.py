@@ -1,0 +1,80 @@
+"""Which waiting requests shared stores are asked about, and for how long each waits for that."""
+
+from blockyard._core import Keys
+from blockyard.scheduling.request import Request
+from blockyard.shared.layout import TIERS
+from blockyard.shared.timings import Clock
+from blockyard.yard.asking import Asking
+from blockyard.yard.cache import KVCache
+
+__all__ = ["Lookups"]
+
+
+class Lookups:
+    """Asks about requests, each once while it waits, and never waits itself.
+
+    Args:
+        cache: The cache, which adopts what stores have.
+        asking: What asks.
+        patience: Seconds for which a request waits for an answer at most.
+        clock: Seconds.
+    """
+
+    def __init__(self, cache: KVCache, asking: Asking, patience: float, clock: Clock) -> None:
+        self._cache, self._asking = cache, asking
+        self._patience, self._clock = patience, clock
+        self._out: dict[Request, float] = {}
+        """Requests whose answer is out, and the second at which each was asked about."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anybody to be asked."""
+        return self._asking.is_on
+
+    @property
+    def is_out(self) -> bool:
+        """Whether an answer is out."""
+        return bool(self._out)
+
+    def waits(self, entry: Request) -> bool:
+        """Whether a request waits for an answer."""
+        return entry in self._out
+
+    def take(self, entry: Request, keys: Keys) -> bool:
+        """Asks about a request, or adopts what the answer names.
+
+        Args:
+            entry: A request that was not asked about before, or one that waits.
+            keys: The keys of what it begins with.
+
+        Returns:
+            Whether it waits for the answer.
+        """
+        since = self._out.get(entry)
+        if since is None:
+            if not self._asking.is_on or not self._is_worth_it(keys):
+                return False
+            since = self._out[entry] = self._clock()
+        if self._asking.take(entry, keys) is None and 0 <= self._clock() - since < self._patience:
+            return True
+        self._end(entry)
+        return False
+
+    def purge(self) -> None:
+        """Forgets requests that have ended while they waited."""
+        for entry in [entry for entry in self._out if entry.terminal]:
+            self._end(entry)
+
+    def clear(self) -> None:
+        """Forgets all questions, for a reset."""
+        for entry in list(self._out):
+            self._end(entry)
+
+    def _is_worth_it(self, keys: Keys) -> bool:
+        """Whether more could be found than there is."""
+        probe = self._cache.probe(keys)
+        return bool(sum(getattr(probe, tier) for tier in TIERS) < len(keys))
+
+    def _end(self, entry: Request) -> None:
+        del self._out[entry]
+        self._asking.end(entry)
