@@ -277,7 +277,9 @@ impl State {
     }
 
     /// The leading `good` blocks of a flight from names, or to them, are there: what was said of them is so.
+    #[cold]
     pub(super) fn prove(&mut self, flight: &Flight, good: usize) {
+        let good = if flight.is_given_up() { 0 } else { good };
         let hits = flight.unproven.partition_point(|&at| (at as usize) < good);
         self.counters.hits[Tier::REMOTE.at()] += hits as u64;
         self.counters.cached += self.found_by(flight.purpose) * hits as u64;
