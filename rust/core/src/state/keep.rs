@@ -71,6 +71,7 @@ impl State {
     /// are owed, and those that cannot be taken any more, because they are pinned or stand above a
     /// pinned one. On the tier of `homes`, where that is the only one, these are no more than blocks.
     /// `None`: too many keep one of them.
+    // Within a park its loop has too few registers.
     #[inline(never)]
     pub(super) fn keep_cost(&self, path: &[NodeIx], homes: Homes) -> Option<[u64; MAX_TIERS]> {
         let mut costs = [0; MAX_TIERS];
