@@ -91,6 +91,11 @@ impl Flight {
         }
     }
 
+    /// Whether its lease has given up what it brings: that is not believed, a checksum neither.
+    pub(crate) fn is_given_up(&self) -> bool {
+        matches!(self.purpose, Purpose::Private { lease: None, .. })
+    }
+
     /// Source and destination of each block of its plan.
     pub(crate) fn copies(&self) -> impl Iterator<Item = (u32, u32)> {
         let voided = self.len() - self.moves.len();

@@ -251,25 +251,35 @@ impl State {
 impl State {
     /// A prompt has found blocks that these plans load: those that are there by hearsay are no hits until
     /// their loads are good.
+    #[inline]
     pub(super) fn count_unproven(&mut self, plans: &[Plan]) {
-        for plan in plans.iter().filter(|plan| plan.from == Tier::REMOTE) {
-            let own = &self.tiers[Tier::REMOTE];
-            let is_unproven = |&(_, &slot): &(u32, &u32)| own.is_unproven(SlotIx::new(slot));
-            let unproven: Vec<u32> = (0..)
-                .zip(&plan.sources)
-                .filter(is_unproven)
-                .map(|(at, _)| at)
-                .collect();
-            let flight = plan.flight.at();
-            let tokens = self.found_by(self.flights[flight].purpose);
-            self.counters.hits[Tier::REMOTE.at()] -= unproven.len() as u64;
-            self.counters.cached -= tokens * unproven.len() as u64;
-            self.flights[flight].unproven = unproven;
+        for plan in plans {
+            if plan.from == Tier::REMOTE {
+                self.note_unproven(plan);
+            }
         }
     }
 
+    #[cold]
+    fn note_unproven(&mut self, plan: &Plan) {
+        let own = &self.tiers[Tier::REMOTE];
+        let is_unproven = |&(_, &slot): &(u32, &u32)| own.is_unproven(SlotIx::new(slot));
+        let unproven: Vec<u32> = (0..)
+            .zip(&plan.sources)
+            .filter(is_unproven)
+            .map(|(at, _)| at)
+            .collect();
+        let flight = plan.flight.at();
+        let tokens = self.found_by(self.flights[flight].purpose);
+        self.counters.hits[Tier::REMOTE.at()] -= unproven.len() as u64;
+        self.counters.cached -= tokens * unproven.len() as u64;
+        self.flights[flight].unproven = unproven;
+    }
+
     /// The leading `good` blocks of a flight from names, or to them, are there: what was said of them is so.
+    #[cold]
     pub(super) fn prove(&mut self, flight: &Flight, good: usize) {
+        let good = if flight.is_given_up() { 0 } else { good };
         let hits = flight.unproven.partition_point(|&at| (at as usize) < good);
         self.counters.hits[Tier::REMOTE.at()] += hits as u64;
         self.counters.cached += self.found_by(flight.purpose) * hits as u64;

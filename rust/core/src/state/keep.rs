@@ -43,8 +43,8 @@ impl State {
     /// The lowest tier below the device that has a ready copy of a block. A store may lose what it has, so
     /// that no name there counts as one.
     pub(super) fn lowest(&self, node: NodeIx) -> Option<Tier> {
-        let mut below = self.tiers.below(Tier::DEVICE).rev();
-        below.find(|&tier| tier != Tier::REMOTE && self.ready(node, tier).is_some())
+        let mut lasting = self.tiers.lasting().rev();
+        lasting.find(|&tier| self.ready(node, tier).is_some())
     }
 
     /// The tiers below the device that may be a home, from the top, and stores last: only where what they
@@ -71,8 +71,13 @@ impl State {
     /// are owed, and those that cannot be taken any more, because they are pinned or stand above a
     /// pinned one. On the tier of `homes`, where that is the only one, these are no more than blocks.
     /// `None`: too many keep one of them.
+    // Within a park its loop has too few registers.
+    #[inline(never)]
     pub(super) fn keep_cost(&self, path: &[NodeIx], homes: Homes) -> Option<[u64; MAX_TIERS]> {
         let mut costs = [0; MAX_TIERS];
+        if homes.tier == Tier::REMOTE {
+            costs[Tier::REMOTE.at()] = self.hearsay_cost(path, homes);
+        }
         let mut above = [false; MAX_TIERS];
         for &node in path.iter().rev() {
             let keeps = self.trie[node].keeps.count();
@@ -89,10 +94,6 @@ impl State {
             if let Some(own) = own.filter(|&own| self.trie.slot(node, own).is_none()) {
                 costs[own.at()] += 1;
             }
-            if own == Some(Tier::REMOTE) && self.is_hearsay(node, Tier::REMOTE) {
-                // It has no slot there to be copied to, and none that can be had.
-                costs[homes.tier.at()] += u64::from(self.tiers[homes.tier].pool().len()) + 1;
-            }
             for tier in self.tiers.below(Tier::DEVICE) {
                 let slot = self.trie.slot(node, tier);
                 let pinned = own == Some(tier) && self.ready(node, tier).is_some();
@@ -102,6 +103,19 @@ impl State {
             }
         }
         Some(costs)
+    }
+
+    /// What a store would owe for blocks that are there by hearsay alone: they have no slot there to be copied
+    /// to, and none that can be had.
+    #[cold]
+    fn hearsay_cost(&self, path: &[NodeIx], homes: Homes) -> u64 {
+        let hearsay = |&&node: &&NodeIx| {
+            let new = self.trie[node].keeps.count() == 0;
+            new && self.home_among(node, homes) == Tier::REMOTE
+                && self.is_hearsay(node, Tier::REMOTE)
+        };
+        let never = u64::from(self.tiers[Tier::REMOTE].pool().len()) + 1;
+        path.iter().filter(hearsay).count() as u64 * never
     }
 
     /// Makes a record keep its path. Its pins on the device are the caller's to make.

@@ -84,10 +84,8 @@ impl State {
             return;
         }
         self.counters.failed += (flight.moves.len() - good.min(flight.moves.len())) as u64;
-        // What a lease has given up is not believed, a checksum neither.
-        let given_up = matches!(flight.purpose, Purpose::Private { lease: None, .. });
         if from.max(to) == Tier::REMOTE {
-            self.prove(flight, if given_up { 0 } else { good });
+            self.prove(flight, good);
         }
         let kept = self.land_blocks(flight, good);
         // A store may have lost it, and says so in many ways.
@@ -95,7 +93,7 @@ impl State {
         if let Some(&bad) = flight.moves.get(good)
             && is_bad
             && from > Tier::DEVICE
-            && !given_up
+            && !flight.is_given_up()
         {
             let dropped = self.drop_bad(from, bad);
             self.counters.corrupt += u64::from(dropped && end == End::Corrupt);

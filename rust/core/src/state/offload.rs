@@ -217,6 +217,7 @@ impl State {
     }
 
     /// A block that is new here; without a key it is a partial one.
+    #[inline]
     pub(super) fn new_block(&mut self, above: Above, key: Option<(&Key, Gap)>) -> NodeIx {
         let node = self.trie.add(above.block(), key);
         if above == Above::Gone {

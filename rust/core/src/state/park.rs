@@ -118,31 +118,25 @@ impl State {
     /// has no copy below; or else all of it. A store comes last.
     fn choose_homes(&self, path: &[NodeIx], private: u64) -> Result<Homes> {
         let mut refused = None;
-        let homes = |weak: bool| {
-            let tiers = move || {
-                self.home_tiers()
-                    .filter(move |&tier| (tier == Tier::REMOTE) == weak)
-            };
-            let each = move |only| tiers().map(move |tier| Homes { tier, only });
-            [false, true].into_iter().flat_map(each)
-        };
-        for homes in homes(false).chain(homes(true)) {
-            let tier = homes.tier;
-            if self.tiers[tier].pool().room() == 0 {
-                continue;
-            }
-            let Some(mut costs) = self.keep_cost(path, homes) else {
-                return Err(Error::Unsupported {
-                    what: "parked sequences that share a block",
-                    value: u64::from(KeepCount::MOST),
-                    help: "resume or finish some of them first",
-                });
-            };
-            costs[tier.at()] += private;
-            let mut tiers = self.tiers.below(Tier::DEVICE);
-            match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
-                Ok(()) => return Ok(homes),
-                Err(error) => refused = refused.or(Some(error)),
+        for (weak, only) in [(false, false), (false, true), (true, false), (true, true)] {
+            for tier in self.home_tiers() {
+                if self.tiers[tier].pool().room() == 0 || weak != (tier == Tier::REMOTE) {
+                    continue;
+                }
+                let homes = Homes { tier, only };
+                let Some(mut costs) = self.keep_cost(path, homes) else {
+                    return Err(Error::Unsupported {
+                        what: "parked sequences that share a block",
+                        value: u64::from(KeepCount::MOST),
+                        help: "resume or finish some of them first",
+                    });
+                };
+                costs[tier.at()] += private;
+                let mut tiers = self.tiers.below(Tier::DEVICE);
+                match tiers.try_for_each(|tier| self.decide(tier, costs[tier.at()], 0).check()) {
+                    Ok(()) => return Ok(homes),
+                    Err(error) => refused = refused.or(Some(error)),
+                }
             }
         }
         let tier = Tier::HOST;

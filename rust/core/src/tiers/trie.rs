@@ -67,8 +67,6 @@ pub(crate) struct Trie {
     nodes: Arena<Node>,
     /// What each tier below has of each node; without room while it has no slots.
     below: [Vec<Residency>; MAX_TIERS - 1],
-    /// How many of these the yard has.
-    tiers_below: usize,
     index: Index,
     epoch: u32,
     /// The roots of the first blocks of sequences, where they are known.
@@ -85,7 +83,6 @@ impl Trie {
         let mut trie = Self {
             nodes: Arena::new(),
             below: Default::default(),
-            tiers_below: tiers.len() - 1,
             index: Index::new(0)?,
             epoch: 0,
             roots: BTreeMap::new(),
@@ -243,8 +240,10 @@ impl Trie {
         if let Some(slot) = self.nodes[node].device.slot {
             return Some((Tier::DEVICE, slot.at()));
         }
-        let mut below = (1..).zip(&self.below[..self.tiers_below]);
-        below.find_map(|(tier, own)| Some((Tier(tier), own.get(node.at())?.slot?.at())))
+        let on = |tier: Tier| Some((tier, self.slot(node, tier)?));
+        on(Tier::HOST)
+            .or_else(|| on(Tier::DISK))
+            .or_else(|| on(Tier::REMOTE))
     }
 
     /// Whether no tier has the node.
@@ -258,11 +257,12 @@ impl Trie {
         if self.nodes[node].device.slot.is_some() {
             return None;
         }
-        let below = self.below[..self.tiers_below].iter();
-        let mut below = below.filter_map(|own| own.get(node.at()));
-        below.try_fold(false, |prefix, own| {
-            own.slot.is_none().then_some(prefix || own.children > 0)
-        })
+        let on = |own: &Vec<Residency>| match own.get(node.at()) {
+            None => Some(false),
+            Some(own) => own.slot.is_none().then_some(own.children > 0),
+        };
+        let [host, disk, remote] = &self.below;
+        Some(on(host)? | on(disk)? | on(remote)?)
     }
 
     pub(crate) fn parent(&self, node: NodeIx) -> Option<NodeIx> {
@@ -410,12 +410,19 @@ impl Trie {
         } else {
             (new.key, new.uses) = Default::default();
         }
-        for copies in self.below.iter_mut().filter(|one| one.capacity() > 0) {
-            match copies.get_mut(node.at()) {
-                Some(residency) => *residency = Residency::default(),
-                None => copies.push(Residency::default()),
+        let reset = |copies: &mut Vec<Residency>| {
+            if copies.capacity() > 0 {
+                match copies.get_mut(node.at()) {
+                    Some(residency) => *residency = Residency::default(),
+                    None => copies.push(Residency::default()),
+                }
             }
-        }
+        };
+        // One by one: of so many the compiler makes a loop, which costs each new block more.
+        let [host, disk, remote] = &mut self.below;
+        reset(host);
+        reset(disk);
+        reset(remote);
         node
     }
 

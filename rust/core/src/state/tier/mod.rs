@@ -74,6 +74,12 @@ impl Tiers {
         (tier.0 + 1..self.0.len()).map(Tier)
     }
 
+    /// Those below the device that keep what they have.
+    #[inline]
+    pub(crate) fn lasting(&self) -> impl DoubleEndedIterator<Item = Tier> + use<> {
+        (Tier::HOST.0..self.0.len().min(Tier::REMOTE.0)).map(Tier)
+    }
+
     /// The lowest.
     #[inline]
     pub(crate) fn last(&self) -> Tier {
