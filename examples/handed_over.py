@@ -8,6 +8,7 @@
 import multiprocessing
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -102,6 +104,8 @@ def streamed(
                 engine.kill()
     except EOFError:  # it has ended, or was killed
         engine.join()
+    if engine.exitcode not in {0, -signal.SIGKILL}:
+        raise SystemExit("An engine has failed, as it says above.")
     return tokens, loaded
 
 
@@ -110,8 +114,9 @@ def store() -> Iterator[str]:
     """A store of this program: a Redis, or a folder where there is none."""
     with tempfile.TemporaryDirectory(prefix="blockyard-handed-over-") as folder:
         redis = shutil.which("redis-server")
-        if redis is None:
-            print("There is no redis-server here: a folder is the store.")
+        if redis is None or find_spec("redis") is None or find_spec("hiredis") is None:
+            lacking = "redis-server" if redis is None else "client of Redis (the extra [redis])"
+            print(f"There is no {lacking} here: a folder is the store.")
             yield f"file://{folder}"
             return
         with socket.socket() as probe:

@@ -2,9 +2,12 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from needs import need
 
@@ -38,6 +41,18 @@ def test_it_shows_it_over_a_redis_of_its_own() -> None:
     said = shown()
     assert "The store: redis://127.0.0.1:" in said
     check(said)
+
+
+def test_without_its_client_a_folder_is_the_store(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need("redis-server")
+    monkeypatch.setitem(sys.modules, "hiredis", None)
+    with runpy.run_path(str(PATH))["store"]() as url:
+        assert url.startswith("file:///")
+    assert "no client of Redis (the extra [redis]) here: a folder is the store" in (
+        capsys.readouterr().out
+    )
 
 
 def test_without_one_it_says_that_a_folder_is_the_store() -> None:
