@@ -63,6 +63,7 @@ def test_a_store_that_does_not_answer_is_a_warning() -> None:
     assert one.level == "warn"
     assert "blockyard store check redis://127.0.0.1:1" in one.do
     assert "start the server" in one.fact
+    assert one.fact.count("redis://127.0.0.1:1") == 1, "named once"
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
