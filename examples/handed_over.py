@@ -25,14 +25,13 @@ from blockyard.reference.model import Model
 from blockyard.reference.reference import alone
 from blockyard.reference.sampling import Sampling
 from blockyard.reference.weights import ModelConfig
-from blockyard.stores.lookup import StoreLookup
 
 MODEL = ModelConfig()
 LAYOUT = MODEL.layout(block_size=8)
 # What the bytes depend on: engines that have another name for any of them share nothing.
 NAMES = {"model": "a-small-llama", "weights": "2026-11-01"}
 
-PATIENCE = 5.0  # seconds; `cache.lookup` has 0.02
+PATIENCE = 5.0  # seconds; 0.02 is the default
 
 
 class Ask(NamedTuple):
@@ -60,12 +59,7 @@ def serve(url: str | None, asks: list[Ask], link: Connection) -> None:
         # Each request asks the store once, on a thread of its own: no step waits for a store. A
         # request waits for the answer, here as long as a busy machine may need.
         options = by.SchedulerOptions(stops=engine.stops, lookup_patience=PATIENCE)
-        remote = cache.crane.remote
-        lookup = None
-        if remote is not None:
-            place = remote.place.identity
-            lookup = StoreLookup(remote.stores, [place], patience=PATIENCE)
-        scheduler = by.Scheduler(cache, options, lookup=lookup)
+        scheduler = by.Scheduler(cache, options, lookup=cache.lookup)
         sent = dict.fromkeys((ask.name for ask in asks), 0)
         for ask in asks:
             scheduler.add(by.NewRequest(ask.name, ask.tokens, max_tokens=ask.most))

@@ -11,7 +11,7 @@ from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
-from blockyard.shared.validate import bounded, shown
+from blockyard.shared.validate import bounded, integer, shown
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
@@ -92,7 +92,11 @@ def in_stores(config: Config, stores: object) -> Config:
             f"stores = {shown(stores)}: give a list of one or more, as in "
             'stores=["redis://127.0.0.1:6379"]'
         )
-    return config if config.remote else replace(config, remote=_NAMES)
+    if not config.remote:
+        return replace(config, remote=_NAMES)
+    # The tier would refuse it under another name.
+    integer("remote", config.remote_blocks, most=(1 << 32) - 1)
+    return config
 
 
 def _check_identity(config: Config, disk: DiskTier) -> None:

@@ -114,15 +114,52 @@ def test_inv_42_what_is_forgotten_is_deleted_in_the_store() -> None:
 
 @pytest.mark.law("INV-42")
 def test_inv_42_a_close_counts_what_is_not_deleted_once(caplog: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore()
+    store, well = MemoryStore(), MemoryStore("memory://well")
     store.down = "it is down"
-    with cache_over(store) as cache:
+    with cache_over(store, well) as cache:
         cache.forget(cache.keys(range(16)))
         cache.step()
         cache.forget(cache.keys(range(100, 108)))
         cache.step()
+        assert cache.crane.undeleted()[store.url] == 6, "of which 2 wait for the first"
+        answered(cache, well, 2)
     said = [line.getMessage() for line in caplog.records]
-    assert said[-1] == "6 values were not deleted in stores: it is down"
+    assert said[-1] == f"{store.url}: 6 values were not deleted: it is down"
+    assert cache.crane.remote.undeleted == {store.url: 6, well.url: 0}, "and it says so later"
+
+
+def answered(cache: Any, store: MemoryStore, left: int) -> None:
+    """Waits until a store has deleted all but so many values."""
+    until = time.monotonic() + 60
+    while cache.crane.undeleted()[store.url] > left:
+        assert time.monotonic() < until
+        cache.step()
+        time.sleep(0.001)
+
+
+@pytest.mark.law("INV-42")
+def test_inv_42_which_store_has_deleted_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    slow, well = MemoryStore(), MemoryStore("memory://well")
+    with cache_over(slow, well) as cache:
+        assert cache.crane.undeleted() == {slow.url: 0, well.url: 0}
+        slow.down = "it is down"
+        cache.forget(cache.keys(range(16)))
+        assert cache.crane.undeleted()[slow.url] == 4, "from the call on"
+        answered(cache, well, 0)
+        assert cache.crane.undeleted() == {slow.url: 4, well.url: 0}
+        for _ in range(2):
+            # As a second later.
+            cache.crane.copiers["device", "remote"]._looked = 0.0
+            cache.step()
+        slow.down = ""
+        answered(cache, slow, 0)
+        assert cache.crane.undeleted() == {slow.url: 0, well.url: 0}
+        settle(cache)
+    said = [line.getMessage() for line in caplog.records if slow.url in line.getMessage()]
+    assert said == [
+        f"{slow.url}: 4 values are not deleted yet: it is down",
+        f"{slow.url}: all values are deleted that were to be",
+    ]
 
 
 def test_a_step_pays_nothing_for_what_a_dead_store_has_not_deleted() -> None:
@@ -232,6 +269,7 @@ def test_stores_may_be_urls_and_without_a_size_a_million_names_are_remembered() 
         ({"stores": [MemoryStore()], "namespace": None}, "namespace names no model"),
         ({"stores": [MemoryStore()], "namespace": {"model": "m"}}, "namespace names no weights"),
         ({"stores": [MemoryStore()], "remote": -1}, "remote = -1"),
+        ({"stores": [MemoryStore()], "remote": 2**33}, f"remote = {2**33}"),
     ],
 )
 def test_refusals_name_what_is_wrong(given: dict[str, Any], says: str) -> None:

@@ -174,6 +174,16 @@ class Crane(Single):
         """Its shared stores; None where it has none."""
         return self._remote
 
+    def undeleted(self) -> dict[str, int]:
+        """For each shared store, by URL, returns how many values it has yet to delete.
+
+        These are values of forgotten blocks, on this rank. 0 says that the store has answered all
+        deletes that this crane was given.
+        """
+        remote = self._remote
+        waiting = self.traffic.unvoided("remote")
+        return {url: left + waiting for url, left in remote.undeleted.items()} if remote else {}
+
     @property
     def waiting(self) -> dict[Pair, int]:
         """How many copies wait for their copier to take them, in each lane that has such."""

@@ -192,6 +192,10 @@ class Traffic:
             if tier is not None and len(plan) and not is_void(plan):
                 tier.submitted(plan)
 
+    def unvoided(self, tier: str) -> int:
+        """Returns how many keys a tier is to void of which it was not told yet."""
+        return self._voids.waiting(tier)
+
     def known(self) -> set[int]:
         """Returns the flights that were accepted and not yet reported."""
         if self._unsure:

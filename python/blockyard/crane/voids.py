@@ -114,6 +114,11 @@ class Voids:
                 return Landed(0, Cause.FAILED)
         return void.receipt.poll()
 
+    def waiting(self, tier: str) -> int:
+        """Returns the keys that a tier is to void, and was not told of yet."""
+        voids = list(self._open.get(tier, {}).values())
+        return sum(len(_rows(void.plan)[0]) for void in voids if void.receipt is None)
+
     def remove(self, flight: Flight) -> None:
         """Lets go of a plan, whose flight has ended."""
         for voids in self._open.values():

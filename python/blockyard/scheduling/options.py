@@ -64,7 +64,8 @@ class SchedulerOptions:
         prefetch_depth: How many of the next waiting requests have their prefix copied up ahead of
             their turn.
         lookup_patience: Seconds, by the scheduler's clock, for which a request that shared stores
-            are asked about waits for their answer at most. It holds up no other.
+            are asked about waits for their answer at most. It holds up no other. The lookup's own
+            patience does not count.
 
     Raises:
         Misuse: A value is out of range, or a policy answers with something unusable.

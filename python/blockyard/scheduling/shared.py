@@ -60,5 +60,6 @@ class Shared:
         headroom = KeptHeadroom(cache, batch, options.headroom_policy())
         queue = WaitingQueue(waits)
         seats, counters = batch.seats, Counters()
-        lookups = Lookups(cache, Asking([cache], lookup), options.lookup_patience, clock)
+        patience = options.lookup_patience
+        lookups = Lookups(cache, Asking([cache], lookup, patience=patience), patience, clock)
         return cls(cache, options, clock, counters, queue, seats, batch, parking, headroom, lookups)

@@ -46,7 +46,7 @@ class StoreLookup:
         stores: The stores.
         places: The identity of the values of each group of layers, the first one's first.
         ranks: Ranks that have values of a block. One of them is asked for, by the block's key.
-        patience: Seconds that a question may take.
+        patience: Seconds that a question may take, where who asks has no patience of its own.
         clock: Seconds, for the patience.
     """
 
@@ -66,12 +66,13 @@ class StoreLookup:
         self._thread: threading.Thread | None = None
         weakref.finalize(self, self._desk.close).atexit = True
 
-    def ask(self, request: Hashable, keys: Keys) -> Found | None:
+    def ask(self, request: Hashable, keys: Keys, patience: float | None = None) -> Found | None:
         """Returns what the stores have; asked again, it is the same question.
 
         Args:
             request: Who asks.
             keys: The keys of its full blocks.
+            patience: Seconds that the question may take; None for the lookup's own.
 
         Returns:
             None while the answer may still come.
@@ -82,13 +83,14 @@ class StoreLookup:
             raw = bytes(keys)
             first = raw[:_KEY]
             missed = now < self._missed.get(first, float("-inf")) + _MISSED
-            if not first or missed or self._desk.is_late(now, self._patience):
+            if not first or missed or self._desk.is_late(now):
                 return _NOTHING
-            question = _Question(raw[: _MOST * _KEY], now)
+            until = now + (self._patience if patience is None else patience)
+            question = _Question(raw[: _MOST * _KEY], until)
             self._open[request] = question
             self._begin(question)
         answer = question.answer
-        if answer is None and now < question.asked + self._patience:
+        if answer is None and now < question.until:
             return None
         self.drop(request)
         if answer is not None and not answer.blocks:
@@ -123,10 +125,10 @@ class StoreLookup:
 
 
 class _Question:
-    __slots__ = ("answer", "asked", "is_over", "keys")
+    __slots__ = ("answer", "is_over", "keys", "until")
 
-    def __init__(self, keys: bytes, asked: float) -> None:
-        self.keys, self.asked = keys, asked
+    def __init__(self, keys: bytes, until: float) -> None:
+        self.keys, self.until = keys, until
         self.answer: Found | None = None
         self.is_over = False
         """Whether nobody waits for it any more."""
@@ -141,10 +143,10 @@ class _Desk:
         self._current: _Question | None = None
         self._closed = False
 
-    def is_late(self, now: float, patience: float) -> bool:
+    def is_late(self, now: float) -> bool:
         """Whether a new question would wait for a store that does not answer the last one."""
         current = self._current
-        if current is not None and now >= current.asked + patience:
+        if current is not None and now >= current.until:
             return True
         return self._questions.is_resting
 

@@ -208,7 +208,7 @@ class SimulatedLookup:
         self._store, self._place, self._ranks, self._clock = store, tier.place, ranks, clock
         self._due: dict[Hashable, float] = {}
 
-    def ask(self, request: Hashable, keys: Keys) -> _Found | None:
+    def ask(self, request: Hashable, keys: Keys, _patience: float | None = None) -> _Found | None:
         """Returns how many leading blocks the store says that it has; None until then."""
         now = self._clock()
         if now < self._due.setdefault(request, now + self._store.late()):

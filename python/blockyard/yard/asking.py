@@ -28,15 +28,16 @@ class Answer(Protocol):
 class Lookup(Protocol):
     """Asks shared stores, as `StoreLookup`."""
 
-    def ask(self, request: Hashable, keys: Keys) -> Answer | None:
+    def ask(self, request: Hashable, keys: Keys, patience: float | None = None) -> Answer | None:
         """Returns what the stores have. It never waits.
 
         Args:
             request: Who asks. Asked again, it is the same question.
             keys: The keys of its full blocks.
+            patience: Seconds that the question may take; None for the lookup's own.
 
         Returns:
-            None while the answer may still come, and for as long as its patience lasts.
+            None while the answer may still come, and for as long as the patience lasts.
         """
 
     def drop(self, request: Hashable) -> None:
@@ -49,10 +50,18 @@ class Asking:
     Args:
         caches: The bookkeeping of each group of layers, the first one's first.
         lookup: What asks; None where there is nobody to be asked.
+        patience: Seconds that a question may take; None for the lookup's own.
     """
 
-    def __init__(self, caches: Sequence[KVCache], lookup: Lookup | None = None) -> None:
+    def __init__(
+        self,
+        caches: Sequence[KVCache],
+        lookup: Lookup | None = None,
+        *,
+        patience: float | None = None,
+    ) -> None:
         self._caches = tuple(caches)
+        self._patience = patience
         self._lookup: Lookup | None = None
         self._asked: dict[Hashable, bool] = {}
         """Requests that have asked, and whether their answer has come."""
@@ -87,7 +96,7 @@ class Asking:
         """
         if self._lookup is None or self._asked.get(request) or not len(keys):
             return False
-        answer = self._lookup.ask(request, keys)
+        answer = self._lookup.ask(request, keys, self._patience)
         self._asked[request] = answer is not None
         return None if answer is None else self._adopt(keys, answer)
 

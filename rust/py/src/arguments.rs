@@ -376,6 +376,24 @@ pub(crate) fn tier(given: &str) -> Outcome<Tier> {
     named_tier("tier", given)
 }
 
+/// The text of a tier's name, for `tier`. `PyO3` alone would raise `TypeError`.
+pub(crate) fn tier_text<'a>(from: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    let text = from.cast::<PyString>().ok();
+    let text = text.and_then(|text| text.to_str().ok());
+    text.ok_or_else(|| {
+        let known = TIERS.map(|(word, _)| format!("{word:?}")).join(", ");
+        Failure::misuse(format!("tier = {}: must be one of {known}", shown(from))).into()
+    })
+}
+
+/// The same, where there may be none.
+pub(crate) fn tier_text_or_none<'a>(from: &'a Bound<'_, PyAny>) -> PyResult<Option<&'a str>> {
+    if from.is_none() {
+        return Ok(None);
+    }
+    tier_text(from).map(Some)
+}
+
 /// A tier, given for the argument of this name.
 pub(crate) fn named_tier(name: &str, given: &str) -> Outcome<Tier> {
     word(name, given, &TIERS)

@@ -195,7 +195,7 @@ impl Cache {
     fn resize(
         &self,
         py: Python<'_>,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
         #[pyo3(from_py_with = arguments::slots)] slots: u32,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
     ) -> PyResult<()> {
@@ -224,7 +224,12 @@ impl Cache {
     /// Raises:
     ///     InUse: Tickets would lose promised slots. Nothing is changed.
     ///     Misuse: It is the device, a tier that is not there, or a slot that it does not have.
-    fn withdraw(&self, py: Python<'_>, tier: &str, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
+    fn withdraw(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
+        slots: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
         self.check_open()?;
         let tier = arguments::tier(tier)?;
         let slots: Vec<u32> = integers("slots", slots)?;
@@ -252,7 +257,7 @@ impl Cache {
     fn restore(
         &self,
         py: Python<'_>,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
         slots: &Bound<'_, PyAny>,
         keys: &Bound<'_, PyAny>,
         parents: &Bound<'_, PyAny>,
@@ -285,7 +290,7 @@ impl Cache {
     fn eviction_order<'py>(
         &self,
         py: Python<'py>,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
         alone: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check_sound()?;
@@ -314,7 +319,11 @@ impl Cache {
     ///
     /// Raises:
     ///     Misuse: There is no such tier, or it has no slots.
-    fn unwritten<'py>(&self, py: Python<'py>, tier: &str) -> PyResult<Bound<'py, PyAny>> {
+    fn unwritten<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.check_sound()?;
         let tier = arguments::tier(tier)?;
         let keys = enter(py, &self.inner, LONG, |state| state.unwritten(tier))?;
@@ -337,7 +346,11 @@ impl Cache {
     ///
     /// Raises:
     ///     Misuse: There is no such tier, or it has no slots.
-    fn outranked<'py>(&self, py: Python<'py>, tier: &str) -> PyResult<(Bound<'py, PyAny>, usize)> {
+    fn outranked<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
+    ) -> PyResult<(Bound<'py, PyAny>, usize)> {
         self.check_sound()?;
         let tier = arguments::tier(tier)?;
         let (keys, newer) = enter(py, &self.inner, LONG, |state| state.outranked(tier))?;
@@ -365,7 +378,7 @@ impl Cache {
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
         instead: &Bound<'_, PyAny>,
     ) -> PyResult<(Vec<Plan>, usize)> {
         self.check_open()?;
@@ -385,7 +398,12 @@ impl Cache {
     ///
     /// Raises:
     ///     Misuse: As in `write_down`.
-    fn written(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, tier: &str) -> PyResult<u32> {
+    fn written(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
+    ) -> PyResult<u32> {
         self.check_sound()?;
         let (tier, keys) = (arguments::tier(tier)?, key_rows("keys", keys)?);
         Ok(enter(py, &self.inner, keys.len(), |state| {

@@ -58,7 +58,7 @@ impl Cache {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::blocks)] blocks: u32,
         of: Option<&Bound<'_, PyAny>>,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
         to: Option<&str>,
     ) -> PyResult<Option<Plan>> {
         self.check_open()?;
@@ -121,7 +121,7 @@ impl Cache {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::blocks)] least: u32,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
         grows: bool,
     ) -> PyResult<Option<Plan>> {
         self.check_open()?;

@@ -46,7 +46,7 @@ impl Cache {
         py: Python<'_>,
         keys: &Bound<'_, Keys>,
         #[pyo3(from_py_with = arguments::most)] blocks: Option<u32>,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
     ) -> PyResult<u32> {
         self.check_open()?;
         let tier = arguments::tier(tier)?;
@@ -95,8 +95,9 @@ impl Cache {
     ///
     /// A shared store is asked to delete the values of the keys that are named, and of what is
     /// forgotten with them in this cache, by the plan of its tier. Until that flight has ended, these
-    /// keys are not adopted. It does not reach values that stand on them and have no name here, nor
-    /// what other engines have: each of them must forget for itself.
+    /// keys are not adopted; `Crane.undeleted` says which store has not answered. It does not reach
+    /// values that stand on them and have no name here, nor what other engines have: each of them must
+    /// forget for itself.
     ///
     /// Returns:
     ///     What was forgotten, and who keeps some of what was named. With `tier`, how many names were
@@ -117,7 +118,7 @@ impl Cache {
         salt: Option<&Bound<'_, PyAny>>,
         adapter: Option<&Bound<'_, PyAny>>,
         force: bool,
-        tier: Option<&str>,
+        #[pyo3(from_py_with = arguments::tier_text_or_none)] tier: Option<&str>,
     ) -> PyResult<Py<PyAny>> {
         self.check_open()?;
         let Some(tier) = tier else {

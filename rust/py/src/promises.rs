@@ -30,7 +30,7 @@ impl Cache {
     fn promise(
         slf: &Bound<'_, Self>,
         #[pyo3(from_py_with = arguments::promised)] blocks: u64,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
     ) -> PyResult<Ticket> {
         let cache = slf.get();
         cache.check_open()?;

@@ -71,7 +71,11 @@ impl Cache {
     /// Raises:
     ///     Misuse: The cache has no such tier.
     #[pyo3(signature = (tier="device"))]
-    fn room(&self, py: Python<'_>, tier: &str) -> PyResult<Room> {
+    fn room(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
+    ) -> PyResult<Room> {
         self.check_sound()?;
         let tier = arguments::tier(tier)?;
         let room = enter(py, &self.inner, 0, |state| state.room(tier));
@@ -86,7 +90,11 @@ impl Cache {
     /// Raises:
     ///     Misuse: The cache has no such tier.
     #[pyo3(signature = (tier="device"))]
-    fn limit(&self, py: Python<'_>, tier: &str) -> PyResult<u32> {
+    fn limit(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
+    ) -> PyResult<u32> {
         self.check_sound()?;
         let tier = arguments::tier(tier)?;
         Ok(enter(py, &self.inner, 0, |state| state.limit(tier))?)
@@ -176,7 +184,11 @@ impl Cache {
     /// Raises:
     ///     Misuse: The cache has no such tier.
     #[pyo3(signature = (tier=None))]
-    fn blocks_in_flight(&self, py: Python<'_>, tier: Option<&str>) -> PyResult<(u32, u32)> {
+    fn blocks_in_flight(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::tier_text_or_none)] tier: Option<&str>,
+    ) -> PyResult<(u32, u32)> {
         self.check_sound()?;
         let tier = tier.map(arguments::tier).transpose()?;
         Ok(enter(py, &self.inner, 0, |state| match tier {
@@ -239,7 +251,7 @@ impl Cache {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::blocks)] blocks: u32,
         #[pyo3(from_py_with = arguments::before)] after: u32,
-        tier: &str,
+        #[pyo3(from_py_with = arguments::tier_text)] tier: &str,
     ) -> PyResult<bool> {
         self.check_sound()?;
         let tier = arguments::tier(tier)?;

@@ -355,15 +355,15 @@ impl StoreLane {
     ///     patience: Seconds that it waits for deletes.
     ///
     /// Returns:
-    ///     How many keys are not deleted, of each store.
+    ///     For each store, how many keys it has not deleted.
     ///
     /// Raises:
     ///     Misuse: `patience` is no such number.
     #[pyo3(signature = (*, patience=1.0))]
-    fn close(&self, py: Python<'_>, patience: f64) -> PyResult<usize> {
+    fn close(&self, py: Python<'_>, patience: f64) -> PyResult<Vec<usize>> {
         let patience = duration("patience", patience)?;
         if self.process != process::id() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         Ok(wait(py, || self.lane.close(patience)))
     }

@@ -181,8 +181,8 @@ impl Lane {
     /// `patience` is how long it waits for deletes.
     ///
     /// # Returns
-    /// How many keys are not deleted, of each store.
-    pub fn close(&self, patience: Duration) -> usize {
+    /// For each store, how many keys it has not deleted.
+    pub fn close(&self, patience: Duration) -> Vec<usize> {
         let flying = {
             let mut queue = self.0.queue();
             queue.close();

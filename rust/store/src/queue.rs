@@ -537,9 +537,9 @@ impl Queue {
         self.erasures.open()
     }
 
-    /// Keys that stores have not said to be deleted, of each store.
-    pub(crate) fn undeleted(&self) -> usize {
-        self.erasures.undone().into_iter().sum()
+    /// For each store, keys that it has not said to be deleted.
+    pub(crate) fn undeleted(&self) -> Vec<usize> {
+        self.erasures.undone()
     }
 
     /// Whether threads are at deletes, or could be.

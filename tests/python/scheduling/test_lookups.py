@@ -28,8 +28,10 @@ class Lookup:
         self.asked: list[Any] = []
         self.open: set[Any] = set()
         self.says: Said | None = None
+        self.patience: float | None = None
 
-    def ask(self, request: Any, _keys: by.Keys) -> Said | None:
+    def ask(self, request: Any, _keys: by.Keys, patience: float | None = None) -> Said | None:
+        self.patience = patience
         if request not in self.open:
             self.asked.append(request.id)
         self.open.add(request)
@@ -88,6 +90,7 @@ def test_while_the_answer_is_out_it_waits_and_holds_up_no_other() -> None:
     loop.schedule()
     assert (loop.state("asked"), loop.begun) == (WAITING, ["short"]), "it has no full block"
     assert asks(loop)
+    assert lookup.patience == 0.5, "of two patiences, the scheduler's counts"
     said = str(loop.scheduler.explain("asked"))
     assert "waits for a store's answer" in said
     loop.now = 0.49

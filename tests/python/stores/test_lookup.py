@@ -102,10 +102,27 @@ def test_behind_a_store_that_hangs_nobody_waits(store: MemoryStore) -> None:
     clock.now += 0.02
     assert lookup.ask("one", keys(1, 3)) == Found(0), "its patience is over"
     assert lookup.ask("two", keys(2, 3)) == Found(0), "at once"
+    assert lookup.ask("two", keys(2, 3), 9.0) == Found(0), "whatever the patience"
     assert store.calls == ["has"]
     begun = time.monotonic()
     lookup.close()
     assert time.monotonic() - begun < 30
+    store.go.set()
+
+
+@pytest.mark.law("INV-35b")
+def test_who_asks_may_have_a_patience_of_its_own(store: MemoryStore) -> None:
+    clock = Turned()
+    store.hangs = {"has"}
+    lookup = StoreLookup([store], [PLACE], clock=clock)
+    assert lookup.ask("one", keys(1, 3), 9.0) is None
+    assert store.reached.acquire(timeout=60)
+    clock.now += 8.9
+    assert lookup.ask("one", keys(1, 3), 9.0) is None
+    assert lookup.ask("two", keys(2, 3), 1.0) is None, "the first question may still be answered"
+    clock.now += 0.1
+    assert lookup.ask("one", keys(1, 3), 9.0) == Found(0)
+    lookup.close()
     store.go.set()
 
 

@@ -250,8 +250,16 @@ class Router:
         self.streamed = 0
         """Tokens."""
         self._context = get_context("forkserver")
+        # Each engine would take 0.4 s for the client of Redis alone; a package that is missing is
+        # passed over.
         self._context.set_forkserver_preload(
-            ["blockyard.reference.reference", "blockyard.stores.open"]
+            [
+                "blockyard.reference.reference",
+                "blockyard.crane.copiers.store_copier",
+                "blockyard.stores.open",
+                "hiredis",
+                "redis",
+            ]
         )
         self._keys = by.KVCache(setup.config)
         self._identity = number_of(fields_of(setup.config.identity, LAYOUT))

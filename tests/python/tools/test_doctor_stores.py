@@ -57,12 +57,25 @@ def test_a_store_that_keeps_what_it_is_given_is_fine(line: Any, tmp_path: Path) 
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
+def test_stores_of_a_configuration_are_asked_too(tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    file = tmp_path / "yard.toml"
+    text = f'device = 100\ndeadline = 60000\nstores = ["{url}"]\n'
+    file.write_text(text)
+    (names,) = [one for one in examined(file=file)["configuration"] if one.name == "stores"]
+    assert names.level == "fail", "without a namespace by.local refuses it"
+    file.write_text(text + 'namespace = {model = "m", weights = "v1"}\n')
+    (one,) = examined(file=file)["stores"]
+    assert (one.level, url in one.fact) == ("ok", True)
+
+
 def test_a_store_that_does_not_answer_is_a_warning() -> None:
     pytest.importorskip("redis")
     (one,) = found(vllm(remote="redis://127.0.0.1:1"), "stores").values()
     assert one.level == "warn"
     assert "blockyard store check redis://127.0.0.1:1" in one.do
     assert "start the server" in one.fact
+    assert one.fact.count("redis://127.0.0.1:1") == 1, "named once"
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def test_a_salted_prompt_that_was_adopted_is_forgotten_by_its_salt() -> None:
         ({"tier": "disk"}, "tier = disk"),
         ({"tier": "device"}, "tier = device"),
         ({"tier": "store"}, "store"),
+        ({"tier": 3}, 'tier = 3: must be one of "device", "host", "disk", "remote"'),
         ({"blocks": -1}, "blocks = -1"),
         ({"blocks": 1.5}, "blocks"),
     ],
@@ -110,6 +111,8 @@ def test_other_misuse_is_refused_with_what_to_do() -> None:
                 cache.forget(keys, tier="remote", **more)
         with pytest.raises(by.Misuse, match="tier goes with keys= alone"):
             cache.forget(tier="remote")  # type: ignore[call-overload]
+        with pytest.raises(by.Misuse, match="tier = 3: must be one of"):
+            cache.forget(keys, tier=3)  # type: ignore[call-overload]
         with pytest.raises(by.Misuse, match="what a store has is adopted"):
             cache.restore("remote", [0], bytes(keys)[:32], bytes(32))
         with pytest.raises(by.Misuse, match="a store is written ahead of need"):

@@ -153,7 +153,7 @@ fn a_close_tries_deletes_once_more_and_waits_for_them() {
             lane.take(Way::Down, Duration::from_secs(20), 0.0).is_none()
         }
     });
-    assert_eq!(lane.close(Duration::from_secs(20)), 0);
+    assert_eq!(lane.close(Duration::from_secs(20)), [0]);
     assert!(works.join().unwrap(), "its thread ends");
     assert_eq!(only(&lane.poll(0.0)), (2, None));
 }
@@ -164,7 +164,7 @@ fn a_close_waits_for_no_delete_that_fails_or_cannot_begin() {
     lane.submit(down(&[1]), Blocks::filled(&[1]));
     let hangs = take(&lane, Way::Down).unwrap();
     lane.delete(&[key(1), key(2)]);
-    assert_eq!(lane.close(Duration::from_secs(20)), 2);
+    assert_eq!(lane.close(Duration::from_secs(20)), [2]);
     assert_eq!(lane.poll(0.0).len(), 2);
     hangs.done();
     assert!(take(&lane, Way::Down).is_none());

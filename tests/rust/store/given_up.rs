@@ -138,7 +138,7 @@ fn a_close_ends_all_copies_and_threads_find_nothing_more() {
     lane.submit(down(&[1, 2]), Blocks::filled(&[1, 2]));
     lane.submit(up(&[1]), Blocks::new(1));
     let hangs = take(&lane, Way::Down).unwrap();
-    assert_eq!(lane.close(AT_ONCE), 0);
+    assert_eq!(lane.close(AT_ONCE), [0]);
     let ends = lane.poll(0.0);
     assert!(ends.iter().all(|one| one.short == Some(Short::GivenUp)));
     assert_eq!(ends.len(), 2);

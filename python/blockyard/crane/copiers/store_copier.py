@@ -194,7 +194,9 @@ class StoreCopier(Single):
     def _collect(self) -> None:
         words = self._flights.collect()
         now = self._flights.clock()
-        if words - {"", "corrupt", "missing"} or abs(now - self._looked) >= 1.0:
+        # A store that was late has answered: nobody may look again.
+        told = self._undeleted and words
+        if told or words - {"", "corrupt", "missing"} or abs(now - self._looked) >= 1.0:
             self._looked = now
             self._say()
 
@@ -217,7 +219,8 @@ class StoreCopier(Single):
             if late and number not in self._undeleted:
                 _log.warning("%s: %d values are not deleted yet: %s", store.url, after[2], reason)
                 self._undeleted.add(number)
-            elif not after[2]:
+            elif number in self._undeleted and not after[2]:
+                _log.warning("%s: all values are deleted that were to be", store.url)
                 self._undeleted.discard(number)
         self._states = states
 

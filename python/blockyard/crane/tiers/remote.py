@@ -143,6 +143,8 @@ class RemoteTier(Single):
         self.threads: _Threads | None = None
         """The threads that ask the stores, where there is a copier."""
         self._ending = ending
+        self._left: list[int] = []
+        """After its close: for each store, values that it has not deleted."""
 
     def next_stamp(self) -> int:
         """Returns 0: its values have no stamps, as `crane.voids.Voiding` asks for them."""
@@ -189,6 +191,15 @@ class RemoteTier(Single):
         """Whether copies from or to it have not ended. Any thread may ask."""
         return self.lane.stats()["in_flight"] > 0
 
+    @property
+    def undeleted(self) -> dict[str, int]:
+        """For each store, by URL, values whose deletion it has not confirmed. Any thread may ask.
+
+        0 says that it has answered. Of deletes that wait for copies, `Crane.undeleted` knows, too.
+        """
+        left = self._left or [undeleted for _, _, undeleted in self.lane.states()]
+        return {store.url: count for store, count in zip(self.stores, left, strict=True)}
+
     def troubles(self) -> tuple[str, ...]:
         """Returns what is wrong with its stores, a sentence each. Any thread may ask."""
         lines = []
@@ -213,11 +224,12 @@ class RemoteTier(Single):
         A thread that a client holds is left behind, with its buffer and nothing else.
         """
         until = time.monotonic() + self._ending
-        undone = self.lane.close(patience=self._ending / 2)
+        self._left = self._left or self.lane.close(patience=self._ending / 2)
         ended = self.threads is None or self.threads.close(max(0.0, until - time.monotonic()))
-        if undone:
-            why = "; ".join(filter(None, self.lane.why())) or "no answer"
-            _log.warning("%d values were not deleted in stores: %s", undone, why)
+        for store, undone, why in zip(self.stores, self._left, self.lane.why(), strict=False):
+            if undone:
+                said = why or "no answer"
+                _log.warning("%s: %d values were not deleted: %s", store.url, undone, said)
         if not ended:
             _log.warning("a store does not answer: its threads are left behind")
 

@@ -29,8 +29,10 @@ def asked_of(config: Config) -> Demand:
     """Returns what a configuration asks of the machine."""
     layout, block_costs = config.layout, config.block_costs
     load = block_costs.disk if isinstance(block_costs, BlockCosts) else None
+    # A configuration has no password, nor the file of one but in a URL.
+    stores = tuple((url, None) for url in config.stores)
     if layout is None:
-        return Demand(ranks=config.ranks, load=load)
+        return Demand(ranks=config.ranks, load=load, stores=stores)
     shared = sum(plane.block_bytes for plane in layout.planes if plane.replicated)
     return Demand(
         host=config.host_blocks * layout.host_block_bytes,
@@ -42,6 +44,7 @@ def asked_of(config: Config) -> Demand:
         ranks=config.ranks,
         layout=layout,
         load=load,
+        stores=stores,
     )
 
 
@@ -103,10 +106,11 @@ def bookkeeping(config: Config, site: Site) -> Finding:
 def stored(config: Config, _: Site) -> Finding:
     """Whether blocks in stores would be told from those of others."""
     named = dict(config.namespace or ())
-    missing = [name for name in ("model", "weights") if config.remote and not named.get(name)]
+    has_names = config.remote or config.stores
+    missing = [name for name in ("model", "weights") if has_names and not named.get(name)]
     fact = f"{config.remote_blocks:,} names" if config.remote else "none"
     if missing:
-        fact = f"remote = {config.remote_blocks}, and namespace names no {' and no '.join(missing)}"
+        fact = f"there are stores, and namespace names no {' and no '.join(missing)}"
     refused = "stores outlive the process, so that a cache with them is refused"
     do = 'write namespace = { model = "…", weights = "v1" }'
     return judged("stores", fact, (missing, "fail", refused, do))

@@ -32,7 +32,7 @@ def answers(url: str, password_file: str | None, site: Site) -> Finding:
         return Finding("store", "fail", str(error), _NOT_STARTED, "write it as the message says")
     seen = check(store, block_bytes=nbytes, blocks=_BLOCKS, step=lambda: None)
     if seen.faults:
-        facts = seen.faults[:1]
+        facts = [fault.removeprefix(f"{store.url}: ") for fault in seen.faults[:1]]
     else:
         rates = (f"{size(round(seen.rate(name)))}/s {name}" for name in ("write", "read"))
         facts = [f"{', '.join(rates)}, in blocks of {size(nbytes)}", *seen.notes[:1]]
