@@ -56,10 +56,8 @@ class StoreCopier(LaneCopier[StoreLane]):
             raise Misuse("these stores have a StoreCopier already: give that one to all pairs")
         self._tier = tier
         self._lane = tier.lane
-        self._threads = StoreThreads(
-            tier.lane, tier.stores, tier.place, tier.fields, threads=threads, clock=clock
-        )
-        tier.copier, tier.threads = self, self._threads
+        self._threads = StoreThreads(tier, threads=threads, clock=clock)
+        tier.copier = self
         self._states = self._lane.states()
         self._looked = clock()
         self._places: dict[Tier, list[list[Place]]] = {}
