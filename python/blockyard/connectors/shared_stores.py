@@ -11,10 +11,8 @@ from blockyard.stores.identity import fields_of, number_of
 from blockyard.stores.location import read
 from blockyard.stores.open import SCHEMES, open_store
 
-__all__ = ["NAMES", "opened", "store_identity", "urls_of"]
+__all__ = ["opened", "store_identity", "urls_of"]
 
-NAMES: Final = 1_000_000
-"""How many blocks of stores are known by name, where nobody says."""
 _EXAMPLE: Final = "redis://host:6379/0"
 _WITH_PASSWORD: Final = frozenset({"redis", "rediss", "unix", "valkey"})
 """Schemes that have one."""

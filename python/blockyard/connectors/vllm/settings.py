@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from blockyard._core import Misuse, TooLarge
-from blockyard.connectors.shared_stores import NAMES, opened, urls_of
+from blockyard.connectors.shared_stores import opened, urls_of
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
@@ -20,6 +20,7 @@ from blockyard.shared.validate import folder, integer, one_of, seconds
 from blockyard.stores import Store
 from blockyard.yard.config import Config
 from blockyard.yard.group_configs import GroupConfigs, rooms_of
+from blockyard.yard.store_urls import NAMES
 from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["DEADLINE", "OWN", "Settings", "with_file"]
