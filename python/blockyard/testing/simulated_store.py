@@ -11,6 +11,7 @@ from blockyard.crane.tiers.remote import RemoteTier
 from blockyard.shared.layout import KVLayout
 from blockyard.stores import Session
 from blockyard.stores.address import block_address
+from blockyard.stores.lookup import Found
 from blockyard.testing.setup import Setup
 
 __all__ = ["SimulatedLookup", "SimulatedStore", "StoreWorker"]
@@ -187,11 +188,6 @@ class StoreWorker:
             job.fail()
 
 
-class _Found(NamedTuple):
-    blocks: int
-    others: tuple[()] = ()
-
-
 class SimulatedLookup:
     """Asks a simulated store, and has the answer some ticks later: `Lookup`.
 
@@ -208,7 +204,7 @@ class SimulatedLookup:
         self._store, self._place, self._ranks, self._clock = store, tier.place, ranks, clock
         self._due: dict[Hashable, float] = {}
 
-    def ask(self, request: Hashable, keys: Keys) -> _Found | None:
+    def ask(self, request: Hashable, keys: Keys) -> Found | None:
         """Returns how many leading blocks the store says that it has; None until then."""
         now = self._clock()
         if now < self._due.setdefault(request, now + self._store.late()):
@@ -222,7 +218,7 @@ class SimulatedLookup:
                 break
             blocks += 1
         self._store.seen["store found"] += blocks > 0
-        return _Found(blocks)
+        return Found(blocks)
 
     def drop(self, request: Hashable) -> None:
         """Forgets a question."""
