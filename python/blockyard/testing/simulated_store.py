@@ -8,11 +8,11 @@ from typing import NamedTuple
 from blockyard._core import Keys, StoreJob
 from blockyard.crane.copiers.store_copier import StoreCopier
 from blockyard.crane.tiers.remote import RemoteTier
-from blockyard.shared.layout import KVLayout
 from blockyard.stores import Session
 from blockyard.stores.address import block_address
 from blockyard.stores.lookup import Found
 from blockyard.testing.setup import Setup
+from blockyard.yard.config import Config
 
 __all__ = ["SimulatedLookup", "SimulatedStore", "StoreWorker"]
 
@@ -109,7 +109,7 @@ class StoreWorker:
 
     Args:
         store: What it asks.
-        layout: What a block is.
+        config: What a block is.
         setup: Names, and whose the values are.
         rank: The rank.
         clock: Ticks.
@@ -118,12 +118,14 @@ class StoreWorker:
     def __init__(
         self,
         store: SimulatedStore,
-        layout: KVLayout,
+        config: Config,
         setup: Setup,
         rank: int,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self.clock = store, clock
+        self._store, self._ranks, self._clock = store, setup.ranks, clock
+        layout = config.layout
+        assert layout is not None  # noqa: S101 - `config_of` makes one
         identity = {"model": "simulated", "weights": f"{setup.weights}"}
         self.tier = RemoteTier(
             layout, setup.remote, [store], identity=identity, rank=rank, limit=60.0, ending=0.0
@@ -135,7 +137,7 @@ class StoreWorker:
 
     def turn(self) -> None:
         """Gives the answers that are due, and takes new jobs."""
-        now = int(self.clock())
+        now = int(self._clock())
         due = [call for call in self._calls if call.due <= now]
         self._calls = [call for call in self._calls if call.due > now]
         for call in due:
@@ -147,6 +149,10 @@ class StoreWorker:
             job, view = found
             value = bytes(view) if view is not None and job.kind == "put" else b""
             self._calls.append(_Call(now + self._store.late(), job, value))
+
+    def lookup(self) -> "SimulatedLookup":
+        """Returns what asks the store about requests."""
+        return SimulatedLookup(self._store, self.tier, self._ranks, self._clock)
 
     @property
     def is_busy(self) -> bool:
