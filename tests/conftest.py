@@ -43,6 +43,7 @@ SLOW = {
     "test_ranks_example",
     "test_reference",
     "test_replay",
+    "test_replay_stores",
     "test_report",
     "test_sequential",
     "test_server_example",

@@ -60,7 +60,6 @@ def failures(first: int) -> tuple[list[tuple[int, str]], Counter[str]]:
             (OWN, 0, Scenario.own_blocks),
             (RESTARTS, EVERY // 2, Scenario.restarting),
             (STORES, EVERY - 1, sharing),
-            (STORES, EVERY - 1, lambda seed: Scenario.sharing(seed // EVERY)),
         ):
             try:
                 if seed % EVERY == rest:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from blockyard._core import Misuse
 from blockyard.crane.tiers import Persistent, Tier
@@ -13,15 +13,13 @@ from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.shared.layout import TIERS, KVLayout
 from blockyard.shared.validate import bounded, integer, shown
 from blockyard.yard.config import Config
+from blockyard.yard.store_urls import NAMES
 
 if TYPE_CHECKING:
     from blockyard.crane.tiers.remote import RemoteTier
     from blockyard.stores import Store
 
 __all__ = ["in_stores", "made", "made_remote", "named", "on_disk", "stores_of"]
-
-_NAMES: Final = 1_000_000
-"""How many blocks of stores the yard remembers, where nobody says."""
 
 
 def on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | None) -> Config:
@@ -93,7 +91,7 @@ def in_stores(config: Config, stores: object) -> Config:
             'stores=["redis://127.0.0.1:6379"]'
         )
     if not config.remote:
-        return replace(config, remote=_NAMES)
+        return replace(config, remote=NAMES)
     # The tier would refuse it under another name.
     integer("remote", config.remote_blocks, most=(1 << 32) - 1)
     return config

@@ -66,6 +66,12 @@ mod sets;
 mod slots;
 #[path = "laws/spare.rs"]
 mod spare;
+#[path = "laws/store_copies.rs"]
+mod store_copies;
+#[path = "laws/store_keeps.rs"]
+mod store_keeps;
+#[path = "laws/stores.rs"]
+mod stores;
 #[path = "laws/telling.rs"]
 mod telling;
 #[path = "laws/tickets.rs"]

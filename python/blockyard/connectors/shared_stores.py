@@ -1,7 +1,7 @@
 """Shared stores in an engine's own options: which they are, and which an engine may name."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from blockyard._core import Misuse
 from blockyard.shared.layout import KVLayout
@@ -11,10 +11,8 @@ from blockyard.stores.identity import fields_of, number_of
 from blockyard.stores.location import read
 from blockyard.stores.open import SCHEMES, open_store
 
-__all__ = ["NAMES", "opened", "store_identity", "urls_of"]
+__all__ = ["StoreOptions", "opened", "store_identity", "urls_of"]
 
-NAMES: Final = 1_000_000
-"""How many blocks of stores are known by name, where nobody says."""
 _EXAMPLE: Final = "redis://host:6379/0"
 _WITH_PASSWORD: Final = frozenset({"redis", "rediss", "unix", "valkey"})
 """Schemes that have one."""
@@ -53,6 +51,31 @@ def urls_of(name: str, given: object, engine: str) -> tuple[str, ...]:
     if len(set(found)) < len(found):
         raise Misuse(f"{name} = {found}: give each store once")
     return tuple(found)
+
+
+class StoreOptions:
+    """The options of an engine that name shared stores."""
+
+    __slots__ = ()
+    ENGINE: ClassVar[str]
+    """The engine that has them in its configuration."""
+
+    remote: str | Sequence[str] | None
+    password_file: str | None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs of its stores."""
+        return () if self.remote is None else urls_of("remote", self.remote, self.ENGINE)
+
+    def stores(self) -> list[Store]:
+        """Opens its stores. Nothing is connected yet.
+
+        Raises:
+            Misuse: As `opened`.
+            Unavailable: Likewise.
+        """
+        return opened(self.urls, self.password_file)
 
 
 def opened(urls: Sequence[str], password_file: str | None) -> list[Store]:

@@ -14,6 +14,7 @@ from blockyard.scheduling.headroom import (
 from blockyard.scheduling.request_checks import whole
 from blockyard.scheduling.victims import Newest, VictimPolicy, checked_policy
 from blockyard.shared.validate import one_of, seconds
+from blockyard.stores import PATIENCE
 from blockyard.yard.parking import PreemptMode, checked_mode
 
 __all__ = ["SchedulerOptions"]
@@ -85,7 +86,7 @@ class SchedulerOptions:
     max_overtakes: int = 16
     num_speculative_tokens: int = 0
     prefetch_depth: int = 0
-    lookup_patience: float = 0.02
+    lookup_patience: float = PATIENCE
 
     def __post_init__(self) -> None:
         """Checks every value; NumPy's integers become Python's."""

@@ -6,9 +6,12 @@ values, and believes nothing that comes back. A new store is one new file here, 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
-__all__ = ["Keeping", "Session", "Store", "Telling"]
+__all__ = ["PATIENCE", "Keeping", "Session", "Store", "Telling"]
+
+PATIENCE: Final = 0.02
+"""Seconds that a request waits for a lookup at most, where nobody says."""
 
 
 class Session(Protocol):

@@ -1,6 +1,6 @@
 """What a store has of Blockyard's: identities, their ranks, and how to remove one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -90,10 +90,7 @@ def wipe(
     """
     gone = nbytes = 0
     text = identity_address(identity)
-    listed: Iterable[tuple[str, int]] = (
-        one for one in session.list(prefix(identity)) if one[0] != text
-    )
-    listed = iter(listed)
+    listed = (one for one in session.list(prefix(identity)) if one[0] != text)
     while batch := list(islice(listed, _AT_ONCE)):
         deleted = session.delete([address for address, _ in batch])
         gone += deleted

@@ -71,7 +71,7 @@ def read(url: str, schemes: Mapping[str, str], options: Mapping[str, object]) ->
         )
     if parts.fragment:
         raise Misuse(f"a store's URL {scheme}://…#…: it has no part behind a #; write that as %23")
-    user, password = (None if one is None else unquote(one) for one in _who(parts))
+    user, password = (one and unquote(one) for one in (parts.username, parts.password))
     merged = _options(parts.query, options)
     return Location(
         scheme=scheme,
@@ -103,10 +103,6 @@ def number_of(where: Location, name: str, default: float, *, least: float, most:
             f"{where.url}: {name} = {shown(given)}: must be a number from {least:g} to {most:g}"
         )
     return number
-
-
-def _who(parts: SplitResult) -> tuple[str | None, str | None]:
-    return parts.username, parts.password
 
 
 def _options(query: str, more: Mapping[str, object]) -> dict[str, str]:

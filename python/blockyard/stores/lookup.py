@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys
-from blockyard.stores import Store
+from blockyard.stores import PATIENCE, Store
 from blockyard.stores.address import block_address
 from blockyard.stores.questions import Questions
 
@@ -56,7 +56,7 @@ class StoreLookup:
         places: Sequence[int],
         ranks: int = 1,
         *,
-        patience: float = 0.02,
+        patience: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._patience, self._clock = patience, clock

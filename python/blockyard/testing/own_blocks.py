@@ -23,7 +23,7 @@ from blockyard.testing.scenario import Scenario
 from blockyard.testing.setup import OWN_VERBS
 from blockyard.testing.simulated_engine import chained, check, ends, sampled
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
-from blockyard.testing.simulated_store import SimulatedLookup, SimulatedStore, StoreWorker
+from blockyard.testing.simulated_store import SimulatedStore, StoreWorker
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
 
@@ -130,7 +130,7 @@ class OwnBlocks:
         self.requests = Requests(setup, self.seen, faulty=self._faulty)
         self._copies = Copies(setup, self.seen)
         self._connectors = [
-            Connector(KVCache(config_of(setup)), lookup=self._lookup())
+            Connector(KVCache(config_of(setup)), lookup=self._ranks[0].lookup())
             for _ in range(max(setup.replicas, 1))
         ]
         self._blocks = _Allocator(setup.device)
@@ -143,16 +143,9 @@ class OwnBlocks:
 
     def _rank_of(self, config: Config, shared: Path, rank: int) -> SimulatedRank:
         worker = None
-        if self._store is not None and config.layout is not None:
-            clock = lambda: float(self.now)  # noqa: E731 - of two that need it
-            worker = StoreWorker(self._store, config.layout, self.setup, rank, clock)
+        if self._store is not None:
+            worker = StoreWorker(self._store, config, self.setup, rank, lambda: float(self.now))
         return SimulatedRank(config, self.setup, rank, shared, worker=worker)
-
-    def _lookup(self) -> SimulatedLookup | None:
-        worker = self._ranks[0].worker
-        if worker is None or self._store is None:
-            return None
-        return SimulatedLookup(self._store, worker.tier, self.setup.ranks, worker.clock)
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -484,16 +477,7 @@ class OwnBlocks:
             return
         self.seen[f"forget {what}"] += 1
         ask = self.requests[name].ask
-
-        def forget(connector: Connector) -> None:
-            cache = connector.cache
-            keys = cache.keys(ask.prompt, salt=ask.salt or None, lora=ask.lora or None)
-            if what == "names":
-                cache.forget(keys, tier="remote")
-            else:
-                cache.forget(keys)
-
-        self._each(forget)
+        self._each(lambda one: ask.forget(one.cache, what))
 
     def _on_resize(self, tier: Any, slots: int) -> None:  # noqa: ANN401 - the name of a tier
         if tier == "device":

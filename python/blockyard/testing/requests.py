@@ -12,6 +12,7 @@ from blockyard.scheduling.new_request import max_blocks, sample_ids
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_engine import check, continuation
+from blockyard.yard.cache import KVCache
 
 __all__ = ["Ask", "Death", "Request", "Requests"]
 
@@ -46,6 +47,14 @@ class Ask(NamedTuple):
         """What its KV depends on beside its tokens."""
         said = f"{self.salt} {self.lora}".encode()
         return zlib.crc32(said) if self.salt or self.lora else 0
+
+    def forget(self, cache: KVCache, what: str) -> None:
+        """Forgets the blocks of its prompt; or with "names" only that stores have them."""
+        keys = cache.keys(self.prompt, salt=self.salt or None, lora=self.lora or None)
+        if what == "names":
+            cache.forget(keys, tier="remote")
+        else:
+            cache.forget(keys)
 
 
 class Death(NamedTuple):

@@ -15,7 +15,7 @@ from blockyard.testing.setup import Setup
 from blockyard.testing.simulated_cranes import QueueCopier, RemoteCrane, SimulatedCrane, way_of
 from blockyard.testing.simulated_disk import SimulatedDisk, SimulatedDiskCopier
 from blockyard.testing.simulated_engine import Sums, check
-from blockyard.testing.simulated_store import StoreWorker
+from blockyard.testing.simulated_store import SimulatedLookup, StoreWorker
 from blockyard.yard.config import BlockCosts, Config
 
 if TYPE_CHECKING:
@@ -103,6 +103,10 @@ class SimulatedRank:
         self.lost: set[tuple[int, int]] = set()
         """The yards and flights of outcomes that were lost: a reset of the rank ends them, or an
         answer of `reconcile`."""
+
+    def lookup(self) -> SimulatedLookup | None:
+        """Returns what asks the store about requests; None without one."""
+        return None if self.worker is None else self.worker.lookup()
 
     def submit(self, plans: list[Plan]) -> None:
         """Gives the crane plans."""

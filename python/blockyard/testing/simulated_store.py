@@ -8,10 +8,11 @@ from typing import NamedTuple
 from blockyard._core import Keys, StoreJob
 from blockyard.crane.copiers.store_copier import StoreCopier
 from blockyard.crane.tiers.remote import RemoteTier
-from blockyard.shared.layout import KVLayout
 from blockyard.stores import Session
 from blockyard.stores.address import block_address
+from blockyard.stores.lookup import Found
 from blockyard.testing.setup import Setup
+from blockyard.yard.config import Config
 
 __all__ = ["SimulatedLookup", "SimulatedStore", "StoreWorker"]
 
@@ -108,7 +109,7 @@ class StoreWorker:
 
     Args:
         store: What it asks.
-        layout: What a block is.
+        config: What a block is.
         setup: Names, and whose the values are.
         rank: The rank.
         clock: Ticks.
@@ -117,12 +118,14 @@ class StoreWorker:
     def __init__(
         self,
         store: SimulatedStore,
-        layout: KVLayout,
+        config: Config,
         setup: Setup,
         rank: int,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self.clock = store, clock
+        self._store, self._ranks, self._clock = store, setup.ranks, clock
+        layout = config.layout
+        assert layout is not None  # noqa: S101 - `config_of` makes one
         identity = {"model": "simulated", "weights": f"{setup.weights}"}
         self.tier = RemoteTier(
             layout, setup.remote, [store], identity=identity, rank=rank, limit=60.0, ending=0.0
@@ -134,7 +137,7 @@ class StoreWorker:
 
     def turn(self) -> None:
         """Gives the answers that are due, and takes new jobs."""
-        now = int(self.clock())
+        now = int(self._clock())
         due = [call for call in self._calls if call.due <= now]
         self._calls = [call for call in self._calls if call.due > now]
         for call in due:
@@ -146,6 +149,10 @@ class StoreWorker:
             job, view = found
             value = bytes(view) if view is not None and job.kind == "put" else b""
             self._calls.append(_Call(now + self._store.late(), job, value))
+
+    def lookup(self) -> "SimulatedLookup":
+        """Returns what asks the store about requests."""
+        return SimulatedLookup(self._store, self.tier, self._ranks, self._clock)
 
     @property
     def is_busy(self) -> bool:
@@ -187,11 +194,6 @@ class StoreWorker:
             job.fail()
 
 
-class _Found(NamedTuple):
-    blocks: int
-    others: tuple[()] = ()
-
-
 class SimulatedLookup:
     """Asks a simulated store, and has the answer some ticks later: `Lookup`.
 
@@ -208,7 +210,7 @@ class SimulatedLookup:
         self._store, self._place, self._ranks, self._clock = store, tier.place, ranks, clock
         self._due: dict[Hashable, float] = {}
 
-    def ask(self, request: Hashable, keys: Keys, _patience: float | None = None) -> _Found | None:
+    def ask(self, request: Hashable, keys: Keys, _patience: float | None = None) -> Found | None:
         """Returns how many leading blocks the store says that it has; None until then."""
         now = self._clock()
         if now < self._due.setdefault(request, now + self._store.late()):
@@ -222,7 +224,7 @@ class SimulatedLookup:
                 break
             blocks += 1
         self._store.seen["store found"] += blocks > 0
-        return _Found(blocks)
+        return Found(blocks)
 
     def drop(self, request: Hashable) -> None:
         """Forgets a question."""

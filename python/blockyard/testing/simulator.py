@@ -25,7 +25,7 @@ from blockyard.testing.setup import FAULTS, Setup
 from blockyard.testing.simulated_engine import SimulatedEngine, check
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
 from blockyard.testing.simulated_replicas import Replicas, SimulatedReplica
-from blockyard.testing.simulated_store import SimulatedLookup, SimulatedStore, StoreWorker
+from blockyard.testing.simulated_store import SimulatedStore, StoreWorker
 
 __all__ = ["Simulation"]
 
@@ -111,17 +111,10 @@ class Simulation:
 
     def _rank_of(self, rank: int) -> SimulatedRank:
         disk, worker = self._remains.disk(rank), None
-        if self._store is not None and self._config.layout is not None:
-            layout = self._config.layout
-            worker = StoreWorker(self._store, layout, self.setup, rank, lambda: float(self.now))
+        if self._store is not None:
+            clock = lambda: float(self.now)  # noqa: E731 - too long for one line
+            worker = StoreWorker(self._store, self._config, self.setup, rank, clock)
         return SimulatedRank(self._config, self.setup, rank, self._folder, disk, worker)
-
-    def _lookup(self) -> SimulatedLookup | None:
-        worker = self._ranks[0].worker
-        if worker is None or self._store is None:
-            return None
-        clock = worker.clock
-        return SimulatedLookup(self._store, worker.tier, self.setup.ranks, clock)
 
     def _open_yard(self, setup: Setup) -> None:
         """Begins a scheduler beside the ranks."""
@@ -141,7 +134,7 @@ class Simulation:
             self.seen,
             self._fenced,
             clock=lambda: self.now * seconds,
-            lookup=self._lookup(),
+            lookup=self._ranks[0].lookup(),
         )
         persistent = [rank.persistent for rank in self._ranks]
         self._remains.begin(persistent, [replica.cache for replica in self._replicas])
@@ -514,16 +507,7 @@ class Simulation:
             return
         self.seen[f"forget {what}"] += 1
         ask = self.requests[name].ask
-
-        def forget(replica: SimulatedReplica) -> None:
-            cache = replica.cache
-            keys = cache.keys(ask.prompt, salt=ask.salt or None, lora=ask.lora or None)
-            if what == "names":
-                cache.forget(keys, tier="remote")
-            else:
-                cache.forget(keys)
-
-        self._replicas.each(forget)
+        self._replicas.each(lambda one: ask.forget(one.cache, what))
 
     def _on_reconcile(self, late: int) -> None:
         self._reconciles.append((self.now + late, self._engine.active, self._engine.done))

@@ -1,11 +1,15 @@
 """URLs of shared stores in a configuration, which is written down and logged."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from blockyard._core import Misuse
 from blockyard.shared.validate import bounded, shown
 
-__all__ = ["store_urls"]
+__all__ = ["NAMES", "store_urls"]
+
+NAMES: Final = 1_000_000
+"""How many blocks of stores are known by name, where nobody says."""
 
 
 def store_urls(given: object) -> tuple[str, ...]:

@@ -33,6 +33,11 @@ pub(crate) struct Erasures {
     stores: usize,
 }
 
+/// Whether a delete is not to wait for a time.
+fn is_due(retry: Option<Instant>, now: Instant) -> bool {
+    retry.is_none_or(|retry| now >= retry)
+}
+
 impl Erasures {
     pub(crate) fn new(stores: usize) -> Self {
         Self {
@@ -71,19 +76,17 @@ impl Erasures {
         now: Instant,
         mut may: impl FnMut(&Erasure) -> bool,
     ) -> Option<Erasure> {
-        let due = |retry: Option<Instant>| retry.is_none_or(|retry| now >= retry);
         let place = self
             .waiting
             .iter()
-            .position(|(task, retry)| due(*retry) && may(task))?;
+            .position(|(task, retry)| is_due(*retry, now) && may(task))?;
         self.waiting.remove(place).map(|(task, _)| task)
     }
 
     /// Those that wait for a thread, and not for a time.
     pub(crate) fn waits(&self, now: Instant) -> impl Iterator<Item = &Erasure> {
-        let due = move |retry: Option<Instant>| retry.is_none_or(|retry| now >= retry);
         let waiting = self.waiting.iter();
-        waiting.filter_map(move |(task, retry)| due(*retry).then_some(task))
+        waiting.filter_map(move |(task, retry)| is_due(*retry, now).then_some(task))
     }
 
     /// Takes what has become of a call; `retry` is when it is made again where it has failed, if ever. Returns
@@ -95,12 +98,11 @@ impl Erasures {
         retry: Option<Instant>,
     ) -> Option<usize> {
         let open = self.open.get_mut(&task.number)?;
-        if !done && let Some(retry) = retry {
-            self.waiting.push_back((task.clone(), Some(retry)));
-            return None;
-        }
         if !done {
-            // Nobody tries again: it is given up when the lane is closed.
+            // Without a time nobody tries again: it is given up when the lane is closed.
+            if retry.is_some() {
+                self.waiting.push_back((task.clone(), retry));
+            }
             return None;
         }
         open.undone[task.store] -= task.keys.len();

@@ -55,8 +55,8 @@ impl Lane {
         number
     }
 
-    /// Waits for a job, for so long at most, and takes what time it is, as `poll`. What was given up is not handed out any more, and a put has the
-    /// bytes that its memory had at this moment.
+    /// Waits for a job, for so long at most, and takes what time it is, as `poll`. What was given up is not handed
+    /// out any more, and a put has the bytes that its memory had at this moment.
     pub fn take(&self, way: Way, patience: Duration, now: f64) -> Option<Job> {
         let until = Instant::now() + patience;
         let mut queue = self.0.queue();

@@ -73,7 +73,6 @@ impl Task {
 #[derive(Debug)]
 struct Busy {
     task: Task,
-    way: Way,
     asking: Option<Ask>,
     /// The store that it did not hear of in time.
     hung: Option<usize>,
@@ -82,7 +81,6 @@ struct Busy {
 #[derive(Debug)]
 struct Entry {
     flying: Arc<Flying>,
-    way: Way,
     /// The next block that a thread takes.
     next: usize,
     /// Blocks that threads are at.
@@ -210,7 +208,6 @@ impl Queue {
         }
         let entry = Entry {
             flying: Arc::new(Flying::new(copy, memory)),
-            way,
             next: 0,
             busy: 0,
             good,
@@ -280,7 +277,6 @@ impl Queue {
         self.jobs += 1;
         let busy = Busy {
             task: task.clone(),
-            way,
             asking: None,
             hung: None,
         };
@@ -316,7 +312,7 @@ impl Queue {
         let Some(health) = self.health.get_mut(store) else {
             return false;
         };
-        busy.asking = health[busy.way as usize].ask(store, now);
+        busy.asking = health[busy.task.way() as usize].ask(store, now);
         busy.asking.is_some()
     }
 
@@ -327,7 +323,7 @@ impl Queue {
         let Some(busy) = self.busy.get_mut(&job) else {
             return false;
         };
-        let way = busy.way;
+        let way = busy.task.way();
         busy.hung = None;
         let Some(ask) = busy.asking.take() else {
             return false;
@@ -457,7 +453,7 @@ impl Queue {
         };
         let (good, short) = (entry.good, entry.short);
         if !mem::replace(&mut entry.landed, true) {
-            match entry.way {
+            match entry.flying.copy.way() {
                 Way::Down => self.counts.put += good as u64,
                 Way::Up => self.counts.got += good as u64,
             }
@@ -481,8 +477,8 @@ impl Queue {
 
     /// Takes note that the memory of a copy was left: nothing of it is read or written any more.
     pub(crate) fn left(&mut self, number: u64, late: bool) {
-        let way = self.copies.get(&number).map(|entry| entry.way);
-        if let Some(way) = way.filter(|_| late) {
+        let entry = self.copies.get(&number).filter(|_| late);
+        if let Some(way) = entry.map(|entry| entry.flying.copy.way()) {
             self.counts.given_up += 1;
             self.note_late(number, way);
         }
@@ -509,7 +505,7 @@ impl Queue {
             began |= self.health[ask.store][way as usize].note(*ask, false, Duration::ZERO, now);
         }
         if asked.is_empty() {
-            for busy in self.busy.values().filter(|busy| busy.way == way) {
+            for busy in self.busy.values().filter(|busy| busy.task.way() == way) {
                 if let Some(store) = busy.hung {
                     began |= self.health[store][way as usize].note_hung(now);
                 }

@@ -1,13 +1,7 @@
 """Copies between memory and shared stores: nothing wrong comes in, and nobody waits for a store."""
 
-import gc
-import os
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,58 +16,9 @@ from blockyard.shared.plan import Cause
 from cranes import LAYOUTS, SHARED, SMALL, landed, until
 from disks import OURS, keys, slots
 from memory_stores import MemoryStore, Turned
+from store_rig import BLOCKS, Rig
 
 pytestmark = pytest.mark.law("INV-35a", "INV-35b")
-BLOCKS = 12
-
-
-class Rig:
-    """Memory full of known bytes, and what copies between it and stores."""
-
-    def __init__(
-        self,
-        *stores: MemoryStore,
-        layout: by.KVLayout = SMALL,
-        clock: Any = time.monotonic,
-        patience: float = 30.0,
-        **more: Any,
-    ) -> None:
-        self.store = (stores or (MemoryStore(),))[0]
-        given: dict[str, Any] = {"identity": OURS, "ending": 0.5} | more
-        self.tier = RemoteTier(layout, 1000, stores or [self.store], **given)
-        self.copier = StoreCopier(self.tier, patience=patience, clock=clock)
-        self.memory = MemoryTier(layout, BLOCKS)
-        noise = np.random.default_rng(3)
-        for plane in self.memory.planes:
-            plane[...] = noise.integers(0, 256, plane.shape, np.uint8)
-        self.was = [np.array(plane) for plane in self.memory.planes]
-
-    def down(self, *numbers: int) -> Any:
-        named, some = keys(*(1 + number for number in numbers)), slots(*numbers)
-        ends = self.memory, self.tier, some, some
-        return self.copier.start_keyed(*ends, keys=named, parents=named * 0)
-
-    def up(self, *numbers: int, to: Any) -> Any:
-        named = keys(*(1 + number for number in numbers))
-        ends = self.tier, self.memory, slots(*numbers), slots(*to)
-        return self.copier.start_keyed(*ends, keys=named, parents=None)
-
-    def holds(self, slot: int, number: int) -> bool:
-        """Whether a slot has what a block was put with."""
-        pairs = zip(self.memory.planes, self.was, strict=True)
-        return all((plane[slot] == was[number]).all() for plane, was in pairs)
-
-    def forget(self, *numbers: int) -> Any:
-        return self.copier.delete(keys(*(1 + number for number in numbers)))
-
-    def stats(self) -> dict[str, int]:
-        stats = self.tier.stats()
-        return {name.removeprefix("remote_"): number for name, number in stats.items()}
-
-    def close(self) -> None:
-        self.store.go.set()
-        self.copier.close()
-        self.tier.close()
 
 
 @pytest.fixture
@@ -322,208 +267,6 @@ def test_a_copy_that_hangs_ends_also_where_others_are_answered() -> None:
     rig.close()
 
 
-def test_a_store_that_dies_is_said_once_and_is_asked_again_when_it_is_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock = Turned()
-    rig = Rig(MemoryStore("memory://dies"), clock=clock)
-    assert landed(rig.down(0)) == Landed(1)
-    rig.store.down = "it is down"
-    for _ in range(3):
-        assert landed(rig.down(1)) == Landed(0, Cause.FAILED)
-    asked = len(rig.store.calls)
-    for _ in range(10):
-        assert landed(rig.down(1)) == Landed(0, Cause.FAILED)
-    assert len(rig.store.calls) == asked, "it rests"
-    sessions = rig.store.sessions
-    rig.store.down = ""
-    clock.now += 0.6
-    assert landed(rig.down(1)) == Landed(1)
-    assert rig.store.sessions == sessions + 1, "a session that failed is made anew"
-    clock.now += 1.1
-    rig.copier.collect()
-    said = [line.getMessage() for line in caplog.records if "dies" in line.getMessage()]
-    assert said == [
-        "memory://dies: puts fail, and are retried later: it is down",
-        "memory://dies: puts work again",
-    ]
-    rig.close()
-
-
-def test_an_error_of_a_client_ends_a_call_and_no_thread_and_its_text_is_not_told(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Exits:
-        def put(self, *_: Any) -> None:
-            raise SystemExit("password=secret")
-
-        def close(self) -> None:
-            raise OSError("secret")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rig.store, "connect", Exits)
-        assert landed(rig.down(0)) == Landed(0, Cause.FAILED)
-        assert landed(rig.down(0)) == Landed(0, Cause.FAILED)
-    assert rig.tier.lane.why() == ["SystemExit"]
-    assert landed(rig.down(0)) == Landed(1)
-
-
-@pytest.mark.law("INV-42")
-def test_inv_42_a_delete_is_done_when_each_store_has_answered() -> None:
-    clock = Turned()
-    first, second = MemoryStore("memory://first"), MemoryStore("memory://second")
-    rig = Rig(first, second, clock=clock)
-    assert landed(rig.down(0, 1)) == Landed(2)
-    second.values |= first.values
-    second.down = "it is down"
-    receipt = rig.forget(0)
-    until(lambda: len(first.blocks()) == 1 and rig.stats()["failed"] > 0)
-    clock.now += 1000
-    for _ in range(20):
-        assert receipt.poll() is None
-    assert any("second has not deleted 1 values" in line for line in rig.tier.troubles())
-    second.down = ""
-
-    def over() -> bool:
-        clock.now += 0.7
-        return receipt.poll() is not None
-
-    until(over)
-    assert receipt.poll() == Landed(1)
-    assert len(second.blocks()) == 1
-    assert landed(rig.up(1, to=(8,))) == Landed(1)
-    assert landed(rig.up(0, to=(9,))) == Landed(0, Cause.CORRUPT)
-    rig.close()
-
-
-@pytest.mark.law("INV-42")
-def test_inv_42_a_put_that_was_given_up_brings_back_nothing_that_was_deleted() -> None:
-    clock = Turned()
-    rig = Rig(clock=clock, patience=5.0)
-    rig.store.hangs = {"put"}
-    receipt = rig.down(0)
-    assert rig.store.reached.acquire(timeout=30)
-    clock.now += 5.1
-    assert receipt.poll() == Landed(0, Cause.FAILED)
-    gone = rig.forget(0)
-    time.sleep(0.01)
-    assert gone.poll() is None
-    assert "delete" not in rig.store.calls
-    rig.store.go.set()
-    assert landed(gone) == Landed(1)
-    assert rig.store.blocks() == {}
-    rig.close()
-
-
-def test_a_tier_voids_through_its_copier_and_at_last_by_its_close(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    # Its close ends with the delete, however long a busy machine takes.
-    rig = Rig(ending=60.0)
-    assert landed(rig.down(0, 1, 2)) == Landed(3)
-    none = keys()
-    assert rig.tier.next_stamp() == 0
-    receipt: Any = rig.tier.void(keys(1), none, 0)
-    assert landed(receipt) == Landed(1)
-    rig.copier.close()
-    rig.tier.void_last(keys(2), none, 0)
-    rig.tier.close()
-    assert len(rig.store.blocks()) == 1
-    assert not caplog.records
-    alone = RemoteTier(SMALL, 10, [MemoryStore()], identity=OURS)
-    with pytest.raises(by.Misuse, match="no StoreCopier"):
-        alone.void(keys(1), none, 0)
-    alone.close()
-
-
-@pytest.mark.law("INV-42")
-def test_inv_42_a_full_store_takes_no_text_and_deletes_nevertheless() -> None:
-    rig = Rig()
-    assert landed(rig.down(0, 1)) == Landed(2)
-    rig.close()
-    full = Rig(rig.store)
-    rig.store.full = True
-    assert landed(full.forget(0)) == Landed(1)
-    assert len(rig.store.blocks()) == 1
-    full.close()
-
-
-def test_the_text_of_an_identity_is_put_again_where_a_store_has_lost_it() -> None:
-    clock = Turned()
-    rig = Rig(clock=clock)
-    assert landed(rig.down(*range(12))) == Landed(12)
-    for number in range(12):
-        assert landed(rig.down(number)) == Landed(1)
-    rig.store.values.clear()
-    clock.now += 100
-    assert landed(rig.down(0)) == Landed(1)
-    assert len(rig.store.values) == 2
-    rig.close()
-
-
-def test_a_client_whose_close_breaks_out_ends_no_thread() -> None:
-    clock = Turned()
-    rig = Rig(clock=clock)
-    assert landed(rig.down(0)) == Landed(1)
-    rig.store.broken = True
-    rig.store.down = "it is down\n" * 1000
-    assert landed(rig.down(1)) == Landed(0, Cause.FAILED)
-    assert landed(rig.up(0, to=(8,))) == Landed(0, Cause.FAILED)
-    (why,) = rig.tier.lane.why()
-    assert why.startswith("it is down it is down")
-    assert len(why) <= 400
-    rig.store.down, rig.store.broken = "", False
-    assert landed(rig.down(1)) == Landed(1)
-    assert landed(rig.up(0, to=(8,))) == Landed(1)
-    rig.close()
-
-
-def test_a_thread_that_cannot_start_fails_a_copy_and_no_close(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rig = Rig()
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(by.Unavailable, match="thread"):
-            rig.down(0)
-    assert landed(rig.down(0)) == Landed(1)
-    rig.close()
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        other = Rig()
-        with pytest.raises(by.Unavailable, match="thread"):
-            other.down(0)
-        other.close()
-
-
-def test_a_close_says_what_it_could_not_delete(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    rig.store.down = "it is down"
-    rig.forget(0, 1)
-    rig.copier.close()
-    rig.tier.close()
-    (line,) = caplog.records
-    assert "2 values were not deleted" in line.getMessage()
-
-
-@pytest.mark.law("INV-32")
-def test_a_reset_ends_copies_and_a_delete_goes_on(rig: Rig) -> None:
-    rig.store.hangs = {"put", "delete"}
-    copies = [rig.down(0), rig.down(1), rig.down(2)]
-    deletes = rig.forget(5)
-    assert rig.store.reached.acquire(timeout=30)
-    rig.copier.reset()
-    assert {one.poll().cause for one in [*copies, deletes]} == {Cause.FAILED}
-    rig.store.hangs.clear()
-    rig.store.go.set()
-    until(lambda: rig.stats()["deleted"] == 1)
-    assert landed(rig.down(0)) == Landed(1)
-
-
 def test_a_turn_asks_once_for_all_receipts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     receipts = [rig.down(number) for number in range(4)]
     until(lambda: rig.stats()["put_blocks"] == 4)
@@ -575,22 +318,6 @@ def test_refusals_name_what_is_wrong(rig: Rig) -> None:
         rig.forget(0)
 
 
-@pytest.mark.law("INV-29")
-def test_a_process_that_was_forked_asks_no_store_and_hangs_nowhere(rig: Rig) -> None:
-    assert landed(rig.down(0)) == Landed(1)
-    child = os.fork()
-    if not child:
-        try:
-            rig.down(1)
-        except by.Misuse as error:
-            rig.copier.close()
-            rig.tier.close()
-            os._exit(0 if "must make its own" in str(error) else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert landed(rig.down(1)) == Landed(1)
-
-
 def test_weights_that_change_leave_the_stores_alone(rig: Rig) -> None:
     assert landed(rig.down(0)) == Landed(1)
     rig.tier.forget()
@@ -608,7 +335,7 @@ def test_staging_is_bounded_and_two_values_fit_at_least() -> None:
 
 def test_each_plane_that_ranks_share_is_written_by_one_of_them() -> None:
     store = MemoryStore()
-    rigs = [_shared(store, rank) for rank in range(2)]
+    rigs = [_shared(store, rank) for rank in range(SHARED.ranks)]
     for rig in rigs:
         assert landed(rig.down(0, 1, 2)) == Landed(3)
     for rank, rig in enumerate(rigs):
@@ -622,65 +349,13 @@ def test_each_plane_that_ranks_share_is_written_by_one_of_them() -> None:
         del store.values[gone]
         assert landed(rig.up(0, 1, 2, to=(8, 9, 10))) == Landed(1, Cause.CORRUPT)
         rig.close()
-    assert SHARED.ranks == 2
 
 
 def _shared(store: MemoryStore, rank: int) -> Rig:
     """A rank's rig over memory that is its own here, so that what it writes can be seen."""
-    rig = Rig.__new__(Rig)
-    rig.store = store
-    rig.tier = RemoteTier(SHARED, 1000, [store], identity=OURS, rank=rank, ending=0.5)
-    rig.copier = StoreCopier(rig.tier, patience=30.0)
-    planes = {
-        plane.name: np.random.default_rng(rank).integers(
-            0, 256, (BLOCKS, plane.pieces, plane.piece_bytes), np.uint8
-        )
-        for plane in SHARED.planes
-    }
     memory: Any = MemoryTier.__new__(MemoryTier)
     memory.name, memory.layout, memory.blocks, memory.nbytes = "host", SHARED, BLOCKS, 0
-    memory.planes = tuple(planes.values())
-    rig.memory = memory
-    rig.was = [np.array(plane) for plane in memory.planes]
-    return rig
-
-
-EXITS = """
-import threading, time
-from blockyard.crane.copiers.store_copier import StoreCopier
-from blockyard.crane.tiers.remote import RemoteTier
-from memory_stores import MemoryStore
-from test_stores import Rig
-
-rig = Rig()
-if {hangs}:
-    rig.store.hangs = {{"put", "get"}}
-    rig.store.go.wait = lambda _: time.sleep(3600)
-    copies = [rig.down(0), rig.down(1), rig.up(0, to=(8,))]
-    for _ in copies:
-        assert rig.store.reached.acquire(timeout=30)
-else:
-    rig.down(0)
-print("ends", flush=True)
-"""
-
-
-@pytest.mark.parametrize("hangs", [False, True])
-def test_the_interpreter_ends_whatever_a_client_does(hangs: bool) -> None:
-    here = Path(__file__).parent
-    env = os.environ | {"PYTHONPATH": f"{here}:{here.parent / 'support'}"}
-    command = [sys.executable, "-c", EXITS.format(hangs=hangs)]
-    done = subprocess.run(  # noqa: S603 - our own Python
-        command, env=env, capture_output=True, timeout=60, check=False
+    memory.planes = tuple(
+        np.empty((BLOCKS, plane.pieces, plane.piece_bytes), np.uint8) for plane in SHARED.planes
     )
-    assert (done.returncode, done.stdout.strip()) == (0, b"ends"), done.stderr
-
-
-def test_what_is_dropped_and_not_closed_leaves_no_thread() -> None:
-    others = set(threading.enumerate())
-    rig = Rig()
-    assert landed(rig.down(0)) == Landed(1)
-    assert set(threading.enumerate()) > others
-    del rig
-    gc.collect()
-    until(lambda: not set(threading.enumerate()) - others, "the end of the threads")
+    return Rig(store, layout=SHARED, memory=memory, rank=rank)

@@ -18,13 +18,12 @@ from blockyard.tools.replay.merge import together
 from blockyard.tools.replay.play_trace import played
 from blockyard.tools.replay.routing import routed
 from blockyard.tools.replay.samples import Played
-from blockyard.tools.replay.spec import Progress, RunSpec
+from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.traces.trace import Trace
 from blockyard.tools.traces.workload import generate
 from blockyard.tools.workers import Watch
+from replays import MEASURED, quiet
 from yard import there
-
-MEASURED = {"wall_seconds", "bookkeeping", "verified"}
 
 
 def spec_of(**changes: Any) -> RunSpec:
@@ -37,10 +36,6 @@ def spec_of(**changes: Any) -> RunSpec:
         "host_blocks": 2_000,
     }
     return RunSpec(**settled | changes)
-
-
-def quiet(_progress: Progress) -> None:
-    pass
 
 
 def each_of(spec: RunSpec, parts: Sequence[Trace]) -> list[Played]:

@@ -4,13 +4,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.connectors.shared_stores import opened, urls_of
+from blockyard.connectors.shared_stores import StoreOptions, urls_of
 from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds, shown
-from blockyard.stores import Store
 
 __all__ = ["START", "StorageSettings", "check_config"]
 
@@ -37,12 +36,14 @@ _DAY: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSettings:
+class StorageSettings(StoreOptions):
     """What the storage does.
 
     Raises:
         Misuse: A value is none of those that are allowed.
     """
+
+    ENGINE: ClassVar = "SGLang"
 
     disk: int | str = 0
     """Pages, or bytes as text: for all tensor parallel ranks, or "25 GiB/rank"; 0 for no disk."""
@@ -75,7 +76,7 @@ class StorageSettings:
         elif self.disk_path is not None:
             integer("disk", disk)
         if self.remote is not None:
-            urls_of("remote", self.remote, "SGLang")
+            urls_of("remote", self.remote, self.ENGINE)
         elif self.password_file is not None:
             raise Misuse(
                 "password_file was given without remote: give the URL of a store, as "
@@ -94,20 +95,6 @@ class StorageSettings:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(None, None)]
         if not all(isinstance(part, str) for pair in pairs for part in pair):
             raise Misuse(f"namespace = {given!r}: give a mapping of names to text")
-
-    def stores(self) -> list[Store]:
-        """Opens its stores. Nothing is connected yet.
-
-        Raises:
-            Misuse: An option of a URL is unknown, or the password's file cannot be read.
-            Unavailable: A package is missing.
-        """
-        return opened(self.urls, self.password_file)
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The URLs of its stores."""
-        return () if self.remote is None else urls_of("remote", self.remote, "SGLang")
 
     @classmethod
     def of_extra(cls, extra: Mapping[str, Any] | None) -> Self:

@@ -95,10 +95,7 @@ class StorePages:
         self._tier = tier = RemoteTier(layout, 1, stores, identity=identity, rank=rank)
         self._lane, self._planes, self._memory = tier.lane, list(planes), memory
         self._patience = patience
-        self._threads = StoreThreads(
-            tier.lane, tier.stores, tier.place, tier.fields, threads=threads
-        )
-        tier.threads = self._threads
+        self._threads = StoreThreads(tier, threads=threads)
         self._questions = Questions(tier.stores)
         self._lock = threading.Lock()
         self._ended: dict[int, int] = {}

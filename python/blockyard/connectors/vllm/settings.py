@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from blockyard._core import Misuse, TooLarge
-from blockyard.connectors.shared_stores import NAMES, opened, urls_of
+from blockyard.connectors.shared_stores import StoreOptions, urls_of
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
@@ -17,9 +17,9 @@ from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import BELOW
 from blockyard.shared.sizes import counted, parse_size
 from blockyard.shared.validate import folder, integer, one_of, seconds
-from blockyard.stores import Store
 from blockyard.yard.config import Config
 from blockyard.yard.group_configs import GroupConfigs, rooms_of
+from blockyard.yard.store_urls import NAMES
 from blockyard.yard.tier_sizes import in_blocks
 
 __all__ = ["DEADLINE", "OWN", "Settings", "with_file"]
@@ -44,12 +44,14 @@ _SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(StoreOptions):
     """What the connector does, beside the sizes and policies of its cache.
 
     Raises:
         Misuse: A value is none of those that are allowed.
     """
+
+    ENGINE: ClassVar = "vLLM"
 
     offload: Literal["finish", "through", "none"] = "finish"
     """When full blocks are copied down for others: as a request ends; as they fill; or never."""
@@ -98,7 +100,7 @@ class Settings:
         integer("typical", self.typical)
         integer("remote_names", self.remote_names)
         if self.remote is not None:
-            urls_of("remote", self.remote, "vLLM")
+            urls_of("remote", self.remote, self.ENGINE)
         shares: object = self.split
         if shares is not None and not (isinstance(shares, list | tuple) and shares):
             raise Misuse(
@@ -367,20 +369,6 @@ class Settings:
         if not given.get("disk"):
             raise Misuse('disk_path was given without a size: give "disk": "200 GiB"')
         _check_outliving("disk_path", "the disk", given, said)
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The URLs of its stores."""
-        return () if self.remote is None else urls_of("remote", self.remote, "vLLM")
-
-    def stores(self) -> list[Store]:
-        """Opens its stores. Nothing is connected yet.
-
-        Raises:
-            Misuse: An option of a URL is unknown, or the password's file cannot be read.
-            Unavailable: A package is missing.
-        """
-        return opened(self.urls, self.password_file)
 
     def check_room(self, config: Config, longest: int) -> None:
         """Checks that something can be kept, and one request of full length."""

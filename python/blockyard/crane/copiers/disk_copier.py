@@ -1,25 +1,23 @@
 """Copies between memory and slot files, by the threads of a disk."""
 
-from contextlib import AbstractContextManager
-
 import numpy as np
 
 from blockyard._core import DiskLane, Misuse
-from blockyard._typing import NDArray
+from blockyard._typing import NDArray, override
 from blockyard.crane.copiers import BlockKeys, Receipt, Slots
+from blockyard.crane.copiers.lane_copier import LaneCopier
 from blockyard.crane.copiers.lane_flights import LaneFlight, LaneFlights, memory_places
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.shared.log import Limited
-from blockyard.shared.owner import Owner, owned
-from blockyard.shared.single import Single
+from blockyard.shared.owner import owned
 
 __all__ = ["DiskCopier"]
 
 _log = Limited("blockyard", 0)
 
 
-class DiskCopier(Single):
+class DiskCopier(LaneCopier[DiskLane]):
     """Copies blocks from and to one disk. Nothing waits but the disk's own threads.
 
     A copy that hangs is given up in time: no memory is read or written for it then. A slot that a
@@ -33,26 +31,13 @@ class DiskCopier(Single):
     """
 
     def __init__(self, disk: DiskTier, *, patience: float = 30.0) -> None:
-        self._flights: LaneFlights[DiskLane] = LaneFlights(self.collect, patience=patience)
+        super().__init__(disk.name, LaneFlights(self.collect, patience=patience))
         if disk.copier is not None:
             raise Misuse(f"{disk.path} has a DiskCopier already: give that one to all pairs")
         disk.copier = self
         self._disk = disk
-        self._owner = Owner()
         self._resting = disk.resting()
         self._why = ""
-        self._closed = False
-
-    def start(self, source: Tier, destination: Tier, _from: Slots, _to: Slots) -> Receipt | None:
-        """Refuses: a disk needs the keys of its blocks.
-
-        Raises:
-            Misuse: Always.
-        """
-        raise Misuse(
-            f"a plan from {source.name} to {destination.name} without keys: give the yard "
-            f'keyed=("{self._disk.name}",)'
-        )
 
     @owned
     def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
@@ -81,12 +66,7 @@ class DiskCopier(Single):
         Raises:
             Misuse: The other side has no memory of this process, or the copier is closed.
         """
-        if self._closed:
-            raise Misuse("the copier is closed")
-        disk = self._disk
-        down = destination.name == disk.name
-        if down and parents is None:
-            raise Misuse(f'a plan to {disk.name} without parents: give keyed=("{disk.name}",)')
+        disk, down = self._disk, self._is_down(destination, parents)
         memory, slots, others = (
             (source, destinations, sources) if down else (destination, sources, destinations)
         )
@@ -131,8 +111,7 @@ class DiskCopier(Single):
         Raises:
             Misuse: The copier is closed.
         """
-        if self._closed:
-            raise Misuse("the copier is closed")
+        self._check_open()
         flying = LaneFlight(self._flights, 1, (self._disk, self._disk), down=True)
         try:
             for part in self._disk.parts:
@@ -145,21 +124,13 @@ class DiskCopier(Single):
             raise
         return flying
 
-    @owned
-    def collect(self) -> None:
-        """Takes what the disk's threads have reported, and gives up what has hung for too long."""
-        self._collect()
-
+    @override
     def _collect(self) -> None:
         words = self._flights.collect()
         if "failed" in words:
             self._say_why()
         if words - {"", "corrupt"} or self._resting:
             self._say()
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Asks the disk's threads once for all receipts that are polled until the end."""
-        return self._flights.turn(self.collect)
 
     def _say_why(self) -> None:
         """Logs why the system refuses, once for each reason in a row."""
@@ -179,19 +150,6 @@ class DiskCopier(Single):
                 _log.warning("%s: %s are retried", *back)
         self._resting = resting
 
-    @owned
-    def reset(self) -> None:
-        """Ends all copies: no memory is read or written any more."""
-        self._end()
-
-    def _end(self) -> None:
-        self._flights.collected = False
-        self._flights.give_up()
-        self._collect()
-
-    @owned
-    def close(self) -> None:
-        """Ends all copies, those that have not ended as failed."""
-        self._closed = True
-        self._end()
+    @override
+    def _leave(self) -> None:
         self._disk.copier = None

@@ -184,9 +184,9 @@ class LaneFlights(Generic[L]):
         return words
 
     @contextmanager
-    def turn(self, collect: Callable[[], None]) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
         """Collects once for all receipts that are polled until the end."""
-        collect()
+        self._look()
         try:
             self.collected = True
             yield

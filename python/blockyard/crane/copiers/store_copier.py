@@ -2,29 +2,28 @@
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from blockyard._core import Misuse, StoreLane
-from blockyard._typing import NDArray
+from blockyard._typing import NDArray, override
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
+from blockyard.crane.copiers.lane_copier import LaneCopier
 from blockyard.crane.copiers.lane_flights import LaneFlight, LaneFlights, Place, memory_places
 from blockyard.crane.copiers.store_threads import StoreThreads
 from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.remote import RemoteTier
 from blockyard.shared.log import Limited
-from blockyard.shared.owner import Owner, owned
+from blockyard.shared.owner import owned
 from blockyard.shared.plan import Cause
-from blockyard.shared.single import Single
 
 __all__ = ["StoreCopier"]
 
 _log = Limited("blockyard", 0)
 
 
-class StoreCopier(Single):
+class StoreCopier(LaneCopier[StoreLane]):
     """Copies blocks from and to shared stores. Nothing waits but threads of its own.
 
     A copy that no store answers in time is given up: no memory is read or written for it then, and
@@ -49,36 +48,22 @@ class StoreCopier(Single):
         threads: int = 2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._flights: LaneFlights[StoreLane] = LaneFlights(
+        flights: LaneFlights[StoreLane] = LaneFlights(
             self.collect, patience=patience, clock=clock, timed=True, longest=4 * patience
         )
+        super().__init__(tier.name, flights)
         if tier.copier is not None:
             raise Misuse("these stores have a StoreCopier already: give that one to all pairs")
         self._tier = tier
         self._lane = tier.lane
-        self._threads = StoreThreads(
-            tier.lane, tier.stores, tier.place, tier.fields, threads=threads, clock=clock
-        )
-        tier.copier, tier.threads = self, self._threads
-        self._owner = Owner()
+        self._threads = StoreThreads(tier, threads=threads, clock=clock)
+        tier.copier = self
         self._states = self._lane.states()
         self._looked = clock()
         self._places: dict[Tier, list[list[Place]]] = {}
         """Where the planes of each tier are."""
         self._undeleted: set[int] = set()
         """Stores of which it was logged that values are not deleted."""
-        self._closed = False
-
-    def start(self, source: Tier, destination: Tier, _from: Slots, _to: Slots) -> Receipt | None:
-        """Refuses: a store needs the keys of its blocks.
-
-        Raises:
-            Misuse: Always.
-        """
-        raise Misuse(
-            f"a plan from {source.name} to {destination.name} without keys: give the yard "
-            f'keyed=("{self._tier.name}",)'
-        )
 
     @owned
     def start_keyed(  # noqa: PLR0913 - KeyedCopier's call
@@ -104,15 +89,11 @@ class StoreCopier(Single):
         Raises:
             Misuse: The other side has no memory of this process, or the copier is closed.
         """
-        self._check_open()
-        tier = self._tier
-        down = destination.name == tier.name
-        if down and parents is None:
-            raise Misuse(f'a plan to {tier.name} without parents: give keyed=("{tier.name}",)')
+        down = self._is_down(destination, parents)
         memory, slots = (source, sources) if down else (destination, destinations)
         places = self._places.get(memory)
         if places is None:
-            self._places[memory] = places = memory_places(memory, tier.name)
+            self._places[memory] = places = memory_places(memory, self._name)
         now = self._flights.clock()
         if len(slots) and self._lane.shut(down, now):
             return _SHUT
@@ -182,15 +163,7 @@ class StoreCopier(Single):
         self._flights.note(flight, self._lane, map(self._lane.delete, [keys]))
         return flight
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Misuse("the copier is closed")
-
-    @owned
-    def collect(self) -> None:
-        """Takes what the threads have brought, and gives up what is late."""
-        self._collect()
-
+    @override
     def _collect(self) -> None:
         words = self._flights.collect()
         now = self._flights.clock()
@@ -199,10 +172,6 @@ class StoreCopier(Single):
         if told or words - {"", "corrupt", "missing"} or abs(now - self._looked) >= 1.0:
             self._looked = now
             self._say()
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Collects once for all receipts that are polled until the end."""
-        return self._flights.turn(self.collect)
 
     def _say(self) -> None:
         """Logs which stores have begun to fail, and which are back, each once."""
@@ -223,22 +192,6 @@ class StoreCopier(Single):
                 _log.warning("%s: all values are deleted that were to be", store.url)
                 self._undeleted.discard(number)
         self._states = states
-
-    @owned
-    def reset(self) -> None:
-        """Ends all copies: no memory is read or written any more."""
-        self._end()
-
-    def _end(self) -> None:
-        self._flights.collected = False
-        self._flights.give_up()
-        self._collect()
-
-    @owned
-    def close(self) -> None:
-        """Ends all copies, those that have not ended as failed. Its threads end with the tier."""
-        self._closed = True
-        self._end()
 
 
 class _Part(NamedTuple):

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final, Literal
 
 from blockyard._core import StoreJob, StoreLane, Unavailable
-from blockyard.crane.tiers.remote import StorePlace, is_tail
+from blockyard.crane.tiers.remote import RemoteTier, StorePlace, is_tail
 from blockyard.shared.log import described
 from blockyard.stores import Keeping, Session, Store
 from blockyard.stores.address import identity_address
@@ -21,7 +21,8 @@ __all__ = ["StoreThreads"]
 
 _WAIT: Final = 1.0
 """Seconds after which a thread that waits for a job looks at the time."""
-
+_TTL: Final = 3600.0
+"""Seconds that a store keeps a block without a key."""
 _LONGEST: Final = 400
 """Letters of a reason."""
 _NAMED: Final = 60.0
@@ -41,29 +42,19 @@ class StoreThreads:
     its thread, and nobody else: `close` waits for no such thread.
 
     Args:
-        lane: What gives the jobs.
-        stores: The stores, in order: a put goes to the first that takes it, and a get asks one
-            after the other.
-        place: Where the values stand.
-        fields: What the values depend on, which a thread writes into each store in clear text.
+        tier: The stores, in order: a put goes to the first that takes it, and a get asks one after
+            the other. Its lane gives the jobs.
         threads: Threads each way.
-        ttl: Seconds that a store keeps a block without a key.
         clock: Seconds.
     """
 
-    def __init__(  # noqa: PLR0913 - keywords
-        self,
-        lane: StoreLane,
-        stores: Sequence[Store],
-        place: StorePlace,
-        fields: Mapping[str, str],
-        *,
-        threads: int = 2,
-        ttl: float = 3600.0,
-        clock: Clock = time.monotonic,
+    def __init__(
+        self, tier: RemoteTier, *, threads: int = 2, clock: Clock = time.monotonic
     ) -> None:
-        self._lane = lane
-        made = partial(_Asking, lane, stores, place, fields, ttl, clock)
+        tier.threads = self
+        self._lane = lane = tier.lane
+        # They have no tier, so that one that is dropped ends them.
+        made = partial(_Asking, lane, tier.stores, tier.place, tier.fields, clock)
         self._make: Callable[[Way], _Asking] = made
         self._count = threads
         self._threads: list[threading.Thread] = []
@@ -127,12 +118,11 @@ class _Asking:
         stores: Sequence[Store],
         place: StorePlace,
         fields: Mapping[str, str],
-        ttl: float,
         clock: Clock,
         way: Way,
     ) -> None:
         self._lane, self._stores, self._place, self._fields = lane, stores, place, fields
-        self._ttl, self._clock, self._way = ttl, clock, way
+        self._clock, self._way = clock, way
         self._sessions: list[Session | None] = [None] * len(stores)
         self._named: dict[int, float] = {}
         """When a store was given the clear text of the identity."""
@@ -162,7 +152,7 @@ class _Asking:
 
     def _put(self, job: StoreJob, value: memoryview | None) -> None:
         (key,) = job.keys
-        address, ttl = self._place.address(key), self._ttl if is_tail(key) else None
+        address, ttl = self._place.address(key), _TTL if is_tail(key) else None
         assert value is not None  # noqa: S101 - a put has one
         for store in range(len(self._stores)):
 

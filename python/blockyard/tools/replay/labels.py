@@ -1,15 +1,13 @@
 """Names of runs, by their differences."""
 
 from collections.abc import Sequence
-from typing import Final
 
+from blockyard.shared.layout import TIERS
 from blockyard.tools.replay.result import Run
 from blockyard.tools.replay.spec import RunSpec
 from blockyard.tools.units import size
 
-__all__ = ["TIERS", "labels", "sizes"]
-
-TIERS: Final = ("device", "host", "disk", "remote")
+__all__ = ["labels", "sizes"]
 
 
 def labels(runs: Sequence[Run | RunSpec]) -> list[str]:

@@ -9,7 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from blockyard.tools.replay.labels import TIERS, sizes
+from blockyard.shared.layout import TIERS
+from blockyard.tools.replay.labels import sizes
 from blockyard.tools.replay.result import (
     DiskReport,
     Load,

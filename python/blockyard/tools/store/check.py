@@ -10,15 +10,13 @@ from statistics import median
 from typing import Final, TypeVar, TypeVarTuple
 
 from blockyard._core import Unavailable
-from blockyard.stores import Session, Store, Telling
+from blockyard.stores import PATIENCE, Session, Store, Telling
 from blockyard.stores.address import block_address
 
-__all__ = ["ASKED", "PATIENCE", "Checked", "check"]
+__all__ = ["ASKED", "Checked", "check"]
 
 ASKED: Final = 128
 """Blocks that one lookup asks for here."""
-PATIENCE: Final = 0.02
-"""Seconds that a lookup waits at most, if nobody says otherwise."""
 _LOOKUPS: Final = 16
 _EXPIRES: Final = 3600.0
 """Seconds after which a store drops what a check that was killed has left."""
