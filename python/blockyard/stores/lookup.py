@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys
+from blockyard.shared.log import Limited
 from blockyard.stores import Store
 from blockyard.stores.address import block_address
 from blockyard.stores.questions import Questions
@@ -22,6 +23,7 @@ _MISSED: Final = 2.0
 """Seconds for which a first block that no store has is remembered."""
 _REMEMBERED: Final = 4096
 """First blocks that are remembered."""
+_log = Limited(__name__, 60.0)
 
 
 class Found(NamedTuple):
@@ -39,8 +41,8 @@ _NOTHING: Final = Found(0)
 class StoreLookup:
     """Asks for requests, and never lets one wait longer than its patience.
 
-    Its verbs are for one thread. Where the stores rest, or do not answer another question, the
-    answer comes at once, and is that they have nothing.
+    Its verbs are for one thread. Where the stores rest, or do not answer another question, where
+    there is no thread, and after its close, the answer comes at once: that they have nothing.
 
     Args:
         stores: The stores.
@@ -81,14 +83,17 @@ class StoreLookup:
         if question is None:
             raw = bytes(keys)
             first = raw[:_KEY]
-            missed = now < self._missed.get(first, float("-inf")) + _MISSED
+            missed = 0 <= now - self._missed.get(first, float("-inf")) < _MISSED
             if not first or missed or self._desk.is_late(now, self._patience):
+                return _NOTHING
+            if not self._start():
                 return _NOTHING
             question = _Question(raw[: _MOST * _KEY], now)
             self._open[request] = question
-            self._begin(question)
+            self._desk.put(question)
         answer = question.answer
-        if answer is None and now < question.asked + self._patience:
+        # A clock that was set back ends the patience, too.
+        if answer is None and question.asked <= now < question.asked + self._patience:
             return None
         self.drop(request)
         if answer is not None and not answer.blocks:
@@ -107,14 +112,20 @@ class StoreLookup:
             self.drop(request)
         self._desk.close()
 
-    def _begin(self, question: "_Question") -> None:
+    def _start(self) -> bool:
+        """Starts its thread, and returns whether there is one."""
         if self._thread is None:
             # It has the desk alone, so that who drops this ends it.
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._desk.run, name="blockyard-store-ask", daemon=True
             )
-            self._thread.start()
-        self._desk.put(question)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.warning("stores are not asked about requests: %s", error)
+                return False
+            self._thread = thread
+        return True
 
     def _remember(self, first: bytes, now: float) -> None:
         if len(self._missed) >= _REMEMBERED:
@@ -144,9 +155,9 @@ class _Desk:
     def is_late(self, now: float, patience: float) -> bool:
         """Whether a new question would wait for a store that does not answer the last one."""
         current = self._current
-        if current is not None and now >= current.asked + patience:
+        if current is not None and not current.asked <= now < current.asked + patience:
             return True
-        return self._questions.is_resting
+        return self._closed or self._questions.is_resting
 
     def put(self, question: _Question) -> None:
         self._queue.put(question)
