@@ -165,6 +165,15 @@ def test_weights_that_change_leave_the_store_alone() -> None:
         assert talks(cache, range(2)) is not None
 
 
+@pytest.mark.law("INV-35a")
+def test_after_weights_that_changed_the_store_is_asked_about_nothing() -> None:
+    store = MemoryStore()
+    with cache_over(store) as cache:
+        cache.update_weights()
+        assert cache.lookup.ask("one", cache.keys(range(16))) == (0, ())
+        assert not store.calls
+
+
 def test_no_verb_of_the_step_asks_a_store_and_none_waits_for_one() -> None:
     store = MemoryStore()
     store.hangs = {"put", "get", "delete", "has"}
