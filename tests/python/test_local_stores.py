@@ -1,5 +1,6 @@
 """Yard and crane in one process, over shared stores: what goes there comes back, also elsewhere."""
 
+import gc
 import sys
 import tempfile
 import threading
@@ -163,6 +164,38 @@ def test_weights_that_change_leave_the_store_alone() -> None:
         talks(cache, range(4))
         assert store.values == before
         assert talks(cache, range(2)) is not None
+
+
+class Looping(MemoryStore):
+    """A store whose client keeps an error in a cycle as it connects, as socket code often does."""
+
+    refuses = False
+
+    def connect(self) -> Any:
+        kept = None
+        try:
+            int("no address")
+        except ValueError as error:
+            kept = error
+        if self.refuses:
+            raise kept
+        return super().connect()
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_client_whose_errors_are_garbage_keeps_no_staging_buffer(refuses: bool) -> None:
+    store = Looping()
+    gc.collect()
+    gc.disable()
+    try:
+        with cache_over(store) as cache:
+            talks(cache)
+            store.refuses, store.down = refuses, "it is down" if refuses else ""
+            talks(cache)
+            settle(cache)
+            assert cache.stats()["remote_calls"] == cache.stats()["remote_held"] == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.law("INV-35a")
