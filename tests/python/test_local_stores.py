@@ -166,6 +166,42 @@ def test_weights_that_change_leave_the_store_alone() -> None:
         assert talks(cache, range(2)) is not None
 
 
+@pytest.mark.law("INV-42")
+def test_inv_42_nothing_forgotten_is_put_before_its_delete_behind_a_load_that_hangs() -> None:
+    store = MemoryStore()
+    # It would leave the old value, and acknowledge the new one.
+    store.keeps = True
+    with cache_over(store, device=33) as cache:
+        talks(cache, [0, 1])
+        cache.demote(64)
+        settle(cache)
+        cache.finish([cache.begin(range(5000, 5000 + 4 * 31))])
+        store.hangs = {"get"}
+        loads = cache.begin(range(4 * BLOCKS))
+        cache.step()
+        assert store.reached.acquire(timeout=60)
+        forgotten = cache.keys(range(100, 100 + 4 * BLOCKS))
+        cache.forget(forgotten)
+        again = cache.begin(forgotten)
+        cache.append([again], list(range(100, 100 + 4 * BLOCKS)))
+        cache.seal([again], [4 * BLOCKS])
+        cache.finish([again])
+        store.calls.clear()
+        cache.demote(64)
+        for _ in range(20):
+            cache.step()
+            time.sleep(1e-3)
+        assert "put" not in store.calls
+        store.hangs = set()
+        store.go.set()
+        settle(cache)
+        cache.finish([loads])
+        assert store.calls.count("delete") == 1
+        cache.demote(64)
+        settle(cache)
+        assert cache.probe(forgotten).stop == "whole"
+
+
 class Looping(MemoryStore):
     """A store whose client keeps an error in a cycle as it connects, as socket code often does."""
 
