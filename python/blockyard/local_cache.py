@@ -168,8 +168,9 @@ class LocalCache(KVCache):
         """Ends an epoch as `clear`, and keeps KV of the new weights from any restart.
 
         The namespace still names the old weights, so a process that opens the disk under it runs
-        those, and shared stores are left alone from then on: each copy from or to them fails. To
-        keep the KV of the new weights, open a cache with their namespace.
+        those, and shared stores are left alone from then on: nobody asks them through `lookup`, and
+        each copy from or to them fails. To keep the KV of the new weights, open a cache with their
+        namespace.
 
         Raises:
             Misuse: As `clear`.
@@ -181,6 +182,8 @@ class LocalCache(KVCache):
 
     @owned
     def _update_weights(self) -> None:
+        if self._lookup is not None:
+            self._lookup.close()
         self._end_epoch(forget=True)
 
     @owned

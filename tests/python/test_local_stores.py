@@ -1,5 +1,6 @@
 """Yard and crane in one process, over shared stores: what goes there comes back, also elsewhere."""
 
+import gc
 import sys
 import tempfile
 import threading
@@ -200,6 +201,83 @@ def test_weights_that_change_leave_the_store_alone() -> None:
         talks(cache, range(4))
         assert store.values == before
         assert talks(cache, range(2)) is not None
+
+
+@pytest.mark.law("INV-42")
+def test_inv_42_nothing_forgotten_is_put_before_its_delete_behind_a_load_that_hangs() -> None:
+    store = MemoryStore()
+    # It would leave the old value, and acknowledge the new one.
+    store.keeps = True
+    with cache_over(store, device=33) as cache:
+        talks(cache, [0, 1])
+        cache.demote(64)
+        settle(cache)
+        cache.finish([cache.begin(range(5000, 5000 + 4 * 31))])
+        store.hangs = {"get"}
+        loads = cache.begin(range(4 * BLOCKS))
+        cache.step()
+        assert store.reached.acquire(timeout=60)
+        forgotten = cache.keys(range(100, 100 + 4 * BLOCKS))
+        cache.forget(forgotten)
+        again = cache.begin(forgotten)
+        cache.append([again], list(range(100, 100 + 4 * BLOCKS)))
+        cache.seal([again], [4 * BLOCKS])
+        cache.finish([again])
+        store.calls.clear()
+        cache.demote(64)
+        for _ in range(20):
+            cache.step()
+            time.sleep(1e-3)
+        assert "put" not in store.calls
+        store.hangs = set()
+        store.go.set()
+        settle(cache)
+        cache.finish([loads])
+        assert store.calls.count("delete") == 1
+        cache.demote(64)
+        settle(cache)
+        assert cache.probe(forgotten).stop == "whole"
+
+
+class Looping(MemoryStore):
+    """A store whose client keeps an error in a cycle as it connects, as socket code often does."""
+
+    refuses = False
+
+    def connect(self) -> Any:
+        kept = None
+        try:
+            int("no address")
+        except ValueError as error:
+            kept = error
+        if self.refuses:
+            raise kept
+        return super().connect()
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_client_whose_errors_are_garbage_keeps_no_staging_buffer(refuses: bool) -> None:
+    store = Looping()
+    gc.collect()
+    gc.disable()
+    try:
+        with cache_over(store) as cache:
+            talks(cache)
+            store.refuses, store.down = refuses, "it is down" if refuses else ""
+            talks(cache)
+            settle(cache)
+            assert cache.stats()["remote_calls"] == cache.stats()["remote_held"] == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.law("INV-35a")
+def test_after_weights_that_changed_the_store_is_asked_about_nothing() -> None:
+    store = MemoryStore()
+    with cache_over(store) as cache:
+        cache.update_weights()
+        assert cache.lookup.ask("one", cache.keys(range(16))) == (0, ())
+        assert not store.calls
 
 
 def test_no_verb_of_the_step_asks_a_store_and_none_waits_for_one() -> None:

@@ -484,6 +484,9 @@ class Traffic:
     def _begin(self, lane: Lane) -> bool:
         """Starts the oldest copy of a lane; returns whether it waits no more."""
         copy = lane.waiting.popleft()
+        if self._voids.bars(copy):
+            self._land(copy, Landed(0, Cause.FAILED))
+            return True
         try:
             receipt = lane.begin(copy)
         except BaseException as error:

@@ -1,5 +1,6 @@
 """Records that a tier is to void: what it does when the yard forgets blocks."""
 
+from collections import Counter
 from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ import numpy as np
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt
-from blockyard.crane.lanes import Flight
-from blockyard.crane.tiers import Tier
+from blockyard.crane.lanes import Copy, Flight
+from blockyard.crane.tiers import Stamping, Tier
 from blockyard.shared.plan import Cause, Plan
 
 __all__ = ["Voiding", "Voids", "is_void"]
@@ -67,6 +68,8 @@ class Voids:
     def __init__(self) -> None:
         self._open: dict[str, dict[Flight, _Void]] = {}
         """By the name of the tier, in the order in which they were taken."""
+        self._barred: Counter[bytes] = Counter()
+        """Keys that shared stores are to delete, and by how many of these."""
 
     def __contains__(self, flight: Flight) -> bool:
         return any(flight in voids for voids in self._open.values())
@@ -76,6 +79,22 @@ class Voids:
         flight.copies = 1
         voids = self._open.setdefault(tier.name, {})
         voids[flight] = _Void(plan, tier, _next_stamp(tier))
+        self._barred.update(_barred(voids[flight]))
+
+    def bars(self, copy: Copy) -> bool:
+        """Whether a copy puts a block into a store that is to delete it: the delete would take it.
+
+        A store may even keep the old value, and say that it has put the new one. What was planned
+        before the delete is let through: the delete waits for it.
+        """
+        if not self._barred or copy.keys is None or isinstance(copy.destination, Stamping):
+            return False
+        keys = {key for key in map(bytes, np.asarray(copy.keys)) if self._barred[key]}
+        voids = self._open.get(copy.destination.name, {}) if keys else {}
+        return any(
+            flight.order < copy.flight.order and not keys.isdisjoint(_barred(void))
+            for flight, void in voids.items()
+        )
 
     def ended(self, flights: Iterable[Flight]) -> list[tuple[Flight, Landed]]:
         """Begins what waits for no flight, and returns what has ended; `remove` it then.
@@ -122,16 +141,24 @@ class Voids:
     def remove(self, flight: Flight) -> None:
         """Lets go of a plan, whose flight has ended."""
         for voids in self._open.values():
-            voids.pop(flight, None)
+            void = voids.pop(flight, None)
+            if void is not None:
+                for key in _barred(void):
+                    self._barred[key] -= 1
+                    if not self._barred[key]:
+                        del self._barred[key]
 
     def keep(self, flights: Container[Flight]) -> None:
         """Lets go of all but the plans of these flights."""
         for name, voids in self._open.items():
             self._open[name] = {flight: one for flight, one in voids.items() if flight in flights}
+        every = (void for voids in self._open.values() for void in voids.values())
+        self._barred = Counter(key for void in every for key in _barred(void))
 
     def clear(self) -> None:
         """Lets go of all."""
         self._open.clear()
+        self._barred.clear()
 
     def close(self) -> None:
         """Has the tiers void, as their last act, what was not voided yet: nothing else moves."""
@@ -141,6 +168,13 @@ class Voids:
             if isinstance(void.tier, Voiding) and not goes_on:
                 with suppress(Misuse, Unavailable):
                     void.tier.void_last(*_rows(void.plan), void.before)
+
+
+def _barred(void: _Void) -> list[bytes]:
+    """The keys of which a tier cannot tell by a stamp which of their bytes came first."""
+    if isinstance(void.tier, Stamping) or not isinstance(void.tier, Voiding):
+        return []
+    return [bytes(key) for key in np.asarray(void.plan.keys)]
 
 
 def _next_stamp(tier: Tier) -> int:

@@ -70,6 +70,11 @@ class Lookups:
         for entry in list(self._out):
             self._end(entry)
 
+    def stop(self) -> None:
+        """Asks nobody any more: what stores have is of weights that this engine had."""
+        self.clear()
+        self._asking.stop()
+
     def _is_worth_it(self, keys: Keys) -> bool:
         """Whether more could be found than there is."""
         probe = self._cache.probe(keys)

@@ -304,7 +304,11 @@ class Scheduler(Single):
 
     @driven
     def update_weights(self) -> None:
-        """Forgets all KV computed so far: running requests are stopped and recomputed (T33)."""
+        """Forgets all KV computed so far: running requests are stopped and recomputed (T33).
+
+        Shared stores are asked about no request any more: what they have is of the old weights.
+        """
+        self._shared.lookups.stop()
         self._lifecycle.update_weights()
 
     # -- questions -----------------------------------------------------------------------------

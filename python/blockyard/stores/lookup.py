@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from blockyard._core import Keys
+from blockyard.shared.log import Limited
 from blockyard.stores import PATIENCE, Store
 from blockyard.stores.address import block_address
 from blockyard.stores.questions import Questions
@@ -22,6 +23,7 @@ _MISSED: Final = 2.0
 """Seconds for which a first block that no store has is remembered."""
 _REMEMBERED: Final = 4096
 """First blocks that are remembered."""
+_log = Limited(__name__, 60.0)
 
 
 class Found(NamedTuple):
@@ -39,8 +41,8 @@ _NOTHING: Final = Found(0)
 class StoreLookup:
     """Asks for requests, and never lets one wait longer than its patience.
 
-    Its verbs are for one thread. Where the stores rest, or do not answer another question, the
-    answer comes at once, and is that they have nothing.
+    Its verbs are for one thread. Where the stores rest, or do not answer another question, where
+    there is no thread, and after its close, the answer comes at once: that they have nothing.
 
     Args:
         stores: The stores.
@@ -82,15 +84,17 @@ class StoreLookup:
         if question is None:
             raw = bytes(keys)
             first = raw[:_KEY]
-            missed = now < self._missed.get(first, float("-inf")) + _MISSED
+            missed = 0 <= now - self._missed.get(first, float("-inf")) < _MISSED
             if not first or missed or self._desk.is_late(now):
                 return _NOTHING
+            if not self._start():
+                return _NOTHING
             until = now + (self._patience if patience is None else patience)
-            question = _Question(raw[: _MOST * _KEY], until)
+            question = _Question(raw[: _MOST * _KEY], now, until)
             self._open[request] = question
-            self._begin(question)
+            self._desk.put(question)
         answer = question.answer
-        if answer is None and now < question.until:
+        if answer is None and question.is_open(now):
             return None
         self.drop(request)
         if answer is not None and not answer.blocks:
@@ -109,14 +113,20 @@ class StoreLookup:
             self.drop(request)
         self._desk.close()
 
-    def _begin(self, question: "_Question") -> None:
+    def _start(self) -> bool:
+        """Starts its thread, and returns whether there is one."""
         if self._thread is None:
             # It has the desk alone, so that who drops this ends it.
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._desk.run, name="blockyard-store-ask", daemon=True
             )
-            self._thread.start()
-        self._desk.put(question)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.warning("stores are not asked about requests: %s", error)
+                return False
+            self._thread = thread
+        return True
 
     def _remember(self, first: bytes, now: float) -> None:
         if len(self._missed) >= _REMEMBERED:
@@ -125,13 +135,17 @@ class StoreLookup:
 
 
 class _Question:
-    __slots__ = ("answer", "is_over", "keys", "until")
+    __slots__ = ("answer", "asked", "is_over", "keys", "until")
 
-    def __init__(self, keys: bytes, until: float) -> None:
-        self.keys, self.until = keys, until
+    def __init__(self, keys: bytes, asked: float, until: float) -> None:
+        self.keys, self.asked, self.until = keys, asked, until
         self.answer: Found | None = None
         self.is_over = False
         """Whether nobody waits for it any more."""
+
+    def is_open(self, now: float) -> bool:
+        """Whether its patience lasts; a clock that was set back ends it, too."""
+        return self.asked <= now < self.until
 
 
 class _Desk:
@@ -146,9 +160,9 @@ class _Desk:
     def is_late(self, now: float) -> bool:
         """Whether a new question would wait for a store that does not answer the last one."""
         current = self._current
-        if current is not None and now >= current.until:
+        if current is not None and not current.is_open(now):
             return True
-        return self._questions.is_resting
+        return self._closed or self._questions.is_resting
 
     def put(self, question: _Question) -> None:
         self._queue.put(question)

@@ -172,6 +172,23 @@ def test_a_reset_forgets_all_questions_and_asks_again() -> None:
     assert loop.state("one") is RequestState.LOADING
 
 
+def test_after_new_weights_nobody_is_asked_or_waited_for() -> None:
+    lookup = Lookup()
+    loop = stored(lookup, lookup_patience=9)
+    loop.add("one", 9, 2)
+    loop.schedule()
+    assert (loop.state("one"), len(lookup.open)) == (WAITING, 1)
+    loop.scheduler.update_weights()
+    # What the stores have under this identity is of the old weights, and every load of it fails.
+    lookup.says = Said(2)
+    loop.add("two", text(2, 9), 2)
+    loop.schedule()
+    assert (loop.begun, lookup.asked, lookup.open) == (["one", "two"], ["one"], set())
+    assert not asks(loop)
+    assert not loop.plans
+    loop.finish()
+
+
 def test_the_next_ones_are_asked_about_while_all_seats_are_taken() -> None:
     lookup = Lookup()
     lookup.says = Said(0)

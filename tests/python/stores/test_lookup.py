@@ -180,6 +180,52 @@ def test_its_session_is_closed_by_its_own_thread(store: MemoryStore) -> None:
     assert (store.sessions, store.closed) == (1, 1)
 
 
+@pytest.mark.law("INV-35b")
+def test_a_closed_one_answers_at_once(store: MemoryStore) -> None:
+    lookup = StoreLookup([store], [PLACE], clock=Turned())
+    put(store, keys(1, 2))
+    assert answer(lookup, "one", keys(1, 2)) == Found(2)
+    lookup.close()
+    assert lookup.ask("two", keys(1, 2)) == Found(0)
+    assert store.calls == ["has"]
+
+
+@pytest.mark.law("INV-35b")
+def test_without_a_thread_it_answers_at_once_and_asks_when_there_is_one(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lookup = StoreLookup([store], [PLACE], clock=Turned())
+    put(store, keys(1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        assert lookup.ask("one", keys(1, 2)) == Found(0)
+        assert lookup.ask("two", keys(1, 2)) == Found(0)
+    assert answer(lookup, "three", keys(1, 2)) == Found(2)
+    lookup.close()
+
+
+@pytest.mark.law("INV-35b")
+def test_a_clock_that_goes_back_ends_patience_and_memory(store: MemoryStore) -> None:
+    clock = Turned()
+    store.hangs = {"has"}
+    lookup = StoreLookup([store], [PLACE], clock=clock)
+    assert lookup.ask("one", keys(1, 2)) is None
+    assert store.reached.acquire(timeout=60)
+    clock.now -= 50
+    assert lookup.ask("one", keys(1, 2)) == Found(0), "its patience is over"
+    store.hangs = set()
+    store.go.set()
+    clock.now += 50
+    assert answer(lookup, "none", keys(2, 2)) == Found(0)
+    put(store, keys(2, 2))
+    clock.now -= 50
+    assert answer(lookup, "again", keys(2, 2)) == Found(2), "that it had none was no time ago"
+    lookup.close()
+
+
 def test_no_key_is_no_question(store: MemoryStore) -> None:
     lookup = StoreLookup([store], [PLACE], clock=Turned())
     assert lookup.ask("one", CACHE.keys([1])) == Found(0)

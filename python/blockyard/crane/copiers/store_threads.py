@@ -134,6 +134,7 @@ class _Asking:
                 found = self._lane.take(self._way, _WAIT, self._clock())
                 if found is not None:
                     self._serve(*found)
+                    _let_go(found[1])
                 elif self._lane.closed:
                     return
                 # A view of the value would keep its buffer.
@@ -173,10 +174,14 @@ class _Asking:
         for store in range(len(self._stores)):
             asked = self._ask(job, store, lambda session: found.append(session.get(address, value)))
             got = found.pop() if asked else None
+            is_there = got is not None
             # Whatever it is, the lane says whether it is the block.
             if got is not None and job.landed(got):
+                got = None
                 return
-            if got is not None and isinstance(self._sessions[store], Keeping):
+            # As in `_let_go`.
+            got = None
+            if is_there and isinstance(self._sessions[store], Keeping):
                 # Else no put would ever bring the right one there.
                 self._ask(job, store, lambda session: session.delete([address]))
             heard &= asked
@@ -230,6 +235,18 @@ class _Asking:
             # As in a call: it is not the end of this thread.
             with suppress(BaseException):
                 session.close()
+
+
+def _let_go(value: memoryview | None) -> None:
+    """Ends the view of a job's buffer, also where an error of a client keeps it in a cycle.
+
+    Frames that an error has keep those that called them: until the garbage collector comes the
+    buffer would be held, and a way may have one alone. No client needs it beyond its call.
+    """
+    if value is not None:
+        # What a client has made of it is its own.
+        with suppress(BufferError):
+            value.release()
 
 
 def _reason(error: BaseException, url: str) -> str:
