@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard._typing import override
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.store_copier import StoreCopier
 from disks import BLOCKS, LAYOUT, OURS, TALKS, settle, talks
@@ -244,14 +245,14 @@ class Looping(MemoryStore):
 
     refuses = False
 
+    @override
     def connect(self) -> Any:
-        kept = None
+        kept = ValueError("no address")
         try:
-            int("no address")
-        except ValueError as error:
-            kept = error
-        if self.refuses:
             raise kept
+        except ValueError:
+            if self.refuses:
+                raise
         return super().connect()
 
 
