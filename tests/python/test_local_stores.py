@@ -123,8 +123,9 @@ def test_inv_42_a_close_counts_what_is_not_deleted_once(caplog: pytest.LogCaptur
         cache.step()
         cache.forget(cache.keys(range(100, 108)))
         cache.step()
-        assert cache.crane.undeleted()[store.url] == 6, "of which 2 wait for the first"
-        answered(cache, well, 2)
+        assert cache.crane.undeleted()[store.url] == 6
+        answered(cache, well, 0)
+        assert cache.crane.undeleted()[store.url] == 6, "it delays no deletes but its own"
     said = [line.getMessage() for line in caplog.records]
     assert said[-1] == f"{store.url}: 6 values were not deleted: it is down"
     assert cache.crane.remote.undeleted == {store.url: 6, well.url: 0}, "and it says so later"
@@ -186,10 +187,11 @@ def test_a_step_pays_nothing_for_what_a_dead_store_has_not_deleted() -> None:
         for forgotten in (range(3), range(3, 300)):
             for number in forgotten:
                 cache.forget(cache.keys(range(100 * number, 100 * number + 4)))
-            cache.step()
+            for _ in range(300):
+                cache.step()
             assert cache.stats()["voiding"] == forgotten.stop
             least.append(min(of_a_step() for _ in range(20)))
-        assert least[0] == least[1] > 0
+        assert 0 < least[0] <= least[1] < 1.2 * least[0], "it looks at a few"
         store.down = ""
 
 

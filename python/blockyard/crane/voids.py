@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Container, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from blockyard.crane.tiers import Stamping, Tier
 from blockyard.shared.plan import Cause, Plan
 
 __all__ = ["Voiding", "Voids", "is_void"]
+
+_AT_ONCE: Final = 256
+"""Deletes that the stores are asked for at once: one that is down holds up none in the others."""
+_LOOKS: Final = 4
+"""Those of them that one step looks at."""
 
 
 @runtime_checkable
@@ -58,28 +64,54 @@ class _Void:
     """None until it has begun."""
 
 
+@dataclass(slots=True)
+class _Queue:
+    """The plans of one tier, in the order in which they were taken."""
+
+    most: int
+    """That have begun and have not ended."""
+    waiting: dict[Flight, _Void] = field(default_factory=dict)
+    begun: dict[Flight, _Void] = field(default_factory=dict)
+    looked: int = 0
+    """Of those that have begun, where the next look begins."""
+
+    def all(self) -> Iterable[tuple[Flight, _Void]]:
+        return chain(self.begun.items(), self.waiting.items())
+
+    def next_looks(self) -> list[tuple[Flight, _Void]]:
+        """Returns some that have begun, and others the next time."""
+        first = self.looked if self.looked < len(self.begun) else 0
+        self.looked = first + _LOOKS
+        return list(islice(self.begun.items(), first, self.looked))
+
+
 class Voids:
     """The plans of a rank by which its tiers void records.
 
     One begins when all plans that were taken before it, and read or fill its tier, have ended: what
-    a copy brings there late is voided, too, and what one reads there is read first.
+    a copy brings there late is voided, too, and what one reads there is read first. A disk voids
+    for one plan after the other; stores delete for many at once.
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[Flight, _Void]] = {}
-        """By the name of the tier, in the order in which they were taken."""
+        self._queues: dict[str, _Queue] = {}
+        """By the name of the tier."""
         self._barred: Counter[bytes] = Counter()
         """Keys that shared stores are to delete, and by how many of these."""
 
     def __contains__(self, flight: Flight) -> bool:
-        return any(flight in voids for voids in self._open.values())
+        return any(flight in one.begun or flight in one.waiting for one in self._queues.values())
 
     def take(self, flight: Flight, plan: Plan, tier: Tier) -> None:
         """Takes a plan: what its tier is given from now on stays."""
         flight.copies = 1
-        voids = self._open.setdefault(tier.name, {})
-        voids[flight] = _Void(plan, tier, _next_stamp(tier))
-        self._barred.update(_barred(voids[flight]))
+        void = _Void(plan, tier, _next_stamp(tier))
+        if tier.name not in self._queues:
+            # A disk knows by the stamps of its records what was there before.
+            most = 1 if isinstance(tier, Stamping) else _AT_ONCE
+            self._queues[tier.name] = _Queue(most)
+        self._queues[tier.name].waiting[flight] = void
+        self._barred.update(_barred(void))
 
     def bars(self, copy: Copy) -> bool:
         """Whether a copy puts a block into a store that is to delete it: the delete would take it.
@@ -90,43 +122,50 @@ class Voids:
         if not self._barred or copy.keys is None or isinstance(copy.destination, Stamping):
             return False
         keys = {key for key in map(bytes, np.asarray(copy.keys)) if self._barred[key]}
-        voids = self._open.get(copy.destination.name, {}) if keys else {}
-        return any(
+        queue = self._queues.get(copy.destination.name) if keys else None
+        return queue is not None and any(
             flight.order < copy.flight.order and not keys.isdisjoint(_barred(void))
-            for flight, void in voids.items()
+            for flight, void in queue.all()
         )
 
     def ended(self, flights: Iterable[Flight]) -> list[tuple[Flight, Landed]]:
         """Begins what waits for no flight, and returns what has ended; `remove` it then.
 
-        Of each tier the first alone is looked at, as the others wait for it: a store that is down
-        may have thousands, and a step is not to pay for them.
+        It looks at some of each tier and not at all, as a store that is down may have thousands,
+        and a step is not to pay for them.
 
         Args:
             flights: All that have not ended.
         """
         ended = []
-        for name, voids in self._open.items():
-            first = next(iter(voids.items()), None)
-            if first is None:
-                continue
-            flight, void = first
-            if void.receipt is None and any(
-                one.order < flight.order and name in one.tiers for one in flights
-            ):
-                continue
-            landed = self._advance(void)
-            if landed is not None:
-                # All or none of it is durable.
-                good = 0 if landed.cause else flight.blocks
-                ended.append((flight, Landed(good, landed.cause)))
+        for name, queue in self._queues.items():
+            flight = next(iter(queue.waiting), None)
+            if flight is not None and self._may_begin(name, flight, flights):
+                # It has begun before it leaves, as an interrupt may come between.
+                queue.begun[flight] = queue.waiting[flight]
+                del queue.waiting[flight]
+            for flight, void in queue.next_looks():
+                landed = self._advance(void)
+                if landed is not None:
+                    # All or none of it is durable.
+                    good = 0 if landed.cause else flight.blocks
+                    ended.append((flight, Landed(good, landed.cause)))
         return ended
 
+    def _may_begin(self, name: str, flight: Flight, flights: Iterable[Flight]) -> bool:
+        queue = self._queues[name]
+        if len(queue.begun) >= queue.most:
+            return False
+        return not any(
+            one.order < flight.order and name in one.tiers and one not in queue.begun
+            for one in flights
+        )
+
     def _advance(self, void: _Void) -> Landed | None:
-        if not isinstance(void.tier, Voiding):
-            # What is in memory alone has no records.
-            return Landed(0)
         if void.receipt is None:
+            if not isinstance(void.tier, Voiding):
+                # What is in memory alone has no records.
+                return Landed(0)
             try:
                 void.receipt = void.tier.void(*_rows(void.plan), void.before)
             except (Misuse, Unavailable):
@@ -135,39 +174,43 @@ class Voids:
 
     def waiting(self, tier: str) -> int:
         """Returns the keys that a tier is to void, and was not told of yet."""
-        voids = list(self._open.get(tier, {}).values())
-        return sum(len(_rows(void.plan)[0]) for void in voids if void.receipt is None)
+        voids = self._queues[tier].all() if tier in self._queues else ()
+        return sum(len(_rows(void.plan)[0]) for _, void in voids if void.receipt is None)
 
     def remove(self, flight: Flight) -> None:
         """Lets go of a plan, whose flight has ended."""
-        for voids in self._open.values():
-            void = voids.pop(flight, None)
-            if void is not None:
-                for key in _barred(void):
-                    self._barred[key] -= 1
-                    if not self._barred[key]:
-                        del self._barred[key]
+        for queue in self._queues.values():
+            # After an interrupt it is in both.
+            waiting, begun = queue.waiting.pop(flight, None), queue.begun.pop(flight, None)
+            void = begun or waiting
+            for key in _barred(void) if void is not None else ():
+                self._barred[key] -= 1
+                if not self._barred[key]:
+                    del self._barred[key]
 
     def keep(self, flights: Container[Flight]) -> None:
         """Lets go of all but the plans of these flights."""
-        for name, voids in self._open.items():
-            self._open[name] = {flight: one for flight, one in voids.items() if flight in flights}
-        every = (void for voids in self._open.values() for void in voids.values())
-        self._barred = Counter(key for void in every for key in _barred(void))
+        for queue in self._queues.values():
+            queue.waiting = {one: void for one, void in queue.waiting.items() if one in flights}
+            queue.begun = {one: void for one, void in queue.begun.items() if one in flights}
+        self._barred = Counter(key for void in self._all() for key in _barred(void))
 
     def clear(self) -> None:
         """Lets go of all."""
-        self._open.clear()
+        self._queues.clear()
         self._barred.clear()
 
     def close(self) -> None:
         """Has the tiers void, as their last act, what was not voided yet: nothing else moves."""
-        for void in [one for voids in self._open.values() for one in voids.values()]:
+        for void in self._all():
             # A delete in stores goes on by itself, and is not to be counted twice.
             goes_on = getattr(void.receipt, "patient", False)
             if isinstance(void.tier, Voiding) and not goes_on:
                 with suppress(Misuse, Unavailable):
                     void.tier.void_last(*_rows(void.plan), void.before)
+
+    def _all(self) -> list[_Void]:
+        return [void for queue in self._queues.values() for _, void in queue.all()]
 
 
 def _barred(void: _Void) -> list[bytes]:

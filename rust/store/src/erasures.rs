@@ -26,11 +26,11 @@ struct Open {
 
 #[derive(Debug)]
 pub(crate) struct Erasures {
-    waiting: VecDeque<(Erasure, Option<Instant>)>,
+    /// Of each store, what waits for a thread, and until when.
+    waiting: Vec<VecDeque<(Erasure, Option<Instant>)>>,
     open: BTreeMap<u64, Open>,
     /// Keys that are not done, and in how many deletes.
     keys: HashMap<Key, usize>,
-    stores: usize,
 }
 
 /// Whether a delete is not to wait for a time.
@@ -41,10 +41,9 @@ fn is_due(retry: Option<Instant>, now: Instant) -> bool {
 impl Erasures {
     pub(crate) fn new(stores: usize) -> Self {
         Self {
-            waiting: VecDeque::new(),
+            waiting: vec![VecDeque::new(); stores],
             open: BTreeMap::new(),
             keys: HashMap::new(),
-            stores,
         }
     }
 
@@ -52,40 +51,45 @@ impl Erasures {
     pub(crate) fn submit(&mut self, number: u64, keys: &[Key]) {
         for part in keys.chunks(AT_ONCE) {
             let part: Arc<[Key]> = part.into();
-            for store in 0..self.stores {
+            for (store, waiting) in self.waiting.iter_mut().enumerate() {
                 let keys = Arc::clone(&part);
                 let task = Erasure {
                     number,
                     store,
                     keys,
                 };
-                self.waiting.push_back((task, None));
+                waiting.push_back((task, None));
             }
         }
         for &key in keys {
             *self.keys.entry(key).or_default() += 1;
         }
-        let undone = vec![keys.len(); self.stores];
+        let undone = vec![keys.len(); self.waiting.len()];
         let keys = keys.to_vec();
         self.open.insert(number, Open { keys, undone });
     }
 
-    /// The next keys for a thread, of those that are not to wait.
+    /// The next keys for a thread, of those that are not to wait, of stores that are open.
     pub(crate) fn next(
         &mut self,
         now: Instant,
-        mut may: impl FnMut(&Erasure) -> bool,
+        is_open: impl Fn(usize) -> bool,
+        may: impl Fn(&Erasure) -> bool,
     ) -> Option<Erasure> {
-        let place = self
-            .waiting
-            .iter()
-            .position(|(task, retry)| is_due(*retry, now) && may(task))?;
-        self.waiting.remove(place).map(|(task, _)| task)
+        let waiting = self.waiting.iter_mut().enumerate();
+        waiting
+            .filter(|(store, _)| is_open(*store))
+            .find_map(|(_, waiting)| {
+                let place = waiting
+                    .iter()
+                    .position(|(task, retry)| is_due(*retry, now) && may(task))?;
+                waiting.remove(place).map(|(task, _)| task)
+            })
     }
 
     /// Those that wait for a thread, and not for a time.
     pub(crate) fn waits(&self, now: Instant) -> impl Iterator<Item = &Erasure> {
-        let waiting = self.waiting.iter();
+        let waiting = self.waiting.iter().flatten();
         waiting.filter_map(move |(task, retry)| is_due(*retry, now).then_some(task))
     }
 
@@ -101,7 +105,7 @@ impl Erasures {
         if !done {
             // Without a time nobody tries again: it is given up when the lane is closed.
             if retry.is_some() {
-                self.waiting.push_back((task.clone(), retry));
+                self.waiting[task.store].push_back((task.clone(), retry));
             }
             return None;
         }
@@ -135,8 +139,13 @@ impl Erasures {
 
     /// Gives one up; returns whether it was one.
     pub(crate) fn give_up(&mut self, number: u64) -> bool {
-        self.waiting.retain(|(task, _)| task.number != number);
-        self.remove(number)
+        let is_open = self.remove(number);
+        if is_open {
+            for waiting in &mut self.waiting {
+                waiting.retain(|(task, _)| task.number != number);
+            }
+        }
+        is_open
     }
 
     pub(crate) fn is_open(&self, number: u64) -> bool {
@@ -145,7 +154,7 @@ impl Erasures {
 
     /// Lets those be tried at once that wait for a time.
     pub(crate) fn hurry(&mut self) {
-        for (_, retry) in &mut self.waiting {
+        for (_, retry) in self.waiting.iter_mut().flatten() {
             *retry = None;
         }
     }
@@ -162,6 +171,6 @@ impl Erasures {
     /// Keys that each store has not said to be deleted.
     pub(crate) fn undone(&self) -> Vec<usize> {
         let of = |store: usize| self.open.values().map(|open| open.undone[store]).sum();
-        (0..self.stores).map(of).collect()
+        (0..self.waiting.len()).map(of).collect()
     }
 }

@@ -260,11 +260,9 @@ impl Queue {
         let task = match way {
             Way::Down => {
                 let (health, puts, closing) = (&self.health, &self.puts, self.closing);
-                let may = |task: &Erasure| {
-                    (closing || health[task.store][0].is_open(now))
-                        && !task.keys.iter().any(|key| puts.contains_key(key))
-                };
-                self.erasures.next(now, may).map(Task::Erase)
+                let is_open = |store: usize| closing || health[store][0].is_open(now);
+                let may = |task: &Erasure| !task.keys.iter().any(|key| puts.contains_key(key));
+                self.erasures.next(now, is_open, may).map(Task::Erase)
             }
             Way::Up => None,
         };

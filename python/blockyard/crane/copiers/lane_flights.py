@@ -128,6 +128,8 @@ class LaneFlights(Generic[L]):
         """Whether a turn has collected already."""
         self._look = look
         self._longest = longest
+        self._patient: dict[L, dict[int, LaneFlight[L]]] = {}
+        """Those that are never late, of which there may be many."""
         self._timed = timed
         self._heard: dict[tuple[L, bool], float] = {}
         """When a lane has last ended a copy, each way: behind others a copy is not late."""
@@ -151,8 +153,11 @@ class LaneFlights(Generic[L]):
 
         One call of C does both, so that no interrupt divides them.
         """
-        named = zip(repeat(lane), numbers, strict=False)
-        self.flying.update(zip(named, [flight], strict=True))
+        if flight.patient:
+            self._patient.setdefault(lane, {}).update(zip(numbers, [flight], strict=True))
+        else:
+            named = zip(repeat(lane), numbers, strict=False)
+            self.flying.update(zip(named, [flight], strict=True))
 
     def collect(self) -> set[str]:
         """Takes what lanes have reported, and gives up what is late.
@@ -164,21 +169,24 @@ class LaneFlights(Generic[L]):
         for (lane, number), flight in list(self.flying.items()):
             since = max(flight.begun, self._heard.get((lane, flight.down), flight.begun))
             late = now > since + self.patience or now > flight.begun + self._longest
-            if late and not flight.patient:
+            if late:
                 lane.give_up(number, late=True)
-        lanes = list(dict.fromkeys(lane for lane, _ in self.flying))
+        patient = (lane for lane, flights in self._patient.items() if flights)
+        lanes = list(dict.fromkeys((*(lane for lane, _ in self.flying), *patient)))
         # By one call of C, too: a lane tells each end once.
         ask = methodcaller("poll", self._said) if self._timed else methodcaller("poll")
         self._reports.extend(zip(lanes, map(ask, lanes), strict=True))
         while self._reports:
             lane, ends = self._reports[0]
             for number, good, why in ends:
-                ended = self.flying.get((lane, number))
+                deletes = self._patient.get(lane, {})
+                ended = self.flying.get((lane, number)) or deletes.get(number)
                 if ended is not None:
                     if why != "given up":
                         self._heard[lane, ended.down] = now
                     ended.end(lane, good, _CAUSES.get(why, Cause.FAILED))
-                    del self.flying[lane, number]
+                    self.flying.pop((lane, number), None)
+                    deletes.pop(number, None)
                     words.add(why)
             self._reports.popleft()
         return words
@@ -194,15 +202,15 @@ class LaneFlights(Generic[L]):
             self.collected = False
 
     def give_up(self, flight: LaneFlight[L] | None = None) -> None:
-        """Gives up what was submitted of a copy, or all."""
+        """Gives up what was submitted of a copy, or all; what is patient goes on by itself."""
         for (lane, number), one in list(self.flying.items()):
-            if flight is not None and one is not flight:
-                continue
-            if one.patient:
-                one.end(lane, 0, Cause.FAILED)
-                del self.flying[lane, number]
-            else:
+            if flight is None or one is flight:
                 lane.give_up(number)
+        for lane, flights in self._patient.items():
+            for number, one in list(flights.items()):
+                if flight is None or one is flight:
+                    one.end(lane, 0, Cause.FAILED)
+                    del flights[number]
 
 
 Place = tuple[NDArray[np.uint64], int, int]
