@@ -8,6 +8,8 @@ with status 1 at a broken promise.
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 
@@ -15,7 +17,7 @@ from cases import CASES
 from disk_cases import CASES as DISK
 from mistakes import MISTAKES
 from runner import run
-from seeds import Game
+from seeds import Game, StoreGame
 from store_cases import CASES as STORES
 
 WANTED = {"parked": 1500, "loads cut short": 300, "aborted with a copy in the air": 100}
@@ -23,4 +25,7 @@ WANTED = {"parked": 1500, "loads cut short": 300, "aborted with a copy in the ai
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, [*CASES, *DISK, *STORES, *MISTAKES], Game, WANTED, 500))
+    with tempfile.TemporaryDirectory() as folder:
+        StoreGame.folder = Path(folder)
+        cases = [*CASES, *DISK, *STORES, *MISTAKES]
+        sys.exit(run(__doc__, cases, Game, WANTED, 500, StoreGame))

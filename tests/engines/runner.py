@@ -18,6 +18,7 @@ def run(
     game: type[Game],
     wanted: Mapping[str, int],
     seeds: int,
+    tenth: type[Game] | None = None,
 ) -> int:
     """Runs all cases, and as many seeds as are asked for; returns 1 where any is broken.
 
@@ -27,6 +28,7 @@ def run(
         game: Plays a seed.
         wanted: What so many seeds must have met at least.
         seeds: How many are played where nothing is asked for.
+        tenth: Plays a tenth of them once more, in another way.
     """
     asked = argparse.ArgumentParser(description=doc)
     asked.add_argument("--seeds", type=int, default=seeds)
@@ -35,6 +37,8 @@ def run(
     for name in ("vllm", "blockyard"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     broken = _cases(cases) + _seeds(game, wanted, seeds, options.first, options.seeds)
+    if tenth is not None:
+        broken += _seeds(tenth, {}, seeds, options.first, options.seeds // 10)
     return int(broken > 0)
 
 

@@ -9,6 +9,7 @@ of every running table is checked in every step.
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,10 +113,12 @@ def engine_of(seed: int, chance: random.Random, *, faults: bool, **more: Any) ->
 
     checks = chance.random() < 0.4
 
-    def copier(rank: int) -> Copier:
+    def copier(rank: int) -> Any:
         script = Script.seeded(10 * seed + rank, late=0.5, failing=failing, corrupting=failing)
-        made = ScriptedCopier(ThreadCopier(workers=0), script)
-        return CheckedByTier(made) if checks else made
+        made: Any = ScriptedCopier(ThreadCopier(workers=0), script)
+        made = CheckedByTier(made) if checks else made
+        pairs = ("device", "host"), ("host", "device")
+        return dict.fromkeys(pairs, made) if "remote" in more else made
 
     def mail(rank: int) -> Post:
         return Post(random.Random(10 * seed + rank), loses=deadline is not None)
@@ -288,6 +291,24 @@ class Game:
         for rank in self.engine.ranks:
             if rank.mail is not None:
                 self.seen += rank.mail.seen
+
+
+class StoreGame(Game):
+    """A seed over one store, which has what the seeds before it have put there."""
+
+    folder: Path
+
+    def make(self, seed: int) -> Engine:
+        """Makes its engine."""
+        more = {"remote": self.folder.as_uri(), "namespace": {"weights": "v1"}}
+        engine = engine_of(seed, self.chance, faults=self.faults, **more)
+        engine.pause = 1e-3
+        return engine
+
+    def count(self) -> None:
+        """Counts what has happened."""
+        super().count()
+        self.seen["tokens from the store"] += self.engine.front.connector.stats()["cached_remote"]
 
 
 def is_loading(request: Any) -> bool:

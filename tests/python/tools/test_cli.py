@@ -125,6 +125,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--store-bandwidth inf", "--store-bandwidth inf: must be a number of GB/s > 0"),
         ("--store-loss 1.5", "--store-loss 1.5: must be a share from 0 to 1"),
         ("--store-loss nan", "--store-loss nan"),
+        ("--store-loss 0.5", "--store-loss 0.5 needs a store: give --remote"),
         ("--remote 9 --verify memory", "the modelled store has no bytes"),
         ("--model sequential --remote 9", "--remote is for --model virtual"),
         ("--device 999999999 --verify memory", "or leave out --verify"),

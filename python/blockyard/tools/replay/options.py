@@ -126,6 +126,8 @@ def _check_store(options: ReplayOptions) -> None:
         raise Misuse(f"--store-latency {latency:g}: must be a number of seconds >= 0")
     if not 0 <= loss <= 1:
         raise Misuse(f"--store-loss {loss:g}: must be a share from 0 to 1")
+    if loss and not _given(options["remote"]):
+        raise Misuse(f"--store-loss {loss:g} needs a store: give --remote")
     if options["verify"] is not None and _given(options["remote"]):
         raise Misuse("--verify: the modelled store has no bytes; leave out --remote or --verify")
 
