@@ -43,7 +43,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host lint-subjects test test-rust test-engines test-stores \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-groups soak-ranks soak-stores bench bench-disk bench-stores bench-orders bench-peers bench-peers-disk measure \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-groups soak-ranks soak-stores bench bench-disk bench-stores bench-handover bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu deploy-vllm fmt clean
 
 help:  ## list what make can do
@@ -189,7 +189,7 @@ lint-subjects: $(VENV)/lint.group  ## the subjects of the commits since the bran
 	@base=$$(git merge-base $(BASE) HEAD 2>/dev/null) || exit 0; \
 		$(BIN)/gitlint --commits "$$base..HEAD"
 
-CRATES := --package blockyard-core --package blockyard-disk --package blockyard-record --package blockyard-store
+CRATES := --package blockyard-core --package blockyard-disk --package blockyard-handover --package blockyard-record --package blockyard-store
 
 test-rust: | check-tools  ## the core, the disk, the stores and the recorder: unit tests, laws, the model, doctests, shuttle
 	$(if $(NEXTEST),,cargo test --locked $(CRATES) --tests --no-run)
@@ -314,6 +314,10 @@ bench-disk: install  ## what the disk tier reaches, beside the disk alone and be
 bench-stores: install $(VENV)/stores.group  ## what shared stores cost, beside their clients alone, a probe, and a store that is well
 	@mkdir -p $(OUT)
 	$(BIN)/python benches/python/stores.py --json $(OUT)/bench-stores.json
+
+bench-handover: install  ## what a hand-over by tcp costs, beside a plain socket over loopback
+	@mkdir -p $(OUT)
+	$(BIN)/python benches/python/handover.py --json $(OUT)/bench-handover.json
 
 bench-orders: install  ## what the eviction orders find on the traces beside the checkout; ONLY="cells sweep …" for a few tables
 	$(BIN)/python benches/python/orders.py $(if $(TRACES),--traces $(TRACES)) $(if $(ONLY),--only $(ONLY))

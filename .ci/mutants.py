@@ -30,7 +30,7 @@ CORE = next(Path(sysconfig.get_path("platlib"), "blockyard").glob("_core.*.so"),
 
 NEXTEST = ["cargo", "nextest", "run", "--locked", "--lib", "--test", "laws", "--test", "disk"]
 NEXTEST += ["--test", "store", "--package", "blockyard-core", "--package", "blockyard-disk"]
-NEXTEST += ["--package", "blockyard-store"]
+NEXTEST += ["--test", "handover", "--package", "blockyard-store", "--package", "blockyard-handover"]
 BINDING = ["cargo", "build", "--locked", "--package", "blockyard-py"]
 PYTEST = [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "-p", "no:cacheprovider"]
 # The package warns when its core is built for debugging, as a core with a mistake is.

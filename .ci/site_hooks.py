@@ -19,6 +19,7 @@ from blockyard import _core
 from blockyard.connectors.connector import Connector
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
+from blockyard.handover.handover_stats import DECODE_STATS, PREFILL_STATS
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
 from blockyard.scheduling.scheduler import Scheduler
@@ -118,6 +119,8 @@ def stats() -> Iterator[str]:
         "A crane's disk": DiskTier.SCHEMA,
         "The scheduler": Scheduler.SCHEMA,
         "Reservations for others": Reservations.SCHEMA,
+        "Hand-overs, the prefill side": PREFILL_STATS,
+        "Hand-overs, the decode side": DECODE_STATS,
         "Events for routers": Publisher.SCHEMA,
         "A connector": Connector.SCHEMA,
     }.items():

@@ -38,6 +38,7 @@ SLOW = {
     "test_out",
     "test_own_blocks_example",
     "test_pages",
+    "test_prefill_decode_example",
     "test_proof",
     "test_ranks",
     "test_ranks_example",

@@ -51,11 +51,9 @@ for name in VERBS:
     setattr(Timed, name, _timed(name))
 
 
-def decoding(
-    cache: by.KVCache, rows: int, waiting: int, spare: int = 0, *, metrics: bool = False
-) -> Scheduler:
-    """Returns a scheduler with decoding rows, and a queue."""
-    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=rows + spare), metrics=metrics)
+def decoding(cache: by.KVCache, rows: int, waiting: int, spare: int = 0, **more: Any) -> Scheduler:
+    """Returns a scheduler with decoding rows, and a queue; `more` is its own."""
+    scheduler = Scheduler(cache, SchedulerOptions(max_num_seqs=rows + spare), **more)
     tokens = np.random.default_rng(1).integers(0, 1_000, (rows, PROMPT + 15))
     # Their blocks become full in different steps.
     lengths = [PROMPT + number % 16 for number in range(rows)]

@@ -21,6 +21,7 @@ __all__ = [
     "ForeignLease",
     "Forgotten",
     "FreedKeys",
+    "HeldBlocks",
     "InUse",
     "Keys",
     "Lease",
@@ -29,7 +30,10 @@ __all__ = [
     "Misuse",
     "Need",
     "NoRoom",
+    "OfferServer",
+    "Offers",
     "Parked",
+    "Peer",
     "Plan",
     "Probe",
     "Recorder",
@@ -70,7 +74,7 @@ _Tier: TypeAlias = Literal["device", "host", "disk", "remote"]
 _Stop: TypeAlias = Literal[
     "whole", "missing", "filling", "scattered", "slow", "promised", "contradiction"
 ]
-_HolderKind: TypeAlias = Literal["lease", "parked", "ticket", "host ticket", "disk ticket"]
+_HolderKind: TypeAlias = Literal["lease", "hold", "parked", "ticket", "host ticket", "disk ticket"]
 _Holder: TypeAlias = tuple[_HolderKind, int, int, int, int, tuple[int, int, int]]
 _Eviction: TypeAlias = Literal["recency", "learned", "heap"]
 _HostCopies: TypeAlias = Literal["first", "last"]
@@ -429,6 +433,26 @@ class Ticket:
     @property
     def state(self) -> Literal["open", "spent"]: ...
 
+@final
+class HeldBlocks:
+    @property
+    def id(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def slots(self) -> NDArray[np.uint32]: ...
+    @property
+    def generations(self) -> NDArray[np.uint64]: ...
+    @property
+    def keys(self) -> NDArray[np.uint8]: ...
+    @property
+    def parents(self) -> NDArray[np.uint8]: ...
+    @property
+    def is_held(self) -> bool: ...
+    @property
+    def cache(self) -> Cache: ...
+    def release(self) -> None: ...
+
 @disjoint_base
 class Cache:
     def __new__(
@@ -449,6 +473,7 @@ class Cache:
         spare: int | None = None,
         block_costs: tuple[int, int, int] | tuple[int, int, int, int] | None = None,
         recompute: bool = True,
+        remote_writes: bool = True,
         copy_retries: int = 3,
         groups: int = 1,
         linked: bool = True,
@@ -457,6 +482,7 @@ class Cache:
         key_hash: Literal["sha256", "xxh3"] = "sha256",
         keyed: Iterable[str] | None = None,
         yard: int | None = None,
+        boot: int | None = None,
         memory: int | None = None,
         recorder: Recorder | None = None,
     ) -> Self: ...
@@ -524,6 +550,9 @@ class Cache:
     ) -> Need: ...
     def promise(self, blocks: int, *, tier: _Tier = "device") -> Ticket: ...
     def release(self, ticket: Ticket) -> None: ...
+    def hold(self, prefix: Keys | Lease, blocks: int | None = None) -> HeldBlocks | None: ...
+    @property
+    def boot(self) -> int: ...
     def set_headroom(self, blocks: int) -> int: ...
     def batch(self, leases: Lease | Sequence[Lease] | None = None) -> LeaseBatch: ...
     def append(self, batch: _Batch, tokens: _Ints, counts: _Ints | int | None = None) -> None: ...
@@ -880,6 +909,109 @@ class StoreJob:
     def fail(self) -> None: ...
     def missing(self) -> None: ...
     def landed(self, value: Buffer) -> bool: ...
+
+_Plane: TypeAlias = tuple[NDArray[np.uint64], int, int]
+_Gone: TypeAlias = Literal["ended", "cleared", "reset", "no room"]
+
+@final
+class Offers:
+    def __new__(cls, *, lease: float = 10.0, unread: float = 60.0) -> Self: ...
+    def offer(self, offer: bytes, held: HeldBlocks, now: float) -> None: ...
+    def take(
+        self, offer: bytes, reader: int, now: float, *, first: int = 0
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint64], float] | _Gone: ...
+    def renew(self, offer: bytes, reader: int, now: float) -> None: ...
+    def done(self, offer: bytes, reader: int, now: float) -> None: ...
+    def refuse(self, offer: bytes, reader: int, now: float) -> None: ...
+    def end(self, offer: bytes, why: Literal["aborted", "cleared", "closed", "room"]) -> bool: ...
+    def end_all(self, why: Literal["aborted", "cleared", "closed", "room"]) -> int: ...
+    def end_oldest(self) -> bytes | None: ...
+    def sweep(self, now: float) -> int: ...
+    def stats(self) -> dict[str, int]: ...
+    def holding(self) -> list[tuple[bytes, int, float, int, float]]: ...
+
+@final
+class OfferServer:
+    def __new__(
+        cls,
+        offers: Offers,
+        listen: str,
+        *,
+        boot: int,
+        name: str,
+        fields: Mapping[str, str],
+        planes: Sequence[Sequence[_Plane]],
+        blocks: int,
+        secret: bytes | None = None,
+    ) -> Self: ...
+    @property
+    def address(self) -> str: ...
+    def stats(self) -> dict[str, int]: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self, *, patience: float = 1.0) -> bool: ...
+
+@final
+class Peer:
+    def __new__(
+        cls,
+        address: str,
+        *,
+        boot: int,
+        name: str,
+        fields: Mapping[str, str],
+        rank: int,
+        block_bytes: int,
+        secret: bytes | None = None,
+        timeout: float = 5.0,
+        failures: int = 3,
+        rest: float = 0.5,
+    ) -> Self: ...
+    def take(
+        self,
+        number: int,
+        offer: bytes,
+        boot: int,
+        keys: NDArray[np.uint8],
+        now: float,
+        *,
+        first: int = 0,
+    ) -> None: ...
+    def taken(self) -> list[tuple[int, int, str]]: ...
+    def blocks(
+        self, offer: bytes
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint64], int] | None: ...
+    def offer(
+        self,
+        offer: bytes,
+        boot: int,
+        keys: NDArray[np.uint8],
+        slots: _Ints,
+        generations: NDArray[np.uint64],
+        reader: int,
+        *,
+        first: int = 0,
+    ) -> None: ...
+    def has(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]: ...
+    def shut(self, down: bool, now: float) -> bool: ...
+    def submit_up(
+        self,
+        keys: NDArray[np.uint8],
+        planes: Sequence[_Plane],
+        destinations: _Ints,
+        now: float,
+    ) -> int: ...
+    def poll(self, now: float) -> list[tuple[int, int, str]]: ...
+    def wait(self, number: int, seconds: float) -> bool: ...
+    def give_up(self, number: int, *, late: bool = False) -> None: ...
+    def done(self, offer: bytes) -> None: ...
+    def refuse(self, offer: bytes, why: str) -> None: ...
+    def state(self) -> _State: ...
+    def stats(self) -> dict[str, int]: ...
+    def why(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self, *, patience: float = 1.0) -> bool: ...
 
 @final
 class DiskInspector:

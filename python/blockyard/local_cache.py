@@ -1,5 +1,6 @@
 """Wires a yard and one crane in one process."""
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.remote_stats import REMOTE_STATS
-from blockyard.local_tiers import in_stores, made, made_remote, named, on_disk, stores_of
+from blockyard.local_tiers import made, made_remote, named, on_disk, stores_of, with_names
 from blockyard.shared.layout import TIERS, KVLayout, TierName
 from blockyard.shared.log import Limited
 from blockyard.shared.owner import owned
@@ -32,6 +33,8 @@ from blockyard.yard.flights import PendingCopies
 from blockyard.yard.handshake import agree
 
 if TYPE_CHECKING:
+    from blockyard.crane.tiers.remote import RemoteTier
+    from blockyard.handover.decode_side import DecodeSide
     from blockyard.stores import Store
     from blockyard.stores.lookup import StoreLookup
     from blockyard.yard.explain import Explanation
@@ -49,11 +52,12 @@ class LocalCache(KVCache):
     these, of the cache or of its crane, raises `Misuse` and does nothing.
     """
 
-    __slots__ = ("_bound", "_crane", "_dead", "_lookup", "_restored")
+    __slots__ = ("_bound", "_crane", "_dead", "_decode_side", "_lookup", "_restored")
 
     _bound: float
     _crane: Crane
     _dead: Stripes
+    _decode_side: "DecodeSide | None"
     _lookup: "StoreLookup | None"
     _restored: int
 
@@ -63,9 +67,17 @@ class LocalCache(KVCache):
         return self._crane
 
     @property
-    def lookup(self) -> "StoreLookup | None":
-        """What asks its stores about requests, for `Scheduler(lookup=…)`; None without stores."""
-        return self._lookup
+    def lookup(self) -> "DecodeSide | StoreLookup | None":
+        """What is asked about requests, for `Scheduler(lookup=…)`; None without stores and peers.
+
+        With peers it is `decode_side`, which asks the stores, too.
+        """
+        return self._decode_side or self._lookup
+
+    @property
+    def decode_side(self) -> "DecodeSide | None":
+        """What takes offers of its peers over; None without peers."""
+        return self._decode_side
 
     @property
     def restored(self) -> int:
@@ -182,8 +194,8 @@ class LocalCache(KVCache):
 
     @owned
     def _update_weights(self) -> None:
-        if self._lookup is not None:
-            self._lookup.close()
+        if self.lookup is not None:
+            self.lookup.close()
         self._end_epoch(forget=True)
 
     @owned
@@ -204,6 +216,8 @@ class LocalCache(KVCache):
             raise Misuse("this cache is closed: make another one")
         ended = self._advance(done)
         self._submit()
+        if self._decode_side is not None:
+            self._decode_side.sweep()
         return ended
 
     def _advance(self, done: int | None) -> int:
@@ -392,8 +406,8 @@ class LocalCache(KVCache):
             ends.callback(self._collect)
             ends.callback(self._crane.traffic.close)
             ends.callback(self._keep_order)
-            if self._lookup is not None:
-                ends.callback(self._lookup.close)
+            if self.lookup is not None:
+                ends.callback(self.lookup.close)
             if bound and not self._crane.closed:
                 left = self._flush(bound, time.monotonic, final=True)
         return left
@@ -431,6 +445,8 @@ def local(  # noqa: PLR0913 - keywords
     memory: tuple[Tier, Tier | None] | tuple[Tier, Tier | None, Tier | None] | None = None,
     disk_path: DiskPath | None = None,
     stores: "Sequence[Store | str] | None" = None,
+    peers: Sequence[str] | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
     copier: Copier | Mapping[Pair, Copier] | None = None,
     metrics: bool = False,
     flush: float = 20.0,
@@ -451,6 +467,11 @@ def local(  # noqa: PLR0913 - keywords
             them: a put goes to the first that takes it. The `namespace` must name model and
             weights. None: those of the Config, if it has some. `remote` says how many of their
             blocks are remembered by name; 1,000,000 where it is not given.
+        peers: Where prefill instances listen whose offers are taken over, as `host:port`, the only
+            addresses that are connected to. They need a namespace, and `remote`, as stores do.
+            None: those of the Config, if it has some.
+        secret_file: A file with the secret that peers know, too. Without one they must be of this
+            machine's loopback.
         copier: One for all copies, or some by pairs of tiers, as in `Crane`; None for those that
             fit the memory.
         flush: Seconds for which `LocalCache.close` may write blocks to a disk that outlives the
@@ -490,12 +511,12 @@ def local(  # noqa: PLR0913 - keywords
     if layout.ranks != 1:
         ranks = layout.ranks
         raise Misuse(f"a layout of {ranks} ranks: run a Crane in each rank's process")
-    stores = stores_of(config, stores)
-    config = in_stores(on_disk(config, given, disk_path), stores)
+    config, stores = stores_of(config, stores, peers, secret_file)
+    config = with_names(on_disk(config, given, disk_path), stores)
     with ExitStack() as opened:
         # A failure from here on leaves no folder owned.
         tiers = made(layout, config, given, disk_path, opened)
-        remote = None if stores is None else made_remote(layout, config, stores, opened)
+        remote = made_remote(layout, config, stores or (), opened) if config.remote else None
         crane = Crane(
             layout,
             device=tiers["device"],
@@ -511,13 +532,9 @@ def local(  # noqa: PLR0913 - keywords
         cache = LocalCache(agree(config, [crane.hello(config.yard)]))
         crane.called = "a LocalCache"
         cache._crane = crane  # noqa: SLF001 - this file is the wiring
-        cache._lookup = None  # noqa: SLF001 - likewise
+        cache._lookup = cache._decode_side = None  # noqa: SLF001 - likewise
         if crane.remote is not None:
-            from blockyard.stores.lookup import StoreLookup  # noqa: PLC0415 - where there are some
-
-            places = [crane.remote.place.identity]
-            lookup = StoreLookup(crane.remote.stores, places, config.ranks)
-            cache._lookup = lookup  # noqa: SLF001 - likewise
+            _look_up(cache, crane.remote)
         cache._owner = crane._owner  # noqa: SLF001 - likewise
         cache._dead = frozenset()  # noqa: SLF001 - likewise
         cache._bound = bound  # noqa: SLF001 - likewise
@@ -530,3 +547,17 @@ def local(  # noqa: PLR0913 - keywords
             cache.measure()
         opened.pop_all()
     return cache
+
+
+def _look_up(cache: LocalCache, remote: "RemoteTier") -> None:
+    """Makes what is asked about requests."""
+    # Only now: most caches have neither stores nor peers.
+    if remote.stores:
+        from blockyard.stores.lookup import StoreLookup  # noqa: PLC0415
+
+        places = [remote.place.identity]
+        cache._lookup = StoreLookup(remote.stores, places, cache.config.ranks)  # noqa: SLF001 - this file is the wiring
+    if len(remote.peers):
+        from blockyard.handover.decode_side import DecodeSide  # noqa: PLC0415
+
+        cache._decode_side = DecodeSide(cache, remote.peers, lookup=cache._lookup)  # noqa: SLF001 - likewise

@@ -1,5 +1,6 @@
-"""The tiers of a cache in one process: those given, slot files, shared stores, or memory."""
+"""The tiers of a cache in one process: those given, slot files, stores and peers, or memory."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from blockyard.crane.tiers.remote import RemoteTier
     from blockyard.stores import Store
 
-__all__ = ["in_stores", "made", "made_remote", "named", "on_disk", "stores_of"]
+__all__ = ["made", "made_remote", "named", "on_disk", "stores_of", "with_names"]
 
 
 def on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | None) -> Config:
@@ -60,32 +61,49 @@ def on_disk(config: Config, given: Mapping[str, Tier], disk_path: DiskPath | Non
 
 
 def stores_of(
-    config: Config, stores: "Sequence[Store | str] | None"
-) -> "Sequence[Store | str] | None":
-    """Returns the stores that were given, or those of the configuration; None where it has none.
+    config: Config,
+    stores: "Sequence[Store | str] | None",
+    peers: Sequence[str] | None,
+    secret_file: str | os.PathLike[str] | None,
+) -> "tuple[Config, Sequence[Store | str] | None]":
+    """Returns a configuration with the peers, and the stores; None where there are none.
 
     Raises:
-        Misuse: Both are there.
+        Misuse: Stores, peers or a secret were given, and the configuration has some.
     """
     if stores is not None and config.stores:
         raise Misuse("stores were given, and the Config has some: give them once")
-    return config.stores or None if stores is None else stores
+    if peers is not None and config.peers:
+        raise Misuse("peers were given, and the Config has some: give them once")
+    if secret_file is not None and config.secret_file is not None:
+        raise Misuse("secret_file was given, and the Config has one: give it once")
+    if peers is not None:
+        config = replace(config, peers=peers)
+    if secret_file is not None:
+        config = replace(config, secret_file=secret_file)
+    return config, config.stores or None if stores is None else stores
 
 
-def in_stores(config: Config, stores: object) -> Config:
-    """Returns a configuration with a size for the names of what stores have.
+def with_names(config: Config, stores: object) -> Config:
+    """Returns a configuration with a size for the names of what stores and peers have.
 
     Raises:
-        Misuse: There is a size and no stores; or the stores are something else, or none.
+        Misuse: There is a size, and neither stores nor peers; or the stores are something else, or
+            none.
     """
-    if stores is None:
+    if stores is None and not config.peers:
         if config.remote:
             raise Misuse(
                 f"remote = {config.remote} blocks, and no stores: give where they are, as in "
-                'stores=["redis://127.0.0.1:6379"]'
+                'stores=["redis://127.0.0.1:6379"]; or peers, as in peers=["127.0.0.1:7000"]'
             )
         return config
-    if isinstance(stores, str) or not isinstance(stores, Sequence) or not bounded("stores", stores):
+    if stores is None:
+        # Nothing is written to a peer.
+        config = replace(config, remote_writes=False)
+    elif (
+        isinstance(stores, str) or not isinstance(stores, Sequence) or not bounded("stores", stores)
+    ):
         raise Misuse(
             f"stores = {shown(stores)}: give a list of one or more, as in "
             'stores=["redis://127.0.0.1:6379"]'
@@ -153,13 +171,21 @@ def made(
 def made_remote(
     layout: KVLayout, config: Config, stores: "Sequence[Store | str]", opened: ExitStack
 ) -> "RemoteTier":
-    """Returns the tier of stores, of which some may be URLs. Nothing is connected yet."""
+    """Returns the tier of stores and peers; some stores may be URLs. Nothing is connected yet."""
     # Only now: most caches have no stores.
     from blockyard.crane.tiers.remote import RemoteTier  # noqa: PLC0415
     from blockyard.stores.open import open_store  # noqa: PLC0415
 
     every = [open_store(one) if isinstance(one, str) else one for one in stores]
     names, identity = config.remote_blocks, config.identity
-    remote = RemoteTier(layout, names, every, identity=identity, group=config.group)
+    remote = RemoteTier(
+        layout,
+        names,
+        every,
+        identity=identity,
+        group=config.group,
+        peers=config.peers,
+        secret_file=config.secret_file,
+    )
     opened.callback(remote.close)
     return remote

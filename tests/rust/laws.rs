@@ -30,6 +30,8 @@ mod forgetting;
 mod headroom;
 #[path = "laws/hints.rs"]
 mod hints;
+#[path = "laws/holding.rs"]
+mod holding;
 #[path = "laws/homes.rs"]
 mod homes;
 #[path = "laws/keys.rs"]

@@ -22,6 +22,8 @@ mod down;
 mod forget;
 #[path = "model/fresh.rs"]
 mod fresh;
+#[path = "model/holds.rs"]
+mod holds;
 #[path = "model/keeps.rs"]
 mod keeps;
 #[path = "model/land.rs"]
@@ -51,7 +53,9 @@ mod world;
 #[path = "model/yard.rs"]
 mod yard;
 
-use ops::{Op, Script, Setup, decodes, forgets, losses, script, stops, stores, withdrawals};
+use ops::{
+    Op, Script, Setup, decodes, forgets, holds as held, losses, script, stops, stores, withdrawals,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::panic;
@@ -205,6 +209,15 @@ proptest! {
     /// Law: INV-34, INV-35a, INV-35c, INV-42
     #[test]
     fn what_stores_are_said_to_have_is_found_and_not_believed(Script { setup, ops } in stores(200)) {
+        passes(&setup, &ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(two_cores())]
+    /// Law: INV-36a, INV-36b
+    #[test]
+    fn what_is_held_stays_and_no_generation_comes_back(Script { setup, ops } in held(200)) {
         passes(&setup, &ops)?;
     }
 }

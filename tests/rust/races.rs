@@ -9,6 +9,7 @@ use blockyard_core::{
     Loading, MAX_TIERS, Namespace, Parked, Plan, Retention, State, Ticket, Tier,
 };
 use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::sync::{Arc, RwLock};
 use shuttle::thread::{JoinHandle, spawn};
 use std::collections::BTreeMap;
@@ -443,6 +444,69 @@ fn a_lease_that_ends_while_its_seal_is_half_done_leaves_the_yard_whole() {
             "{sealed}: it ends between slices"
         );
         lease.spend();
+        at_rest(&cache);
+    });
+}
+
+/// A reader that has the generation it was told of after it has read has read what it was told of, whatever
+/// released and refilled the slot meanwhile.
+/// Law: INV-36a, INV-36b
+#[test]
+fn what_is_read_under_a_generation_is_what_was_held() {
+    schedules(20_000, || {
+        let cache = cache(2, 0);
+        let memory: Arc<Vec<AtomicU64>> = Arc::new((0..3).map(|_| AtomicU64::new(0)).collect());
+        // Writes what a text's blocks are to their slots, as an engine does.
+        let compute = |name: u32| {
+            let lease = begin(&cache, name, 2 * SIZE);
+            for slot in table(&mut cache.lock(), lease.id(), 2) {
+                memory[slot as usize].store(name.into(), Ordering::SeqCst);
+            }
+            cache.seal(&[(&lease, 2 * SIZE)]).expect("it is computed");
+            cache.finish(lease, Retention::Ordinary).expect("it runs");
+        };
+        compute(1);
+        let keys = chain(&cache, 1, 2 * SIZE);
+        let path = cache.lock().hold_blocks(keys.keys()).expect("memory");
+        let held = Arc::new(cache.handle_held(path.expect("both blocks")));
+        let reads: Vec<_> = [0, 1]
+            .map(|at| {
+                let (held, memory) = (Arc::clone(&held), Arc::clone(&memory));
+                spawn(move || {
+                    let read = memory[held.slots()[at] as usize].load(Ordering::SeqCst);
+                    let same = held.generation_now(at) == Some(held.generations()[at]);
+                    assert!(read == 1 || !same, "another's block, of the old generation");
+                    assert!(read == 1 || !held.is_held(), "another's block, and held");
+                })
+            })
+            .into_iter()
+            .collect();
+        let ends = {
+            let (held, cache) = (Arc::clone(&held), cache.clone());
+            spawn(move || {
+                if thread_rng().gen_range(0..2) == 0 {
+                    cache.lock().clear();
+                }
+                held.release().expect("no panic");
+            })
+        };
+        // While all is held there is no room.
+        let prompt = chain(&cache, 2, 2 * SIZE);
+        for _ in 0..3 {
+            match cache.begin(prompt.clone(), 0, u32::MAX) {
+                Ok(begun) => {
+                    drop(begun);
+                    compute(2);
+                    break;
+                }
+                Err(Error::NoRoom { .. }) => assert_eq!(cache.lock().audit(), None),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for thread in reads.into_iter().chain([ends]) {
+            thread.join().expect("it did not panic");
+        }
+        drop(held);
         at_rest(&cache);
     });
 }

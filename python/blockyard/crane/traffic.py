@@ -4,10 +4,20 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import count
+from operator import attrgetter
 from typing import Final
 
 from blockyard._core import Misuse, Unsupported
-from blockyard.crane.copiers import Copier, KeyedCopier, Landed, Pair, Receipt, Slots, Turning
+from blockyard.crane.copiers import (
+    Copier,
+    Counting,
+    KeyedCopier,
+    Landed,
+    Pair,
+    Receipt,
+    Slots,
+    Turning,
+)
 from blockyard.crane.lanes import Copy, Flight, Lane, dead
 from blockyard.crane.tiers import Stamping, Tier
 from blockyard.crane.voids import Voids, is_void
@@ -20,6 +30,7 @@ __all__ = ["Traffic"]
 
 
 _log = Limited("blockyard")
+_WAITING: Final = attrgetter("waiting")
 _APART: Final = nullcontext()
 """The turn of copiers that share nothing."""
 _PAST: Final = 4096
@@ -114,6 +125,9 @@ class Traffic:
         self._flights: dict[int, Flight] = {}
         self._order = count()
         self._moving: deque[tuple[Copy, Receipt]] = deque()
+        self._counting = [one for one in self.copiers if isinstance(one, Counting)]
+        self._ends: list[int] | None = None
+        """How many copies of each had ended when no copy moved but theirs; None where one does."""
         self._voids = Voids()
         self._ended: list[Outcome] = []
         self.polls = 0
@@ -266,7 +280,7 @@ class Traffic:
         self.polls += 1
         if self._unsure:
             self._mend()
-        if self._flights:
+        if self._flights and not self._is_still():
             self._unsure = True
             with self._turn():
                 self._poll()
@@ -274,6 +288,17 @@ class Traffic:
                 self._void()
             self._unsure = False
         return self._ended[:]
+
+    def _is_still(self) -> bool:
+        """Whether nothing waits, and no copy has ended since the last poll.
+
+        Hundreds may be on their way from other machines, and a step is not to pay for each.
+        """
+        if self._ends is None or self._voids or any(map(_WAITING, self.lanes.values())):
+            return False
+        for copier in self._counting:
+            copier.collect()
+        return [copier.ends for copier in self._counting] == self._ends
 
     def _void(self) -> None:
         """Continues to void records."""
@@ -283,6 +308,7 @@ class Traffic:
             self._voids.remove(flight)
 
     def _poll(self) -> None:
+        ends, self._ends = [one.ends for one in self._counting], None
         for _ in range(len(self._moving)):
             copy, receipt = self._moving[0]
             landed = receipt.poll()
@@ -292,6 +318,8 @@ class Traffic:
                 # In this order: where it is interrupted, it lands once more.
                 self._land(copy, landed)
                 self._moving.popleft()
+        if all(copy.lane.copier in self._counting for copy, _ in self._moving):
+            self._ends = ends
 
     def _mend(self) -> None:
         """After an interrupt: a flight that lacks a copy now has an unknown end."""
@@ -500,6 +528,7 @@ class Traffic:
         if receipt is None:
             lane.waiting.appendleft(copy)
             return False
+        self._ends = None
         self._moving.append((copy, receipt))
         return True
 

@@ -99,6 +99,9 @@ class Voids:
         self._barred: Counter[bytes] = Counter()
         """Keys that shared stores are to delete, and by how many of these."""
 
+    def __bool__(self) -> bool:
+        return any(queue.begun or queue.waiting for queue in self._queues.values())
+
     def __contains__(self, flight: Flight) -> bool:
         return any(flight in one.begun or flight in one.waiting for one in self._queues.values())
 

@@ -8,6 +8,8 @@ from blockyard._core import BlockyardError, Misuse
 from blockyard.crane.crane import Crane
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.remote import RemoteTier
+from blockyard.handover.decode_side import DecodeSide
+from blockyard.handover.prefill_side import PrefillSide
 from blockyard.local_cache import LocalCache
 from blockyard.metrics.ranks import Ranks
 from blockyard.publishing.event_stats import EVENT_STATS, PUBLISHER_STATS
@@ -48,6 +50,7 @@ class EngineView:
     Args:
         source: The scheduler; or the cache, where a scheduler of your own drives it.
         reservations: Reservations for other instances, where there are some.
+        handover: Its side of hand-overs, where it has one.
         publisher: The publisher of its cache's events, if there is one.
         stalled: Says in sentences what stands still in a loop of your own. A `Scheduler` knows by
             itself.
@@ -67,6 +70,7 @@ class EngineView:
         source: Scheduler | KVCache,
         *,
         reservations: Reservations | None = None,
+        handover: PrefillSide | DecodeSide | None = None,
         publisher: Publisher | None = None,
         stalled: Callable[[], Iterable[str]] | None = None,
         groups: Mapping[int, KVCache] | None = None,
@@ -89,9 +93,12 @@ class EngineView:
         others: object = reservations
         if not isinstance(others, Reservations | None):
             raise Misuse(f"reservations = {others!r:.60}: give Reservations")
+        side: object = handover
+        if not isinstance(side, PrefillSide | DecodeSide | None):
+            raise Misuse(f"handover = {side!r:.60}: give a PrefillSide or a DecodeSide")
         if stalled is not None and not callable(stalled):
             raise Misuse(f"stalled = {stalled!r:.60}: give a function that returns messages")
-        self._reservations = reservations
+        self._reservations, self._handover = reservations, handover
         self._publisher = publisher
         self._stalled = stalled
         self.group = group
@@ -126,6 +133,8 @@ class EngineView:
             own += Scheduler.SCHEMA
         if self._reservations is not None:
             own += Reservations.SCHEMA
+        if self._handover is not None:
+            own += self._handover.SCHEMA
         if self._publisher is not None:
             own += PUBLISHER_STATS
         return tuple(stat for stat in own if exists(stat, self._tiers))
@@ -159,6 +168,8 @@ class EngineView:
             found |= _by_metric(Scheduler.SCHEMA, self._scheduler.stats())
         if self._reservations is not None:
             found |= _by_metric(Reservations.SCHEMA, self._reservations.stats())
+        if self._handover is not None:
+            found |= _by_metric(self._handover.SCHEMA, self._handover.stats())
         if self._publisher is not None:
             return found | _by_metric(Publisher.SCHEMA, self._publisher.stats())
         with suppress(Misuse):

@@ -1,5 +1,6 @@
 """An engine that computes real tokens, so a lost or stale block of KV changes the text."""
 
+import os
 from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
@@ -252,6 +253,8 @@ def alone(  # noqa: PLR0913 - keywords
     on: Device = NUMPY,
     disk_path: DiskPath | None = None,
     stores: Sequence[Store | str] | None = None,
+    peers: Sequence[str] | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
 ) -> tuple[LocalCache, ReferenceEngine]:
     """Returns a cache with its crane, and an engine, in one process.
 
@@ -266,6 +269,9 @@ def alone(  # noqa: PLR0913 - keywords
         on: The device that computes, and has the memory.
         disk_path: Where the blocks of `disk` outlive this process, as in `local`; None for memory.
         stores: Shared stores, as in `local`.
+        peers: Prefill instances whose offers are taken over, as in `local`. An engine that offers
+            has a `PrefillSide` over the cache and `LocalCache.crane.device`.
+        secret_file: As in `local`.
 
     Raises:
         Misuse: A value is out of range, or the layout is not the model's.
@@ -278,5 +284,13 @@ def alone(  # noqa: PLR0913 - keywords
     device, host, below = on.tiers(layout, config.device_blocks, config.host_blocks, disk)
     rank = Rank(model, device, sampling=sampling)
     memory = (device, host) if disk_path is not None else (device, host, below)
-    cache = local(config, memory=memory, copier=copier, disk_path=disk_path, stores=stores)
+    cache = local(
+        config,
+        memory=memory,
+        copier=copier,
+        disk_path=disk_path,
+        stores=stores,
+        peers=peers,
+        secret_file=secret_file,
+    )
     return cache, ReferenceEngine(cache, rank, stops=stops, lag=lag, late=late)

@@ -92,7 +92,7 @@ class Explainer:
         if (other := self._admission.waits_for(entry)) is not None:
             lines.append(f"It waits for request {other.id!r}, which computes the same prompt.")
         if self._lookups.waits(entry):
-            lines.append("It waits for a store's answer, but not for long.")
+            lines.append(self._lookups.explain(entry))
         return lines
 
     @staticmethod

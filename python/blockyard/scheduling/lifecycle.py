@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable
 
 import numpy as np
 
-from blockyard._core import Lease, Misuse, Ticket, Unavailable
+from blockyard._core import HeldBlocks, Lease, Misuse, Ticket, Unavailable
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.new_request import NewRequest, checked
@@ -111,7 +111,8 @@ class Lifecycle:
     def end(self, entry: Request, state: RequestState, reason: str) -> None:
         """Ends a request: no other place does (INV-11)."""
         cached = entry.cached_tokens or CachedTokens()
-        result = Result(entry.id, state, entry.outputs.as_array(), reason, cached)
+        held = self._hold(entry) if entry.new.hold and state is RequestState.FINISHED else None
+        result = Result(entry.id, state, entry.outputs.as_array(), reason, cached, held)
         # From here on it has ended, whatever interrupts the rest.
         self._results[entry] = result
         self._forget(entry)
@@ -120,6 +121,15 @@ class Lifecycle:
             self._queue_up(heir)
         if entry.recorded is not None:
             self._record(entry, heir)
+
+    def _hold(self, entry: Request) -> HeldBlocks | None:
+        """Holds what a request has sealed, before its lease ends."""
+        if entry.lease is None or entry.lease.state == "spent":
+            return None  # a reset has ended it
+        try:
+            return self._cache.hold(entry.lease)
+        except Unavailable:
+            return None
 
     def _forget(self, entry: Request) -> None:
         """Drops a request that has a result."""

@@ -1,13 +1,20 @@
 """Which waiting requests shared stores are asked about, and for how long each waits for that."""
 
+from collections import deque
+from typing import Final
+
 from blockyard._core import Keys
-from blockyard.scheduling.request import Request
+from blockyard.scheduling.request import Request, RequestState
 from blockyard.shared.layout import TIERS
 from blockyard.shared.timings import Clock
 from blockyard.yard.asking import Asking
 from blockyard.yard.cache import KVCache
 
 __all__ = ["Lookups"]
+
+_LOOKS: Final = 2
+"""Requests that one step looks at, of those whose blocks are taken over."""
+_YET_TO_BEGIN: Final = frozenset({RequestState.WAITING, RequestState.LOADING})
 
 
 class Lookups:
@@ -25,6 +32,8 @@ class Lookups:
         self._patience, self._clock = patience, clock
         self._out: dict[Request, float] = {}
         """Requests whose answer is out, and the second at which each was asked about."""
+        self._taking: deque[Request] = deque()
+        """Requests whose blocks are taken over, until they have begun."""
 
     @property
     def is_on(self) -> bool:
@@ -40,6 +49,10 @@ class Lookups:
         """Whether a request waits for an answer."""
         return entry in self._out
 
+    def explain(self, entry: Request) -> str:
+        """Says what a request waits for."""
+        return self._asking.explain(entry.id)
+
     def take(self, entry: Request, keys: Keys) -> bool:
         """Asks about a request, or adopts what the answer names.
 
@@ -53,22 +66,38 @@ class Lookups:
         since = self._out.get(entry)
         if since is None:
             if not self._asking.is_on or not self._is_worth_it(keys):
+                self._asking.over(entry.id)
                 return False
             since = self._out[entry] = self._clock()
-        if self._asking.take(entry, keys) is None and 0 <= self._clock() - since < self._patience:
+        said = self._asking.take(entry.id, keys)
+        # One that takes blocks over has a patience of its own, for each request.
+        if said is None and (self._asking.takes or 0 <= self._clock() - since < self._patience):
             return True
         self._end(entry)
+        if said and self._asking.takes:
+            self._taking.append(entry)
         return False
 
     def purge(self) -> None:
-        """Forgets requests that have ended while they waited."""
-        for entry in [entry for entry in self._out if entry.terminal]:
-            self._end(entry)
+        """Forgets requests that have ended, and ends what is held for those that load no more."""
+        if self._out:
+            for entry in [entry for entry in self._out if entry.terminal]:
+                self._end(entry)
+        # There may be hundreds, which load: a step looks at some of them.
+        for _ in range(min(_LOOKS, len(self._taking))):
+            entry = self._taking[0]
+            if entry.state in _YET_TO_BEGIN:
+                self._taking.rotate(-1)
+            else:
+                self._asking.over(entry.id)
+                self._taking.popleft()
 
     def clear(self) -> None:
         """Forgets all questions, for a reset."""
         for entry in list(self._out):
             self._end(entry)
+        while self._taking:
+            self._asking.over(self._taking.pop().id)
 
     def stop(self) -> None:
         """Asks nobody any more: what stores have is of weights that this engine had."""
@@ -82,4 +111,4 @@ class Lookups:
 
     def _end(self, entry: Request) -> None:
         del self._out[entry]
-        self._asking.end(entry)
+        self._asking.end(entry.id)

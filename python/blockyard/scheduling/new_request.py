@@ -43,6 +43,8 @@ class NewRequest:
             them later.
         ticket: Room promised to it by `KVCache.promise`; it is given back if the request never
             begins.
+        hold: True to hold its sealed blocks when it finishes, as `KVCache.hold` does, so that
+            another engine can read them: `Result.held` has the hold.
 
     Raises:
         Misuse: The prompt is empty, the id cannot be hashed, or a value is out of range or does not
@@ -66,11 +68,13 @@ class NewRequest:
     read_prefix: bool = True
     hints: Hints = NO_HINTS
     ticket: Ticket | None = None
+    hold: bool = False
 
     def __post_init__(self) -> None:
         """Checks every value, and copies those that the caller could change."""
         check_id(self.id)
         one_of("read_prefix", self.read_prefix, (True, False))
+        one_of("hold", self.hold, (True, False))
         put = object.__setattr__
         put(self, "n", integer("n", self.n, most=_MOST_SAMPLES))
         put(self, "prompt", prompt_of(self.prompt))

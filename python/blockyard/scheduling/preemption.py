@@ -240,11 +240,11 @@ class Preemptor:
         """Fails a row where all are stuck, and no tier below has room to park one.
 
         By `safety` this happens only where a tier was made smaller since they began. It does not
-        happen while a ticket is open: the rows wait until its room comes back. Nor does it where it
-        is the device that was made smaller: they wait until it is larger.
+        happen while a ticket or a hold is open: the rows wait until its room comes back. Nor where
+        it is the device that was made smaller: they wait until it is larger.
         """
         running = self._batch.running()
-        promised = any(kind == "ticket" for kind, *_ in self._cache.holders())
+        promised = any(kind in {"ticket", "hold"} for kind, *_ in self._cache.holders())
         smaller = any(self._cache.limit() < seat.limit for seat in running)
         if not self._parking.must_park or promised or smaller:
             return

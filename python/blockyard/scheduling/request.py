@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from blockyard._core import Keys, Lease, Parked, Ticket, TooLarge
+from blockyard._core import HeldBlocks, Keys, Lease, Parked, Ticket, TooLarge
 from blockyard._typing import NDArray
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.new_request import NewRequest
@@ -67,6 +67,9 @@ class Result(NamedTuple):
     """"stop", "length", "aborted", or the cause of the failure."""
     cached_tokens: CachedTokens = CachedTokens()
     """The prompt tokens that were found when it first began; a preemption does not change them."""
+    held: HeldBlocks | None = None
+    """Its sealed blocks, if it has finished and was to hold them: release them. None if it has
+    sealed none, or if there was no memory for the generations of the slots."""
 
 
 class RequestKeys:

@@ -51,8 +51,9 @@ class Scheduler(Single):
         cache: The cache, in which only this scheduler begins and finishes sequences.
         options: Sizes, limits and policies; all have defaults.
         clock: Seconds. Only `stalled`, its log, `metrics` and the patience of `lookup` read it.
-        lookup: What asks shared stores, such as a `StoreLookup`: about each request that waits,
-            once. What they have is adopted. None asks nobody.
+        lookup: What asks shared stores, such as a `StoreLookup`, or takes offers over, as a
+            `DecodeSide`: about each request that waits, once. What they have is adopted. None asks
+            nobody.
         metrics: Whether to measure how long the parts of a step, the cache's too, and waits take.
 
     Raises:
@@ -147,6 +148,7 @@ class Scheduler(Single):
             Misuse: There is no such request.
         """
         self._lifecycle.abort(self._lifecycle.get(request))
+        self._shared.lookups.purge()
 
     @driven
     def hint(self, request: Hashable, hints: Hints) -> None:
@@ -223,6 +225,7 @@ class Scheduler(Single):
         elif self._queue.promised:
             starts += self._starts.begun(self._admission.admit_promised())
         self._admission.prefetch()
+        self._shared.lookups.purge()
         stops = self._lifecycle.take_stops(self._batch.number + 1)
         return self._batch.launch(grown, starts, stops)
 
@@ -285,6 +288,7 @@ class Scheduler(Single):
             reason: The reason in their results.
         """
         self._lifecycle.fail(reason, broken=bool(self._owner.interrupted))
+        self._shared.lookups.purge()
 
     @driven
     def reset(self, *, requests: Ran = "recompute", memory: Lost = "lost") -> None:

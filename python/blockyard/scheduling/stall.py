@@ -389,6 +389,9 @@ class Stalls:
         tickets = [str(number) for kind, number, *_ in holders if kind == "ticket"]
         if tickets:
             lines.append(f"Promised to tickets: {', '.join(tickets)}; call release, or begin.")
+        holds = [str(number) for kind, number, *_ in holders if kind == "hold"]
+        if holds:
+            lines.append(f"Held for other engines: {', '.join(holds)}; release them.")
         if self._batch.held:
             ids = named(seat.request for seat in self._batch.held)
             lines.append(f"Held requests, whose tokens are not read: {ids}; call resume_decoding.")

@@ -26,6 +26,10 @@ HELP: Final = {
     "evicted_blocks": "Blocks evicted from a tier.",
     "hit_blocks": "Full prompt blocks that were found, by tier.",
     "miss_blocks": "Full prompt blocks that were not found or not used, by reason.",
+    "handover_offers": "Offers for requests of this engine, by what became of them.",
+    "handover_reservations": "Requests that asked for room before a hand-over.",
+    "offers_connections_closed": "Connections of decode engines that were closed, by why.",
+    "offers_ended": "Offers of this engine that have ended, by why.",
     "parked_lost": "Parked sequences that were recomputed, by reason.",
     "recorded_requests": "Requests that ended while `record` was on, by whether they were written "
     "or dropped.",

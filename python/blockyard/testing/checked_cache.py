@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from blockyard._core import Lease, NoRoom, Parked, TooLarge
+from blockyard._core import HeldBlocks, Keys, Lease, NoRoom, Parked, TooLarge
 from blockyard._typing import override
 from blockyard.shared.layout import BELOW
 from blockyard.testing.simulated_engine import check
@@ -20,6 +20,8 @@ class CheckedCache(KVCache):
     _fenced: Callable[[], set[int]]
     _loads: list[tuple[Lease, int]]
     _parked: list[Parked]
+    _holds: list[tuple[int, HeldBlocks]]
+    _over: dict[int, int]
 
     def watch(self, seen: Counter[str], fenced: Callable[[], set[int]]) -> None:
         """Begins to check and count.
@@ -29,6 +31,7 @@ class CheckedCache(KVCache):
             fenced: Returns the slots that no request may be given now.
         """
         self._seen, self._fenced, self._loads, self._parked = seen, fenced, [], []
+        self._holds, self._over = [], {}
 
     @override
     def begin(self, *what: Any, **named: Any) -> Any:  # noqa: ANN401 - as the parent has it
@@ -48,6 +51,33 @@ class CheckedCache(KVCache):
             if lease.state == "loading":
                 self._loads.append((lease, lease.cached))
         return lease
+
+    def hold_until(self, keys: Keys, tick: int) -> None:
+        """Holds what of a prompt is on the device, until a tick (INV-36b)."""
+        held = self.hold(keys)
+        if held is None:
+            return
+        self._seen["held"] += 1
+        self._holds.append((tick, held))
+        for slot, number in zip(held.slots.tolist(), held.generations.tolist(), strict=True):
+            check(number > self._over.get(slot, 0), f"INV-36b: {number} of slot {slot} is back")
+
+    def end_holds(self, now: int) -> None:
+        """Ends the holds whose time has come, and checks what the others say."""
+        over = [held for tick, held in self._holds if tick <= now or not held.is_held]
+        self._holds = [one for one in self._holds if one[1] not in over]
+        held = {slot for _, one in self._holds for slot in one.slots.tolist()}
+        check(self.stats()["held_blocks"] >= len(held), "INV-36a: less is held than holds say")
+        for one in over:
+            self._seen["a hold ended by the yard"] += not one.is_held
+            one.release()
+            rows = zip(one.slots.tolist(), one.generations.tolist(), strict=True)
+            self._over |= {slot: number for slot, number in rows if slot not in held}
+
+    @property
+    def holding(self) -> bool:
+        """Whether a hold has not ended."""
+        return bool(self._holds)
 
     @override
     def park(self, *what: Any, **named: Any) -> Parked:  # noqa: ANN401 - as the parent has it

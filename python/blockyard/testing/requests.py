@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockyard._core import Keys
 from blockyard.scheduling.new_request import max_blocks, sample_ids
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.testing.setup import Setup
@@ -48,9 +49,13 @@ class Ask(NamedTuple):
         said = f"{self.salt} {self.lora}".encode()
         return zlib.crc32(said) if self.salt or self.lora else 0
 
+    def keys(self, cache: KVCache) -> Keys:
+        """The keys of its prompt."""
+        return cache.keys(self.prompt, salt=self.salt or None, lora=self.lora or None)
+
     def forget(self, cache: KVCache, what: str) -> None:
         """Forgets the blocks of its prompt; or with "names" only that stores have them."""
-        keys = cache.keys(self.prompt, salt=self.salt or None, lora=self.lora or None)
+        keys = self.keys(cache)
         if what == "names":
             cache.forget(keys, tier="remote")
         else:

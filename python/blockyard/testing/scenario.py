@@ -67,6 +67,8 @@ class Scenario:
         events += _faults(chance, setup, ticks, names)
         events += _resizes(chance, setup, ticks, events)
         events += _promises(chance, setup, ticks, events)
+        if seed % 8 == 3:  # noqa: PLR2004
+            events += _held(random.Random(f"held {seed}"), ticks, names)  # noqa: S311
         if has_disk(seed):
             setup, events = with_disk(seed, setup, ticks, events)
         setup, events = with_orders(seed, setup, events)
@@ -281,6 +283,14 @@ def _holds(chance: random.Random, ticks: int, names: list[str]) -> list[Event]:
         if chance.random() < 0.7:  # noqa: PLR2004
             made.append(Event(at + chance.randint(1, 30), "resume_decoding", (name,)))
     return made
+
+
+def _held(chance: random.Random, ticks: int, names: list[str]) -> list[Event]:
+    """Holds what the device has of some prompts, as another engine reads it."""
+    return [
+        Event(chance.randrange(ticks), "hold", (chance.choice(names), chance.randint(1, 30)))
+        for _ in range(chance.choice([2, 6, 20]))
+    ]
 
 
 def _unread(chance: random.Random, events: list[Event]) -> list[Event]:

@@ -58,6 +58,7 @@ VERBS: Final = {
     "slow": (2,),
     "scheduler": (2,),
     "forget": (2,),
+    "hold": (2,),
 }
 """How many fields each verb may have."""
 
@@ -113,6 +114,7 @@ ticks later; "fail" says of the engine that it is dead, "wait" says nothing |
 plans, and comes back that many ticks later; the ranks live on |
     | forget | name of a request, "names" or "values": what the store is known to have of its \
 prompt is forgotten, or all that anybody has |
+    | hold | name of a request, ticks: what the device has of its prompt is held for so long |
     """
 
     tick: int

@@ -190,9 +190,10 @@ class Simulation:
             )
 
     def _busy(self) -> bool:
-        """Whether a request, a seat or a ticket has not ended."""
+        """Whether a request, a seat, a ticket or a hold has not ended."""
         seats = self._scheduler.stats()["seats"]
-        return bool(self.requests.unfinished or seats or len(self._replicas.reservations))
+        held = len(self._replicas.reservations) or self._replicas.cache.holding
+        return bool(self.requests.unfinished or seats or held)
 
     def _drain(self) -> Iterator[None]:
         """Runs on without requests: what is in flight ends, and no new copy begins (INV-25)."""
@@ -224,6 +225,7 @@ class Simulation:
         self.now += 1
         self._engine.now = self.now
         self._replicas.each(lambda replica: replica.reservations.expire(self.now))
+        self._replicas.each(lambda replica: replica.cache.end_holds(self.now))
         if self._death is not None and self.now >= self._death.until:
             self._on_engine(self._death.requests)
         while self._events and self._events[0].tick <= self.now:
@@ -508,6 +510,11 @@ class Simulation:
         self.seen[f"forget {what}"] += 1
         ask = self.requests[name].ask
         self._replicas.each(lambda one: ask.forget(one.cache, what))
+
+    def _on_hold(self, name: str, ticks: int) -> None:
+        if name in self.requests:
+            ask, until = self.requests[name].ask, self.now + ticks
+            self._replicas.each(lambda one: one.cache.hold_until(ask.keys(one.cache), until))
 
     def _on_reconcile(self, late: int) -> None:
         self._reconciles.append((self.now + late, self._engine.active, self._engine.done))

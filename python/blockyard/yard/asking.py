@@ -2,12 +2,12 @@
 
 from collections.abc import Hashable, Sequence
 from itertools import compress
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from blockyard._core import Keys
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Answer", "Asking", "Lookup"]
+__all__ = ["Answer", "Asking", "Lookup", "Taking"]
 
 _KEY: Final = 32
 """Bytes of a key."""
@@ -44,6 +44,17 @@ class Lookup(Protocol):
         """Forgets a question: nobody waits for its answer."""
 
 
+@runtime_checkable
+class Taking(Lookup, Protocol):
+    """A lookup that takes blocks over, as `DecodeSide`. It ends its questions by itself."""
+
+    def over(self, request: Hashable) -> None:
+        """Ends what it holds for a request whose loads have ended, or that has ended."""
+
+    def explain(self, request: Hashable) -> str | None:
+        """Says what a request waits for."""
+
+
 class Asking:
     """Asks for requests, each once, and has what the stores say adopted.
 
@@ -63,6 +74,7 @@ class Asking:
         self._caches = tuple(caches)
         self._patience = patience
         self._lookup: Lookup | None = None
+        self._taking: Taking | None = None
         self._asked: dict[Hashable, bool] = {}
         """Requests that have asked, and whether their answer has come."""
         if lookup is not None:
@@ -73,15 +85,21 @@ class Asking:
         """Whether there is anybody to be asked."""
         return self._lookup is not None
 
+    @property
+    def takes(self) -> bool:
+        """Whether it is a lookup that takes blocks over: it is told when it has ended."""
+        return self._taking is not None
+
     def start(self, lookup: Lookup) -> None:
         """Asks this from now on, where there are names of what it finds."""
         if all(cache.config.remote_blocks for cache in self._caches):
             self._lookup = lookup
+            self._taking = lookup if isinstance(lookup, Taking) else None
 
     def stop(self) -> None:
         """Asks nobody any more."""
         self.reset()
-        self._lookup = None
+        self._lookup = self._taking = None
 
     def take(self, request: Hashable, keys: Keys) -> bool | None:
         """Asks, or takes the answer.
@@ -112,6 +130,11 @@ class Asking:
                 cache.adopt(cache.ready_keys(b"".join(found), len(found) * cache.block_size))
         return self._caches[0].adopt(keys, blocks) > 0
 
+    def explain(self, request: Hashable) -> str:
+        """Says what a request waits for whose answer may still come."""
+        said = None if self._taking is None else self._taking.explain(request)
+        return said or "It waits for a store's answer, but not for long."
+
     def is_out(self, request: Hashable) -> bool:
         """Returns whether a request has asked, and its answer may still come."""
         return self._asked.get(request) is False
@@ -121,6 +144,11 @@ class Asking:
         has_answer = self._asked.pop(request, True)
         if self._lookup is not None and not has_answer:
             self._lookup.drop(request)
+
+    def over(self, request: Hashable) -> None:
+        """Says that a request's loads have ended, or that there are none."""
+        if self._taking is not None:
+            self._taking.over(request)
 
     def reset(self) -> None:
         """Forgets all requests."""

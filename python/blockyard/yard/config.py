@@ -68,7 +68,7 @@ class BlockCosts(NamedTuple):
 
 
 class ConfigKeywords(TypedDict, total=False):
-    """The fields of `Config` but layout and stores, as keywords."""
+    """The fields of `Config` but layout, stores and peers, as keywords."""
 
     ranks: int
     block_size: int
@@ -77,6 +77,7 @@ class ConfigKeywords(TypedDict, total=False):
     host: int | str
     disk: int | str
     remote: int | str
+    remote_writes: bool
     null_slots: int
     eviction: Eviction
     host_copies: HostCopies | None
@@ -118,6 +119,11 @@ class Config:
             for none. It is keyed.
         stores: The URLs of these stores, in order, without passwords. They may differ between
             ranks.
+        remote_writes: Whether blocks are copied down to `remote`: False where there are peers
+            alone, to whom nothing is written.
+        peers: Where prefill sides listen whose offers are taken over, as `host:port`. They may
+            differ between ranks.
+        secret_file: A file with the secret that these know, too. It may differ between ranks.
         layout: The bytes of a block. Without one there is bookkeeping only.
         ranks: Cranes that report the outcome of every flight.
         block_size: Tokens per block.
@@ -182,6 +188,9 @@ class Config:
     disk: int | str = 0
     remote: int | str = 0
     stores: Sequence[str] = ()
+    remote_writes: bool = True
+    peers: Sequence[str] = ()
+    secret_file: str | os.PathLike[str] | None = None
     layout: KVLayout | None = None
     ranks: int = _Default(1)
     block_size: int = _Default(16)
@@ -305,7 +314,8 @@ class Config:
         # Of one group of layers nothing says so, nor that there are no stores: its folders and
         # fingerprints are those of before.
         values |= {"linked": None if self.linked else False, "group": self.group or None}
-        values["remote"] = self.remote or None
+        values |= {"remote": self.remote or None, "peers": list(self.peers) or None}
+        values["remote_writes"] = None if self.remote_writes else False
         return {name: value for name, value in values.items() if value is not None}
 
     def named(self) -> Self:
@@ -330,12 +340,12 @@ class Config:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all but `record`, `disk_reclaim`, `yard`, stores and tiers' sizes.
+        """SHA-256, in hex, of all but what may differ between ranks, `yard` and tiers' sizes.
 
         `agree` settles those. Versions whose plans, outcomes or keys differ have others.
         """
         values = self.to_mapping() | {"wire": WIRE, "key_hash": self._encoding}
-        for name in ("record", "disk_reclaim", "yard", "stores", *TIERS):
+        for name in (*_OWN, "disk_reclaim", *TIERS):
             values.pop(name, None)
         if self.engine:
             values["engine"] = True
@@ -372,7 +382,7 @@ class Config:
 
     def ahead_of(self, tier: str) -> int:
         """`ahead` of a tier, or its initial default; 0 if no tier below has slots."""
-        below = TIERS[TIERS.index(tier) + 1 :]
+        below = TIERS[TIERS.index(tier) + 1 : None if self.remote_writes else -1]
         if not any(map(self.blocks_of, below)):
             return 0
         # Where copies go first, a victim that has none in time is lost, though it had one before.
@@ -422,7 +432,7 @@ class Config:
     def core(self) -> dict[str, Any]:
         """Returns the arguments of the core."""
         others = {"layout", "ranks", "ahead", "deadline", "copy_tuning", "disk_reclaim"}
-        others |= {"record", "yard", "stores"}
+        others |= {*_OWN}
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -437,6 +447,8 @@ class Config:
         return values
 
 
+_OWN: Final = ("record", "yard", "stores", "peers", "secret_file")
+"""What may differ between ranks, and the core does not know."""
 _LEAST = {
     "block_size": 1,
     "ranks": 1,
@@ -467,6 +479,7 @@ _WORDS: dict[str, tuple[str | bool, ...]] = {
     "recompute": (True, False),
     "linked": (True, False),
     "disk_reclaim": (True, False),
+    "remote_writes": (True, False),
 }
 
 
@@ -500,6 +513,14 @@ def _namespace(given: object) -> tuple[tuple[str, str], ...]:
     from blockyard.shared.weights import namespace  # noqa: PLC0415 - many caches have none
 
     return namespace(given)
+
+
+def _peers(given: object) -> tuple[str, ...]:
+    if given == ():
+        return ()
+    from blockyard.shared.endpoints import endpoints  # noqa: PLC0415 - many caches have none
+
+    return endpoints(given)
 
 
 def _copy_tuning(given: object) -> "CopyTuning":
@@ -556,6 +577,8 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "namespace": _namespace,
     "record": partial(file, "record"),
     "stores": store_urls,
+    "peers": _peers,
+    "secret_file": partial(file, "secret_file"),
     "yard": partial(integer, "yard", most=MOST_YARD),
     "group": partial(integer, "group", least=0, most=MOST_GROUP),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},

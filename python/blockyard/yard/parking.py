@@ -146,7 +146,8 @@ class Parking:
         if mode is not None:
             checked_mode("mode", mode)
         # A store may lose what is kept there: only what can be computed again is.
-        sure = BELOW if config.recompute else BELOW[: BELOW.index("remote")]
+        weak = config.recompute and config.remote_writes
+        sure = BELOW if weak else BELOW[: BELOW.index("remote")]
         self._tiers: list[LowerTier] = [tier for tier in sure if config.blocks_of(tier)]
         if not self._tiers:
             if mode is not None and mode != "recompute":

@@ -83,17 +83,17 @@ pub struct Landed {
 
 /// Memory that a copy may read and write until it was given up.
 #[derive(Debug)]
-pub struct Lent(RwLock<Option<Arc<dyn Memory>>>);
+pub struct Lent<M: ?Sized = dyn Memory>(RwLock<Option<Arc<M>>>);
 
-impl Lent {
+impl<M: ?Sized> Lent<M> {
     /// Lends memory.
-    pub fn new(memory: Arc<dyn Memory>) -> Self {
+    pub fn new(memory: Arc<M>) -> Self {
         Self(RwLock::new(Some(memory)))
     }
 
     /// Does something with the memory; `None` where it was given up. Threads do so at once with different
     /// blocks.
-    pub fn touch(&self, act: impl FnOnce(&dyn Memory)) -> Option<()> {
+    pub fn touch<T>(&self, act: impl FnOnce(&M) -> T) -> Option<T> {
         let memory = self.0.read().unwrap_or_else(PoisonError::into_inner);
         memory.as_deref().map(act)
     }
@@ -123,7 +123,7 @@ impl Flying {
     }
 
     /// Does something with its memory, unless it was given up.
-    pub(crate) fn touch(&self, act: impl FnOnce(&dyn Memory)) -> Result<(), Short> {
+    pub(crate) fn touch(&self, act: impl FnOnce(&(dyn Memory + 'static))) -> Result<(), Short> {
         self.memory.touch(act).ok_or(Short::GivenUp)
     }
 

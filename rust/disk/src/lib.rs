@@ -12,7 +12,7 @@
 //! layer: record medium
 //! layer: identity
 //! layer: `crashing_disk` files
-//! layer: blocks `eviction_order` staging breaker witness
+//! layer: blocks `eviction_order` staging breaker clock witness
 //! layer: formats
 //! layer: folder
 //! layer: flight baseline inspect
@@ -30,6 +30,7 @@
 mod baseline;
 mod blocks;
 mod breaker;
+mod clock;
 mod crashing_disk;
 mod error;
 mod eviction_order;
@@ -51,6 +52,7 @@ mod witness;
 pub use baseline::Baseline;
 pub use blocks::{Asked, Blocks, Doubt, Family, Geometry};
 pub use breaker::Breaker;
+pub use clock::Clock;
 pub use crashing_disk::CrashingDisk;
 pub use error::{Error, Result};
 pub use files::{ALIGNED, Files, Foreign, Way};

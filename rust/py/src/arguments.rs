@@ -3,11 +3,12 @@
 use crate::buffers::{Whole, each, integer, integers, is_integer, shown};
 use crate::error::{Failure, Outcome};
 use blockyard_core::{
-    BlockCosts, Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies,
+    BlockCosts, Boot, Cells, Clears, Error, EvictionPolicy, Filling, FlightId, Hints, HostCopies,
     KeyHash, Loading, MAX_TIERS, NextUse, Priority, Retention, Salts, Tier, WritePolicy,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyMapping, PyString};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// One count for all rows, or one each.
@@ -81,9 +82,21 @@ whole!(
     block_size: u32, host: u32, disk: u32, remote: u32, null_slots: u32, copy_retries: u32, groups: u8, group: u8,
     tokens: u64, reserve: u64, computed: u64, slots: u32, blocks: u32, prompt: u64, answer: u64,
     arrived: u64, far: u32, ready: u32, step: u32,
-    load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, yard: Option<u64>, ghosts: Option<u32>, spare: Option<u32>,
+    load: Option<u32>, after: Option<u64>, done: Option<u64>, memory: Option<u64>, yard: Option<u64>, boot: Option<u32>, ghosts: Option<u32>, spare: Option<u32>,
     ttl: Option<u32>, ring: u32, rank: Option<u32>
 );
+
+/// The boot of a cache: a random one, if none is given. After a fork no two processes draw the same.
+pub(crate) fn drawn_boot(py: Python<'_>, given: Option<u32>) -> PyResult<Boot> {
+    let boot = if let Some(boot) = given {
+        NonZeroU32::new(boot)
+            .ok_or_else(|| Failure::misuse("boot = 0: must be 1 or more, or None to draw it"))?
+    } else {
+        let drawn = py.import("os")?.call_method1("urandom", (4,))?;
+        NonZeroU32::new(u32::from_le_bytes(drawn.extract()?)).unwrap_or(NonZeroU32::MIN)
+    };
+    Ok(Boot(boot))
+}
 
 /// The slots of the device, and the blocks of an engine that gives them out itself: one of them.
 pub(crate) fn device(from: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {

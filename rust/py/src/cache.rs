@@ -22,10 +22,16 @@ impl Cache {
     #[pyo3(signature = (*, block_size=16, device=None, engine=None, host=0, disk=0, remote=0,
         null_slots=1,
         eviction="recency", host_copies=None, write="on-evict", writes_below=None, ghosts=None, spare=None,
-        block_costs=None, recompute=true, copy_retries=3, groups=1, linked=true, group=0,
-        namespace=None, key_hash="sha256", keyed=None, yard=None, memory=None, recorder=None))]
-    #[expect(clippy::too_many_arguments, reason = "keywords")]
+        block_costs=None, recompute=true, remote_writes=true, copy_retries=3, groups=1, linked=true, group=0,
+        namespace=None, key_hash="sha256", keyed=None, yard=None, boot=None, memory=None,
+        recorder=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        clippy::fn_params_excessive_bools,
+        reason = "keywords"
+    )]
     fn new(
+        py: Python<'_>,
         #[pyo3(from_py_with = arguments::block_size)] block_size: u32,
         #[pyo3(from_py_with = arguments::device)] device: Option<u32>,
         #[pyo3(from_py_with = arguments::engine)] engine: Option<u32>,
@@ -41,6 +47,7 @@ impl Cache {
         #[pyo3(from_py_with = arguments::spare)] spare: Option<u32>,
         #[pyo3(from_py_with = arguments::block_costs)] block_costs: Option<BlockCosts>,
         recompute: bool,
+        remote_writes: bool,
         #[pyo3(from_py_with = arguments::copy_retries)] copy_retries: u32,
         #[pyo3(from_py_with = arguments::groups)] groups: u8,
         linked: bool,
@@ -49,6 +56,7 @@ impl Cache {
         key_hash: &str,
         keyed: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = arguments::yard)] yard: Option<u64>,
+        #[pyo3(from_py_with = arguments::boot)] boot: Option<u32>,
         #[pyo3(from_py_with = arguments::memory)] memory: Option<u64>,
         recorder: Option<&Bound<'_, Recorder>>,
     ) -> PyResult<Self> {
@@ -86,16 +94,19 @@ impl Cache {
             spare,
             block_costs,
             recompute,
+            remote_writes,
             copy_retries,
             groups,
             linked,
             group: core::Group(group),
             keyed: arguments::keyed(keyed)?,
             yard: core::YardId(yard.unwrap_or_default()),
+            boot: arguments::drawn_boot(py, boot)?,
         };
         config.fits(memory).map_err(Failure::from)?;
         let namespace = arguments::namespace(namespace)?;
         let recorder = recorder.map(|given| given.get().of(block_size));
+        let boot = config.boot.0;
         let inner = core::Cache::new(config, arguments::key_hash(key_hash)?, &namespace);
         let inner = inner.map_err(Failure::from)?;
         Ok(Self::over(
@@ -103,6 +114,7 @@ impl Cache {
             block_size,
             null_slots,
             recorder.transpose()?,
+            boot,
         ))
     }
 
@@ -128,6 +140,7 @@ impl Cache {
         all.set_item("spare", own.spare)?;
         all.set_item("block_costs", block_costs)?;
         all.set_item("recompute", own.recompute)?;
+        all.set_item("remote_writes", own.remote_writes)?;
         all.set_item("copy_retries", own.copy_retries)?;
         all.set_item("groups", own.groups)?;
         all.set_item("linked", own.linked)?;

@@ -5,6 +5,7 @@ use crate::gil::enter;
 use blockyard_core as core;
 use blockyard_record::Recorder;
 use pyo3::prelude::*;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -63,6 +64,7 @@ pub(crate) fn forked() {
 ///         what it found below only if that takes less time than computing it, queued behind the
 ///         loads in flight from the same tier. None loads everything.
 ///     recompute: Whether the engine can recompute KV that was lost.
+///     remote_writes: Whether blocks are written to `remote`; False where it has only what is adopted.
 ///     copy_retries: How often a failed copy down is tried again. After that, the keep of a kept
 ///         block is broken, and no copy of another block is made ahead of need any more.
 ///     groups: Groups of layers; only 1 is supported.
@@ -76,6 +78,8 @@ pub(crate) fn forked() {
 ///         cannot be one. Where there is one, `seal` refuses a key of the engine's own that begins
 ///         with 24 zero bytes or has all bits set: in a plan these have another meaning.
 ///     yard: The number of the yard in plans; None for 0. It decides nothing.
+///     boot: The upper half of the generations of its slots, from 1 on, for tests; None draws it. No two
+///         caches whose blocks are read at one address may have the same. It decides nothing.
 ///     memory: Bytes that its bookkeeping may take; None for all that the system grants. All of it
 ///         is allocated at once: 110 to 200 bytes for each slot, and the ghosts.
 ///     recorder: Records requests, in blocks of as many tokens; None to record nothing.
@@ -90,6 +94,7 @@ pub(crate) struct Cache {
     pub(crate) block_size: u32,
     pub(crate) null_slots: u32,
     pub(crate) recorder: Option<Arc<Recorder>>,
+    pub(crate) boot: NonZeroU32,
     /// Forks before it was made.
     born: u64,
     closed: AtomicBool,
@@ -101,12 +106,14 @@ impl Cache {
         block_size: u32,
         null_slots: u32,
         recorder: Option<Arc<Recorder>>,
+        boot: NonZeroU32,
     ) -> Self {
         Self {
             inner,
             block_size,
             null_slots,
             recorder,
+            boot,
             born: FORKS.load(Ordering::Relaxed),
             closed: AtomicBool::new(false),
         }

@@ -10,8 +10,9 @@
 //! layer: recorder freed_blocks
 //! layer: lease parked ticket prompt
 //! layer: batch
-//! layer: begin cache disk engine events finish flights forget park promises queries riders step checksums inspect store
-//! layer: decode
+//! layer: begin cache disk engine events finish flights forget held park promises queries riders step checksums inspect store
+//! layer: decode handover
+//! layer: peer
 //!
 //! The docs of what Python sees are its docstrings, and the only source of them: in Google's style, as
 //! `help` shows them. `build.rs` puts them into the stub of the wheel.
@@ -36,12 +37,15 @@ mod flights;
 mod forget;
 mod freed_blocks;
 mod gil;
+mod handover;
+mod held;
 mod inspect;
 mod keys;
 mod lease;
 mod on_disk;
 mod park;
 mod parked;
+mod peer;
 mod places;
 mod plan;
 mod promises;
@@ -77,6 +81,10 @@ mod _core {
     #[pymodule_export]
     use crate::freed_blocks::FreedKeys;
     #[pymodule_export]
+    use crate::handover::{OfferServer, Offers};
+    #[pymodule_export]
+    use crate::held::HeldBlocks;
+    #[pymodule_export]
     use crate::inspect::{DiskBaseline, DiskInspector};
     #[pymodule_export]
     use crate::keys::Keys;
@@ -84,6 +92,8 @@ mod _core {
     use crate::lease::Lease;
     #[pymodule_export]
     use crate::parked::Parked;
+    #[pymodule_export]
+    use crate::peer::Peer;
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]

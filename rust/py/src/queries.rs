@@ -108,7 +108,7 @@ impl Cache {
         Ok(done.unwrap_or(0))
     }
 
-    /// Returns which sequence or ticket holds how much, the largest first.
+    /// Returns which sequence, hold or ticket holds how much, the largest first.
     ///
     /// This is a diagnostic: it takes time in proportion to all that is held.
     ///
@@ -118,7 +118,7 @@ impl Cache {
     ///     by its keeps; the blocks promised to it, which are growth on the device or, of a parked
     ///     one, slots below; the device blocks that only it holds, so that its end makes at least
     ///     that many free or evictable at once; and the blocks that its keeps pin on the host, on
-    ///     the disk and in stores. A "ticket" holds nothing, and is promised blocks of the device; a
+    ///     the disk and in stores. A "hold" is of `hold`, for other engines. A "ticket" holds nothing, and is promised blocks of the device; a
     ///     "host ticket", "disk ticket" or "remote ticket" is promised blocks there.
     fn holders(&self, py: Python<'_>) -> PyResult<Vec<HolderRow>> {
         self.check_sound()?;
@@ -127,6 +127,7 @@ impl Cache {
             let (kind, number) = match holder.id {
                 HolderId::Lease(id) => ("lease", id.number()),
                 HolderId::Parked(id) => ("parked", id.number()),
+                HolderId::Hold(id) => ("hold", id.number()),
                 HolderId::Ticket(id) => {
                     let of = |tier: Tier| holder.promised[tier.0] > 0;
                     let kind = match [Tier::HOST, Tier::DISK, Tier::REMOTE].map(of) {

@@ -70,8 +70,8 @@ impl StoreLane {
                 "must be 1 to 2^31",
             ));
         }
-        if stores == 0 || stores > 64 {
-            return Err(wrong("stores", stores, "must be 1 to 64"));
+        if stores > 64 {
+            return Err(wrong("stores", stores, "must be 0 to 64"));
         }
         if !(2..=1 << 20).contains(&buffers) {
             return Err(wrong("buffers", buffers, "must be 2 to 2^20"));

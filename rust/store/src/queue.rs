@@ -5,11 +5,11 @@ use crate::erasures::{Erasure, Erasures};
 use crate::flight::{Copy, Flying, Landed, Short};
 use crate::health::{Ask, Condition, Health, Way};
 use crate::options::Options;
-use blockyard_disk::{Key, Memory, Owner};
+use blockyard_disk::{Clock, Key, Memory, Owner};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What a lane has done since it was made.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -90,28 +90,6 @@ struct Entry {
     landed: bool,
 }
 
-/// The time that the lane was told last, which never runs back.
-#[derive(Debug)]
-struct Clock {
-    now: Instant,
-    said: Option<f64>,
-}
-
-impl Clock {
-    /// Turns it on. A clock that was set back by a second or more counts from there on.
-    fn turn(&mut self, said: f64) {
-        if !said.is_finite() {
-            return;
-        }
-        let passed = said - self.said.unwrap_or(said);
-        let step = Duration::try_from_secs_f64(passed).unwrap_or_default();
-        self.now = self.now.checked_add(step).unwrap_or(self.now);
-        if passed >= 0.0 || passed <= -1.0 {
-            self.said = Some(said);
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Queue {
     copies: BTreeMap<u64, Entry>,
@@ -149,10 +127,7 @@ impl Queue {
             landed: Vec::new(),
             next: 0,
             jobs: 0,
-            clock: Clock {
-                now: Instant::now(),
-                said: None,
-            },
+            clock: Clock::new(),
             rest: options.rest,
             counts: Counts::default(),
             stopped: false,
@@ -256,7 +231,7 @@ impl Queue {
 
     /// The next job for a thread: a delete, or a block of the oldest copy where it has a buffer for it.
     pub(crate) fn next_job(&mut self, way: Way, buffer: bool) -> Option<(u64, Task)> {
-        let now = self.clock.now;
+        let now = self.clock.now();
         let task = match way {
             Way::Down => {
                 let (health, puts, closing) = (&self.health, &self.puts, self.closing);
@@ -302,7 +277,7 @@ impl Queue {
 
     /// Begins a call of a job, where its store may be asked now.
     pub(crate) fn ask(&mut self, job: u64, store: usize) -> bool {
-        let now = self.clock.now;
+        let now = self.clock.now();
         self.forget_call(job);
         let Some(busy) = self.busy.get_mut(&job) else {
             return false;
@@ -317,7 +292,7 @@ impl Queue {
     /// Takes how the call of a job has ended; returns whether threads that wait may have something to do now, or
     /// copies have ended.
     pub(crate) fn note(&mut self, job: u64, refused: Option<&str>, took: Duration) -> bool {
-        let now = self.clock.now;
+        let now = self.clock.now();
         let Some(busy) = self.busy.get_mut(&job) else {
             return false;
         };
@@ -352,7 +327,7 @@ impl Queue {
     }
 
     fn all_rest(&self, way: Way) -> bool {
-        let now = self.clock.now;
+        let now = self.clock.now();
         self.health.iter().all(|one| one[way as usize].rests(now))
     }
 
@@ -380,7 +355,7 @@ impl Queue {
         self.counts.missing += u64::from(done == Err(Short::Missing));
         match busy.task {
             Task::Erase(task) => {
-                let retry = (!self.closing).then(|| self.clock.now + self.rest);
+                let retry = (!self.closing).then(|| self.clock.now() + self.rest);
                 if let Some(keys) = self.erasures.end(&task, done.is_ok(), retry) {
                     self.counts.deleted += keys as u64;
                     self.report(task.number, keys, None);
@@ -486,7 +461,7 @@ impl Queue {
     /// Blames the stores that threads of a late copy ask; where none does, as no thread is left, those in
     /// which threads hang.
     fn note_late(&mut self, number: u64, way: Way) {
-        let now = self.clock.now;
+        let now = self.clock.now();
         let mut asked = Vec::new();
         for busy in self.busy.values_mut() {
             if matches!(busy.task, Task::Block { number: of, .. } if of == number)
@@ -538,7 +513,7 @@ impl Queue {
 
     /// Whether threads are at deletes, or could be.
     pub(crate) fn may_delete(&self) -> bool {
-        let now = self.clock.now;
+        let now = self.clock.now();
         let mut waits = self.erasures.waits(now);
         waits.any(|task| !task.keys.iter().any(|key| self.puts.contains_key(key)))
             || self
@@ -561,7 +536,7 @@ impl Queue {
     /// # Arguments
     /// `out` is how many buffers are not free.
     pub(crate) fn state(&self, out: usize) -> LaneState {
-        let now = self.clock.now;
+        let now = self.clock.now();
         let gone = |busy: &Busy| match busy.task {
             Task::Block { number, .. } => !self.flies(number),
             Task::Erase(_) => false,

@@ -80,7 +80,7 @@ def test_each_number_of_stats_is_told_once_and_as_it_is() -> None:
 
 
 @pytest.mark.law("O6")
-def test_there_are_at_most_260_series_with_all_that_there_may_be() -> None:
+def test_there_are_at_most_300_series_with_all_that_there_may_be() -> None:
     loop = Busy()
     with Publisher(loop.cache, ANY) as publisher:
         reservations = Reservations(loop.cache)

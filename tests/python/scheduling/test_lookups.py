@@ -33,7 +33,7 @@ class Lookup:
     def ask(self, request: Any, _keys: by.Keys, patience: float | None = None) -> Said | None:
         self.patience = patience
         if request not in self.open:
-            self.asked.append(request.id)
+            self.asked.append(request)
         self.open.add(request)
         if self.says is not None:
             self.open.discard(request)

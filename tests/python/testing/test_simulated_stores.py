@@ -132,10 +132,11 @@ def test_an_identity_without_the_rank_is_noticed(monkeypatch: pytest.MonkeyPatch
 def test_a_landing_after_the_deadline_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def collect(self: LaneFlights[Any], right: Callable[[Any], Any]) -> Any:
         # The flight has failed, and its lane does not hear of it: the slots are another's by then.
-        for (lane, number), flight in list(self.flying.items()):
-            if not flight.down and self.clock() > flight.begun + 2:
-                flight.end(lane, 0, Cause.FAILED)
-                del self.flying[lane, number]
+        for lane, flights in self.flying.items():
+            for number, flight in list(flights.items()):
+                if not flight.down and self.clock() > flight.begun + 2:
+                    flight.end(lane, 0, Cause.FAILED)
+                    del flights[number]
         return right(self)
 
     seeds.mistaken(monkeypatch, LaneFlights, "collect", collect)

@@ -51,13 +51,14 @@ def test_core_binding_stub_and_configuration_have_the_same_defaults() -> None:
     sizes = {"device", "engine", "host", "disk", "remote"}
     assert binding.keys() - core.keys() == sizes | {
         "writes_below",
+        "boot",
         "namespace",
         "memory",
         "recorder",
     }
     assert {name: binding[name] for name in core} == core
     shared = binding.keys() & config.keys()
-    assert shared == binding.keys() - {"memory", "recorder", "writes_below"}
+    assert shared == binding.keys() - {"boot", "memory", "recorder", "writes_below"}
     assert all(binding[name] is None and not config[name] for name in ("device", "engine"))
     shared -= {"device", "engine"}
     assert (config.pop("keyed"), binding.pop("keyed")) == ((), None), "each says none"

@@ -312,6 +312,34 @@ class Life(Known):
         self.cache.clear()
         self.sealed.clear()
 
+    @step(path=PATH, blocks=FEW, salt=SALT, most=FEW)
+    def hold(self, path: int, blocks: int, salt: Salt, most: int) -> None:
+        tokens = self.prompt(path, blocks, 0)
+        found = self.cache.probe(self.cache.keys(tokens, salt=salt)).device
+        held = self.cache.hold(self.cache.keys(tokens, salt=salt), most)
+        need(held is not None)
+        assert held is not None
+        assert held.blocks <= min(found, most)
+        for slot, generation in zip(held.slots.tolist(), held.generations.tolist(), strict=True):
+            assert generation > self.over.get(slot, 0), "it has come back"
+        self.holds.append(held)
+
+    @precondition(lambda self: self.holds)
+    @step(which=ANY, dropped=BOOL)
+    def end_hold(self, which: int, dropped: bool) -> None:
+        held = self.holds.pop(which % len(self.holds))
+        slots = {slot for one in self.holds if one.is_held for slot in one.slots.tolist()}
+        for slot, generation in zip(held.slots.tolist(), held.generations.tolist(), strict=True):
+            if slot not in slots:
+                self.over[slot] = generation
+        leaked, lives = self.cache.stats()["leaked"], held.is_held
+        if not dropped:
+            held.release()
+            assert not held.is_held
+        del held
+        assert self.cache.stats()["leaked"] == leaked + (dropped and lives)
+        assert self.cache.stats()["held_blocks"] == len(slots)
+
     @step(tier=st.sampled_from(["device", "host", "disk"]), slots=st.integers(1, 28))
     def resize(self, tier: Literal["device", "host", "disk"], slots: int) -> None:
         need(tier in self.tiers)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import blockyard as by
+from blockyard.handover.handover_stats import DECODE_STATS, PREFILL_STATS
 from blockyard.local_cache import LocalCache
 from blockyard.publishing.publisher import Publisher
 from blockyard.scheduling.reservations import Reservations
@@ -38,6 +39,8 @@ def test_each_number_has_a_kind_a_unit_and_a_metric_of_its_own() -> None:
         *by.Scheduler.SCHEMA,
         *Reservations.SCHEMA,
         *Publisher.SCHEMA,
+        *PREFILL_STATS,
+        *DECODE_STATS,
     )
     metrics = [stat.metric for stat in every]
     assert len(set(metrics)) == len(metrics)

@@ -176,7 +176,7 @@ impl World {
             }
             Op::Spoil(prompt, at, backwards) => return Some(self.spoil(prompt, at, backwards)),
             Op::Restore(tier, ref rows, slip) => return Some(self.restore(tier, rows, slip)),
-            _ => return self.act_on_ticket(op),
+            _ => return self.act_on_ticket(op).or_else(|| self.act_on_hold(op)),
         }
         Some(false)
     }

@@ -87,7 +87,10 @@ impl Yard {
         });
         let tickets = self.tickets.values();
         let tickets = tickets.map(|&(tier, blocks)| (on(DEVICE, 0), on(tier, blocks as usize)));
-        let mut here: Vec<Held> = leases.chain(parked).chain(tickets).collect();
+        let holds = self.holds.values();
+        let holds = holds.map(|table| (on(DEVICE, table.len()), [0; MAX_TIERS]));
+        let held = leases.chain(parked).chain(holds);
+        let mut here: Vec<Held> = held.chain(tickets).collect();
         let holders = state.holders();
         let told = holders.iter().map(|holder| (holder.held, holder.promised));
         let mut told: Vec<Held> = told.collect();
@@ -117,6 +120,10 @@ impl Yard {
                     then.end_keep(id);
                     false
                 }
+                HolderId::Hold(id) => {
+                    then.end_hold(id);
+                    false
+                }
                 HolderId::Ticket(id) => {
                     let (tier, blocks) = self.tickets[&id];
                     assert_eq!(holder.promised, on(tier, blocks as usize));
@@ -141,6 +148,7 @@ impl Yard {
                 "evicted from tier {tier}"
             );
         }
+        assert_eq!(stats.held_blocks, self.held_blocks());
         assert_eq!(stats.counters.evicted_ahead, self.evicted_ahead);
         assert_eq!(stats.counters.slow, self.slow, "skipped as slow");
         let told = (stats.counters.hits[REMOTE], stats.counters.unproven);

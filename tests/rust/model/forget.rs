@@ -46,10 +46,16 @@ impl Yard {
             let first = path.by_ref().last().expect("itself at least");
             yard.blocks[first].parent.is_some()
         };
-        let mut gone: Vec<Block> = all
+        let gone: Vec<Block> = all
             .into_iter()
             .filter(|&block| known(self, block) || astray(self, block))
             .collect();
+        let known: Vec<bool> = gone.iter().map(|&block| known(self, block)).collect();
+        self.end_holds_of(&gone);
+        // What is beyond the size of the device has left it with its hold.
+        let marked = gone.iter().copied().zip(known);
+        let marked = marked.filter(|&(block, _)| self.alive(block));
+        let (mut gone, were_known): (Vec<Block>, Vec<bool>) = marked.unzip();
         let candidates = gone.clone();
         let keeps = |yard: &Self, id: &ParkedId| {
             let stay = &yard.parked[id];
@@ -59,7 +65,6 @@ impl Yard {
         kept.retain(|id| keeps(self, id));
         kept.sort_by_key(|id| self.parked[id].order);
         assert_eq!(answer.kept, kept, "who keeps some of it");
-        let were_known: Vec<bool> = gone.iter().map(|&block| known(self, block)).collect();
         let mut blocks = 0;
         if force {
             for &id in kept.iter().rev() {

@@ -135,6 +135,10 @@ pub(crate) enum Op {
     /// A resume with a ticket, and tokens of reserve.
     RedeemParked(u8, u8, u8),
     DropTicket(u8),
+    /// At most so many blocks of a prompt, for others to read.
+    Hold(Prompt, u8),
+    EndHold(u8),
+    DropHold(u8),
     /// Blocks of the host for a sequence about to be parked.
     PromiseBelow(u8),
     /// A park with a ticket: what is computed, and whether a step is in flight.
@@ -287,6 +291,16 @@ fn tickets_below() -> impl Strategy<Value = Op> {
         5 => (any8(), any8(), computed, prop::bool::weighted(0.2))
             .prop_map(|(a, b, c, d)| Op::RedeemParking(a, b, c, d)),
         1 => any8().prop_map(Op::Release),
+    ]
+}
+
+fn of_holds() -> impl Strategy<Value = Op> {
+    let prompts = prop_oneof![1 => prompts(), 2 => tall()];
+    let most = prop_oneof![3 => Just(40), 1 => 0..6_u8];
+    prop_oneof![
+        6 => (prompts, most).prop_map(|(a, b)| Op::Hold(a, b)),
+        5 => any::<u8>().prop_map(Op::EndHold),
+        1 => any::<u8>().prop_map(Op::DropHold),
     ]
 }
 
@@ -577,6 +591,24 @@ pub(crate) fn forgets(steps: usize) -> impl Strategy<Value = Script> {
     (script(steps), gone).prop_map(|(Script { setup, mut ops }, gone)| {
         for (at, (prompt, first, force)) in gone {
             ops.insert(at.index(ops.len()), Op::Forget(prompt, first, force));
+        }
+        Script { setup, ops }
+    })
+}
+
+/// The same with many holds, and what ends them.
+pub(crate) fn holds(steps: usize) -> impl Strategy<Value = Script> {
+    let prompts = prop_oneof![1 => prompts(), 1 => tall()];
+    let more = prop_oneof![
+        12 => of_holds(),
+        2 => (prompts, any::<u8>(), any::<bool>()).prop_map(|(a, b, c)| Op::Forget(a, b, c)),
+        1 => (Just(0), 4..40_u8).prop_map(|(a, b)| Op::Resize(a, b)),
+        1 => Just(Op::Lose(0)),
+    ];
+    let more = vec((any::<prop::sample::Index>(), more), steps / 8..steps / 3);
+    (script(steps), more).prop_map(|(Script { setup, mut ops }, more)| {
+        for (at, op) in more {
+            ops.insert(at.index(ops.len()), op);
         }
         Script { setup, ops }
     })

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 impl Yard {
     pub(crate) fn clear(&mut self) {
+        self.end_holds();
         let mut all: Vec<_> = self
             .parked
             .iter()
@@ -36,6 +37,7 @@ impl Yard {
     /// A rank has lost what it had, but for these tiers below the device. What is in flight from a lost
     /// tier is not published; what a table has stays its own.
     pub(crate) fn lose_but(&mut self, kept: &[usize]) {
+        self.end_holds();
         let mut all: Vec<_> = self
             .parked
             .iter()

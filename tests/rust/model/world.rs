@@ -4,9 +4,9 @@ use crate::listener::Listener;
 use crate::ops::{Op, Prompt, Setup};
 use crate::yard::Yard;
 use blockyard_core::{
-    Cache, Cells, Chain, Clears, Config, Error, EvictionPolicy, Extras, FlightId, HostCopies, Key,
-    KeyHash, Lease, LeaseId, Loading, Namespace, Need, Parked, Plan, Result, Salts, TableCells,
-    Ticket, Tier,
+    Cache, Cells, Chain, Clears, Config, Error, EvictionPolicy, Extras, FlightId, HeldBlocks,
+    HostCopies, Key, KeyHash, Lease, LeaseId, Loading, Namespace, Need, Parked, Plan, Result,
+    Salts, TableCells, Ticket, Tier,
 };
 use std::collections::BTreeMap;
 
@@ -27,6 +27,8 @@ pub(crate) struct World {
     pub(crate) leases: Vec<Lease>,
     pub(crate) parked: Vec<Parked>,
     pub(crate) tickets: Vec<Ticket>,
+    /// Those that have ended, too.
+    pub(crate) holds: Vec<HeldBlocks>,
     pub(crate) in_flight: Vec<Plan>,
     /// Plans that were not dispatched yet.
     waiting: Vec<Plan>,
@@ -87,6 +89,7 @@ impl World {
             kept_free: u64::from(setup.spare()),
             tiers: setup.tiers,
             limits: setup.slots,
+            first_size: setup.slots[0],
             most_fresh: setup.slots.map(|slots| slots as usize),
             writes: setup.writes,
             block_costs: setup.block_costs,
@@ -105,6 +108,7 @@ impl World {
             leases: Vec::new(),
             parked: Vec::new(),
             tickets: Vec::new(),
+            holds: Vec::new(),
             in_flight: Vec::new(),
             waiting: Vec::new(),
             ended: Vec::new(),
@@ -148,6 +152,7 @@ impl World {
             .retain(|lease| self.yard.leases.contains_key(&lease.id()));
         self.yard.haunt();
         self.compare();
+        self.compare_holds();
         self.listen();
         let new = |plan: &&Plan| !known.contains(&plan.flight);
         let new: Vec<Plan> = self.in_flight.iter().filter(new).cloned().collect();

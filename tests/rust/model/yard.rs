@@ -8,8 +8,8 @@
 //! heap, which heeds priorities and times to live; under another order they are checked as those below.
 
 use blockyard_core::{
-    BlockCosts, EvictionPolicy, FlightId, Hints, Key, LeaseId, MAX_TIERS, ParkedId, TicketId,
-    TierStats, WritePolicy,
+    BlockCosts, EvictionPolicy, FlightId, Hints, HoldId, Key, LeaseId, MAX_TIERS, ParkedId,
+    TicketId, TierStats, WritePolicy,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -160,6 +160,11 @@ pub(crate) struct Yard {
     /// The tier, and its blocks promised to a request that does not run yet, or to a sequence about
     /// to be parked.
     pub(crate) tickets: BTreeMap<TicketId, (usize, u64)>,
+    /// Slots that are held, of those that the device had at first; and how often the generation of each was
+    /// raised.
+    pub(crate) holds: BTreeMap<HoldId, Vec<u32>>,
+    pub(crate) first_size: u32,
+    pub(crate) raised: BTreeMap<u32, u64>,
     /// Blocks promised for the growth of the running batch.
     pub(crate) headroom: u64,
     pub(crate) flights: BTreeMap<FlightId, InFlight>,
@@ -240,11 +245,12 @@ impl Yard {
             .leases
             .values()
             .map(|seq| &seq.table)
-            .chain(self.held.iter().map(|held| &held.1));
+            .chain(self.held.iter().map(|held| &held.1))
+            .chain(self.holds.values());
         tables.flatten().any(|&held| held == slot)
     }
 
-    /// Whether a table, a duplicate or a keep holds the slot.
+    /// Whether a table, a hold, a duplicate or a keep holds the slot.
     pub(crate) fn has_holder(&self, tier: usize, slot: u32) -> bool {
         let on = |&block: &Block| self.blocks[block].slots[tier] == Some(slot);
         if tier > DEVICE {
@@ -266,7 +272,7 @@ impl Yard {
         matches!(self.slots[tier].get(&slot), Some(What::Ready(_))) && !self.has_holder(tier, slot)
     }
 
-    /// All slots of a tier that a table, a duplicate or a keep holds.
+    /// All slots of a tier that a table, a hold, a duplicate or a keep holds.
     fn held_slots(&self, tier: usize) -> BTreeSet<u32> {
         let on = |block: &Block| self.blocks[*block].slots[tier];
         let kept = self.parked.values().flat_map(|stay| match tier {
@@ -278,7 +284,7 @@ impl Yard {
         if tier == DEVICE {
             let tables = self.leases.values().map(|seq| &seq.table);
             let tables = tables.chain(self.held.iter().map(|held| &held.1));
-            held.extend(tables.flatten());
+            held.extend(tables.chain(self.holds.values()).flatten());
             held.extend(self.slots[DEVICE].values().filter_map(|what| match what {
                 What::Duplicate(block) => on(block),
                 _ => None,

@@ -12,6 +12,7 @@ from blockyard.shared.plan import Cause
 __all__ = [
     "BlockKeys",
     "Copier",
+    "Counting",
     "Fencing",
     "Joining",
     "KeyedCopier",
@@ -144,6 +145,18 @@ class Fencing(Protocol):
         Returns:
             Whether it waits for all of them; False if some are not queued yet.
         """
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A copier that counts the ends of its copies, so that others need not be asked one by one."""
+
+    @property
+    def ends(self) -> int:
+        """How often a receipt has got an answer that had none when it was given."""
+
+    def collect(self) -> None:
+        """Gives the receipts their answers."""
 
 
 @runtime_checkable

@@ -66,6 +66,11 @@ class LaneCopier(ABC, Single, Generic[L]):
     def _collect(self) -> None:
         """Does so, and logs what a user should know of the tier."""
 
+    @property
+    def ends(self) -> int:
+        """How many copies have ended, as `Counting`."""
+        return self._flights.ends
+
     def turn(self) -> AbstractContextManager[None]:
         """Collects once for all receipts that are polled until the end."""
         return self._flights.turn()

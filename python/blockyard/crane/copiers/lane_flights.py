@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import repeat
 from operator import methodcaller
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -88,6 +87,7 @@ class LaneFlight(Generic[L]):
                 self._good, self._cause = first, cause
         # At last: from here on it may count as ended.
         del self.open[lane]
+        self._flights.ends += 1
 
     def poll(self) -> Landed | None:
         """Returns how it has ended, or None."""
@@ -121,7 +121,9 @@ class LaneFlights(Generic[L]):
             raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
         self.patience = patience
         self.clock = clock
-        self.flying: dict[tuple[L, int], LaneFlight[L]] = {}
+        self.flying: dict[L, dict[int, LaneFlight[L]]] = {}
+        self.ends = 0
+        """How many flights have ended."""
         self._said, self._back = clock(), 0.0
         """What the clock said last, and how far it was set back in all."""
         self.collected = False
@@ -130,6 +132,8 @@ class LaneFlights(Generic[L]):
         self._longest = longest
         self._patient: dict[L, dict[int, LaneFlight[L]]] = {}
         """Those that are never late, of which there may be many."""
+        self._due = math.inf
+        """No flight is late before this second."""
         self._timed = timed
         self._heard: dict[tuple[L, bool], float] = {}
         """When a lane has last ended a copy, each way: behind others a copy is not late."""
@@ -153,11 +157,9 @@ class LaneFlights(Generic[L]):
 
         One call of C does both, so that no interrupt divides them.
         """
-        if flight.patient:
-            self._patient.setdefault(lane, {}).update(zip(numbers, [flight], strict=True))
-        else:
-            named = zip(repeat(lane), numbers, strict=False)
-            self.flying.update(zip(named, [flight], strict=True))
+        own = self._patient if flight.patient else self.flying
+        self._due = min(self._due, flight.begun + min(self.patience, self._longest))
+        own.setdefault(lane, {}).update(zip(numbers, [flight], strict=True))
 
     def collect(self) -> set[str]:
         """Takes what lanes have reported, and gives up what is late.
@@ -166,30 +168,40 @@ class LaneFlights(Generic[L]):
             The words by which something has ended, as `poll` of a lane has them.
         """
         now, words = self.now(), set[str]()
-        for (lane, number), flight in list(self.flying.items()):
-            since = max(flight.begun, self._heard.get((lane, flight.down), flight.begun))
-            late = now > since + self.patience or now > flight.begun + self._longest
-            if late:
-                lane.give_up(number, late=True)
-        patient = (lane for lane, flights in self._patient.items() if flights)
-        lanes = list(dict.fromkeys((*(lane for lane, _ in self.flying), *patient)))
+        if now > self._due:
+            self._give_up_late(now)
+        lanes = [lane for lane, flights in self.flying.items() if flights or lane in self._patient]
+        lanes += [lane for lane in self._patient if lane not in self.flying]
         # By one call of C, too: a lane tells each end once.
         ask = methodcaller("poll", self._said) if self._timed else methodcaller("poll")
         self._reports.extend(zip(lanes, map(ask, lanes), strict=True))
         while self._reports:
             lane, ends = self._reports[0]
+            copies, deletes = self.flying.get(lane, {}), self._patient.get(lane, {})
             for number, good, why in ends:
-                deletes = self._patient.get(lane, {})
-                ended = self.flying.get((lane, number)) or deletes.get(number)
+                ended = copies.get(number) or deletes.get(number)
                 if ended is not None:
                     if why != "given up":
                         self._heard[lane, ended.down] = now
                     ended.end(lane, good, _CAUSES.get(why, Cause.FAILED))
-                    self.flying.pop((lane, number), None)
+                    copies.pop(number, None)
                     deletes.pop(number, None)
                     words.add(why)
             self._reports.popleft()
         return words
+
+    def _give_up_late(self, now: float) -> None:
+        """Gives up what is late, and looks when the next may be."""
+        due = math.inf
+        for lane, flights in self.flying.items():
+            for number, flight in list(flights.items()):
+                since = max(flight.begun, self._heard.get((lane, flight.down), flight.begun))
+                until = min(since + self.patience, flight.begun + self._longest)
+                if now > until:
+                    lane.give_up(number, late=True)
+                else:
+                    due = min(due, until)
+        self._due = due
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -203,9 +215,10 @@ class LaneFlights(Generic[L]):
 
     def give_up(self, flight: LaneFlight[L] | None = None) -> None:
         """Gives up what was submitted of a copy, or all; what is patient goes on by itself."""
-        for (lane, number), one in list(self.flying.items()):
-            if flight is None or one is flight:
-                lane.give_up(number)
+        for lane, flights in self.flying.items():
+            for number, one in list(flights.items()):
+                if flight is None or one is flight:
+                    lane.give_up(number)
         for lane, flights in self._patient.items():
             for number, one in list(flights.items()):
                 if flight is None or one is flight:

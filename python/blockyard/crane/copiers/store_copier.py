@@ -1,4 +1,4 @@
-"""Copies between memory and shared stores, by threads that ask them."""
+"""Copies between memory and shared stores, by threads that ask them, and from peers."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from blockyard._core import Misuse, StoreLane
+from blockyard._core import Misuse, Peer, StoreLane
 from blockyard._typing import NDArray, override
 from blockyard.crane.copiers import BlockKeys, Landed, Receipt, Slots
 from blockyard.crane.copiers.lane_copier import LaneCopier
@@ -23,8 +23,8 @@ __all__ = ["StoreCopier"]
 _log = Limited("blockyard", 0)
 
 
-class StoreCopier(LaneCopier[StoreLane]):
-    """Copies blocks from and to shared stores. Nothing waits but threads of its own.
+class StoreCopier(LaneCopier[StoreLane | Peer]):
+    """Copies blocks from and to shared stores, and from peers. Nothing waits but their threads.
 
     A copy that no store answers in time is given up: no memory is read or written for it then, and
     what a client still holds is a buffer. Nothing comes into memory whose record and sum do not say
@@ -48,7 +48,7 @@ class StoreCopier(LaneCopier[StoreLane]):
         threads: int = 2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        flights: LaneFlights[StoreLane] = LaneFlights(
+        flights: LaneFlights[StoreLane | Peer] = LaneFlights(
             self.collect, patience=patience, clock=clock, timed=True, longest=4 * patience
         )
         super().__init__(tier.name, flights)
@@ -95,27 +95,45 @@ class StoreCopier(LaneCopier[StoreLane]):
         if places is None:
             self._places[memory] = places = memory_places(memory, self._name)
         now = self._flights.clock()
-        if len(slots) and self._lane.shut(down, now):
-            return _SHUT
-        self._threads.start()
         made: list[_Part] = []
         try:
-            for rows, planes in self._shares(destination, places, slots):
-                flight = LaneFlight(self._flights, len(rows), (source, destination), down=down)
-                flight.open[self._lane] = None
-                made.append(_Part(flight, rows))
-                ends = [_flat(planes)], [slots[rows]], [now]
-                if down and parents is not None:
-                    numbers = map(self._lane.submit_down, [keys[rows]], [parents[rows]], *ends)
-                else:
-                    numbers = map(self._lane.submit_up, [keys[rows]], *ends)
-                self._flights.note(flight, self._lane, numbers)
+            for lane, own in self._lanes(keys, down=down):
+                if len(own) and lane.shut(down, now):
+                    made.append(_Part(_SHUT, own))
+                    continue
+                if lane is self._lane:
+                    self._threads.start()
+                for some, planes in self._shares(destination, places, slots[own]):
+                    rows = own[some]
+                    flight = LaneFlight(self._flights, len(rows), (source, destination), down=down)
+                    flight.open[lane] = None
+                    made.append(_Part(flight, rows))
+                    ends = [_flat(planes)], [slots[rows]], [now]
+                    if isinstance(lane, StoreLane) and down and parents is not None:
+                        numbers = map(lane.submit_down, [keys[rows]], [parents[rows]], *ends)
+                    else:
+                        numbers = map(lane.submit_up, [keys[rows]], *ends)
+                    self._flights.note(flight, lane, numbers)
         except BaseException:
             # What was submitted of it must not touch memory that is another's by then.
             for part in made:
-                self._flights.give_up(part.flight)
+                if isinstance(part.receipt, LaneFlight):
+                    self._flights.give_up(part.receipt)
             raise
-        return made[0].flight if len(made) == 1 else _Parts(made, len(slots))
+        return made[0].receipt if len(made) == 1 else _Parts(made, len(slots))
+
+    def _lanes(
+        self, keys: BlockKeys, *, down: bool
+    ) -> Iterable[tuple[StoreLane | Peer, NDArray[np.intp]]]:
+        """Yields rows of a copy, and who has them: a peer that has offered them, or the stores."""
+        left = np.arange(len(keys))
+        for peer in () if down else self._tier.peers:
+            has = peer.has(keys[left])
+            if has.any():
+                yield peer, left[has]
+                left = left[~has]
+        if len(left) or not len(keys):
+            yield self._lane, left
 
     def _shares(
         self, destination: Tier, places: list[list[Place]], slots: Slots
@@ -156,6 +174,8 @@ class StoreCopier(LaneCopier[StoreLane]):
             Misuse: The copier is closed.
         """
         self._check_open()
+        if not self._tier.stores:
+            return _DELETED
         self._threads.start()
         ends = self._tier, self._tier
         flight = LaneFlight(self._flights, 1, ends, down=True, patient=True)
@@ -195,7 +215,7 @@ class StoreCopier(LaneCopier[StoreLane]):
 
 
 class _Part(NamedTuple):
-    flight: LaneFlight[StoreLane]
+    receipt: Receipt
     rows: NDArray[np.intp]
     """Which blocks of the copy it has."""
 
@@ -212,7 +232,7 @@ class _Parts:
         """Returns how it has ended, when all parts have."""
         good, cause = self._blocks, None
         for part in self._parts:
-            landed = part.flight.poll()
+            landed = part.receipt.poll()
             if landed is None:
                 return None
             if landed.cause is not None and int(part.rows[landed.good]) < good:
@@ -220,17 +240,21 @@ class _Parts:
         return Landed(good, cause)
 
 
-class _Shut:
-    """The receipt of a copy that has failed at once, as no store is to be asked now."""
+class _Ended:
+    """The receipt of a copy that has ended at once: nobody is to be asked."""
 
-    __slots__ = ()
+    __slots__ = ("_landed",)
+
+    def __init__(self, landed: Landed) -> None:
+        self._landed = landed
 
     def poll(self) -> Landed:
-        """Returns that."""
-        return Landed(0, Cause.FAILED)
+        """Returns how."""
+        return self._landed
 
 
-_SHUT: Final = _Shut()
+_SHUT: Final = _Ended(Landed(0, Cause.FAILED))
+_DELETED: Final = _Ended(Landed(1))
 
 
 def _flat(places: list[list[Place]]) -> list[Place]:

@@ -1,4 +1,4 @@
-"""Stores that engines share, as a tier: its slots are names, and its bytes are elsewhere."""
+"""Stores and peers, as a tier: its slots are names, and its bytes are elsewhere."""
 
 import os
 import secrets
@@ -11,7 +11,9 @@ import numpy as np
 
 from blockyard._core import Misuse, StoreLane
 from blockyard._typing import NDArray
+from blockyard.crane.tiers.peers import Peers
 from blockyard.crane.tiers.remote_stats import REMOTE_STATS
+from blockyard.shared.endpoints import read_secret
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.single import Single
@@ -71,17 +73,19 @@ class _Threads(Protocol):
 
 
 class RemoteTier(Single):
-    """The blocks of one rank in stores that other engines share.
+    """The blocks of one rank in stores that other engines share, or that peers hand over.
 
     A slot is a name that the yard remembers, and has no memory. Every block stands in a store as
     one value of all its planes on this rank, also of those that ranks share. Engines of another
-    identity never meet it. A value may vanish at any moment.
+    identity never meet it. A value may vanish at any moment. Nothing is written to a peer: without
+    stores give the yard `remote_writes=False`.
 
     Args:
         layout: What a block is.
         blocks: How many names there are, 1 or more.
         stores: The stores, in order, as `open_store` makes them: a put goes to the first that takes
-            it, a get asks one after the other, a delete goes to all.
+            it, a get asks one after the other, a delete goes to all. There may be none where there
+            are peers.
         identity: As in `DiskTier`: it names `model` and `weights` at least.
         rank: The rank.
         group: The number of the group of layers.
@@ -90,10 +94,13 @@ class RemoteTier(Single):
         limit: Seconds; a store is left alone for a while where the 99th percentile of its last
             calls took longer.
         ending: Seconds that `close` takes at most.
+        peers: Where prefill sides listen whose offers are taken, as `host:port`.
+        secret_file: A file with the secret that these know, too; without one they must be of this
+            machine's loopback.
 
     Raises:
-        Misuse: A value is out of range, there is no store, or `identity` does not name model and
-            weights.
+        Misuse: A value is out of range, there is neither store nor peer, or `identity` does not
+            name model and weights.
         Unavailable: There are no weights at a path.
     """
 
@@ -104,7 +111,7 @@ class RemoteTier(Single):
         self,
         layout: KVLayout,
         blocks: int,
-        stores: Sequence[Store],
+        stores: Sequence[Store] = (),
         *,
         identity: Mapping[str, str | os.PathLike[str]],
         rank: int = 0,
@@ -112,6 +119,8 @@ class RemoteTier(Single):
         staging: int = 64 << 20,
         limit: float = 2.0,
         ending: float = 2.0,
+        peers: Sequence[str] = (),
+        secret_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self.name = "remote"
         self.layout = layout
@@ -119,7 +128,7 @@ class RemoteTier(Single):
         self.rank = integer("rank", rank, least=0, most=layout.ranks - 1)
         self.nbytes = 0
         """Bytes of memory: staging alone, which is not counted."""
-        self.stores: tuple[Store, ...] = tuple(_checked(stores))
+        self.stores: tuple[Store, ...] = tuple(_checked(stores, needed=not peers))
         """The stores, in order."""
         self.fields = MappingProxyType(fields_of(identity, layout))
         """All that the bytes depend on, by name."""
@@ -137,7 +146,15 @@ class RemoteTier(Single):
             buffers=min(max(integer("staging", staging) // value, 2), _BUFFERS),
             limit=limit,
         )
-        """What copies go through."""
+        """What copies from and to stores go through."""
+        self.peers = Peers(
+            peers,
+            fields=self.fields,
+            rank=self.rank,
+            block_bytes=layout.block_bytes,
+            secret=read_secret(secret_file),
+        )
+        """What copies of handed over blocks come from."""
         self.copier: _Deleting | None = None
         """What copies from and to it: its reports are for one."""
         self.threads: _Threads | None = None
@@ -169,7 +186,7 @@ class RemoteTier(Single):
         Args:
             keys: As there.
         """
-        if self.threads is not None:
+        if self.threads is not None and self.stores:
             self.threads.start()
             self.lane.delete(keys)
 
@@ -180,16 +197,18 @@ class RemoteTier(Single):
         names. Those of an engine that has changed its own are of another identity.
         """
         self.lane.stop()
+        self.peers.close(0.0)
 
     def stats(self) -> dict[str, int]:
         """Returns what was done; `SCHEMA` has units and meanings. Any thread may ask."""
-        found = self.lane.stats()
+        peers = {f"peer_{name}": count for name, count in self.peers.stats().items()}
+        found = self.lane.stats() | peers
         return {stat.name: found[stat.name.removeprefix("remote_")] for stat in self.SCHEMA}
 
     @property
     def busy(self) -> bool:
         """Whether copies from or to it have not ended. Any thread may ask."""
-        return self.lane.stats()["in_flight"] > 0
+        return self.lane.stats()["in_flight"] + self.peers.stats()["in_flight"] > 0
 
     @property
     def undeleted(self) -> dict[str, int]:
@@ -216,7 +235,7 @@ class RemoteTier(Single):
         held = self.lane.stats()["held"]
         if held:
             lines.append(f"{held} staging buffers are held by calls that were given up.")
-        return tuple(lines)
+        return (*lines, *self.peers.troubles())
 
     def close(self) -> None:
         """Ends the threads, after a last try to delete what is to be deleted.
@@ -224,6 +243,7 @@ class RemoteTier(Single):
         A thread that a client holds is left behind, with its buffer and nothing else.
         """
         until = time.monotonic() + self._ending
+        self.peers.close(self._ending / 2)
         self._left = self._left or self.lane.close(patience=self._ending / 2)
         ended = self.threads is None or self.threads.close(max(0.0, until - time.monotonic()))
         for store, undone, why in zip(self.stores, self._left, self.lane.why(), strict=False):
@@ -236,14 +256,15 @@ class RemoteTier(Single):
     def drop(self) -> None:
         """Closes it for a finalizer, and waits for no thread."""
         self.lane.close(patience=0.0)
+        self.peers.close(0.0)
 
 
-def _checked(stores: object) -> list[Store]:
+def _checked(stores: object, *, needed: bool) -> list[Store]:
     """Returns stores, if they are such."""
     if isinstance(stores, str) or not isinstance(stores, Sequence):
         raise Misuse(f"stores = {shown(stores)}: give a list of stores, as open_store makes them")
     found = bounded("stores", stores)
-    if not found:
+    if not found and needed:
         raise Misuse('stores = []: give one or more, as in stores=["redis://127.0.0.1:6379"]')
     for store in found:
         if not hasattr(store, "connect") or not hasattr(store, "url"):

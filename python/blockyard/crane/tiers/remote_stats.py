@@ -1,4 +1,4 @@
-"""What the shared stores of a rank count: name, unit, kind, metric and meaning of each number."""
+"""What stores and peers of a rank count: name, unit, kind, metric and meaning of each number."""
 
 from typing import Final
 
@@ -72,6 +72,43 @@ _ROWS: Final[tuple[tuple[str, str, Kind, str, str], ...]] = (
         "gauge",
         "store_resting{way=reads}",
         "stores whose reads are suspended until a retry",
+    ),
+    (
+        "peer_got_blocks",
+        "blocks",
+        "counter",
+        "peer_blocks",
+        "blocks that were taken over and checked",
+    ),
+    (
+        "peer_got_bytes",
+        "bytes",
+        "counter",
+        "peer_bytes",
+        "bytes of the blocks that were taken over",
+    ),
+    (
+        "peer_stale",
+        "blocks",
+        "counter",
+        "peer_stale_blocks",
+        "blocks that a peer had given to others by then, none of which was used",
+    ),
+    (
+        "peer_corrupt",
+        "blocks",
+        "counter",
+        "peer_corrupt_blocks",
+        "blocks whose checksum did not agree, none of which was used",
+    ),
+    ("peer_failed", "calls", "counter", "peer_failed", "connections that failed or were late"),
+    ("peer_in_flight", "copies", "gauge", "peer_copies_in_flight", "copies from peers under way"),
+    (
+        "peer_resting",
+        "peers",
+        "gauge",
+        "peers_resting",
+        "peers that are suspended after failures until a retry",
     ),
 )
 

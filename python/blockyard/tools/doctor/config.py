@@ -106,7 +106,7 @@ def bookkeeping(config: Config, site: Site) -> Finding:
 def stored(config: Config, _: Site) -> Finding:
     """Whether blocks in stores would be told from those of others."""
     named = dict(config.namespace or ())
-    has_names = config.remote or config.stores
+    has_names = config.remote or config.stores or config.peers
     missing = [name for name in ("model", "weights") if has_names and not named.get(name)]
     fact = f"{config.remote_blocks:,} names" if config.remote else "none"
     if missing:

@@ -315,7 +315,7 @@ class _Replay:
         if output.ended is not None:
             for seat in output.seats[output.ended].tolist():
                 self.tables.leave(seat)
-        for request, state, tokens, reason, _ in results:
+        for request, state, tokens, reason, *_ in results:
             number = cast("int", request)
             if state is not RequestState.FINISHED:
                 raise Broken(f"request {number} is {state}: {reason}")

@@ -1,12 +1,12 @@
 //! The public face in Rust: makes the yard, hands out handles, and locks it.
 
-use super::lease::{Lease, Parked, Ticket};
+use super::lease::{HeldBlocks, Lease, Parked, Ticket};
 use super::shared::{Drained, Keys, Locked, Shared, Snapshot};
 use crate::base::sync::Arc;
 use crate::base::{Error, Group, Key, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Clears, EventStats, Late, Salts};
 use crate::keys::{Chain, Extras, KeyHash, Namespace, Seed};
-use crate::state::{Condemned, Config, Forgotten, Lineage, State, Violation};
+use crate::state::{Condemned, Config, Forgotten, HeldPath, Lineage, State, Violation};
 use std::ops::Range;
 
 /// Places of the trie that a forget looks at in one lock, and how often it looks through all of them before
@@ -281,6 +281,11 @@ impl Cache {
     /// The handle of a ticket that [`State::promise`] made.
     pub fn handle_ticket(&self, id: TicketId) -> Ticket {
         Ticket::new(&self.shared, id)
+    }
+
+    /// The handle of a hold that [`State::hold_blocks`] made.
+    pub fn handle_held(&self, path: HeldPath) -> HeldBlocks {
+        HeldBlocks::new(&self.shared, path)
     }
 
     /// Whether verbs may be given this lease: this cache made it, and it is not spent.

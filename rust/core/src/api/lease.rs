@@ -1,12 +1,12 @@
-//! Handles of running and parked sequences, and of promised blocks. The verb that ends one spends it.
+//! Handles of running and parked sequences, and of promised and held blocks. The verb that ends one spends it.
 //! If it is dropped instead, it gives back what it holds, and is counted.
 
 use super::shared::{Dropped, Keys, Known, Shared};
 use crate::base::sync::{Arc, AtomicBool, Ordering};
-use crate::base::{Error, Key, LeaseId, ParkedId, Result, TicketId};
+use crate::base::{Error, HoldId, Key, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Origin, Spoken};
 use crate::keys::Chain;
-use crate::state::{Sealing, State};
+use crate::state::{HeldPath, Sealing, State};
 
 /// A running sequence: its pinned block table, and its keys. Not `Clone`: see `fork`.
 #[derive(Debug)]
@@ -32,6 +32,15 @@ pub struct Parked {
 pub struct Ticket {
     shared: Arc<Shared>,
     id: TicketId,
+    open: AtomicBool,
+}
+
+/// Blocks of the device that stay where they are until the hold ends, by [`Self::release`] or by a verb that
+/// forgets them. Any thread may use it, and only a release locks the yard.
+#[derive(Debug)]
+pub struct HeldBlocks {
+    shared: Arc<Shared>,
+    path: HeldPath,
     open: AtomicBool,
 }
 
@@ -228,6 +237,86 @@ impl Ticket {
             shared: Arc::clone(shared),
             id,
             open: AtomicBool::new(true),
+        }
+    }
+}
+
+impl HeldBlocks {
+    pub(crate) fn new(shared: &Arc<Shared>, path: HeldPath) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            path,
+            open: AtomicBool::new(true),
+        }
+    }
+
+    /// Its id, as [`State::release_hold`] takes it.
+    pub fn id(&self) -> HoldId {
+        self.path.id
+    }
+
+    /// The device slots of its blocks, in the order of their sequence.
+    pub fn slots(&self) -> &[u32] {
+        &self.path.slots
+    }
+
+    /// The generation that each slot has while it is held.
+    pub fn generations(&self) -> &[u64] {
+        &self.path.generations
+    }
+
+    /// The keys of its blocks.
+    pub fn keys(&self) -> &[Key] {
+        &self.path.keys
+    }
+
+    /// The key of the block before each, as [`crate::Plan::parents`] has them.
+    pub fn parents(&self) -> &[Key] {
+        &self.path.parents
+    }
+
+    /// The generation that the slot of block `at` has now. Bytes that were read from it before this call are
+    /// the block's, if this is the one of [`Self::generations`].
+    pub fn generation_now(&self, at: usize) -> Option<u64> {
+        self.path.numbers.of(*self.path.slots.get(at)?)
+    }
+
+    /// Whether it still holds its blocks. A verb that ends it ends all holds of its last block.
+    pub fn is_held(&self) -> bool {
+        let last = self.path.slots.len() - 1;
+        self.open.load(Ordering::Relaxed)
+            && self.generation_now(last) == self.path.generations.get(last).copied()
+    }
+
+    /// Ends it, unless it has ended.
+    ///
+    /// # Errors
+    /// `Broken` after a panic in a verb.
+    pub fn release(&self) -> Result<()> {
+        if self.open.load(Ordering::Relaxed) {
+            self.release_in(&mut *self.shared.enter()?);
+        }
+        Ok(())
+    }
+
+    /// The same where the yard that made it is locked already.
+    pub fn release_in(&self, state: &mut State) {
+        if self.open.swap(false, Ordering::Relaxed) {
+            // It may have ended by a verb that forgot its blocks.
+            let _ = state.release_hold(self.path.id);
+        }
+    }
+
+    /// Marks the handle as spent: it gives nothing back.
+    pub fn spend(&self) {
+        self.open.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for HeldBlocks {
+    fn drop(&mut self) {
+        if *self.open.get_mut() {
+            self.shared.give_back(Dropped::HeldBlocks(self.path.id));
         }
     }
 }

@@ -12,5 +12,5 @@ mod shared;
 
 pub use batch::{Appended, Batch};
 pub use cache::Cache;
-pub use lease::{Lease, Parked, Seals, Ticket};
+pub use lease::{HeldBlocks, Lease, Parked, Seals, Ticket};
 pub use shared::{Drained, Locked, Snapshot};

@@ -3,7 +3,7 @@
 use crate::base::sync::{
     Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, TryLockError, yield_now,
 };
-use crate::base::{Error, LeaseId, ParkedId, Result, TicketId};
+use crate::base::{Error, HoldId, LeaseId, ParkedId, Result, TicketId};
 use crate::events::{Batch, Clears, EventStats, Late, Salts, Slice, Walk};
 use crate::keys::Chain;
 use crate::state::State;
@@ -69,6 +69,7 @@ pub(crate) enum Dropped {
     Lease(LeaseId),
     Parked(ParkedId),
     Ticket(TicketId),
+    HeldBlocks(HoldId),
 }
 
 /// The yard, locked. It unlocks when dropped.
@@ -338,6 +339,7 @@ impl Shared {
                     Dropped::Lease(id) => locked.leak_lease(id),
                     Dropped::Parked(id) => locked.leak_parked(id),
                     Dropped::Ticket(id) => locked.leak_ticket(id),
+                    Dropped::HeldBlocks(id) => locked.leak_hold(id),
                 }
             }
         }

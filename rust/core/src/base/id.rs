@@ -77,6 +77,22 @@ impl Hash for YardId {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
+/// Which start of a process made a yard: the upper half of every generation of a slot. No two starts on
+/// one address may have the same, so that it is drawn at random.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Boot(pub NonZeroU32);
+
+impl Default for Boot {
+    fn default() -> Self {
+        Self(NonZeroU32::MIN)
+    }
+}
+
+/// It is another one on each replica, so that no digest has it.
+impl Hash for Boot {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
 /// Layers whose KV is kept in the same way: each group has a yard of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
 pub struct Group(pub u8);
@@ -216,6 +232,10 @@ index!(
     TicketIx
 );
 index!(
+    /// A hold's place.
+    HoldingIx
+);
+index!(
     /// A flight's place.
     FlightIx
 );
@@ -306,6 +326,10 @@ handle!(
 handle!(
     /// Which ticket; never given out twice.
     TicketId, TicketIx
+);
+handle!(
+    /// Which hold; never given out twice.
+    HoldId, HoldingIx
 );
 handle!(
     /// Which flight; never given out twice.

@@ -12,9 +12,11 @@ mod reader;
 pub(crate) mod sync;
 
 pub use error::{Error, Result};
-pub use id::{FlightId, Group, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier, YardId};
+pub use id::{
+    Boot, FlightId, Group, HoldId, Key, LeaseId, MAX_TIERS, ParkedId, Slot, TicketId, Tier, YardId,
+};
 
 pub(crate) use id::{
-    Class, FlightIx, Id, Ix, LeaseIx, Link, NodeIx, ParkedIx, Set, SlotIx, TicketIx,
+    Class, FlightIx, HoldingIx, Id, Ix, LeaseIx, Link, NodeIx, ParkedIx, Set, SlotIx, TicketIx,
 };
 pub(crate) use reader::{Read, Reader};

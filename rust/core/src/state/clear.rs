@@ -4,9 +4,10 @@ use super::State;
 use crate::tiers::FORGOTTEN;
 
 impl State {
-    /// Breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
+    /// Ends all holds, breaks all keeps, ends the epoch, hands all idle blocks over to be evicted first, and
     /// detaches the running leases: their blocks stay theirs and are never published.
     pub fn clear(&mut self) {
+        self.end_holds();
         for parked in self.youngest_first() {
             self.break_keep(parked);
         }

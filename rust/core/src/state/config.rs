@@ -1,7 +1,7 @@
 //! How a yard is built, and what its bookkeeping takes.
 
 use super::{HostCopies, WritePolicy};
-use crate::base::{Error, Group, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
+use crate::base::{Boot, Error, Group, Id, MAX_TIERS, NodeIx, Result, Tier, YardId, memory};
 use crate::copies::BlockCosts;
 use crate::evict::{Children, EvictionPolicy, Ghosts, UsageTable};
 use crate::tiers::{Cell, Trie};
@@ -22,6 +22,10 @@ const SPARE_SHARE: u32 = 64;
 
 /// How a yard is built; the same on every rank.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option by itself, and all of them go together"
+)]
 pub struct Config {
     /// Tokens per block.
     pub block_size: u32,
@@ -54,6 +58,8 @@ pub struct Config {
     pub block_costs: Option<BlockCosts>,
     /// Whether the engine can recompute KV that was lost. A decode-only instance may not.
     pub recompute: bool,
+    /// Whether blocks are written to the tier `remote`: else it has nothing but what was adopted.
+    pub remote_writes: bool,
     /// How often a failed copy down is tried again. After that, the keep of a kept block is broken,
     /// and no copy of another block is made ahead of need any more.
     pub copy_retries: u32,
@@ -66,6 +72,8 @@ pub struct Config {
     pub keyed: [bool; MAX_TIERS],
     /// What its plans name it.
     pub yard: YardId,
+    /// The upper half of its slots' generations: another one in each start of the process.
+    pub boot: Boot,
 }
 
 impl Default for Config {
@@ -84,11 +92,13 @@ impl Default for Config {
             spare: None,
             block_costs: None,
             recompute: true,
+            remote_writes: true,
             copy_retries: 3,
             groups: 1,
             group: Group(0),
             keyed: [false; MAX_TIERS],
             yard: YardId(0),
+            boot: Boot::default(),
         }
     }
 }

@@ -79,6 +79,8 @@ impl State {
             roots,
             parked,
             tickets,
+            holdings,
+            held_slots,
             flights,
             held,
             counters,
@@ -122,6 +124,7 @@ impl State {
             deleting,
         )
             .hash(&mut digest);
+        (holdings, held_slots).hash(&mut digest);
         digest.finish()
     }
 }
@@ -209,6 +212,8 @@ mod tests {
             .expect("two");
         run(&mut state, 5, 2);
         state.promise(4, Tier::DEVICE).expect("there is room");
+        let held = state.hold_blocks(&[key(1, 0), key(1, 1)]);
+        held.expect("memory").expect("they are there");
         state.dispatch();
         assert_eq!(state.audit(), None);
         state
@@ -260,6 +265,7 @@ mod tests {
         ("config.write", |s| s.config.write = WritePolicy::Through),
         ("config.spare", |s| s.config.spare = Some(1)),
         ("config.recompute", |s| s.config.recompute = false),
+        ("config.remote_writes", |s| s.config.remote_writes = false),
         ("config.keyed", |s| s.config.keyed[1] = true),
         ("config.engine", |s| s.config.engine = true),
         ("config.block_costs", |s| {
@@ -355,6 +361,21 @@ mod tests {
         ("the order of parking", |s| parked(s).order += 1),
         ("a ticket's blocks", |s| ticket(s).blocks += 1),
         ("a ticket's tier", |s| ticket(s).tier = Tier::HOST),
+        ("what a hold has", |s| {
+            let own = s.holdings.iter().next().map(|(own, _)| own);
+            s.holdings[own.expect("one")].table.pop();
+        }),
+        ("how often a slot is held", |s| {
+            s.held_slots
+                .as_mut()
+                .expect("a hold")
+                .hold(&[SlotIx::new(3)]);
+        }),
+        ("a generation", |s| {
+            let slots = s.held_slots.as_mut().expect("a hold");
+            slots.hold(&[SlotIx::new(3)]);
+            slots.let_go(&[SlotIx::new(3)]);
+        }),
         ("a flight's moves", |s| flight(s).moves.reverse()),
         ("a flight's keys", |s| {
             flight(s).keys.push(Key::default());

@@ -6,9 +6,10 @@
 //! evicted from it: so it is given keys, by a flight without copies, and voids what stands on them.
 
 use super::State;
-use super::record::{Keep, Running};
+use super::record::{Holding, Keep, Running};
 use crate::base::{
-    Class, Error, Id, Ix, Key, LeaseId, NodeIx, ParkedId, ParkedIx, Result, SlotIx, Tier, memory,
+    Class, Error, HoldingIx, Id, Ix, Key, LeaseId, NodeIx, ParkedId, ParkedIx, Result, SlotIx,
+    Tier, memory,
 };
 use crate::copies::Plan;
 use crate::tiers::{FORGOTTEN, Hold};
@@ -133,7 +134,7 @@ impl Lineage {
 impl State {
     /// Forgets blocks on all tiers, with all that stands on any of them; and what stands on blocks that no
     /// tier has any more, as nobody can say on what these stood. Running sequences that use some of it go
-    /// on with it, and publish nothing from now on. What parked sequences keep stays, unless `force` breaks
+    /// on with it, and publish nothing from now on. Holds that have some of it end. What parked sequences keep stays, unless `force` breaks
     /// their keeps, so that they are computed again.
     ///
     /// It takes time in proportion to what is forgotten where all that stands on the named blocks is named
@@ -267,12 +268,20 @@ impl State {
             self.unmark_family(&nodes, now);
             return None;
         }
+        let mut nodes = nodes;
+        let holds = self.holds_of_marked();
+        if !holds.is_empty() {
+            self.unmark_family(&nodes, now);
+            for own in holds {
+                self.end_hold(own);
+            }
+            nodes = self.mark_all(what, behind, now);
+        }
         let mut keepers = self.keepers_of_marked();
         let kept = keepers
             .iter()
             .map(|&parked| ParkedId(self.parked.id(parked)));
         let kept = kept.collect();
-        let mut nodes = nodes;
         if force && !keepers.is_empty() {
             // As if they had never kept it: what a break takes away is told as ever.
             self.unmark_family(&nodes, now);
@@ -371,6 +380,14 @@ impl State {
         });
         keepers.reverse();
         keepers
+    }
+
+    /// Holds of something that is marked: the last block of each tells.
+    fn holds_of_marked(&self) -> Vec<HoldingIx> {
+        let last = |holding: &Holding| self.node_in(Tier::DEVICE, *holding.table.last()?);
+        let marked = |holding| last(holding).is_some_and(|node| self.is_marked(node));
+        let holds = self.holdings.iter().filter(|&(_, own)| marked(own));
+        holds.map(|(own, _)| own).collect()
     }
 
     /// What these keep is marked no more. Returns it.

@@ -4,7 +4,8 @@
 use super::State;
 use super::record::{Parked, Running};
 use crate::base::{
-    FlightId, FlightIx, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId, Tier,
+    FlightId, FlightIx, HoldId, Ix, LeaseId, MAX_TIERS, NodeIx, ParkedId, Result, SlotIx, TicketId,
+    Tier,
 };
 use crate::copies::BlockCosts;
 use crate::tiers::Hold;
@@ -35,6 +36,8 @@ pub enum HolderId {
     Parked(ParkedId),
     /// A ticket, for a sequence that does not run yet, or is to be parked.
     Ticket(TicketId),
+    /// A hold, for a reader outside.
+    Hold(HoldId),
 }
 
 /// What one of them holds.
@@ -218,7 +221,18 @@ impl State {
             alone: 0,
             promised: on(record.tier, record.blocks),
         });
-        let mut all: Vec<Holder> = running.chain(parked).chain(tickets).collect();
+        let holds = self.holdings.iter().map(|(hold, record)| Holder {
+            id: HolderId::Hold(HoldId(self.holdings.id(hold))),
+            held: on(Tier::DEVICE, record.table.len() as u32),
+            alone: record
+                .table
+                .iter()
+                .map(|&slot| self.freed_by_unpin(slot))
+                .sum(),
+            promised: [0; MAX_TIERS],
+        });
+        let held = running.chain(parked).chain(holds);
+        let mut all: Vec<Holder> = held.chain(tickets).collect();
         all.sort_unstable_by_key(|holder| {
             let blocks = (holder.held[0], holder.promised.iter().sum::<u32>());
             (std::cmp::Reverse(blocks), holder.id)

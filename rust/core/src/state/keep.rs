@@ -47,10 +47,10 @@ impl State {
         lasting.find(|&tier| self.ready(node, tier).is_some())
     }
 
-    /// The tiers below the device that may be a home, from the top, and stores last: only where what they
-    /// lose can be computed again.
+    /// The tiers below the device that may be a home, from the top, and stores last: only where there are some,
+    /// and what they lose can be computed again.
     pub(super) fn home_tiers(&self) -> impl Iterator<Item = Tier> + use<> {
-        let weak = self.config.recompute;
+        let weak = self.config.recompute && self.tiers.writes(Tier::REMOTE);
         let below = self.tiers.below(Tier::DEVICE);
         below.filter(move |&tier| tier != Tier::REMOTE || weak)
     }

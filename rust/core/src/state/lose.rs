@@ -37,13 +37,15 @@ impl State {
         Ok(())
     }
 
-    /// The contents of all tiers but the kept ones are lost; those of the device always are. Nothing that was
+    /// The contents of all tiers but the kept ones are lost; those of the device always are, so that all holds
+    /// end. Nothing that was
     /// there is found any more, and no copy from there is published, however it ends. Running leases are
     /// detached, as by [`Self::clear`]: their blocks stay theirs. What the kept tiers have is found, and parked
     /// sequences that have all of it there stay parked; the keeps of others are broken.
     ///
     /// It takes time in proportion to the tiers, and never waits.
     pub fn lose_but(&mut self, kept: &[Tier]) {
+        self.end_holds();
         self.break_lost(kept);
         let (lost, kept): (Vec<Tier>, Vec<Tier>) = self
             .tiers

@@ -24,6 +24,7 @@ mod forget;
 mod fork;
 mod grow;
 mod headroom;
+mod hold;
 mod holders;
 mod idle;
 mod keep;
@@ -60,6 +61,7 @@ pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use engine::{Fetch, Presence, Wanted};
 pub use forget::{Condemned, Forgotten};
+pub use hold::HeldPath;
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use idle::HostCopies;
 pub use probe::{Probe, Stop};
@@ -78,9 +80,9 @@ use crate::collections::{Arena, Tag};
 use crate::copies::{Flight, Move, Plan};
 use crate::events::Events;
 use crate::evict::{Ghosts, Usage, UsageTable};
-use crate::tiers::Trie;
+use crate::tiers::{HeldSlots, Trie};
 use orphans::Orphans;
-use record::{Held, Parked, Running, Ticket};
+use record::{Held, Holding, Parked, Running, Ticket};
 use runs::Runs;
 use std::collections::BTreeMap;
 
@@ -118,6 +120,9 @@ pub struct State {
     roots: Roots,
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
+    pub(crate) holdings: Arena<Holding>,
+    /// Slots of the device that are held for others to read, and their generations; none before the first.
+    held_slots: Option<HeldSlots>,
     pub(crate) flights: Arena<Flight>,
     pub(crate) held: Vec<Held>,
     pub(crate) counters: Counters,
@@ -180,11 +185,13 @@ impl State {
             usages: UsageTable::new(blocks, config.policy.asks())?,
             copies_first: config.copies_first(),
             trie: Trie::new(&config.resting(&config.sizes()))?,
-            tiers: Tiers::new(tiers),
+            tiers: Tiers::new(tiers, config.remote_writes),
             leases: Arena::new(),
             roots: Roots::default(),
             parked: Arena::new(),
             tickets: Arena::new(),
+            holdings: Arena::new(),
+            held_slots: None,
             flights: Arena::new(),
             held: Vec::new(),
             counters: Counters::default(),
@@ -262,6 +269,7 @@ impl State {
             leases: self.leases.len() as u64,
             parked: self.parked.len() as u64,
             tickets: self.tickets.len() as u64,
+            held_blocks: self.held_blocks(),
             flights: self.flights.len() as u64,
             voiding: self.voiding(),
             blocks: self.trie.len() as u64,

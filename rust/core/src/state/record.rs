@@ -1,7 +1,7 @@
-//! The records of running and parked sequences, and of tickets: what they hold. The handles are in
+//! The records of running and parked sequences, of tickets and of holds: what they hold. The handles are in
 //! `api/lease.rs`.
 
-use crate::base::{LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
+use crate::base::{HoldingIx, LeaseId, LeaseIx, Link, NodeIx, ParkedIx, SlotIx, TicketIx, Tier};
 use crate::collections::{Record, lends_link};
 use crate::evict::Hints;
 
@@ -192,6 +192,20 @@ impl Ticket {
     }
 }
 
+/// Blocks of the device that stay where they are, for a reader outside.
+#[derive(Hash, Debug, Default)]
+pub(crate) struct Holding {
+    link: Option<Link<HoldingIx>>,
+    /// Slots of its blocks, in order.
+    pub(crate) table: Vec<SlotIx>,
+}
+
+impl Holding {
+    pub(crate) fn of(table: Vec<SlotIx>) -> Self {
+        Self { link: None, table }
+    }
+}
+
 /// Slots held back for a step in flight.
 #[derive(Hash, Debug)]
 pub(crate) struct Held {
@@ -203,4 +217,4 @@ pub(crate) struct Held {
     pub(crate) epoch: u32,
 }
 
-lends_link!(Running: LeaseIx, Parked: ParkedIx, Ticket: TicketIx);
+lends_link!(Running: LeaseIx, Parked: ParkedIx, Ticket: TicketIx, Holding: HoldingIx);

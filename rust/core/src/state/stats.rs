@@ -74,6 +74,8 @@ numbers! {
             "parked sequences";
         tickets: "tickets", Gauge "tickets",
             "open reservations, for requests that are not running yet or are about to be parked";
+        held_blocks: "blocks", Gauge "held_blocks",
+            "blocks of the device that are held for other engines to read";
         flights: "flights", Gauge "flights",
             "copy plans in flight, including plans with an unknown outcome";
         voiding: "flights", Gauge "flights_voiding",

@@ -40,7 +40,7 @@ type Check = Result<(), Violation>;
 
 /// Holders of each slot, counted from the records.
 struct Holders {
-    /// Tables of leases, running, ended and held back, plus duplicates and keeps.
+    /// Tables of leases, running, ended and held back, and of holds, plus duplicates and keeps.
     pins: Vec<Vec<u32>>,
     readers: Vec<Vec<u32>>,
     /// Destinations in flight, overdue ones included.
@@ -48,7 +48,7 @@ struct Holders {
 }
 
 impl State {
-    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34, 39 and 40, R2-11, E1, G4, G8, and O1.
+    /// Checks INV-1, 3, 6, 14, 20, 22 to 24, 33, 34, 36a, 36b, 39 and 40, R2-11, E1, G4, G8, and O1.
     pub fn audit(&self) -> Option<Violation> {
         self.laws().err()
     }
@@ -107,6 +107,7 @@ impl State {
         self.in_the_air()?;
         self.believed()?;
         self.loading()?;
+        self.held()?;
         self.promises()?;
         self.keeps()?;
         self.epochs()?;
@@ -144,7 +145,8 @@ impl State {
         let (mut pins, mut readers, mut written) = (zeros(), zeros(), zeros());
         let running = self.leases.iter().map(|(_, lease)| &lease.table);
         let held = self.held.iter().map(|held| &held.table);
-        for &slot in running.chain(held).flatten() {
+        let holdings = self.holdings.iter().map(|(_, holding)| &holding.table);
+        for &slot in running.chain(held).chain(holdings).flatten() {
             pins[0][slot.at()] += 1;
         }
         for (slot, cell) in self.tiers[Tier::DEVICE].pool().cells() {

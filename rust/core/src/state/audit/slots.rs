@@ -189,6 +189,42 @@ impl State {
         Ok(())
     }
 
+    /// What is held is published and found, and its slots are counted as held (INV-36a), so that their
+    /// generations are raised with the last of their holds (INV-36b).
+    pub(super) fn held(&self) -> Check {
+        let mut holds = vec![0; self.tiers[Tier::DEVICE].pool().len() as usize];
+        for (_, holding) in self.holdings.iter() {
+            for &slot in &holding.table {
+                holds[slot.at()] += 1;
+                let node = self.node_in(Tier::DEVICE, slot);
+                if node.is_none_or(|node| self.trie[node].epoch != self.trie.epoch()) {
+                    let detail = "it is held, and has no block that is found".to_owned();
+                    return Err(self.violation("INV-36a", Tier::DEVICE, slot, detail));
+                }
+            }
+        }
+        let told = self.held_slots.as_ref();
+        let count = |at: usize| {
+            told.and_then(|told| told.holds().get(at))
+                .copied()
+                .unwrap_or(0)
+        };
+        if let Some(at) = (0..holds.len()).find(|&at| holds[at] != count(at)) {
+            let (told, found) = (count(at), holds[at]);
+            let detail = format!("{told} holds are counted, {found} are");
+            return Err(self.violation("INV-36b", Tier::DEVICE, SlotIx::new(at as u32), detail));
+        }
+        let (told, found) = (
+            self.held_blocks(),
+            holds.iter().filter(|&&own| own > 0).count(),
+        );
+        if told != found as u64 {
+            let detail = format!("{told} slots are counted as held, {found} are");
+            return Err(self.violation("INV-36a", Tier::DEVICE, SlotIx::default(), detail));
+        }
+        Ok(())
+    }
+
     /// A tier has no more slots than it was given, but for those that cannot retire yet: they are held
     /// or read, or something is below them. One that was withdrawn has no block in any case (INV-14). What was
     /// evicted ahead of need was evicted (R2-11).

@@ -31,13 +31,24 @@ pub(crate) struct TierState {
     unproven: Vec<u64>,
 }
 
-/// The tiers of a yard, the device first.
+/// The tiers of a yard, the device first, and to how many of these blocks are written.
 #[derive(Hash, Debug)]
-pub(crate) struct Tiers(Vec<TierState>);
+pub(crate) struct Tiers(Vec<TierState>, usize);
 
 impl Tiers {
-    pub(crate) fn new(tiers: Vec<TierState>) -> Self {
-        Self(tiers)
+    pub(crate) fn new(tiers: Vec<TierState>, remote_writes: bool) -> Self {
+        let written = if remote_writes {
+            tiers.len()
+        } else {
+            tiers.len().min(Tier::REMOTE.0)
+        };
+        Self(tiers, written)
+    }
+
+    /// Whether blocks are written to this one.
+    #[inline]
+    pub(crate) fn writes(&self, tier: Tier) -> bool {
+        tier.0 < self.1
     }
 
     /// Whether the yard was made with this one.
@@ -89,7 +100,8 @@ impl Tiers {
     /// The nearest one below this one that has slots: where its blocks go down to.
     #[inline]
     pub(crate) fn next_below(&self, tier: Tier) -> Option<Tier> {
-        self.below(tier).find(|&below| self[below].pool.room() > 0)
+        let mut written = (tier.0 + 1..self.1).map(Tier);
+        written.find(|&below| self[below].pool.room() > 0)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &TierState> {

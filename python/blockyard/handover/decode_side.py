@@ -1,0 +1,401 @@
+"""The decode side of a hand-over: it reserves room, and takes offers over."""
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from threading import Lock
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from blockyard._core import Keys, Misuse, NoRoom, Peer, Ticket, TooLarge
+from blockyard.crane.tiers.peers import Peers, TakenOffer
+from blockyard.handover.handover_stats import DECODE_STATS
+from blockyard.handover.offer import Offer
+from blockyard.scheduling.new_request import max_blocks
+from blockyard.shared.log import Limited
+from blockyard.shared.single import Single
+from blockyard.shared.validate import integer, seconds
+from blockyard.yard.asking import Answer, Lookup
+from blockyard.yard.cache import KVCache
+
+__all__ = ["DecodeSide", "ToldRank"]
+
+_KEY: Final = 32
+"""Bytes of a key."""
+_MOST: Final = 65_536
+"""Blocks of an offer."""
+_log = Limited("blockyard", 1.0)
+
+
+class ToldRank(Protocol):
+    """Another rank, which is told where the blocks of offers lie, as `Peers`."""
+
+    def tell(self, offer: TakenOffer) -> None:
+        """Says where the blocks of an offer lie, before the plans that read them."""
+
+    def end(self, at: str, number: bytes) -> None:
+        """Says that nothing more of it is read."""
+
+
+class _Found(NamedTuple):
+    blocks: int
+    others: Sequence[Sequence[bool]] = ()
+
+
+_NOTHING: Final = _Found(0)
+
+
+class _Take:
+    """An offer that is open here, and the requests that want its blocks."""
+
+    __slots__ = ("number", "offer", "peer", "requests", "why")
+
+    def __init__(self, offer: Offer, peer: Peer, number: int) -> None:
+        self.offer, self.peer, self.number = offer, peer, number
+        self.requests: set[Hashable] = set()
+        self.why: str | None = None
+        """None while it is out, then "" where it was taken, or why not."""
+
+
+class _Asked:
+    """A request for which there is room."""
+
+    __slots__ = ("keys", "offer", "since", "take", "until")
+
+    def __init__(self, now: float, until: float) -> None:
+        self.since, self.until = now, until
+        self.offer: Offer | None = None
+        self.take: _Take | None = None
+        self.keys: bytes | None = None
+        """The keys of the blocks that it takes over; None before."""
+
+
+class DecodeSide(Single):
+    """Takes the KV of prompts over from prefill instances. It is a `Lookup` for `Scheduler`.
+
+    First `reserve` for a request: where it returns no ticket, say so to the router at once, before
+    a prefill instance has computed anything. Add the request with the ticket, and give `offered`
+    what the router brings. The request waits for that as long as the patience lasts, others
+    overtake it, and then it computes what it lacks. Nothing an offer says is believed: blocks come
+    only from `peers`, under keys that the request itself has, with a sum and a generation that
+    agree. An offer that is not used is refused, so that the prefill side has its blocks back.
+
+    Any thread may call it. It never waits.
+
+    Args:
+        cache: The cache of the scheduler. It has names of `remote`.
+        peers: The peers of a rank, as `RemoteTier.peers`.
+        lookup: What is asked about requests without an offer, such as a `StoreLookup`.
+        patience: Seconds that a request waits for its offer, and that this is taken.
+        longest: Seconds after which an offer is given up whose request has not begun.
+        ranks: The other ranks, which are told of each offer before it is answered.
+        clock: Seconds.
+
+    Raises:
+        Misuse: The cache has no names of `remote`, or several groups of layers.
+    """
+
+    SCHEMA = DECODE_STATS
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
+
+    def __init__(  # noqa: PLR0913 - keywords
+        self,
+        cache: KVCache,
+        peers: Peers,
+        *,
+        lookup: Lookup | None = None,
+        patience: float = 2.0,
+        longest: float = 60.0,
+        ranks: Sequence[ToldRank] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not cache.config.remote_blocks:
+            raise Misuse("the cache has no names of remote: give it remote=1_000_000 and peers")
+        # The cache may have this side: who drops both ends both.
+        self._cache, self._size = weakref.ref(cache), cache.block_size
+        self._peers, self._ranks = peers, tuple(ranks)
+        self._lookup, self._clock = lookup, clock
+        self._patience = seconds("patience", patience)
+        self._longest = seconds("longest", longest)
+        self._lock = Lock()
+        self._asked: dict[Hashable, _Asked] = {}
+        self._due = math.inf
+        """No request has waited too long before this second."""
+        self._takes: dict[tuple[str, bytes], _Take] = {}
+        self._numbers = count(1)
+        self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
+        self._closed = False
+
+    # -- for the engine's server ---------------------------------------------------------------
+
+    def reserve(
+        self, request: Hashable, tokens: int, growth: int, *, patience: float | None = None
+    ) -> Ticket | None:
+        """Promises room to a request, before a prefill instance computes its prompt.
+
+        Headroom that is kept for running requests is not given away.
+
+        Args:
+            request: Its id; of several samples that of the first, `NewRequest.samples[0]`.
+            tokens: Tokens of its prompt.
+            growth: Most tokens that it samples.
+            patience: Seconds that it waits for its offer, more where the prefill instance has a
+                queue; None for the side's own.
+
+        Returns:
+            The ticket for `NewRequest`; None where there is no room now.
+
+        Raises:
+            Misuse: The request has room already, a value is out of range, or the side is closed.
+            TooLarge: The device can never hold it.
+        """
+        own = self._patience if patience is None else seconds("patience", patience)
+        tokens, growth = integer("tokens", tokens), integer("growth", growth)
+        with self._lock:
+            cache = self._cache()
+            if self._closed or cache is None:
+                raise Misuse("this decode side is closed: make another one")
+            if request in self._asked:
+                raise Misuse(f"request {request!r:.60} has room already: drop it first")
+            try:
+                ticket = cache.promise(max_blocks(tokens, growth, self._size))
+            except TooLarge:
+                raise
+            except NoRoom:
+                self._counts["handover_full"] += 1
+                return None
+            now = self._clock()
+            self._asked[request] = _Asked(now, now + own)
+            self._due = min(self._due, now + own)
+            self._counts["handover_reserved"] += 1
+            return ticket
+
+    def offered(self, request: Hashable, offer: object) -> bool:
+        """Takes what a router has brought for a request.
+
+        Args:
+            request: Its id.
+            offer: An `Offer`, or the router's JSON. None says that none will come.
+
+        Returns:
+            Whether its blocks will be asked for. If not, the request computes its prompt.
+        """
+        found = offer if isinstance(offer, Offer) else Offer.of(offer)
+        peer = None if found is None else self._peers.get(found.at)
+        with self._lock:
+            asked = self._asked.get(request)
+            if found is None or peer is None:
+                name = "malformed" if found is None else "foreign"
+                self._counts[f"handover_{name}"] += offer is not None
+                if asked is not None and asked.offer is None:
+                    # It does not wait for what cannot come.
+                    asked.until = self._due = asked.since
+                return False
+            if asked is None or asked.offer is not None or self._clock() >= asked.until:
+                if asked is None or asked.offer != found:
+                    self._counts["handover_late"] += 1
+                    self._refuse(peer, found, "late")
+                return False
+            asked.offer = found
+            return True
+
+    def explain(self, request: Hashable) -> str | None:
+        """Says what a request waits for; None where it waits for nothing here."""
+        with self._lock:
+            asked = self._asked.get(request)
+            if asked is None:
+                return None
+            left = max(0.0, asked.until - self._clock())
+            if asked.offer is None:
+                return f"It waits for an offer, for {left:.1f} s at most."
+            where = f"offer {asked.offer.id.hex()[:8]} of {asked.offer.at}"
+            if asked.keys is not None:
+                return f"It takes {len(asked.keys) // _KEY} blocks over, of {where}."
+            return f"It waits for {where}, for {left:.1f} s at most."
+
+    def sweep(self, now: float | None = None) -> None:
+        """Gives up what was waited for too long. `LocalCache.step` calls it.
+
+        Args:
+            now: Seconds of its clock; None to look.
+        """
+        now = self._clock() if now is None else now
+        if now < self._due:
+            return
+        with self._lock:
+            self._due = math.inf
+            for request, asked in list(self._asked.items()):
+                due = asked.until if asked.keys is None else asked.since + self._longest
+                if now >= due:
+                    self._leave(request, "late")
+                else:
+                    self._due = min(self._due, due)
+
+    def stats(self) -> dict[str, int]:
+        """Returns counters and sizes; `SCHEMA` has units and meanings."""
+        with self._lock:
+            waiting = sum(asked.keys is None for asked in self._asked.values())
+            return self._counts | {
+                "handover_waiting": waiting,
+                "handover_open": sum(take.why == "" for take in self._takes.values()),
+            }
+
+    def close(self) -> None:
+        """Refuses all offers that are open here, and answers no more. Called again, it is done."""
+        with self._lock:
+            self._closed = True
+            for request in list(self._asked):
+                self._leave(request, "closed")
+        close = getattr(self._lookup, "close", None)
+        if close is not None:
+            close()
+
+    # -- for the scheduler ---------------------------------------------------------------------
+
+    def ask(self, request: Hashable, keys: Keys, patience: float | None = None) -> Answer | None:
+        """Returns what an offer has of a request, or what its lookup finds, as `Lookup.ask`.
+
+        Args:
+            request: Who asks.
+            keys: The keys of its full blocks.
+            patience: As there, for requests without an offer.
+
+        Returns:
+            None while the offer may come, or is being taken.
+        """
+        with self._lock:
+            asked = self._asked.get(request)
+            if asked is not None and asked.keys is None:
+                blocks = self._taken_over(request, asked, bytes(keys))
+                if blocks is None:
+                    return None
+                if blocks:
+                    return _Found(blocks)
+        return _NOTHING if self._lookup is None else self._lookup.ask(request, keys, patience)
+
+    def drop(self, request: Hashable) -> None:
+        """Refuses the offer of a request that waits no more, as `Lookup.drop`."""
+        with self._lock:
+            self._leave(request, "aborted")
+        if self._lookup is not None:
+            self._lookup.drop(request)
+
+    def over(self, request: Hashable) -> None:
+        """Ends the offer of a request whose loads have ended, or that has ended.
+
+        Names of its blocks are dropped: who offered them may write elsewhere there from now on.
+        """
+        with self._lock:
+            self._leave(request, "")
+
+    # -- its own -------------------------------------------------------------------------------
+
+    def _taken_over(self, request: Hashable, asked: _Asked, keys: bytes) -> int | None:
+        """Returns how many leading blocks are taken over; None while that is not known."""
+        now = self._clock()
+        take = asked.take
+        if take is None and asked.offer is not None and now < asked.until:
+            take = asked.take = self._take(request, asked.offer, keys, now)
+        self._collect()
+        if take is None or take.why is None:
+            if now < asked.until:
+                return None
+            self._counts["handover_late"] += 1
+            self._leave(request, "late")
+            return 0
+        blocks = 0
+        if not take.why:
+            has = take.peer.has(_rows(keys[: _MOST * _KEY]))
+            blocks = int(np.append(has, False).argmin())
+        if not blocks:
+            self._leave(request, "nothing")
+            return 0
+        asked.keys, asked.since = keys[: blocks * _KEY], now
+        self._counts["handover_blocks"] += blocks
+        return blocks
+
+    def _take(self, request: Hashable, offer: Offer, keys: bytes, now: float) -> _Take | None:
+        """Asks a peer for an offer, once for all requests that want its blocks."""
+        take = self._takes.get((offer.at, offer.id))
+        if take is None:
+            peer = self._peers.get(offer.at)
+            if peer is None:
+                return None
+            take = _Take(offer, peer, next(self._numbers))
+            if peer.shut(down=False, now=now):
+                take.why = "the peer is left alone"
+                self._counts["handover_gone"] += 1
+                return take
+            self._takes[offer.at, offer.id] = take
+            peer.take(take.number, offer.id, offer.boot, _rows(keys[: _MOST * _KEY]), now)
+        take.requests.add(request)
+        return take
+
+    def _collect(self) -> None:
+        """Takes what peers have answered."""
+        out = {take.number: take for take in self._takes.values() if take.why is None}
+        for peer in {take.peer for take in out.values()}:
+            for number, _, why in peer.taken():
+                take = out.get(number)
+                if take is None:
+                    continue
+                take.why = why or self._tell(take)
+                self._counts["handover_gone" if take.why else "handover_taken"] += 1
+                if take.why:
+                    _log.info("an offer of %s was not to be had: %s", take.offer.at, take.why)
+
+    def _tell(self, take: _Take) -> str:
+        """Tells the other ranks where its blocks lie; returns why not, "" where they know."""
+        if not self._ranks:
+            return ""
+        offer, found = take.offer, take.peer.blocks(take.offer.id)
+        if found is None:
+            return "ended"
+        for rank in self._ranks:
+            rank.tell(TakenOffer(offer.at, offer.id, offer.boot, *found))
+        return ""
+
+    def _leave(self, request: Hashable, why: str) -> None:
+        """Wants no more of an offer for a request; the last one that does ends it."""
+        asked = self._asked.pop(request, None)
+        if asked is None or asked.offer is None:
+            return
+        take = asked.take
+        if take is None:
+            # It was never asked for.
+            peer = self._peers.get(asked.offer.at)
+            if peer is not None:
+                self._refuse(peer, asked.offer, why or "unused")
+            return
+        take.requests.discard(request)
+        if not take.requests and self._takes.pop((take.offer.at, take.offer.id), None) is take:
+            if why:
+                self._refuse(take.peer, take.offer, why)
+            else:
+                take.peer.done(take.offer.id)
+            for rank in self._ranks:
+                rank.end(take.offer.at, take.offer.id)
+        if asked.keys is not None:
+            self._forget(asked.keys)
+
+    def _refuse(self, peer: Peer, offer: Offer, why: str) -> None:
+        self._counts["handover_refused"] += 1
+        peer.refuse(offer.id, why)
+
+    def _forget(self, keys: bytes) -> None:
+        """Drops names of blocks that no open offer has any more."""
+        cache = self._cache()
+        if cache is None or cache.closed:
+            return
+        rows = _rows(keys)
+        gone = rows[~self._peers.has(rows)]
+        if len(gone):
+            every = cache.ready_keys(gone.tobytes(), len(gone) * self._size)
+            cache.forget(every, tier="remote")
+
+
+def _rows(keys: bytes) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    return np.frombuffer(keys, np.uint8).reshape(-1, _KEY)

@@ -1,0 +1,222 @@
+"""The prefill side of a hand-over: it offers held blocks, and sends them to who takes them."""
+
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from blockyard._core import HeldBlocks, Misuse, Offers, OfferServer, Unsupported
+from blockyard.crane.copiers.lane_flights import memory_places
+from blockyard.crane.tiers import Tier, is_mapped
+from blockyard.crane.tiers.peers import called
+from blockyard.handover.handover_stats import PREFILL_STATS
+from blockyard.handover.offer import Offer
+from blockyard.shared.endpoints import endpoint, read_secret
+from blockyard.shared.single import Single
+from blockyard.shared.validate import one_of, seconds, shown
+from blockyard.stores.identity import fields_of
+from blockyard.yard.cache import KVCache
+
+__all__ = ["PrefillSide"]
+
+Why = Literal["aborted", "room"]
+
+_LEAST: Final = 0.02
+"""Seconds between two looks for leases that have ended, at least."""
+_PARTS: Final = 8
+"""So often in the shortest of its times it looks."""
+
+
+class PrefillSide(Single):
+    """Holds the blocks of computed prompts for decode instances, which read them over TCP.
+
+    Add a request with `NewRequest(…, max_tokens=1, hold=True)`; give the `held` of its result to
+    `offer`, and the offer to the router. The blocks stay where they are until every reader has
+    taken or refused them, no reader has renewed its lease, or none has come. Each offer ends by
+    this side's own clock, whatever the others do.
+
+    It has threads of its own, for connections and for leases. Any thread may call it.
+
+    Args:
+        cache: The cache whose blocks are held.
+        device: The memory of its device, as `Crane.device`: memory of this process.
+        listen: Where it listens, as `host:port`; port 0 is any free one. Without a secret it must
+            be of the loopback.
+        advertise: What stands in offers as its address, where other machines reach it by another
+            one; None for that where it listens.
+        secret_file: A file with a secret of 16 bytes or more, which both sides prove to know.
+        lease: Seconds after which a reader that has not renewed its lease counts as gone.
+        unread: Seconds after which an offer ends that no reader has taken.
+        ending: Seconds that `close` waits for connections.
+
+    Raises:
+        Misuse: A value is out of range, the namespace does not name model and weights, there is no
+            secret for an address of the network, or one listens there already.
+        Unsupported: The memory is a GPU's, the cache is of one group of layers among several, or
+            the engine allocates its blocks itself.
+    """
+
+    SCHEMA = PREFILL_STATS
+    """Name, unit, kind, metric and meaning of each number in `stats`."""
+
+    def __init__(  # noqa: PLR0913 - keywords
+        self,
+        cache: KVCache,
+        device: Tier,
+        *,
+        listen: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        lease: float = 10.0,
+        unread: float = 60.0,
+        ending: float = 1.0,
+    ) -> None:
+        config, layout = cache.config, device.layout
+        if config.group or not config.linked or config.engine:
+            raise Unsupported(
+                "offers of hybrid models, and of an engine that allocates its blocks itself, are "
+                "not supported: give a cache with device= and one group of layers"
+            )
+        if not is_mapped(device):
+            raise Unsupported(
+                f"device = {type(device).__name__}: blocks are sent from memory of this process, "
+                "and a GPU's is not supported as source"
+            )
+        at = endpoint("listen", listen, least=0)
+        named = None if advertise is None else endpoint("advertise", advertise)
+        times = {"lease": seconds("lease", lease), "unread": seconds("unread", unread)}
+        for name, given in times.items():
+            if not given:
+                raise Misuse(f"{name} = {given!r}: must be more than 0 seconds")
+        fields, secret = fields_of(config.identity, layout), read_secret(secret_file)
+        self._ending = seconds("ending", ending)
+        self._boot = cache.boot
+        self._offers = Offers(**times)
+        self._server = OfferServer(
+            self._offers,
+            at,
+            boot=self._boot,
+            name=called("prefill"),
+            fields=fields,
+            planes=[[place for plane in memory_places(device, "peers") for place in plane]],
+            blocks=device.blocks,
+            secret=secret,
+        )
+        # The server reads this memory.
+        self._device = device
+        self._address = named or self._server.address
+        self._stop = threading.Event()
+        every = max(_LEAST, min(times.values()) / _PARTS)
+        watched = self._offers, self._stop, every
+        self._thread = threading.Thread(
+            target=_look, args=watched, name="blockyard-offers", daemon=True
+        )
+        self._finalizer = weakref.finalize(self, _end, self._stop, self._offers, self._server)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """What stands in its offers as the address."""
+        return self._address
+
+    @property
+    def listens(self) -> str:
+        """Where it listens, with the port that it has got."""
+        return self._server.address
+
+    def offer(self, held: HeldBlocks | None) -> Offer | None:
+        """Offers blocks: they are held until the offer ends, and not by the caller any more.
+
+        Args:
+            held: What `KVCache.hold` has returned, or a result's `held`.
+
+        Returns:
+            What the router carries; None where nothing is held, or not any more.
+
+        Raises:
+            Misuse: It is something else, has more than 65,536 blocks, or the side is closed.
+        """
+        if held is None:
+            return None
+        if not isinstance(held, HeldBlocks):
+            raise Misuse(f"held = {shown(held)}: give what KVCache.hold has returned")
+        if self._stop.is_set():
+            raise Misuse("this prefill side is closed: make another one")
+        if not held.is_held:
+            return None
+        number = secrets.token_bytes(16)
+        self._offers.offer(number, held, time.monotonic())
+        return Offer(number, self._address, self._boot)
+
+    def end(self, offer: Offer, why: Why = "aborted") -> bool:
+        """Ends an offer, where its request was aborted or its room is needed.
+
+        Args:
+            offer: The offer.
+            why: "aborted" or "room", as which it is counted.
+
+        Returns:
+            Whether it was held.
+        """
+        return self._offers.end(offer.id, one_of("why", why, ("aborted", "room")))
+
+    def make_room(self) -> bool:
+        """Ends the oldest offer, where the engine needs the room; returns whether there was one."""
+        return self._offers.end_oldest() is not None
+
+    def sweep(self, now: float | None = None) -> int:
+        """Ends the offers whose time is over. A thread of its own does so, too.
+
+        Args:
+            now: Seconds of `time.monotonic`; None to look.
+
+        Returns:
+            How many have ended.
+        """
+        return self._offers.sweep(time.monotonic() if now is None else now)
+
+    def stats(self) -> dict[str, int]:
+        """Returns counters and sizes; `SCHEMA` has units and meanings."""
+        return _numbers(self._offers.stats(), self._server.stats())
+
+    def explain(self) -> tuple[str, ...]:
+        """Returns for each held offer how many blocks it holds, for whom and how long."""
+        return tuple(
+            f"Offer {number.hex()[:8]} has held {blocks} blocks for {age:.1f} s, "
+            + (f"and {readers} readers have a lease" if readers else "and nobody has taken it")
+            + f"; it ends in {left:.1f} s if none comes or renews."
+            for number, blocks, age, readers, left in self._offers.holding()
+        )
+
+    def close(self) -> bool:
+        """Ends all offers and connections; called again, it is done.
+
+        Returns:
+            Whether all its threads have ended in time.
+        """
+        self._stop.set()
+        self._offers.end_all("closed")
+        ended = self._server.close(patience=self._ending)
+        self._thread.join(self._ending)
+        self._finalizer.detach()
+        return ended and not self._thread.is_alive()
+
+
+def _look(offers: Offers, stop: threading.Event, every: float) -> None:
+    """What its thread does: it has no side, so that who drops that ends it."""
+    while not stop.wait(every):
+        offers.sweep(time.monotonic())
+
+
+def _end(stop: threading.Event, offers: Offers, server: OfferServer) -> None:
+    stop.set()
+    offers.end_all("closed")
+    server.close(patience=0.0)
+
+
+def _numbers(offers: Mapping[str, int], server: Mapping[str, int]) -> dict[str, int]:
+    every = {**offers, **{f"offers_{name}": count for name, count in server.items()}}
+    return {stat.name: every[stat.name] for stat in PREFILL_STATS}

@@ -1,0 +1,247 @@
+//! The decode side: one prefiller, and what is to be had from it. Who gives a flight up waits for no socket.
+//! INV-36c
+
+use crate::carrier::run;
+use crate::desk::{Answer, Counts, Desk, Known, Landed, PeerState, Take, Work};
+use crate::link::Wake;
+use crate::offers::OfferId;
+use crate::places::Pieces;
+use crate::secret::fresh;
+use crate::wire::{PeerOptions, Shared};
+use blockyard_disk::Key;
+use std::process;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// One prefiller, as a rank of a decoder sees it. Any thread may call it, and no call waits for a socket.
+#[derive(Debug)]
+pub struct Peer {
+    shared: Arc<Shared>,
+    process: u32,
+}
+
+impl Peer {
+    /// Makes one. Its thread begins with the first call that needs it.
+    ///
+    /// # Errors
+    /// The system has no descriptor.
+    pub fn new(options: PeerOptions) -> std::io::Result<Self> {
+        Ok(Self {
+            shared: Arc::new(Shared {
+                desk: Mutex::new(Desk::new(options.failures, options.rest)),
+                options,
+                landed: Condvar::new(),
+                wake: Wake::new()?,
+            }),
+            process: process::id(),
+        })
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &PeerOptions {
+        &self.shared.options
+    }
+
+    /// Begins the thread where there is none.
+    fn start(&self, desk: &mut Desk) {
+        if desk.runs || desk.closing {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name("blockyard-peer".into());
+        desk.runs = true;
+        if let Err(error) = thread.spawn(move || run(&shared)) {
+            desk.runs = false;
+            desk.why = format!("no thread: {error}");
+            desk.fail_all();
+        }
+    }
+
+    fn submitted(&self, mut desk: MutexGuard<'_, Desk>) {
+        if !desk.work.is_empty() {
+            self.start(&mut desk);
+        }
+        drop(desk);
+        self.shared.wake.wake();
+    }
+
+    /// Asks for an offer; `answers` says what it has. Never waits.
+    ///
+    /// # Arguments
+    /// `number` is the caller's. Of `keys` those are taken that the offer has one after the other, from `first` on.
+    pub fn take(&self, number: u64, id: OfferId, boot: u32, keys: &[Key], first: usize) {
+        let reader = fresh().map_or(0, u64::from_le_bytes);
+        let mut desk = self.shared.desk();
+        if desk.closing || desk.rests() {
+            desk.fail_take(number);
+            return;
+        }
+        desk.work.push_back(Work::Take(Box::new(Take {
+            number,
+            id,
+            boot,
+            reader,
+            keys: keys.to_vec(),
+            first,
+        })));
+        self.submitted(desk);
+    }
+
+    /// What has become of takes since the last call, each once.
+    pub fn answers(&self) -> Vec<Answer> {
+        self.shared.desk().take_answers()
+    }
+
+    /// What is known of an offer that was taken, and the number of its reader: for the peers of other ranks.
+    pub fn known(&self, id: &OfferId) -> Option<(Known, u64)> {
+        let desk = self.shared.desk();
+        desk.known(id)
+            .map(|(known, reader)| (known.clone(), reader))
+    }
+
+    /// Tells it of an offer that another rank's peer has taken, for the same reader.
+    pub fn learn(&self, id: OfferId, reader: u64, known: Known) {
+        let mut desk = self.shared.desk();
+        if !desk.closing {
+            // As nobody has told how long it is: soon, and then as often.
+            desk.learn(id, reader, known, Duration::from_secs(1));
+            self.start(&mut desk);
+        }
+        drop(desk);
+        self.shared.wake.wake();
+    }
+
+    /// Which of these keys an offer has that was taken here.
+    pub fn has(&self, keys: &[Key]) -> Vec<bool> {
+        self.shared.desk().has(keys)
+    }
+
+    /// Takes what time it is, and whether a flight would fail at once.
+    pub fn is_shut(&self, now: f64) -> bool {
+        let mut desk = self.shared.desk();
+        desk.turn(now);
+        desk.rests()
+    }
+
+    /// Takes a flight; returns its number. Never waits. It has failed at once where the other side rests; behind the
+    /// first block that no offer here has, its blocks are missing.
+    pub fn submit(&self, keys: &[Key], memory: Arc<dyn Pieces>) -> u64 {
+        let mut desk = self.shared.desk();
+        let number = desk.submit(keys, memory);
+        self.submitted(desk);
+        number
+    }
+
+    /// Takes what time it is, in seconds of any clock, by which rests end; returns the flights that have ended since
+    /// the last call, each once. Never waits.
+    pub fn poll(&self, now: f64) -> Vec<Landed> {
+        let mut desk = self.shared.desk();
+        desk.turn(now);
+        desk.take_landed()
+    }
+
+    /// Waits until a flight has ended, for so long at most; returns whether it has.
+    pub fn wait(&self, number: u64, patience: Duration) -> bool {
+        let desk = self.shared.desk();
+        let waited = self
+            .shared
+            .landed
+            .wait_timeout_while(desk, patience, |desk| desk.flies(number));
+        !waited
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .flies(number)
+    }
+
+    /// Gives a flight up: when it returns, no byte of its memory is written any more. It waits for no socket: what
+    /// still comes is thrown away. INV-36c
+    ///
+    /// # Arguments
+    /// `late` says that the other side did not answer in time, which is a failure; the connection is closed.
+    pub fn give_up(&self, number: u64, late: bool) {
+        let flying = self.shared.desk().flying(number);
+        if let Some(flying) = flying {
+            flying.memory.leave();
+            self.shared.desk().left(number, late);
+        }
+        self.shared.landed.notify_all();
+        self.shared.wake.wake();
+    }
+
+    /// A request here has what it needs of an offer. It is said behind what was asked before.
+    pub fn done(&self, id: OfferId) {
+        let mut desk = self.shared.desk();
+        if let Some(reader) = desk.leave_offer(&id) {
+            desk.work.push_back(Work::Done { id, reader });
+        }
+        self.submitted(desk);
+    }
+
+    /// A request here does not take an offer, or needs it no more.
+    pub fn refuse(&self, id: OfferId, why: &str) {
+        let mut desk = self.shared.desk();
+        if desk.closing || desk.rests() {
+            return;
+        }
+        let taken = desk.leave_offer(&id);
+        let reader = taken.or_else(|| fresh().ok().map(u64::from_le_bytes));
+        desk.work.push_back(Work::Refuse {
+            id,
+            reader: reader.unwrap_or(0),
+            why: why.to_owned(),
+        });
+        self.submitted(desk);
+    }
+
+    /// What it has done since it was made.
+    pub fn counts(&self) -> Counts {
+        self.shared.desk().counts
+    }
+
+    /// What it is at now.
+    pub fn state(&self) -> PeerState {
+        self.shared.desk().state()
+    }
+
+    /// Why the other side has failed last; empty where it never has.
+    pub fn why(&self) -> String {
+        self.shared.desk().why.clone()
+    }
+
+    /// Whether it takes nothing more.
+    pub fn is_closed(&self) -> bool {
+        self.shared.desk().closing
+    }
+
+    /// Ends all flights, says that its offers are done where that is possible at once, and takes no more.
+    ///
+    /// # Returns
+    /// Whether the thread has ended within that patience. Else it does so by its own deadline, and touches no memory.
+    pub fn close(&self, patience: Duration) -> bool {
+        let flying = {
+            let mut desk = self.shared.desk();
+            desk.closing = true;
+            desk.all()
+        };
+        for number in flying {
+            self.give_up(number, false);
+        }
+        self.shared.wake.wake();
+        let desk = self.shared.desk();
+        let waited = self
+            .shared
+            .landed
+            .wait_timeout_while(desk, patience, |desk| desk.runs);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.runs
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // A forked child has no thread.
+        if self.process == process::id() {
+            self.close(Duration::ZERO);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+"""A scheduler whose requests wait for offers: with room, without holding up others, and once."""
+
+from typing import Any
+
+import pytest
+
+from blockyard.scheduling.request import RequestState
+from fake_peers import Rig, offer
+from loop import Loop
+from yard import text
+
+PROMPT = text(1, 13)
+
+
+class Rigged(Rig):
+    """A decode side, and the scheduler that asks it."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.loop = Loop(cache=self.cache, lookup=self.side)
+
+    def add(self, name: str = "one", prompt: list[int] = PROMPT, **more: Any) -> None:
+        ticket = self.side.reserve(name, len(prompt), 2, **more)
+        assert ticket is not None
+        self.loop.add(name, prompt, 2, ticket=ticket)
+
+    def brings(self, name: str = "one", blocks: int = 3) -> None:
+        """Has an offer come and be taken."""
+        assert self.side.offered(name, offer())
+        self.loop.schedule()
+        assert self.loop.state(name) is RequestState.WAITING
+        self.peer.answer(blocks, self.cache.keys(PROMPT))
+        self.loop.output()
+        self.loop.schedule()
+
+    @property
+    def promised(self) -> int:
+        return self.cache.room().promised
+
+
+@pytest.mark.law("INV-36e")
+def test_inv_36e_it_waits_with_room_and_holds_up_no_other() -> None:
+    rig = Rigged(patience=30.0)
+    rig.add()
+    rig.loop.add("short", text(2, 3), 2)
+    rig.loop.schedule()
+    assert rig.loop.begun == ["short"]
+    rig.loop.now = 29.0
+    rig.loop.output()
+    rig.loop.schedule()
+    assert rig.loop.state("one") is RequestState.WAITING, "the patience for stores is shorter"
+    assert "It waits for an offer, for 30.0 s at most." in str(rig.loop.scheduler.explain("one"))
+    assert rig.promised == 4
+    rig.loop.output()
+    rig.brings()
+    assert rig.loop.state("one") is RequestState.LOADING
+    rig.loop.land()
+    assert rig.peer.said == [("take", b"\1" * 16, 9, 3)]
+    rig.loop.output()
+    rig.loop.schedule()
+    assert rig.peer.said[1:] == [("done", b"\1" * 16)], "as soon as it begins"
+    rig.loop.finish()
+    assert rig.loop.results["one"].cached_tokens.remote == 12, "one token is computed"
+    assert rig.promised == 0
+
+
+@pytest.mark.law("INV-36f")
+def test_inv_36f_a_load_that_fails_is_computed() -> None:
+    rig = Rigged()
+    rig.add()
+    rig.brings()
+    (plan,) = rig.loop.plans
+    rig.loop.plans.clear()
+    rig.loop.cache.commit(plan, 1, corrupt=True)
+    rig.loop.finish()
+    assert rig.loop.results["one"].cached_tokens.remote == 4
+    assert rig.peer.said[-1] == ("done", b"\1" * 16)
+    assert rig.cache.probe(rig.cache.keys(PROMPT)).remote == 0
+    assert rig.cache.audit() is None
+
+
+def test_without_an_offer_it_computes() -> None:
+    rig = Rigged(patience=2.0)
+    rig.add()
+    rig.loop.schedule()
+    rig.now = 2.0
+    rig.loop.finish()
+    assert rig.loop.results["one"].cached_tokens.total == 0
+    assert not rig.peer.said
+
+
+@pytest.mark.parametrize("when", ["waiting", "taking", "loading"])
+def test_an_abort_refuses_the_offer_and_gives_the_room_back(when: str) -> None:
+    rig = Rigged()
+    rig.add()
+    rig.loop.schedule()
+    if when == "taking":
+        rig.side.offered("one", offer())
+        rig.loop.output()
+        rig.loop.schedule()
+    elif when == "loading":
+        rig.loop.output()
+        rig.brings()
+        assert rig.loop.state("one") is RequestState.LOADING
+    rig.loop.scheduler.abort("one")
+    # At once: no step comes after it where nothing else is there.
+    assert rig.side.stats()["handover_waiting"] == rig.side.stats()["handover_open"] == 0
+    if when == "waiting":
+        assert not rig.side.offered("one", offer())
+    ends = {"waiting": "late", "taking": "aborted"}
+    wanted = ("refuse", b"\1" * 16, ends[when]) if when in ends else ("done", b"\1" * 16)
+    assert rig.peer.said[-1] == wanted
+    assert rig.promised == 0
+    rig.loop.land()
+    assert rig.cache.audit() is None
+
+
+def test_what_the_cache_has_already_is_not_taken() -> None:
+    rig = Rigged()
+    rig.loop.add("before", PROMPT, 2)
+    rig.loop.finish()
+    rig.add()
+    rig.side.offered("one", offer())
+    rig.loop.schedule()
+    assert rig.loop.begun[-1] == "one"
+    assert rig.peer.said == [("refuse", b"\1" * 16, "unused")]
+    rig.loop.finish()
+
+
+def test_new_weights_end_what_is_open() -> None:
+    rig = Rigged()
+    rig.add()
+    rig.brings()
+    rig.loop.scheduler.update_weights()
+    assert rig.peer.said[-1] == ("done", b"\1" * 16)
+    rig.loop.land()
+    rig.loop.finish()
+    rig.add("two", text(1, 13))
+    rig.loop.schedule()
+    assert rig.loop.begun[-1] == "two", "it asks nobody any more"
+    rig.loop.finish()
+
+
+def test_a_reset_ends_what_is_open() -> None:
+    rig = Rigged()
+    rig.add()
+    rig.brings()
+    rig.loop.scheduler.fail()
+    rig.loop.scheduler.reset()
+    assert rig.peer.said[-1] == ("done", b"\1" * 16)
+    assert rig.side.stats()["handover_open"] == 0
