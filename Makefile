@@ -23,7 +23,7 @@ SOURCES := Cargo.toml $(wildcard Cargo.lock) pyproject.toml LICENSE THIRD_PARTY_
 	$(shell find rust python -type f -not -path '*/__pycache__/*' | sort)
 # Notices a source that went away, which no time stamp tells.
 $(shell mkdir -p target; echo $(SOURCES) | cmp -s - target/sources.txt || echo $(SOURCES) >target/sources.txt)
-PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py tests/soak_ranks.py tests/soak_stores.py benches/python benches/gpu benches/peers)
+PYTHON_CODE := $(wildcard .ci examples python tests/python tests/gpu tests/conftest.py tests/soak.py tests/soak_disk.py tests/soak_ranks.py tests/soak_stores.py tests/soak_handover.py benches/python benches/gpu benches/peers)
 
 WHEEL_STAMP := target/wheels/wheel.stamp
 # It would print a page about another project.
@@ -43,7 +43,7 @@ into = $1 -m pip install --quiet --disable-pip-version-check --no-index --no-dep
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help check-tools env wheel wheels install run site site-serve check lint lint-rust lint-python lint-host lint-subjects test test-rust test-engines test-stores \
-	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-groups soak-ranks soak-stores bench bench-disk bench-stores bench-handover bench-orders bench-peers bench-peers-disk measure \
+	test-python check-wheel smoke bench-check msrv print-msrv deny release mutants soak soak-disk soak-groups soak-ranks soak-stores soak-handover bench bench-disk bench-stores bench-handover bench-orders bench-peers bench-peers-disk measure \
 	test-gpu bench-gpu deploy-vllm fmt clean
 
 help:  ## list what make can do
@@ -290,6 +290,10 @@ soak-ranks: install  ## kill and stop a scheduler and its ranks, and lose their 
 soak-stores: install $(VENV)/stores.group  ## kill engines over a folder, a Redis and a Mooncake, SEEDS=24 plays of ten requests each, then with lies
 	$(BIN)/python tests/soak_stores.py --seeds $(or $(SEEDS),24)
 	$(BIN)/python tests/soak_stores.py --seeds $(or $(SEEDS),24) --lies 0.4
+
+soak-handover: install  ## kill and stop a prefill and a decode engine, KILLS=300 and STOPS=100 times, and simulate SCHEDULES=100000
+	$(BIN)/python tests/soak_handover.py --kills $(or $(KILLS),300) --stops $(or $(STOPS),100) --first $(or $(FIRST),0) \
+		--schedules $(or $(SCHEDULES),100000)
 
 soak-groups: install  ## run an engine with several groups of layers, over caches and over a connector, SEEDS=2000 each
 	BLOCKYARD_GROUPS=$(or $(SEEDS),2000) $(BIN)/python -m pytest tests/python/yard/test_grouped.py -q -o timeout=0

@@ -49,6 +49,7 @@ SLOW = {
     "test_sequential",
     "test_server_example",
     "test_simulated_groups",
+    "test_simulated_handovers",
     "test_simulated_losses",
     "test_simulated_own_blocks",
     "test_simulated_processes",
@@ -58,6 +59,7 @@ SLOW = {
     "test_sweep_cli",
     "test_threads",
     "test_together",
+    "test_two_processes",
     "test_workers",
 }
 

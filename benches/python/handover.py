@@ -1,4 +1,4 @@
-"""`make bench-handover`: what a hand-over by tcp costs, beside a plain socket.
+"""`make bench-handover`: what a hand-over by tcp costs, beside a plain socket, and in a step.
 
     python benches/python/handover.py [--mib 128] [--rounds 9]
 
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,7 @@ from blockyard.crane.copiers.lane_flights import Place, memory_places
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.tools.disk.bench import Figure as Timing
 from blockyard.tools.disk.bench import timed
+from handover_steps import OFFERS, beside
 from report import Figure, asked, busy, report
 
 MIB = 1 << 20
@@ -165,10 +167,18 @@ def figures(mib: int, rounds: int) -> Iterator[Figure]:
                 yield Figure(what, part, least=None if beside else GOAL, about=about)
 
 
+def steps(rounds: int) -> Iterator[Figure]:
+    ratios, alone = beside(rounds)
+    about = f"rounds {', '.join(f'{one:.2f}' for one in sorted(ratios))}; without {alone:.0f} µs"
+    what = f"thread CPU of a step of 256 beside {OFFERS} hand-overs / without"
+    yield Figure(what, median(ratios), most=1.1, about=about)
+
+
 def main() -> None:
     options = asked(__doc__, mib=128, rounds=9)
     print(f"{options.rounds} rounds of {options.mib} MiB.\n")
-    sys.exit(report(figures(options.mib, options.rounds), options.json))
+    rows = chain(figures(options.mib, options.rounds), steps(options.rounds))
+    sys.exit(report(rows, options.json))
 
 
 if __name__ == "__main__":

@@ -8,17 +8,13 @@ without them alternate by rounds, on one cache.
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).parents[2] / "tests/python/support"))
 
 import blockyard as by
 from blockyard.handover.offer import Offer
@@ -86,6 +82,7 @@ def turns(scheduler: by.Scheduler, cache: Any, count: int) -> float:
         cache.step()
         own = time.thread_time_ns() - begun
         spent.append((own + answer(scheduler, step)) / 1e3)
+        scheduler.on_acks([by.Ack(*stop) for stop in step.stops])
     return float(np.median(spent))
 
 
@@ -129,7 +126,3 @@ def in_air(source: Prefiller, scheduler: by.Scheduler, cache: Any, first: int) -
     os.kill(source.pid, signal.SIGSTOP)
     for _ in range(5):
         turns(scheduler, cache, 1)
-
-
-if __name__ == "__main__":
-    print(beside(5))

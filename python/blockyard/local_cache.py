@@ -194,6 +194,7 @@ class LocalCache(KVCache):
 
     @owned
     def _update_weights(self) -> None:
+        self._has_own_weights = True
         if self.lookup is not None:
             self.lookup.close()
         self._end_epoch(forget=True)

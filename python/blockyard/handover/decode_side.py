@@ -383,7 +383,9 @@ class DecodeSide(Single):
 
     def _refuse(self, peer: Peer, offer: Offer, why: str) -> None:
         self._counts["handover_refused"] += 1
-        peer.refuse(offer.id, why)
+        if (offer.at, offer.id) not in self._takes:
+            # Else another request takes it, and ends it.
+            peer.refuse(offer.id, why)
 
     def _forget(self, keys: bytes) -> None:
         """Drops names of blocks that no open offer has any more."""

@@ -134,7 +134,8 @@ class PrefillSide(Single):
             held: What `KVCache.hold` has returned, or a result's `held`.
 
         Returns:
-            What the router carries; None where nothing is held, or not any more.
+            What the router carries; None where nothing is held, or not any more, and where the
+            weights have changed under one namespace.
 
         Raises:
             Misuse: It is something else, has more than 65,536 blocks, or the side is closed.
@@ -145,6 +146,10 @@ class PrefillSide(Single):
             raise Misuse(f"held = {shown(held)}: give what KVCache.hold has returned")
         if self._stop.is_set():
             raise Misuse("this prefill side is closed: make another one")
+        cache = held.cache
+        if isinstance(cache, KVCache) and cache.has_own_weights:
+            # Who takes them has the weights that the namespace names.
+            held.release()
         if not held.is_held:
             return None
         number = secrets.token_bytes(16)

@@ -1,6 +1,7 @@
 """Which waiting requests shared stores are asked about, and for how long each waits for that."""
 
 from collections import deque
+from collections.abc import Hashable
 from typing import Final
 
 from blockyard._core import Keys
@@ -76,7 +77,19 @@ class Lookups:
         self._end(entry)
         if said and self._asking.takes:
             self._taking.append(entry)
+        else:
+            # Where there was no name for any of them, what was taken is not needed.
+            self._asking.over(entry.id)
         return False
+
+    def leave(self, *requests: Hashable) -> None:
+        """Ends what is held for requests that have ended, whether they were asked about or not."""
+        self.purge()
+        if requests:
+            # Another may have the id from now on.
+            self._taking = deque(one for one in self._taking if not one.terminal)
+        for request in requests:
+            self._asking.over(request)
 
     def purge(self) -> None:
         """Forgets requests that have ended, and ends what is held for those that load no more."""

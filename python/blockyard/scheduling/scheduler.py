@@ -148,7 +148,7 @@ class Scheduler(Single):
             Misuse: There is no such request.
         """
         self._lifecycle.abort(self._lifecycle.get(request))
-        self._shared.lookups.purge()
+        self._shared.lookups.leave(request)
 
     @driven
     def hint(self, request: Hashable, hints: Hints) -> None:
@@ -302,7 +302,9 @@ class Scheduler(Single):
         Raises:
             Misuse: One is no such word, or "disk kept" without a keyed tier.
         """
+        ended = self.requests if requests == "abort" else ()
         self._lifecycle.reset(requests, memory)
+        self._shared.lookups.leave(*ended)
         self._admission.forget()
         made_sound(self._owner)
 

@@ -11,6 +11,7 @@ from blockyard.scheduling.request import Result
 from blockyard.testing.own_blocks import OwnBlocks
 from blockyard.testing.scenario import Scenario
 from blockyard.testing.simulated_engine import Broken
+from blockyard.testing.simulated_handovers import HandOvers
 from blockyard.testing.simulated_processes import Processes
 from blockyard.testing.simulated_store import SimulatedStore
 from blockyard.testing.simulator import Simulation
@@ -42,10 +43,14 @@ def simulate(scenario: Scenario) -> Ran:
     """
     own = scenario.setup.blocks == "engine"
     with tempfile.TemporaryDirectory() as folder:
-        made = OwnBlocks if own else Processes if scenario.setup.processes else Simulation
-        if scenario.setup.second:
+        made: type[OwnBlocks | Simulation | HandOvers] = (
+            OwnBlocks if own else Processes if scenario.setup.processes else Simulation
+        )
+        if scenario.setup.second == "decode":
+            made = HandOvers
+        elif scenario.setup.second:
             return _together(scenario, Path(folder))
-        simulation: OwnBlocks | Simulation = made(scenario, Path(folder))
+        simulation: OwnBlocks | Simulation | HandOvers = made(scenario, Path(folder))
         try:
             simulation.run()
             return Ran(simulation.now, simulation.seen, simulation.requests.results)

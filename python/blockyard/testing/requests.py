@@ -33,8 +33,11 @@ class Ask(NamedTuple):
 
     @property
     def prompt(self) -> list[int]:
-        """What the family shares, and tokens that no other request has."""
-        own = sum(map(ord, self.name)) * 7919
+        """What the family shares, and tokens that no other request has.
+
+        A prefill engine has the number of its try behind the name and a "#".
+        """
+        own = sum(map(ord, self.name.partition("#")[0])) * 7919
         shared = range(1000 + 100 * self.family, 1000 + 100 * self.family + self.shared)
         return [*shared, *range(own, own + self.own)]
 

@@ -11,6 +11,7 @@ from blockyard.scheduling.new_request import max_blocks, sample_ids
 from blockyard.testing.disk_faults import has_disk, parking_on_disk, with_disk, with_restarts
 from blockyard.testing.dying import with_losses, with_processes
 from blockyard.testing.eviction_seeds import with_orders
+from blockyard.testing.handover_faults import with_handovers
 from blockyard.testing.setup import HEADROOMS, OWN_VERBS, VERBS, VICTIMS, WORDS, Event, Setup
 from blockyard.testing.store_faults import with_stores
 
@@ -95,6 +96,13 @@ class Scenario:
         """
         scenario = cls.own_blocks(seed) if seed % 2 else cls.seeded(seed)
         setup, events = with_stores(seed, scenario.setup, list(scenario.events))
+        return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
+
+    @classmethod
+    def handing_over(cls, seed: int) -> Self:
+        """Returns a prefill and a decode engine, of which either may be killed and stopped."""
+        scenario = cls.seeded(seed)
+        setup, events = with_handovers(seed, scenario.setup, list(scenario.events))
         return cls(setup, tuple(sorted(events, key=lambda event: event.tick)))
 
     @classmethod

@@ -17,7 +17,18 @@ from blockyard.shared.hints import Retention
 from blockyard.yard.config import Eviction, HostCopies
 from blockyard.yard.parking import PreemptMode
 
-__all__ = ["FAULTS", "HEADROOMS", "OWN_VERBS", "VERBS", "VICTIMS", "WORDS", "Event", "Setup"]
+__all__ = [
+    "FAULTS",
+    "HANDOVER_WORDS",
+    "HEADROOMS",
+    "ONCE_READ",
+    "OWN_VERBS",
+    "VERBS",
+    "VICTIMS",
+    "WORDS",
+    "Event",
+    "Setup",
+]
 
 _Write: TypeAlias = Literal["on-evict", "through", "second-touch"]
 
@@ -58,6 +69,7 @@ VERBS: Final = {
     "slow": (2,),
     "scheduler": (2,),
     "forget": (2,),
+    "handover": (2,),
     "hold": (2,),
 }
 """How many fields each verb may have."""
@@ -114,6 +126,8 @@ ticks later; "fail" says of the engine that it is dead, "wait" says nothing |
 plans, and comes back that many ticks later; the ranks live on |
     | forget | name of a request, "names" or "values": what the store is known to have of its \
 prompt is forgotten, or all that anybody has |
+    | handover | a word of `HANDOVER_WORDS`, number: what befalls the next message, offer, block \
+or reader, a clock, or one of both engines; the number is of ticks, or decides what |
     | hold | name of a request, ticks: what the device has of its prompt is held for so long |
     """
 
@@ -133,13 +147,19 @@ class Setup:
     disk: int = 0
     remote: int = 0
     """Names of blocks in a store that engines share."""
-    second: Literal["", "alike", "weights", "ranks", "shape"] = ""
+    second: Literal["", "alike", "weights", "ranks", "shape", "decode"] = ""
     """Whether a second engine shares the store, and in what it differs. It plays the same events,
-    some ticks later."""
+    some ticks later. With "decode" the first computes prompts, which the second takes over."""
+    lease: int = 6
+    """Ticks that a reader of an offer has from one renewal to the next."""
+    unread_ticks: int = 10
+    """Ticks that an offer waits for its first reader."""
+    patience: int = 12
+    """Ticks that a request waits for its offer."""
     weights: int = 1
     """Which weights the engine has: values of others are not for it."""
     store_values: int = 1000
-    """Values that the store holds: beyond those it refuses, or drops one."""
+    """Values that the store holds: beyond those it refuses, or drops one. 0 for no store."""
     store_late: int = 0
     """Ticks that an answer of the store takes at most."""
     store_lies: int = 0
@@ -214,6 +234,19 @@ class Setup:
     numbers after every step, and tells a listener, at times too late, what its blocks do."""
 
 
+ONCE_READ: Final = 100
+"""What is added to the number of a "handover" that happens once blocks are read."""
+
+HANDOVER_WORDS: Final = frozenset(
+    {f"{what} {fate}" for what in ("message", "done") for fate in ("late", "lost", "twice")}
+    | {f"offer {fate}" for fate in ("late", "lost", "twice", "foreign", "malformed", "another")}
+    | {"offer shared", "slow", "spoilt", "cut", "rest", "busy", "reader", "clock"}
+    | {f"prefill {what}" for what in ("kill", "stop", "clear", "weights", "reset", "forget")}
+    | {"prefill abort", "prefill room"}
+    | {f"decode {what}" for what in ("kill", "stop", "clear", "weights", "reset", "fail")}
+)
+"""What may happen to hand-overs."""
+
 WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "abort": (1, frozenset({"", *(state for state in RequestState if state not in TERMINAL)})),
     "hint": (1, frozenset(get_args(Retention))),
@@ -222,6 +255,7 @@ WORDS: Final[dict[str, tuple[int, frozenset[str]]]] = {
     "outcome": (1, frozenset({"sent", "late", "twice", "lost", "foreign"})),
     "restart": (0, frozenset({"closed", "killed"})),
     "forget": (1, frozenset({"names", "values"})),
+    "handover": (0, HANDOVER_WORDS),
     "kill": (2, frozenset({"wait", "fail"})),
 }
 """The words that a field of an event may be, and the index of that field."""

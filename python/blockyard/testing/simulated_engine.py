@@ -92,6 +92,10 @@ class Sums:
             bad |= (plane[slots, :, offsets] != words[:, None] ^ marks).any(axis=1)
         return int(bad.argmax()) if bad.any() else -1
 
+    def block(self, slot: int) -> bytes:
+        """Returns the bytes of a block, plane after plane."""
+        return b"".join(plane[slot].tobytes() for plane in self._planes)
+
     def spoil(self, slot: int) -> None:
         """Overwrites a block."""
         for plane in self._planes:

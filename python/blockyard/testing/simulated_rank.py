@@ -214,6 +214,7 @@ def config_of(setup: Setup, largest: Callable[[str], int] = lambda _: 0) -> Conf
         host=max(largest("host"), setup.host),
         disk=max(largest("disk"), setup.disk),
         remote=setup.remote,
+        remote_writes=setup.store_values > 0,
         eviction=setup.eviction,
         host_copies=setup.host_copies,
         write=setup.write,

@@ -22,6 +22,7 @@ from blockyard.testing.setup import HEADROOMS, VICTIMS, Setup
 from blockyard.testing.simulated_engine import Broken, check
 from blockyard.testing.simulated_rank import config_of
 from blockyard.yard.asking import Lookup
+from blockyard.yard.cache import KVCache
 
 __all__ = ["Replicas", "SimulatedReplica"]
 
@@ -46,7 +47,7 @@ class Replicas:
         seen: Where the first one counts; the others' counts would be the same.
         fenced: Returns the slots that no request may be given now.
         clock: The seconds of the simulation.
-        lookup: What asks shared stores, of a single yard.
+        lookup: Returns what asks shared stores, or takes offers over, for a cache.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Replicas:
         seen: Counter[str],
         fenced: Callable[[], set[int]],
         clock: Clock,
-        lookup: Lookup | None = None,
+        lookup: Callable[[KVCache], Lookup | None] = lambda _: None,
     ) -> None:
         self._replicas = [
             _replica(setup, Counter() if number else seen, fenced, clock, lookup=lookup)
@@ -236,7 +237,7 @@ def _replica(  # noqa: PLR0913 - keywords
     clock: Clock,
     *,
     watched: bool = False,
-    lookup: Lookup | None = None,
+    lookup: Callable[[KVCache], Lookup | None] = lambda _: None,
 ) -> SimulatedReplica:
     cache = CheckedCache(config_of(setup))
     cache.watch(seen, fenced)
@@ -262,7 +263,7 @@ def _replica(  # noqa: PLR0913 - keywords
         ),
         clock=clock,
         metrics=watched,
-        lookup=lookup,
+        lookup=lookup(cache),
     )
     return SimulatedReplica(cache, scheduler, CheckedReservations(cache, seen))
 

@@ -19,6 +19,8 @@ __all__ = ["SimulatedLookup", "SimulatedStore", "StoreWorker"]
 _KEY = 32
 _PATIENCE = 12.0
 """Ticks after which a copy is given up, and for which a request waits for an answer."""
+_NOBODY = "127.0.0.1:1"
+"""The address of a peer that is never asked."""
 _AT_ONCE = 3
 """Calls that a worker has under way."""
 
@@ -108,7 +110,7 @@ class StoreWorker:
     """Stands for the threads of a rank's `StoreCopier`, one call after the other, by ticks.
 
     Args:
-        store: What it asks.
+        store: What it asks; None where there are peers alone.
         config: What a block is.
         setup: Names, and whose the values are.
         rank: The rank.
@@ -117,23 +119,35 @@ class StoreWorker:
 
     def __init__(
         self,
-        store: SimulatedStore,
+        store: SimulatedStore | None,
         config: Config,
         setup: Setup,
         rank: int,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._ranks, self._clock = store, setup.ranks, clock
+        self._shared, self._ranks, self._clock = store, setup.ranks, clock
         layout = config.layout
         assert layout is not None  # noqa: S101 - `config_of` makes one
         identity = {"model": "simulated", "weights": f"{setup.weights}"}
         self.tier = RemoteTier(
-            layout, setup.remote, [store], identity=identity, rank=rank, limit=60.0, ending=0.0
+            layout,
+            setup.remote,
+            [] if store is None else [store],
+            identity=identity,
+            rank=rank,
+            limit=60.0,
+            ending=0.0,
+            peers=[_NOBODY] if store is None else [],
         )
         """The rank's names in it."""
         self.copier = StoreCopier(self.tier, patience=_PATIENCE, threads=0, clock=clock)
         """What copies from and to it."""
         self._calls: list[_Call] = []
+
+    @property
+    def _store(self) -> SimulatedStore:
+        assert self._shared is not None  # noqa: S101 - there is no job without one
+        return self._shared
 
     def turn(self) -> None:
         """Gives the answers that are due, and takes new jobs."""

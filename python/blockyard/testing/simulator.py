@@ -9,7 +9,7 @@ from typing import Any, Final
 from blockyard._core import InUse
 from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.new_request import NewRequest
-from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.hints import Hints
 from blockyard.shared.layout import TIERS
@@ -26,6 +26,8 @@ from blockyard.testing.simulated_engine import SimulatedEngine, check
 from blockyard.testing.simulated_rank import SimulatedRank, config_of
 from blockyard.testing.simulated_replicas import Replicas, SimulatedReplica
 from blockyard.testing.simulated_store import SimulatedStore, StoreWorker
+from blockyard.yard.asking import Lookup
+from blockyard.yard.cache import KVCache
 
 __all__ = ["Simulation"]
 
@@ -82,10 +84,15 @@ class Simulation:
         scenario: Sizes and events.
         shared: A folder for what ranks share.
         store: A store that others may share; None for one of its own, where there are names of it.
+        seen: Where it counts what happens; None for a counter of its own.
     """
 
     def __init__(
-        self, scenario: Scenario, shared: Path, store: SimulatedStore | None = None
+        self,
+        scenario: Scenario,
+        shared: Path,
+        store: SimulatedStore | None = None,
+        seen: Counter[str] | None = None,
     ) -> None:
         self.setup = setup = scenario.setup
         self.now = 0
@@ -93,8 +100,8 @@ class Simulation:
         self._events = deque(sorted(scenario.events, key=lambda event: event.tick))
         self._config = config_of(setup, scenario.largest)
         self._folder = shared
-        self.seen: Counter[str] = Counter()
-        if store is None and setup.remote:
+        self.seen: Counter[str] = Counter() if seen is None else seen
+        if store is None and setup.remote and setup.store_values:
             self._store = SimulatedStore(setup, f"store {len(scenario.events)}", self.seen)
         faulty = setup.lossy > 0 or any(event.verb in FAULTS for event in scenario.events)
         self.requests = Requests(setup, self.seen, faulty=faulty)
@@ -134,7 +141,7 @@ class Simulation:
             self.seen,
             self._fenced,
             clock=lambda: self.now * seconds,
-            lookup=self._ranks[0].lookup(),
+            lookup=self._lookup,
         )
         persistent = [rank.persistent for rank in self._ranks]
         self._remains.begin(persistent, [replica.cache for replica in self._replicas])
@@ -146,6 +153,10 @@ class Simulation:
         self._displacements = Displacements(setup, self.seen)
         self._stopping: set[str] = set()
         self._quiet = 0
+
+    def _lookup(self, _cache: KVCache) -> Lookup | None:
+        """Returns what a scheduler asks about its requests."""
+        return self._ranks[0].lookup()
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -162,6 +173,10 @@ class Simulation:
         while self._events:
             self._tick(reconcile_every=self.setup.reconcile_every)
             yield
+        yield from self.settle()
+
+    def settle(self) -> Iterator[None]:
+        """Ends all faults, and yields between the ticks until all is at rest."""
         self._end_faults()
         # INV-25: who is held and not read holds up nobody else.
         yield from self._play_on(lambda: bool(set(self.requests.unfinished) - self._held))
@@ -320,6 +335,10 @@ class Simulation:
             name = str(result.request)
             state = self._scheduler.state(result.request)
             self.requests.end(result, state, stopping=name in self._stopping)
+            self._ended(name, result)
+
+    def _ended(self, name: str, result: Result) -> None:
+        """Takes note of a result."""
 
     # -- events ------------------------------------------------------------------------------
 

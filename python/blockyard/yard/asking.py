@@ -99,7 +99,8 @@ class Asking:
     def stop(self) -> None:
         """Asks nobody any more."""
         self.reset()
-        self._lookup = self._taking = None
+        # What takes blocks over still hears of each request that needs none of them.
+        self._lookup = None
 
     def take(self, request: Hashable, keys: Keys) -> bool | None:
         """Asks, or takes the answer.

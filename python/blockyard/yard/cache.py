@@ -68,7 +68,7 @@ class KVCache(Cache):
 
     __slots__ = (
         *("_config", "_ended", "_fingerprint", "_flights", "_now", "_copy_ahead"),
-        *("_owner", "_recording", "_times", "_unsure"),
+        *("_has_own_weights", "_owner", "_recording", "_times", "_unsure"),
     )
 
     _config: Config
@@ -77,6 +77,7 @@ class KVCache(Cache):
     _ended: dict[int, int] | None
     _now: int
     _copy_ahead: CopyAhead
+    _has_own_weights: bool
     _owner: Owner
     _recording: Recording
     _times: StepTimes | None
@@ -107,6 +108,7 @@ class KVCache(Cache):
         cache._copy_ahead, cache._owner = CopyAhead(config), Owner()
         cache._ended = {} if config.engine else None
         cache._now, cache._times, cache._unsure, cache._fingerprint = 0, None, False, ""
+        cache._has_own_weights = False
         return cache
 
     @property
@@ -388,7 +390,13 @@ class KVCache(Cache):
 
     def update_weights(self) -> None:
         """Ends an epoch as `clear`, because the weights have changed under one namespace."""
+        self._has_own_weights = True
         self.clear()
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether it has other weights than its namespace says: nobody may share its blocks."""
+        return self._has_own_weights
 
     def flushing(
         self, *, until: float, final: bool = False, clock: Clock = time.monotonic

@@ -1,6 +1,7 @@
 //! What a peer is to do, and what it has: flights and their blocks, offers that were taken, leases to renew, and
 //! whether the other side is asked at all. It is under the peer's one lock, and no socket is touched here.
 
+use crate::landed::{Answer, Condition, Counts, Landed, PeerState, Short};
 use crate::offers::OfferId;
 use crate::places::Pieces;
 use blockyard_disk::{Breaker, Clock, Key, Lent};
@@ -8,90 +9,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Why a flight has ended before its last block.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Short {
-    /// The other side did not answer, or is not asked for a while.
-    Failed,
-    /// What came has another length or sum.
-    Corrupt,
-    /// It is not there any more, or its slot has another generation, or no offer here has it.
-    Missing,
-    /// It was given up.
-    GivenUp,
-}
-
-/// How a flight has ended: nothing of its memory is written any more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Landed {
-    /// The number that was given for it.
-    pub number: u64,
-    /// Leading blocks that are in memory, and are what was offered.
-    pub good: usize,
-    /// None where all are.
-    pub short: Option<Short>,
-}
-
-/// What has become of a `take`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Answer {
-    /// The number that was given with it.
-    pub number: u64,
-    /// How many leading keys the offer has, from the first key on.
-    pub blocks: usize,
-    /// Why there are none; empty where there are.
-    pub why: String,
-}
-
-/// Whether the other side is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Condition {
-    /// It is asked as ever.
-    Well,
-    /// It has failed, and is not asked.
-    Resting,
-    /// It has rested, and what is asked next decides.
-    Trying,
-}
-
-/// What a peer has done since it was made.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Counts {
-    /// Blocks that came and are what was offered.
-    pub got: u64,
-    /// Offers that were taken.
-    pub taken: u64,
-    /// Offers that were not to be had.
-    pub gone: u64,
-    /// Blocks whose slot had another generation, or another block.
-    pub stale: u64,
-    /// Blocks that came with another sum.
-    pub corrupt: u64,
-    /// Blocks that were not there any more.
-    pub missing: u64,
-    /// Connections that were lost or not to be had while something was asked.
-    pub failed: u64,
-    /// Flights that were given up as late.
-    pub given_up: u64,
-    /// Connections that were made.
-    pub connected: u64,
-    /// How often it has begun to rest.
-    pub rests: u64,
-}
-
-/// What a peer is at now.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PeerState {
-    /// Whether the other side is asked.
-    pub condition: Condition,
-    /// Flights that have not ended.
-    pub flying: usize,
-    /// Offers that were taken and are not done.
-    pub offers: usize,
-    /// Leases that are renewed.
-    pub leases: usize,
-}
 
 /// Blocks of an offer, as its reader knows them.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -185,6 +102,13 @@ struct Lease {
     next: Instant,
 }
 
+/// A take whose answer has not come.
+#[derive(Debug)]
+struct Out {
+    id: OfferId,
+    is_wanted: bool,
+}
+
 #[derive(Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -192,6 +116,8 @@ struct Lease {
 )]
 pub(crate) struct Desk {
     pub(crate) work: VecDeque<Work>,
+    /// Takes that are out, by the caller's number.
+    out: BTreeMap<u64, Out>,
     flights: BTreeMap<u64, Entry>,
     next: u64,
     offers: BTreeMap<OfferId, Offer>,
@@ -218,6 +144,7 @@ impl Desk {
     pub(crate) fn new(failures: u32, rest: Duration) -> Self {
         Self {
             work: VecDeque::new(),
+            out: BTreeMap::new(),
             flights: BTreeMap::new(),
             next: 0,
             offers: BTreeMap::new(),
@@ -287,7 +214,33 @@ impl Desk {
         }
     }
 
+    /// Is about to ask for an offer.
+    pub(crate) fn takes(&mut self, take: Take) {
+        let out = Out {
+            id: take.id,
+            is_wanted: true,
+        };
+        self.out.insert(take.number, out);
+        self.work.push_back(Work::Take(Box::new(take)));
+    }
+
+    /// Who has asked for an offer, and has no answer yet, wants none of it: it is refused once it comes. Returns
+    /// whether there was such a one.
+    pub(crate) fn abandon(&mut self, id: &OfferId) -> bool {
+        let mut out = self
+            .out
+            .values_mut()
+            .filter(|out| out.id == *id && out.is_wanted);
+        out.next().map(|out| out.is_wanted = false).is_some()
+    }
+
+    /// Whether somebody still wants what was asked for.
+    pub(crate) fn is_wanted(&self, number: u64) -> bool {
+        self.out.get(&number).is_some_and(|out| out.is_wanted)
+    }
+
     pub(crate) fn answer(&mut self, number: u64, blocks: usize, why: impl Into<String>) {
+        self.out.remove(&number);
         let why = why.into();
         self.answers.push(Answer {
             number,

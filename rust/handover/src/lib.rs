@@ -9,7 +9,7 @@
 //! generation is the same after the bytes were read, and the bytes have the sum that was sent. INV-35a
 //!
 //! A file may use only what stands above it; names on one line are strangers:
-//! layer: places offers served
+//! layer: places offers served landed
 //! layer: frame
 //! layer: link secret
 //! layer: greeting desk
@@ -27,6 +27,7 @@ mod carrier;
 mod desk;
 mod frame;
 mod greeting;
+mod landed;
 mod link;
 mod offers;
 mod peer;
@@ -36,8 +37,9 @@ mod serve;
 mod served;
 mod wire;
 
-pub use desk::{Answer, Condition, Counts, Known, Landed, PeerState, Short};
+pub use desk::Known;
 pub use greeting::{Identity, is_loopback};
+pub use landed::{Answer, Condition, Counts, Landed, PeerState, Short};
 pub use offers::{
     End, Gone, Held, Hold, Holding, MOST_BLOCKS, OfferId, Offers, Refused, Taken, Tally,
 };

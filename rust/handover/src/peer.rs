@@ -2,7 +2,8 @@
 //! INV-36c
 
 use crate::carrier::run;
-use crate::desk::{Answer, Counts, Desk, Known, Landed, PeerState, Take, Work};
+use crate::desk::{Desk, Known, Take, Work};
+use crate::landed::{Answer, Counts, Landed, PeerState};
 use crate::link::Wake;
 use crate::offers::OfferId;
 use crate::places::Pieces;
@@ -77,14 +78,14 @@ impl Peer {
             desk.fail_take(number);
             return;
         }
-        desk.work.push_back(Work::Take(Box::new(Take {
+        desk.takes(Take {
             number,
             id,
             boot,
             reader,
             keys: keys.to_vec(),
             first,
-        })));
+        });
         self.submitted(desk);
     }
 
@@ -172,8 +173,9 @@ impl Peer {
     /// A request here has what it needs of an offer. It is said behind what was asked before.
     pub fn done(&self, id: OfferId) {
         let mut desk = self.shared.desk();
-        if let Some(reader) = desk.leave_offer(&id) {
-            desk.work.push_back(Work::Done { id, reader });
+        match desk.leave_offer(&id) {
+            Some(reader) => desk.work.push_back(Work::Done { id, reader }),
+            None => drop(desk.abandon(&id)),
         }
         self.submitted(desk);
     }
@@ -181,10 +183,14 @@ impl Peer {
     /// A request here does not take an offer, or needs it no more.
     pub fn refuse(&self, id: OfferId, why: &str) {
         let mut desk = self.shared.desk();
-        if desk.closing || desk.rests() {
+        let taken = desk.leave_offer(&id);
+        if taken.is_none() && desk.abandon(&id) {
             return;
         }
-        let taken = desk.leave_offer(&id);
+        // Of one that was taken here the lease would be renewed, once the other side is asked again.
+        if desk.closing || (taken.is_none() && desk.rests()) {
+            return;
+        }
         let reader = taken.or_else(|| fresh().ok().map(u64::from_le_bytes));
         desk.work.push_back(Work::Refuse {
             id,

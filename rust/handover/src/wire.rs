@@ -2,9 +2,10 @@
 //! and nowhere else; each call of the system is made while the memory is lent, and what is waited for is waited for
 //! outside of that. INV-36c, INV-35a
 
-use crate::desk::{Ask, Desk, Flying, Known, Short, Take, Wanted, Work};
+use crate::desk::{Ask, Desk, Flying, Known, Take, Wanted, Work};
 use crate::frame::{BLOCK, Frame, SUM, Told};
 use crate::greeting::Identity;
+use crate::landed::Short;
 use crate::link::{CHUNK, Link, Lost, Wake};
 use crate::offers::{Gone, MOST_BLOCKS, OfferId};
 use crate::places::add;
@@ -428,6 +429,10 @@ fn learn(desk: &mut Desk, boot: u32, take: &Take, told: &[Told], lease_ms: u32) 
     let wanted = take.keys.iter().skip(take.first).zip(told);
     let count = wanted.take_while(|(key, told)| **key == told.key).count();
     let told = &told[..count];
+    if !desk.is_wanted(take.number) {
+        desk.answer(take.number, 0, "given up");
+        return Some("nobody waits for it any more".to_owned());
+    }
     if told.is_empty() {
         desk.answer(take.number, 0, "other keys");
         return Some("it has none of this request's keys".to_owned());

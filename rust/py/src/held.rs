@@ -71,6 +71,20 @@ impl HeldBlocks {
         array(py, self.inner.generations(), "uint64")
     }
 
+    /// The generations that the slots have now: uint64, shape (blocks,). It does not wait for the cache.
+    ///
+    /// What was read from a slot before this call is the block's, if the slot still has the one of
+    /// `generations`.
+    #[getter]
+    fn generations_now<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.cache.get().check_sound()?;
+        let every = 0..self.inner.slots().len();
+        let now: Vec<u64> = every
+            .map(|at| self.inner.generation_now(at).unwrap_or(0))
+            .collect();
+        array(py, &now, "uint64")
+    }
+
     /// The keys of its blocks: uint8, shape (blocks, 32).
     #[getter]
     fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

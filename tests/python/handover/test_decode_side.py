@@ -312,3 +312,13 @@ def test_a_cache_without_names_has_no_decode_side() -> None:
     peers: Any = {AT: FakePeer()}
     with pytest.raises(by.Misuse, match="no names of remote"):
         DecodeSide(by.KVCache(device=8), peers)
+
+
+def test_who_comes_late_with_an_offer_ends_no_other_requests() -> None:
+    rig = Rig()
+    taken(rig)
+    assert not rig.side.offered("two", offer())
+    assert rig.side.stats()["handover_refused"] == 1
+    assert [word for word, *_ in rig.peer.said] == ["take"]
+    rig.side.over("one")
+    assert rig.peer.said[-1] == ("done", offer().id)

@@ -490,3 +490,16 @@ def test_a_rank_that_is_told_reads_what_another_has_taken() -> None:
         with pytest.raises(by.Misuse, match="give all ranks the same peers"):
             other.cache.crane.remote.peers.tell(stranger)
         other.close()
+
+
+def test_after_new_weights_under_one_namespace_nothing_is_offered() -> None:
+    one = Prefiller()
+    one.cache.update_weights()
+    lease = one.cache.begin(range(16))
+    one.cache.seal(lease, 16)
+    held = one.cache.hold(one.cache.keys(range(16)))
+    one.cache.finish(lease)
+    assert held is not None
+    assert one.side.offer(held) is None
+    assert one.cache.stats()["held_blocks"] == 0
+    one.close()

@@ -149,3 +149,34 @@ def test_a_reset_ends_what_is_open() -> None:
     rig.loop.scheduler.reset()
     assert rig.peer.said[-1] == ("done", b"\1" * 16)
     assert rig.side.stats()["handover_open"] == 0
+
+
+def test_an_abort_of_one_that_was_never_asked_about_ends_what_it_reserved() -> None:
+    rig = Rigged(patience=30.0)
+    rig.add()
+    rig.loop.scheduler.abort("one")
+    assert rig.side.stats()["handover_waiting"] == 0
+    assert not rig.side.offered("one", offer())
+    assert rig.peer.said[-1] == ("refuse", b"\1" * 16, "late")
+
+
+def test_where_no_name_is_free_what_was_taken_is_given_back() -> None:
+    rig = Rigged()
+    rig.cache.resize("remote", 1)
+    rig.cache.adopt(rig.cache.keys(text(9, 5)))
+    lease = rig.cache.begin(text(9, 5))
+    rig.add()
+    rig.brings()
+    assert rig.side.stats()["handover_blocks"] == 3
+    assert rig.side.stats()["handover_open"] == 0
+    rig.cache.finish(lease)
+    rig.loop.finish()
+
+
+def test_after_new_weights_a_request_is_over_at_once() -> None:
+    rig = Rigged(patience=30.0)
+    rig.loop.scheduler.update_weights()
+    rig.add()
+    rig.loop.schedule()
+    assert rig.side.stats()["handover_waiting"] == 0
+    rig.loop.finish()

@@ -295,3 +295,39 @@ fn who_refuses_an_offer_that_it_has_not_taken_ends_it() {
     peer.refuse(ID, "again");
     assert_eq!(taken(&peer, ID, &keys(0..4)), 0);
 }
+
+#[test]
+fn who_refuses_an_offer_whose_take_is_out_ends_it() {
+    let prefill = Prefill::new();
+    let peer = prefill.peer();
+    for leaves in [Peer::done, |peer: &Peer, id| peer.refuse(id, "aborted")] {
+        let pin = prefill.offer(ID, 0..4);
+        peer.take(1, ID, BOOT, &keys(0..4), 0);
+        leaves(&peer, ID);
+        // It may have been answered before.
+        assert!(["given up", ""].contains(&answer(&peer).why.as_str()));
+        until("the offer ends", || (pin.releases() == 1).then_some(()));
+        assert_eq!(peer.state().leases, 0);
+    }
+}
+
+#[test]
+fn who_refuses_an_offer_of_a_peer_that_rests_renews_it_no_more() {
+    let prefill = Prefill::new();
+    let options = PeerOptions {
+        failures: 1,
+        ..prefill.options()
+    };
+    let peer = Peer::new(options).unwrap();
+    let _pin = prefill.offer(ID, 0..4);
+    assert_eq!(taken(&peer, ID, &keys(0..4)), 4);
+    drop(prefill);
+    let number = peer.submit(&keys(0..4), Slots::new(4));
+    assert_eq!(landed(&peer, number).0, 0);
+    until("it rests", || {
+        (peer.state().condition == Condition::Resting).then_some(())
+    });
+    peer.refuse(ID, "aborted");
+    assert_eq!(peer.has(&[key(0)]), [false]);
+    assert_eq!(peer.state().offers, 0);
+}

@@ -185,7 +185,7 @@ impl State {
             usages: UsageTable::new(blocks, config.policy.asks())?,
             copies_first: config.copies_first(),
             trie: Trie::new(&config.resting(&config.sizes()))?,
-            tiers: Tiers::new(tiers, config.remote_writes),
+            tiers: Tiers::new(tiers),
             leases: Arena::new(),
             roots: Roots::default(),
             parked: Arena::new(),

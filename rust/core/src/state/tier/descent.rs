@@ -13,12 +13,17 @@ pub(crate) struct Descent {
     failures: BTreeMap<Id<NodeIx>, u32>,
     /// Whether the end of a path was passed over because what is before it could not be copied.
     cut: bool,
+    /// Whether no block is written to this tier: it is read alone.
+    pub(super) reads_alone: bool,
     pub(crate) speed: Speed,
 }
 
 impl Descent {
     pub(super) fn new(config: &Config, tier: Tier) -> Result<Self> {
-        let mut descent = Self::default();
+        let mut descent = Self {
+            reads_alone: tier == Tier::REMOTE && !config.remote_writes,
+            ..Self::default()
+        };
         descent.reserve(config, tier, config.slots[tier.at()] as usize)?;
         Ok(descent)
     }

@@ -31,24 +31,13 @@ pub(crate) struct TierState {
     unproven: Vec<u64>,
 }
 
-/// The tiers of a yard, the device first, and to how many of these blocks are written.
+/// The tiers of a yard, the device first.
 #[derive(Hash, Debug)]
-pub(crate) struct Tiers(Vec<TierState>, usize);
+pub(crate) struct Tiers(Vec<TierState>);
 
 impl Tiers {
-    pub(crate) fn new(tiers: Vec<TierState>, remote_writes: bool) -> Self {
-        let written = if remote_writes {
-            tiers.len()
-        } else {
-            tiers.len().min(Tier::REMOTE.0)
-        };
-        Self(tiers, written)
-    }
-
-    /// Whether blocks are written to this one.
-    #[inline]
-    pub(crate) fn writes(&self, tier: Tier) -> bool {
-        tier.0 < self.1
+    pub(crate) fn new(tiers: Vec<TierState>) -> Self {
+        Self(tiers)
     }
 
     /// Whether the yard was made with this one.
@@ -100,8 +89,16 @@ impl Tiers {
     /// The nearest one below this one that has slots: where its blocks go down to.
     #[inline]
     pub(crate) fn next_below(&self, tier: Tier) -> Option<Tier> {
-        let mut written = (tier.0 + 1..self.1).map(Tier);
-        written.find(|&below| self[below].pool.room() > 0)
+        let next = self.below(tier).find(|&below| self[below].pool.room() > 0);
+        next.filter(|&next| next != Tier::REMOTE || self.writes(next))
+    }
+
+    /// Whether the yard was made with this one, and blocks are written to it.
+    #[cold]
+    pub(crate) fn writes(&self, tier: Tier) -> bool {
+        self.0
+            .get(tier.0)
+            .is_some_and(|one| !one.descent.reads_alone)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &TierState> {
