@@ -98,22 +98,40 @@ class LocalCache(KVCache):
             Misuse: As there; or there is such a disk, and a thread is in a verb that drives the
                 steps.
         """
-        if memory != "lost" or not self._crane.persistent.folders:
-            super().clear(memory=memory)
+        if self._crane.persistent.folders or self._crane.remote is not None:
+            self._clear(memory)
         else:
-            self._clear()
+            super().clear(memory=memory)
 
     @owned
-    def _clear(self) -> None:
-        self._end_epoch()
+    def _clear(self, memory: Literal["lost", "disk kept"]) -> None:
+        if memory == "lost":
+            self._end_epoch()
+        else:
+            if memory == "disk kept":
+                self._end_copies()
+            super().clear(memory=memory)
 
     @override
     def _end_epoch(self, *, forget: bool = False) -> None:
-        if self._crane.persistent.folders or (forget and self._crane.remote is not None):
+        persistent, shared = self._crane.persistent, self._crane.remote is not None
+        if persistent.folders or (forget and shared):
             # Copies planned before the clear belong to the old epoch on the disk, too.
             self._submit()
-            self._crane.persistent.clear_now(forget=forget)
+            persistent.clear_now(forget=forget)
+        if shared and not forget:
+            self._end_copies()
         super()._end_epoch()
+
+    def _end_copies(self) -> None:
+        """Ends all copies, good or not, also those that are only planned.
+
+        Their memory may be lost, and what outlives the cache must not get that.
+        """
+        self._plans()
+        self._give_back_lost()
+        self._crane.traffic.reset()
+        self._collect()
 
     @overload
     def forget(

@@ -14,10 +14,13 @@ import blockyard as by
 from blockyard._typing import override
 from blockyard.crane.copiers.bounce import BounceCopier
 from blockyard.crane.copiers.store_copier import StoreCopier
-from disks import BLOCKS, LAYOUT, OURS, TALKS, settle, talks
+from disks import BLOCKS, LAYOUT, OURS, TALKS, settle, talks, value
 from memory_stores import MemoryStore, Turned
 
 pytestmark = pytest.mark.law("INV-35b")
+
+THREADS = 2
+"""That put, by default."""
 
 
 def cache_over(*stores: Any, **more: Any) -> Any:
@@ -193,6 +196,39 @@ def test_a_step_pays_nothing_for_what_a_dead_store_has_not_deleted() -> None:
             least.append(min(of_a_step() for _ in range(20)))
         assert 0 < least[0] <= least[1] < 1.2 * least[0], "it looks at a few"
         store.down = ""
+
+
+@pytest.mark.law("INV-35a")
+@pytest.mark.parametrize("tiers", [{}, {"host": 16, "write": {"host": "through"}}], ids=str)
+def test_inv_35a_a_clear_puts_nothing_of_memory_that_is_lost(tiers: dict[str, Any]) -> None:
+    store = MemoryStore()
+    store.hangs = {"put"}
+    with cache_over(store, device=17, **tiers) as cache:
+        plane = cache.crane.device.planes[0]
+        leases = [cache.begin(range(100 * talk, 100 * talk + 4 * BLOCKS)) for talk in range(4)]
+        for talk, lease in enumerate(leases):
+            for block, slot in enumerate(cache.block_tables(lease)[0]):
+                plane[slot] = value(talk, block)
+            cache.seal(lease, 4 * BLOCKS)
+        cache.finish(leases)
+        cache.demote(64)
+        until = time.monotonic() + 60
+        for _ in range(THREADS):
+            while not store.reached.acquire(timeout=0.001):
+                assert time.monotonic() < until
+                cache.step()
+                cache.demote(64, tier="host" if tiers else "device")
+        # The engine died, and with it what its memory had. All threads hang, and read no more.
+        for name in {"device", "host"} & cache.crane._tiers.keys():
+            cache.crane._tiers[name].planes[0][...] = 0
+        cache.clear()
+        store.hangs.clear()
+        store.go.set()
+        settle(cache)
+        cache.demote(64)
+        settle(cache)
+    lost = [name for name, put in store.blocks().items() if not any(put[128:])]
+    assert lost == []
 
 
 def test_weights_that_change_leave_the_store_alone() -> None:

@@ -67,7 +67,7 @@ def with_handovers(seed: int, setup: Setup, events: list[Event]) -> tuple[Setup,
         )
         for _ in range(pick([0, 0, 1, 3]) if names else 0)
     ]
-    return setup, events + _faults(chance, last, dies=not setup.store_values)
+    return setup, events + _faults(chance, last)
 
 
 def _fewer(chance: random.Random, events: list[Event]) -> list[Event]:
@@ -86,13 +86,12 @@ def _shorter(chance: random.Random, event: Event) -> Event:
     return event._replace(what=(name, family, int(shared) + int(most) - fewer, own, fewer, *rest))
 
 
-def _faults(chance: random.Random, last: int, *, dies: bool) -> list[Event]:
+def _faults(chance: random.Random, last: int) -> list[Event]:
     """Makes the faults of hand-overs: of each kind many, some or none.
 
     Args:
         chance: What decides.
         last: The tick of the last request.
-        dies: Whether the decode engine may die alone. Not beside a store, as in `with_stores`.
     """
     made: list[Event] = []
 
@@ -116,7 +115,7 @@ def _faults(chance: random.Random, last: int, *, dies: bool) -> list[Event]:
     some(4, ["reader"], 0, 400)
     some(3, [f"prefill {what}" for what in ("clear", "reset", "forget", "abort", "room")], 0, 9)
     some(3, ["prefill kill", "prefill stop"], 1, 14)
-    ends = ("kill", "stop", "clear", "reset", *(["fail"] if dies else []))
+    ends = ("kill", "stop", "clear", "reset", "fail")
     some(2, [f"decode {what}" for what in ends], 1, 14)
     some(2, ["clock"], 1, 12)
     if chance.random() < 0.25:  # noqa: PLR2004 - nothing is handed over after it

@@ -417,9 +417,14 @@ class Simulation:
 
     def _on_rank(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - what `reset` takes
         """Resets a rank; where its memory is lost, the engine is lost too."""
-        its = self._ranks[rank]
         self.seen[f"rank reset, memory {memory}"] += 1
         self._clear_disks(memory)
+        self._end_copies(rank, memory)
+        if memory != "kept":
+            self._on_engine("recompute", memory)
+
+    def _end_copies(self, rank: int, memory: Any) -> None:  # noqa: ANN401 - likewise
+        its = self._ranks[rank]
         its.crane.reset()
         outcomes = its.poll(self.now, self.seen)
         self._replicas.each(lambda replica: replica.cache.commit(list(outcomes)))
@@ -428,14 +433,16 @@ class Simulation:
         self._copies.reset(rank)
         # The reset settles every flight of the rank, also those whose outcome was lost.
         its.lost.clear()
-        if memory != "kept":
-            self._on_engine("recompute", memory)
 
     def _on_engine(self, requests: Any, memory: Any = "lost") -> None:  # noqa: ANN401 - likewise
         self.seen["engine reset"] += 1
         if self._death is not None:
             self._replicas.fill()
         self._clear_disks(memory)
+        if self._store is not None:
+            # A store has what others load: it must not get what the memory has lost.
+            for rank in range(len(self._ranks)):
+                self._end_copies(rank, memory)
         self._engine.reset()
         self._death = None
         if requests == "abort":

@@ -13,7 +13,7 @@ _Pick: TypeAlias = Callable[[list[Any]], Any]
 
 _VERBS = frozenset(
     {"add", "abort", "hint", "ack", "copy", "outcome", "release", "stall", "pause_decoding"}
-    | {"resume_decoding", "reconcile", "rank", "engine"}
+    | {"resume_decoding", "reconcile", "rank", "engine", "fail"}
 )
 """What may happen beside stores."""
 
