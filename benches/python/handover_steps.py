@@ -121,8 +121,11 @@ def in_air(source: Prefiller, scheduler: by.Scheduler, cache: Any, first: int) -
         assert ticket is not None
         assert cache.decode_side.offered(name, Offer.of(said))
         scheduler.add(by.NewRequest(name, tokens, max_tokens=8, ticket=ticket))
-    turns(scheduler, cache, 1)
-    time.sleep(0.2)
     os.kill(source.pid, signal.SIGSTOP)
-    for _ in range(5):
-        turns(scheduler, cache, 1)
+    time.sleep(0.05)  # until it stands still
+    turns(scheduler, cache, 1)
+    os.kill(source.pid, signal.SIGCONT)
+    time.sleep(0.2)  # the takes are answered, and nothing is read
+    os.kill(source.pid, signal.SIGSTOP)
+    time.sleep(0.05)
+    turns(scheduler, cache, 5)
