@@ -347,7 +347,11 @@ impl State {
                 }
                 let (class, mut at) = (self.trie[node].class, Some(parent));
                 while let Some(above) = at.filter(|&above| self.trie[above].class < class) {
-                    self.trie[above].class = class;
+                    let before = std::mem::replace(&mut self.trie[above].class, class);
+                    if self.copies_first {
+                        // No order carries its copy on the host to the list of its class.
+                        self.turn_copy(above, before, class);
+                    }
                     at = self.trie.parent(above);
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {
