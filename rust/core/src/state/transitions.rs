@@ -340,6 +340,8 @@ impl State {
                     return alive == parent;
                 }
                 self.trie[node].parent = Some(self.trie.id(parent));
+                // What stands on it is an orphan no more.
+                self.orphans.torn |= self.orphans.known;
                 for tier in self.tiers.all() {
                     if self.trie.slot(node, tier).is_some() {
                         self.count_child(node, tier, self.is_busy(node, tier));
