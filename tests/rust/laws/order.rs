@@ -1,7 +1,7 @@
 //! Every tier's order has a child before its parent, and the device comes first. (INV-20, 33)
 
 use crate::yard::{KINDS, Yard, and_one, by_age_of, cat, config, each_of, in_flight, one, text};
-use blockyard_core::{Filling, Retention, Stop};
+use blockyard_core::{Config, Filling, HostCopies, Retention, Stop};
 
 fn yards(device: u32, host: u32) -> impl Iterator<Item = Yard> {
     each_of(KINDS, config(device, host))
@@ -479,6 +479,30 @@ fn what_is_linked_again_raises_the_class_of_all_above_it() {
         yard.land(&[plan]);
         yard.squeeze(idle);
         assert_eq!(yard.hits(&prompt), [0, 3, 0, 0], "each behind its child");
+    }
+}
+
+/// Copies on the host that go first stand in no order of their path, and in their classes all the same.
+/// Law: INV-20, INV-33
+#[test]
+fn what_is_linked_again_raises_the_class_of_copies_above_it_too() {
+    let host_copies = Some(HostCopies::First);
+    let config = Config {
+        host_copies,
+        ..config(8, 8)
+    };
+    for yard in each_of(KINDS, config) {
+        let prompt = text(1, 4);
+        yard.finish_as(yard.run(&prompt), Retention::Retain);
+        yard.copy_down(2);
+        yard.squeeze(4);
+        // Its first two blocks again, of no special class, on the host alone.
+        yard.publish_below(&prompt[..8]);
+        assert_eq!(yard.hits(&prompt), [0, 4, 0, 0]);
+        let (lease, begun) = yard.begin(&and_one(&prompt));
+        yard.land(&begun.plans);
+        yard.finish(lease);
+        assert_eq!(yard.hits(&prompt), [4, 0, 0, 0]);
     }
 }
 

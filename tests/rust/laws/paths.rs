@@ -1,6 +1,6 @@
 //! Copies below are reachable: a path goes down root first, and what is dropped is its end (INV-39).
 
-use crate::yard::{KINDS, Yard, and_one, config, text, three};
+use crate::yard::{KINDS, Yard, and_one, by_age_of, config, text, three};
 use blockyard_core::{Answer, Config, HostCopies, Lease, Plan, Tier, WritePolicy};
 
 const WRITES: [WritePolicy; 3] = [
@@ -125,6 +125,26 @@ fn what_is_named_and_leaves_a_hole_goes_first_after_the_next_dispatch_and_stays_
         let kept = if again { [0, 0, 0, 0] } else { [0, 2, 0, 0] };
         assert_eq!(yard.hits(&whole), kept, "linked again: {again}");
         assert_eq!(yard.cache.lock().unreachable(), 0);
+    }
+}
+
+/// Law: INV-39
+#[test]
+fn what_stands_on_a_block_that_a_seal_has_linked_again_goes_first_no_more() {
+    for yard in by_age_of(config(8, 4)) {
+        let (torn, older) = (text(1, 4), text(2, 2));
+        yard.publish(&torn);
+        yard.copy_down(2);
+        yard.publish_below(&older);
+        yard.cache.lock().dispatch();
+        assert_eq!(yard.cache.lock().unreachable(), 2, "the last two");
+        // The third is computed again, and nobody asks for the fourth.
+        yard.publish(&torn[..12]);
+        yard.cache.lock().dispatch();
+        yard.sound();
+        yard.squeeze_host(1);
+        assert_eq!(yard.hits(&older), [0, 1, 0, 0]);
+        assert_eq!(yard.hits(&torn), [3, 1, 0, 0]);
     }
 }
 

@@ -119,7 +119,8 @@ impl State {
         self.turn_copy(node, Class::Copied, Class::Shadow);
     }
 
-    fn turn_copy(&mut self, node: NodeIx, from: Class, to: Class) {
+    /// The block's idle copy on the host leaves one class for another.
+    pub(super) fn turn_copy(&mut self, node: NodeIx, from: Class, to: Class) {
         if let Some(slot) = self.trie.slot(node, Tier::HOST)
             && self.hold(Tier::HOST, slot) == (Hold::Idle { class: from })
         {

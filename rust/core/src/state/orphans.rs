@@ -6,40 +6,71 @@ use super::State;
 use crate::base::{Class, Ix, NodeIx, Tier};
 use crate::tiers::Hold;
 
-/// How far a block is from the first of its path whose prefix is nowhere: itself, 1.
-type Depth = u32;
-const REACHED: Depth = 0;
-const UNKNOWN: Depth = Depth::MAX;
+/// What is known of the prefix of a block, while blocks are looked at.
+#[derive(Clone, Copy, PartialEq)]
+enum Prefix {
+    Unknown,
+    Whole,
+    Nowhere,
+}
 
 /// What is known of orphans between two looks for them.
 #[derive(Hash, Debug)]
 pub(super) struct Orphans {
-    /// Whether a block has left that others below had as their prefix: they go first from now on. Always
-    /// with an engine's blocks, of which none is an orphan.
+    /// Whether a block has left that others below had as their prefix, which go first from now on, or one
+    /// that goes first was linked again. Always with an engine's blocks, of which none is an orphan.
     pub(super) torn: bool,
     /// Whether some were found, when they were looked for last.
     pub(super) known: bool,
 }
 
 impl State {
-    /// Has what has become an orphan go first. It takes time in proportion to the blocks, and there is
-    /// nothing to do unless a block has left before what stood on it.
+    /// Has what has become an orphan go first, and what is one no more stand as any other. It takes time in
+    /// proportion to the blocks, and there is nothing to do unless a block has left before what stood on it,
+    /// or an orphan was linked again.
     pub(super) fn mend(&mut self) {
         // What lies below of an engine's blocks may stand on what the engine has.
-        if self.config.engine || !std::mem::take(&mut self.orphans.torn) {
+        if self.config.engine || !self.orphans.torn {
             return;
         }
-        let mut orphans = self.orphans();
-        self.orphans.known = !orphans.is_empty();
-        orphans.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
-        for (node, _) in orphans {
-            for tier in self.tiers.below(Tier::DEVICE) {
-                if let Some(slot) = self.trie.slot(node, tier)
-                    && matches!(self.hold(tier, slot), Hold::Idle { class } if class != Class::Cleared)
-                {
-                    self.enter(node, tier, slot, Class::Cleared);
-                }
+        let (mut moved, mut found) = (Vec::new(), false);
+        self.each_prefix(|node, orphan| {
+            found |= orphan;
+            if orphan || self.is_orphan(node) {
+                moved.push((node, orphan));
             }
+        });
+        for (node, orphan) in moved.into_iter().rev() {
+            for tier in self.tiers.below(Tier::DEVICE) {
+                self.turn_orphan(node, tier, orphan);
+            }
+        }
+        self.orphans = Orphans {
+            torn: false,
+            known: found,
+        };
+    }
+
+    /// The idle copy of a block goes first, or does no more; those below it have turned.
+    fn turn_orphan(&mut self, node: NodeIx, tier: Tier, orphan: bool) {
+        let Some(slot) = self.trie.slot(node, tier) else {
+            return;
+        };
+        match self.hold(tier, slot) {
+            Hold::Idle { class } if orphan != (class == Class::Cleared) => {}
+            _ => return,
+        }
+        if orphan {
+            return self.enter(node, tier, slot, Class::Cleared);
+        }
+        self.enter(node, tier, slot, self.class_on(node, tier));
+        let class = Class::Cleared;
+        if let Some(above) = self.trie.parent(node)
+            && let Some(slot) = self.trie.slot(above, tier)
+            && self.hold(tier, slot) != (Hold::Idle { class })
+        {
+            // It has not turned, and stands behind its children all the same.
+            self.move_to_back(above, tier);
         }
     }
 
@@ -51,7 +82,6 @@ impl State {
         let Some(first) = path.iter().position(|&node| self.is_orphan(node)) else {
             return;
         };
-        let torn = self.orphans.torn;
         for &node in path[first..].iter().rev() {
             for tier in self.tiers.below(Tier::DEVICE) {
                 if let Some(slot) = self.trie.slot(node, tier)
@@ -66,7 +96,6 @@ impl State {
                 self.move_to_back(above, tier);
             }
         }
-        self.orphans.torn = torn;
     }
 
     /// Whether the block is known as an orphan.
@@ -96,41 +125,43 @@ impl State {
         self.orphans.torn = orphaned;
     }
 
-    /// Blocks of this epoch whose prefix is nowhere and not on its way, with how far they are from where
-    /// it ends. What has a slot of a tier is there, or on its way there.
-    pub(super) fn orphans(&self) -> Vec<(NodeIx, Depth)> {
-        let mut depths = vec![UNKNOWN; self.trie.places()];
-        let (mut orphans, mut path) = (Vec::new(), Vec::new());
+    /// Blocks of this epoch whose prefix is nowhere and not on its way, each behind its parent.
+    pub(super) fn orphans(&self) -> Vec<NodeIx> {
+        let mut orphans = Vec::new();
+        self.each_prefix(|node, orphan| {
+            if orphan {
+                orphans.push(node);
+            }
+        });
+        orphans
+    }
+
+    /// Says of the blocks of this epoch, of each behind its parent, whether it is an orphan. What has a slot of
+    /// a tier is there, or on its way there.
+    pub(super) fn each_prefix(&self, mut say: impl FnMut(NodeIx, bool)) {
+        let mut known = vec![Prefix::Unknown; self.trie.places()];
+        let mut path = Vec::new();
         for (node, _) in self.trie.iter() {
-            let (mut at, mut depth) = (Some(node), REACHED);
+            let (mut at, mut prefix) = (Some(node), Prefix::Whole);
             while let Some(node) = at {
-                if depths[node.at()] != UNKNOWN {
-                    depth = depths[node.at()];
+                if known[node.at()] != Prefix::Unknown {
+                    prefix = known[node.at()];
                     break;
                 }
                 path.push(node);
                 at = self.trie.parent(node);
                 if at.is_none() && self.trie[node].parent.is_some() {
-                    depth = 1;
-                    depths[node.at()] = depth;
-                    path.pop();
-                    orphans.push((node, depth));
+                    prefix = Prefix::Nowhere;
                 }
             }
             while let Some(node) = path.pop() {
-                if depth != REACHED {
-                    depth += 1;
-                    orphans.push((node, depth));
+                known[node.at()] = prefix;
+                let block = &self.trie[node];
+                if block.epoch == self.trie.epoch() && !block.is_anonymous() {
+                    say(node, prefix == Prefix::Nowhere);
                 }
-                depths[node.at()] = depth;
             }
         }
-        let lives = |&(node, _): &(NodeIx, Depth)| {
-            let block = &self.trie[node];
-            block.epoch == self.trie.epoch() && !block.is_anonymous()
-        };
-        orphans.retain(lives);
-        orphans
     }
 
     /// How many copies below have a prefix that is nowhere, for tests.

@@ -340,6 +340,8 @@ impl State {
                     return alive == parent;
                 }
                 self.trie[node].parent = Some(self.trie.id(parent));
+                // What stands on it is an orphan no more.
+                self.orphans.torn |= self.orphans.known;
                 for tier in self.tiers.all() {
                     if self.trie.slot(node, tier).is_some() {
                         self.count_child(node, tier, self.is_busy(node, tier));
@@ -347,7 +349,11 @@ impl State {
                 }
                 let (class, mut at) = (self.trie[node].class, Some(parent));
                 while let Some(above) = at.filter(|&above| self.trie[above].class < class) {
-                    self.trie[above].class = class;
+                    let before = std::mem::replace(&mut self.trie[above].class, class);
+                    if self.copies_first {
+                        // No order carries its copy on the host to the list of its class.
+                        self.turn_copy(above, before, class);
+                    }
                     at = self.trie.parent(above);
                 }
                 for tier in self.tiers.below(Tier::DEVICE) {

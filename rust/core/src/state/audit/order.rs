@@ -189,24 +189,26 @@ impl State {
         Ok(())
     }
 
-    /// A copy whose prefix is nowhere goes before all others of its tier, after the next dispatch at the
-    /// latest (INV-39).
+    /// A copy whose prefix is nowhere goes before all others of its tier, and no other goes with it, after the
+    /// next dispatch at the latest (INV-39).
     pub(super) fn reachable(&self) -> Check {
         if self.orphans.torn {
             return Ok(());
         }
-        for (node, _) in self.orphans() {
-            for tier in self.tiers.all() {
+        let mut found = Ok(());
+        self.each_prefix(|node, orphan| {
+            for tier in self.tiers.below(Tier::DEVICE) {
                 if let Some(slot) = self.trie.slot(node, tier)
                     && let Hold::Idle { class } = self.hold(tier, slot)
-                    && class != Class::Cleared
+                    && orphan != (class == Class::Cleared)
+                    && found.is_ok()
                 {
-                    let detail = format!("its prefix is nowhere, and it is {class:?}");
-                    return Err(self.violation("INV-39", tier, slot, detail));
+                    let detail = format!("its prefix is nowhere: {orphan}, and it is {class:?}");
+                    found = Err(self.violation("INV-39", tier, slot, detail));
                 }
             }
-        }
-        Ok(())
+        });
+        found
     }
 
     /// The parent of a block that the device has is there too (INV-33), and where blocks are not linked
