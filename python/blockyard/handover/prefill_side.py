@@ -53,8 +53,9 @@ class PrefillSide(Single):
         ending: Seconds that `close` waits for connections.
 
     Raises:
-        Misuse: A value is out of range, the namespace does not name model and weights, there is no
-            secret for an address of the network, or one listens there already.
+        Misuse: A value is out of range, the memory is not of the cache's device, the namespace does
+            not name model and weights, or there is no secret for an address of the network.
+        Unavailable: One listens there already.
         Unsupported: The memory is a GPU's, the cache is of one group of layers among several, or
             the engine allocates its blocks itself.
     """
@@ -85,6 +86,11 @@ class PrefillSide(Single):
                 f"device = {type(device).__name__}: blocks are sent from memory of this process, "
                 "and a GPU's is not supported as source"
             )
+        if device.name != "device" or layout.block_size != cache.block_size:
+            raise Misuse(
+                f"device = the {device.name}'s memory, in blocks of {layout.block_size} tokens: give "
+                f"that of the cache's device, which has blocks of {cache.block_size}"
+            )
         at = endpoint("listen", listen, least=0)
         named = None if advertise is None else endpoint("advertise", advertise)
         times = {"lease": seconds("lease", lease), "unread": seconds("unread", unread)}
@@ -93,7 +99,7 @@ class PrefillSide(Single):
                 raise Misuse(f"{name} = {given!r}: must be more than 0 seconds")
         fields, secret = fields_of(config.identity, layout), read_secret(secret_file)
         self._ending = seconds("ending", ending)
-        self._boot = cache.boot
+        self._cache, self._boot = weakref.ref(cache), cache.boot
         self._offers = Offers(**times)
         self._server = OfferServer(
             self._offers,
@@ -138,7 +144,8 @@ class PrefillSide(Single):
             weights have changed under one namespace.
 
         Raises:
-            Misuse: It is something else, has more than 65,536 blocks, or the side is closed.
+            Misuse: It is something else, or of another cache; it has more than 65,536 blocks; or the
+                side is closed. The hold goes on.
         """
         if held is None:
             return None
@@ -146,8 +153,12 @@ class PrefillSide(Single):
             raise Misuse(f"held = {shown(held)}: give what KVCache.hold has returned")
         if self._stop.is_set():
             raise Misuse("this prefill side is closed: make another one")
-        cache = held.cache
-        if isinstance(cache, KVCache) and cache.has_own_weights:
+        cache = self._cache()
+        if cache is None or held.cache is not cache:
+            raise Misuse(
+                "held is of another cache, whose slots are in other memory: give its side it"
+            )
+        if cache.has_own_weights:
             # Who takes them has the weights that the namespace names.
             held.release()
         if not held.is_held:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.peers import TakenOffer
 from blockyard.handover.decode_side import DecodeSide
 from blockyard.handover.prefill_side import PrefillSide
@@ -427,6 +428,29 @@ def test_what_is_no_held_blocks_is_refused() -> None:
         assert held is not None
         held.release()
         assert prefiller.side.offer(held) is None, "it was given back"
+
+
+def test_blocks_of_another_cache_are_not_offered() -> None:
+    with pair() as (prefiller, _, __), by.local(LAYOUT, device=8, namespace=OURS) as other:
+        lease = other.begin(range(16))
+        other.seal(lease, 16)
+        held = other.hold(lease)
+        assert held is not None
+        with pytest.raises(by.Misuse, match="of another cache"):
+            prefiller.side.offer(held)
+        assert held.is_held, "it goes on"
+        assert prefiller.side.stats()["offers_held"] == 0
+        held.release()
+        other.finish(lease)
+
+
+def test_memory_that_is_not_the_devices_is_refused() -> None:
+    with by.local(LAYOUT, device=8, host=8, namespace=OURS) as cache:
+        with pytest.raises(by.Misuse, match="the host's memory"):
+            PrefillSide(cache, MemoryTier(LAYOUT, 8))
+    twice = by.KVCache(block_size=2 * SIZE, device=8, namespace=OURS)
+    with pytest.raises(by.Misuse, match=f"blocks of {2 * SIZE}"):
+        PrefillSide(twice, MemoryTier(LAYOUT, 8, name="device"))
 
 
 def test_offers_are_explained() -> None:
