@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from blockyard._core import HeldBlocks, Misuse, Offers, OfferServer, Unsupported
 from blockyard.crane.copiers.lane_flights import memory_places
-from blockyard.crane.tiers import Tier, is_mapped
+from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.crane.tiers.peers import called
 from blockyard.handover.handover_stats import PREFILL_STATS
 from blockyard.handover.offer import Offer
@@ -88,8 +88,8 @@ class PrefillSide(Single):
             )
         if device.name != "device" or layout.block_size != cache.block_size:
             raise Misuse(
-                f"device = the {device.name}'s memory, in blocks of {layout.block_size} tokens: give "
-                f"that of the cache's device, which has blocks of {cache.block_size}"
+                f"device = the {device.name}'s memory, in blocks of {layout.block_size}: give that "
+                f"of the cache's device, which has blocks of {cache.block_size}"
             )
         at = endpoint("listen", listen, least=0)
         named = None if advertise is None else endpoint("advertise", advertise)
@@ -111,8 +111,8 @@ class PrefillSide(Single):
             blocks=device.blocks,
             secret=secret,
         )
-        # The server reads this memory.
-        self._device = device
+        # The server reads this memory, whoever closes its tier before.
+        self._memory = planes_of(device)
         self._address = named or self._server.address
         self._stop = threading.Event()
         every = max(_LEAST, min(times.values()) / _PARTS)
@@ -144,7 +144,7 @@ class PrefillSide(Single):
             weights have changed under one namespace.
 
         Raises:
-            Misuse: It is something else, or of another cache; it has more than 65,536 blocks; or the
+            Misuse: It is something else, of another cache, or of more than 65,536 blocks; or the
                 side is closed. The hold goes on.
         """
         if held is None:
@@ -216,6 +216,7 @@ class PrefillSide(Single):
         self._stop.set()
         self._offers.end_all("closed")
         ended = self._server.close(patience=self._ending)
+        self._memory = ()
         self._thread.join(self._ending)
         self._finalizer.detach()
         return ended and not self._thread.is_alive()

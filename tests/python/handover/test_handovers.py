@@ -1,6 +1,8 @@
 """Blocks go from one cache to another over real sockets, and what may come between."""
 
+import gc
 import socket
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +399,20 @@ def test_peers_are_given_once_and_read_from_a_file(tmp_path: Path) -> None:
         by.local(config, peers=["127.0.0.1:7001"])
 
 
+@pytest.mark.law("INV-36a")
+def test_inv_36a_the_memory_of_what_is_held_outlives_its_cache() -> None:
+    with pair() as (prefiller, decoder, _):
+        offer = prefiller.computes(1)
+        plane = weakref.ref(prefiller.cache.crane.device.planes[0].base)
+        ticket = decoder.adopts("one", 1, offer)
+        prefiller.cache.close()
+        gc.collect()
+        assert plane() is not None, "its side reads it"
+        lease = decoder.begins(1, ticket)
+        decoder.checked(1, lease)
+        decoder.cache.finish(lease)
+
+
 def test_its_close_ends_all_in_time() -> None:
     with pair() as (prefiller, decoder, relay):
         offers = [prefiller.computes(talk) for talk in range(3)]
@@ -445,9 +461,11 @@ def test_blocks_of_another_cache_are_not_offered() -> None:
 
 
 def test_memory_that_is_not_the_devices_is_refused() -> None:
-    with by.local(LAYOUT, device=8, host=8, namespace=OURS) as cache:
-        with pytest.raises(by.Misuse, match="the host's memory"):
-            PrefillSide(cache, MemoryTier(LAYOUT, 8))
+    with (
+        by.local(LAYOUT, device=8, host=8, namespace=OURS) as cache,
+        pytest.raises(by.Misuse, match="the host's memory"),
+    ):
+        PrefillSide(cache, MemoryTier(LAYOUT, 8))
     twice = by.KVCache(block_size=2 * SIZE, device=8, namespace=OURS)
     with pytest.raises(by.Misuse, match=f"blocks of {2 * SIZE}"):
         PrefillSide(twice, MemoryTier(LAYOUT, 8, name="device"))
