@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -152,10 +153,14 @@ class Peers(Single):
         """Ends them: nothing is read any more.
 
         Args:
-            patience: Seconds that it may take for each.
+            patience: Seconds that it may take for all.
 
         Returns:
             Whether their threads have ended.
         """
-        ended = [peer.close(patience=patience) for peer in self]
-        return all(ended)
+        until = time.monotonic() + patience
+        for peer in self:
+            # All are told first, as each of them may be at a peer that does not answer.
+            peer.close(patience=0.0)
+        left = (max(0.0, until - time.monotonic()) for _ in self._peers)
+        return all([peer.close(patience=more) for peer, more in zip(self, left, strict=True)])
