@@ -9,7 +9,7 @@ from blockyard.crane.tiers.peers import Peers
 
 
 class Silent:
-    """A peer whose thread is at a prefill side that does not answer: its close takes all the time."""
+    """A peer at a prefill side that does not answer: its close takes all the time."""
 
     def __init__(self, clock: "Clock") -> None:
         self.clock, self.told = clock, False

@@ -162,5 +162,5 @@ class Peers(Single):
         for peer in self:
             # All are told first, as each of them may be at a peer that does not answer.
             peer.close(patience=0.0)
-        left = (max(0.0, until - time.monotonic()) for _ in self._peers)
-        return all([peer.close(patience=more) for peer, more in zip(self, left, strict=True)])
+        ended = [peer.close(patience=max(0.0, until - time.monotonic())) for peer in self]
+        return all(ended)
