@@ -154,6 +154,7 @@ class DecodeSide(Single):
         """
         own = self._patience if patience is None else seconds("patience", patience)
         tokens, growth = integer("tokens", tokens), integer("growth", growth)
+        _check_id(request)
         with self._lock:
             cache = self._cache()
             if self._closed or cache is None:
@@ -182,8 +183,12 @@ class DecodeSide(Single):
 
         Returns:
             Whether its blocks will be asked for. If not, the request computes its prompt.
+
+        Raises:
+            Misuse: The id cannot be hashed.
         """
-        found = offer if isinstance(offer, Offer) else Offer.of(offer)
+        found = Offer.of(offer)
+        _check_id(request)
         peer = None if found is None else self._peers.get(found.at)
         with self._lock:
             asked = self._asked.get(request)
@@ -203,7 +208,12 @@ class DecodeSide(Single):
             return True
 
     def explain(self, request: Hashable) -> str | None:
-        """Says what a request waits for; None where it waits for nothing here."""
+        """Says what a request waits for; None where it waits for nothing here.
+
+        Raises:
+            Misuse: The id cannot be hashed.
+        """
+        _check_id(request)
         with self._lock:
             asked = self._asked.get(request)
             if asked is None:
@@ -397,6 +407,13 @@ class DecodeSide(Single):
         if len(gone):
             every = cache.ready_keys(gone.tobytes(), len(gone) * self._size)
             cache.forget(every, tier="remote")
+
+
+def _check_id(request: Hashable) -> None:
+    try:
+        hash(request)
+    except TypeError as error:
+        raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
 
 
 def _rows(keys: bytes) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":

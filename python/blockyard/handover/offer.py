@@ -36,15 +36,22 @@ class Offer(NamedTuple):
         """Returns the offer in what a router has sent.
 
         Args:
-            said: A mapping, as `to_json` returns it; other names in it are of no account.
+            said: A mapping, as `to_json` returns it; other names in it are of no account. Or an
+                offer, which may have been made of anything.
 
         Returns:
             None where it has no offer, or anything of that is malformed.
         """
-        found = said.get(_NAME) if isinstance(said, Mapping) else None
-        if not isinstance(found, Mapping):
-            return None
-        number, at, boot = (found.get(name) for name in ("id", "at", "boot"))
+        number: object
+        at: object
+        boot: object
+        if isinstance(said, Offer):
+            number, at, boot = bytes.hex(said.id) if type(said.id) is bytes else None, *said[1:]
+        else:
+            found = said.get(_NAME) if isinstance(said, Mapping) else None
+            if not isinstance(found, Mapping):
+                return None
+            number, at, boot = (found.get(name) for name in ("id", "at", "boot"))
         if not isinstance(number, str) or _ID.fullmatch(number) is None:
             return None
         if not isinstance(at, str) or not is_endpoint(at):
