@@ -3,6 +3,7 @@
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from threading import Lock
@@ -27,6 +28,8 @@ _KEY: Final = 32
 """Bytes of a key."""
 _MOST: Final = 65_536
 """Blocks of an offer."""
+_AGAIN: Final = 30.0
+"""Seconds after which no copy goes on that began before."""
 _log = Limited("blockyard", 1.0)
 
 
@@ -125,6 +128,8 @@ class DecodeSide(Single):
         self._due = math.inf
         """No request has waited too long before this second."""
         self._takes: dict[tuple[str, bytes], _Take] = {}
+        self._named: deque[tuple[float, bytes]] = deque()
+        """Keys of which names may be left, and when these are dropped."""
         self._numbers = count(1)
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
         self._closed = False
@@ -243,6 +248,10 @@ class DecodeSide(Single):
                     self._leave(request, "late")
                 else:
                     self._due = min(self._due, due)
+            while self._named and now >= self._named[0][0]:
+                self._forget(self._named.popleft()[1], again=True)
+            if self._named:
+                self._due = min(self._due, self._named[0][0])
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings."""
@@ -397,16 +406,24 @@ class DecodeSide(Single):
             # Else another request takes it, and ends it.
             peer.refuse(offer.id, why)
 
-    def _forget(self, keys: bytes) -> None:
-        """Drops names of blocks that no open offer has any more."""
+    def _forget(self, keys: bytes, *, again: bool = False) -> None:
+        """Drops names of blocks that no open offer has any more.
+
+        A copy that goes on after an abort has names until it ends: they are dropped later.
+        """
         cache = self._cache()
         if cache is None or cache.closed:
             return
-        rows = _rows(keys)
+        rows, dropped = _rows(keys), 0
         gone = rows[~self._peers.has(rows)]
         if len(gone):
             every = cache.ready_keys(gone.tobytes(), len(gone) * self._size)
-            cache.forget(every, tier="remote")
+            dropped = cache.forget(every, tier="remote")
+        # What is named beside a store is there, mostly.
+        if dropped < len(rows) and not again and self._lookup is None:
+            due = self._clock() + _AGAIN
+            self._named.append((due, keys))
+            self._due = min(self._due, due)
 
 
 def _check_id(request: Hashable) -> None:

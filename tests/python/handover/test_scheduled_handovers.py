@@ -180,3 +180,20 @@ def test_after_new_weights_a_request_is_over_at_once() -> None:
     rig.loop.schedule()
     assert rig.side.stats()["handover_waiting"] == 0
     rig.loop.finish()
+
+
+def test_names_for_copies_that_go_on_after_an_abort_are_dropped_when_these_have_ended() -> None:
+    rig = Rigged()
+    rig.add()
+    rig.brings()
+    rig.loop.scheduler.abort("one")
+    assert rig.cache.stats()["remote_free"] == 61, "the copy has them"
+    rig.loop.land()
+    rig.loop.schedule()
+    assert rig.cache.stats()["remote_free"] == 61
+    rig.now = 29.0
+    rig.side.sweep()
+    assert rig.cache.stats()["remote_free"] == 61, "not before each copy has ended"
+    rig.now = 30.0
+    rig.side.sweep()
+    assert rig.cache.stats()["remote_free"] == 64
