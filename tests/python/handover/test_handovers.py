@@ -408,8 +408,9 @@ def test_inv_36a_the_memory_of_what_is_held_outlives_its_cache() -> None:
         prefiller.cache.close()
         gc.collect()
         assert plane() is not None, "its side reads it"
+        ended(prefiller, "cleared")
         lease = decoder.begins(1, ticket)
-        decoder.checked(1, lease)
+        assert decoder.checked(1, lease) == 0
         decoder.cache.finish(lease)
 
 
@@ -469,6 +470,23 @@ def test_memory_that_is_not_the_devices_is_refused() -> None:
     twice = by.KVCache(block_size=2 * SIZE, device=8, namespace=OURS)
     with pytest.raises(by.Misuse, match=f"blocks of {2 * SIZE}"):
         PrefillSide(twice, MemoryTier(LAYOUT, 8, name="device"))
+
+
+def test_only_peers_with_an_open_offer_are_asked_for_blocks() -> None:
+    with pair() as (prefiller, _, __):
+        others = [f"127.0.0.1:{port}" for port in range(7000, 7100)]
+        decoder = Decoder(*others, prefiller.side.address, device=40)
+        peers = decoder.cache.crane.remote.peers
+        assert not list(peers.offering())
+        offer = prefiller.computes(1)
+        ticket = decoder.adopts("one", 1, offer)
+        assert list(peers.offering()) == [peers.get(offer.at)]
+        lease = decoder.begins(1, ticket)
+        assert decoder.checked(1, lease) == 4
+        decoder.side.over("one")
+        decoder.cache.finish(lease)
+        assert not list(peers.offering())
+        decoder.close()
 
 
 def test_offers_are_explained() -> None:

@@ -96,6 +96,10 @@ class Peers(Single):
         """Yields them, in the order in which they were named."""
         return iter(self._peers.values())
 
+    def offering(self) -> Iterator[Peer]:
+        """Yields those of which an offer was taken that is open: a few of many."""
+        return (peer for peer in self if peer.offering)
+
     def get(self, address: str) -> Peer | None:
         """Returns the peer at an address; None where none of them is there."""
         return self._peers.get(address)
@@ -107,7 +111,7 @@ class Peers(Single):
             keys: Keys, shape (blocks, 32).
         """
         found = np.zeros(len(keys), np.bool_)
-        for peer in self:
+        for peer in self.offering():
             found |= peer.has(keys)
         return found
 
