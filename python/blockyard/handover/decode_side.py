@@ -14,7 +14,7 @@ import numpy as np
 from blockyard._core import Keys, Misuse, NoRoom, Peer, Ticket, TooLarge
 from blockyard.crane.tiers.peers import Peers, TakenOffer
 from blockyard.handover.handover_stats import DECODE_STATS
-from blockyard.handover.offer import Offer
+from blockyard.handover.offer import Offer, check_supported
 from blockyard.scheduling.new_request import max_blocks
 from blockyard.shared.log import Limited
 from blockyard.shared.single import Single
@@ -98,7 +98,9 @@ class DecodeSide(Single):
         clock: Seconds.
 
     Raises:
-        Misuse: The cache has no names of `remote`, or several groups of layers.
+        Misuse: The cache has no names of `remote`.
+        Unsupported: It is of one group of layers among several, or the engine allocates its blocks
+            itself.
     """
 
     SCHEMA = DECODE_STATS
@@ -115,6 +117,7 @@ class DecodeSide(Single):
         ranks: Sequence[ToldRank] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_supported(cache.config)
         if not cache.config.remote_blocks:
             raise Misuse("the cache has no names of remote: give it remote=1_000_000 and peers")
         # The cache may have this side: who drops both ends both.

@@ -4,9 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
+from blockyard._core import Unsupported
 from blockyard.shared.endpoints import is_endpoint
+from blockyard.yard.config import Config
 
-__all__ = ["Offer"]
+__all__ = ["Offer", "check_supported"]
 
 _NAME: Final = "blockyard.offer"
 _ID: Final = re.compile("[0-9a-f]{32}")
@@ -59,3 +61,17 @@ class Offer(NamedTuple):
         if isinstance(boot, bool) or not isinstance(boot, int) or not 1 <= boot <= _MOST_BOOT:
             return None
         return cls(bytes.fromhex(number), at, boot)
+
+
+def check_supported(config: Config) -> None:
+    """Refuses a cache whose blocks cannot be handed over.
+
+    Raises:
+        Unsupported: It is of one group of layers among several, or its engine allocates its blocks
+            itself.
+    """
+    if config.group or not config.linked or config.engine:
+        raise Unsupported(
+            "offers of hybrid models, and of an engine that allocates its blocks itself, are not "
+            "supported: give a cache with device= and one group of layers"
+        )

@@ -13,7 +13,7 @@ from blockyard.crane.copiers.lane_flights import memory_places
 from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.crane.tiers.peers import called
 from blockyard.handover.handover_stats import PREFILL_STATS
-from blockyard.handover.offer import Offer
+from blockyard.handover.offer import Offer, check_supported
 from blockyard.shared.endpoints import endpoint, read_secret
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, seconds, shown
@@ -76,11 +76,7 @@ class PrefillSide(Single):
         ending: float = 1.0,
     ) -> None:
         config, layout = cache.config, device.layout
-        if config.group or not config.linked or config.engine:
-            raise Unsupported(
-                "offers of hybrid models, and of an engine that allocates its blocks itself, are "
-                "not supported: give a cache with device= and one group of layers"
-            )
+        check_supported(config)
         if not is_mapped(device):
             raise Unsupported(
                 f"device = {type(device).__name__}: blocks are sent from memory of this process, "

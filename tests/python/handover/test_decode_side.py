@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import blockyard as by
+from blockyard.handover.decode_side import DecodeSide
 from blockyard.handover.offer import Offer
-from fake_peers import AT, FakePeer, Rig, Told, offer
+from fake_peers import AT, FakePeer, FakePeers, Rig, Told, offer
 
 
 class Said(NamedTuple):
@@ -312,6 +313,16 @@ def test_a_cache_without_names_has_no_decode_side() -> None:
     peers: Any = {AT: FakePeer()}
     with pytest.raises(by.Misuse, match="no names of remote"):
         DecodeSide(by.KVCache(device=8), peers)
+
+
+@pytest.mark.parametrize(
+    "more", [{"engine": 8}, {"engine": 8, "group": 1, "linked": False}, {"device": 8, "group": 1}]
+)
+def test_caches_of_engines_and_hybrid_models_are_refused_by_name(more: dict[str, Any]) -> None:
+    cache = by.KVCache(block_size=4, remote=64, remote_writes=False, **more)
+    peers: Any = FakePeers()
+    with pytest.raises(by.Unsupported, match="hybrid models"):
+        DecodeSide(cache, peers)
 
 
 def test_who_comes_late_with_an_offer_ends_no_other_requests() -> None:
