@@ -289,7 +289,11 @@ class DecodeSide(Single):
             None while the offer may come, or is being taken.
         """
         with self._lock:
-            asked = self._asked.get(request)
+            asked, cache = self._asked.get(request), self._cache()
+            if cache is None or cache.has_own_weights:
+                # Who offers has the weights that the namespace names, as stores have.
+                self._leave(request, "other weights")
+                return _NOTHING
             if asked is not None and asked.keys is None:
                 blocks = self._taken_over(request, asked, bytes(keys))
                 if blocks is None:

@@ -325,6 +325,19 @@ def test_caches_of_engines_and_hybrid_models_are_refused_by_name(more: dict[str,
         DecodeSide(cache, peers)
 
 
+def test_after_new_weights_nothing_of_the_old_ones_is_taken() -> None:
+    store = Store()
+    rig = Rig(lookup=store)
+    rig.side.reserve("one", 16, 4)
+    rig.side.offered("one", offer())
+    rig.cache.update_weights()
+    answer = rig.side.ask("one", rig.keys(16))
+    assert answer is not None
+    assert answer.blocks == 0
+    assert rig.peer.said == [("refuse", b"\1" * 16, "other weights")]
+    assert not store.asked
+
+
 def test_who_comes_late_with_an_offer_ends_no_other_requests() -> None:
     rig = Rig()
     taken(rig)
