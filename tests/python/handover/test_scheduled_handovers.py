@@ -197,3 +197,26 @@ def test_names_for_copies_that_go_on_after_an_abort_are_dropped_when_these_have_
     rig.now = 30.0
     rig.side.sweep()
     assert rig.cache.stats()["remote_free"] == 64
+
+
+def test_beside_many_that_load_a_request_that_has_ended_leaves_its_id_to_another() -> None:
+    rig = Rigged(device=65)
+    rig.loop = Loop(cache=rig.cache, lookup=rig.side, max_num_seqs=16)
+    for number in range(12):
+        prompt = text(number + 1, 13)
+        ticket = rig.side.reserve(number, 13, 1)
+        rig.loop.add(number, prompt, 1, ticket=ticket)
+        assert rig.side.offered(number, offer(number + 1))
+        rig.loop.schedule()
+        rig.peer.answer(3, rig.cache.keys(prompt))
+        rig.loop.output()
+        rig.loop.schedule()
+        rig.loop.output()
+        assert rig.loop.state(number) is RequestState.LOADING
+    # Of the last one alone: it begins and ends in one step.
+    rig.cache.commit(rig.loop.plans.pop())
+    rig.loop.schedule()
+    rig.loop.output()
+    assert rig.loop.results[11].state is RequestState.FINISHED
+    assert rig.peer.said[-1] == ("done", b"\14" * 16)
+    assert rig.side.reserve(11, 13, 1) is not None
