@@ -136,8 +136,8 @@ class PrefillSide(Single):
             held: What `KVCache.hold` has returned, or a result's `held`.
 
         Returns:
-            What the router carries; None where nothing is held, or not any more, and where the
-            weights have changed under one namespace.
+            What the router carries; None where nothing is held, or not any more, where the weights
+            have changed under one namespace, and where another thread has closed it meanwhile.
 
         Raises:
             Misuse: It is something else, of another cache, or of more than 65,536 blocks; or the
@@ -161,6 +161,9 @@ class PrefillSide(Single):
             return None
         number = secrets.token_bytes(16)
         self._offers.offer(number, held, time.monotonic())
+        if self._stop.is_set() and self._offers.end(number, "closed"):
+            # Another thread has closed it meanwhile, and nobody would end this one.
+            return None
         return Offer(number, self._address, self._boot)
 
     def end(self, offer: Offer, why: Why = "aborted") -> bool:

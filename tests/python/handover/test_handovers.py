@@ -432,6 +432,27 @@ def test_its_close_ends_all_in_time() -> None:
         decoder.cache.finish(lease)
 
 
+def test_an_offer_that_is_made_while_another_thread_closes_ends_with_it() -> None:
+    class Closing:
+        """Offers whose side is closed just before one is made."""
+
+        def offer(self, *given: Any) -> None:
+            side._offers = offers
+            side.close()
+            offers.offer(*given)
+
+    with pair() as (prefiller, _, __):
+        side: Any = prefiller.side
+        offers, side._offers = side._offers, Closing()
+        lease = prefiller.cache.begin(range(16))
+        prefiller.cache.seal(lease, 16)
+        held = prefiller.cache.hold(lease)
+        prefiller.cache.finish(lease)
+        assert side.offer(held) is None
+        assert not held.is_held
+        assert side.stats()["offers_held"] == 0
+
+
 def test_what_is_no_held_blocks_is_refused() -> None:
     with pair() as (prefiller, _, __):
         assert prefiller.side.offer(None) is None
