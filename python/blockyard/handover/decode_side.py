@@ -3,6 +3,7 @@
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from threading import Lock
@@ -13,7 +14,7 @@ import numpy as np
 from blockyard._core import Keys, Misuse, NoRoom, Peer, Ticket, TooLarge
 from blockyard.crane.tiers.peers import Peers, TakenOffer
 from blockyard.handover.handover_stats import DECODE_STATS
-from blockyard.handover.offer import Offer
+from blockyard.handover.offer import Offer, check_supported
 from blockyard.scheduling.new_request import max_blocks
 from blockyard.shared.log import Limited
 from blockyard.shared.single import Single
@@ -27,6 +28,8 @@ _KEY: Final = 32
 """Bytes of a key."""
 _MOST: Final = 65_536
 """Blocks of an offer."""
+_AGAIN: Final = 30.0
+"""Seconds after which no copy goes on that began before."""
 _log = Limited("blockyard", 1.0)
 
 
@@ -95,7 +98,9 @@ class DecodeSide(Single):
         clock: Seconds.
 
     Raises:
-        Misuse: The cache has no names of `remote`, or several groups of layers.
+        Misuse: The cache has no names of `remote`.
+        Unsupported: It is of one group of layers among several, or the engine allocates its blocks
+            itself.
     """
 
     SCHEMA = DECODE_STATS
@@ -112,6 +117,7 @@ class DecodeSide(Single):
         ranks: Sequence[ToldRank] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_supported(cache.config)
         if not cache.config.remote_blocks:
             raise Misuse("the cache has no names of remote: give it remote=1_000_000 and peers")
         # The cache may have this side: who drops both ends both.
@@ -125,6 +131,8 @@ class DecodeSide(Single):
         self._due = math.inf
         """No request has waited too long before this second."""
         self._takes: dict[tuple[str, bytes], _Take] = {}
+        self._named: deque[tuple[float, bytes]] = deque()
+        """Keys of which names may be left, and when these are dropped."""
         self._numbers = count(1)
         self._counts = dict.fromkeys((stat.name for stat in self.SCHEMA), 0)
         self._closed = False
@@ -154,6 +162,7 @@ class DecodeSide(Single):
         """
         own = self._patience if patience is None else seconds("patience", patience)
         tokens, growth = integer("tokens", tokens), integer("growth", growth)
+        _check_id(request)
         with self._lock:
             cache = self._cache()
             if self._closed or cache is None:
@@ -182,8 +191,12 @@ class DecodeSide(Single):
 
         Returns:
             Whether its blocks will be asked for. If not, the request computes its prompt.
+
+        Raises:
+            Misuse: The id cannot be hashed.
         """
-        found = offer if isinstance(offer, Offer) else Offer.of(offer)
+        found = Offer.of(offer)
+        _check_id(request)
         peer = None if found is None else self._peers.get(found.at)
         with self._lock:
             asked = self._asked.get(request)
@@ -203,7 +216,12 @@ class DecodeSide(Single):
             return True
 
     def explain(self, request: Hashable) -> str | None:
-        """Says what a request waits for; None where it waits for nothing here."""
+        """Says what a request waits for; None where it waits for nothing here.
+
+        Raises:
+            Misuse: The id cannot be hashed.
+        """
+        _check_id(request)
         with self._lock:
             asked = self._asked.get(request)
             if asked is None:
@@ -233,6 +251,10 @@ class DecodeSide(Single):
                     self._leave(request, "late")
                 else:
                     self._due = min(self._due, due)
+            while self._named and now >= self._named[0][0]:
+                self._forget(self._named.popleft()[1], again=True)
+            if self._named:
+                self._due = min(self._due, self._named[0][0])
 
     def stats(self) -> dict[str, int]:
         """Returns counters and sizes; `SCHEMA` has units and meanings."""
@@ -267,7 +289,11 @@ class DecodeSide(Single):
             None while the offer may come, or is being taken.
         """
         with self._lock:
-            asked = self._asked.get(request)
+            asked, cache = self._asked.get(request), self._cache()
+            if cache is None or cache.has_own_weights:
+                # Who offers has the weights that the namespace names, as stores have.
+                self._leave(request, "other weights")
+                return _NOTHING
             if asked is not None and asked.keys is None:
                 blocks = self._taken_over(request, asked, bytes(keys))
                 if blocks is None:
@@ -387,16 +413,31 @@ class DecodeSide(Single):
             # Else another request takes it, and ends it.
             peer.refuse(offer.id, why)
 
-    def _forget(self, keys: bytes) -> None:
-        """Drops names of blocks that no open offer has any more."""
+    def _forget(self, keys: bytes, *, again: bool = False) -> None:
+        """Drops names of blocks that no open offer has any more.
+
+        A copy that goes on after an abort has names until it ends: they are dropped later.
+        """
         cache = self._cache()
         if cache is None or cache.closed:
             return
-        rows = _rows(keys)
+        rows, dropped = _rows(keys), 0
         gone = rows[~self._peers.has(rows)]
         if len(gone):
             every = cache.ready_keys(gone.tobytes(), len(gone) * self._size)
-            cache.forget(every, tier="remote")
+            dropped = cache.forget(every, tier="remote")
+        # What is named beside a store is there, mostly.
+        if dropped < len(rows) and not again and self._lookup is None:
+            due = self._clock() + _AGAIN
+            self._named.append((due, keys))
+            self._due = min(self._due, due)
+
+
+def _check_id(request: Hashable) -> None:
+    try:
+        hash(request)
+    except TypeError as error:
+        raise Misuse(f"request {request!r:.60}: must be an id that can be hashed") from error
 
 
 def _rows(keys: bytes) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":

@@ -4,9 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
+from blockyard._core import Unsupported
 from blockyard.shared.endpoints import is_endpoint
+from blockyard.yard.config import Config
 
-__all__ = ["Offer"]
+__all__ = ["Offer", "check_supported"]
 
 _NAME: Final = "blockyard.offer"
 _ID: Final = re.compile("[0-9a-f]{32}")
@@ -36,15 +38,22 @@ class Offer(NamedTuple):
         """Returns the offer in what a router has sent.
 
         Args:
-            said: A mapping, as `to_json` returns it; other names in it are of no account.
+            said: A mapping, as `to_json` returns it; other names in it are of no account. Or an
+                offer, which may have been made of anything.
 
         Returns:
             None where it has no offer, or anything of that is malformed.
         """
-        found = said.get(_NAME) if isinstance(said, Mapping) else None
-        if not isinstance(found, Mapping):
-            return None
-        number, at, boot = (found.get(name) for name in ("id", "at", "boot"))
+        number: object
+        at: object
+        boot: object
+        if isinstance(said, Offer):
+            number, at, boot = bytes.hex(said.id) if type(said.id) is bytes else None, *said[1:]
+        else:
+            found = said.get(_NAME) if isinstance(said, Mapping) else None
+            if not isinstance(found, Mapping):
+                return None
+            number, at, boot = (found.get(name) for name in ("id", "at", "boot"))
         if not isinstance(number, str) or _ID.fullmatch(number) is None:
             return None
         if not isinstance(at, str) or not is_endpoint(at):
@@ -52,3 +61,17 @@ class Offer(NamedTuple):
         if isinstance(boot, bool) or not isinstance(boot, int) or not 1 <= boot <= _MOST_BOOT:
             return None
         return cls(bytes.fromhex(number), at, boot)
+
+
+def check_supported(config: Config) -> None:
+    """Refuses a cache whose blocks cannot be handed over.
+
+    Raises:
+        Unsupported: It is of one group of layers among several, or its engine allocates its blocks
+            itself.
+    """
+    if config.group or not config.linked or config.engine:
+        raise Unsupported(
+            "offers of hybrid models, and of an engine that allocates its blocks itself, are not "
+            "supported: give a cache with device= and one group of layers"
+        )

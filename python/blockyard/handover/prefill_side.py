@@ -10,10 +10,10 @@ from typing import Final, Literal
 
 from blockyard._core import HeldBlocks, Misuse, Offers, OfferServer, Unsupported
 from blockyard.crane.copiers.lane_flights import memory_places
-from blockyard.crane.tiers import Tier, is_mapped
+from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.crane.tiers.peers import called
 from blockyard.handover.handover_stats import PREFILL_STATS
-from blockyard.handover.offer import Offer
+from blockyard.handover.offer import Offer, check_supported
 from blockyard.shared.endpoints import endpoint, read_secret
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, seconds, shown
@@ -53,8 +53,9 @@ class PrefillSide(Single):
         ending: Seconds that `close` waits for connections.
 
     Raises:
-        Misuse: A value is out of range, the namespace does not name model and weights, there is no
-            secret for an address of the network, or one listens there already.
+        Misuse: A value is out of range, the memory is not of the cache's device, the namespace does
+            not name model and weights, or there is no secret for an address of the network.
+        Unavailable: One listens there already.
         Unsupported: The memory is a GPU's, the cache is of one group of layers among several, or
             the engine allocates its blocks itself.
     """
@@ -75,15 +76,16 @@ class PrefillSide(Single):
         ending: float = 1.0,
     ) -> None:
         config, layout = cache.config, device.layout
-        if config.group or not config.linked or config.engine:
-            raise Unsupported(
-                "offers of hybrid models, and of an engine that allocates its blocks itself, are "
-                "not supported: give a cache with device= and one group of layers"
-            )
+        check_supported(config)
         if not is_mapped(device):
             raise Unsupported(
                 f"device = {type(device).__name__}: blocks are sent from memory of this process, "
                 "and a GPU's is not supported as source"
+            )
+        if device.name != "device" or layout.block_size != cache.block_size:
+            raise Misuse(
+                f"device = the {device.name}'s memory, in blocks of {layout.block_size}: give that "
+                f"of the cache's device, which has blocks of {cache.block_size}"
             )
         at = endpoint("listen", listen, least=0)
         named = None if advertise is None else endpoint("advertise", advertise)
@@ -93,7 +95,7 @@ class PrefillSide(Single):
                 raise Misuse(f"{name} = {given!r}: must be more than 0 seconds")
         fields, secret = fields_of(config.identity, layout), read_secret(secret_file)
         self._ending = seconds("ending", ending)
-        self._boot = cache.boot
+        self._cache, self._boot = weakref.ref(cache), cache.boot
         self._offers = Offers(**times)
         self._server = OfferServer(
             self._offers,
@@ -105,8 +107,8 @@ class PrefillSide(Single):
             blocks=device.blocks,
             secret=secret,
         )
-        # The server reads this memory.
-        self._device = device
+        # The server reads this memory, whoever closes its tier before.
+        self._memory = planes_of(device)
         self._address = named or self._server.address
         self._stop = threading.Event()
         every = max(_LEAST, min(times.values()) / _PARTS)
@@ -134,11 +136,12 @@ class PrefillSide(Single):
             held: What `KVCache.hold` has returned, or a result's `held`.
 
         Returns:
-            What the router carries; None where nothing is held, or not any more, and where the
-            weights have changed under one namespace.
+            What the router carries; None where nothing is held, or not any more, where the weights
+            have changed under one namespace, and where another thread has closed it meanwhile.
 
         Raises:
-            Misuse: It is something else, has more than 65,536 blocks, or the side is closed.
+            Misuse: It is something else, of another cache, or of more than 65,536 blocks; or the
+                side is closed. The hold goes on.
         """
         if held is None:
             return None
@@ -146,14 +149,21 @@ class PrefillSide(Single):
             raise Misuse(f"held = {shown(held)}: give what KVCache.hold has returned")
         if self._stop.is_set():
             raise Misuse("this prefill side is closed: make another one")
-        cache = held.cache
-        if isinstance(cache, KVCache) and cache.has_own_weights:
+        cache = self._cache()
+        if cache is None or held.cache is not cache:
+            raise Misuse(
+                "held is of another cache, whose slots are in other memory: give its side it"
+            )
+        if cache.has_own_weights:
             # Who takes them has the weights that the namespace names.
             held.release()
         if not held.is_held:
             return None
         number = secrets.token_bytes(16)
         self._offers.offer(number, held, time.monotonic())
+        if self._stop.is_set() and self._offers.end(number, "closed"):
+            # Another thread has closed it meanwhile, and nobody would end this one.
+            return None
         return Offer(number, self._address, self._boot)
 
     def end(self, offer: Offer, why: Why = "aborted") -> bool:
@@ -205,6 +215,7 @@ class PrefillSide(Single):
         self._stop.set()
         self._offers.end_all("closed")
         ended = self._server.close(patience=self._ending)
+        self._memory = ()
         self._thread.join(self._ending)
         self._finalizer.detach()
         return ended and not self._thread.is_alive()

@@ -1,11 +1,10 @@
 """Which waiting requests shared stores are asked about, and for how long each waits for that."""
 
-from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 from blockyard._core import Keys
-from blockyard.scheduling.request import Request, RequestState
+from blockyard.scheduling.request import Request, RequestState, Result
 from blockyard.shared.layout import TIERS
 from blockyard.shared.timings import Clock
 from blockyard.yard.asking import Asking
@@ -33,8 +32,8 @@ class Lookups:
         self._patience, self._clock = patience, clock
         self._out: dict[Request, float] = {}
         """Requests whose answer is out, and the second at which each was asked about."""
-        self._taking: deque[Request] = deque()
-        """Requests whose blocks are taken over, until they have begun."""
+        self._taking: dict[Hashable, Request] = {}
+        """Requests whose blocks are taken over, by id, until they have begun."""
 
     @property
     def is_on(self) -> bool:
@@ -76,7 +75,7 @@ class Lookups:
             return True
         self._end(entry)
         if said and self._asking.takes:
-            self._taking.append(entry)
+            self._taking[entry.id] = entry
         else:
             # Where there was no name for any of them, what was taken is not needed.
             self._asking.over(entry.id)
@@ -85,11 +84,17 @@ class Lookups:
     def leave(self, *requests: Hashable) -> None:
         """Ends what is held for requests that have ended, whether they were asked about or not."""
         self.purge()
-        if requests:
-            # Another may have the id from now on.
-            self._taking = deque(one for one in self._taking if not one.terminal)
         for request in requests:
+            # Another may have the id from now on.
+            self._taking.pop(request, None)
             self._asking.over(request)
+
+    def ended(self, results: Iterable[Result]) -> None:
+        """Ends what is held for requests that have a result: others may have their ids now."""
+        for result in results if self._taking else ():
+            entry = self._taking.get(result.request)
+            if entry is not None and entry.terminal:
+                self.leave(entry.id)
 
     def purge(self) -> None:
         """Forgets requests that have ended, and ends what is held for those that load no more."""
@@ -98,19 +103,19 @@ class Lookups:
                 self._end(entry)
         # There may be hundreds, which load: a step looks at some of them.
         for _ in range(min(_LOOKS, len(self._taking))):
-            entry = self._taking[0]
+            request, entry = next(iter(self._taking.items()))
             if entry.state in _YET_TO_BEGIN:
-                self._taking.rotate(-1)
+                self._taking[request] = self._taking.pop(request)
             else:
-                self._asking.over(entry.id)
-                self._taking.popleft()
+                self._asking.over(request)
+                del self._taking[request]
 
     def clear(self) -> None:
         """Forgets all questions, for a reset."""
         for entry in list(self._out):
             self._end(entry)
         while self._taking:
-            self._asking.over(self._taking.pop().id)
+            self._asking.over(self._taking.popitem()[0])
 
     def stop(self) -> None:
         """Asks nobody any more: what stores have is of weights that this engine had."""

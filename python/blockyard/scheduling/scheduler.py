@@ -192,7 +192,9 @@ class Scheduler(Single):
     @driven
     def results(self) -> list[Result]:
         """Returns how requests have ended since the last call: exactly one result for each."""
-        return self._lifecycle.take_results(self._owner)
+        results = self._lifecycle.take_results(self._owner)
+        self._shared.lookups.ended(results)
+        return results
 
     # -- one step ------------------------------------------------------------------------------
 

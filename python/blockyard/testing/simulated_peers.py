@@ -508,6 +508,10 @@ class SimulatedPeers:
         """Yields it."""
         yield self.peer
 
+    def offering(self) -> Iterator[SimulatedPeer]:
+        """Yields it, as it may have offers."""
+        yield self.peer
+
     def get(self, address: str) -> SimulatedPeer | None:
         """Returns what is at an address."""
         return self.peer if address == AT else None

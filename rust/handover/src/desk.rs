@@ -374,6 +374,10 @@ impl Desk {
         })
     }
 
+    pub(crate) fn is_offering(&self) -> bool {
+        !self.index.is_empty()
+    }
+
     /// Which of these keys an offer here has.
     pub(crate) fn has(&self, keys: &[Key]) -> Vec<bool> {
         keys.iter()

@@ -118,6 +118,11 @@ impl Peer {
         self.shared.desk().has(keys)
     }
 
+    /// Whether an offer that was taken here has blocks.
+    pub fn is_offering(&self) -> bool {
+        self.shared.desk().is_offering()
+    }
+
     /// Takes what time it is, and whether a flight would fail at once.
     pub fn is_shut(&self, now: f64) -> bool {
         let mut desk = self.shared.desk();

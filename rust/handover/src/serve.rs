@@ -395,7 +395,8 @@ impl Reader<'_> {
                 in_part = true;
             }
             if now >= until {
-                return Err(Lost::Late);
+                // Who has nothing to say for long comes again: no fault of it.
+                return Err(if in_part { Lost::Late } else { Lost::Closed });
             }
             if !self.link.fill()? {
                 self.link.wait(false, None, until.min(now + LOOK))?;

@@ -459,8 +459,16 @@ impl Cache {
         })?)
     }
 
-    /// Closes it: from now on, verbs that begin something or go on with it raise `Misuse`.
-    fn _close(&self) {
+    /// Closes it: from now on, verbs that begin something or go on with it raise `Misuse`. Holds end.
+    fn _close(&self, py: Python<'_>) -> PyResult<()> {
         self.close();
+        if self.check_sound().is_err() {
+            // In a forked child they are the parent's, and a broken cache gives no slot out.
+            return Ok(());
+        }
+        Ok(enter(py, &self.inner, LONG, |state| {
+            state.end_holds();
+            Ok(())
+        })?)
     }
 }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// Device blocks that stay where they are until the hold ends, so that another engine can read them.
 ///
-/// `release` ends a hold, and so do `Cache.clear`, a loss of the memory, and `Cache.forget` of one of
-/// its blocks. If it is dropped instead, the next verb ends it, and `stats()["leaked"]` counts it.
+/// `release` ends a hold, and so do `Cache.clear`, a loss of the memory, `Cache.forget` of one of its
+/// blocks, and the cache's close. If it is dropped instead, the next verb ends it, and `stats()["leaked"]` counts it.
 /// Any thread may use it.
 ///
 /// A reader compares generations: bytes that it read from a slot are the block's if the slot has the

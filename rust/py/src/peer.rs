@@ -134,11 +134,15 @@ impl Peer {
     ///     The caller's number, how many leading keys are to be had, from the first key on, and "";
     ///     or 0 and why: "ended", "cleared", "reset", "no room", "other keys", "failed", "given up", or
     ///     "wrong: …" with what is wrong about the offer.
-    fn taken(&self) -> Vec<(u64, usize, String)> {
+    ///
+    /// Raises:
+    ///     Misuse: The process was forked: so do all others, but `give_up`, `closed` and `close`.
+    fn taken(&self) -> PyResult<Vec<(u64, usize, String)>> {
+        self.check()?;
         let answers = self.peer.answers().into_iter();
-        answers
+        Ok(answers
             .map(|one| (one.number, one.blocks, one.why))
-            .collect()
+            .collect())
     }
 
     /// Returns what is known of an offer that was taken here, for the peers of other ranks.
@@ -150,6 +154,7 @@ impl Peer {
     /// Raises:
     ///     Misuse: The id has another length.
     fn blocks<'py>(&self, py: Python<'py>, offer: &[u8]) -> PyResult<Option<Blocks<'py, u64>>> {
+        self.check()?;
         let Some((known, reader)) = self.peer.known(&offer_id(offer)?) else {
             return Ok(None);
         };
@@ -218,9 +223,17 @@ impl Peer {
     /// Raises:
     ///     Misuse: The keys are something else.
     fn has<'py>(&self, py: Python<'py>, keys: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.check()?;
         let has = self.peer.has(&rows("keys", keys)?);
         let has: Vec<u8> = has.into_iter().map(u8::from).collect();
         array(py, &has, "uint8")?.call_method1("view", ("bool",))
+    }
+
+    /// Whether `has` may name a block: an offer that was taken here has some.
+    #[getter]
+    fn offering(&self) -> PyResult<bool> {
+        self.check()?;
+        Ok(self.peer.is_offering())
     }
 
     /// Whether a flight would fail at once, as the other side rests; it takes what time it is, too.
@@ -228,8 +241,9 @@ impl Peer {
     /// Args:
     ///     down: Whether it would go there, which nothing does.
     ///     now: As for `poll`.
-    fn shut(&self, down: bool, now: f64) -> bool {
-        self.peer.is_shut(now) || down
+    fn shut(&self, down: bool, now: f64) -> PyResult<bool> {
+        self.check()?;
+        Ok(self.peer.is_shut(now) || down)
     }
 
     /// Takes blocks to receive. Their memory is the flight's until it has landed or was given up.
@@ -274,9 +288,10 @@ impl Peer {
     ///
     /// Args:
     ///     now: Seconds of any clock. Rests end by it.
-    fn poll(&self, now: f64) -> Vec<(u64, usize, &'static str)> {
+    fn poll(&self, now: f64) -> PyResult<Vec<(u64, usize, &'static str)>> {
+        self.check()?;
         let landed = self.peer.poll(now).into_iter();
-        landed
+        Ok(landed
             .map(|one| {
                 let why = match one.short {
                     None => "",
@@ -287,7 +302,7 @@ impl Peer {
                 };
                 (one.number, one.good, why)
             })
-            .collect()
+            .collect())
     }
 
     /// Waits until a flight has ended; `poll` says how.
@@ -302,6 +317,7 @@ impl Peer {
     /// Raises:
     ///     Misuse: `seconds` is no such number.
     fn wait(&self, py: Python<'_>, number: u64, seconds: f64) -> PyResult<bool> {
+        self.check()?;
         let patience = duration("seconds", seconds)?;
         Ok(wait(py, || self.peer.wait(number, patience)))
     }
@@ -345,16 +361,18 @@ impl Peer {
     }
 
     /// Returns "well", "resting" or "trying". Any thread may ask.
-    fn state(&self) -> &'static str {
-        match self.peer.state().condition {
+    fn state(&self) -> PyResult<&'static str> {
+        self.check()?;
+        Ok(match self.peer.state().condition {
             Condition::Well => "well",
             Condition::Resting => "resting",
             Condition::Trying => "trying",
-        }
+        })
     }
 
     /// Returns what it has done, and what it is at now. Any thread may ask.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check()?;
         let (counts, state) = (self.peer.counts(), self.peer.state());
         let bytes = u64::from(self.peer.options().bytes);
         let values = PyDict::new(py);
@@ -380,8 +398,9 @@ impl Peer {
     }
 
     /// Returns why the other side has failed last; "" where it never has. Any thread may ask.
-    fn why(&self) -> String {
-        self.peer.why()
+    fn why(&self) -> PyResult<String> {
+        self.check()?;
+        Ok(self.peer.why())
     }
 
     /// Whether it takes nothing more. Any thread may ask.

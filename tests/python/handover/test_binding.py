@@ -293,6 +293,16 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(side: Side) -> None:
                 lambda: side.offers.end(side.id, "room"),
                 lambda: peer.done(side.id),
                 lambda: peer.take(1, side.id, 1, keys, 0.0),
+                peer.taken,
+                lambda: peer.blocks(side.id),
+                lambda: peer.has(keys),
+                lambda: peer.offering,
+                lambda: peer.shut(down=False, now=0.0),
+                lambda: peer.poll(0.0),
+                lambda: peer.wait(0, 0.0),
+                peer.state,
+                peer.stats,
+                peer.why,
             ):
                 try:
                     call()
@@ -300,7 +310,7 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(side: Side) -> None:
                     refused += 1
             closed = peer.closed and side.server.closed and peer.close() and side.server.close()
             peer.give_up(0)
-            code = 0 if refused == 4 and closed else 2
+            code = 0 if refused == 14 and closed else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import blockyard as by
+from blockyard.handover.decode_side import DecodeSide
 from blockyard.handover.offer import Offer
-from fake_peers import AT, FakePeer, Rig, Told, offer
+from fake_peers import AT, FakePeer, FakePeers, Rig, Told, offer
 
 
 class Said(NamedTuple):
@@ -314,6 +315,29 @@ def test_a_cache_without_names_has_no_decode_side() -> None:
         DecodeSide(by.KVCache(device=8), peers)
 
 
+@pytest.mark.parametrize(
+    "more", [{"engine": 8}, {"engine": 8, "group": 1, "linked": False}, {"device": 8, "group": 1}]
+)
+def test_caches_of_engines_and_hybrid_models_are_refused_by_name(more: dict[str, Any]) -> None:
+    cache = by.KVCache(block_size=4, remote=64, remote_writes=False, **more)
+    peers: Any = FakePeers()
+    with pytest.raises(by.Unsupported, match="hybrid models"):
+        DecodeSide(cache, peers)
+
+
+def test_after_new_weights_nothing_of_the_old_ones_is_taken() -> None:
+    store = Store()
+    rig = Rig(lookup=store)
+    rig.side.reserve("one", 16, 4)
+    rig.side.offered("one", offer())
+    rig.cache.update_weights()
+    answer = rig.side.ask("one", rig.keys(16))
+    assert answer is not None
+    assert answer.blocks == 0
+    assert rig.peer.said == [("refuse", b"\1" * 16, "other weights")]
+    assert not store.asked
+
+
 def test_who_comes_late_with_an_offer_ends_no_other_requests() -> None:
     rig = Rig()
     taken(rig)
@@ -322,3 +346,37 @@ def test_who_comes_late_with_an_offer_ends_no_other_requests() -> None:
     assert [word for word, *_ in rig.peer.said] == ["take"]
     rig.side.over("one")
     assert rig.peer.said[-1] == ("done", offer().id)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        offer()._replace(id=b"short"),
+        offer()._replace(id="1" * 16),
+        offer()._replace(at="nowhere"),
+        offer()._replace(at=[]),
+        offer()._replace(boot=0),
+        offer()._replace(boot=None),
+    ],
+)
+def test_an_offer_that_somebody_has_made_wrongly_is_malformed(bad: Any) -> None:
+    rig = Rig()
+    rig.side.reserve("one", 16, 4)
+    assert not rig.side.offered("one", bad)
+    assert rig.side.stats()["handover_malformed"] == 1
+    rig.side.ask("one", rig.keys(16))
+    rig.side.close()
+    assert not rig.peer.said
+
+
+def test_an_id_that_cannot_be_hashed_is_refused_by_name() -> None:
+    rig, wrong = Rig(), ["one"]
+    every: Any = rig.side
+    for verb in (
+        lambda: every.reserve(wrong, 16, 4),
+        lambda: every.offered(wrong, offer()),
+        lambda: every.explain(wrong),
+    ):
+        with pytest.raises(by.Misuse, match=r"request \['one'\]: must be an id"):
+            verb()
+    assert rig.cache.room().promised == 0

@@ -1,6 +1,8 @@
 """Blocks go from one cache to another over real sockets, and what may come between."""
 
+import gc
 import socket
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import blockyard as by
+from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.peers import TakenOffer
 from blockyard.handover.decode_side import DecodeSide
 from blockyard.handover.prefill_side import PrefillSide
@@ -396,6 +399,21 @@ def test_peers_are_given_once_and_read_from_a_file(tmp_path: Path) -> None:
         by.local(config, peers=["127.0.0.1:7001"])
 
 
+@pytest.mark.law("INV-36a")
+def test_inv_36a_the_memory_of_what_is_held_outlives_its_cache() -> None:
+    with pair() as (prefiller, decoder, _):
+        offer = prefiller.computes(1)
+        plane = weakref.ref(prefiller.cache.crane.device.planes[0].base)
+        ticket = decoder.adopts("one", 1, offer)
+        prefiller.cache.close()
+        gc.collect()
+        assert plane() is not None, "its side reads it"
+        ended(prefiller, "cleared")
+        lease = decoder.begins(1, ticket)
+        assert decoder.checked(1, lease) == 0
+        decoder.cache.finish(lease)
+
+
 def test_its_close_ends_all_in_time() -> None:
     with pair() as (prefiller, decoder, relay):
         offers = [prefiller.computes(talk) for talk in range(3)]
@@ -414,6 +432,27 @@ def test_its_close_ends_all_in_time() -> None:
         decoder.cache.finish(lease)
 
 
+def test_an_offer_that_is_made_while_another_thread_closes_ends_with_it() -> None:
+    class Closing:
+        """Offers whose side is closed just before one is made."""
+
+        def offer(self, *given: Any) -> None:
+            side._offers = offers
+            side.close()
+            offers.offer(*given)
+
+    with pair() as (prefiller, _, __):
+        side: Any = prefiller.side
+        offers, side._offers = side._offers, Closing()
+        lease = prefiller.cache.begin(range(16))
+        prefiller.cache.seal(lease, 16)
+        held = prefiller.cache.hold(lease)
+        prefiller.cache.finish(lease)
+        assert side.offer(held) is None
+        assert not held.is_held
+        assert side.stats()["offers_held"] == 0
+
+
 def test_what_is_no_held_blocks_is_refused() -> None:
     with pair() as (prefiller, _, __):
         assert prefiller.side.offer(None) is None
@@ -427,6 +466,48 @@ def test_what_is_no_held_blocks_is_refused() -> None:
         assert held is not None
         held.release()
         assert prefiller.side.offer(held) is None, "it was given back"
+
+
+def test_blocks_of_another_cache_are_not_offered() -> None:
+    with pair() as (prefiller, _, __), by.local(LAYOUT, device=8, namespace=OURS) as other:
+        lease = other.begin(range(16))
+        other.seal(lease, 16)
+        held = other.hold(lease)
+        assert held is not None
+        with pytest.raises(by.Misuse, match="of another cache"):
+            prefiller.side.offer(held)
+        assert held.is_held, "it goes on"
+        assert prefiller.side.stats()["offers_held"] == 0
+        held.release()
+        other.finish(lease)
+
+
+def test_memory_that_is_not_the_devices_is_refused() -> None:
+    with (
+        by.local(LAYOUT, device=8, host=8, namespace=OURS) as cache,
+        pytest.raises(by.Misuse, match="the host's memory"),
+    ):
+        PrefillSide(cache, MemoryTier(LAYOUT, 8))
+    twice = by.KVCache(block_size=2 * SIZE, device=8, namespace=OURS)
+    with pytest.raises(by.Misuse, match=f"blocks of {2 * SIZE}"):
+        PrefillSide(twice, MemoryTier(LAYOUT, 8, name="device"))
+
+
+def test_only_peers_with_an_open_offer_are_asked_for_blocks() -> None:
+    with pair() as (prefiller, _, __):
+        others = [f"127.0.0.1:{port}" for port in range(7000, 7100)]
+        decoder = Decoder(*others, prefiller.side.address, device=40)
+        peers = decoder.cache.crane.remote.peers
+        assert not list(peers.offering())
+        offer = prefiller.computes(1)
+        ticket = decoder.adopts("one", 1, offer)
+        assert list(peers.offering()) == [peers.get(offer.at)]
+        lease = decoder.begins(1, ticket)
+        assert decoder.checked(1, lease) == 4
+        decoder.side.over("one")
+        decoder.cache.finish(lease)
+        assert not list(peers.offering())
+        decoder.close()
 
 
 def test_offers_are_explained() -> None:

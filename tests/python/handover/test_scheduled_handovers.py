@@ -180,3 +180,43 @@ def test_after_new_weights_a_request_is_over_at_once() -> None:
     rig.loop.schedule()
     assert rig.side.stats()["handover_waiting"] == 0
     rig.loop.finish()
+
+
+def test_names_for_copies_that_go_on_after_an_abort_are_dropped_when_these_have_ended() -> None:
+    rig = Rigged()
+    rig.add()
+    rig.brings()
+    rig.loop.scheduler.abort("one")
+    assert rig.cache.stats()["remote_free"] == 61, "the copy has them"
+    rig.loop.land()
+    rig.loop.schedule()
+    assert rig.cache.stats()["remote_free"] == 61
+    rig.now = 29.0
+    rig.side.sweep()
+    assert rig.cache.stats()["remote_free"] == 61, "not before each copy has ended"
+    rig.now = 30.0
+    rig.side.sweep()
+    assert rig.cache.stats()["remote_free"] == 64
+
+
+def test_beside_many_that_load_a_request_that_has_ended_leaves_its_id_to_another() -> None:
+    rig = Rigged(device=65)
+    rig.loop = Loop(cache=rig.cache, lookup=rig.side, max_num_seqs=16)
+    for number in range(12):
+        prompt = text(number + 1, 13)
+        ticket = rig.side.reserve(number, 13, 1)
+        rig.loop.add(number, prompt, 1, ticket=ticket)
+        assert rig.side.offered(number, offer(number + 1))
+        rig.loop.schedule()
+        rig.peer.answer(3, rig.cache.keys(prompt))
+        rig.loop.output()
+        rig.loop.schedule()
+        rig.loop.output()
+        assert rig.loop.state(number) is RequestState.LOADING
+    # Of the last one alone: it begins and ends in one step.
+    rig.cache.commit(rig.loop.plans.pop())
+    rig.loop.schedule()
+    rig.loop.output()
+    assert rig.loop.results[11].state is RequestState.FINISHED
+    assert rig.peer.said[-1] == ("done", b"\14" * 16)
+    assert rig.side.reserve(11, 13, 1) is not None

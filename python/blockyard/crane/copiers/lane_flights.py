@@ -85,9 +85,10 @@ class LaneFlight(Generic[L]):
             first = good if rows is None else int(rows[good])
             if first < self._good:
                 self._good, self._cause = first, cause
+        # Before it has ended: an interrupt in between counts one too many, and none is overlooked.
+        self._flights.ends += 1
         # At last: from here on it may count as ended.
         del self.open[lane]
-        self._flights.ends += 1
 
     def poll(self) -> Landed | None:
         """Returns how it has ended, or None."""

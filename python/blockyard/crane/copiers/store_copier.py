@@ -127,7 +127,7 @@ class StoreCopier(LaneCopier[StoreLane | Peer]):
     ) -> Iterable[tuple[StoreLane | Peer, NDArray[np.intp]]]:
         """Yields rows of a copy, and who has them: a peer that has offered them, or the stores."""
         left = np.arange(len(keys))
-        for peer in () if down else self._tier.peers:
+        for peer in () if down else self._tier.peers.offering():
             has = peer.has(keys[left])
             if has.any():
                 yield peer, left[has]

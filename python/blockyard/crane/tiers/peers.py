@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -95,6 +96,10 @@ class Peers(Single):
         """Yields them, in the order in which they were named."""
         return iter(self._peers.values())
 
+    def offering(self) -> Iterator[Peer]:
+        """Yields those of which an offer was taken that is open: a few of many."""
+        return (peer for peer in self if peer.offering)
+
     def get(self, address: str) -> Peer | None:
         """Returns the peer at an address; None where none of them is there."""
         return self._peers.get(address)
@@ -106,7 +111,7 @@ class Peers(Single):
             keys: Keys, shape (blocks, 32).
         """
         found = np.zeros(len(keys), np.bool_)
-        for peer in self:
+        for peer in self.offering():
             found |= peer.has(keys)
         return found
 
@@ -152,10 +157,14 @@ class Peers(Single):
         """Ends them: nothing is read any more.
 
         Args:
-            patience: Seconds that it may take for each.
+            patience: Seconds that it may take for all.
 
         Returns:
             Whether their threads have ended.
         """
-        ended = [peer.close(patience=patience) for peer in self]
+        until = time.monotonic() + patience
+        for peer in self:
+            # All are told first, as each of them may be at a peer that does not answer.
+            peer.close(patience=0.0)
+        ended = [peer.close(patience=max(0.0, until - time.monotonic())) for peer in self]
         return all(ended)

@@ -116,8 +116,8 @@ impl State {
         }
     }
 
-    /// Ends all holds.
-    pub(super) fn end_holds(&mut self) {
+    /// Ends all holds, as by a clear.
+    pub fn end_holds(&mut self) {
         let all: Vec<HoldingIx> = self.holdings.iter().map(|(own, _)| own).collect();
         for own in all {
             self.end_hold(own);
