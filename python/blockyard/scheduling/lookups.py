@@ -1,5 +1,6 @@
 """Which waiting requests shared stores are asked about, and for how long each waits for that."""
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import Final
 
@@ -32,7 +33,7 @@ class Lookups:
         self._patience, self._clock = patience, clock
         self._out: dict[Request, float] = {}
         """Requests whose answer is out, and the second at which each was asked about."""
-        self._taking: dict[Hashable, Request] = {}
+        self._taking: OrderedDict[Hashable, Request] = OrderedDict()
         """Requests whose blocks are taken over, by id, until they have begun."""
 
     @property
@@ -105,7 +106,7 @@ class Lookups:
         for _ in range(min(_LOOKS, len(self._taking))):
             request, entry = next(iter(self._taking.items()))
             if entry.state in _YET_TO_BEGIN:
-                self._taking[request] = self._taking.pop(request)
+                self._taking.move_to_end(request)
             else:
                 self._asking.over(request)
                 del self._taking[request]
