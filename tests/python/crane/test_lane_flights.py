@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import blockyard as by
+from blockyard._typing import override
 from blockyard.crane.copiers.lane_flights import LaneFlight, LaneFlights
 from blockyard.crane.tiers.memory import MemoryTier
 
@@ -27,6 +28,7 @@ class Lane:
 class Cut(dict[Any, Any]):
     """Is interrupted right behind the first removal."""
 
+    @override
     def __delitem__(self, key: Any) -> None:
         super().__delitem__(key)
         raise KeyboardInterrupt

@@ -351,18 +351,18 @@ def test_who_comes_late_with_an_offer_ends_no_other_requests() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        offer()._replace(id=b"short"),
-        offer()._replace(id="1" * 16),
-        offer()._replace(at="nowhere"),
-        offer()._replace(at=[]),
-        offer()._replace(boot=0),
-        offer()._replace(boot=None),
+        {"id": b"short"},
+        {"id": "1" * 16},
+        {"at": "nowhere"},
+        {"at": []},
+        {"boot": 0},
+        {"boot": None},
     ],
 )
-def test_an_offer_that_somebody_has_made_wrongly_is_malformed(bad: Any) -> None:
+def test_an_offer_that_somebody_has_made_wrongly_is_malformed(bad: dict[str, Any]) -> None:
     rig = Rig()
     rig.side.reserve("one", 16, 4)
-    assert not rig.side.offered("one", bad)
+    assert not rig.side.offered("one", offer()._replace(**bad))
     assert rig.side.stats()["handover_malformed"] == 1
     rig.side.ask("one", rig.keys(16))
     rig.side.close()
@@ -371,12 +371,8 @@ def test_an_offer_that_somebody_has_made_wrongly_is_malformed(bad: Any) -> None:
 
 def test_an_id_that_cannot_be_hashed_is_refused_by_name() -> None:
     rig, wrong = Rig(), ["one"]
-    every: Any = rig.side
-    for verb in (
-        lambda: every.reserve(wrong, 16, 4),
-        lambda: every.offered(wrong, offer()),
-        lambda: every.explain(wrong),
-    ):
+    side: Any = rig.side
+    for verb, more in ((side.reserve, (16, 4)), (side.offered, (offer(),)), (side.explain, ())):
         with pytest.raises(by.Misuse, match=r"request \['one'\]: must be an id"):
-            verb()
+            verb(wrong, *more)
     assert rig.cache.room().promised == 0
