@@ -1,10 +1,11 @@
 //! What a peer is to do, and what it has: flights and their blocks, offers that were taken, leases to renew, and
 //! whether the other side is asked at all. It is under the peer's one lock, and no socket is touched here.
 
-use crate::landed::{Answer, Condition, Counts, Landed, PeerState, Short};
+use crate::landed::{Answer, Counts, PeerState};
 use crate::offers::OfferId;
 use crate::places::Pieces;
 use blockyard_disk::{Breaker, Clock, Key, Lent};
+use blockyard_store::{Condition, Landed, Short};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;

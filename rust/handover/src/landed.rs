@@ -1,28 +1,6 @@
-//! What is told of flights, of takes, and of a peer.
+//! What is told of takes, and of a peer. Flights end as those of a store's lane.
 
-/// Why a flight has ended before its last block.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Short {
-    /// The other side did not answer, or is not asked for a while.
-    Failed,
-    /// What came has another length or sum.
-    Corrupt,
-    /// It is not there any more, or its slot has another generation, or no offer here has it.
-    Missing,
-    /// It was given up.
-    GivenUp,
-}
-
-/// How a flight has ended: nothing of its memory is written any more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Landed {
-    /// The number that was given for it.
-    pub number: u64,
-    /// Leading blocks that are in memory, and are what was offered.
-    pub good: usize,
-    /// None where all are.
-    pub short: Option<Short>,
-}
+use blockyard_store::Condition;
 
 /// What has become of a `take`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,17 +11,6 @@ pub struct Answer {
     pub blocks: usize,
     /// Why there are none; empty where there are.
     pub why: String,
-}
-
-/// Whether the other side is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Condition {
-    /// It is asked as ever.
-    Well,
-    /// It has failed, and is not asked.
-    Resting,
-    /// It has rested, and what is asked next decides.
-    Trying,
 }
 
 /// What a peer has done since it was made.

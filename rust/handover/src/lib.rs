@@ -37,9 +37,10 @@ mod serve;
 mod served;
 mod wire;
 
+pub use blockyard_store::{Condition, Landed, Short};
 pub use desk::Known;
 pub use greeting::{Identity, is_loopback};
-pub use landed::{Answer, Condition, Counts, Landed, PeerState, Short};
+pub use landed::{Answer, Counts, PeerState};
 pub use offers::{
     End, Gone, Held, Hold, Holding, MOST_BLOCKS, OfferId, Offers, Refused, Taken, Tally,
 };

@@ -3,13 +3,14 @@
 
 use crate::carrier::run;
 use crate::desk::{Desk, Known, Take, Work};
-use crate::landed::{Answer, Counts, Landed, PeerState};
+use crate::landed::{Answer, Counts, PeerState};
 use crate::link::Wake;
 use crate::offers::OfferId;
 use crate::places::Pieces;
 use crate::secret::fresh;
 use crate::wire::{PeerOptions, Shared};
 use blockyard_disk::Key;
+use blockyard_store::Landed;
 use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;

@@ -5,11 +5,11 @@
 use crate::desk::{Ask, Desk, Flying, Known, Take, Wanted, Work};
 use crate::frame::{BLOCK, Frame, SUM, Told};
 use crate::greeting::Identity;
-use crate::landed::Short;
 use crate::link::{CHUNK, Link, Lost, Wake};
 use crate::offers::{Gone, MOST_BLOCKS, OfferId};
 use crate::places::add;
 use blockyard_disk::Key;
+use blockyard_store::Short;
 use std::collections::{HashSet, VecDeque};
 use std::io::IoSliceMut;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

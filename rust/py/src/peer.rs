@@ -6,9 +6,10 @@ use crate::gil::wait;
 use crate::handover::{Blocks, check_process, flat, identity, offer_id};
 use crate::on_disk::{duration, key_array, rows};
 use crate::places::Addresses;
+use crate::store::{ends, word};
 use blockyard_guard::guarded;
 use blockyard_handover as handover;
-use handover::{Condition, Known, PeerOptions, Short};
+use handover::{Known, PeerOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::process;
@@ -290,19 +291,7 @@ impl Peer {
     ///     now: Seconds of any clock. Rests end by it.
     fn poll(&self, now: f64) -> PyResult<Vec<(u64, usize, &'static str)>> {
         self.check()?;
-        let landed = self.peer.poll(now).into_iter();
-        Ok(landed
-            .map(|one| {
-                let why = match one.short {
-                    None => "",
-                    Some(Short::Failed) => "failed",
-                    Some(Short::Corrupt) => "corrupt",
-                    Some(Short::Missing) => "missing",
-                    Some(Short::GivenUp) => "given up",
-                };
-                (one.number, one.good, why)
-            })
-            .collect())
+        Ok(ends(self.peer.poll(now)))
     }
 
     /// Waits until a flight has ended; `poll` says how.
@@ -363,11 +352,7 @@ impl Peer {
     /// Returns "well", "resting" or "trying". Any thread may ask.
     fn state(&self) -> PyResult<&'static str> {
         self.check()?;
-        Ok(match self.peer.state().condition {
-            Condition::Well => "well",
-            Condition::Resting => "resting",
-            Condition::Trying => "trying",
-        })
+        Ok(word(self.peer.state().condition))
     }
 
     /// Returns what it has done, and what it is at now. Any thread may ask.

@@ -16,7 +16,7 @@ use std::ffi::c_int;
 use std::process;
 use std::sync::Arc;
 use std::{ptr, slice};
-use store::{Condition, Copy, Job, Kind, Lane, Options, Room, Shape, Short, Way};
+use store::{Condition, Copy, Job, Kind, Landed, Lane, Options, Room, Shape, Short, Way};
 
 /// Blocks of one rank on their way to and from shared stores. It knows keys and bytes, and no client.
 ///
@@ -238,19 +238,7 @@ impl StoreLane {
     /// Args:
     ///     now: Seconds of any clock. Rests of stores end by it.
     fn poll(&self, now: f64) -> Vec<(u64, usize, &'static str)> {
-        let landed = self.lane.poll(now).into_iter();
-        landed
-            .map(|one| {
-                let why = match one.short {
-                    None => "",
-                    Some(Short::Failed) => "failed",
-                    Some(Short::Corrupt) => "corrupt",
-                    Some(Short::Missing) => "missing",
-                    Some(Short::GivenUp) => "given up",
-                };
-                (one.number, one.good, why)
-            })
-            .collect()
+        ends(self.lane.poll(now))
     }
 
     /// Waits until a copy or a delete has ended; `poll` says how.
@@ -326,11 +314,6 @@ impl StoreLane {
     ///
     /// A state is "well", "resting" or "trying". Any thread may ask.
     fn states(&self) -> Vec<(&'static str, &'static str, usize)> {
-        let word = |condition| match condition {
-            Condition::Well => "well",
-            Condition::Resting => "resting",
-            Condition::Trying => "trying",
-        };
         let state = self.lane.state();
         let stores = state.stores.iter().zip(state.undeleted);
         stores
@@ -564,5 +547,29 @@ impl StoreJob {
         let bytes =
             unsafe { slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.item_count()) };
         wait(py, || self.job.landed(bytes))
+    }
+}
+
+/// What has ended, as `poll` of a lane and of a peer says it.
+pub(crate) fn ends(landed: Vec<Landed>) -> Vec<(u64, usize, &'static str)> {
+    let word = |short| match short {
+        None => "",
+        Some(Short::Failed) => "failed",
+        Some(Short::Corrupt) => "corrupt",
+        Some(Short::Missing) => "missing",
+        Some(Short::GivenUp) => "given up",
+    };
+    let landed = landed.into_iter();
+    landed
+        .map(|one| (one.number, one.good, word(one.short)))
+        .collect()
+}
+
+/// The word for whether a store, or a peer, is asked.
+pub(crate) fn word(condition: Condition) -> &'static str {
+    match condition {
+        Condition::Well => "well",
+        Condition::Resting => "resting",
+        Condition::Trying => "trying",
     }
 }

@@ -32,11 +32,11 @@ impl Copy {
 /// Why a copy has ended before its last block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Short {
-    /// No store has answered, or all rest.
+    /// Nobody has answered, or all who could rest.
     Failed,
-    /// A store has something else there.
+    /// What came is something else.
     Corrupt,
-    /// No store has it.
+    /// Nobody has it, or not any more.
     Missing,
     /// It was given up.
     GivenUp,
@@ -47,7 +47,8 @@ pub enum Short {
 pub struct Landed {
     /// The number that was given for it.
     pub number: u64,
-    /// Leading blocks that a store has acknowledged, or that are whole in memory; keys that are deleted.
+    /// Leading blocks that a store has acknowledged, or that are whole in memory and what was asked for; keys that
+    /// are deleted.
     pub good: usize,
     /// None where all are.
     pub short: Option<Short>,

@@ -17,7 +17,7 @@ const WINDOW: u128 = (1 << 100) - 1;
 /// So many slow ones of these, and the 99th percentile is over the limit.
 const SLOW: u32 = 2;
 
-/// What a store is at, one way.
+/// Whether a store, or a peer, is asked, one way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
     /// It is asked as ever.
