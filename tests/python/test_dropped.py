@@ -106,7 +106,9 @@ def says_nothing(*program: str) -> None:
     """Whether a program ends well, and no warning comes out of it."""
     command = [sys.executable, "-X", "dev", "-W", "error", *program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    assert (ended.returncode, ended.stderr) == (0, "")
+    # An engine that an example kills is said of the copies from it, where there are any.
+    said = [line for line in ended.stderr.splitlines() if not line.endswith(" blocks are good")]
+    assert (ended.returncode, said) == (0, [])
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
