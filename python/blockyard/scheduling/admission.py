@@ -401,7 +401,13 @@ class Admission:
             entry.recompute()
             self._gave_up = True
         growth = entry.new.max_tokens - len(entry.outputs) - 1
-        reserve = self._headroom.reserve(growth)
+        if entry.new.hold:
+            # A hold gives way to no row, and keeps all that was computed: the rows that this step
+            # begins have their headroom before it, and no block of it is for its growth (INV-36e).
+            self._cache.set_headroom(self._headroom.wanted())
+            reserve = growth
+        else:
+            reserve = self._headroom.reserve(growth)
         if entry.parked is not None:
             lease = self._parking.resume(entry.parked.handle, reserve=reserve)
             return None if isinstance(lease, Soon) else lease

@@ -44,7 +44,8 @@ class NewRequest:
         ticket: Room promised to it by `KVCache.promise`; it is given back if the request never
             begins.
         hold: True to hold its sealed blocks when it finishes, as `KVCache.hold` does, so that
-            another engine can read them: `Result.held` has the hold.
+            another engine can read them: `Result.held` has the hold. It is admitted only where all
+            of them leave the running rows' headroom.
 
     Raises:
         Misuse: The prompt is empty, the id cannot be hashed, or a value is out of range or does not

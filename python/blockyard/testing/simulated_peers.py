@@ -156,6 +156,8 @@ class SimulatedPeer:
         self._number = 0
         self._failures = 0
         self._rests = 0
+        self._hung = 0
+        """Until when it rests as it did not answer."""
         self._closed = False
         self.timeout = _TIMEOUT
         """Ticks after which what it has asked for has failed."""
@@ -221,6 +223,7 @@ class SimulatedPeer:
     def shut(self, down: bool, now: float) -> bool:  # noqa: ARG002, FBT001 - as the binding
         """Returns whether it rests."""
         self._road.seen["race 16 nothing can be asked"] += self._is_resting and bool(self._known)
+        self._road.seen["race 21 no read begins"] += self._road.now < self._hung
         return down or self._is_resting or self._closed
 
     def submit_up(
@@ -483,6 +486,8 @@ class SimulatedPeer:
         self._failures = 0 if good else self._failures + 1
         if self._failures >= _FAILURES:
             self._failures = 0
+            self._hung = self._road.now + _REST
+            self._road.seen["race 21 the peer rests"] += 1
             self.rest(_REST)
 
     @property

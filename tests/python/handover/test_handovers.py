@@ -18,6 +18,7 @@ from blockyard.metrics.engine_view import EngineView
 from disks import LAYOUT, OURS
 from handover_rig import BLOCK, SIZE, Decoder, Prefiller, pair, until
 
+OTHER = by.KVLayout.llama(layers=2, kv_heads=2, head_dim=16, block_size=4, dtype="float16")
 EMPTY = np.zeros((0, 32), np.uint8), np.zeros(0, np.uint32), np.zeros(0, np.uint64)
 HALF = 2 * BLOCK + BLOCK // 2
 """Bytes by which a read of four blocks is cut: what frames are beside is less than half a block."""
@@ -293,12 +294,22 @@ def test_what_is_there_already_is_not_read() -> None:
         ended(prefiller, "done", 2)
 
 
-def test_other_weights_are_refused_by_name() -> None:
+@pytest.mark.law("INV-35a")
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"namespace": OURS | {"weights": "v2"}}, "weights"),
+        ({"namespace": OURS | {"model": "another"}}, "model"),
+        ({"layout": OTHER}, "blocks of"),
+    ],
+)
+def test_other_weights_and_blocks_are_refused_by_name(more: dict[str, Any], named: str) -> None:
+    assert OTHER.block_bytes == LAYOUT.block_bytes, "only its dtype tells"
     with pair() as (prefiller, _, relay):
-        other = Decoder(relay.address, namespace=OURS | {"weights": "v2"})
+        other = Decoder(relay.address, **more)
         offer = prefiller.computes(1)
         assert other.takes("one", 1, offer) == 0
-        assert "weights" in other.cache.crane.remote.peers.get(offer.at).why()
+        assert f"{named} is" in other.cache.crane.remote.peers.get(offer.at).why()
         other.close()
 
 

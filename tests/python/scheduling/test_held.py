@@ -3,6 +3,8 @@
 import pytest
 
 import blockyard as by
+from blockyard.scheduling.headroom import Watermark
+from blockyard.scheduling.request import RequestState
 from loop import Loop
 from yard import text
 
@@ -89,6 +91,53 @@ def test_where_nothing_can_be_computed_again_rows_wait_for_a_hold() -> None:
     held.release()
     loop.finish()
     assert loop.results["long"].state == "finished"
+
+
+@pytest.mark.law("INV-36e")
+@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize(
+    ("kept", "most", "turns"),
+    [(4, 1, 0), (2, 13, 1)],
+    ids=["that-is-due-to-a-row-of-the-same-step", "by-what-it-samples"],
+)
+def test_no_request_is_admitted_whose_hold_would_leave_less_than_the_headroom(
+    kept: int, most: int, turns: int, hold: bool
+) -> None:
+    """A row gives way to another, and a hold does not: others are admitted at once."""
+    loop = Loop(device=9, headroom=Watermark(kept))
+    loop.add("runs", text(1, 12), 9)
+    for _ in range(turns):
+        loop.turn()
+    loop.add("new", text(2, 8), most, hold=hold)
+    loop.schedule()
+    assert loop.state("new") is (RequestState.WAITING if hold else RequestState.PREFILL)
+    loop.land()
+    loop.output()
+    while hold and loop.state("runs") is not None:
+        assert not loop.cache.stats()["held_blocks"]
+        loop.turn()
+    loop.finish()
+    held = loop.results["new"].held
+    assert (held is not None) is hold
+    if held is not None:
+        held.release()
+
+
+@pytest.mark.law("INV-36e")
+def test_a_hold_takes_none_of_the_headroom_that_is_kept_already() -> None:
+    for blocks, waits in ((2, False), (3, True)):
+        loop = Loop(device=11, headroom=Watermark(4))
+        loop.add("runs", text(1, 12), 9)
+        loop.turn()
+        loop.add("new", text(2, 4 * blocks), 1, hold=True)
+        loop.turn()
+        assert (loop.state("new") is RequestState.WAITING) is waits
+        assert loop.cache.room().headroom == 4
+        assert loop.cache.stats()["held_blocks"] == (0 if waits else blocks)
+        loop.finish()
+        held = loop.results["new"].held
+        assert held is not None
+        held.release()
 
 
 def test_hold_is_true_or_false() -> None:

@@ -136,9 +136,11 @@ class Prefiller:
 class Decoder:
     """A cache that takes prompts over, and what a scheduler would do with it."""
 
-    def __init__(self, *peers: str, device: int = 40, **more: Any) -> None:
+    def __init__(
+        self, *peers: str, layout: by.KVLayout = LAYOUT, device: int = 40, **more: Any
+    ) -> None:
         self.cache: Any = by.local(
-            LAYOUT, device=device, peers=list(peers), **({"namespace": OURS} | more)
+            layout, device=device, peers=list(peers), **({"namespace": OURS} | more)
         )
         side = self.cache.decode_side
         assert isinstance(side, DecodeSide)

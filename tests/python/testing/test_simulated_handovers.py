@@ -14,6 +14,7 @@ import seeds
 from blockyard.handover.decode_side import DecodeSide
 from blockyard.scheduling.lookups import Lookups
 from blockyard.testing import Event, Scenario, Setup, simulate
+from blockyard.testing.setup import ONCE_READ
 from blockyard.testing.simulated_decode import DecodeEngine
 from blockyard.testing.simulated_handovers import HandOvers
 from blockyard.testing.simulated_peers import Block, SimulatedPeer
@@ -37,7 +38,7 @@ RACES = (
     *("race 14 two requests of one offer", "race 15 another has the same block"),
     *("race 16 nothing can be asked", "race 17 a lease has ended"),
     *("race 17 renewed after its end", "race 18 one before an older one", "race 19 clock"),
-    "race 20 ranks land unlike counts",
+    *("race 20 ranks land unlike counts", "race 21 the peer rests", "race 21 no read begins"),
 )
 WANTED = (
     *RACES,
@@ -95,6 +96,18 @@ def test_an_offer_that_comes_when_nobody_waits_is_refused_at_once() -> None:
     found = simulate(scenario(happens(2, "offer late", 30))).seen
     assert found["stats offers_ended_by_unread"] + found["stats offers_ended_by_done"] == 3
     assert found["handover requests that took blocks over"] == 2
+
+
+def test_race_21_a_peer_that_hangs_in_reads_is_left_alone_and_what_it_offered_is_computed() -> None:
+    """A socket's read holds no staging: at its deadline it ends, and its slots are free."""
+    asks = [Event(1, "add", (f"r{at}", at, 8, 1, 3, 0, "", "")) for at in range(5)]
+    large = Event(90, "add", ("large", 9, 40, 1, 3, 0, "", ""))
+    faults = happens(1, "offer late", 15), happens(2, "prefill stop", ONCE_READ + 40)
+    setup = Setup(device=40, remote=400, second="decode", store_values=0, patience=40)
+    found = simulate(Scenario(setup, tuple(sorted((*asks, large, *faults))))).seen
+    assert (found["race 3 stopped in a read"], found["handover flight late"]) == (1, 3)
+    assert (found["race 21 the peer rests"], found["race 21 no read begins"]) == (1, 1)
+    assert found["handover requests that took blocks over"] == 1, "the one that came after it"
 
 
 # -- mistakes that these are there to notice -----------------------------------------------------

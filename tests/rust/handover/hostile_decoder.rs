@@ -1,17 +1,21 @@
 //! Decode sides that lie, are slow, or many: the others are served on, and what they hold ends.
 
 use crate::support::{
-    BOOT, BYTES, ID, LONG, Prefill, identity, keys, landed, payload, taken, until,
+    BOOT, BYTES, ID, LONG, Pin, Prefill, Slots, held, identity, keys, landed, payload, taken, until,
 };
-use crate::support::{Slots, held};
 use crate::wire::{
     BLOCK, BLOCKS, DONE, GONE, READ, RENEW, Raw, SUM, TAKE, frame, hello, nonce, numbers,
 };
-use blockyard_handover::{End, Limits, monotonic};
+use blockyard_handover::{End, Hold, Limits, Pieces, Receiving, Sending, monotonic};
+use std::fmt;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const READER: u64 = 42;
+/// Bytes that are read at a time.
+const PIECE: usize = 100_000;
 
 fn take(ask: u32, first: u32) -> Vec<u8> {
     let last = numbers(&[BOOT, first]);
@@ -229,51 +233,126 @@ fn takes_without_end_whose_answers_are_not_read_cost_their_connection_alone() {
     serves(&prefill);
 }
 
-/// Law: INV-36a
-#[test]
-fn inv_36a_where_a_hold_ends_within_a_block_zeros_follow_and_no_generation() {
-    let prefill = Prefill::with(identity(BOOT, None), quick());
-    let pin = prefill.offer(ID, 0..8);
+/// What is called before and after each read of memory: which block, from which byte on, and whether it is done.
+type See = dyn Fn(usize, usize, bool) + Send + Sync;
+
+/// Memory of a prefill side, and what happens beside its reads, each of which is short.
+struct Watched {
+    memory: Arc<Slots>,
+    see: Box<See>,
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}
+
+impl Pieces for Watched {
+    fn source(&self, at: usize, from: usize, most: usize, act: Sending<'_>) {
+        (self.see)(at, from, false);
+        self.memory.source(at, from, most.min(PIECE), act);
+        (self.see)(at, from, true);
+    }
+
+    fn target(&self, at: usize, from: usize, most: usize, act: Receiving<'_>) {
+        self.memory.target(at, from, most, act);
+    }
+}
+
+/// A prefill side that offers eight blocks of such memory to a reader that has taken them.
+fn watched(
+    limits: Limits,
+    see: impl Fn(&Slots, &Pin, (usize, usize), bool) + Send + Sync + 'static,
+) -> (Prefill, Raw) {
+    let ((held, pin), memory) = (held(0..8), Slots::filled(16));
+    let own = Arc::clone(&memory);
+    let memory = Arc::new(Watched {
+        memory,
+        see: Box::new(move |at, from, is_done| see(&own, &pin, (at, from), is_done)),
+    });
+    let prefill = Prefill::over(memory, identity(BOOT, None), limits);
+    let mut offers = prefill.offers.lock().unwrap();
+    offers.offer(ID, held, monotonic()).unwrap();
+    drop(offers);
     let mut raw = Raw::welcomed(prefill.server.address());
     raw.say(&take(1, 0));
     assert_eq!(raw.hear().unwrap().0, BLOCKS);
-    raw.say(&read(2, 0, 8));
-    // So much of it goes into the system's buffers that it waits within some block.
-    let served = || prefill.server.served().blocks;
-    let mut before = u64::MAX;
-    until("it waits", || {
-        std::thread::sleep(Duration::from_millis(30));
-        let now = served();
-        (std::mem::replace(&mut before, now) == now).then_some(())
-    });
-    if before == 8 {
-        return;
-    }
-    pin.end();
-    for slot in 0..16 {
-        prefill.memory.write(slot, &vec![0xee; BYTES]);
-    }
-    let (mut at, mut ended) = (0, false);
-    while let Some((kind, _)) = raw.hear() {
-        if kind == GONE {
-            break;
-        }
-        assert_eq!(kind, BLOCK);
-        let bytes = raw.bytes(BYTES);
+    (prefill, raw)
+}
+
+/// Law: INV-36a
+#[test]
+fn inv_36a_where_a_hold_ends_within_a_block_zeros_follow_and_no_generation() {
+    for ends_before in [true, false] {
+        let (within, since) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (end, read_on) = (Arc::clone(&within), Arc::clone(&since));
+        let limits = Limits {
+            finish: LONG,
+            ..Limits::default()
+        };
+        let (prefill, mut raw) = watched(limits, move |memory, pin, (at, from), is_done| {
+            if pin.is_held() && at == 1 && from > 0 && is_done != ends_before {
+                pin.end();
+                (0..16).for_each(|slot| memory.write(slot, &[0xee; BYTES]));
+                end.store(from, Ordering::SeqCst);
+            } else if !pin.is_held() && !is_done {
+                read_on.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        raw.say(&read(2, 0, 8));
+        let block = |raw: &mut Raw| {
+            assert_eq!(raw.hear().unwrap().0, BLOCK);
+            let bytes = raw.bytes(BYTES);
+            let (kind, content) = raw.hear().unwrap();
+            assert_eq!(kind, SUM);
+            (bytes, content[16..] != [0; 8])
+        };
+        assert!(block(&mut raw) == (payload(0), true));
+        let (bytes, has_generation) = block(&mut raw);
+        assert!(!has_generation);
+        // What was read beside its end may be another's; what would be read later is not sent.
+        let within = within.load(Ordering::SeqCst);
+        assert!(bytes[..within] == payload(1)[..within]);
+        assert_eq!(bytes[within] == 0xee, ends_before);
+        let rest = &bytes[within + PIECE..];
+        assert!(rest.len() > PIECE && rest.iter().all(|byte| *byte == 0));
         let (kind, content) = raw.hear().unwrap();
-        assert_eq!(kind, SUM);
-        let is_right = bytes == payload(at);
-        assert!(
-            !bytes.contains(&0xee)
-                || is_right
-                || bytes.iter().all(|byte| *byte == 0)
-                || !bytes.windows(64).any(|some| some == [0xee; 64])
-        );
-        ended |= content[16..] == [0; 8];
-        assert!(is_right || content[16..] == [0; 8]);
-        at += 1;
+        assert_eq!((kind, &content[..4]), (GONE, &[2, 0, 0, 0][..]));
+        assert_eq!(since.load(Ordering::SeqCst), 0, "it was read on");
+        let served = prefill.server.served();
+        assert_eq!((served.blocks, served.stale), (2, 1));
     }
-    assert!(ended);
+}
+
+/// Law: INV-36d
+#[test]
+fn inv_36d_a_block_whose_offer_has_ended_has_a_while_to_finish_and_no_longer() {
+    let limits = Limits {
+        patience: LONG * 3,
+        finish: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let waits = Arc::new(AtomicBool::new(false));
+    let (it_waits, last) = (Arc::clone(&waits), Mutex::new((0, 0)));
+    let (prefill, mut raw) = watched(limits, move |_, _, place, is_done| {
+        // Nothing of that piece has gone.
+        if !is_done && std::mem::replace(&mut *last.lock().unwrap(), place) == place {
+            it_waits.store(place != (0, 0), Ordering::SeqCst);
+        }
+    });
+    // More than the system's buffers take of a reader that does not read.
+    for ask in 0..20 {
+        raw.say(&read(ask, 0, 8));
+    }
+    until("it waits within a block", || {
+        waits.load(Ordering::SeqCst).then_some(())
+    });
+    assert_eq!(prefill.server.served().faulty, 0);
+    assert!(prefill.offers.lock().unwrap().end(&ID, End::Aborted));
+    until("it is left", || {
+        (prefill.server.served().faulty == 1).then_some(())
+    });
 }
 
 #[test]

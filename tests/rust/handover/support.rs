@@ -229,9 +229,18 @@ impl Prefill {
     }
 
     pub(crate) fn with(identity: Identity, limits: Limits) -> Self {
-        let (offers, memory) = (offers(), Slots::filled(16));
-        let rank = RankMemory {
+        let memory = Slots::filled(16);
+        Self {
             memory: memory.clone(),
+            ..Self::over(memory, identity, limits)
+        }
+    }
+
+    /// One whose server reads this memory, and not its own.
+    pub(crate) fn over(memory: Arc<dyn Pieces>, identity: Identity, limits: Limits) -> Self {
+        let offers = offers();
+        let rank = RankMemory {
+            memory,
             bytes: BYTES as u32,
             slots: 16,
         };
@@ -244,7 +253,7 @@ impl Prefill {
         );
         Self {
             offers,
-            memory,
+            memory: Slots::new(0),
             server: server.unwrap(),
         }
     }
