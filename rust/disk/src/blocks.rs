@@ -8,7 +8,7 @@ use crate::record::{Found, Key, Owner, RECORD, Record, sum_of};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Where blocks lie in their file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -263,13 +263,21 @@ impl Blocks {
     pub fn void_family(&self, family: &Family) -> io::Result<u64> {
         // By what each stands on.
         let mut found: Vec<(u64, u64, u32)> = Vec::new();
-        let mut stands: Vec<u64> = family.keys.iter().map(|key| xxh3_64(key)).collect();
+        let mut stands: Vec<u64> = family
+            .keys
+            .iter()
+            .map(|key| XxHash3_64::oneshot(key))
+            .collect();
         let named: HashSet<u64> = stands.iter().copied().collect();
-        let spared: HashSet<u64> = family.spared.iter().map(|key| xxh3_64(key)).collect();
+        let spared: HashSet<u64> = family
+            .spared
+            .iter()
+            .map(|key| XxHash3_64::oneshot(key))
+            .collect();
         let mut known: HashSet<u64> = HashSet::new();
         self.each_record(|record| {
             let [parent, key] =
-                [record.owner.parent(), record.owner.key()].map(|key| xxh3_64(&key));
+                [record.owner.parent(), record.owner.key()].map(|key| XxHash3_64::oneshot(&key));
             known.insert(key);
             if matches!(record.owner, Owner::First(_) | Owner::Rooted { .. }) {
                 known.insert(parent);

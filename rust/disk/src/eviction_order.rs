@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::path::Path;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 pub(crate) const MAGIC: [u8; 4] = *b"BYO1";
 pub(crate) const NAME: &str = "order";
@@ -27,7 +27,7 @@ pub(crate) fn write(folder: &Path, run: u32, slots: &[u32]) -> Result<()> {
     bytes.extend(run.to_le_bytes());
     bytes.extend((slots.len() as u32).to_le_bytes());
     bytes.extend(slots.iter().flat_map(|slot| slot.to_le_bytes()));
-    bytes.extend(xxh3_64(&bytes).to_le_bytes());
+    bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
     let path = folder.join(NAME);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | SAFE;
     let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
@@ -47,7 +47,10 @@ pub(crate) fn take(folder: &Path, run: u32) -> Option<Vec<u32>> {
         .ok()?;
     fs::remove_file(&path).ok()?;
     let (rest, check) = bytes.split_last_chunk::<8>()?;
-    if rest.len() < 12 || u64::from_le_bytes(*check) != xxh3_64(rest) || rest[..4] != MAGIC {
+    if rest.len() < 12
+        || u64::from_le_bytes(*check) != XxHash3_64::oneshot(rest)
+        || rest[..4] != MAGIC
+    {
         return None;
     }
     let number = |at: usize| rest[at..at + 4].try_into().map(u32::from_le_bytes).ok();

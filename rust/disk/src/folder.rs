@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// The files that are locked. Whoever finds one of them locked is not the owner, so that a second process is
 /// refused also where somebody has removed the others beside the first.
@@ -39,7 +39,7 @@ impl FolderPlace {
         let text = text_of(fields);
         Self {
             path: root.join(name_of(&text)).join(format!("rank-{rank}")),
-            identity: xxh3_64(text.as_bytes()),
+            identity: XxHash3_64::oneshot(text.as_bytes()),
         }
     }
 
@@ -55,7 +55,10 @@ impl FolderPlace {
 
 /// The name of the folder of a text.
 fn name_of(text: &str) -> String {
-    format!("{:016x}", xxh3_128(name_text(text).as_bytes()) as u64)
+    format!(
+        "{:016x}",
+        XxHash3_128::oneshot(name_text(text).as_bytes()) as u64
+    )
 }
 
 /// A folder that this process owns, until it is released or dropped, or the process dies.

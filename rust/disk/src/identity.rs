@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// The version of the format, which a folder names.
 const VERSION: u32 = 1;
@@ -57,7 +57,7 @@ impl Numbers {
         bytes[..8].copy_from_slice(&self.floor.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.run.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.owner.to_le_bytes());
-        let check = xxh3_64(&bytes[..16]);
+        let check = XxHash3_64::oneshot(&bytes[..16]);
         bytes[16..24].copy_from_slice(&check.to_le_bytes());
         bytes
     }
@@ -118,13 +118,13 @@ impl Identity {
         let mut bytes = vec![0; PAGES * PAGE];
         for (page, beside) in TEXTS.into_iter().zip(NUMBERS) {
             bytes[page * PAGE..][..text.len()].copy_from_slice(text.as_bytes());
-            let check = xxh3_64(&bytes[page * PAGE..][..PAGE]);
+            let check = XxHash3_64::oneshot(&bytes[page * PAGE..][..PAGE]);
             let beside = &mut bytes[beside * PAGE..][..PAGE];
             beside[..NUMBERS_BYTES].copy_from_slice(&numbers.encode());
             beside[CHECK..CHECK + 8].copy_from_slice(&check.to_le_bytes());
             let writer = &mut beside[WRITER..][..WRITER_BYTES];
             writer[..OWN.len()].copy_from_slice(OWN.as_bytes());
-            let check = xxh3_64(writer).to_le_bytes();
+            let check = XxHash3_64::oneshot(writer).to_le_bytes();
             beside[WRITER + WRITER_BYTES..][..8].copy_from_slice(&check);
         }
         let unreadable = false;
@@ -173,7 +173,7 @@ impl Identity {
             let at = page * PAGE + WRITER;
             let (text, check) = self.bytes[at..at + WRITER_BYTES + 8].split_at(WRITER_BYTES);
             let end = text.iter().position(|&byte| byte == 0)?;
-            let is_whole = end > 0 && *check == xxh3_64(text).to_le_bytes();
+            let is_whole = end > 0 && *check == XxHash3_64::oneshot(text).to_le_bytes();
             is_whole.then(|| String::from_utf8_lossy(&text[..end]).into_owned())
         })
     }
@@ -187,7 +187,8 @@ impl Identity {
     /// Whether a text agrees with its check.
     fn is_checked(&self, copy: usize) -> bool {
         let check = &self.bytes[NUMBERS[copy] * PAGE + CHECK..][..8];
-        self.text(copy).is_some() && *check == xxh3_64(self.text_page(copy).1).to_le_bytes()
+        self.text(copy).is_some()
+            && *check == XxHash3_64::oneshot(self.text_page(copy).1).to_le_bytes()
     }
 
     /// The text as somebody reads it who does not know it: a copy that agrees with its check, else the first

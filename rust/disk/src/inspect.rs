@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Records that are read at once.
 const AT_ONCE: u32 = 8192;
@@ -144,7 +144,7 @@ impl Inspector {
         }
         let (text, numbers) = Self::settle(&whole, &file, table.as_ref(), rank)?;
         let mut made = Self {
-            identity: xxh3_64(text.as_bytes()),
+            identity: XxHash3_64::oneshot(text.as_bytes()),
             path: path.to_owned(),
             text,
             writer: Identity::read(&file).ok().and_then(|found| found.writer()),
@@ -185,7 +185,7 @@ impl Inspector {
             }
             let known = match table {
                 None => Table::VOID,
-                Some(table) => Table::read(table, xxh3_64(text.as_bytes()), rank)
+                Some(table) => Table::read(table, XxHash3_64::oneshot(text.as_bytes()), rank)
                     .map_err(refused("read the table beside"))?,
             };
             formats::check_table(whole.parent().unwrap_or(whole), known)?;

@@ -10,7 +10,7 @@
 //! ```
 //! All numbers are little-endian. Versions before have no plan, which is 0 then, and pass over it.
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// Bytes of a record.
 pub const RECORD: usize = 128;
@@ -104,7 +104,7 @@ pub enum Found {
 
 /// The sum of a payload: XXH3 of 128 bits, which no accident makes alike. It is not against malice.
 pub fn sum_of(payload: &[u8]) -> u128 {
-    xxh3_128(payload)
+    XxHash3_128::oneshot(payload)
 }
 
 impl Record {
@@ -133,7 +133,7 @@ impl Record {
         put(&self.group.to_le_bytes());
         put(&self.rank.to_le_bytes());
         put(&self.plan.to_le_bytes());
-        let check = xxh3_64(&bytes[..CHECKED]);
+        let check = XxHash3_64::oneshot(&bytes[..CHECKED]);
         bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
         bytes
     }
@@ -144,7 +144,7 @@ impl Record {
             return Found::Void;
         }
         let mut rest = &bytes[..];
-        let check = xxh3_64(&bytes[..CHECKED]);
+        let check = XxHash3_64::oneshot(&bytes[..CHECKED]);
         if take::<4>(&mut rest) != MAGIC || bytes[CHECKED..] != check.to_le_bytes() {
             return Found::Broken;
         }
@@ -177,7 +177,7 @@ impl Record {
 
 /// The version of a whole record that a later version has written; 0 where it is none.
 pub(crate) fn later_record(bytes: &[u8; RECORD]) -> u32 {
-    let is_whole = bytes[CHECKED..] == xxh3_64(&bytes[..CHECKED]).to_le_bytes();
+    let is_whole = bytes[CHECKED..] == XxHash3_64::oneshot(&bytes[..CHECKED]).to_le_bytes();
     let version = version_in(bytes, MAGIC);
     if is_whole && version > VERSION {
         version
@@ -252,7 +252,10 @@ mod tests {
         assert_eq!((bytes[40], bytes[71], bytes[72], bytes[103]), (7, 7, 9, 9));
         assert_eq!(bytes[104..116], [0, 16, 0, 0, 17, 0, 0, 0, 1, 0, 2, 0]);
         assert_eq!(bytes[116..120], [19, 0, 0, 0]);
-        assert_eq!(bytes[120..], xxh3_64(&bytes[..120]).to_le_bytes());
+        assert_eq!(
+            bytes[120..],
+            XxHash3_64::oneshot(&bytes[..120]).to_le_bytes()
+        );
     }
 
     #[test]
@@ -271,7 +274,7 @@ mod tests {
             let mut bytes = record().encode();
             bytes[at] = byte;
             assert_eq!(later_record(&bytes), 0, "it is not whole");
-            let check = xxh3_64(&bytes[..CHECKED]);
+            let check = XxHash3_64::oneshot(&bytes[..CHECKED]);
             bytes[CHECKED..].copy_from_slice(&check.to_le_bytes());
             assert_eq!(Record::decode(&bytes), Found::Broken);
             assert_eq!(later_record(&bytes), version);

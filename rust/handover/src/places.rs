@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Deref;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 /// Where the bytes of blocks are, or go. Nothing is copied: the system reads and writes these pieces itself.
 pub trait Pieces: Send + Sync + Debug {
@@ -22,10 +22,10 @@ pub type Sending<'act> = &'act mut dyn FnMut(&[IoSlice<'_>]);
 pub type Receiving<'act> = &'act mut dyn FnMut(&mut [IoSliceMut<'_>], usize);
 
 /// Sums the leading bytes of pieces.
-pub(crate) fn add(sum: &mut Xxh3, pieces: &[impl Deref<Target = [u8]>], mut bytes: usize) {
+pub(crate) fn add(sum: &mut XxHash3_128, pieces: &[impl Deref<Target = [u8]>], mut bytes: usize) {
     for piece in pieces {
         let part = &piece[..bytes.min(piece.len())];
-        sum.update(part);
+        sum.write(part);
         bytes -= part.len();
     }
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 /// Offers that a yard's side and a server share.
 pub type SharedOffers = Arc<Mutex<Offers>>;
@@ -532,7 +532,7 @@ impl Reader<'_> {
         });
         let mut until =
             Instant::now() + server.limits.patience + Duration::from_secs((bytes / SLOWEST).into());
-        let (mut sum, mut done, mut stale) = (Xxh3::new(), 0, false);
+        let (mut sum, mut done, mut stale) = (XxHash3_128::new(), 0, false);
         while done < bytes as usize {
             if !stale && !held.hold.is_held() {
                 stale = true;
@@ -566,7 +566,7 @@ impl Reader<'_> {
             .generation(at)
             .filter(|_| !stale && held.hold.is_held());
         self.link.say(&Frame::Sum {
-            sum: sum.digest128(),
+            sum: sum.finish_128(),
             generation: generation.unwrap_or(0),
         });
         let counts = &server.counts;

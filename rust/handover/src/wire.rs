@@ -14,7 +14,7 @@ use std::collections::{HashSet, VecDeque};
 use std::io::IoSliceMut;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 /// Bytes that are asked for ahead, and of one `read`. One block is asked for in any case.
 const WINDOW: usize = 8 << 20;
@@ -90,7 +90,7 @@ pub(crate) struct Body {
     flying: Option<Arc<Flying>>,
     wanted: Option<Wanted>,
     done: usize,
-    sum: Xxh3,
+    sum: XxHash3_128,
 }
 
 /// A connection, and what was asked on it.
@@ -323,7 +323,7 @@ impl Wire {
             flying,
             wanted,
             done: 0,
-            sum: Xxh3::new(),
+            sum: XxHash3_128::new(),
         }));
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Wire {
         let how = if generation != wanted.generation {
             desk.counts.stale += 1;
             Err(Short::Missing)
-        } else if sum != body.sum.digest128() {
+        } else if sum != body.sum.finish_128() {
             desk.counts.corrupt += 1;
             Err(Short::Corrupt)
         } else {
@@ -508,7 +508,7 @@ fn receive(link: &mut Link, body: &mut Body, bytes: usize) -> Result<bool, Lost>
 /// Fills pieces with what has come, and sums it.
 fn fill(
     link: &mut Link,
-    sum: &mut Xxh3,
+    sum: &mut XxHash3_128,
     pieces: &mut [IoSliceMut<'_>],
     left: usize,
 ) -> Result<usize, Lost> {
@@ -533,7 +533,7 @@ fn fill(
 }
 
 /// The same for bytes that go nowhere.
-fn drain(link: &mut Link, sum: &mut Xxh3, room: usize, left: usize) -> Result<usize, Lost> {
+fn drain(link: &mut Link, sum: &mut XxHash3_128, room: usize, left: usize) -> Result<usize, Lost> {
     let mut sink = [0; 16 << 10];
     let room = room.min(sink.len());
     fill(link, sum, &mut [IoSliceMut::new(&mut sink[..room])], left)

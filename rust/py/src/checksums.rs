@@ -7,7 +7,7 @@ use blockyard_guard::guarded;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use std::{ptr, slice};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// A checksum is computed at some 10 GB/s: so many bytes take as long as a run.
 const BYTES_OF_A_RUN: usize = 128;
@@ -64,13 +64,15 @@ impl Plane {
     #[expect(unsafe_code, reason = "PyO3 gives a strided buffer as a pointer")]
     fn sum(&self, slot: u32) -> u64 {
         if self.bytes == 0 {
-            return xxh3_64(&[]);
+            return XxHash3_64::oneshot(&[]);
         }
         let first = self.first + self.stride * slot as usize;
         // SAFETY: `check` has seen that the plane has this slot, and `new` that its bytes follow one
         // another; the owner keeps them there while `self` lives. By the contract of `checksums`
         // nobody writes to the slot meanwhile.
-        xxh3_64(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(first), self.bytes) })
+        XxHash3_64::oneshot(unsafe {
+            slice::from_raw_parts(ptr::with_exposed_provenance(first), self.bytes)
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 const BOOT: u32 = crate::support::BOOT;
 
@@ -40,7 +40,7 @@ fn stopped() -> Stopped {
                 if std::io::Write::write_all(&mut raw.0, &bytes[BYTES / 2..]).is_err() {
                     return;
                 }
-                raw.say(&sum(xxh3_128(&bytes), GENERATION));
+                raw.say(&sum(XxHash3_128::oneshot(&bytes), GENERATION));
             }
         }
     });

@@ -10,7 +10,7 @@ use crate::wire::{
 use blockyard_handover::{Condition, Peer, PeerOptions, Short};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 const BOOT: u32 = crate::support::BOOT;
 const LENGTH: u32 = BYTES as u32;
@@ -33,7 +33,7 @@ fn send(raw: &mut Raw, ask: [u8; 4], at: u32) {
     let bytes = payload(at as usize);
     raw.say(&block(ask, at, SLOT, LENGTH, GENERATION));
     raw.say(&bytes);
-    raw.say(&sum(xxh3_128(&bytes), GENERATION));
+    raw.say(&sum(XxHash3_128::oneshot(&bytes), GENERATION));
 }
 
 /// How a flight of three blocks ends whose second one comes like this, and what is said of the peer then.
@@ -64,7 +64,7 @@ fn second(
 fn inv_35a_a_block_with_another_sum_is_corrupt() {
     let (how, peer, _prefiller) = second(|raw, ask| {
         let mut bytes = payload(1);
-        let right = xxh3_128(&bytes);
+        let right = XxHash3_128::oneshot(&bytes);
         bytes[BYTES / 2] ^= 1;
         raw.say(&block(ask, 1, SLOT, LENGTH, GENERATION));
         raw.say(&bytes);
@@ -87,7 +87,7 @@ fn inv_36b_a_block_of_another_slot_or_generation_is_missing_before_or_after() {
             let bytes = payload(1);
             raw.say(&block(ask, 1, slot, LENGTH, before));
             raw.say(&bytes);
-            raw.say(&sum(xxh3_128(&bytes), after));
+            raw.say(&sum(XxHash3_128::oneshot(&bytes), after));
         });
         assert_eq!(how, (1, Some(Short::Missing)), "{slot} {before} {after}");
         assert_eq!(peer.counts().stale, 1);
@@ -319,7 +319,7 @@ fn random_bytes_of_a_prefiller_do_no_harm() {
         let mut answers = [
             block([2, 0, 0, 0], 1, SLOT, LENGTH, GENERATION),
             payload(1),
-            sum(xxh3_128(&payload(1)), GENERATION),
+            sum(XxHash3_128::oneshot(&payload(1)), GENERATION),
             frame(GONE, &[&[2, 0, 0, 0], &ID, &[0]]),
         ]
         .to_vec();

@@ -18,7 +18,7 @@ use std::fmt;
 
 use sha2::block_api::compress256;
 use sha2::{Digest, Sha256};
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use twox_hash::XxHash3_128;
 
 use crate::base::{Group, Key, Read, Reader, Result, memory};
 
@@ -94,7 +94,7 @@ impl KeyHash {
             Self::Xxh3 => {
                 let mut key = Key::default();
                 for (half, seed) in key.0.as_chunks_mut::<16>().0.iter_mut().zip(0..) {
-                    *half = xxh3_128_with_seed(message, seed).to_be_bytes();
+                    *half = XxHash3_128::oneshot_with_seed(seed, message).to_be_bytes();
                 }
                 key
             }
