@@ -199,6 +199,24 @@ fn names_are_dropped_alone_and_the_last_of_a_path_first() {
     }
 }
 
+/// Law: INV-33, 2.7-3
+#[test]
+fn a_name_is_dropped_too_where_what_stood_on_it_leaves_with_the_size() {
+    for yard in yards(16, 4, 0, 4) {
+        let (all, other) = (keys(&yard, &text(1, 3)), keys(&yard, &text(2, 1)));
+        yard.adopt_keys(&other);
+        yard.adopt_keys(&all[..2]);
+        yard.drop_names(&other);
+        yard.adopt_keys(&all);
+        yard.resize(REMOTE, 2);
+        assert_eq!(yard.names(), 3, "the second waits for the third");
+        let last_first = [all[2], all[1], all[0]];
+        assert_eq!(yard.drop_names(&last_first), 2, "the second goes by itself");
+        assert_eq!(yard.names(), 0);
+        yard.at_rest();
+    }
+}
+
 /// Law: INV-24, INV-35c
 #[test]
 fn a_clear_forgets_the_names_and_a_loss_keeps_them_where_they_are_keyed() {

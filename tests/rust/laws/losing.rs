@@ -1,7 +1,7 @@
 //! A rank has lost its memory, but for the tiers that outlive its process. (INV-6, 21, 23, 24)
 
-use crate::yard::{KINDS, Yard, and_one, text, three};
-use blockyard_core::{Config, Error, EvictionPolicy, MAX_TIERS, Tier};
+use crate::yard::{KINDS, Yard, and_one, cat, text, three};
+use blockyard_core::{Config, Error, EvictionPolicy, MAX_TIERS, Retention, Tier};
 
 const HOST: Tier = Tier::HOST;
 const DISK: Tier = Tier::DISK;
@@ -84,6 +84,22 @@ fn a_running_lease_is_detached_and_what_it_shares_stays_its_own() {
     yard.finish(one);
     yard.finish(two);
     yard.finish(three);
+}
+
+/// Nothing has ended yet that would raise what it has begun over.
+/// Law: INV-20, INV-24
+#[test]
+fn what_a_running_lease_has_published_stands_behind_what_it_has_put_on_it() {
+    for policy in KINDS {
+        let yard = yard_as(policy, 0);
+        yard.finish_as(yard.run(&text(1, 2)), Retention::SessionEnded);
+        let longer = cat(&text(1, 2), &text(2, 1));
+        let lease = yard.run(&longer);
+        yard.land(&[yard.demote_lease(&lease, 3)]);
+        lose(&yard);
+        assert_eq!(yard.hits(&longer), [0, 0, 3, 0]);
+        yard.finish(lease);
+    }
 }
 
 /// Law: INV-24

@@ -1,5 +1,6 @@
 //! Copies below are reachable: a path goes down root first, and what is dropped is its end (INV-39).
 
+use crate::stores::yards;
 use crate::yard::{KINDS, Yard, and_one, by_age_of, config, text, three};
 use blockyard_core::{Answer, Config, HostCopies, Lease, Plan, Tier, WritePolicy};
 
@@ -145,6 +146,22 @@ fn what_stands_on_a_block_that_a_seal_has_linked_again_goes_first_no_more() {
         yard.squeeze_host(1);
         assert_eq!(yard.hits(&older), [0, 1, 0, 0]);
         assert_eq!(yard.hits(&torn), [3, 1, 0, 0]);
+    }
+}
+
+/// Law: INV-20, INV-20l
+#[test]
+fn what_was_passed_over_as_it_came_up_is_looked_at_again_when_it_has() {
+    for yard in yards(8, 4, 4, 4) {
+        let prompt = text(1, 2);
+        yard.scatter(&prompt, &[Tier::DISK; 2]);
+        let up = yard.promote_to(&prompt, 2, Tier::HOST);
+        assert_eq!(yard.demote_from(Tier::DISK, 2), None, "it comes up");
+        yard.land(&up);
+        assert_eq!(yard.hits(&prompt), [0, 2, 0, 0]);
+        let down = yard.demote_from(Tier::DISK, 2).expect("none is below");
+        assert_eq!((down.to, down.len()), (Tier::REMOTE, 2));
+        yard.land(&[down]);
     }
 }
 

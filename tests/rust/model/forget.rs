@@ -3,7 +3,7 @@
 use crate::names::REMOTE;
 use crate::ops::Prompt;
 use crate::world::World;
-use crate::yard::{Block, FORGOTTEN, InFlight, Purpose, Yard};
+use crate::yard::{Block, Class, FORGOTTEN, InFlight, Purpose, Yard};
 use blockyard_core::{Condemned, Forgotten, Key, LeaseId, ParkedId, Plan, Tier};
 
 impl World {
@@ -88,6 +88,13 @@ impl Yard {
         assert_eq!(counted, gone.len() as u64, "blocks that are counted");
         for &block in &gone {
             self.blocks[block].epoch = FORGOTTEN;
+        }
+        // What is read still goes before all others.
+        for at in 0..self.order.len() {
+            let block = self.block_in(0, self.order[at].slot);
+            if block.is_some_and(|block| self.is_forgotten(block)) {
+                self.order[at].class = Class::Cleared;
+            }
         }
         let users = self.leases.iter().filter_map(|(&id, seq)| {
             let mut path = seq.table.iter().filter_map(|&slot| self.held_block(slot));

@@ -121,8 +121,8 @@ impl Yard {
             let next = plan.get(taken) == Some(&block);
             let bare = before.contains(&block) || (next && self.leaves_copies(to));
             if !bare || plan[..taken].contains(&block) {
-                // The plan has taken its copy: before its turn, or after it.
-                if !bare && self.leaves_copies(to) && self.wants_copy(DEVICE, block) {
+                // The plan has taken its copy, before its turn or after it; or that of one that stands before it.
+                if !bare && self.leaves_copies(to) && self.ready(block, DEVICE).is_some() {
                     self.maybe.insert(block);
                 }
                 continue;
@@ -144,6 +144,10 @@ impl Yard {
             && !self.wants_copy(DEVICE, block)
         {
             self.fresh.pop_front();
+            // One before it may stand in line still.
+            if !self.maybe.is_empty() && self.ready(block, DEVICE).is_some() {
+                self.maybe.insert(block);
+            }
         }
     }
 

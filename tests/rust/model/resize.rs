@@ -38,6 +38,7 @@ impl Yard {
     /// tier is not published; what a table has stays its own.
     pub(crate) fn lose_but(&mut self, kept: &[usize]) {
         self.end_holds();
+        self.raise_running();
         let mut all: Vec<_> = self
             .parked
             .iter()
@@ -88,6 +89,24 @@ impl Yard {
             seq.sealed = 0;
         }
         self.settle();
+    }
+
+    /// What is published counts as what has ended does: a block's class is never below its children's.
+    fn raise_running(&mut self) {
+        let running = self.leases.values().map(|seq| &seq.table);
+        for table in running.chain(self.held.iter().map(|held| &held.1)) {
+            let mut least = Class::Ordinary;
+            for slot in table.iter().rev() {
+                if let Some(
+                    What::Ready(block) | What::Duplicate(block) | What::Filling(Some(block)),
+                ) = self.slots[DEVICE].get(slot)
+                {
+                    let class = &mut self.blocks[*block].class;
+                    least = least.max(*class);
+                    *class = least;
+                }
+            }
+        }
     }
 
     /// Table 2.7. What a refusal leaves is compared by the caller.

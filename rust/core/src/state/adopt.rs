@@ -66,13 +66,21 @@ impl State {
                 && let Some(slot) = self.trie.slot(node, tier)
                 && self.is_idle_leaf(tier, slot)
             {
-                let above = self.trie.parent(node);
+                let above = self.staying_above(node, tier);
                 self.drop_name(node, tier, slot);
                 dropped += 1;
                 next = above.filter(|above| named.binary_search(above).is_ok());
             }
         }
         Ok(dropped)
+    }
+
+    /// The nearest block above that does not leave the tier by itself, where that has shrunk.
+    fn staying_above(&self, node: NodeIx, tier: Tier) -> Option<NodeIx> {
+        let stays = |slot| self.tiers[tier].pool().stays(slot);
+        let mut above =
+            std::iter::successors(self.trie.parent(node), |&node| self.trie.parent(node));
+        above.find(|&node| self.trie.slot(node, tier).is_none_or(stays))
     }
 
     fn drop_name(&mut self, node: NodeIx, tier: Tier, slot: SlotIx) {

@@ -243,8 +243,11 @@ impl State {
         self.config.write_of(tier) == WritePolicy::Through && tier < self.tiers.last()
     }
 
-    /// A copy of this block from the tier to another is good.
+    /// A copy of this block from the tier to another is good. What has come up may want a copy below again.
     pub(super) fn note_copied(&mut self, tier: Tier, to: Tier, node: NodeIx) {
+        if to < tier {
+            return self.look_again_below(node, to);
+        }
         if self.tells_of_descent(tier, to, node) {
             self.tiers[tier].note_copied(self.trie.id(node));
         }

@@ -3,7 +3,7 @@
 
 use super::State;
 use super::record::Keep;
-use crate::base::{Error, FlightId, FlightIx, Ix as _, NodeIx, Result, SlotIx, Tier};
+use crate::base::{Class, Error, FlightId, FlightIx, Ix as _, NodeIx, Result, SlotIx, Tier};
 use crate::copies::Outcome;
 use crate::tiers::Hold;
 
@@ -46,6 +46,7 @@ impl State {
     /// It takes time in proportion to the tiers, and never waits.
     pub fn lose_but(&mut self, kept: &[Tier]) {
         self.end_holds();
+        self.raise_running();
         self.break_lost(kept);
         let (lost, kept): (Vec<Tier>, Vec<Tier>) = self
             .tiers
@@ -79,6 +80,19 @@ impl State {
         self.trie.end_epoch();
         self.trie.carry_over(ended);
         self.leases.for_each(|lease| lease.sealed = 0);
+    }
+
+    /// What running sequences have published stands in its own right where it is kept, as if they had ended:
+    /// a block's class is never below its children's.
+    fn raise_running(&mut self) {
+        let running = self.leases.iter().map(|(_, lease)| &lease.table);
+        for table in running.chain(self.held.iter().map(|held| &held.table)) {
+            let pool = self.tiers[Tier::DEVICE].pool();
+            let nodes = table.iter().rev().filter_map(|&slot| pool.cell(slot).node);
+            nodes.fold(Class::Ordinary, |least, node| {
+                self.trie.raise_class(node.at(), least)
+            });
+        }
     }
 
     /// Breaks the keeps of parked sequences that lack a block on a kept tier; those of others hold nothing

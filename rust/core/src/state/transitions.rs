@@ -292,7 +292,7 @@ impl State {
         }
     }
 
-    fn look_again_below(&mut self, node: NodeIx, tier: Tier) {
+    pub(super) fn look_again_below(&mut self, node: NodeIx, tier: Tier) {
         for below in self.tiers.below(tier) {
             if let Some(slot) = self.trie.slot(node, below) {
                 self.tiers[below].copies_ahead().unsee(slot);
