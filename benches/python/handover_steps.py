@@ -1,8 +1,8 @@
 """What a step of 256 decodes costs beside 64 hand-overs in the air, for `handover.py`.
 
 Each of four prefill instances is a process of its own, which is stopped when it has answered the
-takes of its 16 requests: these have begun then, and their blocks do not come. Steps with and
-without them alternate by rounds, on one cache.
+takes of its 16 requests: these have begun then, and their blocks do not come. Steps beside them
+alternate with those of another cache that has none.
 """
 
 import multiprocessing
@@ -30,9 +30,10 @@ NAMES = {"model": "a measurement", "weights": "none"}
 class Prefiller(NamedTuple):
     """A prefill instance."""
 
-    link: Connection
     pid: int
     at: str
+    said: list[str]
+    """Its offers, in JSON."""
 
 
 def prompt(number: int) -> np.ndarray[Any, Any]:
@@ -40,92 +41,95 @@ def prompt(number: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(1_000 + number).integers(2_000, 9_000, BLOCKS * 16 + 1)
 
 
-def prefill(link: Connection) -> None:
-    """Holds and offers the blocks of so many prompts as it is asked for, round by round."""
+def prefill(link: Connection, first: int) -> None:
+    """Holds and offers the blocks of some prompts, until it is told to end."""
     with by.local(LAYOUT, device=2 * EACH * (BLOCKS + 1), namespace=NAMES) as cache:
         side = PrefillSide(cache, cache.crane.device)
-        link.send((os.getpid(), side.address))
-        while (first := link.recv()) is not None:
-            said = []
-            for number in range(first, first + EACH):
-                lease = cache.begin(prompt(number))
-                cache.seal([lease], [BLOCKS * 16])
-                offer = side.offer(cache.hold(cache.keys(prompt(number)[:-1])))
-                assert offer is not None
-                said.append(offer.to_json())
-                cache.finish([lease])
-            link.send(said)
+        said = []
+        for number in range(first, first + EACH):
+            lease = cache.begin(prompt(number))
+            cache.seal([lease], [BLOCKS * 16])
+            offer = side.offer(cache.hold(cache.keys(prompt(number)[:-1])))
+            assert offer is not None
+            said.append(offer.to_json())
+            cache.finish([lease])
+        link.send((os.getpid(), side.address, said))
+        link.recv()
         side.close()
 
 
 @contextmanager
-def prefiller() -> Iterator[Prefiller]:
+def prefiller(first: int) -> Iterator[Prefiller]:
     """A prefill instance in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
-    process = context.Process(target=prefill, args=(its,), daemon=True)
+    process = context.Process(target=prefill, args=(its, first), daemon=True)
     process.start()
     try:
-        yield Prefiller(ours, *ours.recv())
+        one = Prefiller(*ours.recv())
+        yield one
+        os.kill(one.pid, signal.SIGCONT)
         ours.send(None)
         process.join(10)
     finally:
         process.kill()
 
 
-def turns(scheduler: by.Scheduler, cache: Any, count: int) -> float:
-    """Returns the median CPU microseconds of a step, with its copies and its output."""
-    spent = []
-    for _ in range(count):
+class Engine(NamedTuple):
+    """A batch that decodes, and its cache."""
+
+    cache: Any
+    scheduler: by.Scheduler
+
+    def turn(self) -> float:
+        """Returns the CPU microseconds of a step, with its copies and its output."""
         begun = time.thread_time_ns()
-        step = scheduler.schedule()
-        cache.step()
+        step = self.scheduler.schedule()
+        self.cache.step()
         own = time.thread_time_ns() - begun
-        spent.append((own + answer(scheduler, step)) / 1e3)
-        scheduler.on_acks([by.Ack(*stop) for stop in step.stops])
-    return float(np.median(spent))
+        spent = (own + answer(self.scheduler, step)) / 1e3
+        self.scheduler.on_acks([by.Ack(*stop) for stop in step.stops])
+        return spent
+
+    def take_over(self, source: Prefiller, first: int) -> None:
+        """Has requests begin whose blocks are on their way, and do not come."""
+        for number, said in enumerate(source.said, first):
+            name, tokens = f"taken {number}", prompt(number)
+            ticket = self.cache.decode_side.reserve(name, len(tokens), 8, patience=60.0)
+            assert ticket is not None
+            assert self.cache.decode_side.offered(name, Offer.of(said))
+            self.scheduler.add(by.NewRequest(name, tokens, max_tokens=8, ticket=ticket))
+        os.kill(source.pid, signal.SIGSTOP)
+        time.sleep(0.05)  # until it stands still
+        self.turn()
+        os.kill(source.pid, signal.SIGCONT)
+        time.sleep(0.2)  # the takes are answered, and nothing is read
+        os.kill(source.pid, signal.SIGSTOP)
+        time.sleep(0.05)
+        for _ in range(5):
+            self.turn()
 
 
 def beside(rounds: int) -> tuple[list[float], float]:
     """Returns, for each round, a step beside the hand-overs over one without; and the last one."""
     ratios, alone = list[float](), 0.0
     with ExitStack() as ends:
-        sources = [ends.enter_context(prefiller()) for _ in range(OFFERS // EACH)]
+        firsts = range(0, OFFERS, EACH)
+        sources = [ends.enter_context(prefiller(first)) for first in firsts]
         # Room for the batch until the end, and for all that is taken over.
         sized: Any = {"device": 90_000, "remote": 10_000, "namespace": NAMES}
-        peers = [one.at for one in sources]
-        cache = ends.enter_context(by.local(LAYOUT, **sized, peers=peers))
-        scheduler = decoding(cache, ROWS, 0, spare=OFFERS, lookup=cache.lookup)
-        for number in range(rounds + 1):
-            alone = turns(scheduler, cache, STEPS)
-            for place, source in enumerate(sources):
-                in_air(source, scheduler, cache, number * OFFERS + place * EACH)
-            ratios.append(turns(scheduler, cache, STEPS) / alone)
-            if (flying := cache.stats()["flights"]) != OFFERS:
+        sized["peers"] = [one.at for one in sources]
+        engines = []
+        for _ in range(2):
+            cache = ends.enter_context(by.local(LAYOUT, **sized))
+            scheduler = decoding(cache, ROWS, 0, spare=OFFERS, lookup=cache.lookup)
+            engines.append(Engine(cache, scheduler))
+        for first, source in zip(firsts, sources, strict=True):
+            engines[0].take_over(source, first)
+        for _ in range(1 + rounds):
+            spent = [[engine.turn() for engine in engines] for _ in range(STEPS)]
+            own, alone = np.median(spent, axis=0).tolist()
+            ratios.append(own / alone)
+            if (flying := engines[0].cache.stats()["flights"]) != OFFERS:
                 raise SystemExit(f"{flying} of {OFFERS} hand-overs are in the air")
-            for source in sources:
-                os.kill(source.pid, signal.SIGCONT)
-            ended, until = 0, time.monotonic() + 60
-            while (ended := ended + len(scheduler.results())) < OFFERS:
-                turns(scheduler, cache, 1)
-                assert time.monotonic() < until
     return ratios[1:], alone
-
-
-def in_air(source: Prefiller, scheduler: by.Scheduler, cache: Any, first: int) -> None:
-    """Has requests begin whose blocks are on their way, and do not come."""
-    source.link.send(first)
-    for number, said in enumerate(source.link.recv(), first):
-        name, tokens = f"taken {number}", prompt(number)
-        ticket = cache.decode_side.reserve(name, len(tokens), 8, patience=60.0)
-        assert ticket is not None
-        assert cache.decode_side.offered(name, Offer.of(said))
-        scheduler.add(by.NewRequest(name, tokens, max_tokens=8, ticket=ticket))
-    os.kill(source.pid, signal.SIGSTOP)
-    time.sleep(0.05)  # until it stands still
-    turns(scheduler, cache, 1)
-    os.kill(source.pid, signal.SIGCONT)
-    time.sleep(0.2)  # the takes are answered, and nothing is read
-    os.kill(source.pid, signal.SIGSTOP)
-    time.sleep(0.05)
-    turns(scheduler, cache, 5)

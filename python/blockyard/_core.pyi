@@ -715,6 +715,8 @@ class Cache:
     def limit(self, tier: _Tier = "device") -> int: ...
     @property
     def done(self) -> int: ...
+    @property
+    def loaded(self) -> int: ...
     def listen(
         self,
         *,
@@ -954,6 +956,11 @@ class OfferServer:
     def close(self, *, patience: float = 1.0) -> bool: ...
 
 @final
+class Bell:
+    def __new__(cls) -> Self: ...
+    def look(self, now: float) -> int: ...
+
+@final
 class Peer:
     def __new__(
         cls,
@@ -968,6 +975,7 @@ class Peer:
         timeout: float = 5.0,
         failures: int = 3,
         rest: float = 0.5,
+        bell: Bell | None = None,
     ) -> Self: ...
     def take(
         self,

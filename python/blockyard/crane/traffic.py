@@ -127,7 +127,8 @@ class Traffic:
         self._moving: deque[tuple[Copy, Receipt]] = deque()
         self._counting = [one for one in self.copiers if isinstance(one, Counting)]
         self._ends: list[int] | None = None
-        """How many copies of each had ended when no copy moved but theirs; None where one does."""
+        """How many copies of each had ended at the last poll; None where others move or anything
+        waits."""
         self._voids = Voids()
         self._ended: list[Outcome] = []
         self.polls = 0
@@ -185,7 +186,7 @@ class Traffic:
             return
         if self._watched is not None:
             self._watched.submitted(plans)
-        self._used = self._unsure = True
+        self._used, self._unsure, self._ends = True, True, None
         self._stamp(plans)
         for copy in copies:
             copy.lane.waiting.append(copy)
@@ -286,6 +287,8 @@ class Traffic:
                 self._poll()
                 self._start()
                 self._void()
+            if self._voids or any(map(_WAITING, self.lanes.values())):
+                self._ends = None
             self._unsure = False
         return self._ended[:]
 
@@ -294,10 +297,11 @@ class Traffic:
 
         Hundreds may be on their way from other machines, and a step is not to pay for each.
         """
-        if self._ends is None or self._voids or any(map(_WAITING, self.lanes.values())):
+        if self._ends is None:
             return False
         for copier in self._counting:
-            copier.collect()
+            if not copier.is_still():
+                copier.collect()
         return [copier.ends for copier in self._counting] == self._ends
 
     def _void(self) -> None:
@@ -323,6 +327,7 @@ class Traffic:
 
     def _mend(self) -> None:
         """After an interrupt: a flight that lacks a copy now has an unknown end."""
+        self._ends = None
         for number in self._untold() & self._flights.keys():
             del self._flights[number]
         taken = set(self._flights.values())

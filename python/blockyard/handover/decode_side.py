@@ -131,6 +131,9 @@ class DecodeSide(Single):
         self._due = math.inf
         """No request has waited too long before this second."""
         self._takes: dict[tuple[str, bytes], _Take] = {}
+        self._out: dict[int, _Take] = {}
+        """Those whose answer has not come, by number."""
+        self._changes = 0
         self._named: deque[tuple[float, bytes]] = deque()
         """Keys of which names may be left, and when these are dropped."""
         self._numbers = count(1)
@@ -213,6 +216,7 @@ class DecodeSide(Single):
                     self._refuse(peer, found, "late")
                 return False
             asked.offer = found
+            self._changes += 1
             return True
 
     def explain(self, request: Hashable) -> str | None:
@@ -302,6 +306,15 @@ class DecodeSide(Single):
                     return _Found(blocks)
         return _NOTHING if self._lookup is None else self._lookup.ask(request, keys, patience)
 
+    def changes(self) -> int:
+        """Returns another number than before where a question may have another answer than then."""
+        with self._lock:
+            cache = self._cache()
+            moves = self._out or self._lookup is not None or self._clock() >= self._due
+            if moves or cache is None or cache.has_own_weights:
+                self._changes += 1
+            return self._changes
+
     def drop(self, request: Hashable) -> None:
         """Refuses the offer of a request that waits no more, as `Lookup.drop`."""
         with self._lock:
@@ -355,17 +368,16 @@ class DecodeSide(Single):
                 take.why = "the peer is left alone"
                 self._counts["handover_gone"] += 1
                 return take
-            self._takes[offer.at, offer.id] = take
+            self._takes[offer.at, offer.id] = self._out[take.number] = take
             peer.take(take.number, offer.id, offer.boot, _rows(keys[: _MOST * _KEY]), now)
         take.requests.add(request)
         return take
 
     def _collect(self) -> None:
         """Takes what peers have answered."""
-        out = {take.number: take for take in self._takes.values() if take.why is None}
-        for peer in {take.peer for take in out.values()}:
+        for peer in {take.peer for take in self._out.values()}:
             for number, _, why in peer.taken():
-                take = out.get(number)
+                take = self._out.pop(number, None)
                 if take is None:
                     continue
                 take.why = why or self._tell(take)
@@ -387,6 +399,7 @@ class DecodeSide(Single):
     def _leave(self, request: Hashable, why: str) -> None:
         """Wants no more of an offer for a request; the last one that does ends it."""
         asked = self._asked.pop(request, None)
+        self._changes += asked is not None
         if asked is None or asked.offer is None:
             return
         take = asked.take
@@ -398,6 +411,7 @@ class DecodeSide(Single):
             return
         take.requests.discard(request)
         if not take.requests and self._takes.pop((take.offer.at, take.offer.id), None) is take:
+            self._out.pop(take.number, None)
             if why:
                 self._refuse(take.peer, take.offer, why)
             else:

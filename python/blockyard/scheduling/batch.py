@@ -105,6 +105,8 @@ class Batch:
         self._rows: Rows | None = None
         """Those that decode; None where some have come or gone since."""
         self._loading: list[Seat] = []
+        self._loaded = 0
+        """The loads that had ended when these were looked at last."""
         # Dictionaries keep the order, and drop a seat in constant time.
         self._prefill: dict[Seat, None] = {}
         self._decode: dict[Seat, None] = {}
@@ -161,11 +163,13 @@ class Batch:
 
     def landed(self) -> list[Seat]:
         """Drops and returns the seats whose loads have ended."""
-        if not self._loading:
+        # There may be hundreds: they are asked when the loads of one have ended.
+        if not self._loading or (loaded := self._cache.loaded) == self._loaded:
             return []
         landed = [seat for seat in self._loading if seat.lease.state != "loading"]
         if landed:
             self._loading = [seat for seat in self._loading if seat.lease.state == "loading"]
+        self._loaded = loaded
         return landed
 
     def start(self, seat: Seat) -> Start:

@@ -1,11 +1,12 @@
 """Which waiting requests shared stores are asked about, and for how long each waits for that."""
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Final
 
 from blockyard._core import Keys
-from blockyard.scheduling.request import Request, RequestState, Result
+from blockyard.scheduling.queue import WaitingQueue
+from blockyard.scheduling.request import Request, Result
 from blockyard.shared.layout import TIERS
 from blockyard.shared.timings import Clock
 from blockyard.yard.asking import Asking
@@ -13,9 +14,8 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["Lookups"]
 
-_LOOKS: Final = 2
-"""Requests that one step looks at, of those whose blocks are taken over."""
-_YET_TO_BEGIN: Final = frozenset({RequestState.WAITING, RequestState.LOADING})
+_SAYS: Final = 2
+"""Requests of which one step says that their blocks are here, as hundreds may begin in it."""
 
 
 class Lookups:
@@ -24,17 +24,29 @@ class Lookups:
     Args:
         cache: The cache, which adopts what stores have.
         asking: What asks.
+        queue: Where requests wait.
         patience: Seconds for which a request waits for an answer at most.
         clock: Seconds.
     """
 
-    def __init__(self, cache: KVCache, asking: Asking, patience: float, clock: Clock) -> None:
-        self._cache, self._asking = cache, asking
+    def __init__(
+        self,
+        cache: KVCache,
+        asking: Asking,
+        queue: WaitingQueue,
+        patience: float,
+        clock: Clock,
+    ) -> None:
+        self._cache, self._asking, self._queue = cache, asking, queue
+        self._purged = -1
+        """The queue's changes when those that have ended were looked for last."""
         self._patience, self._clock = patience, clock
         self._out: dict[Request, float] = {}
         """Requests whose answer is out, and the second at which each was asked about."""
-        self._taking: OrderedDict[Hashable, Request] = OrderedDict()
-        """Requests whose blocks are taken over, by id, until they have begun."""
+        self._taking: dict[Hashable, Request] = {}
+        """Requests whose blocks are taken over, by id, until that is said to be over."""
+        self._settled: deque[Request] = deque()
+        """Those of them that wait and load no more."""
 
     @property
     def is_on(self) -> bool:
@@ -49,6 +61,10 @@ class Lookups:
     def waits(self, entry: Request) -> bool:
         """Whether a request waits for an answer."""
         return entry in self._out
+
+    def changes(self) -> int | None:
+        """Returns another number where an answer may have come; None where nobody knows."""
+        return self._asking.changes()
 
     def explain(self, entry: Request) -> str:
         """Says what a request waits for."""
@@ -82,6 +98,11 @@ class Lookups:
             self._asking.over(entry.id)
         return False
 
+    def settle(self, entry: Request) -> None:
+        """Notes that a request loads nothing, or no more."""
+        if entry.id in self._taking:
+            self._settled.append(entry)
+
     def leave(self, *requests: Hashable) -> None:
         """Ends what is held for requests that have ended, whether they were asked about or not."""
         self.purge()
@@ -98,23 +119,23 @@ class Lookups:
                 self.leave(entry.id)
 
     def purge(self) -> None:
-        """Forgets requests that have ended, and ends what is held for those that load no more."""
-        if self._out:
+        """Forgets requests that have ended, and ends what is held for some that load no more."""
+        if self._out and self._purged != self._queue.changes:
+            self._purged = self._queue.changes
             for entry in [entry for entry in self._out if entry.terminal]:
                 self._end(entry)
-        # There may be hundreds, which load: a step looks at some of them.
-        for _ in range(min(_LOOKS, len(self._taking))):
-            request, entry = next(iter(self._taking.items()))
-            if entry.state in _YET_TO_BEGIN:
-                self._taking.move_to_end(request)
-            else:
-                self._asking.over(request)
-                del self._taking[request]
+        for _ in range(min(_SAYS, len(self._settled))):
+            entry = self._settled[0]
+            if self._taking.get(entry.id) is entry:
+                self._asking.over(entry.id)
+                del self._taking[entry.id]
+            self._settled.popleft()
 
     def clear(self) -> None:
         """Forgets all questions, for a reset."""
         for entry in list(self._out):
             self._end(entry)
+        self._settled.clear()
         while self._taking:
             self._asking.over(self._taking.popitem()[0])
 

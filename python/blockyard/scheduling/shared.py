@@ -61,5 +61,5 @@ class Shared:
         queue = WaitingQueue(waits)
         seats, counters = batch.seats, Counters()
         patience = options.lookup_patience
-        lookups = Lookups(cache, Asking([cache], lookup, patience=patience), patience, clock)
+        lookups = Lookups(cache, Asking([cache], lookup, patience=patience), queue, patience, clock)
         return cls(cache, options, clock, counters, queue, seats, batch, parking, headroom, lookups)

@@ -27,11 +27,13 @@ class Starts:
         self._admission = admission
         self._lifecycle = lifecycle
         self._counters = shared.counters
+        self._lookups = shared.lookups
 
     def landed(self) -> list[Start]:
         """Starts requests whose loads have ended, from the good blocks (T3, T4)."""
         starts = []
         for seat in self._batch.landed():
+            self._lookups.settle(seat.request)
             if seat.lease.state == "incomplete" and seat.lease.resumed:
                 self._lifecycle.resume_incomplete(seat)
                 continue
@@ -62,6 +64,7 @@ class Starts:
                 seat.request.load()
                 self._batch.add_loading(seat)
             else:
+                self._lookups.settle(seat.request)
                 starts.append(self._start(seat))
         return starts
 

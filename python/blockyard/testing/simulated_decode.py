@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from blockyard._typing import override
 from blockyard.handover.decode_side import DecodeSide
@@ -51,7 +51,13 @@ class _Rank(SimulatedRank):
 class PeerWorker(StoreWorker):
     """A rank's threads: those that ask a store, where there is one, and that of its peer."""
 
-    peers: SimulatedPeers
+    def __init__(self, peers: SimulatedPeers, *given: Any) -> None:  # noqa: ANN401 - as there
+        self.peers = peers
+        super().__init__(*given)
+
+    @override
+    def _meet(self) -> None:
+        self.tier.peers = self.peers  # type: ignore[assignment]
 
     @override
     def turn(self) -> None:
@@ -98,9 +104,8 @@ class DecodeEngine(Simulation):
             # The deadline of a flight comes first.
             peers.peer.timeout = _PATIENT
         self._peers.append(peers)
-        worker = PeerWorker(self._store, self._config, self.setup, rank, lambda: self.clock)
-        worker.peers = peers
-        worker.tier.peers = peers  # type: ignore[assignment]
+        given = self._store, self._config, self.setup, rank, lambda: self.clock
+        worker = PeerWorker(peers, *given)
         its = _Rank(self._config, self.setup, rank, self._folder, None, worker)
         its.goods = self._goods
         return its

@@ -153,6 +153,7 @@ class SimulatedPeer:
         self._answers: list[tuple[int, int, str]] = []
         self._flights: dict[int, _Flight] = {}
         self._landed: list[tuple[int, int, str]] = []
+        self._rung = 0
         self._number = 0
         self._failures = 0
         self._rests = 0
@@ -245,7 +246,7 @@ class SimulatedPeer:
         if self._closed or self._is_resting:
             wanted, why = [], "given up" if self._closed else "failed"
         if not wanted:
-            self._landed.append((number, 0, why))
+            self._report(number, 0, why)
             return number
         slots = destinations.tolist()
         flight = _Flight(wanted, planes, slots, self._road.now, len(wanted), why)
@@ -253,6 +254,10 @@ class SimulatedPeer:
         for row, one in enumerate(wanted):
             self._say("read", one.id, one.known.reader, one.at, (number, row))
         return number
+
+    def look(self, _now: float) -> int:
+        """Returns how many have ended: it is a `Bell`, too."""
+        return self._rung
 
     def poll(self, _now: float) -> list[tuple[int, int, str]]:
         """Returns the flights that have ended."""
@@ -264,7 +269,7 @@ class SimulatedPeer:
         flight = self._flights.pop(number, None)
         if flight is None:
             return
-        self._landed.append((number, 0, "given up"))
+        self._report(number, 0, "given up")
         if late:
             self._road.seen["handover flight late"] += 1
             self._note(good=False)
@@ -480,7 +485,11 @@ class SimulatedPeer:
         flight = self._flights.pop(number)
         self._road.seen["handover blocks landed"] += good
         self._road.seen["race 1 good before stale"] += bool(good and why == "missing")
-        self._landed.append((number, good, why if good < len(flight.slots) else ""))
+        self._report(number, good, why if good < len(flight.slots) else "")
+
+    def _report(self, number: int, good: int, why: str) -> None:
+        self._landed.append((number, good, why))
+        self._rung += 1
 
     def _note(self, *, good: bool) -> None:
         self._failures = 0 if good else self._failures + 1
@@ -503,7 +512,7 @@ class SimulatedPeers:
     """
 
     def __init__(self, peer: SimulatedPeer) -> None:
-        self.peer = peer
+        self.peer = self.bell = peer
 
     def __len__(self) -> int:
         """Returns how many there are."""

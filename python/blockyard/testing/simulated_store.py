@@ -140,9 +140,13 @@ class StoreWorker:
             peers=[_NOBODY] if store is None else [],
         )
         """The rank's names in it."""
+        self._meet()
         self.copier = StoreCopier(self.tier, patience=_PATIENCE, threads=0, clock=clock)
         """What copies from and to it."""
         self._calls: list[_Call] = []
+
+    def _meet(self) -> None:
+        """Takes other peers than the tier has, before its copier knows them."""
 
     @property
     def _store(self) -> SimulatedStore:

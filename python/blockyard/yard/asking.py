@@ -54,6 +54,9 @@ class Taking(Lookup, Protocol):
     def explain(self, request: Hashable) -> str | None:
         """Says what a request waits for."""
 
+    def changes(self) -> int:
+        """Returns another number than before where a question may have another answer than then."""
+
 
 class Asking:
     """Asks for requests, each once, and has what the stores say adopted.
@@ -89,6 +92,10 @@ class Asking:
     def takes(self) -> bool:
         """Whether it is a lookup that takes blocks over: it is told when it has ended."""
         return self._taking is not None
+
+    def changes(self) -> int | None:
+        """Returns another number where an answer may have come; None where nobody knows."""
+        return None if self._lookup is None or self._taking is None else self._taking.changes()
 
     def start(self, lookup: Lookup) -> None:
         """Asks this from now on, where there are names of what it finds."""

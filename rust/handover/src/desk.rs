@@ -1,7 +1,7 @@
 //! What a peer is to do, and what it has: flights and their blocks, offers that were taken, leases to renew, and
 //! whether the other side is asked at all. It is under the peer's one lock, and no socket is touched here.
 
-use crate::landed::{Answer, Counts, PeerState};
+use crate::landed::{Answer, Bell, Counts, PeerState};
 use crate::offers::OfferId;
 use crate::places::Pieces;
 use blockyard_disk::{Breaker, Clock, Key, Lent};
@@ -127,6 +127,7 @@ pub(crate) struct Desk {
     /// Leases until it was said that they are done.
     leases: BTreeMap<(OfferId, u64), Lease>,
     landed: Vec<Landed>,
+    bell: Bell,
     answers: Vec<Answer>,
     breaker: Breaker,
     clock: Clock,
@@ -142,7 +143,7 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    pub(crate) fn new(failures: u32, rest: Duration) -> Self {
+    pub(crate) fn new(failures: u32, rest: Duration, bell: Bell) -> Self {
         Self {
             work: VecDeque::new(),
             out: BTreeMap::new(),
@@ -152,6 +153,7 @@ impl Desk {
             index: HashMap::new(),
             leases: BTreeMap::new(),
             landed: Vec::new(),
+            bell,
             answers: Vec::new(),
             breaker: Breaker::new(failures, rest),
             clock: Clock::new(),
@@ -165,7 +167,14 @@ impl Desk {
     }
 
     pub(crate) fn turn(&mut self, now: f64) {
-        self.clock.turn(now);
+        // Else the next one to come would set the clock back to the last look.
+        self.bell.look(now);
+        self.catch_up();
+    }
+
+    /// Turns the clock on to the last look at the bell.
+    pub(crate) fn catch_up(&mut self) {
+        self.clock.turn(self.bell.now());
     }
 
     /// Whether what is asked fails at once.
@@ -395,7 +404,7 @@ impl Desk {
         let missing = (wanted.len() < keys.len()).then_some(Short::Missing);
         if wanted.is_empty() || short.is_some() {
             self.counts.missing += u64::from(short.is_none() && missing.is_some());
-            self.landed.push(Landed {
+            self.report(Landed {
                 number,
                 good: 0,
                 short: short.filter(|_| !keys.is_empty()).or(missing),
@@ -481,12 +490,17 @@ impl Desk {
 
     fn land(&mut self, number: u64) {
         if let Some(entry) = self.flights.remove(&number) {
-            self.landed.push(Landed {
+            self.report(Landed {
                 number,
                 good: entry.good,
                 short: entry.short,
             });
         }
+    }
+
+    fn report(&mut self, landed: Landed) {
+        self.landed.push(landed);
+        self.bell.ring();
     }
 
     /// Ends a flight as far as it has come.

@@ -1,6 +1,47 @@
 //! What is told of takes, and of a peer. Flights end as those of a store's lane.
 
 use blockyard_store::Condition;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What peers share with who polls them: it is rung when a flight has ended, and knows what time it is. Who finds it
+/// rung no more than before the last polls need poll none of them.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<Both>);
+
+#[derive(Debug)]
+struct Both {
+    rung: AtomicU64,
+    /// The bits of seconds.
+    now: AtomicU64,
+}
+
+impl Default for Bell {
+    fn default() -> Self {
+        Self(Arc::new(Both {
+            rung: AtomicU64::new(0),
+            now: AtomicU64::new(f64::NAN.to_bits()),
+        }))
+    }
+}
+
+impl Bell {
+    /// A flight has ended, and a poll from now on has it.
+    pub(crate) fn ring(&self) {
+        self.0.rung.fetch_add(1, Ordering::Release);
+    }
+
+    /// Takes what time it is for all that ring it, as their polls do; returns how often it was rung.
+    pub fn look(&self, now: f64) -> u64 {
+        self.0.now.store(now.to_bits(), Ordering::Relaxed);
+        self.0.rung.load(Ordering::Acquire)
+    }
+
+    /// What time it was at the last look; no number before the first.
+    pub(crate) fn now(&self) -> f64 {
+        f64::from_bits(self.0.now.load(Ordering::Relaxed))
+    }
+}
 
 /// What has become of a `take`.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -40,7 +40,7 @@ mod wire;
 pub use blockyard_store::{Condition, Landed, Short};
 pub use desk::Known;
 pub use greeting::{Identity, is_loopback};
-pub use landed::{Answer, Counts, PeerState};
+pub use landed::{Answer, Bell, Counts, PeerState};
 pub use offers::{
     End, Gone, Held, Hold, Holding, MOST_BLOCKS, OfferId, Offers, Refused, Taken, Tally,
 };

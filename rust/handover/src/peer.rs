@@ -29,9 +29,10 @@ impl Peer {
     /// # Errors
     /// The system has no descriptor.
     pub fn new(options: PeerOptions) -> std::io::Result<Self> {
+        let desk = Desk::new(options.failures, options.rest, options.bell.clone());
         Ok(Self {
             shared: Arc::new(Shared {
-                desk: Mutex::new(Desk::new(options.failures, options.rest)),
+                desk: Mutex::new(desk),
                 options,
                 landed: Condvar::new(),
                 wake: Wake::new()?,

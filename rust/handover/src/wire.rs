@@ -5,6 +5,7 @@
 use crate::desk::{Ask, Desk, Flying, Known, Take, Wanted, Work};
 use crate::frame::{BLOCK, Frame, SUM, Told};
 use crate::greeting::Identity;
+use crate::landed::Bell;
 use crate::link::{CHUNK, Link, Lost, Wake};
 use crate::offers::{Gone, MOST_BLOCKS, OfferId};
 use crate::places::add;
@@ -46,6 +47,8 @@ pub struct PeerOptions {
     pub failures: u32,
     /// For how long at first; twice as long after each try that fails.
     pub rest: Duration,
+    /// What it rings; several peers may have one.
+    pub bell: Bell,
 }
 
 /// What the thread of a peer and its callers share.
@@ -59,7 +62,9 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
+        desk.catch_up();
+        desk
     }
 }
 

@@ -93,7 +93,7 @@ mod _core {
     #[pymodule_export]
     use crate::parked::Parked;
     #[pymodule_export]
-    use crate::peer::Peer;
+    use crate::peer::{Bell, Peer};
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]

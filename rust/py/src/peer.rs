@@ -15,6 +15,29 @@ use pyo3::types::PyDict;
 use std::process;
 use std::sync::Arc;
 
+/// Rung by peers when they have ended a flight, which their `poll` returns from then on.
+///
+/// Who finds it rung no more than before the last polls need poll none of them. Any thread may look.
+#[pyclass(frozen, module = "blockyard._core")]
+pub(crate) struct Bell(handover::Bell);
+
+#[guarded]
+#[pymethods]
+impl Bell {
+    #[new]
+    fn new() -> Self {
+        Self(handover::Bell::default())
+    }
+
+    /// Takes what time it is for all its peers, as their `poll`; returns how often it was rung.
+    ///
+    /// Args:
+    ///     now: As for `Peer.poll`.
+    fn look(&self, now: f64) -> u64 {
+        self.0.look(now)
+    }
+}
+
 /// One prefiller, as a rank of a decoder sees it: it takes offers, and has their blocks received.
 ///
 /// It has a thread of its own, which begins with the first call that needs it and never holds the
@@ -33,6 +56,7 @@ use std::sync::Arc;
 ///         1 MiB.
 ///     failures: Failures in a row after which it is left alone.
 ///     rest: Seconds for which that is so at first; twice as long after each try that fails.
+///     bell: What it rings; None for one that nobody else has.
 ///
 /// Raises:
 ///     Misuse: A value is out of range, or the address is not of this machine and there is no secret.
@@ -55,7 +79,7 @@ impl Peer {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     #[pyo3(signature = (address, *, boot, name, fields, rank, block_bytes, secret=None, timeout=5.0, failures=3,
-        rest=0.5))]
+        rest=0.5, bell=None))]
     fn new(
         address: &str,
         boot: u32,
@@ -67,6 +91,7 @@ impl Peer {
         timeout: f64,
         failures: u32,
         rest: f64,
+        bell: Option<&Bell>,
     ) -> PyResult<Self> {
         if block_bytes == 0 || block_bytes > 1 << 31 {
             let message = format!("block_bytes = {block_bytes}: must be 1 to 2^31");
@@ -86,6 +111,7 @@ impl Peer {
             timeout,
             failures,
             rest: duration("rest", rest)?,
+            bell: bell.map(|bell| bell.0.clone()).unwrap_or_default(),
         };
         let made = handover::Peer::new(options);
         Ok(Self {

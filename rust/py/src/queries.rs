@@ -108,6 +108,15 @@ impl Cache {
         Ok(done.unwrap_or(0))
     }
 
+    /// How many leases have ended their loads, good or not.
+    ///
+    /// While it stays the same, no lease has left the state "loading", unless a verb has ended it.
+    #[getter]
+    fn loaded(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_sound()?;
+        Ok(enter(py, &self.inner, 0, |state| Ok(state.loaded()))?)
+    }
+
     /// Returns which sequence, hold or ticket holds how much, the largest first.
     ///
     /// This is a diagnostic: it takes time in proportion to all that is held.

@@ -1,9 +1,7 @@
 """Waiting requests sorted by rank, and what a place among them costs."""
 
 import re
-import sys
-from types import FrameType
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,6 +14,7 @@ from blockyard.scheduling.request import Request
 from blockyard.scheduling.scheduler import Scheduler
 from interrupted import Place, Places
 from loop import Loop
+from opcodes import opcodes
 from yard import text
 
 RANKS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 10**6)), unique=True, max_size=120)
@@ -73,25 +72,6 @@ def test_a_removal_that_is_interrupted_anywhere_is_made_good_by_a_reset(verb: st
         assert scheduler.requests == (("runs", 1), "waits")
         assert len(scheduler._queue) == 2
     assert tried > 10
-
-
-def opcodes(call: Any) -> int:
-    """Bytecodes that a call runs."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 @pytest.mark.parametrize("state", ["in line", "aside", "held", "each of its own priority"])

@@ -90,10 +90,16 @@ class Rig:
     """A cache with a decode side, whose clock the test turns."""
 
     def __init__(
-        self, *, device: int = 33, lookup: Any = None, ranks: Any = (), **more: Any
+        self,
+        *,
+        device: int = 33,
+        names: int = 64,
+        lookup: Any = None,
+        ranks: Any = (),
+        **more: Any,
     ) -> None:
         self.now = 0.0
-        self.cache = by.KVCache(block_size=4, device=device, remote=64, remote_writes=False)
+        self.cache = by.KVCache(block_size=4, device=device, remote=names, remote_writes=False)
         self.peers = FakePeers()
         self.peer = self.peers.every[AT]
         every: Any = self.peers

@@ -300,8 +300,9 @@ fn a_side_that_fails_three_times_rests_and_is_tried_again() {
         (number, Some(Short::Failed))
     );
     assert_eq!(peer.counts().failed, 3, "it was not asked");
-    assert!(!peer.is_shut(0.6));
+    peer.options().bell.look(0.6);
     assert_eq!(peer.state().condition, Condition::Trying);
+    assert!(!peer.is_shut(0.6));
     peer.take(10, ID, BOOT, &keys(0..4), 0);
     answer(&peer);
     assert!(peer.is_shut(0.6), "one failure is enough then");

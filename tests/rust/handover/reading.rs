@@ -50,6 +50,35 @@ fn blocks_that_were_offered_land_where_they_are_wanted() {
 }
 
 #[test]
+fn each_flight_that_ends_rings_the_bell_of_its_peers_and_no_other_call_does() {
+    let prefill = Prefill::new();
+    prefill.offer(ID, 0..4);
+    let (one, options) = (prefill.peer(), prefill.options());
+    let bell = one.options().bell.clone();
+    let other = Peer::new(PeerOptions {
+        bell: bell.clone(),
+        ..options
+    });
+    let other = other.unwrap();
+    for (at, peer) in [&one, &other].into_iter().enumerate() {
+        let before = 3 * at as u64;
+        assert_eq!(taken(peer, ID, &keys(0..4)), 4);
+        assert_eq!((peer.poll(0.0).len(), bell.look(0.0)), (0, before));
+        let number = peer.submit(&keys(0..4), Slots::new(4));
+        assert_eq!(landed(peer, number), (4, None));
+        assert_eq!(bell.look(0.0), before + 1);
+        let missing = peer.submit(&[key(9)], Slots::new(1));
+        assert_eq!(bell.look(0.0), before + 2, "it ends at once");
+        assert_eq!(landed(peer, missing), (0, Some(Short::Missing)));
+        let given_up = peer.submit(&keys(0..4), Slots::new(4));
+        peer.give_up(given_up, false);
+        assert!(peer.wait(given_up, LONG));
+        assert_eq!((peer.poll(0.0).len(), bell.look(0.0)), (1, before + 3));
+        peer.done(ID);
+    }
+}
+
+#[test]
 fn flights_of_several_offers_land_each_with_its_own_bytes() {
     let prefill = Prefill::new();
     prefill.offer([1; 16], 0..4);

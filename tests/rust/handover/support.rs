@@ -2,8 +2,8 @@
 
 use blockyard_disk::Key;
 use blockyard_handover::{
-    Answer, Held, Hold, Identity, Landed, Limits, OfferId, OfferServer, Offers, Peer, PeerOptions,
-    Pieces, RankMemory, Receiving, Secret, Sending, SharedOffers, Short, monotonic,
+    Answer, Bell, Held, Hold, Identity, Landed, Limits, OfferId, OfferServer, Offers, Peer,
+    PeerOptions, Pieces, RankMemory, Receiving, Secret, Sending, SharedOffers, Short, monotonic,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -287,6 +287,7 @@ pub(crate) fn options(address: String) -> PeerOptions {
         timeout: Duration::from_secs(5),
         failures: 3,
         rest: Duration::from_millis(500),
+        bell: Bell::default(),
     }
 }
 

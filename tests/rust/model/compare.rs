@@ -30,6 +30,7 @@ impl Yard {
             up += if from > to { here } else { 0 };
         }
         assert_eq!(state.blocks_in_flight(), (down, up), "in flight");
+        assert_eq!(state.loaded(), self.loaded, "ended loads");
         for tier in 1..self.tiers {
             let told = state.worth_loading(Tier(tier), 3, 1);
             assert_eq!(told, self.pays(tier, 3, 1), "from tier {tier}");

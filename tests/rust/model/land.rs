@@ -239,6 +239,7 @@ impl Yard {
         if seq.loading > 0 {
             return;
         }
+        self.loaded += 1;
         if let Some(hints) = seq.ended {
             if let Some(parked) = seq.resumed {
                 self.end_keep(parked);

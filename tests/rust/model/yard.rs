@@ -176,6 +176,8 @@ pub(crate) struct Yard {
     /// Slots of the device to keep free, and blocks evicted for that.
     pub(crate) kept_free: u64,
     pub(crate) evicted_ahead: u64,
+    /// Leases that have ended their loads.
+    pub(crate) loaded: u64,
     pub(crate) writes: [WritePolicy; MAX_TIERS],
     /// Published and not copied down yet.
     pub(crate) fresh: VecDeque<Block>,

@@ -155,6 +155,9 @@ class Counting(Protocol):
     def ends(self) -> int:
         """How often a receipt has got an answer that had none when it was given."""
 
+    def is_still(self) -> bool:
+        """Whether `collect` would find nothing. It takes no longer beside many copies."""
+
     def collect(self) -> None:
         """Gives the receipts their answers."""
 

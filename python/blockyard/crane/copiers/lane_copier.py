@@ -66,6 +66,10 @@ class LaneCopier(ABC, Single, Generic[L]):
     def _collect(self) -> None:
         """Does so, and logs what a user should know of the tier."""
 
+    def is_still(self) -> bool:
+        """Whether `collect` would find nothing, as `Counting`."""
+        return self._flights.is_still()
+
     @property
     def ends(self) -> int:
         """How many copies have ended, as `Counting`."""

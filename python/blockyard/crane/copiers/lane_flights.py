@@ -3,14 +3,14 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from operator import methodcaller
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from blockyard._core import Misuse
+from blockyard._core import Bell, Misuse
 from blockyard._typing import NDArray
 from blockyard.crane.copiers import Landed
 from blockyard.crane.tiers import Tier, planes_of
@@ -107,9 +107,11 @@ class LaneFlights(Generic[L]):
         clock: Seconds.
         timed: Whether lanes are told the time when they are polled.
         longest: Seconds after which a copy has failed, whatever else its lane has ended.
+        ringing: Lanes that ring the bell when they have ended a copy, and are not asked before.
+        bell: That.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         look: Callable[[], None],
         *,
@@ -117,6 +119,8 @@ class LaneFlights(Generic[L]):
         clock: Callable[[], float] = time.monotonic,
         timed: bool = False,
         longest: float = math.inf,
+        ringing: Collection[L] = (),
+        bell: Bell | None = None,
     ) -> None:
         if not patience > 0:
             raise Misuse(f"patience = {patience!r}: must be seconds, more than 0")
@@ -140,6 +144,9 @@ class LaneFlights(Generic[L]):
         """When a lane has last ended a copy, each way: behind others a copy is not late."""
         self._reports: deque[tuple[L, list[tuple[int, int, str]]]] = deque()
         """What lanes have reported, each once, and is not noted yet."""
+        self._ringing, self._bell = frozenset(ringing), bell or Bell()
+        self._rung: int | None = None
+        """How often it was rung when the lanes were asked last; None where others have copies."""
 
     def now(self) -> float:
         """Returns seconds that never run back: where the clock is set back, they go on."""
@@ -159,8 +166,20 @@ class LaneFlights(Generic[L]):
         One call of C does both, so that no interrupt divides them.
         """
         own = self._patient if flight.patient else self.flying
+        if lane not in self._ringing:
+            self._rung = None
         self._due = min(self._due, flight.begun + min(self.patience, self._longest))
         own.setdefault(lane, {}).update(zip(numbers, [flight], strict=True))
+
+    def is_still(self) -> bool:
+        """Whether no lane has ended anything since `collect`, and nothing is late.
+
+        It asks the bell and no lane, however many copies are under way.
+        """
+        if self._rung is None:
+            return False
+        now = self.now()
+        return self._bell.look(self._said) == self._rung and now <= self._due
 
     def collect(self) -> set[str]:
         """Takes what lanes have reported, and gives up what is late.
@@ -169,6 +188,8 @@ class LaneFlights(Generic[L]):
             The words by which something has ended, as `poll` of a lane has them.
         """
         now, words = self.now(), set[str]()
+        # Before they are asked, as what they end meanwhile is to be asked for again.
+        rung, self._rung = self._bell.look(self._said), None
         if now > self._due:
             self._give_up_late(now)
         lanes = [lane for lane, flights in self.flying.items() if flights or lane in self._patient]
@@ -189,6 +210,8 @@ class LaneFlights(Generic[L]):
                     deletes.pop(number, None)
                     words.add(why)
             self._reports.popleft()
+        if self._ringing.issuperset(lanes):
+            self._rung = rung
         return words
 
     def _give_up_late(self, now: float) -> None:

@@ -49,7 +49,13 @@ class StoreCopier(LaneCopier[StoreLane | Peer]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         flights: LaneFlights[StoreLane | Peer] = LaneFlights(
-            self.collect, patience=patience, clock=clock, timed=True, longest=4 * patience
+            self.collect,
+            patience=patience,
+            clock=clock,
+            timed=True,
+            longest=4 * patience,
+            ringing=tuple(tier.peers),
+            bell=tier.peers.bell,
         )
         super().__init__(tier.name, flights)
         if tier.copier is not None:

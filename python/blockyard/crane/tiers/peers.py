@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from blockyard._core import Misuse, Peer
+from blockyard._core import Bell, Misuse, Peer
 from blockyard._typing import NDArray
 from blockyard.shared.endpoints import endpoints
 from blockyard.shared.single import Single
@@ -73,6 +73,8 @@ class Peers(Single):
         secret: bytes | None = None,
         timeout: float = 5.0,
     ) -> None:
+        self.bell = Bell()
+        """What they ring when they have ended a flight."""
         boot, name = 1 + secrets.randbelow(_MOST_BOOT), called("decode")
         self._peers = {
             address: Peer(
@@ -84,6 +86,7 @@ class Peers(Single):
                 block_bytes=block_bytes,
                 secret=secret,
                 timeout=timeout,
+                bell=self.bell,
             )
             for address in endpoints(addresses)
         }

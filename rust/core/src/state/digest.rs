@@ -95,6 +95,7 @@ impl State {
             turn,
             orphans,
             done,
+            loaded,
             deleting,
             climbed: _,
             // What is told decides nothing. O4
@@ -121,6 +122,7 @@ impl State {
             orphans,
             roots.ready,
             done,
+            loaded,
             deleting,
         )
             .hash(&mut digest);
@@ -408,6 +410,7 @@ mod tests {
         ("whether a path is torn", |s| s.orphans.torn = true),
         ("whether there are orphans", |s| s.orphans.known = true),
         ("the last step done", |s| s.done = Some(3)),
+        ("the loads that have ended", |s| s.loaded += 1),
         ("keys that stores delete", |s| {
             s.deleting.insert(key(9, 9), 1);
         }),

@@ -95,6 +95,11 @@ impl State {
         self.done
     }
 
+    /// How many leases have ended their loads: while it stays, none of those that load has.
+    pub fn loaded(&self) -> u64 {
+        self.loaded
+    }
+
     /// Device blocks that the end of this lease makes free or evictable at once, or more: no other
     /// sequence holds them, and no copy reads them or fills what is below.
     ///

@@ -428,6 +428,7 @@ impl State {
         if record.flight_ends() > 0 {
             return;
         }
+        self.loaded += 1;
         let resumes = record.resumes();
         if let Phase::Ended { hints, .. } = record.phase {
             let record = self.leases.remove(lease);

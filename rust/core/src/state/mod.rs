@@ -146,6 +146,8 @@ pub struct State {
     orphans: Orphans,
     /// The last step that the engine has done.
     done: Option<u64>,
+    /// How many leases have ended their loads.
+    loaded: u64,
     /// Keys whose values the stores are deleting, and by how many flights: none of them is adopted.
     deleting: BTreeMap<Key, u32>,
     /// Blocks passed on walks towards the root, counted in debug builds alone.
@@ -210,6 +212,7 @@ impl State {
                 known: false,
             },
             done: None,
+            loaded: 0,
             deleting: BTreeMap::new(),
             climbed: 0,
             events: None,
