@@ -214,7 +214,8 @@ class DecodeSide(Single):
                 if asked is None or asked.offer != found:
                     self._counts["handover_late"] += 1
                     self._refuse(peer, found, "late")
-                return False
+                    return False
+                return True  # said twice
             asked.offer = found
             self._changes += 1
             return True
@@ -252,7 +253,7 @@ class DecodeSide(Single):
             for request, asked in list(self._asked.items()):
                 due = asked.until if asked.keys is None else asked.since + self._longest
                 if now >= due:
-                    self._leave(request, "late")
+                    self._late(request, asked)
                 else:
                     self._due = min(self._due, due)
             while self._named and now >= self._named[0][0]:
@@ -342,8 +343,7 @@ class DecodeSide(Single):
         if take is None or take.why is None:
             if now < asked.until:
                 return None
-            self._counts["handover_late"] += 1
-            self._leave(request, "late")
+            self._late(request, asked)
             return 0
         blocks = 0
         if not take.why:
@@ -383,7 +383,8 @@ class DecodeSide(Single):
                 take.why = why or self._tell(take)
                 self._counts["handover_gone" if take.why else "handover_taken"] += 1
                 if take.why:
-                    _log.info("an offer of %s was not to be had: %s", take.offer.at, take.why)
+                    said = peer.why() if take.why == "failed" else take.why
+                    _log.info("an offer of %s was not to be had: %s", take.offer.at, said)
 
     def _tell(self, take: _Take) -> str:
         """Tells the other ranks where its blocks lie; returns why not, "" where they know."""
@@ -395,6 +396,11 @@ class DecodeSide(Single):
         for rank in self._ranks:
             rank.tell(TakenOffer(offer.at, offer.id, offer.boot, *found))
         return ""
+
+    def _late(self, request: Hashable, asked: _Asked) -> None:
+        # What was no offer was counted when it came, and one that was taken is not late.
+        self._counts["handover_late"] += asked.keys is None and asked.until > asked.since
+        self._leave(request, "late")
 
     def _leave(self, request: Hashable, why: str) -> None:
         """Wants no more of an offer for a request; the last one that does ends it."""

@@ -98,7 +98,7 @@ _WAYS: Final[tuple[tuple[str, str, Kind, str, str], ...]] = (
         "offers",
         "counter",
         "handover_offers{result=late}",
-        "offers that did not come, or were not taken, within the patience",
+        "offers that did not come, or were not taken, within the patience; again where they come",
     ),
     (
         "foreign",

@@ -14,7 +14,7 @@ from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.crane.tiers.peers import called
 from blockyard.handover.handover_stats import PREFILL_STATS
 from blockyard.handover.offer import Offer, check_supported
-from blockyard.shared.endpoints import endpoint, read_secret
+from blockyard.shared.endpoints import endpoint, is_unspecified, read_secret
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, seconds, shown
 from blockyard.stores.identity import fields_of
@@ -46,7 +46,7 @@ class PrefillSide(Single):
         listen: Where it listens, as `host:port`; port 0 is any free one. Without a secret it must
             be of the loopback.
         advertise: What stands in offers as its address, where other machines reach it by another
-            one; None for that where it listens.
+            one; None for that where it listens, which must be of one interface then.
         secret_file: A file with a secret of 16 bytes or more, which both sides prove to know.
         lease: Seconds after which a reader that has not renewed its lease counts as gone.
         unread: Seconds after which an offer ends that no reader has taken.
@@ -54,10 +54,11 @@ class PrefillSide(Single):
 
     Raises:
         Misuse: A value is out of range, the memory is not of the cache's device, the namespace does
-            not name model and weights, or there is no secret for an address of the network.
+            not name model and weights, there is no secret for an address of the network, or offers
+            would name an address as 0.0.0.0.
         Unavailable: One listens there already.
-        Unsupported: The memory is a GPU's, the cache is of one group of layers among several, or
-            the engine allocates its blocks itself.
+        Unsupported: The memory is a GPU's, the layout has several ranks, the cache is of one group
+            of layers among several, or the engine allocates its blocks itself.
     """
 
     SCHEMA = PREFILL_STATS
@@ -87,8 +88,17 @@ class PrefillSide(Single):
                 f"device = the {device.name}'s memory, in blocks of {layout.block_size}: give that "
                 f"of the cache's device, which has blocks of {cache.block_size}"
             )
+        if layout.ranks != 1:
+            raise Unsupported(
+                f"a layout of {layout.ranks} ranks: the blocks of one rank alone can be offered"
+            )
         at = endpoint("listen", listen, least=0)
         named = None if advertise is None else endpoint("advertise", advertise)
+        if is_unspecified(named or at) and (named or secret_file is not None):
+            raise Misuse(
+                f"offers would name {named or at}, to which nobody connects: give advertise=, the "
+                "address where others reach this side"
+            )
         times = {"lease": seconds("lease", lease), "unread": seconds("unread", unread)}
         for name, given in times.items():
             if not given:
@@ -133,7 +143,7 @@ class PrefillSide(Single):
         """Offers blocks: they are held until the offer ends, and not by the caller any more.
 
         Args:
-            held: What `KVCache.hold` has returned, or a result's `held`.
+            held: What `KVCache.hold` has returned, or a result's `held`. Offer each once.
 
         Returns:
             What the router carries; None where nothing is held, or not any more, where the weights
@@ -166,17 +176,24 @@ class PrefillSide(Single):
             return None
         return Offer(number, self._address, self._boot)
 
-    def end(self, offer: Offer, why: Why = "aborted") -> bool:
+    def end(self, offer: object, why: Why = "aborted") -> bool:
         """Ends an offer, where its request was aborted or its room is needed.
 
         Args:
-            offer: The offer.
+            offer: What `offer` has returned, or that as a router carries it.
             why: "aborted" or "room", as which it is counted.
 
         Returns:
             Whether it was held.
+
+        Raises:
+            Misuse: It is something else.
         """
-        return self._offers.end(offer.id, one_of("why", why, ("aborted", "room")))
+        found = Offer.of(offer)
+        if found is None and offer is not None:
+            raise Misuse(f"offer = {shown(offer)}: give what `offer` has returned")
+        why = one_of("why", why, ("aborted", "room"))
+        return found is not None and self._offers.end(found.id, why)
 
     def make_room(self) -> bool:
         """Ends the oldest offer, where the engine needs the room; returns whether there was one."""
@@ -228,6 +245,8 @@ def _look(offers: Offers, stop: threading.Event, every: float) -> None:
 
 
 def _end(stop: threading.Event, offers: Offers, server: OfferServer) -> None:
+    if server.closed:
+        return  # in a forked child, say: the parent has the threads, and the offers
     stop.set()
     offers.end_all("closed")
     server.close(patience=0.0)

@@ -132,9 +132,10 @@ class Lookups:
             self._settled.popleft()
 
     def clear(self) -> None:
-        """Forgets all questions, for a reset."""
+        """Ends what loads, for a reset, and forgets questions: who waits for an offer waits on."""
         for entry in list(self._out):
-            self._end(entry)
+            if entry.terminal or not self._asking.takes:
+                self._end(entry)
         self._settled.clear()
         while self._taking:
             self._asking.over(self._taking.popitem()[0])
@@ -142,6 +143,7 @@ class Lookups:
     def stop(self) -> None:
         """Asks nobody any more: what stores have is of weights that this engine had."""
         self.clear()
+        self._out.clear()
         self._asking.stop()
 
     def _is_worth_it(self, keys: Keys) -> bool:

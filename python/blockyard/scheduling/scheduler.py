@@ -304,9 +304,9 @@ class Scheduler(Single):
         Raises:
             Misuse: One is no such word, or "disk kept" without a keyed tier.
         """
-        ended = self.requests if requests == "abort" else ()
+        there = self.requests
         self._lifecycle.reset(requests, memory)
-        self._shared.lookups.leave(*ended)
+        self._shared.lookups.leave(*(one for one in there if self.state(one) is None))
         self._admission.forget()
         made_sound(self._owner)
 

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from blockyard._core import Misuse
 from blockyard.shared.validate import bounded, file, shown
 
-__all__ = ["endpoint", "endpoints", "is_endpoint", "read_secret"]
+__all__ = ["endpoint", "endpoints", "is_endpoint", "is_unspecified", "read_secret"]
 
 _LONGEST: Final = 255
 """Letters of an address."""
@@ -50,6 +51,18 @@ def endpoint(name: str, given: object, *, least: int = 1) -> str:
     if not isinstance(given, str) or not is_endpoint(given, least=least):
         raise Misuse(f"{name} = {shown(given)}: give host:port, as '10.0.0.7:7000'")
     return given
+
+
+def is_unspecified(address: str) -> bool:
+    """Whether an address is none to connect to: 0.0.0.0 and [::] are every interface.
+
+    Args:
+        address: As `endpoint` returns it.
+    """
+    try:
+        return ip_address(address.rpartition(":")[0].strip("[]")).is_unspecified
+    except ValueError:
+        return False  # a name
 
 
 def endpoints(given: object) -> tuple[str, ...]:

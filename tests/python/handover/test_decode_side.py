@@ -99,15 +99,19 @@ def test_what_is_no_offer_of_a_peer_is_not_waited_for(bad: Any) -> None:
     assert not rig.peer.said, "no other address is connected to"
     stats = rig.side.stats()
     assert stats["handover_foreign" if isinstance(bad, Offer) else "handover_malformed"] == 1
+    assert stats["handover_late"] == 0, "each is counted once"
 
 
-def test_none_says_that_no_offer_will_come() -> None:
+@pytest.mark.parametrize("sweeps", [False, True])
+def test_none_says_that_no_offer_will_come(sweeps: bool) -> None:
     rig = Rig()
     rig.side.reserve("one", 16, 4)
     assert not rig.side.offered("one", None)
+    if sweeps:
+        rig.side.sweep()
     answer = rig.side.ask("one", rig.keys(16))
     assert answer is not None
-    assert rig.side.stats()["handover_malformed"] == 0
+    assert rig.side.stats()["handover_malformed"] == rig.side.stats()["handover_late"] == 0
 
 
 def test_a_false_offer_after_a_true_one_changes_nothing() -> None:
@@ -166,6 +170,7 @@ def test_a_request_that_never_comes_is_forgotten() -> None:
     rig.side.sweep(2.0)
     assert rig.side.stats()["handover_waiting"] == 0
     assert rig.peer.said == [("refuse", b"\1" * 16, "late")]
+    assert rig.side.stats()["handover_late"] == 1
     assert rig.side.reserve("one", 16, 4) is not None
 
 
@@ -177,6 +182,7 @@ def test_an_offer_whose_request_does_not_begin_is_given_up() -> None:
     assert len(rig.peer.said) == 1
     rig.side.sweep(60.0)
     assert rig.peer.said[-1] == ("refuse", b"\1" * 16, "late")
+    assert rig.side.stats()["handover_late"] == 0, "it was taken"
     assert rig.cache.probe(keys).remote == 0
 
 
@@ -220,6 +226,17 @@ def test_an_offer_that_is_gone_is_computed(why: str) -> None:
     assert answer.blocks == 1, "where there are stores they are asked"
     assert store.asked == ["one"]
     assert rig.side.stats()["handover_gone"] == 1
+
+
+def test_why_a_peer_has_failed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.side.reserve("one", 16, 4)
+    rig.side.offered("one", offer())
+    rig.side.ask("one", rig.keys(16))
+    rig.peer.answer(0, why="failed")
+    with caplog.at_level("INFO", logger="blockyard"):
+        rig.side.ask("one", rig.keys(16))
+    assert f'an offer of {AT} was not to be had: weights is "v1" there' in caplog.text
 
 
 def test_only_keys_of_the_request_itself_are_adopted() -> None:
@@ -272,7 +289,7 @@ def test_a_second_offer_for_a_request_is_refused() -> None:
     assert rig.side.offered("one", offer(1))
     assert not rig.side.offered("one", offer(2))
     assert rig.peer.said == [("refuse", b"\2" * 16, "late")]
-    assert not rig.side.offered("one", offer(1)), "the same again is a router's retry"
+    assert rig.side.offered("one", offer(1)), "the same again is a router's retry"
     assert len(rig.peer.said) == 1
 
 

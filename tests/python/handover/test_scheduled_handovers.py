@@ -151,6 +151,27 @@ def test_a_reset_ends_what_is_open() -> None:
     assert rig.side.stats()["handover_open"] == 0
 
 
+@pytest.mark.law("INV-36f")
+@pytest.mark.parametrize("requests", ["recompute", "abort"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_inv_36f_who_waits_for_an_offer_waits_on_after_a_reset(requests: Any, asked: bool) -> None:
+    rig = Rigged(patience=30.0)
+    rig.loop.add("runs", text(2, 5), 9)
+    rig.loop.schedule()
+    rig.add()
+    if asked:
+        rig.loop.output()
+        rig.loop.schedule()
+    rig.loop.air.clear()
+    rig.loop.scheduler.reset(requests=requests)
+    assert rig.loop.state("one") is RequestState.WAITING
+    assert rig.promised == 4
+    rig.loop.schedule()
+    rig.brings()
+    assert rig.loop.state("one") is RequestState.LOADING
+    assert rig.peer.said == [("take", b"\1" * 16, 9, 3)]
+
+
 def test_an_abort_of_one_that_was_never_asked_about_ends_what_it_reserved() -> None:
     rig = Rigged(patience=30.0)
     rig.add()

@@ -40,6 +40,9 @@ class FakePeer:
         found, self.answers = self.answers, []
         return found
 
+    def why(self) -> str:
+        return 'weights is "v1" there, and "v2" here'
+
     def blocks(self, _id: bytes) -> Any:
         keys = rows(b"".join(sorted(self.there)))
         return keys, np.arange(len(keys), dtype=np.uint32), np.ones(len(keys), np.uint64), 77
