@@ -146,11 +146,14 @@ pub(crate) fn welcome(
     };
     match &identity.secret {
         Some(secret) => {
-            let Frame::Proof(proof) = link.hear(until)? else {
-                return Err(Lost::Unasked);
-            };
-            if !secret.is_proved(Role::Decode, &meeting, &proof) {
-                return Err(Lost::Refused("it has another secret".into()));
+            match link.hear(until) {
+                Ok(Frame::Proof(proof)) if secret.is_proved(Role::Decode, &meeting, &proof) => {}
+                // Who has none leaves.
+                Ok(Frame::Proof(_)) | Err(Lost::Closed) => {
+                    return Err(Lost::Refused("it has another secret, or none".into()));
+                }
+                Ok(_) => return Err(Lost::Unasked),
+                Err(lost) => return Err(lost),
             }
             link.say(&Frame::Proof(secret.proof(Role::Prefill, &meeting)));
             link.flush(until)?;

@@ -115,7 +115,10 @@ impl Peer {
         };
         let made = handover::Peer::new(options);
         Ok(Self {
-            peer: made.map_err(|error| Unavailable::new_err(error.to_string()))?,
+            peer: made.map_err(|error| {
+                let help = "name fewer peers, or let the process have more descriptors";
+                Unavailable::new_err(format!("peer {address:?}: {error}: {help}"))
+            })?,
             process: process::id(),
         })
     }

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -352,6 +353,16 @@ def test_a_server_without_descriptors_serves_on_when_they_come_back() -> None:
         check=False,
     )
     assert done.stdout == "served\n", done.stderr
+
+
+def test_a_peer_for_which_there_is_no_descriptor_is_named(side: Side) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(Unavailable, match=f'peer "{side.server.address}": .*descriptors'):
+            side.peer()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_stranger_that_speaks_something_else_is_counted(side: Side) -> None:

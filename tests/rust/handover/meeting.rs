@@ -49,7 +49,7 @@ fn inv_36g_with_another_secret_or_none_they_do_not() {
     let open = Prefill::new();
     assert!(why_not(&with(&open, identity(5, Some(SECRET)))).contains("has no secret"));
     until("it is counted", || {
-        (prefill.server.served().unproved >= 1).then_some(())
+        (prefill.server.served().unproved == 2).then_some(())
     });
 }
 
