@@ -151,6 +151,8 @@ class Batch:
     def add_loading(self, seat: Seat) -> None:
         """Adds a seat that waits for its loads; the engine does not know it yet."""
         self._loading.append(seat)
+        # A sample that begins with its leader has none: it is asked in the next step.
+        self._loaded = -1
 
     def drop_loading(self, seat: Seat) -> None:
         """Drops a seat that waits for its loads."""

@@ -294,7 +294,7 @@ fn inv_36a_where_a_hold_ends_within_a_block_zeros_follow_and_no_generation() {
         let (prefill, mut raw) = watched(limits, move |memory, pin, (at, from), is_done| {
             if pin.is_held() && at == 1 && from > 0 && is_done != ends_before {
                 pin.end();
-                (0..16).for_each(|slot| memory.write(slot, &[0xee; BYTES]));
+                (0..16).for_each(|slot| memory.write(slot, &vec![0xee; BYTES]));
                 end.store(from, Ordering::SeqCst);
             } else if !pin.is_held() && !is_done {
                 read_on.fetch_add(1, Ordering::SeqCst);
