@@ -1,4 +1,6 @@
-"""An engine is killed, and another one goes on with its requests, whose KV is in a shared store.
+"""An engine is killed, the next one is stopped for a deploy; others go on with their requests.
+
+The KV of these is in a shared store.
 
 `docs/stores.md` explains it. It starts a Redis of its own, or takes the URL of a store:
 
@@ -42,8 +44,20 @@ class Ask(NamedTuple):
     most: int
 
 
-def serve(url: str | None, asks: list[Ask], link: Connection) -> None:
-    """An engine: it streams tokens, and at the end how many blocks it has loaded."""
+class Told(NamedTuple):
+    """What an engine says at its end."""
+
+    loaded: int = 0
+    """Blocks that it has loaded from the store."""
+    found: dict[str, int] | None = None
+    """By request: tokens whose KV it had not to compute."""
+
+
+def serve(url: str | None, asks: list[Ask], link: Connection, stop_after: float) -> None:
+    """An engine: it streams tokens, and at its end it says what it has found.
+
+    After so many tokens it is to stop, as a server does at a SIGTERM.
+    """
     stores = None if url is None else [url]
     # Every full block is written to the store as soon as it is computed.
     config = by.Config(
@@ -61,9 +75,13 @@ def serve(url: str | None, asks: list[Ask], link: Connection) -> None:
         options = by.SchedulerOptions(stops=engine.stops, lookup_patience=PATIENCE)
         scheduler = by.Scheduler(cache, options, lookup=cache.lookup)
         sent = dict.fromkeys((ask.name for ask in asks), 0)
+        found = dict[str, int]()
         for ask in asks:
             scheduler.add(by.NewRequest(ask.name, ask.tokens, max_tokens=ask.most))
         while not scheduler.idle:
+            if scheduler.takes_requests and sum(sent.values()) >= stop_after:
+                # Its requests move: what the store lacks of their KV is written now.
+                scheduler.evacuate_all(patience=PATIENCE)
             step = scheduler.schedule()
             engine.submit(step)
             cache.step()
@@ -73,31 +91,37 @@ def serve(url: str | None, asks: list[Ask], link: Connection) -> None:
             for output in outputs:
                 scheduler.on_output(output)
             scheduler.on_acks(acks)
-            ended = {str(one.request): one.tokens.tolist() for one in scheduler.results()}
+            results = scheduler.results()
+            found |= {str(one.request): one.cached_tokens.total for one in results}
+            ended = {str(one.request): one.tokens.tolist() for one in results}
             for name, count in sent.items():
                 new = ended[name][count:] if name in ended else scheduler.sampled(name, count)
                 if new:
                     link.send((name, new))
                     sent[name] += len(new)
-        link.send((None, cache.stats()["remote_got_blocks"]))
+        link.send((None, Told(cache.stats()["remote_got_blocks"], found)))
 
 
 def streamed(
-    url: str | None, asks: list[Ask], kill_after: float = float("inf")
-) -> tuple[dict[str, list[int]], int]:
-    """Runs an engine until its end, or for so many tokens; returns these, and blocks loaded."""
+    url: str | None,
+    asks: list[Ask],
+    *,
+    kill_after: float = float("inf"),
+    stop_after: float = float("inf"),
+) -> tuple[dict[str, list[int]], Told]:
+    """Runs an engine until its end, and returns its tokens; after so many it is killed or stops."""
     tokens: dict[str, list[int]] = {ask.name: [] for ask in asks}
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
-    engine = context.Process(target=serve, args=(url, asks, its))
+    engine = context.Process(target=serve, args=(url, asks, its, stop_after))
     engine.start()
     its.close()
-    loaded = 0
+    told = Told()
     try:
         while True:
             name, said = ours.recv()
             if name is None:
-                loaded = said
+                told = said
             else:
                 tokens[name] += said
             if sum(map(len, tokens.values())) >= kill_after:
@@ -106,7 +130,7 @@ def streamed(
         engine.join()
     if engine.exitcode not in {0, -signal.SIGKILL}:
         raise SystemExit("An engine has failed, as it says above.")
-    return tokens, loaded
+    return tokens, told
 
 
 @contextmanager
@@ -138,32 +162,52 @@ def store() -> Iterator[str]:
 
 
 def play(url: str) -> None:
-    """Has an engine killed, another go on, and compares with one that nobody disturbs."""
+    """Has engines killed and stopped, others go on, and compares with one left undisturbed."""
     chance = random.Random(1)  # noqa: S311 - no secret
     asks = [
         Ask(f"request {number}", chance.choices(range(MODEL.vocabulary), k=60), 40)
         for number in range(6)
     ]
     kill_after = chance.randrange(40, 160)
-    first, _ = streamed(url, asks, kill_after)
-    # A router has the prompts, and the tokens that it has passed on: no more is needed.
-    left = [
-        Ask(ask.name, ask.tokens + first[ask.name], ask.most - len(first[ask.name]))
-        for ask in asks
-        if len(first[ask.name]) < ask.most
-    ]
-    then, loaded = streamed(url, left)
-    whole = sum((len(ask.tokens) - 1) // LAYOUT.block_size for ask in left)
+    got: dict[str, list[int]] = {ask.name: [] for ask in asks}
+
+    def left() -> list[Ask]:
+        # A router has the prompts, and the tokens that it has passed on: no more is needed.
+        return [
+            Ask(ask.name, ask.tokens + got[ask.name], ask.most - len(got[ask.name]))
+            for ask in asks
+            if len(got[ask.name]) < ask.most
+        ]
+
+    def run(**ends: float) -> Told:
+        tokens, told = streamed(url, left(), **ends)
+        for name, new in tokens.items():
+            got[name] += new
+        return told
+
     print(f"The store: {url}")
-    print(f"The first engine was killed after {sum(map(len, first.values()))} tokens.")
-    print(f"Another went on with {len(left)} requests, and loaded {loaded} of {whole} full blocks.")
+    run(kill_after=kill_after)
+    print(f"The first engine was killed after {sum(map(len, got.values()))} tokens.")
+    then, before = left(), sum(map(len, got.values()))
+    told = run(stop_after=30)
+    whole = sum((len(ask.tokens) - 1) // LAYOUT.block_size for ask in then)
+    loaded = f"{told.loaded} of {whole} full blocks"
+    print(f"Another went on with {len(then)} requests, and loaded {loaded}.")
+    moved, more = left(), sum(map(len, got.values())) - before
+    print(f"It was stopped for a deploy after {more} more tokens, and moved {len(moved)} requests.")
+    found = run().found or {}
+    # All but the newest token of each: that one is computed for the next.
+    again = max(len(ask.tokens) - 1 - found[ask.name] for ask in moved)
+    print(
+        f"A third computed at most {again} tokens of each of them again: a block has "
+        f"{LAYOUT.block_size}."
+    )
     wanted, _ = streamed(None, asks)
-    got = {name: tokens + then.get(name, []) for name, tokens in first.items()}
     wrong = sum(got[name] != tokens for name, tokens in wanted.items())
     print(
         f"Requests whose tokens differ from those of an engine that was left undisturbed: {wrong}"
     )
-    if wrong:
+    if wrong or again >= LAYOUT.block_size:
         raise SystemExit(1)
 
 

@@ -70,6 +70,18 @@ class Counters:
         "rows", "outputs_ignored", "rows of output for requests that had already ended"
     )
 
+    moved: int = _counter(
+        "requests", "moved_requests", "requests that ended to go on at another engine"
+    )
+    moved_blocks: int = _counter(
+        "blocks", "moved_blocks", "full blocks of moved requests that were in a store at their end"
+    )
+    unmoved_blocks: int = _counter(
+        "blocks",
+        "unmoved_blocks",
+        "full blocks of moved requests that were in no store when their time was over",
+    )
+
     def fork(self) -> None:
         """Counts a sample that begins beside the one that has computed its prompt."""
         self.admitted += 1

@@ -32,6 +32,7 @@ class Explainer:
         self._seats = shared.seats
         self._batch = shared.batch
         self._lookups = shared.lookups
+        self._moving = shared.moving
         self._admission = admission
         self._stalls = stalls
 
@@ -50,9 +51,15 @@ class Explainer:
 
     def _held(self, entry: Request) -> Lease | Parked | Keys:
         parked = None if entry.parked is None else entry.parked.handle
+        move = self._moving.get(entry)
+        if move is not None and move.lease is not None:
+            return move.lease
         return entry.lease or parked or entry.keyed(self._cache)
 
     def _of_waiting(self, entry: Request) -> list[str]:
+        if (move := self._moving.get(entry)) is not None:
+            of_it = f"{move.written} of its {move.blocks or 0} full blocks are in a store"
+            return [f"{of_it}; it ends when all are, or {move.patience:g} s after `evacuate`."]
         if (leader := entry.leader) is not None:
             return [f"It is forked of request {leader.id!r} when that has its prompt computed."]
         if entry.held:

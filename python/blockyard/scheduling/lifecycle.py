@@ -1,6 +1,6 @@
 """How a request stops and ends: stops, acks, preemption, failure and reset."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.new_request import NewRequest, checked
 from blockyard.scheduling.output_checks import check_acks
-from blockyard.scheduling.request import Lost, Ran, Request, RequestState, Result
+from blockyard.scheduling.request import Lost, Move, Ran, Request, RequestState, Result
 from blockyard.scheduling.request_checks import whole
 from blockyard.scheduling.seats import Seat
 from blockyard.scheduling.shared import Shared
@@ -35,6 +35,7 @@ class Lifecycle:
         self._parking = shared.parking
         self._headroom = shared.headroom
         self._counters = shared.counters
+        self._moving = shared.moving
         self._requests: dict[Hashable, Request] = {}
         self._stops: list[Stop] = []
         self._results: dict[Request, Result] = {}
@@ -111,6 +112,7 @@ class Lifecycle:
     def end(self, entry: Request, state: RequestState, reason: str) -> None:
         """Ends a request: no other place does (INV-11)."""
         cached = entry.cached_tokens or CachedTokens()
+        self._counters.moved += state is RequestState.MOVED
         held = self._hold(entry) if entry.new.hold and state is RequestState.FINISHED else None
         result = Result(entry.id, state, entry.outputs.as_array(), reason, cached, held)
         # From here on it has ended, whatever interrupts the rest.
@@ -176,7 +178,11 @@ class Lifecycle:
 
     def _leave(self, entry: Request, state: RequestState, reason: str) -> None:
         seat = None if entry.seat is None else self._seats.at(entry.seat)
-        if seat is None:
+        if (move := self._moving.get(entry)) is not None and seat is None:
+            # So does what is on its way to a store (T27).
+            self.let_go(entry, move)
+            self.end(entry, state, reason)
+        elif seat is None:
             # It waits: no other part has it (T23).
             if entry.leader is None:
                 self._queue.withdraw(entry)
@@ -192,6 +198,7 @@ class Lifecycle:
             seat.pending_end = state, reason
             if seat.stop is None:
                 self.stop(seat)
+        self._moving.pop(entry, None)
 
     def set_held(self, entry: Request, *, held: bool) -> None:
         """Computes no more tokens of a request for now, or goes on with it."""
@@ -202,7 +209,7 @@ class Lifecycle:
         if seat is not None:
             (self._batch.pause_decoding if held else self._batch.resume_decoding)(seat)
             self._headroom.lower()
-        elif entry.leader is None:
+        elif entry.leader is None and entry not in self._moving:
             self._queue_up(entry)
 
     def _queue_up(self, entry: Request) -> None:
@@ -210,6 +217,63 @@ class Lifecycle:
         self._queue.push(entry)
         if entry.held and (heir := entry.promote_sibling()) is not None:
             self._queue_up(heir)
+
+    # -- requests that move to another engine --------------------------------------------------
+
+    def move(self, entry: Request) -> None:
+        """Takes a request of `Shared.moving` out of the batch or the queue: now, or at its ack."""
+        seat = None if entry.seat is None else self._seats.at(entry.seat)
+        if seat is None:
+            if entry.leader is None:
+                self._queue.withdraw(entry)
+            entry.move()
+        elif entry.state is RequestState.LOADING:
+            self._batch.drop_loading(seat)
+            self._move_on(seat)
+        elif seat.stop is None:
+            self.stop(seat)
+
+    def _move_on(self, seat: Seat) -> None:
+        """Frees the seat of a request that moves; its blocks stay."""
+        entry = seat.request
+        move = self._moving[entry]
+        move.take(seat.lease, int(self._seats.last_step[seat.number]))
+        if seat.ticket is not None:
+            self._cache.release(seat.ticket)
+        self._vacate(seat)
+        entry.move()
+        if (heir := entry.promote_sibling()) is not None:
+            self._queue_up(heir)
+
+    def cut(self, entry: Request, reason: str) -> None:
+        """Ends a request that moves, and whose ack has not come: only its seat waits for that."""
+        seat = None if entry.seat is None else self._seats.at(entry.seat)
+        if seat is not None and not seat.ended:
+            self._seats.mark_ended(seat)
+        self.end(entry, RequestState.MOVED, reason)
+
+    def let_go(self, entry: Request, move: Move) -> None:
+        """Returns the blocks of a request that moves, or those that are left of them."""
+        lease, oldest = move.lease, self._batch.oldest
+        if lease is not None and lease.state != "spent":
+            after = move.last_write
+            if oldest is None or oldest.number > after:
+                self._cache.finish(lease, **entry.hints.keywords)
+            else:
+                self._batch.hold_back(self._cache.exclusive_blocks(lease), after)
+                self._cache.finish(lease, **entry.hints.keywords, after=after)
+        if entry.parked is None or entry.parked.handle.state != "spent":
+            entry.give_back(self._cache)
+
+    def leaving(self) -> int:
+        """Device blocks that come back when requests have moved."""
+        blocks = 0
+        for entry, move in self._moving.items():
+            if move.lease is not None and move.lease.state != "spent":
+                blocks += self._cache.exclusive_blocks(move.lease)
+            elif entry.parked is not None:
+                blocks += self._parking.coming([entry.parked.handle])
+        return blocks
 
     # -- stops and acks ------------------------------------------------------------------------
 
@@ -262,6 +326,8 @@ class Lifecycle:
         elif seat.pending_end is not None:
             self.release(seat)
             self.end(seat.request, *seat.pending_end)
+        elif seat.request in self._moving:
+            self._move_on(seat)
         else:
             self._preempted(seat)
 
@@ -355,7 +421,14 @@ class Lifecycle:
         for seat in self._seats.bound():
             if not seat.ended:
                 self._seats.mark_ended(seat)
+                if seat.request in self._moving:
+                    self.end(seat.request, RequestState.MOVED, f"moved: {reason}")
+                    continue
                 self.end(seat.request, RequestState.FAILED, reason)
+        for entry, move in self._moving.items():
+            if not entry.terminal:
+                self.let_go(entry, move)
+                self.end(entry, RequestState.MOVED, f"moved: {reason}")
         self.pinned = self._blocks_of_seats()
         self._cache.set_headroom(0)
 
@@ -396,10 +469,10 @@ class Lifecycle:
         for seat in self._seats.bound():
             self._give_back(seat.lease, seat.ticket)
             ended[seat.request] = seat.pending_end
+        for entry, move in self._moving.items():
+            self.let_go(entry, move)
         for entry in list(self._requests.values()):
-            end = ended.get(entry) or entry.over
-            if end is None and entry in ended and requests == "abort":
-                end = RequestState.ABORTED, "aborted"
+            end = ended.get(entry) or entry.over or self._ends_by_reset(entry, ended, requests)
             self._give_back(entry.lease)
             self._seats.unbind(entry)
             if end is None and entry.settle() and self._parking.must_park and entry.outputs:
@@ -408,11 +481,20 @@ class Lifecycle:
                 self.end(entry, *end)
         self._seats.clear()
         self._queue.clear()
+        self._moving.clear()
         for entry in list(self._requests.values()):
             if entry.leader is None:
                 self._queue_up(entry)
         self._headroom.lower()
         self._batch.done(self._batch.number)
+
+    def _ends_by_reset(
+        self, entry: Request, ran: Container[Request], requests: Ran
+    ) -> tuple[RequestState, str] | None:
+        """How a reset ends a request that needs more tokens; None where that goes on."""
+        if entry in self._moving:
+            return RequestState.MOVED, "moved: the engine was reset"
+        return (RequestState.ABORTED, "aborted") if entry in ran and requests == "abort" else None
 
     def _give_back(self, lease: Lease | None, ticket: Ticket | None = None) -> None:
         if lease is not None and lease.state != "spent":

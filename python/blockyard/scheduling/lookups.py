@@ -103,6 +103,11 @@ class Lookups:
         if entry.id in self._taking:
             self._settled.append(entry)
 
+    def give_up(self, entry: Request) -> None:
+        """Forgets the question about a request, which begins no more."""
+        if entry in self._out:
+            self._end(entry)
+
     def leave(self, *requests: Hashable) -> None:
         """Ends what is held for requests that have ended, whether they were asked about or not."""
         self.purge()

@@ -268,11 +268,12 @@ class Preemptor:
         return not progress and self._cache.blocks_in_flight() == (0, 0)
 
     def coming(self, behind: Request | None = None) -> int:
-        """Blocks that come back with steps in flight, from rows that stop, and from parked ones."""
+        """Blocks that come back: with steps, from rows that stop or move, and from parked ones."""
         return (
             self._batch.held_back
             + sum(map(self.frees, self._seats.stopping_seats()))
             + self._parking.coming(self._handles(self._parked(behind)))
+            + self._lifecycle.leaving()
         )
 
     def is_rested(self, seat: Seat) -> bool:

@@ -20,6 +20,7 @@ from blockyard.yard.cache import KVCache
 __all__ = [
     "TERMINAL",
     "Lost",
+    "Move",
     "ParkedWork",
     "Ran",
     "Request",
@@ -38,7 +39,7 @@ Lost: TypeAlias = Literal["lost", "disk kept"]
 
 
 class RequestState(StrEnum):
-    """Where a request is; the last three are terminal."""
+    """Where a request is; the last four are terminal."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -47,12 +48,16 @@ class RequestState(StrEnum):
     STOPPING = "stopping"
     PARKED = "parked"
     RECOMPUTE = "recompute"
+    MOVING = "moving"
     FINISHED = "finished"
     ABORTED = "aborted"
     FAILED = "failed"
+    MOVED = "moved"
 
 
-TERMINAL = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED})
+TERMINAL = frozenset(
+    {RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED, RequestState.MOVED}
+)
 """States that are ends."""
 
 
@@ -64,7 +69,8 @@ class Result(NamedTuple):
     tokens: NDArray[np.uint32]
     """The tokens that it sampled."""
     reason: str
-    """"stop", "length", "aborted", or the cause of the failure."""
+    """"stop", "length", "aborted", or the cause of the failure. "moved" where all that the engine
+    had of it is in a store; else "moved: " and why not."""
     cached_tokens: CachedTokens = CachedTokens()
     """The prompt tokens that were found when it first began; a preemption does not change them."""
     held: HeldBlocks | None = None
@@ -192,6 +198,38 @@ class ParkedWork:
     """How often in a row it found no room, or gave none to others, since it was parked."""
     on_device: int = 0
     """Blocks that it had on the device when it was last asked to give room."""
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """The way of a request to another engine, from the call on: `evacuation.py`."""
+
+    since: float
+    """The second of the call."""
+    patience: float
+    """Seconds after which it ends, whatever is written by then."""
+    lease: Lease | None = None
+    """Its lease, once the engine computes nothing of it any more: its blocks stay."""
+    last_write: int = 0
+    """The last step that may still write them."""
+    blocks: int | None = None
+    """Its leading full blocks that are on any tier; None before they were looked for."""
+    written: int = 0
+    """The leading ones of these that stores have."""
+    planned: int = -1
+    """What was written when copies were last planned."""
+    failures: int = 0
+    """How often in a row these had to be planned again."""
+    again: float = 0.0
+    """The second from which on they may be."""
+
+    def is_over(self, now: float) -> bool:
+        """Whether its time is over; a clock that goes back ends it, too."""
+        return not 0 <= now - self.since < self.patience
+
+    def take(self, lease: Lease, last_write: int) -> None:
+        """Has the blocks of a sequence that left its seat."""
+        self.lease, self.last_write = lease, last_write
 
 
 @dataclass(slots=True, eq=False)
@@ -354,6 +392,11 @@ class Request:
         self.waiting.begin_anew()
         self.keys.forget()
         self.state = RequestState.RECOMPUTE
+
+    def move(self) -> None:
+        """Makes it leave for another engine, with the tokens that it has now."""
+        self.keys.forget()
+        self.state = RequestState.MOVING
 
     def settle(self) -> bool:
         """Makes it wait, as it runs no more; returns whether it is recomputed."""

@@ -9,6 +9,7 @@ from blockyard.scheduling.admission import Admission
 from blockyard.scheduling.cached_tokens import CachedTokens
 from blockyard.scheduling.displacement import Displacement
 from blockyard.scheduling.engine import Ack, Engine, Output, Step
+from blockyard.scheduling.evacuation import PATIENCE, Evacuation
 from blockyard.scheduling.explain_request import Explainer
 from blockyard.scheduling.forks import Forks
 from blockyard.scheduling.lifecycle import Lifecycle
@@ -27,6 +28,7 @@ from blockyard.shared.hints import Hints
 from blockyard.shared.owner import Owner, owned
 from blockyard.shared.single import Single
 from blockyard.shared.timings import Clock, StepTimes, timed
+from blockyard.shared.validate import seconds
 from blockyard.yard.asking import Lookup
 from blockyard.yard.cache import KVCache
 from blockyard.yard.parking import Parking
@@ -50,7 +52,8 @@ class Scheduler(Single):
     Args:
         cache: The cache, in which only this scheduler begins and finishes sequences.
         options: Sizes, limits and policies; all have defaults.
-        clock: Seconds. Only `stalled`, its log, `metrics` and the patience of `lookup` read it.
+        clock: Seconds. Only `stalled`, its log, `metrics` and the patience of `lookup` and of
+            `evacuate` read it.
         lookup: What asks shared stores, such as a `StoreLookup`, or takes offers over, as a
             `DecodeSide`: about each request that waits, once. What they have is adopted. None asks
             nobody.
@@ -92,6 +95,7 @@ class Scheduler(Single):
         self._counters, self._headroom = shared.counters, shared.headroom
         self._admission = admission = Admission(shared)
         self._lifecycle = lifecycle = Lifecycle(shared)
+        self._evacuation = Evacuation(shared, lifecycle)
         self._outputs = OutputProcessor(shared, lifecycle, Forks(shared))
         preemptor = Preemptor(shared, lifecycle)
         self._pressure = Pressure(shared, admission, preemptor)
@@ -133,7 +137,9 @@ class Scheduler(Single):
             Misuse: The id is taken, the ticket is spent, of the host, another request's or of
                 another cache, or another scheduler drives the cache now.
             TooLarge: The device can never hold it.
+            Unavailable: `evacuate_all` is under way.
         """
+        self._evacuation.check_open()
         self._lifecycle.check_new(request)
         entries = arrived(self._cache, request, self._added, self._batch.number)
         self._added += len(entries)
@@ -149,6 +155,45 @@ class Scheduler(Single):
         """
         self._lifecycle.abort(self._lifecycle.get(request))
         self._shared.lookups.leave(request)
+
+    @driven
+    def evacuate(self, request: Hashable, *, patience: float = PATIENCE) -> None:
+        """Ends a request in any state, so that another engine goes on with it (T37).
+
+        Its result, as MOVED, comes from `results` when all of its full blocks are in a store, at
+        `patience` at the latest, and has all its tokens: add the prompt and these tokens to another
+        engine, under the same id. Nothing waits: `results` writes what can be written now.
+
+        Args:
+            request: Its id; if it has several samples, the id of one.
+            patience: Seconds. Another call for the same request gives it another limit.
+
+        Raises:
+            Misuse: There is no such request, or `patience` is no such number.
+        """
+        limit = seconds("patience", patience)
+        self._evacuation.begin(self._lifecycle.get(request), limit)
+        self._shared.lookups.leave(request)
+
+    @driven
+    def evacuate_all(self, *, patience: float = PATIENCE) -> tuple[Hashable, ...]:
+        """Moves all requests, as before this process is stopped; `add` takes none meanwhile (T37).
+
+        Requests that never ran end at once. Go on with steps until `idle`.
+
+        Args:
+            patience: Seconds, as in `evacuate`.
+
+        Returns:
+            The ids of the requests, each of which has a result then.
+
+        Raises:
+            Misuse: `patience` is no such number.
+        """
+        limit, moving = seconds("patience", patience), self.requests
+        self._evacuation.begin_all(map(self._lifecycle.get, moving), limit)
+        self._shared.lookups.leave(*moving)
+        return moving
 
     @driven
     def hint(self, request: Hashable, hints: Hints) -> None:
@@ -191,8 +236,14 @@ class Scheduler(Single):
 
     @driven
     def results(self) -> list[Result]:
-        """Returns how requests have ended since the last call: exactly one result for each."""
+        """Returns how requests have ended since the last call: exactly one result for each.
+
+        It also goes on with requests that move to another engine.
+        """
+        if self._shared.moving and self._thread.is_whole(self._owner):
+            self._evacuation.turn()
         results = self._lifecycle.take_results(self._owner)
+        self._evacuation.told()
         self._shared.lookups.ended(results)
         return results
 
@@ -394,6 +445,16 @@ class Scheduler(Single):
     def asks_stores(self) -> bool:
         """Whether a request waits for the answer of a store: `schedule` takes it."""
         return self._shared.lookups.is_out
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether `add` takes requests: not from `evacuate_all` until all have their results."""
+        return not self._evacuation.closed
+
+    @property
+    def moves(self) -> bool:
+        """Whether a request moves to another engine: `results` goes on with it."""
+        return bool(self._shared.moving)
 
     @property
     def idle(self) -> bool:

@@ -26,6 +26,7 @@ _REASONS: Final = {
     "parked": "blocks to resume, after parking (preempted, KV kept)",
     "held": "their client to read output, after `pause_decoding`",
 }
+_LEFT: Final = "requests that the engine has stopped, and whose blocks go to a store: `evacuate`"
 
 
 class Census:
@@ -79,12 +80,14 @@ class Census:
             "requests{state=recompute}",
             "preempted requests that wait for a seat and will be recomputed",
         ),
+        Stat("moving", "requests", "gauge", "requests{state=moving}", _LEFT),
     )
     """Name, unit, kind, metric and meaning of each number."""
 
     def __init__(self, shared: Shared, lifecycle: Lifecycle, admission: Admission) -> None:
         self._queue = shared.queue
         self._seats = shared.seats
+        self._moving = shared.moving
         self._lifecycle = lifecycle
         self._admission = admission
 
@@ -96,7 +99,8 @@ class Census:
             # seat a moment before its state.
             if seat.request.state in seated:
                 seated[seat.request.state] += 1
-        waiting = max(len(self._lifecycle) - sum(seated.values()), 0)
+        moving = sum(entry.state is RequestState.MOVING for entry in list(self._moving))
+        waiting = max(len(self._lifecycle) - sum(seated.values()) - moving, 0)
         parked, recompute = len(self._queue.parked), len(self._queue.recomputed)
         return {
             "waiting": waiting,
@@ -105,6 +109,7 @@ class Census:
             **{f"in_{state}": count for state, count in seated.items()},
             "parked": parked,
             "recompute": recompute,
+            "moving": moving,
         }
 
     def _reasons(self, waiting: int) -> dict[str, int]:

@@ -81,6 +81,11 @@ class SchedulerThread:
                 f"reset() with an engine that was reset, too; {then}"
             )
 
+    @staticmethod
+    def is_whole(owner: Owner) -> bool:
+        """Whether no verb was interrupted that only `reset` makes good."""
+        return all(name == _RESULTS for _, name in owner.interrupted)
+
     def check_open(self) -> None:
         """Refuses a cache that is closed.
 

@@ -1,6 +1,6 @@
 """State that all parts of a scheduler share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from blockyard.scheduling.batch import Batch
@@ -9,6 +9,7 @@ from blockyard.scheduling.kept_headroom import KeptHeadroom
 from blockyard.scheduling.lookups import Lookups
 from blockyard.scheduling.options import SchedulerOptions
 from blockyard.scheduling.queue import WaitingQueue, Waits
+from blockyard.scheduling.request import Move, Request
 from blockyard.scheduling.seats import Seats
 from blockyard.shared.timings import Clock
 from blockyard.yard.asking import Asking, Lookup
@@ -25,7 +26,7 @@ class Shared:
     cache: KVCache
     options: SchedulerOptions
     clock: Clock
-    """Seconds. It only measures, and ends the patience of `lookups`."""
+    """Seconds. It only measures, and ends the patience of `lookups` and of what moves."""
     counters: Counters
     queue: WaitingQueue
     """Where requests wait."""
@@ -39,6 +40,8 @@ class Shared:
     """Room kept for the growth of running requests."""
     lookups: Lookups
     """What shared stores are asked."""
+    moving: dict[Request, Move] = field(default_factory=dict)
+    """The requests that move to other engines, in the order of the calls."""
 
     @classmethod
     def of(

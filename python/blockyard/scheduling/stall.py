@@ -6,9 +6,10 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from blockyard._core import Misuse
+from blockyard._core import Lease, Misuse
 from blockyard._typing import override
 from blockyard.scheduling.admission import Admission
+from blockyard.scheduling.request import Request
 from blockyard.scheduling.shared import Shared
 from blockyard.scheduling.unread import Unread, named
 from blockyard.shared.log import Limited
@@ -91,6 +92,7 @@ class Stalls:
     def __init__(self, shared: Shared, admission: Admission, unread: Unread) -> None:
         self._cache = cache = shared.cache
         self._queue = shared.queue
+        self._moving = shared.moving
         self._seats = shared.seats
         self._batch = shared.batch
         self._admission = admission
@@ -315,6 +317,9 @@ class Stalls:
         refused = self._admission.refused if len(self._queue) else None
         if refused is None:
             return self._too_large()
+        if self._left():
+            # What moves gives its blocks back when its patience is over.
+            return None
         room, seats = self._cache.room(), self._seats
         # A seat that is given out begins its steps anew: their sum alone might stay the same.
         ran = seats.arrivals, seats.departures, int(seats.steps_run.sum())
@@ -356,6 +361,7 @@ class Stalls:
         if not (asked := {(kind, int(number)) for kind, number in _HANDLE.findall(sentence)}):
             return sentence
         mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
+        mine |= {("lease", lease.id): entry.id for entry, lease in self._left()}
         if not asked <= mine.keys():
             for entry in (*self._queue.parked, *self._queue.promised):
                 # Another thread may ask, and it begins just now.
@@ -371,6 +377,11 @@ class Stalls:
 
         return _HANDLE.sub(name, sentence)
 
+    def _left(self) -> list[tuple[Request, Lease]]:
+        """The leases of requests that move to another engine, and have no seat any more."""
+        moving = list(self._moving.items())
+        return [(entry, move.lease) for entry, move in moving if move.lease is not None]
+
     def _holders(self) -> str:
         """Names the holders of blocks, and the calls that release them."""
         holders = self._cache.holders()
@@ -381,6 +392,7 @@ class Stalls:
         most = self.with_names(most)
         lines = [f"Holders of blocks: {len(holders)}" + (f" ({most})." if most else ".")]
         mine = {seat.lease.id for seat in self._seats.bound()}
+        mine |= {lease.id for _, lease in self._left()}
         lost = [
             str(number) for kind, number, *_ in holders if kind == "lease" and number not in mine
         ]

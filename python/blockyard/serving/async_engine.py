@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.scheduling.engine import Engine
+from blockyard.scheduling.evacuation import PATIENCE
 from blockyard.scheduling.new_request import NewRequest, check_id, checked
 from blockyard.scheduling.request import RequestState
 from blockyard.scheduling.scheduler import Scheduler
@@ -17,7 +18,7 @@ from blockyard.serving.stream import Channel, Front, Stream
 from blockyard.shared.log import Limited, unclosed
 from blockyard.shared.owner import thread_name
 from blockyard.shared.single import Single
-from blockyard.shared.validate import integer
+from blockyard.shared.validate import integer, seconds
 
 __all__ = ["AsyncEngine"]
 
@@ -28,8 +29,8 @@ _log = Limited(__name__)
 class AsyncEngine(Single):
     """Runs a scheduler and its engine in a thread of its own, and streams tokens to coroutines.
 
-    `add` and `abort` may be called from any thread; streams are read in the event loop that
-    entered it. The thread sleeps until a request comes, the engine has computed, or a copy has
+    `add`, `abort` and `evacuate` may be called from any thread; streams are read in the event loop
+    that entered it. The thread sleeps until a request comes, the engine has computed, or a copy has
     landed.
 
     An engine that computes in the background should have a method `notify(wake)`: it is called
@@ -144,7 +145,7 @@ class AsyncEngine(Single):
             request: As in `add`.
 
         Raises:
-            BlockyardError: As `add`; or Unavailable, if the request has failed.
+            BlockyardError: As `add`; or Unavailable, if the request has failed, or was moved.
         """
         async with self.add(request) as stream:
             async for tokens in stream:
@@ -152,6 +153,11 @@ class AsyncEngine(Single):
             result = await stream.result()
             if result.state is RequestState.FAILED:
                 raise Unavailable(f"request {request.id!r} has failed: {result.reason}")
+            if result.state is RequestState.MOVED:
+                raise Unavailable(
+                    f"request {request.id!r} was moved after {len(result.tokens)} tokens: add its "
+                    "prompt and these to another engine"
+                )
 
     def abort(self, request: Hashable) -> None:
         """Aborts a request; any thread may call it.
@@ -164,11 +170,32 @@ class AsyncEngine(Single):
         Raises:
             Misuse: The id cannot be hashed, or the front is not entered.
         """
+        self._tell_of(request, lambda: self._scheduler.abort(request))
+
+    def evacuate(self, request: Hashable, *, patience: float = PATIENCE) -> None:
+        """Moves a request to another engine, as `Scheduler.evacuate`; any thread may call it.
+
+        Its stream ends as if it had finished, with a result of the state MOVED. A request that has
+        ended, or never was, is ignored.
+
+        Args:
+            request: Its id; if it has several samples, the id of one.
+            patience: Seconds after which the stream ends, whatever is written.
+
+        Raises:
+            Misuse: The id cannot be hashed, `patience` is no such number, or the front is not
+                entered.
+        """
+        limit = seconds("patience", patience)
+        self._tell_of(request, lambda: self._scheduler.evacuate(request, patience=limit))
+
+    def _tell_of(self, request: Hashable, verb: Callable[[], None]) -> None:
+        """Has the scheduler do something with a request that has not ended."""
         check_id(request)
 
         def act() -> None:
             if self._scheduler.state(request) is not None:
-                self._scheduler.abort(request)
+                verb()
 
         with contextlib.suppress(Unavailable):
             self._steps.do(act)
@@ -230,6 +257,26 @@ class AsyncEngine(Single):
         self._closed = True
         self._steps.drain()
         await self._wait("drain")
+
+    async def evacuate_all(self, *, patience: float = PATIENCE) -> None:
+        """Takes no more requests, moves the others to other engines, and waits for their ends.
+
+        It is for a server that is to stop: see `Scheduler.evacuate_all`. Each stream has its result
+        then, whose state is MOVED where the request is to go on elsewhere.
+
+        Args:
+            patience: Seconds after which the streams end, whatever is written.
+
+        Raises:
+            CancelledError: As `drain`.
+            Misuse: As `drain`; or `patience` is no such number.
+            Unavailable: The engine has failed.
+        """
+        limit = seconds("patience", patience)
+        self._check_loop()
+        self._closed = True
+        self._steps.evacuate(limit)
+        await self._wait("evacuate_all")
 
     async def close(self) -> None:
         """Aborts all requests, waits until the engine has released them, and ends the thread.

@@ -152,6 +152,10 @@ class StepLoop(Single):
         """Takes nothing more, aborts all requests, and ends when they have ended."""
         self._end_with(self._abort_all)
 
+    def evacuate(self, patience: float) -> None:
+        """Takes nothing more, moves all requests, and ends when they have ended."""
+        self._end_with(lambda: self._evacuate_all(patience))
+
     def _end_with(self, act: Callable[[], None]) -> None:
         with self._lock:
             self._closing = True
@@ -213,6 +217,9 @@ class StepLoop(Single):
     def _abort_one(self, channel: Channel) -> None:
         if self._is_there(channel):
             self._scheduler.abort(channel.request)
+
+    def _evacuate_all(self, patience: float) -> None:
+        self._scheduler.evacuate_all(patience=patience)
 
     def _abort_all(self) -> None:
         for request in self._scheduler.requests:
@@ -291,7 +298,7 @@ class StepLoop(Single):
 
     @property
     def _quiet(self) -> float:
-        return _COPIES if self._scheduler.asks_stores else _QUIET
+        return _COPIES if self._scheduler.asks_stores or self._scheduler.moves else _QUIET
 
     def _rest(self) -> float | None:
         """Seconds to sleep where nothing could be done; None until something comes."""
@@ -299,7 +306,8 @@ class StepLoop(Single):
         if self._scheduler.idle and self._copies == (0, 0):
             # The output of the last step may have ended it all, without a token.
             return 0 if self._closing else None
-        if self._copies != (0, 0) or (in_flight and not self._notified):
+        moves = self._copies != (0, 0) or self._scheduler.moves
+        if moves or (in_flight and not self._notified):
             return _COPIES
         return None if in_flight >= self._most_steps else self._quiet
 

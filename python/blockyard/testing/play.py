@@ -78,6 +78,9 @@ def _together(scenario: Scenario, folder: Path) -> Ran:
         for name, one in (("first", scenario), ("second", _second(scenario))):
             (folder / name).mkdir()
             engines.append(made(one, folder / name, store))
+        for engine, other in zip(engines, reversed(engines), strict=True):
+            if isinstance(engine, Simulation) and isinstance(other, Simulation):
+                engine.elsewhere = other
         running = [engine.play() for engine in engines]
         while running:
             # One whose requests have ended is at rest.

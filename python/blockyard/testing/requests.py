@@ -4,7 +4,7 @@ import zlib
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -30,16 +30,25 @@ class Ask(NamedTuple):
     salt: str = ""
     lora: str = ""
     n: int = 1
+    sampled: tuple[int, ...] = ()
+    """What another engine had sampled when it moved here."""
 
     @property
     def prompt(self) -> list[int]:
         """What the family shares, and tokens that no other request has.
 
-        A prefill engine has the number of its try behind the name and a "#".
+        What a prefill engine has behind the name and a "#" is the number of its try; what an
+        engine has to which it has moved is the name of the sample.
         """
         own = sum(map(ord, self.name.partition("#")[0])) * 7919
         shared = range(1000 + 100 * self.family, 1000 + 100 * self.family + self.shared)
-        return [*shared, *range(own, own + self.own)]
+        return [*shared, *range(own, own + self.own), *self.sampled]
+
+    def moved(self, name: str, tokens: list[int]) -> Self:
+        """What is asked of another engine when a sample of it has moved with these tokens."""
+        again = f"{name}+" if "#" in name else f"{self.name}#{name}+"
+        left, sampled = self.most - len(tokens), (*self.sampled, *tokens)
+        return self._replace(name=again, most=left, n=1, sampled=sampled)
 
     @property
     def samples(self) -> tuple[Hashable, ...]:
@@ -108,6 +117,8 @@ class Requests:
         """Requests that an event has aborted."""
         self.held: set[str] = set()
         """Requests that an event has held at any time."""
+        self.evacuated: dict[str, int] = {}
+        """Requests that an event has moved, and how many of their tokens were heard of."""
         self.died: set[str] = set()
         """Requests that ran in an engine when it died."""
         self.work = 0
@@ -169,6 +180,11 @@ class Requests:
             self._seen["T28"] += stopping
             return
         check(tokens == whole[: len(tokens)], f"{name} sampled {tokens}, not {whole}")
+        if result.state is RequestState.MOVED:
+            check(name in self.evacuated, f"{name} has moved, and nothing has moved it")
+            heard = self.evacuated[name]
+            check(len(tokens) >= heard, f"INV-36h: {name} has {len(tokens)} tokens of {heard}")
+            return
         if result.state is RequestState.ABORTED:
             check(name in self.aborted, f"{name} ended as aborted, and nothing aborted it")
             return

@@ -71,6 +71,7 @@ VERBS: Final = {
     "forget": (2,),
     "handover": (2,),
     "hold": (2,),
+    "evacuate": (2,),
 }
 """How many fields each verb may have."""
 
@@ -129,6 +130,8 @@ prompt is forgotten, or all that anybody has |
     | handover | a word of `HANDOVER_WORDS`, number: what befalls the next message, offer, block \
 or reader, a clock, or one of both engines; the number is of ticks, or decides what |
     | hold | name of a request, ticks: what the device has of its prompt is held for so long |
+    | evacuate | name of a request, "" for all; ticks: it moves to the other engine that shares \
+the store, or comes back to this one, so many ticks later at the latest |
     """
 
     tick: int

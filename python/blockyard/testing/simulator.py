@@ -109,6 +109,12 @@ class Simulation:
         self._pending_aborts: list[tuple[str, str]] = []
         self._versions = setup.weights - 1
         self._held: set[str] = set()
+        self.elsewhere: Simulation = self
+        """Where requests go that move, as long as it takes any."""
+        self.over = False
+        """Whether it takes no request any more."""
+        self._outside: dict[str, tuple[Ask, Hashable]] = {}
+        """Requests that it does not take as long as all of its own move."""
         self._open(setup)
 
     def _open(self, setup: Setup) -> None:
@@ -212,7 +218,7 @@ class Simulation:
 
     def _drain(self) -> Iterator[None]:
         """Runs on without requests: what is in flight ends, and no new copy begins (INV-25)."""
-        bound = self.now + 400
+        bound, self.over = self.now + 400, True
         self._quiet = self.now
         while not self._silent() or self.now < self._quiet + _QUIET:
             self._tick(reconcile_every=8, schedule=False)
@@ -229,7 +235,8 @@ class Simulation:
 
     def _states(self) -> dict[str, RequestState | None]:
         """Returns the state of each request that has no result."""
-        return {name: self._state(name) for name in self.requests.unfinished}
+        mine = (name for name in self.requests.unfinished if name not in self._outside)
+        return {name: self._state(name) for name in mine}
 
     def _state(self, name: str) -> RequestState | None:
         return self._scheduler.state(self.requests.ids.get(name))
@@ -246,6 +253,9 @@ class Simulation:
         while self._events and self._events[0].tick <= self.now:
             event = self._events.popleft()
             getattr(self, f"_on_{event.verb}")(*event.what)
+        outside, self._outside = self._outside, {}
+        for ask, request in dict.fromkeys(outside.values()):
+            self._add(ask, request)
         pending, self._pending_aborts = self._pending_aborts, []
         for name, when in pending:
             self._on_abort(name, when)
@@ -279,6 +289,9 @@ class Simulation:
         }
         ignored = self._scheduler.stats()["acks_ignored"]
         self._replicas.deliver(self.setup.channel, outputs, acks)
+        for name in self.requests.evacuated:
+            heard = len(self._scheduler.sampled(self.requests.ids[name]))
+            self.requests.evacuated[name] = max(heard, self.requests.evacuated[name])
         ignored = self._scheduler.stats()["acks_ignored"] - ignored
         self._acks.given(acks, ignored, dead=self._death is not None)
 
@@ -335,6 +348,9 @@ class Simulation:
             name = str(result.request)
             state = self._scheduler.state(result.request)
             self.requests.end(result, state, stopping=name in self._stopping)
+            if result.state is RequestState.MOVED:
+                engine = self if self.elsewhere.over else self.elsewhere
+                engine.take(self.requests[name].ask.moved(name, result.tokens.tolist()))
             self._ended(name, result)
 
     def _ended(self, name: str, result: Result) -> None:
@@ -344,13 +360,21 @@ class Simulation:
 
     def _on_add(self, *what: Any) -> None:  # noqa: ANN401 - the fields of `Ask`
         ask = Ask(*what)
-        if str(ask.samples[0]) in self.requests or not ask.prompt:
-            return
+        if str(ask.samples[0]) not in self.requests and ask.prompt:
+            self.take(ask)
+
+    def take(self, ask: Ask) -> None:
+        """Takes a request, or its samples; one that has moved here gets a name of its own."""
+        while ask.name in self.requests:
+            ask = ask._replace(name=f"{ask.name}+")
         self.requests.add(ask)
         self._engine.tags |= dict.fromkeys(ask.samples, ask.tag)
         self._add(ask, ask.name)
 
     def _add(self, ask: Ask, request: Hashable) -> None:
+        if not self._scheduler.takes_requests:
+            self._outside |= dict.fromkeys(map(str, ask.samples), (ask, request))
+            return
         self._replicas.each(
             lambda replica: replica.scheduler.add(
                 NewRequest(
@@ -377,7 +401,7 @@ class Simulation:
         self.seen["T27"] += state is RequestState.LOADING
         self.requests.aborted.add(name)
         self._replicas.each(lambda replica: replica.scheduler.abort(self.requests.ids[name]))
-        if state in {*_WAITING, RequestState.LOADING}:
+        if state in {*_WAITING, RequestState.LOADING, RequestState.MOVING}:
             check(self._state(name) is None, f"{name} was {state} and is not aborted")
 
     def _on_pause_decoding(self, name: str) -> None:
@@ -389,6 +413,20 @@ class Simulation:
     def _on_resume_decoding(self, name: str) -> None:
         self._say(name, "resume_decoding")
         self._held.discard(name)
+
+    def _on_evacuate(self, name: str, ticks: int) -> None:
+        names = [name] if name else list(self._states())
+        for one in names:
+            if (state := self._state(one)) is not None:
+                self.seen[f"evacuate in {state}"] += 1
+                self.requests.evacuated.setdefault(one, 0)
+        patience = ticks * self.setup.tick_ms / 1000
+        if not name:
+            self.seen["evacuate all"] += 1
+            self._replicas.each(lambda one: one.scheduler.evacuate_all(patience=patience))
+        elif self._state(name) is not None:
+            request = self.requests.ids[name]
+            self._replicas.each(lambda one: one.scheduler.evacuate(request, patience=patience))
 
     def _on_hint(self, name: str, *fields: Any) -> None:  # noqa: ANN401 - of the event
         self._say(name, "hint", hints_said(fields))

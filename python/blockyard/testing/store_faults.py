@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from blockyard.scheduling.new_request import sample_ids
 from blockyard.testing.setup import Event, Setup
 
 __all__ = ["with_stores"]
@@ -51,4 +52,23 @@ def with_stores(seed: int, setup: Setup, events: list[Event]) -> tuple[Setup, li
     for _ in range(pick([0, 0, 2])):
         what = (pick(names), pick(["names", "values"])) if names else ("", "names")
         events.append(Event(chance.randint(1, last), "forget", what))
+    if setup.blocks == "yard" and names:
+        events += _moves(chance, last, events)
     return setup, events
+
+
+def _moves(chance: random.Random, last: int, events: list[Event]) -> list[Event]:
+    """Has some requests leave their engine, and now and then all of them."""
+    pick: _Pick = chance.choice
+    added: list[tuple[int, str]] = []
+    for event in events:
+        if event.verb == "add":
+            samples = int(event.what[8]) if len(event.what) > 8 else 1  # noqa: PLR2004
+            added += [(event.tick, str(one)) for one in sample_ids(event.what[0], samples)]
+    # Most of them run by then.
+    some = [(tick + chance.randint(1, 30), name) for tick, name in added]
+    moved = chance.sample(some, min(len(some), pick([1, 6, 12, 30])))
+    aborts = [(name, "moving") for _, name in moved if chance.random() < 0.3]  # noqa: PLR2004
+    moved += [(chance.randint(1, last), "") for _ in range(pick([0, 0, 0, 1]))]
+    made = [Event(tick, "evacuate", (name, pick([0, 12, 60, 400]))) for tick, name in moved]
+    return [*made, *(Event(1, "abort", what) for what in aborts)]

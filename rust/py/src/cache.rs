@@ -374,11 +374,12 @@ impl Cache {
     /// Copies blocks down to a tier that lacks them, from the nearest tier above that has them.
     ///
     /// A block stays where it is if it finds no room, or if a block before it in its sequence is
-    /// neither there nor on its way. Only the blocks of `instead` are evicted for them.
+    /// neither there nor on its way. Only the blocks of `instead` are evicted for them; in
+    /// "remote" the next victims are, as stores keep what the cache has no name of any more.
     ///
     /// Args:
     ///     keys: Their keys, as `unwritten` returns them, or some of these in their order.
-    ///     tier: "host" or "disk".
+    ///     tier: "host", "disk" or "remote".
     ///     instead: Keys of blocks to evict where no slot is free, as `outranked` returns them.
     ///
     /// Returns:
@@ -407,7 +408,7 @@ impl Cache {
     ///
     /// Args:
     ///     keys: As in `write_down`.
-    ///     tier: "host" or "disk".
+    ///     tier: As in `write_down`.
     ///
     /// Raises:
     ///     Misuse: As in `write_down`.

@@ -10,6 +10,7 @@ from blockyard._typing import override
 from blockyard.scheduling.request import TERMINAL, RequestState
 from blockyard.scheduling.scheduler_stats import Census
 from busy import Busy
+from evacuated import Mover, Store
 from loop import Loop, loading, parked, stopping
 from yard import publish, publish_below, text
 
@@ -21,6 +22,7 @@ STATES = {
     RequestState.STOPPING: "in_stopping",
     RequestState.PARKED: "parked",
     RequestState.RECOMPUTE: "recompute",
+    RequestState.MOVING: "moving",
 }
 REASONS = ("room", "seat", "prefix", "parked", "held")
 
@@ -78,9 +80,9 @@ def test_each_request_counts_in_its_state_through_preemptions_samples_holds_and_
         seen += loop.seen
         loop.local.close()
     reasons = [f"waiting_{why}" for why in REASONS]
-    assert [
-        one for one in (*STATES.values(), *reasons, "forked", "preempted") if not seen[one]
-    ] == []
+    wanted = (*STATES.values(), *reasons, "forked", "preempted")
+    # It has no store to which any could move.
+    assert [one for one in wanted if not seen[one]] == ["moving"]
 
 
 def test_a_request_that_has_ended_counts_no_more_though_its_seat_waits_for_an_ack() -> None:
@@ -100,6 +102,13 @@ def test_states_are_told_of_what_loads_stops_is_parked_and_is_computed_again() -
     loop.ack()
     assert check(loop)["recompute"] == 1
     loop.finish()
+    moves = Mover(Store())
+    moves.add("one", 9, 9)
+    moves.turn(3)
+    moves.scheduler.evacuate("one")
+    moves.turn(2, lands=False)
+    assert check(moves)["moving"] == 1
+    moves.finish()
     assert sum(check(loop)[name] for name in STATES.values()) == 0
 
 

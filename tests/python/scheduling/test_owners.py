@@ -12,6 +12,7 @@ OWNERS = {
     "Waiting": "admission.py",
     "ParkedWork": "preemption.py",
     "Admitted": "admission.py",
+    "Move": "evacuation.py",
     "Request.lease": "seats.py",
     "Request.seat": "seats.py",
     "Request.epoch": "seats.py",

@@ -34,6 +34,11 @@ def check(said: str) -> None:
     requests, loaded, blocks = map(int, found.groups())
     assert requests > 0
     assert 0 < loaded <= blocks
+    found = re.search(r"moved (\d+) requests\.\nA third computed at most (\d+) tokens", said)
+    assert found is not None, said
+    moved, again = map(int, found.groups())
+    assert moved > 0
+    assert again < 8
 
 
 def test_it_shows_it_over_a_redis_of_its_own() -> None:

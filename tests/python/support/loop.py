@@ -210,6 +210,7 @@ class Loop:
         lists = (batch._loading, batch._prefill, batch._decode, scheduler._lifecycle._stops)
         assert lists == ([], {}, {}, [])
         assert batch.held == []
+        assert scheduler._shared.moving == {}
         waits = scheduler._queue.waits
         assert waits is None or waits._since == {}
         sizes = scheduler.stats()

@@ -16,6 +16,8 @@ from blockyard._core import StoreLane
 from blockyard.crane.copiers import Landed
 from blockyard.crane.copiers.lane_flights import LaneFlight, LaneFlights
 from blockyard.crane.tiers import remote
+from blockyard.scheduling.lifecycle import Lifecycle
+from blockyard.scheduling.request import RequestState
 from blockyard.shared.plan import Cause
 from blockyard.stores.identity import fields_of
 from blockyard.testing import Event, Scenario, Setup, simulate
@@ -29,6 +31,8 @@ WANTED = (
     *(f"store {what}" for what in ("misses", "refused or late", "refuses")),
     *("plans to store", "plans from store", "2.3 from store failed", "2.3 to store failed"),
     *("forget names", "forget values", "stats remote_hits", "stats remote_evicted", "finished"),
+    *(f"evacuate in {state}" for state in ("decode", "loading", "parked", "prefill", "waiting")),
+    *("abort in moving", "evacuate all", "moved", "stats moved_blocks", "stats unmoved_blocks"),
 )
 seen: Counter[str] = Counter()
 
@@ -71,6 +75,33 @@ def test_what_one_engine_has_put_the_other_loads() -> None:
     found = simulate(pair("alike")).seen
     assert found["store loads"] > 0
     assert found["stats remote_hits"] > 0
+
+
+@pytest.mark.law("INV-36h")
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("tick", [4, 9, 14])
+def test_inv_36h_what_moves_is_found_by_the_other_engine_and_on_all_its_ranks(
+    tick: int, ranks: int
+) -> None:
+    asks = (Event(1, "add", ("r", 0, 24, 1, 18, 0)), Event(tick, "evacuate", ("r", 100)))
+    setup = Setup(device=14, remote=400, second="alike", ranks=ranks, write="on-evict")
+    found = simulate(Scenario(setup, asks)).seen
+    # Each of both has moved its own, and finished the other's.
+    assert (found["moved"], found["finished"], found["stats unmoved_blocks"]) == (2, 2, 0)
+    assert found["stats moved_blocks"] >= 2 * 6
+    assert found["stats cached"] >= 2 * 24
+
+
+@pytest.mark.law("INV-36h")
+def test_a_token_that_is_lost_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(self: Lifecycle, right: Callable[..., None], entry: Any, *how: Any) -> None:
+        right(self, entry, *how)
+        result = self._results[entry]
+        if result.state is RequestState.MOVED:
+            self._results[entry] = result._replace(tokens=result.tokens[:-1])
+
+    seeds.mistaken(monkeypatch, Lifecycle, "end", end)
+    assert "INV-36h" in seeds.noticed(Scenario.sharing, range(0, 64, 2))
 
 
 @pytest.mark.parametrize("second", ["weights", "shape"])

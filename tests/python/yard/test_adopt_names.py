@@ -115,7 +115,7 @@ def test_other_misuse_is_refused_with_what_to_do() -> None:
             cache.forget(keys, tier=3)  # type: ignore[call-overload]
         with pytest.raises(by.Misuse, match="what a store has is adopted"):
             cache.restore("remote", [0], bytes(keys)[:32], bytes(32))
-        with pytest.raises(by.Misuse, match="a store is written ahead of need"):
+        with pytest.raises(by.Misuse, match="a store is not flushed to"):
             cache.unwritten("remote")
 
 

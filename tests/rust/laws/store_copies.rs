@@ -27,6 +27,45 @@ fn a_load_that_fails_drops_that_name_alone_and_is_a_miss() {
     }
 }
 
+/// As a request that moves to another engine needs it: from wherever its blocks are, past the host.
+/// Law: INV-35a, INV-39
+#[test]
+fn a_path_is_written_to_a_store_whatever_tiers_it_lies_on() {
+    for yard in yards(16, 8, 0, 4) {
+        yard.adopt(&text(9, 3));
+        let path = text(1, 5);
+        yard.publish_below(&path[..8]);
+        let running = yard.run(&path);
+        let all = keys(&yard, &path);
+        let write = |keys: &[Key]| {
+            let written = yard.cache.lock().write_down(REMOTE, keys, &[]);
+            written.expect("it has names").0
+        };
+        assert_eq!(
+            write(&all[1..]),
+            [],
+            "nothing stands behind what is not there"
+        );
+        // Four names, of which three are idle: they go, and no other.
+        let plans = write(&all);
+        assert_eq!(plans.iter().map(Plan::len).sum::<usize>(), 4);
+        assert!(plans.iter().all(|plan| plan.to == REMOTE));
+        assert_eq!(
+            write(&all),
+            [],
+            "they are on their way, and the fifth has no room"
+        );
+        assert_eq!(yard.cache.lock().written(REMOTE, &all), Ok(0));
+        // The sequence ends, and what is read stays.
+        yard.finish(running);
+        yard.land(&plans);
+        assert_eq!(yard.cache.lock().written(REMOTE, &all), Ok(4));
+        assert_eq!((yard.names(), yard.stats().tiers[REMOTE.0].idle), (4, 4));
+        assert_eq!(write(&all), [], "no name goes for its own continuation");
+        yard.at_rest();
+    }
+}
+
 /// Law: INV-35a
 #[test]
 fn an_adopted_block_is_a_hit_from_its_first_good_load_on() {

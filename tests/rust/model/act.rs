@@ -1,5 +1,6 @@
 //! Carries an operation out on the real cache, then tells the naive yard.
 
+use crate::names::REMOTE;
 use crate::ops::Op;
 use crate::world::World;
 use crate::yard::DEVICE;
@@ -419,13 +420,19 @@ impl World {
         Some(())
     }
 
-    /// The first of what a clean stop would write.
+    /// The first of what a clean stop would write; to stores, what the tiers above have.
     fn write_down(&mut self, to: usize, most: usize) {
         let mut state = self.cache.lock();
-        let Ok(mut keys) = state.unwritten(Tier(to)) else {
-            return;
+        let mut keys = match state.unwritten(Tier(to)) {
+            Ok(keys) => keys,
+            Err(_) if to == REMOTE && state.written(Tier(to), &[]).is_ok() => {
+                self.yard.paths_above(to)
+            }
+            Err(_) => return,
         };
-        self.yard.compare_unwritten(to, &keys);
+        if to != REMOTE {
+            self.yard.compare_unwritten(to, &keys);
+        }
         keys.truncate(most);
         let instead = self.yard.keys_on(to);
         let (plans, _) = state

@@ -275,6 +275,21 @@ impl Yard {
         }
     }
 
+    /// The keys of what the tiers above have, each behind those of its beginning.
+    pub(crate) fn paths_above(&self, to: usize) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for tier in 0..to {
+            for block in self.blocks_on(tier) {
+                let above = |&block: &Block| self.blocks[block].parent;
+                let path = std::iter::successors(Some(block), above);
+                let mut path: Vec<Key> = path.filter_map(|block| self.blocks[block].key).collect();
+                path.reverse();
+                keys.extend(path);
+            }
+        }
+        keys
+    }
+
     pub(crate) fn keys_on(&self, tier: usize) -> Vec<Key> {
         let blocks = self.blocks_on(tier);
         blocks.filter_map(|block| self.blocks[block].key).collect()

@@ -166,7 +166,8 @@ impl State {
     /// Copies those of these blocks to a tier that it has not, from the nearest tier above, as many as
     /// find room there: a plan for each run of blocks from one tier. A block whose parent neither lies
     /// on the tier nor goes there is left out. Where no slot is free the next of `instead` goes that may,
-    /// and no other block. Returns how many of `instead` were looked at, too.
+    /// and no other block; but the name of a block in a store, which stays there, goes in the order of its
+    /// tier. Returns how many of `instead` were looked at, too.
     ///
     /// # Errors
     /// `Argument` for the device, or a tier without slots.
@@ -176,7 +177,7 @@ impl State {
         keys: &[Key],
         instead: &[Key],
     ) -> Result<(Vec<Plan>, usize)> {
-        self.check_outlives(to)?;
+        self.check_lower(to)?;
         let (mut plans, mut draft) = (Vec::new(), None);
         let mut goes = instead.iter();
         for key in keys {
@@ -208,6 +209,11 @@ impl State {
             self.flights[draft.flight].from,
             self.flights[draft.flight].to,
         );
+        if to == Tier::REMOTE {
+            let parent = self.trie.parent(node);
+            self.copy_one(node, draft, |_, other| Some(other) != parent);
+            return;
+        }
         if self.tiers[to].ledger().free() == 0 {
             // Nothing goes for a copy that a promise forbids.
             let owed = i64::from(self.is_owed(node, to));
@@ -282,7 +288,7 @@ impl State {
         if tier != Tier::REMOTE {
             return Ok(());
         }
-        let help = "a store is written ahead of need, and not at a stop: name the disk";
+        let help = "a store is not flushed to at a stop, as others write there too: name the disk";
         Err(Error::argument("to", tier.name(), help))
     }
 
