@@ -12,6 +12,7 @@ from typing_extensions import Buffer, disjoint_base, override
 __all__ = [
     "DEBUG",
     "KEY_ENCODINGS",
+    "Bell",
     "BlockyardError",
     "Cache",
     "DiskBaseline",
