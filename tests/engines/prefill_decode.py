@@ -80,7 +80,7 @@ def sampling(most: int, params: dict[str, Any] | None) -> Any:
 class Serving:
     """An engine, and what the router asks of it."""
 
-    def __init__(self, role: str, blocks: int, workers: int) -> None:
+    def __init__(self, transferring: dict[str, Any], blocks: int, workers: int) -> None:
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
@@ -98,7 +98,7 @@ class Serving:
             disable_hybrid_kv_cache_manager=True,
             seed=0,
             tensor_parallel_size=workers,
-            kv_transfer_config=KVTransferConfig(**transfer(role)),
+            kv_transfer_config=KVTransferConfig(**transferring),
         )
         self.scheduler: Any = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.seen = {"computed": 0, "preempted": 0}
@@ -112,11 +112,14 @@ class Serving:
 
         self.scheduler.schedule = schedule
 
-    def generate(self, asked: list[list[int]], most: int, params: list[Any]) -> dict[str, Any]:
-        """Answers requests beside each other."""
+    def generate(
+        self, asked: list[list[int]], most: int, params: list[Any], salt: str | None = None
+    ) -> dict[str, Any]:
+        """Answers requests beside each other; with another salt nothing of them is found."""
+        more = {} if salt is None else {"cache_salt": salt}
         self.seen.update(computed=0, preempted=0)
         said = self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in asked],
+            [{"prompt_token_ids": prompt, **more} for prompt in asked],
             [sampling(most, one) for one in params],
             use_tqdm=False,
         )
@@ -149,7 +152,9 @@ class Serving:
     def rest(self) -> dict[str, Any]:
         """What is left when nothing runs."""
         pool = self.scheduler.kv_cache_manager.block_pool
-        cache = self.scheduler.connector.sub_connectors[1].front.cache
+        connector = self.scheduler.connector
+        # Alone, or inside vLLM's.
+        cache = getattr(connector, "sub_connectors", [connector])[-1].front.cache
         stats = cache.stats()
         return {
             "left": len(self.scheduler.requests),
@@ -178,9 +183,14 @@ class Serving:
 
 
 class Peer:
-    """An engine in a process of its own."""
+    """An engine in a process of its own.
 
-    def __init__(self, role: str, blocks: int, workers: int) -> None:
+    Args:
+        what: What the script is given.
+        script: What makes it.
+    """
+
+    def __init__(self, *what: object, script: str = __file__) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -199,7 +209,7 @@ class Peer:
         reads, writes = os.pipe()
         self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, role, str(blocks), str(workers)],
+            [sys.executable, "-W", "ignore", script, *map(str, what)],
             env=os.environ | given | {"ANSWERS": str(writes)},
             stdin=subprocess.PIPE,
             stdout=self.said,
@@ -219,10 +229,14 @@ class Peer:
             raise RuntimeError("".join(self.said.readlines()[-30:]) or "it says nothing")
         return json.loads(line)
 
-    def ask(self, verb: str, *what: Any) -> Any:
-        """Has it do something."""
+    def tell(self, verb: str, *what: Any) -> None:
+        """Has it do something; `hear` has the answer."""
         assert self.process.stdin is not None
         print(json.dumps([verb, *what]), file=self.process.stdin, flush=True)
+
+    def ask(self, verb: str, *what: Any) -> Any:
+        """Has it do something, and returns its answer."""
+        self.tell(verb, *what)
         return self.hear()
 
     def close(self) -> None:
@@ -310,7 +324,7 @@ def check(name: str, blocks: int, workers: int, wanted: list[list[int]]) -> bool
 def main() -> int:
     """Runs all."""
     if len(sys.argv) == 4:
-        Serving(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).serve()
+        Serving(transfer(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).serve()
     with tempfile.TemporaryDirectory() as folder:
         ample = whole_engine.run("ample", Path(folder))
     if ample is None:

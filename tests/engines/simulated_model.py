@@ -225,6 +225,7 @@ class Engine:
         zeroes: The runner that zeroes new blocks: 1 after the connector's fence, 2 before it.
         drafts: Draws the tokens that are drafted; None for no speculation.
         kinds: How the layers of each group keep their KV.
+        role: Whether it hands KV over, and which way.
         extra: The operator's words.
     """
 
@@ -246,6 +247,7 @@ class Engine:
         drafts: random.Random | None = None,
         beside: bool = False,
         kinds: Sequence[Kind] = (FULL,),
+        role: str = "kv_both",
         **extra: Any,
     ) -> None:
         room = [host] * len(kinds) if len(kinds) > 1 and isinstance(host, int) else host
@@ -258,6 +260,7 @@ class Engine:
             stages=stages,
             drafts=drafts is not None,
             beside=beside,
+            role=role,
             kinds=kinds,
             **more,
         )
@@ -317,6 +320,8 @@ class Engine:
         """What each preempted request computes again when it resumes, in tokens."""
         self.reported: dict[str, tuple[int, int]] = {}
         """Cached tokens of each prompt that vLLM has reported: its own, and those that came up."""
+        self.handed: dict[str, dict[str, Any]] = {}
+        """What was said with the answer of each, for another engine."""
         self.left: set[str] = set()
         """Requests that were preempted, and have not resumed."""
         self.preempted = 0
@@ -378,6 +383,8 @@ class Engine:
         output, ran = self.flying.pop(0)
         for told in self.scheduler.update_from_output(output, ran).values():
             for one in told.outputs:
+                if one.kv_transfer_params is not None:
+                    self.handed[one.request_id] = one.kv_transfer_params
                 if one.prefill_stats is not None:
                     self.hear(one.request_id, one.prefill_stats)
         if self.void:

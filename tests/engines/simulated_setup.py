@@ -82,6 +82,7 @@ def settings(
     stages: int = 1,
     drafts: bool = False,
     beside: bool = False,
+    role: str = "kv_both",
     kinds: Sequence[Kind] = (FULL,),
     **more: Any,
 ) -> Any:
@@ -95,6 +96,9 @@ def settings(
     if not config.exists() or config.read_text() != text:
         config.write_text(text)
     speculative = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 4}
+    transferring = None
+    if extra is not None:
+        transferring = behind(extra) if beside else transfer(extra, role)
     made = VllmConfig(
         model_config=ModelConfig(
             model=str(folder), skip_tokenizer_init=True, max_model_len=LONGEST, dtype="float32"
@@ -115,7 +119,7 @@ def settings(
         ),
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
-        kv_transfer_config=None if extra is None else (behind if beside else transfer)(extra),
+        kv_transfer_config=transferring,
         speculative_config=SpeculativeConfig(**speculative) if drafts else None,
     )
     made.cache_config.num_gpu_blocks = blocks
@@ -124,9 +128,9 @@ def settings(
     return made
 
 
-def transfer(extra: dict[str, Any]) -> KVTransferConfig:
+def transfer(extra: dict[str, Any], role: str) -> KVTransferConfig:
     """Returns what an operator writes in `--kv-transfer-config`."""
-    return KVTransferConfig(**own(extra))
+    return KVTransferConfig(**(own(extra) | {"kv_role": role}))
 
 
 def own(extra: dict[str, Any]) -> dict[str, Any]:

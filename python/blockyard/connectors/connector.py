@@ -322,6 +322,7 @@ class Connector(Single):
             self._release(row)
         self._uses.running.pop(request, None)
         self.asking.end(request)
+        self.asking.over(request)
         return self._loads.end(request)
 
     def offload(self, keys: Keys, ids: Ids, first: int = 0) -> None:
@@ -563,6 +564,7 @@ class Connector(Single):
     def _run(self, request: Hashable, row: _ConnectorRow) -> None:
         """Lets a request run: what was kept of it is in the engine's blocks, or of no use."""
         self._release(row)
+        self.asking.over(request)
         row.failed = False
         self._counts["admitted"] += request not in self._uses.running
         self._uses.running[request] = row.keys

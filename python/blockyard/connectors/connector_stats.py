@@ -40,7 +40,7 @@ CONNECTOR_STATS: Final = (
         "tokens",
         "counter",
         "cached_tokens{tier=remote}",
-        "prompt tokens that have come from shared stores",
+        "prompt tokens that have come from shared stores and prefill engines",
     ),
     Stat(
         "admitted",

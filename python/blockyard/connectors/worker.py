@@ -98,6 +98,8 @@ class Worker(Single):
         replica: str | None = None,
         keys: str | None = None,
         stores: Sequence[Store] = (),
+        peers: Sequence[str] = (),
+        secret_file: str | None = None,
         sharing: "SharedCopying | None" = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
@@ -119,6 +121,8 @@ class Worker(Single):
             keys: What makes the keys, for the identity of the disk and the values in stores; None
                 for `KVCache.keys`.
             stores: As in `RemoteTier`: the configuration has `remote` then.
+            peers: Likewise.
+            secret_file: Likewise.
             sharing: Threads, streams and rings that the workers of other groups of layers share.
 
         Raises:
@@ -131,7 +135,7 @@ class Worker(Single):
         if layout is None:
             raise Misuse("layout = None: copies need the layout of a block; give Config(layout=…)")
         _check_disk(config, disk_path)
-        _check_stores(config, stores)
+        _check_stores(config, stores, peers)
         device: DeviceTier | MemoryTier
         if gpu is None:
             device = MemoryTier.adopt(layout, tensors, blocks=blocks, axis=axis)
@@ -164,7 +168,7 @@ class Worker(Single):
                     else PinnedTier(layout, config.host_blocks, name="host", gpu=gpu, shared=shared)
                 )
                 opened.callback(tier.close)
-            if stores:
+            if stores or peers:
                 below["remote"] = remote = RemoteTier(
                     layout,
                     config.remote_blocks,
@@ -172,6 +176,8 @@ class Worker(Single):
                     identity=identity,
                     rank=rank,
                     group=config.group,
+                    peers=peers,
+                    secret_file=secret_file,
                 )
                 opened.callback(remote.close)
             tiers = {"device": device, **below}
@@ -569,11 +575,11 @@ def _check_disk(config: Config, disk_path: DiskPath | None) -> None:
         )
 
 
-def _check_stores(config: Config, stores: Sequence[Store]) -> None:
-    if bool(stores) != bool(config.remote_blocks):
+def _check_stores(config: Config, stores: Sequence[Store], peers: Sequence[str]) -> None:
+    if bool(stores or peers) != bool(config.remote_blocks):
         raise Misuse(
             f"stores = {[one.url for one in stores]}, and remote = {config.remote_blocks}: give "
-            "both, stores=[open_store(…)] and Config(remote=1_000_000), or none"
+            "both, stores=[open_store(…)] or peers, and Config(remote=1_000_000), or none"
         )
 
 

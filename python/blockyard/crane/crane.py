@@ -170,6 +170,11 @@ class Crane(Single):
         return self._tiers["device"]
 
     @property
+    def host(self) -> Tier:
+        """The host's memory, where it has some."""
+        return self._tiers["host"]
+
+    @property
     def remote(self) -> "RemoteTier | None":
         """Its shared stores; None where it has none."""
         return self._remote

@@ -30,6 +30,8 @@ _MOST: Final = 65_536
 """Blocks of an offer."""
 _AGAIN: Final = 30.0
 """Seconds after which no copy goes on that began before."""
+_SOON: Final = 2e-3
+"""Seconds after which it is asked again for an offer whose blocks are on their way."""
 _log = Limited("blockyard", 1.0)
 
 
@@ -54,10 +56,14 @@ _NOTHING: Final = _Found(0)
 class _Take:
     """An offer that is open here, and the requests that want its blocks."""
 
-    __slots__ = ("number", "offer", "peer", "requests", "why")
+    __slots__ = ("again", "keys", "number", "offer", "peer", "requests", "why")
 
     def __init__(self, offer: Offer, peer: Peer, number: int) -> None:
         self.offer, self.peer, self.number = offer, peer, number
+        self.keys = b""
+        """What is asked for."""
+        self.again = 0.0
+        """When it is asked for again, where its blocks were on their way."""
         self.requests: set[Hashable] = set()
         self.why: str | None = None
         """None while it is out, then "" where it was taken, or why not."""
@@ -99,8 +105,7 @@ class DecodeSide(Single):
 
     Raises:
         Misuse: The cache has no names of `remote`.
-        Unsupported: It is of one group of layers among several, or the engine allocates its blocks
-            itself.
+        Unsupported: It is of one group of layers among several.
     """
 
     SCHEMA = DECODE_STATS
@@ -134,6 +139,8 @@ class DecodeSide(Single):
         self._out: dict[int, _Take] = {}
         """Those whose answer has not come, by number."""
         self._changes = 0
+        self._again: dict[int, _Take] = {}
+        """Those that are asked for again, as their blocks were on their way."""
         self._named: deque[tuple[float, bytes]] = deque()
         """Keys of which names may be left, and when these are dropped."""
         self._numbers = count(1)
@@ -184,6 +191,38 @@ class DecodeSide(Single):
             self._due = min(self._due, now + own)
             self._counts["handover_reserved"] += 1
             return ticket
+
+    def expect(self, request: Hashable, offer: object, *, patience: float | None = None) -> bool:
+        """Waits for the blocks of an offer that has come with its request.
+
+        It is for an engine that allocates its blocks itself, whose requests have no ticket.
+
+        Args:
+            request: Its id.
+            offer: As in `offered`.
+            patience: Seconds that it waits until the offer is taken; None for the side's own.
+
+        Returns:
+            Whether its blocks will be asked for. If not, the request computes its prompt.
+
+        Raises:
+            Misuse: The request has an offer already, a value is out of range, or the side is
+                closed.
+        """
+        own = self._patience if patience is None else seconds("patience", patience)
+        _check_id(request)
+        with self._lock:
+            if self._closed:
+                raise Misuse("this decode side is closed: make another one")
+            if request in self._asked:
+                raise Misuse(f"request {request!r:.60} has an offer already: drop it first")
+            now = self._clock()
+            self._asked[request] = _Asked(now, now + own)
+            self._due = min(self._due, now + own)
+        if self.offered(request, offer):
+            return True
+        self.over(request)
+        return False
 
     def offered(self, request: Hashable, offer: object) -> bool:
         """Takes what a router has brought for a request.
@@ -246,12 +285,17 @@ class DecodeSide(Single):
             now: Seconds of its clock; None to look.
         """
         now = self._clock() if now is None else now
+        if self._out or self._again:
+            with self._lock:
+                self._collect()
+                self._take_again(now)
         if now < self._due:
             return
         with self._lock:
             self._due = math.inf
             for request, asked in list(self._asked.items()):
-                due = asked.until if asked.keys is None else asked.since + self._longest
+                taken = asked.take is not None and asked.take.why == ""
+                due = asked.since + self._longest if taken else asked.until
                 if now >= due:
                     self._late(request, asked)
                 else:
@@ -311,7 +355,9 @@ class DecodeSide(Single):
         """Returns another number than before where a question may have another answer than then."""
         with self._lock:
             cache = self._cache()
-            moves = self._out or self._lookup is not None or self._clock() >= self._due
+            moves = (
+                self._out or self._again or self._lookup is not None or self._clock() >= self._due
+            )
             if moves or cache is None or cache.has_own_weights:
                 self._changes += 1
             return self._changes
@@ -368,10 +414,21 @@ class DecodeSide(Single):
                 take.why = "the peer is left alone"
                 self._counts["handover_gone"] += 1
                 return take
+            take.keys = keys[: _MOST * _KEY]
             self._takes[offer.at, offer.id] = self._out[take.number] = take
-            peer.take(take.number, offer.id, offer.boot, _rows(keys[: _MOST * _KEY]), now)
+            peer.take(take.number, offer.id, offer.boot, _rows(take.keys), now)
         take.requests.add(request)
         return take
+
+    def _take_again(self, now: float) -> None:
+        """Asks again for offers whose blocks were on their way."""
+        for number, take in list(self._again.items()):
+            if not take.requests:
+                del self._again[number]
+            elif now >= take.again:
+                del self._again[number]
+                self._out[number] = take
+                take.peer.take(number, take.offer.id, take.offer.boot, _rows(take.keys), now)
 
     def _collect(self) -> None:
         """Takes what peers have answered."""
@@ -379,6 +436,9 @@ class DecodeSide(Single):
             for number, _, why in peer.taken():
                 take = self._out.pop(number, None)
                 if take is None:
+                    continue
+                if why == "soon":
+                    take.again, self._again[number] = self._clock() + _SOON, take
                     continue
                 take.why = why or self._tell(take)
                 self._counts["handover_gone" if take.why else "handover_taken"] += 1
@@ -418,6 +478,7 @@ class DecodeSide(Single):
         take.requests.discard(request)
         if not take.requests and self._takes.pop((take.offer.at, take.offer.id), None) is take:
             self._out.pop(take.number, None)
+            self._again.pop(take.number, None)
             if why:
                 self._refuse(take.peer, take.offer, why)
             else:

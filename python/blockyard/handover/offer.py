@@ -67,11 +67,9 @@ def check_supported(config: Config) -> None:
     """Refuses a cache whose blocks cannot be handed over.
 
     Raises:
-        Unsupported: It is of one group of layers among several, or its engine allocates its blocks
-            itself.
+        Unsupported: It is of one group of layers among several.
     """
-    if config.group or not config.linked or config.engine:
+    if config.group or not config.linked:
         raise Unsupported(
-            "offers of hybrid models, and of an engine that allocates its blocks itself, are not "
-            "supported: give a cache with device= and one group of layers"
+            "offers of hybrid models are not supported: give a cache of one group of layers"
         )

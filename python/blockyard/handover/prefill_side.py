@@ -22,7 +22,7 @@ from blockyard.yard.cache import KVCache
 
 __all__ = ["PrefillSide"]
 
-Why = Literal["aborted", "room"]
+Why = Literal["aborted", "cleared", "room"]
 
 _LEAST: Final = 0.02
 """Seconds between two looks for leases that have ended, at least."""
@@ -42,7 +42,8 @@ class PrefillSide(Single):
 
     Args:
         cache: The cache whose blocks are held.
-        device: The memory of its device, as `Crane.device`: memory of this process.
+        device: The memory of its device, as `Crane.device`: memory of this process. Where an
+            engine allocates its blocks itself, that of its host.
         listen: Where it listens, as `host:port`; port 0 is any free one. Without a secret it must
             be of the loopback.
         advertise: What stands in offers as its address, where other machines reach it by another
@@ -51,14 +52,16 @@ class PrefillSide(Single):
         lease: Seconds after which a reader that has not renewed its lease counts as gone.
         unread: Seconds after which an offer ends that no reader has taken.
         ending: Seconds that `close` waits for connections.
+        fields: All that the bytes depend on, by name, where that is more than the cache says; None
+            for what its configuration says.
 
     Raises:
         Misuse: A value is out of range, the memory is not of the cache's device, the namespace does
             not name model and weights, there is no secret for an address of the network, or offers
             would name an address as 0.0.0.0.
         Unavailable: One listens there already.
-        Unsupported: The memory is a GPU's, the layout has several ranks, the cache is of one group
-            of layers among several, or the engine allocates its blocks itself.
+        Unsupported: The memory is a GPU's, the layout has several ranks, or the cache is of one
+            group of layers among several.
     """
 
     SCHEMA = PREFILL_STATS
@@ -75,6 +78,7 @@ class PrefillSide(Single):
         lease: float = 10.0,
         unread: float = 60.0,
         ending: float = 1.0,
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         config, layout = cache.config, device.layout
         check_supported(config)
@@ -83,10 +87,11 @@ class PrefillSide(Single):
                 f"device = {type(device).__name__}: blocks are sent from memory of this process, "
                 "and a GPU's is not supported as source"
             )
-        if device.name != "device" or layout.block_size != cache.block_size:
+        of = "host" if config.engine else "device"
+        if device.name != of or layout.block_size != cache.block_size:
             raise Misuse(
                 f"device = the {device.name}'s memory, in blocks of {layout.block_size}: give that "
-                f"of the cache's device, which has blocks of {cache.block_size}"
+                f"of the cache's {of}, which has blocks of {cache.block_size}"
             )
         if layout.ranks != 1:
             raise Unsupported(
@@ -103,7 +108,7 @@ class PrefillSide(Single):
         for name, given in times.items():
             if not given:
                 raise Misuse(f"{name} = {given!r}: must be more than 0 seconds")
-        fields, secret = fields_of(config.identity, layout), read_secret(secret_file)
+        secret = read_secret(secret_file)
         self._ending = seconds("ending", ending)
         self._cache, self._boot = weakref.ref(cache), cache.boot
         self._offers = Offers(**times)
@@ -112,7 +117,7 @@ class PrefillSide(Single):
             at,
             boot=self._boot,
             name=called("prefill"),
-            fields=fields,
+            fields=fields_of(config.identity, layout) if fields is None else fields,
             planes=[[place for plane in memory_places(device, "peers") for place in plane]],
             blocks=device.blocks,
             secret=secret,
@@ -155,6 +160,52 @@ class PrefillSide(Single):
         """
         if held is None:
             return None
+        offer = self._new()
+        return offer if self._has_offered(offer, held) else None
+
+    def promise(self) -> Offer:
+        """Makes an offer whose blocks are on their way to where they are held; then `fulfil` it.
+
+        Who takes it meanwhile is told to ask again. It ends as one does that nobody reads.
+
+        Returns:
+            What the router carries.
+
+        Raises:
+            Misuse: The side is closed.
+        """
+        offer = self._new()
+        self._offers.promise(offer.id, time.monotonic())
+        return offer
+
+    def fulfil(self, offer: Offer, held: HeldBlocks | None) -> bool:
+        """Offers the blocks of an offer that was promised.
+
+        Args:
+            offer: From `promise`.
+            held: As in `offer`; None ends it, as there was no room for its blocks.
+
+        Returns:
+            Whether they are held now. If not, it has ended, and so has the hold: a reader has
+            refused it, say.
+
+        Raises:
+            Misuse: As in `offer`.
+        """
+        if held is not None and self._offers.is_promised(offer.id):
+            if self._has_offered(offer, held):
+                return True
+        elif held is not None:
+            held.release()
+        self._offers.end(offer.id, "room")
+        return False
+
+    def _new(self) -> Offer:
+        if self._stop.is_set():
+            raise Misuse("this prefill side is closed: make another one")
+        return Offer(secrets.token_bytes(16), self._address, self._boot)
+
+    def _has_offered(self, offer: Offer, held: HeldBlocks) -> bool:
         if not isinstance(held, HeldBlocks):
             raise Misuse(f"held = {shown(held)}: give what KVCache.hold has returned")
         if self._stop.is_set():
@@ -168,23 +219,20 @@ class PrefillSide(Single):
             # Who takes them has the weights that the namespace names.
             held.release()
         if not held.is_held:
-            return None
-        number = secrets.token_bytes(16)
-        self._offers.offer(number, held, time.monotonic())
-        if self._stop.is_set() and self._offers.end(number, "closed"):
-            # Another thread has closed it meanwhile, and nobody would end this one.
-            return None
-        return Offer(number, self._address, self._boot)
+            return False
+        self._offers.offer(offer.id, held, time.monotonic())
+        # Else another thread has closed it meanwhile, and nobody would end this one.
+        return not (self._stop.is_set() and self._offers.end(offer.id, "closed"))
 
     def end(self, offer: object, why: Why = "aborted") -> bool:
         """Ends an offer, where its request was aborted or its room is needed.
 
         Args:
             offer: What `offer` has returned, or that as a router carries it.
-            why: "aborted" or "room", as which it is counted.
+            why: "aborted", "cleared" or "room", as which it is counted.
 
         Returns:
-            Whether it was held.
+            Whether it was held, or promised.
 
         Raises:
             Misuse: It is something else.
@@ -192,7 +240,7 @@ class PrefillSide(Single):
         found = Offer.of(offer)
         if found is None and offer is not None:
             raise Misuse(f"offer = {shown(offer)}: give what `offer` has returned")
-        why = one_of("why", why, ("aborted", "room"))
+        why = one_of("why", why, ("aborted", "cleared", "room"))
         return found is not None and self._offers.end(found.id, why)
 
     def make_room(self) -> bool:

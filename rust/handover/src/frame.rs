@@ -130,6 +130,7 @@ impl Gone {
             Self::Cleared => 1,
             Self::Reset => 2,
             Self::NoRoom => 3,
+            Self::Soon => 4,
         }
     }
 
@@ -138,6 +139,7 @@ impl Gone {
             1 => Self::Cleared,
             2 => Self::Reset,
             3 => Self::NoRoom,
+            4 => Self::Soon,
             _ => Self::Ended,
         }
     }

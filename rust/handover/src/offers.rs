@@ -99,6 +99,8 @@ pub enum Gone {
     Reset,
     /// The room was needed.
     NoRoom,
+    /// It was promised, and its blocks are on their way to where they are offered.
+    Soon,
 }
 
 /// Why an offer was not taken by this side.
@@ -200,6 +202,8 @@ impl Offer {
 #[derive(Debug)]
 pub struct Offers {
     open: BTreeMap<OfferId, Offer>,
+    /// Those that were promised, and since when.
+    promised: BTreeMap<OfferId, Instant>,
     /// Offers in the order in which they came.
     order: VecDeque<OfferId>,
     ended: VecDeque<(OfferId, Gone)>,
@@ -218,6 +222,7 @@ impl Offers {
     pub fn new(lease: Duration, unread: Duration) -> Self {
         Self {
             open: BTreeMap::new(),
+            promised: BTreeMap::new(),
             order: VecDeque::new(),
             ended: VecDeque::new(),
             lease,
@@ -225,6 +230,22 @@ impl Offers {
             clock: Clock::new(),
             tally: Tally::default(),
         }
+    }
+
+    /// Promises an offer, whose blocks are on their way: who takes it meanwhile is told to ask again.
+    pub fn promise(&mut self, id: OfferId, now: f64) -> Result<(), Refused> {
+        self.sweep(now);
+        if self.open.contains_key(&id) || self.promised.contains_key(&id) {
+            return Err(Refused::Open);
+        }
+        self.tally.made += 1;
+        self.promised.insert(id, self.clock.now());
+        Ok(())
+    }
+
+    /// Whether an offer was promised, and has neither come nor ended.
+    pub fn is_promised(&self, id: &OfferId) -> bool {
+        self.promised.contains_key(id)
     }
 
     /// Offers blocks: from now on they are held until the offer ends.
@@ -250,7 +271,7 @@ impl Offers {
         if self.open.contains_key(&id) {
             return Err(Refused::Open);
         }
-        self.tally.made += 1;
+        self.tally.made += u64::from(self.promised.remove(&id).is_none());
         self.tally.held += 1;
         self.tally.blocks += keys;
         let offer = Offer {
@@ -327,6 +348,9 @@ impl Offers {
     pub fn refuse(&mut self, id: &OfferId, reader: u64, now: f64) {
         self.sweep(now);
         let Some(offer) = self.open.get_mut(id) else {
+            if self.is_promised(id) {
+                self.end(id, End::Done);
+            }
             return;
         };
         if offer.readers.len() < MOST_READERS || offer.readers.contains_key(&reader) {
@@ -345,15 +369,16 @@ impl Offers {
         }
     }
 
-    /// Ends an offer; returns whether it was open. Its generations are raised, then its slots go.
+    /// Ends an offer; returns whether it was open, or promised. Its generations are raised, then its slots go.
     pub fn end(&mut self, id: &OfferId, why: End) -> bool {
-        let Some(offer) = self.open.remove(id) else {
+        if let Some(offer) = self.open.remove(id) {
+            offer.held.hold.release();
+            self.order.retain(|other| other != id);
+            self.tally.held -= 1;
+            self.tally.blocks -= offer.held.keys.len();
+        } else if self.promised.remove(id).is_none() {
             return false;
-        };
-        offer.held.hold.release();
-        self.order.retain(|other| other != id);
-        self.tally.held -= 1;
-        self.tally.blocks -= offer.held.keys.len();
+        }
         self.tally.ended[why as usize] += 1;
         if self.ended.len() == MOST_ENDED {
             self.ended.pop_front();
@@ -364,7 +389,12 @@ impl Offers {
 
     /// Ends all offers; returns how many there were.
     pub fn end_all(&mut self, why: End) -> usize {
-        let ids: Vec<OfferId> = self.order.iter().copied().collect();
+        let ids: Vec<OfferId> = self
+            .order
+            .iter()
+            .chain(self.promised.keys())
+            .copied()
+            .collect();
         ids.iter().filter(|id| self.end(id, why)).count()
     }
 
@@ -392,6 +422,11 @@ impl Offers {
                 *lease = lease.filter(|&until| now < until);
             }
         }
+        let late = self
+            .promised
+            .iter()
+            .filter(|&(_, &since)| now >= since + unread);
+        due.extend(late.map(|(&id, _)| (id, End::Unread)));
         due.iter().filter(|(id, why)| self.end(id, *why)).count()
     }
 
@@ -405,6 +440,9 @@ impl Offers {
 
     /// Why an offer that is not open is not to be had.
     pub fn why(&self, id: &OfferId) -> Gone {
+        if self.is_promised(id) {
+            return Gone::Soon;
+        }
         let mut ended = self.ended.iter().rev();
         ended
             .find(|(other, _)| other == id)

@@ -462,6 +462,7 @@ fn said(why: Gone) -> &'static str {
         Gone::Cleared => "cleared",
         Gone::Reset => "reset",
         Gone::NoRoom => "no room",
+        Gone::Soon => "soon",
     }
 }
 

@@ -207,6 +207,7 @@ fn gone(why: Gone) -> &'static str {
         Gone::Cleared => "cleared",
         Gone::Reset => "reset",
         Gone::NoRoom => "no room",
+        Gone::Soon => "soon",
     }
 }
 
@@ -258,6 +259,32 @@ impl Offers {
         Ok(made.map_err(|refused| Failure::misuse(refused.to_string()))?)
     }
 
+    /// Promises an offer whose blocks are on their way: who takes it is told "soon" until `offer`.
+    ///
+    /// Args:
+    ///     offer: 16 random bytes, its id.
+    ///     now: What time it is. It ends as an offer does that nobody has read.
+    ///
+    /// Raises:
+    ///     Misuse: The id has another length, or is that of another offer; or the process was forked.
+    fn promise(&self, py: Python<'_>, offer: &[u8], now: f64) -> PyResult<()> {
+        let id = offer_id(offer)?;
+        let made = self.enter(py, now, |offers| offers.promise(id, now))?;
+        Ok(made.map_err(|refused| Failure::misuse(refused.to_string()))?)
+    }
+
+    /// Returns whether an offer was promised, and has neither come nor ended.
+    ///
+    /// Args:
+    ///     offer: Its id.
+    ///
+    /// Raises:
+    ///     Misuse: As in `promise`.
+    fn is_promised(&self, py: Python<'_>, offer: &[u8]) -> PyResult<bool> {
+        let id = offer_id(offer)?;
+        self.end_some(py, |offers| offers.is_promised(&id))
+    }
+
     /// Gives a reader a lease, or begins it again. The server does so for readers elsewhere.
     ///
     /// Args:
@@ -269,7 +296,7 @@ impl Offers {
     /// Returns:
     ///     From that block on the keys, uint8 of shape (blocks, 32), the slots, uint32, and the
     ///     generations, uint64; and the seconds of the lease. Or why there are none: "ended",
-    ///     "cleared" or "no room".
+    ///     "cleared", "no room" or "soon".
     ///
     /// Raises:
     ///     Misuse: The id has another length, or the process was forked.

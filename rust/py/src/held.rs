@@ -1,4 +1,4 @@
-//! `HeldBlocks`: device blocks that stay where they are, for other engines to read.
+//! `HeldBlocks`: blocks that stay where they are, for other engines to read.
 
 use crate::buffers::array;
 use crate::cache_class::Cache;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use std::sync::Arc;
 
-/// Device blocks that stay where they are until the hold ends, so that another engine can read them.
+/// Blocks that stay where they are until the hold ends, so that another engine can read them.
 ///
 /// `release` ends a hold, and so do `Cache.clear`, a loss of the memory, `Cache.forget` of one of its
 /// blocks, and the cache's close. If it is dropped instead, the next verb ends it, and `stats()["leaked"]` counts it.
@@ -59,7 +59,7 @@ impl HeldBlocks {
         self.inner.slots().len()
     }
 
-    /// The device slots of its blocks, in the order of their sequence: uint32, shape (blocks,).
+    /// The slots of its blocks, in the order of their sequence: uint32, shape (blocks,).
     #[getter]
     fn slots<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         array(py, self.inner.slots(), "uint32")
@@ -150,10 +150,11 @@ enum Prefix<'py> {
 impl Cache {
     /// Holds the leading blocks of a prefix that are on the device, so that another engine can read them.
     ///
+    /// Where the engine allocates its blocks itself (`engine`), those that are on the host are held.
     /// They keep their slots and their bytes until the hold ends; no slot is taken and nothing is
     /// copied. Held blocks are not evicted, and count as room in nothing. A hold stops before a block
     /// that is not sealed, before one that backs a promise, and before one in a slot that a `resize`
-    /// has added to the first size of the device: such a slot has no generation.
+    /// has added to the first size of that tier: such a slot has no generation.
     ///
     /// Args:
     ///     prefix: The keys of a prefix, or a running sequence.
@@ -163,10 +164,10 @@ impl Cache {
     ///     The hold; None if no leading block is there to be held.
     ///
     /// Raises:
-    ///     Misuse: The device is the engine's (`engine`), whose blocks cannot be held; the keys are of
-    ///         blocks of another size; `blocks` is out of range; or the cache is closed.
-    ///     Unavailable: There is no memory for the generations, 12 bytes for each slot of the device,
-    ///         which the first hold makes. Nothing is changed.
+    ///     Misuse: The keys are of blocks of another size; `blocks` is out of range; or the cache is
+    ///         closed.
+    ///     Unavailable: There is no memory for the generations, 12 bytes for each slot, which the first
+    ///         hold makes. Nothing is changed.
     ///     SpentLease: The sequence has ended before.
     ///     ForeignLease: It is another cache's.
     #[pyo3(signature = (prefix, blocks=None))]

@@ -162,8 +162,8 @@ impl Peer {
     ///
     /// Returns:
     ///     The caller's number, how many leading keys are to be had, from the first key on, and "";
-    ///     or 0 and why: "ended", "cleared", "reset", "no room", "other keys", "failed", "given up", or
-    ///     "wrong: …" with what is wrong about the offer.
+    ///     or 0 and why: "ended", "cleared", "reset", "no room", "soon", "other keys", "failed", "given
+    ///     up", or "wrong: …" with what is wrong about the offer.
     ///
     /// Raises:
     ///     Misuse: The process was forked: so do all others, but `give_up`, `closed` and `close`.

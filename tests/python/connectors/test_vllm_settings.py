@@ -22,7 +22,7 @@ __all__ = ["no_torch"]
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"kv_role": "kv_producer"}, by.Unsupported, '"kv_role": "kv_both"'),
+        ({"kv_role": "kv_none"}, by.Unsupported, '"kv_role": "kv_both"'),
         ({"prefix_caching_hash_algo": "xxhash"}, by.Unsupported, "algo sha256"),
         ({"decode_context_parallel_size": 2}, by.Unsupported, "decode_context_parallel_size = 2"),
         ({"nnodes": 2}, by.Unsupported, "nnodes = 2"),

@@ -191,6 +191,52 @@ def test_offers_end_by_the_time_that_they_are_told(side: Side) -> None:
     assert stats["offers_held"] == stats["offer_blocks_held"] == 0
 
 
+def test_an_offer_that_was_promised_is_to_be_had_soon(side: Side) -> None:
+    now, keys = time.monotonic(), np.frombuffer(bytes(side.keys), np.uint8).reshape(-1, 32)
+    side.offers.promise(side.id, now)
+    with pytest.raises(Misuse, match="open already"):
+        side.offers.promise(side.id, now)
+    assert side.offers.is_promised(side.id)
+    assert side.offers.take(side.id, 1, now) == "soon"
+    with closing(side.peer()) as peer:
+        peer.take(1, side.id, side.cache.boot, keys, now)
+        assert answered(peer) == [(1, 0, "soon")]
+        side.offer()
+        assert not side.offers.is_promised(side.id)
+        peer.take(1, side.id, side.cache.boot, keys, now)
+        assert answered(peer) == [(1, 4, "")]
+        peer.done(side.id)
+    assert side.offers.stats()["offers_made"] == 1
+
+
+@pytest.mark.parametrize("how", ["refused", "ended", "unread", "all ended"])
+def test_a_promise_ends_as_an_offer_does(side: Side, how: str) -> None:
+    now = time.monotonic()
+    side.offers.promise(side.id, now)
+    if how == "refused":
+        side.offers.refuse(side.id, 1, now)
+    elif how == "ended":
+        assert side.offers.end(side.id, "room")
+    elif how == "unread":
+        assert side.offers.sweep(now + 59) == 0
+        assert side.offers.sweep(now + 61) == 1
+    else:
+        assert side.offers.end_all("closed") == 1
+    assert not side.offers.is_promised(side.id)
+    assert side.offers.take(side.id, 1, now) in {"ended", "no room"}
+    name = {"refused": "done", "ended": "room", "unread": "unread", "all ended": "closed"}[how]
+    assert side.offers.stats()[f"offers_ended_by_{name}"] == 1
+
+
+def answered(peer: Peer) -> list[tuple[int, int, str]]:
+    """What has become of a take, when that is known."""
+    until = time.monotonic() + SOON
+    while not (found := peer.taken()):
+        assert time.monotonic() < until
+        time.sleep(1e-3)
+    return found
+
+
 def test_a_secret_opens_other_addresses_and_another_one_does_not() -> None:
     with closing(Side(secret=SECRET)) as side:
         held = side.offer()

@@ -333,9 +333,9 @@ def test_a_cache_without_names_has_no_decode_side() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"engine": 8}, {"engine": 8, "group": 1, "linked": False}, {"device": 8, "group": 1}]
+    "more", [{"engine": 8, "group": 1, "linked": False}, {"device": 8, "group": 1}]
 )
-def test_caches_of_engines_and_hybrid_models_are_refused_by_name(more: dict[str, Any]) -> None:
+def test_caches_of_hybrid_models_are_refused_by_name(more: dict[str, Any]) -> None:
     cache = by.KVCache(block_size=4, remote=64, remote_writes=False, **more)
     peers: Any = FakePeers()
     with pytest.raises(by.Unsupported, match="hybrid models"):
@@ -393,3 +393,62 @@ def test_an_id_that_cannot_be_hashed_is_refused_by_name() -> None:
         with pytest.raises(by.Misuse, match=r"request \['one'\]: must be an id"):
             verb(wrong, *more)
     assert rig.cache.room().promised == 0
+
+
+# -- an engine that allocates its blocks itself ------------------------------------------------
+
+
+def test_an_offer_that_comes_with_its_request_needs_no_ticket() -> None:
+    rig = Rig()
+    assert rig.side.expect("one", offer().to_json())
+    with pytest.raises(by.Misuse, match="has an offer already"):
+        rig.side.expect("one", offer())
+    keys = rig.keys(16)
+    assert rig.side.ask("one", keys) is None
+    rig.peer.answer(4, bytes(keys))
+    answer = rig.side.ask("one", keys)
+    assert answer is not None
+    assert answer.blocks == 4
+    rig.side.over("one")
+    assert rig.peer.said[-1] == ("done", offer().id)
+
+
+@pytest.mark.parametrize("said", [None, {}, {"blockyard.offer": 7}, offer(at="10.9.9.9:7000")])
+def test_a_request_that_comes_with_no_offer_of_a_peer_does_not_wait(said: Any) -> None:
+    rig = Rig()
+    assert not rig.side.expect("one", said)
+    assert rig.side.explain("one") is None
+    assert rig.side.stats()["handover_waiting"] == 0
+
+
+def test_an_offer_whose_blocks_are_on_their_way_is_taken_again() -> None:
+    rig = Rig()
+    rig.side.expect("one", offer())
+    keys = rig.keys(16)
+    assert rig.side.ask("one", keys) is None
+    for _ in range(3):
+        rig.peer.answer(0, why="soon")
+        before = len(rig.peer.said)
+        rig.side.sweep()
+        assert len(rig.peer.said) == before, "not at once"
+        rig.now += 0.01
+        rig.side.sweep()
+        assert len(rig.peer.said) == before + 1
+    rig.peer.answer(4, bytes(keys))
+    rig.now += 100
+    rig.side.sweep()
+    assert rig.side.stats()["handover_open"] == 0, "it is not kept for ever"
+    assert rig.side.stats()["handover_refused"] == 1
+
+
+def test_an_offer_that_was_taken_in_time_waits_for_its_request() -> None:
+    rig = Rig()
+    rig.side.expect("one", offer())
+    keys = rig.keys(16)
+    assert rig.side.ask("one", keys) is None
+    rig.peer.answer(4, bytes(keys))
+    rig.now += 30
+    rig.side.sweep()
+    answer = rig.side.ask("one", keys)
+    assert answer is not None
+    assert answer.blocks == 4

@@ -534,11 +534,16 @@ def test_offers_are_explained() -> None:
         ended(prefiller, "room")
 
 
-@pytest.mark.parametrize("more", [{"engine": 8}, {"engine": 8, "group": 1, "linked": False}])
-def test_caches_of_engines_and_hybrid_models_are_refused_by_name(more: dict[str, Any]) -> None:
-    cache = by.KVCache(block_size=4, namespace=OURS, **more)
+def test_caches_of_hybrid_models_are_refused_by_name() -> None:
+    cache = by.KVCache(block_size=4, namespace=OURS, engine=8, group=1, linked=False)
     memory = by.local(LAYOUT, device=8)
     with memory, pytest.raises(by.Unsupported, match="hybrid models"):
+        PrefillSide(cache, memory.crane.device)
+
+
+def test_of_an_engine_that_allocates_its_blocks_itself_the_host_is_offered() -> None:
+    cache = by.KVCache(block_size=4, namespace=OURS, engine=8, host=8)
+    with by.local(LAYOUT, device=8) as memory, pytest.raises(by.Misuse, match="the cache's host"):
         PrefillSide(cache, memory.crane.device)
 
 

@@ -129,7 +129,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
         '"kv_connector_module_path": "blockyard.connectors.vllm"',
     ),
     "no role": (line(kv_role=...), "kv_role = None", '"kv_role": "kv_both"'),
-    "producer": (line(kv_role="kv_producer"), "kv_role = 'kv_producer'", '"kv_role": "kv_both"'),
+    "producer": (line(kv_role="kv_producer"), "without listen", '"listen": "10.0.0.7:7000"'),
+    "consumer": (line(kv_role="kv_consumer"), "without peers", '"peers": ["10.0.0.7:7000"]'),
     "no policy of that name": (
         line(kv_load_failure_policy="retry"),
         "'retry'",

@@ -152,9 +152,6 @@ def test_bad_values_are_refused_and_named() -> None:
         cache.hold(by.KVCache(block_size=8, device=9).keys(text(1, 8)))
     with pytest.raises(TypeError, match="Keys"):
         cache.hold(text(1, 8))  # type: ignore[arg-type]
-    own = by.KVCache(block_size=4, engine=9, host=9)
-    with pytest.raises(by.Misuse, match="holding blocks on a cache whose device is the engine's"):
-        own.hold(own.keys(text(1, 8)))
     assert unchanged(cache.stats()) == before
     cache._close()
     with pytest.raises(by.Misuse, match="closed"):
@@ -190,3 +187,72 @@ def test_other_threads_release_and_ask_while_verbs_run() -> None:
         thread.join()
     assert cache.stats()["held_blocks"] == 0
     assert held_of(cache, text(1, 64)).generations.tolist() == [cache.boot << 32 | 2] * 16
+
+
+def offloaded(cache: by.KVCache, tokens: list[int], ids: list[int]) -> by.Keys:
+    """Copies the blocks of an engine to the host."""
+    keys = cache.keys(tokens)
+    cache.offload(keys, ids)
+    for plan in cache.dispatch():
+        cache.commit([by.Outcome.of(plan, 0, len(plan))])
+    return keys
+
+
+def test_of_an_engine_blocks_on_the_host_are_held() -> None:
+    cache = by.KVCache(block_size=4, engine=9, host=4)
+    keys = cache.keys(text(1, 12))
+    assert cache.hold(keys) is None, "nothing is below"
+    offloaded(cache, text(1, 12), [3, 1, 2])
+    held = cache.hold(keys)
+    assert held is not None
+    assert (held.blocks, held.is_held, cache.stats()["held_blocks"]) == (3, True, 3)
+    assert bytes(held.keys) == bytes(keys)
+    assert cache.holders() == [("hold", held.id, 0, 0, 0, (3, 0, 0))]
+    # Held blocks are evicted by nothing: of three more one has room.
+    offloaded(cache, text(2, 12), [4, 5, 6])
+    assert cache.find(keys).host == 3
+    assert cache.find(cache.keys(text(2, 12))).host == 1
+    before = held.generations.tolist()
+    held.release()
+    assert (held.generations_now > before).all()
+    assert cache.audit() is None
+    offloaded(cache, text(3, 12), [4, 5, 6])
+    assert cache.find(cache.keys(text(3, 12))).host == 3
+    assert cache.audit() is None
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda cache, _: cache.clear(),
+        lambda cache, _: cache.reset(0),
+        lambda cache, keys: cache.forget(keys),
+    ],
+)
+def test_a_verb_that_drops_what_the_host_has_ends_the_hold(end: Callable[..., object]) -> None:
+    cache = by.KVCache(block_size=4, engine=9, host=9)
+    keys = offloaded(cache, text(1, 12), [3, 1, 2])
+    held = cache.hold(keys)
+    assert held is not None
+    end(cache, keys)
+    assert not held.is_held
+    assert (held.generations_now > held.generations).all()
+    assert (cache.stats()["held_blocks"], cache.audit()) == (0, None)
+
+
+def test_a_held_block_on_the_host_that_is_found_corrupt_ends_its_holds_alone() -> None:
+    cache = by.KVCache(block_size=4, engine=9, host=9)
+    keys = offloaded(cache, text(1, 12), [3, 1, 2])
+    other = offloaded(cache, text(2, 8), [4, 5])
+    held, first, others = cache.hold(keys), cache.hold(keys, 1), cache.hold(other)
+    assert held is not None
+    assert first is not None
+    assert others is not None
+    plans = cache.fetch(keys, [6, 7, 8])
+    assert isinstance(plans, list)
+    cache.dispatch()
+    for plan in plans:
+        cache.commit([by.Outcome.of(plan, 0, 1, by.Cause.CORRUPT)])
+    assert (held.is_held, first.is_held, others.is_held) == (False, True, True)
+    assert (cache.stats()["held_blocks"], cache.audit()) == (3, None)
+    assert cache.find(keys).host == 1

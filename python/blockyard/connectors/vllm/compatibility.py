@@ -15,6 +15,7 @@ from blockyard.shared.log import Limited
 
 __all__ = ["Facts", "facts", "recompute_on_failure", "refusals"]
 
+_ROLES: Final = ("kv_producer", "kv_consumer", "kv_both")
 _SHA: Final = ("sha256", "sha256_cbor")
 _log = Limited(__name__, 0)
 
@@ -46,6 +47,8 @@ class Facts(NamedTuple):
     """The other connector in a `MultiConnector`; None if unknown."""
     again: int
     """Blocks at the end of a prefix that are computed again, for a drafter that looks ahead."""
+    role: str = "kv_both"
+    """vLLM's `kv_role`."""
 
 
 def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
@@ -90,6 +93,7 @@ def facts(vllm: Any, kv: Any, *, version: str, around: Any = None) -> Facts:
         replica=replica_of(ranks, str(vllm.kv_transfer_config.engine_id)),
         beside=other,
         again=int(ahead),
+        role=vllm.kv_transfer_config.kv_role,
     )
 
 
@@ -142,10 +146,10 @@ def recompute_on_failure(transfer: Any) -> None:
 
 
 def _check_transfer(transfer: Any) -> None:
-    if transfer.kv_role != "kv_both":
+    if transfer.kv_role not in _ROLES:
         raise Unsupported(
-            f"kv_role = {transfer.kv_role!r}: Blockyard loads and stores; write "
-            '"kv_role": "kv_both"'
+            f"kv_role = {transfer.kv_role!r}: there are {', '.join(_ROLES)}; write "
+            '"kv_role": "kv_both" for an engine that hands no KV over'
         )
 
 

@@ -13,6 +13,7 @@ from blockyard.connectors.vllm.compatibility import facts, recompute_on_failure
 from blockyard.connectors.vllm.hybrid_manager import states_left_out, switched_off
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.metrics import Figures, Metrics, Reporter
+from blockyard.connectors.vllm.roles import load_late
 from blockyard.connectors.vllm.scheduler_half import SchedulerHalf
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.vllm_api import (
@@ -58,6 +59,7 @@ class Blockyard(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._back: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
             recompute_on_failure(transfer)
+            load_late(transfer)
             lasts = settings.disk_path is not None and settings.flush > 0
             end = stopping.Stopping(vllm_config.shutdown_timeout) if lasts else None
             self._front = SchedulerHalf(known, settings, configs, stopping=end)
@@ -71,8 +73,11 @@ class Blockyard(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             for said in filter(None, costs):
                 _log.warning("%s", said)
             _log.info("%s%s%s", settings.said(configs, known.groups), known.replica.said(), ending)
+            handing = self._front.handing
             self._reporter = Reporter(
-                self._front.cache, self._front.connector, events=self._listens(vllm_config)
+                *(self._front.cache, self._front.connector),
+                events=self._listens(vllm_config),
+                more=() if handing is None else handing.sources(),
             )
         else:
             self._back = WorkerHalf(known, settings, configs)
@@ -198,8 +203,7 @@ class Blockyard(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """As `request_finished`, with a table of each group of layers."""
-        self.front.finished(request, block_ids)
-        return False, None
+        return False, self.front.finished(request, block_ids)
 
     @override
     def take_events(self) -> Iterable[Any]:

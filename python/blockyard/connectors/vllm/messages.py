@@ -1,6 +1,7 @@
 """What goes from the scheduler's process to the workers at each step, and back."""
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from blockyard._typing import override
 from blockyard.connectors.orders import Orders
@@ -9,10 +10,14 @@ from blockyard.connectors.vllm.vllm_api import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+from blockyard.crane.tiers.peers import TakenOffer
 from blockyard.shared.plan import Outcome
 from blockyard.shared.restored import Restored
 
-__all__ = ["Ready", "Reports", "StepOrders"]
+__all__ = ["Ready", "Reports", "StepOrders", "TakenEvent"]
+
+TakenEvent: TypeAlias = TakenOffer | tuple[str, bytes]
+"""An offer that was taken; or the address and the id of one of which nothing more is read."""
 
 
 @dataclass
@@ -31,6 +36,10 @@ class Ready(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """Of the identity of what is on it, of each group, one for each of its paths."""
     places: tuple[int, ...] = ()
     """The identity of its values in shared stores, of each group; none where there is no store."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """All that its bytes depend on, by name, where KV is handed over."""
+    lent: int = 0
+    """The number of its host's memory, from which the scheduler's process sends; 0 for none."""
 
 
 @dataclass
@@ -54,6 +63,8 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]
     """Whether the workers report their numbers in this step."""
     failed: set[str] = field(default_factory=set)
     """Requests of several groups of layers whose loads have failed, which vLLM computes again."""
+    offers: list[TakenEvent] = field(default_factory=list)
+    """What has become of offers of prefill engines, before its copies begin."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.vllm_api import KVConnectorPromMetrics, KVConnectorStats
 from blockyard.crane.tiers.disk import DiskTier
 from blockyard.crane.tiers.remote_stats import REMOTE_STATS
+from blockyard.handover.handover_stats import DECODE_STATS, PREFILL_STATS
 from blockyard.publishing.event_stats import EVENT_STATS
 from blockyard.shared.families import GROUP, RANK, Family, exists, families
 from blockyard.shared.layout import BELOW, TIERS, TierName
@@ -47,6 +48,11 @@ _STORES_BY_RANKS: Final = (
     *("store_calls_failed", "store_copies_given_up", "store_buffers_held", "store_resting"),
 )
 """Families of a rank's shared stores."""
+_PEERS_BY_RANKS: Final = (
+    *("peer_blocks", "peer_bytes", "peer_stale_blocks", "peer_corrupt_blocks"),
+    *("peer_failed", "peers_resting"),
+)
+"""Families of what a rank takes over from prefill engines."""
 _SIZES: Final = (
     Stat("tokens", "tokens", "gauge", "block_tokens", "tokens per block"),
     Stat("bytes", "bytes", "gauge", "block_bytes", "bytes per block on one rank"),
@@ -69,7 +75,10 @@ INFO: Final = ("version", "eviction", "write", "fingerprint", "ranks")
 """Labels of `blockyard_engine_info`: what an engine was made with."""
 _COUNTERS: Final = frozenset(
     stat.family
-    for schema in (KVCache.schema(), Connector.SCHEMA, EVENT_STATS, DiskTier.SCHEMA, REMOTE_STATS)
+    for schema in (
+        *(KVCache.schema(), Connector.SCHEMA, EVENT_STATS, DiskTier.SCHEMA, REMOTE_STATS),
+        *(PREFILL_STATS, DECODE_STATS),
+    )
     for stat in (*schema, _CUTS)
     if stat.kind == "counter"
 )
@@ -104,21 +113,29 @@ def _connector_stats(tiers: Sequence[str]) -> tuple[Stat, ...]:
     return tuple(stat for stat in Connector.SCHEMA if exists(stat, tiers))
 
 
-def scheduler_stats(tiers: Sequence[str], *, events: bool) -> tuple[Stat, ...]:
+def scheduler_stats(
+    tiers: Sequence[str], *, events: bool, listens: bool = False, takes: bool = False
+) -> tuple[Stat, ...]:
     """Returns the metrics of the scheduler's half.
 
     Args:
         tiers: The tiers of the engine, as of `tiers_of`.
         events: Whether vLLM publishes events.
+        listens: Whether it offers KV.
+        takes: Whether it takes offers.
     """
-    told = EVENT_STATS if events else ()
+    told = [*(EVENT_STATS if events else ()), *(PREFILL_STATS if listens else ())]
+    told += DECODE_STATS if takes else ()
     return (*_cache_stats(tiers), *_connector_stats(tiers), *_SIZES, *told)
 
 
-def rank_stats(rank: int, *, disk: bool = True, remote: bool = False) -> tuple[Stat, ...]:
-    """Returns the metrics of a worker with a disk, or with stores, with its rank as a label."""
+def rank_stats(
+    rank: int, *, disk: bool = True, remote: bool = False, peers: bool = False
+) -> tuple[Stat, ...]:
+    """Returns the metrics of a worker with a disk, stores or peers, with its rank as a label."""
     told = [stat for stat in DiskTier.SCHEMA if disk and stat.family in _TOLD_BY_RANKS]
     told += [stat for stat in REMOTE_STATS if remote and stat.family in _STORES_BY_RANKS]
+    told += [stat for stat in REMOTE_STATS if peers and stat.family in _PEERS_BY_RANKS]
     return tuple(_labelled(stat, RANK, rank) for stat in told)
 
 
@@ -258,10 +275,16 @@ class Reporter(Teller):
         cache: Its cache.
         connector: The connector over it.
         events: Whether vLLM publishes its events.
+        more: What else counts.
     """
 
     def __init__(
-        self, cache: KVCache, connector: Connector | HybridConnector, *, events: bool
+        self,
+        cache: KVCache,
+        connector: Connector | HybridConnector,
+        *,
+        events: bool,
+        more: Sequence[_Source] = (),
     ) -> None:
         config = cache.config
         disk = bool(config.disk_blocks)
@@ -274,6 +297,7 @@ class Reporter(Teller):
         sources: list[_Source] = [
             (_connector_stats(tiers), connector.stats),
             (_SIZES, lambda: sizes),
+            *more,
         ]
         if events:
             sources.append((EVENT_STATS, cache.event_stats))
@@ -342,15 +366,18 @@ class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
         parallel, events = config.parallel_config, config.kv_events_config
         settings = Settings.of_extra(extra)[0]
         has = {"disk": settings.disk_path is not None, "remote": settings.remote is not None}
+        takes = bool(settings.peers)
         ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         stats = list(
             scheduler_stats(
-                tiers_of(**has),
+                tiers_of(disk=has["disk"], remote=has["remote"] or takes),
+                listens=settings.listen is not None,
+                takes=takes,
                 events=events is not None and bool(events.enable_kv_cache_events),
             )
         )
         for rank in range(ranks):
-            stats += rank_stats(rank, **has)
+            stats += rank_stats(rank, **has, peers=takes)
         self._series: dict[tuple[int, str], Any] = {}
         self._by_group: dict[str, Any] = {}
         """Of families with a label for the group of layers: the metric, by family."""

@@ -38,7 +38,8 @@ class Reported:
         self.looked = self.active = 0
         """When deadlines were looked at last; and when a request ran or ended, or a copy came."""
         deadlines = map(config.deadline_of, BELOW)
-        self._patience = max(one or DEADLINE for one in deadlines)
+        self.patience = max(one or DEADLINE for one in deadlines)
+        """Milliseconds after which nothing more comes of a copy."""
         self.cut = 0
         """Loads that have brought less than was matched."""
         self.arrived: set[str] = set()
@@ -98,7 +99,7 @@ class Reported:
 
     def is_patient(self) -> bool:
         """Whether something has happened within the longest deadline."""
-        return self.now() < self.active + self._patience
+        return self.now() < self.active + self.patience
 
     def now(self) -> int:
         """Milliseconds since the first question."""

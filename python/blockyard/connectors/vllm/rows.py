@@ -155,6 +155,10 @@ class Rows:
             tokens = min(int(row.request.num_tokens), tokens + size - 1)
         return self.cache.ready_keys(bytes(row.keys[: full * _KEY]), tokens)
 
+    def first(self, row: Row, blocks: int) -> Keys:
+        """Returns the keys of its first blocks, which are full."""
+        return self.cache.ready_keys(bytes(row.keys[: blocks * _KEY]), blocks * self.block_size)
+
     def hash(self, row: Row) -> int:
         """Makes the keys that a request has not yet; returns how many it has."""
         hashes = () if row.start is None else row.request.block_hashes

@@ -1,7 +1,7 @@
 """The connector in the scheduler's process: vLLM's requests as those of a `Connector`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse
 from blockyard.connectors.connector import Connector
@@ -9,6 +9,7 @@ from blockyard.connectors.hybrid_connector import HybridConnector
 from blockyard.connectors.orders import Orders
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.following import Following, overwritten_blocks
+from blockyard.connectors.vllm.handing_over import HandingOver
 from blockyard.connectors.vllm.hybrid_following import HybridFollowing
 from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
 from blockyard.connectors.vllm.others import OthersLoads, comes_from_afar
@@ -22,6 +23,9 @@ from blockyard.connectors.vllm.tier_events import TierEvents
 from blockyard.stores.lookup import StoreLookup
 from blockyard.yard.cache import KVCache
 from blockyard.yard.config import Config
+
+if TYPE_CHECKING:
+    from blockyard.yard.asking import Lookup
 
 __all__ = ["SchedulerHalf"]
 
@@ -74,6 +78,15 @@ class SchedulerHalf:
         """Whether the workers have reported that they are ready."""
         self._waits_for_workers = settings.disk_path is not None or settings.remote is not None
         self._asker: StoreLookup | None = None
+        self.handing: HandingOver | None = None
+        """What hands KV over; None where the operator asks for neither side."""
+        if settings.hands_over:
+            assert isinstance(self.connector, Connector)  # noqa: S101 - `check_role` has said so
+            self._waits_for_workers = True
+            longest = self._reported.patience / 1000
+            self.handing = HandingOver(
+                settings, self.cache, self.connector, longest=longest, clock=self._seconds
+            )
         self._steps = 0
         self._is_durable = True
 
@@ -99,11 +112,15 @@ class SchedulerHalf:
                 "size and options must be the same in all processes of the engine"
             )
         places = max(named, default=())
+        lookup: Lookup | None = None
         if places and self._asker is None:
-            self._asker = StoreLookup(
+            lookup = self._asker = StoreLookup(
                 self._settings.stores(), places, self.cache.config.ranks, clock=self._seconds
             )
-            self.connector.asking.start(self._asker)
+        if self.handing is not None and workers:
+            lookup = self.handing.ready(workers, lookup)
+        if lookup is not None:
+            self.connector.asking.start(lookup)
 
     def _clock(self) -> Callable[[], float]:
         return self._reported.clock
@@ -138,6 +155,8 @@ class SchedulerHalf:
         self._rows.hash(row)
         # What a store has is known when it is to be admitted, at best.
         asks = self.connector.asking.is_on and row.settings.load
+        if self.handing is not None:
+            self.handing.added(row)
         self.connector.added(request.request_id, self._rows.keys(row) if asks else None)
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
@@ -178,14 +197,17 @@ class SchedulerHalf:
         if not self._following.load(row, tables, external):
             self._reported.fail(row)
 
-    def finished(self, request: Any, tables: Sequence[list[int]]) -> None:
+    def finished(self, request: Any, tables: Sequence[list[int]]) -> dict[str, Any] | None:
         """As vLLM's `request_finished_all_groups`: its blocks may be given to others at once.
 
         Where its load still writes to them, vLLM keeps them until the load is said to have ended.
+
+        Returns:
+            What vLLM adds to its answer: where a decode engine finds its KV; None for nothing.
         """
         row = self._rows.by_name.pop(request.request_id, None)
         if row is None:
-            return
+            return None
         self._reported.active = self._reported.now()
         # A session may have got tokens since that were never scheduled.
         full = min(row.offloadable(), int(request.num_computed_tokens)) // self._size
@@ -199,6 +221,10 @@ class SchedulerHalf:
         )
         if row.loading and not writes:
             self._reported.arrived.add(request.request_id)
+        handing = self.handing
+        if handing is None or not keys or not handing.wants(request):
+            return None
+        return handing.promise(self._rows.first(row, full))
 
     def listen(self) -> None:
         """Has what is below told: vLLM publishes events, and tells of its own blocks itself."""
@@ -222,6 +248,8 @@ class SchedulerHalf:
             self.settle()
         self._reported.take(None)
         reported = self._reported
+        if self.handing is not None:
+            self.handing.look()
         if output.preempted_req_ids:
             self._take_preempted(output.preempted_req_ids)
         written = self._following.follow(output)
@@ -259,6 +287,8 @@ class SchedulerHalf:
     def _orders(self, orders: Orders, arrived: set[str], missing: set[int]) -> StepOrders:
         run, cleared = self._restart.run, self._restart.cleared
         made = StepOrders(self._steps, orders, arrived, missing, run, cleared, self._yard)
+        if self.handing is not None:
+            made.offers = self.handing.events()
         if self._reported.failed:
             made.failed, self._reported.failed = self._reported.failed, set()
         return made
@@ -270,6 +300,8 @@ class SchedulerHalf:
             self._following.is_beside = True
             self.ready(reports.ready)
         self._reported.take(reports)
+        if self.handing is not None:
+            self.handing.look()
 
     def settle(self) -> None:
         """Hears that a step has ended: what another connector brought in it may be there.
@@ -311,6 +343,8 @@ class SchedulerHalf:
         self.connector.clear()
         # The next weights may be others under the same name: the workers leave stores alone, too.
         self.connector.asking.stop()
+        if self.handing is not None:
+            self.handing.clear()
         self._is_durable = self._restart.clear()
 
     # -- its end -------------------------------------------------------------------------
@@ -341,6 +375,8 @@ class SchedulerHalf:
     def close(self) -> None:
         """Notes what should go first from the disk, for the next engine. The workers have ended."""
         self._restart.close()
+        if self.handing is not None:
+            self.handing.close()
         if self._asker is not None:
             self._asker.close()
 

@@ -12,6 +12,7 @@ from blockyard.connectors.shared_stores import StoreOptions, urls_of
 from blockyard.connectors.vllm.compatibility import Facts
 from blockyard.connectors.vllm.elsewhere import here
 from blockyard.connectors.vllm.identity import namespace_of
+from blockyard.connectors.vllm.roles import HandoverOptions
 from blockyard.shared.groups import Groups
 from blockyard.shared.hints import NO_HINTS, Hints
 from blockyard.shared.layout import BELOW
@@ -36,6 +37,7 @@ _GIB: Final = 1 << 30
 _HINTS: Final = Hints._fields
 _OF_A_REQUEST: Final = ("offload", "preempt", "decode", "load", *_HINTS)
 _PREFIX: Final = "blockyard."
+_OFFER: Final = "blockyard.offer"
 _NOTHING: Final = 'host = 0 without a disk: no block would be kept; give "host": "64 GiB"'
 _Named: TypeAlias = tuple[Mapping[str, Mapping[str, object]], Mapping[str, str], str | None]
 """What vLLM and the operator name, and why the weights cannot be identified."""
@@ -44,7 +46,7 @@ _SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(StoreOptions):
+class Settings(StoreOptions, HandoverOptions):
     """What the connector does, beside the sizes and policies of its cache.
 
     Raises:
@@ -99,6 +101,7 @@ class Settings(StoreOptions):
         seconds("flush", self.flush)
         integer("typical", self.typical)
         integer("remote_names", self.remote_names)
+        self.check_handover()
         if self.remote is not None:
             urls_of("remote", self.remote, self.ENGINE)
         shares: object = self.split
@@ -144,6 +147,7 @@ class Settings(StoreOptions):
         said = namespace_of(known.namespace, more)
         if given.get("deadline") is None:
             given["deadline"] = DEADLINE
+        settings.check_role(known, settings.offload)
         settings.check_lower(given, known.namespace, more, known.unseen)
         if known.groups is None:
             _check_one_size(given)
@@ -231,8 +235,13 @@ class Settings(StoreOptions):
                 f"disk = {given['disk']!r} was given without disk_path: give a folder, as "
                 '"disk_path": "/mnt/kv"; or leave disk out, and give a larger host'
             )
+        cls.check_given(given)
         for name in ("remote_names", "password_file"):
-            if name in given and given.get("remote") is None:
+            if (
+                name in given
+                and given.get("remote") is None
+                and not (given.get("peers") and name == "remote_names")
+            ):
                 raise Misuse(
                     f"{name} was given without remote: give the URL of a store, as "
                     '"remote": "redis://host:6379/0"; or leave it out'
@@ -252,7 +261,7 @@ class Settings(StoreOptions):
             params: Its `kv_transfer_params`, a mapping or None: `blockyard.offload`, `.preempt`,
                 `.decode` and `.load` stand for the operator's; `.retention`, `.next_use`,
                 `.priority` and `.ttl` are hints, as in `KVCache.finish`. What else is in it is
-                another's.
+                another's, and `.offer` is a router's.
 
         Raises:
             Misuse: There is no such setting of a request, or it cannot have this value.
@@ -263,7 +272,7 @@ class Settings(StoreOptions):
         given = {
             name.removeprefix(_PREFIX): value
             for name, value in (params or {}).items()
-            if isinstance(name, str) and name.startswith(_PREFIX)
+            if isinstance(name, str) and name.startswith(_PREFIX) and name != _OFFER
         }
         for name in given:
             if name not in _OF_A_REQUEST:
@@ -355,6 +364,11 @@ class Settings(StoreOptions):
             given["keyed"] = ("disk",)
             # What reaches the host is on the disk soon after: a kill loses little of it.
             given.setdefault("write", {"host": "through"})
+        if self.peers:
+            _check_outliving("peers", "the GPU", given, said)
+            given |= {"remote": self.remote_names, "remote_writes": self.remote is not None}
+        if self.listen is not None:
+            _check_outliving("listen", "a decode engine", given, said)
         if self.remote is not None:
             _check_outliving("remote", "a store", given, said)
             given["remote"] = self.remote_names

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard._core import Misuse, Unavailable
 from blockyard.connectors.vllm.compatibility import Facts
+from blockyard.connectors.vllm.handing_over import Lent
 from blockyard.connectors.vllm.identity import fingerprint_of
-from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders
+from blockyard.connectors.vllm.messages import Ready, Reports, StepOrders, TakenEvent
 from blockyard.connectors.vllm.metrics import Figures, Teller, rank_stats
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.connectors.vllm.vllm_api import INTERFACE
 from blockyard.connectors.worker import Worker
+from blockyard.crane.tiers.peers import TakenOffer
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.plan import Cause
+from blockyard.stores.identity import fields_of
 from blockyard.yard.config import Config
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class WorkerHalf:
         self._missing: set[int] = set()
         self._tells = False
         self._teller: Teller | None = None
+        self._lent: Lent | None = None
 
     def register(self, caches: Mapping[str, Any]) -> None:
         """Takes vLLM's tensors, one for each layer.
@@ -97,6 +101,7 @@ class WorkerHalf:
             "stores": self._settings.stores(),
         }
         if len(tensors) == 1:
+            how |= {"peers": self._settings.peers, "secret_file": self._settings.secret_file}
             self.worker = Worker.adopt(self._configs[0], tensors[0], **how)
         else:
             try:
@@ -111,6 +116,7 @@ class WorkerHalf:
         has = {
             "disk": self._settings.disk_path is not None,
             "remote": self._settings.remote is not None,
+            "peers": bool(self._settings.peers),
         }
         if any(has.values()):
             self._teller = Teller((rank_stats(self._known.rank, **has), self._rank_stats))
@@ -153,14 +159,28 @@ class WorkerHalf:
         own = tuple(map(fingerprint_of, self._configs))
         cranes = () if self.worker is None else self.worker.cranes.values()
         places = tuple(crane.remote.place.identity for crane in cranes if crane.remote is not None)
+        said = {"places": places if self._settings.remote is not None else (), **self._handing()}
         if self.worker is None or self._settings.disk_path is None:
-            return Ready(self._known.rank, own, self._files, places=places)
+            return Ready(self._known.rank, own, self._files, **said)
         disks = [crane.persistent for crane in self.worker.cranes.values()]
         if self._restored is None:
             found = [disk.restored() for disk in disks]
             self._restored = tuple(one for one in found if one is not None)
         folders = tuple(disk.folders for disk in disks)
-        return Ready(self._known.rank, own, self._files, self._restored, folders, places)
+        return Ready(self._known.rank, own, self._files, self._restored, folders, **said)
+
+    def _handing(self) -> dict[str, Any]:
+        """Returns what the scheduler's half needs to hand KV over."""
+        settings, config = self._settings, self._configs[0]
+        if config.layout is None or not settings.hands_over:
+            return {}
+        if settings.listen is not None and self._lent is None:
+            self._lent = Lent(self._there().crane.host)
+        identity = config.identity | {"keys": _keys_of(config)}
+        return {
+            "fields": tuple(fields_of(identity, config.layout).items()),
+            "lent": 0 if self._lent is None else self._lent.number,
+        }
 
     def begin(self, step: StepOrders) -> None:
         """Begins a step's copies down, before anything is written in it; each step once."""
@@ -184,6 +204,8 @@ class WorkerHalf:
             # Nobody says whether the weights are what the folder's name says from here on.
             self._cleared = step.cleared
             self._there().clear(forget=True)
+        for event in step.offers:
+            self._hear(event)
         self._there().begin(step.orders._replace(up=()), self.stream())
 
     def load(self, step: StepOrders) -> None:
@@ -195,6 +217,16 @@ class WorkerHalf:
         if step.number != self._loaded:
             self._loaded = step.number
             self._there().begin(step.orders.loads(), self.stream())
+
+    def _hear(self, event: TakenEvent) -> None:
+        """Hears of an offer, whose blocks the next copies read; or that no more of it is read."""
+        remote = self._there().crane.remote
+        if remote is None:
+            return
+        if isinstance(event, TakenOffer):
+            remote.peers.tell(event)
+        else:
+            remote.peers.end(*event)
 
     def suspend(self) -> None:
         """Ends all copies, and begins none until `resume`; as often as one likes."""
@@ -254,6 +286,8 @@ class WorkerHalf:
     def close(self) -> None:
         """Ends all copies, and drops vLLM's tensors."""
         worker, self.worker = self.worker, None
+        if self._lent is not None:
+            self._lent.close()
         if worker is not None:
             worker.close()
 

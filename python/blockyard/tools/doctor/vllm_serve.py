@@ -225,7 +225,9 @@ class Serve(Engine):
                     extra[tier] = _one_of(tier, extra[tier])
         try:
             self._check_of_states()
-            read = Settings.read(extra, known._replace(blocks=2))
+            role, other = str(self.own.get("kv_role", "kv_both")), "another connector"
+            known = known._replace(blocks=2, role=role, beside=other if self.is_inside else None)
+            read = Settings.read(extra, known)
             of_config.tried(read[1][0])
         except BlockyardError as error:
             return error

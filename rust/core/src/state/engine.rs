@@ -75,7 +75,7 @@ impl State {
 
     /// Looks blocks up, each by its own key, as far as they are ready below and not in the air. Leaves
     /// them in `self.scratch.path`, and the runs of their highest tiers in `self.scratch.runs`.
-    fn look_below(&mut self, keys: &[Key]) -> Stop {
+    pub(super) fn look_below(&mut self, keys: &[Key]) -> Stop {
         let mut path = std::mem::take(&mut self.scratch.path);
         let mut tags = std::mem::take(&mut self.scratch.tags);
         path.clear();

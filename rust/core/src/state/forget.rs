@@ -384,7 +384,7 @@ impl State {
 
     /// Holds of something that is marked: the last block of each tells.
     fn holds_of_marked(&self) -> Vec<HoldingIx> {
-        let last = |holding: &Holding| self.node_in(Tier::DEVICE, *holding.table.last()?);
+        let last = |holding: &Holding| self.node_in(self.held_tier(), *holding.table.last()?);
         let marked = |holding| last(holding).is_some_and(|node| self.is_marked(node));
         let holds = self.holdings.iter().filter(|&(_, own)| marked(own));
         holds.map(|(own, _)| own).collect()

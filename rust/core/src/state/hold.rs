@@ -1,4 +1,4 @@
-//! Hold: blocks of the device stay where they are, for a reader that does not ask the yard. No slot is
+//! Hold: blocks of the device, or of the host below an engine's, stay where they are, for a reader that does not ask the yard. No slot is
 //! taken for that, and nothing is copied.
 
 use super::State;
@@ -12,7 +12,7 @@ use crate::tiers::{Generations, HeldSlots};
 pub struct HeldPath {
     /// Which hold.
     pub id: HoldId,
-    /// Slots of the device.
+    /// Slots of the tier.
     pub slots: Vec<u32>,
     /// The generation of each slot.
     pub generations: Vec<u64>,
@@ -24,17 +24,21 @@ pub struct HeldPath {
 }
 
 impl State {
-    /// Holds the leading blocks of a path that are published on the device: until the hold ends they keep
-    /// their slots, their bytes and the slots' generations (law INV-36a). The hold stops before a block that
-    /// backs a promise, and before one in a slot above the first size of the device, which has no
-    /// generation. `None` where it would hold nothing. It takes time in proportion to the keys.
+    /// Holds the leading blocks of a path that are published on the device, or on the host where the device
+    /// is an engine's: until the hold ends they keep their slots, their bytes and the slots' generations (law
+    /// INV-36a). The hold stops before a block that backs a promise, and before one in a slot above the first
+    /// size of the tier, which has no generation. `None` where it would hold nothing. It takes time in
+    /// proportion to the keys.
     ///
     /// # Errors
-    /// `State` where the device is an engine's; `Memory` for the generations, by the first hold. Nothing is
-    /// changed then.
+    /// `Memory` for the generations, by the first hold. Nothing is changed then.
     pub fn hold_blocks(&mut self, keys: &[Key]) -> Result<Option<HeldPath>> {
-        self.of_its_own("holding blocks")?;
-        let found = self.walk(keys).hits[0] as usize;
+        let found = if self.config.engine {
+            self.look_below(keys);
+            self.scratch.path.len()
+        } else {
+            self.walk(keys).hits[0] as usize
+        };
         let mut path = std::mem::take(&mut self.scratch.path);
         path.truncate(found);
         let held = self.hold_path(&mut path);
@@ -48,16 +52,18 @@ impl State {
         }
         let mut slots = match self.held_slots.take() {
             Some(slots) => slots,
-            None => HeldSlots::new(self.config.boot, self.config.slots[0])?,
+            None => HeldSlots::new(self.config.boot, self.config.slots[self.held_tier().at()])?,
         };
         path.truncate(self.holdable(path, &slots));
         if path.is_empty() {
             self.held_slots = Some(slots);
             return Ok(None);
         }
-        self.link_path(path);
+        if !self.config.engine {
+            self.link_path(path);
+        }
         let mut table = Vec::with_capacity(path.len());
-        self.pin_path(path, &mut table);
+        self.pin_held(path, &mut table);
         slots.hold(&table);
         let numbers = Arc::clone(slots.numbers());
         self.held_slots = Some(slots);
@@ -79,17 +85,38 @@ impl State {
         }))
     }
 
-    /// How many leading blocks of a path on the device may be held.
+    /// The tier whose blocks are held.
+    pub(super) fn held_tier(&self) -> Tier {
+        if self.config.engine {
+            Tier::HOST
+        } else {
+            Tier::DEVICE
+        }
+    }
+
+    /// Pins a path that may be held, and adds its slots to a table.
+    fn pin_held(&mut self, path: &[NodeIx], table: &mut Vec<SlotIx>) {
+        let tier = self.held_tier();
+        if tier == Tier::DEVICE {
+            return self.pin_path(path, table);
+        }
+        for &node in path {
+            if let Some(slot) = self.ready(node, tier) {
+                self.pin(tier, slot);
+                table.push(slot);
+            }
+        }
+    }
+
+    /// How many leading blocks of a path may be held.
     fn holdable(&self, path: &[NodeIx], slots: &HeldSlots) -> usize {
-        let mut spare = self.tiers[Tier::DEVICE].ledger().available();
+        let tier = self.held_tier();
+        let mut spare = self.tiers[tier].ledger().available();
         let may_not = |&node: &NodeIx| {
-            let Some(slot) = self
-                .ready(node, Tier::DEVICE)
-                .filter(|&slot| slots.may_hold(slot))
-            else {
+            let Some(slot) = self.ready(node, tier).filter(|&slot| slots.may_hold(slot)) else {
                 return true;
             };
-            spare -= i64::from(self.takeable(Tier::DEVICE, slot));
+            spare -= i64::from(self.takeable(tier, slot));
             spare < 0
         };
         path.iter().position(may_not).unwrap_or(path.len())
@@ -112,7 +139,24 @@ impl State {
             slots.let_go(&table);
         }
         for &slot in table.iter().rev() {
-            self.unpin(Tier::DEVICE, slot);
+            self.unpin(self.held_tier(), slot);
+        }
+    }
+
+    /// Ends all holds of a slot whose bytes are no block's any more.
+    pub(super) fn end_holds_of(&mut self, tier: Tier, slot: SlotIx) {
+        let held = self
+            .held_slots
+            .as_ref()
+            .filter(|_| tier == self.held_tier());
+        if held.is_none_or(|held| held.holds().get(slot.at()).is_none_or(|&holds| holds == 0)) {
+            return;
+        }
+        let has =
+            |(own, holding): (HoldingIx, &Holding)| holding.table.contains(&slot).then_some(own);
+        let holds: Vec<HoldingIx> = self.holdings.iter().filter_map(has).collect();
+        for own in holds {
+            self.end_hold(own);
         }
     }
 
@@ -124,7 +168,7 @@ impl State {
         }
     }
 
-    /// Device blocks that are held, each once.
+    /// Blocks that are held, each once.
     pub(super) fn held_blocks(&self) -> u64 {
         self.held_slots
             .as_ref()

@@ -226,14 +226,13 @@ impl State {
             alone: 0,
             promised: on(record.tier, record.blocks),
         });
+        let tier = self.held_tier();
+        // An engine's own blocks are held by nobody here.
+        let frees = |slot: &SlotIx| (tier == Tier::DEVICE).then(|| self.freed_by_unpin(*slot));
         let holds = self.holdings.iter().map(|(hold, record)| Holder {
             id: HolderId::Hold(HoldId(self.holdings.id(hold))),
-            held: on(Tier::DEVICE, record.table.len() as u32),
-            alone: record
-                .table
-                .iter()
-                .map(|&slot| self.freed_by_unpin(slot))
-                .sum(),
+            held: on(tier, record.table.len() as u32),
+            alone: record.table.iter().filter_map(frees).sum(),
             promised: [0; MAX_TIERS],
         });
         let held = running.chain(parked).chain(holds);

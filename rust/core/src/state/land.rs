@@ -462,8 +462,9 @@ impl State {
     /// Drops the ready copy in this slot, which nobody can read any more. Parked sequences that kept
     /// it are computed again. `false`: it has gone with those. Promises may lack backing after it.
     pub(super) fn drop_copy(&mut self, tier: Tier, node: NodeIx, slot: SlotIx) -> bool {
-        // So that it is dropped here, wherever it stands when its keeps have gone.
+        // So that it is dropped here, wherever it stands when its holds and its keeps have gone.
         self.pin(tier, slot);
+        self.end_holds_of(tier, slot);
         let id = self.trie.id(node);
         // Where the device is the engine's; it leaves nothing to break then.
         self.cut_kept(std::iter::once(id), tier);

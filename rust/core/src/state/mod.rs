@@ -121,7 +121,7 @@ pub struct State {
     pub(crate) parked: Arena<Parked>,
     pub(crate) tickets: Arena<Ticket>,
     pub(crate) holdings: Arena<Holding>,
-    /// Slots of the device that are held for others to read, and their generations; none before the first.
+    /// Slots that are held for others to read, and their generations; none before the first.
     held_slots: Option<HeldSlots>,
     pub(crate) flights: Arena<Flight>,
     pub(crate) held: Vec<Held>,

@@ -192,7 +192,7 @@ impl Ticket {
     }
 }
 
-/// Blocks of the device that stay where they are, for a reader outside.
+/// Blocks that stay where they are, for a reader outside.
 #[derive(Hash, Debug, Default)]
 pub(crate) struct Holding {
     link: Option<Link<HoldingIx>>,

@@ -145,9 +145,12 @@ impl State {
         let (mut pins, mut readers, mut written) = (zeros(), zeros(), zeros());
         let running = self.leases.iter().map(|(_, lease)| &lease.table);
         let held = self.held.iter().map(|held| &held.table);
-        let holdings = self.holdings.iter().map(|(_, holding)| &holding.table);
-        for &slot in running.chain(held).chain(holdings).flatten() {
+        for &slot in running.chain(held).flatten() {
             pins[0][slot.at()] += 1;
+        }
+        let holdings = self.holdings.iter().map(|(_, holding)| &holding.table);
+        for &slot in holdings.flatten() {
+            pins[self.held_tier().at()][slot.at()] += 1;
         }
         for (slot, cell) in self.tiers[Tier::DEVICE].pool().cells() {
             if !matches!(cell.hold, Hold::Duplicate { .. }) {

@@ -192,14 +192,18 @@ impl State {
     /// What is held is published and found, and its slots are counted as held (INV-36a), so that their
     /// generations are raised with the last of their holds (INV-36b).
     pub(super) fn held(&self) -> Check {
-        let mut holds = vec![0; self.tiers[Tier::DEVICE].pool().len() as usize];
+        let tier = self.held_tier();
+        if !self.tiers.has(tier) {
+            return Ok(());
+        }
+        let mut holds = vec![0; self.tiers[tier].pool().len() as usize];
         for (_, holding) in self.holdings.iter() {
             for &slot in &holding.table {
                 holds[slot.at()] += 1;
-                let node = self.node_in(Tier::DEVICE, slot);
+                let node = self.node_in(tier, slot);
                 if node.is_none_or(|node| self.trie[node].epoch != self.trie.epoch()) {
                     let detail = "it is held, and has no block that is found".to_owned();
-                    return Err(self.violation("INV-36a", Tier::DEVICE, slot, detail));
+                    return Err(self.violation("INV-36a", tier, slot, detail));
                 }
             }
         }
@@ -212,7 +216,7 @@ impl State {
         if let Some(at) = (0..holds.len()).find(|&at| holds[at] != count(at)) {
             let (told, found) = (count(at), holds[at]);
             let detail = format!("{told} holds are counted, {found} are");
-            return Err(self.violation("INV-36b", Tier::DEVICE, SlotIx::new(at as u32), detail));
+            return Err(self.violation("INV-36b", tier, SlotIx::new(at as u32), detail));
         }
         let (told, found) = (
             self.held_blocks(),
@@ -220,7 +224,7 @@ impl State {
         );
         if told != found as u64 {
             let detail = format!("{told} slots are counted as held, {found} are");
-            return Err(self.violation("INV-36a", Tier::DEVICE, SlotIx::default(), detail));
+            return Err(self.violation("INV-36a", tier, SlotIx::default(), detail));
         }
         Ok(())
     }

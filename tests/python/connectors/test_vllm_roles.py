@@ -1,0 +1,455 @@
+"""The roles kv_producer and kv_consumer inside vLLM: what one engine has computed another loads."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blockyard as by
+from blockyard.connectors.vllm import Blockyard
+from blockyard.connectors.vllm.compatibility import facts
+from blockyard.connectors.vllm.metrics import scheduler_stats
+from blockyard.connectors.vllm.settings import Settings
+from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.testing import ScriptedCopier, fail
+from vllm_front import SIZE, Ended, Front, kv_config, no_torch, vllm_config
+
+__all__ = ["no_torch"]
+
+PROMPT = list(range(4 * SIZE))
+IDS = [3, 4, 5, 6]
+WEIGHTS = {"weights": "v1"}
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+class Engine(Front):
+    """Both halves, in one role."""
+
+    def __init__(
+        self,
+        role: str,
+        changes: dict[str, Any] | None = None,
+        copier: Any = None,
+        **extra: Any,
+    ) -> None:
+        given = {"namespace": WEIGHTS} | extra
+        plain = copier or ThreadCopier(workers=0)
+        own = {("device", "host"): plain, ("host", "device"): plain}
+        super().__init__(own, changes={"kv_role": role, **(changes or {})}, **given)
+        said = self.worker.get_handshake_metadata()
+        self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): said})
+
+    @property
+    def handing(self) -> Any:
+        return self.scheduler.front.handing
+
+    def prefilled(self, name: str, tokens: list[int], ids: list[int], **more: Any) -> Any:
+        """Computes a prompt, whose blocks have their own number; returns what is said."""
+        one = self.request(name, tokens, **({"kv_transfer_params": PREFILL} | more))
+        self.scheduler.on_new_request(one)
+        assert self.begin(one, ids) == 0
+        self.step({one: (ids, len(tokens))}, write={at: 10 + at for at in ids})
+        one.num_tokens += 1
+        return self.scheduler.request_finished(one, ids[: len(tokens) // SIZE])
+
+    def steps_until(self, condition: Any) -> None:
+        """Steps until it holds."""
+        until = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < until
+            self.step()
+            time.sleep(1e-3)
+
+    def decoding(self, name: str, tokens: list[int], params: Any, **more: Any) -> Any:
+        """A request that has come from a router."""
+        one = self.request(name, tokens, kv_transfer_params=params, **more)
+        self.scheduler.on_new_request(one)
+        return one
+
+    def matched(self, one: Any) -> int:
+        """Tokens that are there of a request, as soon as that is known."""
+        until = time.monotonic() + 20
+        while (found := self.scheduler.get_num_new_matched_tokens(one, 0)[0]) is None:
+            assert time.monotonic() < until
+            self.step()
+            time.sleep(1e-3)
+        return int(found)
+
+    def loaded(self, one: Any, ids: list[int]) -> set[int]:
+        """Loads a request; returns the blocks that have not come."""
+        found, missing = self.matched(one), set[int]()
+        assert self.begin(one, ids) == found > 0
+        until = time.monotonic() + 20
+        while True:
+            said = self.step()
+            missing |= said.invalid_block_ids
+            if one.request_id in said.finished_recving:
+                return missing
+            assert time.monotonic() < until
+            time.sleep(1e-3)
+
+    def block(self, at: int) -> list[int]:
+        return sorted({int(value) for tensor in self.kv.values() for value in tensor[at]})
+
+    def close(self) -> None:
+        self.worker.shutdown()
+        self.scheduler.shutdown()
+
+
+@pytest.fixture
+def made() -> Iterator[list[Engine]]:
+    engines: list[Engine] = []
+    yield engines
+    for one in engines:
+        one.close()
+
+
+def pair(made: list[Engine], **more: Any) -> tuple[Engine, Engine]:
+    prefill = Engine("kv_producer", listen="127.0.0.1:0")
+    made.append(prefill)
+    decode = Engine("kv_consumer", peers=[prefill.handing.prefill.listens], **more)
+    made.append(decode)
+    return prefill, decode
+
+
+def test_what_a_prefill_engine_has_computed_is_loaded_by_a_decode_engine(
+    made: list[Engine],
+) -> None:
+    prefill, decode = pair(made)
+    delays, params = prefill.prefilled("p", [*PROMPT, 1], [*IDS, 7])
+    assert not delays
+    assert params["do_remote_prefill"] is True
+    assert set(params["blockyard.offer"]) == {"id", "at", "boot"}
+    one = decode.decoding("d", [*PROMPT, 1], params)
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_held"] == 1)
+    assert decode.loaded(one, [8, 9, 10, 11]) == set()
+    assert [decode.block(at) for at in (8, 9, 10, 11)] == [[13], [14], [15], [16]]
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+    assert prefill.scheduler.front.cache.stats()["held_blocks"] == 0
+    assert prefill.held() == decode.held() == [0, 0, 0]
+    assert decode.handing.decode.stats()["handover_taken"] == 1
+    assert decode.scheduler.front.connector.stats()["cached_remote"] == 4 * SIZE
+
+
+# -- what a prefill engine offers, and until when -------------------------------------------
+
+
+def offered(engine: Engine, name: str = "p", tokens: Any = (*PROMPT, 1)) -> Any:
+    """What is said of a request that was prefilled, when its blocks are held."""
+    _, params = engine.prefilled(name, list(tokens), [*IDS, 7])
+    engine.steps_until(lambda: engine.handing.prefill.stats()["offers_held"] == 1)
+    return params
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"kv_transfer_params": None},
+        {"kv_transfer_params": {"do_remote_decode": False}},
+        {"kv_transfer_params": {**PREFILL, "blockyard.offload": "none"}},
+        {"status": Ended.FINISHED_ABORTED},
+    ],
+)
+def test_nothing_is_offered_that_nobody_asked_for_or_that_was_aborted(
+    made: list[Engine], more: dict[str, Any]
+) -> None:
+    made.append(Engine("kv_producer", listen="127.0.0.1:0"))
+    (prefill,) = made
+    assert prefill.prefilled("p", [*PROMPT, 1], [*IDS, 7], **more) == (False, None)
+    assert prefill.handing.prefill.stats()["offers_made"] == 0
+
+
+def test_a_prompt_without_a_full_block_is_not_offered(made: list[Engine]) -> None:
+    made.append(Engine("kv_producer", listen="127.0.0.1:0"))
+    assert made[0].prefilled("p", [1, 2], [3]) == (False, None)
+
+
+def test_an_offer_that_nobody_takes_ends_and_its_blocks_are_free(made: list[Engine]) -> None:
+    """In llm-d#1138 they were stranded for 480 s, in vllm#35943 for ever."""
+    made.append(Engine("kv_producer", listen="127.0.0.1:0", unread=0.05))
+    (prefill,) = made
+    offered(prefill)
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_unread"] == 1)
+    assert prefill.scheduler.front.cache.stats()["held_blocks"] == 0
+
+
+def test_a_host_without_room_offers_what_has_come(made: list[Engine]) -> None:
+    made.append(Engine("kv_producer", {"max_model_len": 8}, listen="127.0.0.1:0", host=2))
+    (prefill,) = made
+    offered(prefill)
+    assert prefill.handing.prefill.stats()["offer_blocks_held"] == 2
+
+
+def test_a_copy_that_fails_ends_what_was_promised(made: list[Engine]) -> None:
+    failing = ScriptedCopier(ThreadCopier(workers=0), [fail(0)] * 3)
+    made.append(Engine("kv_producer", listen="127.0.0.1:0", copier=failing))
+    (prefill,) = made
+    _, params = prefill.prefilled("p", [*PROMPT, 1], [*IDS, 7])
+    assert "blockyard.offer" in params
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_room"] == 1)
+    assert prefill.held() == [0, 0, 0]
+
+
+def test_a_reset_ends_all_offers_and_none_is_made_after_it(made: list[Engine]) -> None:
+    made.append(Engine("kv_producer", listen="127.0.0.1:0"))
+    (prefill,) = made
+    offered(prefill)
+    prefill.prefilled("q", [*range(50, 50 + 4 * SIZE), 1], [10, 11, 12, 13, 14])
+    assert prefill.scheduler.reset_cache()
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_cleared"] == 2)
+    assert prefill.prefilled("r", [*PROMPT, 1], [*IDS, 7]) == (False, None)
+
+
+# -- what a decode engine takes -------------------------------------------------------------
+
+
+def test_a_prefill_engine_that_has_gone_costs_a_computation(made: list[Engine]) -> None:
+    prefill, decode = pair(made, patience=0.2)
+    params = offered(prefill)
+    prefill.close()
+    one = decode.decoding("d", [*PROMPT, 1], params)
+    assert decode.matched(one) == 0
+    assert decode.held() == [0, 0, 0]
+
+
+def test_a_request_that_is_aborted_gives_its_offer_back(made: list[Engine]) -> None:
+    prefill, decode = pair(made)
+    params = offered(prefill)
+    one = decode.decoding("d", [*PROMPT, 1], params)
+    one.status = Ended.FINISHED_ABORTED
+    decode.scheduler.request_finished(one, [])
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+    assert decode.handing.decode.stats()["handover_waiting"] == 0
+
+
+def test_a_block_that_does_not_come_is_a_shorter_prefix(made: list[Engine]) -> None:
+    prefill, decode = pair(made)
+    params = offered(prefill)
+    one = decode.decoding("d", [*PROMPT, 1], params)
+    assert decode.matched(one) == 4 * SIZE
+    prefill.scheduler.reset_cache()
+    missing = decode.loaded(one, [8, 9, 10, 11])
+    assert missing == {8, 9, 10, 11}
+    # Asked again, it is computed: this has an end.
+    assert decode.scheduler.get_num_new_matched_tokens(one, 0) == (0, False)
+    assert decode.held() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("offer", "counts"),
+    [
+        ({"id": "0" * 32, "at": "10.9.9.9:7000", "boot": 1}, "foreign"),
+        ({"id": "0" * 31, "at": "127.0.0.1:7000", "boot": 1}, "malformed"),
+        ("an offer", "malformed"),
+    ],
+)
+def test_what_is_no_offer_of_a_peer_is_computed_at_once(
+    made: list[Engine], offer: Any, counts: str
+) -> None:
+    _, decode = pair(made)
+    one = decode.decoding("d", [*PROMPT, 1], {"blockyard.offer": offer})
+    assert decode.scheduler.get_num_new_matched_tokens(one, 0) == (0, False)
+    assert decode.handing.decode.stats()[f"handover_{counts}"] == 1
+
+
+def test_an_offer_of_another_prompt_is_given_back(made: list[Engine]) -> None:
+    """In vllm#52234 answers came from another request's KV."""
+    prefill, decode = pair(made)
+    one = decode.decoding("d", [*range(70, 70 + 4 * SIZE), 1], offered(prefill))
+    assert decode.matched(one) == 0
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"namespace": {"weights": "v2"}}, "weights"),
+        ({"changes": {"cache_dtype": "fp8"}}, "dtype|kv_cache|options"),
+        ({"changes": {"dtype": "bfloat16"}}, "dtype|options"),
+    ],
+)
+def test_engines_that_differ_meet_by_the_name_of_the_field_and_the_client_is_answered(
+    made: list[Engine], more: dict[str, Any], field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In llm-d#2433 the client hung, in vllm#43523 the engine crashed."""
+    prefill, decode = pair(made, **more)
+    params = offered(prefill)
+    with caplog.at_level("INFO", "blockyard"):
+        one = decode.decoding("d", [*PROMPT, 1], params)
+        assert decode.matched(one) == 0
+    (peer,) = decode.handing._peers
+    assert re.search(field, peer.why()), peer.why()
+    assert decode.handing.decode.stats()["handover_gone"] == 1
+
+
+def test_both_sides_in_one_engine(made: list[Engine]) -> None:
+    prefill = Engine("kv_both", listen="127.0.0.1:0")
+    made.append(prefill)
+    at = prefill.handing.prefill.listens
+    decode = Engine("kv_both", listen="127.0.0.1:0", peers=[at])
+    made.append(decode)
+    one = decode.decoding("d", [*PROMPT, 1], offered(prefill))
+    assert decode.loaded(one, [8, 9, 10, 11]) == set()
+    assert decode.prefilled("p", [*range(50, 50 + 4 * SIZE), 1], [20, 21, 22, 23, 24])[1]
+
+
+def test_the_numbers_of_both_sides_come_with_vllms(made: list[Engine]) -> None:
+    prefill, decode = pair(made)
+    one = decode.decoding("d", [*PROMPT, 1], offered(prefill))
+    decode.loaded(one, [8, 9, 10, 11])
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+    now = [dict(engine.scheduler._reporter.read()) for engine in (prefill, decode)]
+    assert now[0]["offers_ended{by=done}"] == 1
+    assert now[1]["handover_offers{result=taken}"] == 1
+    assert decode.worker.back._rank_stats()["remote_peer_got_blocks"] == 4
+    plain = {stat.metric for stat in scheduler_stats(("device", "host"), events=False)}
+    assert plain.isdisjoint({"offers_held", "handover_waiting"})
+
+
+# -- what is refused ------------------------------------------------------------------------
+
+PEERS = ["127.0.0.1:7000"]
+
+
+@pytest.mark.parametrize(
+    ("role", "extra", "says"),
+    [
+        ("kv_producer", {}, 'kv_role = "kv_producer" without listen.*"listen": "10.0.0.7:7000"'),
+        ("kv_consumer", {}, 'kv_role = "kv_consumer" without peers.*"peers": ."10.0.0.7:7000"'),
+        ("kv_producer", {"listen": "127.0.0.1:0", "peers": PEERS}, "leave them out"),
+        ("kv_consumer", {"listen": "127.0.0.1:0", "peers": PEERS}, "leave it out"),
+        ("kv_producer", {"listen": "7000"}, "listen = '7000': give host:port"),
+        ("kv_producer", {"listen": "127.0.0.1:0", "advertise": "x"}, "advertise = 'x'"),
+        ("kv_producer", {"listen": "127.0.0.1:0", "lease": 0}, "lease = 0: must be more than 0"),
+        ("kv_producer", {"listen": "127.0.0.1:0", "unread": -1}, "unread = -1"),
+        ("kv_producer", {"listen": "127.0.0.1:0", "offload": "none"}, '"offload": "finish"'),
+        ("kv_producer", {"listen": "127.0.0.1:0", "patience": 1}, "patience was given without pe"),
+        ("kv_consumer", {"peers": "127.0.0.1:7000"}, "peers = '127.0.0.1:7000': give a list"),
+        ("kv_consumer", {"peers": PEERS * 2}, "peers name one twice"),
+        ("kv_consumer", {"peers": PEERS, "patience": 0}, "patience = 0"),
+        ("kv_consumer", {"peers": PEERS, "lease": 1}, "lease was given without listen"),
+        ("kv_consumer", {"peers": PEERS, "secret_file": "/no/file"}, "secret_file = '/no/file'"),
+        ("kv_both", {"secret_file": "/no/file"}, "secret_file was given without listen or peers"),
+        ("kv_producer", {"listen": "0.0.0.0:7000"}, "listen = '0.0.0.0:7000' without a secret"),
+        ("kv_consumer", {"peers": ["kv:7000"]}, "peers = 'kv:7000' without a secret.*secret_file"),
+        ("kv_both", {"unread": 1}, "unread was given without listen"),
+        ("kv_both", {"remote_names": 1}, "remote_names was given without remote"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(role: str, extra: dict[str, Any], says: str) -> None:
+    given = {"host": 64, "namespace": WEIGHTS} | extra
+    config = vllm_config(kv_role=role, kv_connector_extra_config=given)
+    roles = Blockyard.__init__.__globals__["KVConnectorRole"]
+    with pytest.raises(by.Misuse, match=says):
+        Blockyard(config, roles.SCHEDULER, kv_config())
+
+
+def test_offers_name_an_address_that_one_can_connect_to(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+    known = facts(vllm_config(), kv_config(), version="0.33.0")
+    given = {"host": 64, "namespace": WEIGHTS, "secret_file": str(secret)}
+    with pytest.raises(by.Misuse, match=r'"advertise": "10.0.0.7:7000"'):
+        Settings.read(given | {"listen": "0.0.0.0:7000"}, known)
+    Settings.read(given | {"listen": "0.0.0.0:7000", "advertise": "10.0.0.7:7000"}, known)
+
+
+@pytest.mark.parametrize("extra", [{"listen": "127.0.0.1:0"}, {"peers": PEERS}])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tensor_parallel_size": 2}, "with 2 ranks is not supported.*--tensor-parallel-size 1"),
+        ({"pipeline_parallel_size": 2}, "with 2 ranks is not supported"),
+    ],
+)
+def test_set_ups_that_are_not_supported_are_refused_by_name(
+    extra: dict[str, Any], changes: dict[str, Any], says: str
+) -> None:
+    given = {"host": 64, "namespace": WEIGHTS} | extra
+    known = facts(vllm_config(**changes), kv_config(), version="0.33.0")
+    with pytest.raises(by.Unsupported, match=says):
+        Settings.read(given, known)
+
+
+@pytest.mark.parametrize("extra", [{"listen": "127.0.0.1:0"}, {"peers": PEERS}])
+def test_beside_another_connector_it_hands_nothing_over(extra: dict[str, Any]) -> None:
+    known = facts(vllm_config(), kv_config(), version="0.33.0")._replace(beside="NixlConnector")
+    given = {"host": 64, "namespace": WEIGHTS} | extra
+    with pytest.raises(by.Unsupported, match="NixlConnector in a MultiConnector is not supported"):
+        Settings.read(given, known)
+    with pytest.raises(by.Unsupported, match=r'beside NixlConnector.*"kv_role": "kv_both"'):
+        Settings.read(given, known._replace(role="kv_producer"))
+
+
+def test_replicas_need_an_address_each() -> None:
+    known = facts(vllm_config(), kv_config(), version="0.33.0")
+    known = known._replace(replica=known.replica._replace(number=1, total=2))
+    given = {"host": 64, "namespace": WEIGHTS, "listen": "127.0.0.1:7000"}
+    with pytest.raises(by.Misuse, match="without --data-parallel-size"):
+        Settings.read(given, known)
+
+
+@pytest.mark.parametrize("extra", [{"listen": "127.0.0.1:0"}, {"peers": PEERS}])
+def test_weights_that_nobody_can_name_are_handed_to_nobody(extra: dict[str, Any]) -> None:
+    known = facts(vllm_config(), kv_config(), version="0.33.0")
+    with pytest.raises(by.Misuse, match="weights cannot be identified"):
+        Settings.read({"host": 64} | extra, known)
+
+
+def test_a_worker_of_another_process_is_refused(made: list[Engine]) -> None:
+    made.append(Engine("kv_producer", listen="127.0.0.1:0"))
+    (prefill,) = made
+    said = prefill.worker.get_handshake_metadata()
+    said.lent = 7
+    fresh = Front(changes={"kv_role": "kv_producer"}, listen="127.0.0.1:0", namespace=WEIGHTS)
+    with pytest.raises(by.Unsupported, match="executor-backend uni"):
+        fresh.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): said})
+    fresh.worker.shutdown()
+
+
+def test_vllm_frees_no_block_early_that_a_prefill_engine_loads_into(made: list[Engine]) -> None:
+    """It defers that where it consumes KV: the next load must not meet a step in flight."""
+    config = vllm_config(
+        kv_role="kv_producer",
+        kv_connector_extra_config={"host": 64, "namespace": WEIGHTS, "listen": "127.0.0.1:0"},
+    )
+    roles = Blockyard.__init__.__globals__["KVConnectorRole"]
+    Blockyard(config, roles.SCHEDULER, kv_config())
+    assert config.kv_transfer_config.kv_role == "kv_both"
+    assert made == []
+
+
+def test_two_requests_of_one_offer_load_it_one_after_the_other(made: list[Engine]) -> None:
+    """In vllm#44294 they waited for each other for ever, in vllm#53049 both loaded at once."""
+    prefill, decode = pair(made)
+    params = offered(prefill)
+    first, second = (decode.decoding(name, [*PROMPT, 1], params) for name in ("d", "e"))
+    assert decode.matched(first) == 4 * SIZE
+    assert decode.begin(first, [8, 9, 10, 11]) == 4 * SIZE
+    assert decode.scheduler.get_num_new_matched_tokens(second, 0) == (None, False)
+    came: set[str] = set()
+    until = time.monotonic() + 20
+    while "d" not in came:
+        came |= decode.step().finished_recving
+        assert time.monotonic() < until
+        time.sleep(1e-3)
+    assert decode.loaded(second, [12, 13, 14, 15]) == set()
+    assert [decode.block(at) for at in (12, 13, 14, 15)] == [[13], [14], [15], [16]]
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+    assert decode.handing.decode.stats()["handover_taken"] == 1
+
+
+def test_an_id_that_comes_twice_is_another_request(made: list[Engine]) -> None:
+    prefill, decode = pair(made)
+    params = offered(prefill)
+    # vLLM has not heard of the end of the first, as where its client is gone.
+    decode.decoding("d", [*PROMPT, 1], params)
+    one = decode.decoding("d", [*PROMPT, 1], params)
+    assert decode.matched(one) in {0, 4 * SIZE}
+    one.status = Ended.FINISHED_ABORTED
+    decode.scheduler.request_finished(one, [])
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+    assert decode.handing.decode.stats()["handover_waiting"] == 0
