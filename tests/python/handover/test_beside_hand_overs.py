@@ -69,10 +69,9 @@ class Beside(Rig):
     def __init__(self, many: int) -> None:
         super().__init__(device=5 * many + 99, names=NAMES)
         self.clock = 0.0
-        tier = RemoteTier(LAYOUT, NAMES, [], identity=OURS, peers=[AT])
+        tier: Any = RemoteTier(LAYOUT, NAMES, [], identity=OURS, peers=[AT])
         tier.peers.close(0.0)
-        self.reader: Any = Reader()
-        tier.peers = self.reader
+        self.reader = tier.peers = Reader()
         copier = StoreCopier(tier, patience=PATIENCE, threads=0, clock=lambda: self.clock)
         memory = MemoryTier(LAYOUT, self.cache.limit(), name="device")
         self.crane = by.Crane(LAYOUT, device=memory, remote=tier, copier=copier)

@@ -122,7 +122,9 @@ class Roles:
         until(lambda: not self.side.stats()["offers_held"])
         stats = self.taking.stats()
         assert (stats["handover_waiting"], stats["handover_open"]) == (0, 0)
-        (peer,) = self.decode.cache.crane.remote.peers
+        remote = self.decode.cache.crane.remote
+        assert remote is not None
+        (peer,) = remote.peers
         until(lambda: not peer.stats()["leases"])
         assert peer.stats()["in_flight"] == peer.stats()["offers_open"] == 0
         self.side.close()
@@ -164,7 +166,8 @@ def test_inv_36a_a_prefill_side_that_aborts_in_the_read_ends_its_offers_first(ro
     (result,) = roles.reset(roles.prefill)
     assert (result.request, result.held) == ("two", None)
     until(lambda: roles.side.stats()["offers_ended_by_cleared"] == 1)
-    roles.prefill.cache.crane.device.planes[0][:] = 0
+    device: Any = roles.prefill.cache.crane.device
+    device.planes[0][:] = 0
     assert roles.decode.ends().tokens.tolist() == roles.wanted
 
 
