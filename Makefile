@@ -64,7 +64,11 @@ MB.test := 545
 MB.lint := 130
 MB.site := 120
 MB.stores := 150
+MB.nixl := 225
 MB.mutants := 25
+
+# It names PyTorch, and needs none.
+PIP.nixl := --no-deps
 
 # Only what the group says counts, not every change of pyproject.toml. Two goals beside each other may look at once.
 .PRECIOUS: $(VENV)/%.txt
@@ -74,7 +78,7 @@ $(VENV)/%.txt: pyproject.toml $(BIN)/python
 
 $(VENV)/%.group: $(VENV)/%.txt
 	@echo "Installing into $(VENV), about $(MB.$*) MB:" $$(cat $<)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP.$*) --requirement $<
 	@touch $@
 
 wheel: $(WHEEL_STAMP)  ## build the sdist, and from it the release wheel into target/wheels
@@ -291,8 +295,8 @@ soak-stores: install $(VENV)/stores.group  ## kill engines over a folder, a Redi
 	$(BIN)/python tests/soak_stores.py --seeds $(or $(SEEDS),24)
 	$(BIN)/python tests/soak_stores.py --seeds $(or $(SEEDS),24) --lies 0.4
 
-soak-handover: install  ## kill and stop a prefill and a decode engine, KILLS=300 and STOPS=100 times, and simulate SCHEDULES=100000
-	$(BIN)/python tests/soak_handover.py --kills $(or $(KILLS),300) --stops $(or $(STOPS),100) --first $(or $(FIRST),0) \
+soak-handover: install $(if $(filter nixl,$(CARRIER)),$(VENV)/nixl.group)  ## kill and stop a prefill and a decode engine, KILLS=300 and STOPS=100 times, over CARRIER=tcp, and simulate SCHEDULES=100000
+	$(BIN)/python tests/soak_handover.py --carrier $(or $(CARRIER),tcp) --kills $(or $(KILLS),300) --stops $(or $(STOPS),100) --first $(or $(FIRST),0) \
 		--schedules $(or $(SCHEDULES),100000)
 
 soak-groups: install  ## run an engine with several groups of layers, over caches and over a connector, SEEDS=2000 each
@@ -319,7 +323,7 @@ bench-stores: install $(VENV)/stores.group  ## what shared stores cost, beside t
 	@mkdir -p $(OUT)
 	$(BIN)/python benches/python/stores.py --json $(OUT)/bench-stores.json
 
-bench-handover: install  ## what a hand-over by tcp costs, beside a plain socket over loopback
+bench-handover: install $(VENV)/nixl.group  ## what a hand-over costs, by tcp beside a plain socket over loopback, and by NIXL beside NIXL alone
 	@mkdir -p $(OUT)
 	$(BIN)/python benches/python/handover.py --json $(OUT)/bench-handover.json
 

@@ -34,6 +34,7 @@ SLOW = {
     "test_kernels",
     "test_machine",
     "test_mooncake_store",
+    "test_nixl",
     "test_orders",
     "test_out",
     "test_own_blocks_example",

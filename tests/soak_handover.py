@@ -1,22 +1,25 @@
 """`make soak-handover`: a prefill and a decode engine are killed and stopped, again and again.
 
-    python soak_handover.py [--kills 300] [--stops 100] [--first 0] [--schedules 0] [--seed 0]
+    python soak_handover.py [--carrier tcp] [--kills 300] [--stops 100] [--first 0] [--schedules 0]
 
 Each seed is a play of sixteen requests by two processes over TCP, of which either is killed and
 stopped at random moments. Every answer must be that of one engine with ample memory, nothing may be
 left held at the end, and of the requests whose prefill engine lived at least half must take blocks
-over. `--first` goes on from a seed. Then `--schedules` hand-overs are simulated, on every core,
+over. `--first` goes on from a seed. With `--carrier nixl`, NIXL reads the blocks: over TCP where
+`UCX_TLS` says nothing else. Then `--schedules` hand-overs are simulated, on every core,
 from `--seed` on.
 """
 
 import argparse
 import logging
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+from blockyard.shared.endpoints import Carrier
 from blockyard.testing import Broken, Scenario, simulate
 
 sys.path.append(str(Path(__file__).parent / "python" / "support"))
@@ -33,12 +36,14 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def played(first: int, kills: int, stops: int) -> None:
+def played(carrier: Carrier, first: int, kills: int, stops: int) -> None:
     """Plays seeds until there were so many kills and stops."""
     counts, began, seed = Counter[str](), time.monotonic(), first
     while counts["kills"] < kills or counts["stops"] < stops:
         try:
-            counts += Play(Setup(seed), asks(seed, 16), kills=KILLS, stops=STOPS).run()
+            counts += Play(
+                Setup(seed, carrier=carrier), asks(seed, 16), kills=KILLS, stops=STOPS
+            ).run()
         except AssertionError:
             say(f"seed {seed} is broken")
             raise
@@ -88,13 +93,17 @@ def schedules(first: int, count: int) -> int:
 def main() -> int:
     """Plays all seeds, and simulates."""
     asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--carrier", choices=("tcp", "nixl"), default="tcp")
     asked.add_argument("--kills", type=int, default=300)
     asked.add_argument("--stops", type=int, default=100)
     asked.add_argument("--first", type=int, default=0, help="the first play")
     asked.add_argument("--schedules", type=int, default=0, help="how many to simulate")
     asked.add_argument("--seed", type=int, default=0, help="the first of them")
     options = asked.parse_args()
-    played(options.first, options.kills, options.stops)
+    if options.carrier == "nixl":
+        os.environ.setdefault("UCX_TLS", "tcp")
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
+    played(options.carrier, options.first, options.kills, options.stops)
     return schedules(options.seed, options.schedules)
 
 

@@ -1,11 +1,12 @@
-"""`make bench-handover`: what a hand-over by tcp costs, beside a plain socket, and in a step.
+"""`make bench-handover`: what a hand-over costs, beside what carries it alone, and in a step.
 
     python benches/python/handover.py [--mib 128] [--rounds 9]
 
-Both go over loopback, with one thread each side. The plain socket sends the same bytes and receives
+By tcp, both go over loopback,
+with one thread each side. The plain socket sends the same bytes and receives
 them into the same memory, a block a call to send: no frames, no sums, no generations. Each row
 alternates with what it is compared with, in one process, and its figure is the median of the ratios
-of the rounds. It fails where a goal is missed.
+of the rounds. It fails where a goal is missed. The rows of NIXL are in `handover_nixl.py`.
 """
 
 import os
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import blockyard as by
+import handover_nixl
 from blockyard._core import Offers, OfferServer, Peer
 from blockyard.crane.copiers.lane_flights import Place, memory_places
 from blockyard.crane.tiers.memory import MemoryTier
@@ -177,7 +179,8 @@ def steps(rounds: int) -> Iterator[Figure]:
 def main() -> None:
     options = asked(__doc__, mib=128, rounds=9)
     print(f"{options.rounds} rounds of {options.mib} MiB.\n")
-    rows = chain(figures(options.mib, options.rounds), steps(options.rounds))
+    mib, count = options.mib, options.rounds
+    rows = chain(figures(mib, count), handover_nixl.figures(mib, count), steps(count))
     sys.exit(report(rows, options.json))
 
 

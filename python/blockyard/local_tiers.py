@@ -186,6 +186,7 @@ def made_remote(
         group=config.group,
         peers=config.peers,
         secret_file=config.secret_file,
+        carrier=config.carrier,
     )
     opened.callback(remote.close)
     return remote

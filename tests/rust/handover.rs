@@ -7,6 +7,8 @@
     reason = "no yard is here whose lock it could be"
 )]
 
+#[path = "handover/carried.rs"]
+mod carried;
 #[path = "handover/ending.rs"]
 mod ending;
 #[path = "handover/hostile_decoder.rs"]

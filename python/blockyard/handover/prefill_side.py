@@ -5,20 +5,23 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from blockyard._core import HeldBlocks, Misuse, Offers, OfferServer, Unsupported
-from blockyard.crane.copiers.lane_flights import memory_places
+from blockyard.crane.copiers.lane_flights import Place, memory_places
 from blockyard.crane.tiers import Tier, is_mapped, planes_of
 from blockyard.crane.tiers.peers import called
 from blockyard.handover.handover_stats import PREFILL_STATS
 from blockyard.handover.offer import Offer, check_supported
-from blockyard.shared.endpoints import endpoint, is_unspecified, read_secret
+from blockyard.shared.endpoints import Carrier, endpoint, is_unspecified, read_secret
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, seconds, shown
 from blockyard.stores.identity import fields_of
 from blockyard.yard.cache import KVCache
+
+if TYPE_CHECKING:
+    from blockyard.crane.tiers.nixl_source import NixlSource
 
 __all__ = ["PrefillSide"]
 
@@ -52,6 +55,8 @@ class PrefillSide(Single):
         lease: Seconds after which a reader that has not renewed its lease counts as gone.
         unread: Seconds after which an offer ends that no reader has taken.
         ending: Seconds that `close` waits for connections.
+        carrier: "tcp"; or "nixl", with which decode sides that have it, too, read the memory of the
+            device by themselves: whoever proves the secret may read all of that memory.
         fields: All that the bytes depend on, by name, where that is more than the cache says; None
             for what its configuration says.
 
@@ -60,8 +65,8 @@ class PrefillSide(Single):
             not name model and weights, there is no secret for an address of the network, or offers
             would name an address as 0.0.0.0.
         Unavailable: One listens there already.
-        Unsupported: The memory is a GPU's, the layout has several ranks, or the cache is of one
-            group of layers among several.
+        Unsupported: The memory is a GPU's, the layout has several ranks, the cache is of one group
+            of layers among several, or NIXL is not installed.
     """
 
     SCHEMA = PREFILL_STATS
@@ -78,6 +83,7 @@ class PrefillSide(Single):
         lease: float = 10.0,
         unread: float = 60.0,
         ending: float = 1.0,
+        carrier: Carrier = "tcp",
         fields: Mapping[str, str] | None = None,
     ) -> None:
         config, layout = cache.config, device.layout
@@ -110,6 +116,8 @@ class PrefillSide(Single):
                 raise Misuse(f"{name} = {given!r}: must be more than 0 seconds")
         secret = read_secret(secret_file)
         self._ending = seconds("ending", ending)
+        planes = [place for plane in memory_places(device, "peers") for place in plane]
+        self._source = _source(carrier, cache, device, planes)
         self._cache, self._boot = weakref.ref(cache), cache.boot
         self._offers = Offers(**times)
         self._server = OfferServer(
@@ -118,9 +126,10 @@ class PrefillSide(Single):
             boot=self._boot,
             name=called("prefill"),
             fields=fields_of(config.identity, layout) if fields is None else fields,
-            planes=[[place for plane in memory_places(device, "peers") for place in plane]],
+            planes=[planes],
             blocks=device.blocks,
             secret=secret,
+            memory=None if self._source is None else self._source.memory,
         )
         # The server reads this memory, whoever closes its tier before.
         self._memory = planes_of(device)
@@ -280,10 +289,23 @@ class PrefillSide(Single):
         self._stop.set()
         self._offers.end_all("closed")
         ended = self._server.close(patience=self._ending)
+        if self._source is not None:
+            self._source.close()
         self._memory = ()
         self._thread.join(self._ending)
         self._finalizer.detach()
         return ended and not self._thread.is_alive()
+
+
+def _source(
+    carrier: Carrier, cache: KVCache, device: Tier, planes: Sequence[Place]
+) -> "NixlSource | None":
+    """Returns what lets others read the memory of the device, where a carrier needs that."""
+    if one_of("carrier", carrier, get_args(Carrier)) == "tcp":
+        return None
+    from blockyard.crane.tiers.nixl_source import NixlSource  # noqa: PLC0415 - most have no NIXL
+
+    return NixlSource(planes, device.blocks, cache.slot_generations(), planes_of(device))
 
 
 def _look(offers: Offers, stop: threading.Event, every: float) -> None:

@@ -4,13 +4,22 @@ import os
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from blockyard._core import Misuse
 from blockyard.shared.validate import bounded, file, shown
 
-__all__ = ["endpoint", "endpoints", "is_endpoint", "is_unspecified", "read_secret"]
+__all__ = [
+    "Carrier",
+    "endpoint",
+    "endpoints",
+    "is_endpoint",
+    "is_unspecified",
+    "read_secret",
+]
 
+Carrier: TypeAlias = Literal["tcp", "nixl"]
+"""What brings the bytes of blocks that are handed over."""
 _LONGEST: Final = 255
 """Letters of an address."""
 _MOST_PORT: Final = 65_535

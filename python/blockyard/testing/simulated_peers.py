@@ -545,7 +545,7 @@ class SimulatedPeers:
 
     def stats(self) -> dict[str, int]:
         """Returns what the tier asks for."""
-        return self.peer.stats() | {"resting": int(self.peer.state() != "well")}
+        return self.peer.stats() | {"resting": int(self.peer.state() != "well"), "held_bytes": 0}
 
     def troubles(self) -> tuple[str, ...]:
         """Says nothing."""

@@ -26,6 +26,7 @@ from blockyard.yard.tier_sizes import in_blocks
 
 if TYPE_CHECKING:
     from blockyard.shared.copy_tuning import CopyTuning
+    from blockyard.shared.endpoints import Carrier
 
 __all__ = ["BlockCosts", "Config", "ConfigKeywords", "Eviction", "HostCopies"]
 
@@ -78,6 +79,7 @@ class ConfigKeywords(TypedDict, total=False):
     disk: int | str
     remote: int | str
     remote_writes: bool
+    carrier: "Carrier"
     null_slots: int
     eviction: Eviction
     host_copies: HostCopies | None
@@ -124,6 +126,8 @@ class Config:
         peers: Where prefill sides listen whose offers are taken over, as `host:port`. They may
             differ between ranks.
         secret_file: A file with the secret that these know, too. It may differ between ranks.
+        carrier: What brings the bytes of peers: "tcp", or "nixl", which reads them out of their
+            memory.
         layout: The bytes of a block. Without one there is bookkeeping only.
         ranks: Cranes that report the outcome of every flight.
         block_size: Tokens per block.
@@ -191,6 +195,7 @@ class Config:
     remote_writes: bool = True
     peers: Sequence[str] = ()
     secret_file: str | os.PathLike[str] | None = None
+    carrier: "Carrier" = "tcp"
     layout: KVLayout | None = None
     ranks: int = _Default(1)
     block_size: int = _Default(16)
@@ -316,6 +321,7 @@ class Config:
         values |= {"linked": None if self.linked else False, "group": self.group or None}
         values |= {"remote": self.remote or None, "peers": list(self.peers) or None}
         values["remote_writes"] = None if self.remote_writes else False
+        values["carrier"] = None if self.carrier == "tcp" else self.carrier
         return {name: value for name, value in values.items() if value is not None}
 
     def named(self) -> Self:
@@ -447,7 +453,7 @@ class Config:
         return values
 
 
-_OWN: Final = ("record", "yard", "stores", "peers", "secret_file")
+_OWN: Final = ("record", "yard", "stores", "peers", "secret_file", "carrier")
 """What may differ between ranks, and the core does not know."""
 _LEAST = {
     "block_size": 1,
@@ -523,6 +529,14 @@ def _peers(given: object) -> tuple[str, ...]:
     return endpoints(given)
 
 
+def _carrier(given: object) -> object:
+    if given == "tcp":
+        return "tcp"
+    from blockyard.shared.endpoints import Carrier  # noqa: PLC0415 - most have tcp
+
+    return one_of("carrier", given, get_args(Carrier))
+
+
 def _copy_tuning(given: object) -> "CopyTuning":
     from blockyard.shared.copy_tuning import CopyTuning  # noqa: PLC0415 - only a GPU needs it
 
@@ -579,6 +593,7 @@ _FORMS: dict[str, Callable[[object], object]] = {
     "stores": store_urls,
     "peers": _peers,
     "secret_file": partial(file, "secret_file"),
+    "carrier": _carrier,
     "yard": partial(integer, "yard", most=MOST_YARD),
     "group": partial(integer, "group", least=0, most=MOST_GROUP),
     **{name: partial(by_tier, name, tiers, check) for name, (tiers, check) in _BY_TIER.items()},

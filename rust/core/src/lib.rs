@@ -39,6 +39,6 @@ pub use keys::{Chain, Extras, KeyHash, Media, Namespace, Seed};
 pub use state::{
     Answer, Begun, Cells, Condemned, Config, Counters, Fetch, Field, Filling, Forgotten, Growth,
     HeldPath, Holder, HolderId, HostCopies, Kind, Loading, MAX_RUNS, Need, NewCell, ParkedView,
-    Pending, Presence, Probe, Request, Room, Sealing, State, Stats, Stepped, Stop, TableCells,
-    TierStats, View, Violation, Wanted, WritePolicy,
+    Pending, Presence, Probe, Request, Room, Sealing, SlotGenerations, State, Stats, Stepped, Stop,
+    TableCells, TierStats, View, Violation, Wanted, WritePolicy,
 };

@@ -3,7 +3,7 @@
 
 use crate::desk::Desk;
 use crate::frame::Frame;
-use crate::greeting::connect;
+use crate::greeting::{Wish, connect};
 use crate::link::{Lost, wait_for};
 use crate::wire::{Asked, LOOK, PeerOptions, Shared, Wire};
 use std::collections::VecDeque;
@@ -81,13 +81,24 @@ impl Carrier<'_> {
             rank,
             bytes,
             timeout,
+            carrier,
             ..
         } = &self.shared.options;
-        match connect(address, identity, *rank, *bytes, *timeout) {
+        let wish = Wish {
+            address,
+            identity,
+            rank: *rank,
+            bytes: *bytes,
+            carrier: carrier.as_deref(),
+        };
+        match connect(&wish, *timeout) {
             Ok((link, other)) => {
                 let mut desk = self.shared.desk();
                 desk.counts.connected += 1;
                 desk.met(other.boot);
+                desk.memory = Some((other.boot, other.memory.into()));
+                drop(desk);
+                self.shared.carrier.wake();
                 self.wire = Some(Wire {
                     link,
                     boot: other.boot,

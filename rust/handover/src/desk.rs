@@ -29,6 +29,7 @@ pub struct Known {
 /// A block that a flight wants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
+    pub(crate) boot: u32,
     pub(crate) id: OfferId,
     pub(crate) reader: u64,
     pub(crate) at: u32,
@@ -51,6 +52,18 @@ struct Entry {
     come: usize,
     good: usize,
     short: Option<Short>,
+    /// The sums of the leading blocks, where another carrier brings the bytes.
+    sums: Vec<u128>,
+}
+
+/// What is to be landed now of blocks whose bytes another carrier has brought.
+#[derive(Debug)]
+pub(crate) enum Landing {
+    /// Nothing any more: their flight has ended, or ends before them.
+    Over,
+    /// Not before their sums, and the blocks before them, are there.
+    Later,
+    Now(Arc<Flying>, Vec<u128>),
 }
 
 /// What the thread is to say, in this order.
@@ -126,11 +139,16 @@ pub(crate) struct Desk {
     index: HashMap<Key, Vec<(OfferId, usize)>>,
     /// Leases until it was said that they are done.
     leases: BTreeMap<(OfferId, u64), Lease>,
+    /// Whether another carrier brings the bytes, and flights that it was not told of.
+    tells_begun: bool,
+    begun: Vec<u64>,
     landed: Vec<Landed>,
     bell: Bell,
     answers: Vec<Answer>,
     breaker: Breaker,
     clock: Clock,
+    /// Where the memory of the other side is, by its boot, for another carrier.
+    pub(crate) memory: Option<(u32, Arc<[u8]>)>,
     pub(crate) why: String,
     pub(crate) counts: Counts,
     /// Whether a rest has begun of which the thread does not know yet.
@@ -143,7 +161,7 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    pub(crate) fn new(failures: u32, rest: Duration, bell: Bell) -> Self {
+    pub(crate) fn new(failures: u32, rest: Duration, tells_begun: bool, bell: Bell) -> Self {
         Self {
             work: VecDeque::new(),
             out: BTreeMap::new(),
@@ -152,11 +170,14 @@ impl Desk {
             offers: BTreeMap::new(),
             index: HashMap::new(),
             leases: BTreeMap::new(),
+            tells_begun,
+            begun: Vec::new(),
             landed: Vec::new(),
             bell,
             answers: Vec::new(),
             breaker: Breaker::new(failures, rest),
             clock: Clock::new(),
+            memory: None,
             why: String::new(),
             counts: Counts::default(),
             rest_begun: false,
@@ -376,6 +397,7 @@ impl Desk {
         let &(id, at) = self.index.get(key)?.first()?;
         let (known, reader) = self.known(&id)?;
         Some(Wanted {
+            boot: known.boot,
             id,
             reader,
             at: (known.first + at) as u32,
@@ -419,9 +441,13 @@ impl Desk {
             }),
             next: 0,
             come: 0,
+            sums: Vec::new(),
             short: missing,
         };
         self.flights.insert(number, entry);
+        if self.tells_begun {
+            self.begun.push(number);
+        }
         self.work.push_back(Work::Fetch(number));
         number
     }
@@ -465,6 +491,34 @@ impl Desk {
             Err(short) => self.cut_flight(number, row, short),
         }
         self.settle(number)
+    }
+
+    /// Flights that were taken since the last call, and have not ended.
+    pub(crate) fn take_begun(&mut self) -> Vec<u64> {
+        let begun = mem::take(&mut self.begun).into_iter();
+        begun.filter(|number| self.flies(*number)).collect()
+    }
+
+    /// Takes the sum of a block whose bytes another carrier brings.
+    pub(crate) fn summed(&mut self, number: u64, row: usize, sum: u128) {
+        if let Some(entry) = self.flights.get_mut(&number)
+            && entry.sums.len() == row
+        {
+            entry.sums.push(sum);
+        }
+    }
+
+    /// What is to be landed of `count` blocks of a flight from `row` on.
+    pub(crate) fn landing(&self, number: u64, row: usize, count: usize) -> Landing {
+        let Some(entry) = self.flights.get(&number).filter(|entry| row < entry.good) else {
+            return Landing::Over;
+        };
+        match entry.sums.get(row..entry.good.min(row + count)) {
+            Some(sums) if row == entry.come => {
+                Landing::Now(Arc::clone(&entry.flying), sums.to_vec())
+            }
+            _ => Landing::Later,
+        }
     }
 
     /// Lets nothing of a flight be good from a block on.

@@ -78,15 +78,16 @@ pub(crate) enum Frame {
         lease_ms: u32,
         blocks: Vec<Told>,
     },
-    /// Of the decode side: it wants bytes.
+    /// Of the decode side: it wants bytes; or `sums` alone, as another way brings it the bytes.
     Read {
         ask: u32,
         id: OfferId,
         reader: u64,
         first: u32,
         count: u32,
+        sums: bool,
     },
-    /// The answer, for each block: its bytes follow, then a `Sum`.
+    /// The answer, for each block: as many bytes as `length` says follow, then a `Sum`.
     Block {
         ask: u32,
         at: u32,
@@ -108,6 +109,10 @@ pub(crate) enum Frame {
         reader: u64,
         why: String,
     },
+    /// Of the decode side: where is the memory, for who reads that by himself?
+    Where,
+    /// The answer, in a carrier's own words; empty where there is no such carrier.
+    Memory(Vec<u8>),
 }
 
 /// What is no frame.
@@ -166,13 +171,21 @@ impl Frame {
             Self::Differs { .. } => 4,
             Self::Take { .. } => 5,
             Self::Blocks { .. } => 6,
-            Self::Read { .. } => 7,
+            Self::Read { sums, .. } => {
+                if *sums {
+                    16
+                } else {
+                    7
+                }
+            }
             Self::Block { .. } => 8,
             Self::Sum { .. } => 9,
             Self::Gone { .. } => 10,
             Self::Renew { .. } => 11,
             Self::Done { .. } => 12,
             Self::Refuse { .. } => 13,
+            Self::Where => 14,
+            Self::Memory(_) => 15,
         }
     }
 
@@ -252,6 +265,7 @@ impl Frame {
                 reader,
                 first,
                 count,
+                sums: _,
             } => {
                 to.u32(*ask);
                 to.lease(id, *reader);
@@ -284,6 +298,11 @@ impl Frame {
                 to.lease(id, *reader);
                 to.text(why);
             }
+            Self::Where => {}
+            Self::Memory(said) => {
+                to.u32(said.len() as u32);
+                to.bytes(said);
+            }
         }
     }
 
@@ -294,11 +313,13 @@ impl Frame {
             1..=4 => from.greeting(kind),
             5 => from.take(),
             6 => from.blocks(),
-            7 => from.read(),
+            7 | 16 => from.read(kind == 16),
             8 => from.block(),
             9 => from.sum(),
             10 => from.gone(),
             11..=13 => from.word(kind),
+            14 => Some(Self::Where),
+            15 => from.memory(),
             _ => return Ok(None),
         };
         let frame = frame.filter(|_| from.0.is_empty());
@@ -435,8 +456,9 @@ impl Reader<'_> {
         })
     }
 
-    fn read(&mut self) -> Option<Frame> {
+    fn read(&mut self, sums: bool) -> Option<Frame> {
         Some(Frame::Read {
+            sums,
             ask: self.u32()?,
             id: self.bytes()?,
             reader: self.u64()?,
@@ -467,6 +489,13 @@ impl Reader<'_> {
         let [code] = self.bytes()?;
         let why = Gone::of(code);
         Some(Frame::Gone { ask, id, why })
+    }
+
+    fn memory(&mut self) -> Option<Frame> {
+        let length = self.u32()? as usize;
+        let (said, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(Frame::Memory(said.to_vec()))
     }
 
     fn word(&mut self, kind: u8) -> Option<Frame> {
@@ -538,6 +567,7 @@ mod tests {
                 reader,
                 first: 1,
                 count: 9,
+                sums: false,
             },
             Frame::Block {
                 ask: 2,
@@ -561,6 +591,16 @@ mod tests {
                 id,
                 reader,
                 why: "late".into(),
+            },
+            Frame::Where,
+            Frame::Memory(vec![7; 300]),
+            Frame::Read {
+                ask: 2,
+                id,
+                reader,
+                first: 1,
+                count: 9,
+                sums: true,
             },
         ]
     }
@@ -586,7 +626,7 @@ mod tests {
             assert_eq!(read(&bytes), Ok(Some(frame)));
             kinds.insert(bytes[5]);
         }
-        assert_eq!(kinds.len(), 13);
+        assert_eq!(kinds.len(), 16);
     }
 
     #[test]
@@ -706,11 +746,13 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_from_flipped_bytes_is_said_so_again(at in 0..13_usize, bit: usize) {
+        fn what_is_read_from_flipped_bytes_is_said_so_again(at in 0..16_usize, bit: usize) {
             let mut bytes = bytes_of(&frames()[at]);
-            let bits = (bytes.len() - HEAD) * 8;
+            let bits = ((bytes.len() - HEAD) * 8).max(1);
             let bit = HEAD * 8 + bit % bits;
-            bytes[bit / 8] ^= 1 << (bit % 8);
+            if let Some(byte) = bytes.get_mut(bit / 8) {
+                *byte ^= 1 << (bit % 8);
+            }
             if let Ok(Some(frame)) = Frame::read(bytes[5], &bytes[HEAD..]) {
                 prop_assert_eq!(bytes_of(&frame).len(), bytes.len());
             }

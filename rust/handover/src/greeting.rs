@@ -27,6 +27,8 @@ pub(crate) struct Other {
     pub(crate) boot: u32,
     pub(crate) name: String,
     pub(crate) rank: u32,
+    /// Where its memory is, as it was asked.
+    pub(crate) memory: Vec<u8>,
 }
 
 /// Whether an address is of this machine alone, by its text.
@@ -41,14 +43,21 @@ pub fn is_loopback(address: &str) -> bool {
             .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
 }
 
+/// What a decode side wants of the other one.
+pub(crate) struct Wish<'own> {
+    pub(crate) address: &'own str,
+    pub(crate) identity: &'own Identity,
+    pub(crate) rank: u32,
+    pub(crate) bytes: u32,
+    /// The carrier that is to be there, where it is another one than this connection.
+    pub(crate) carrier: Option<&'own str>,
+}
+
 /// Connects to a prefill side.
-pub(crate) fn connect(
-    address: &str,
-    identity: &Identity,
-    rank: u32,
-    bytes: u32,
-    timeout: Duration,
-) -> Result<(Link, Other), Lost> {
+pub(crate) fn connect(wish: &Wish<'_>, timeout: Duration) -> Result<(Link, Other), Lost> {
+    let Wish {
+        address, identity, ..
+    } = *wish;
     let until = Instant::now() + timeout;
     let mut last = Lost::Refused(format!("{address} is no address"));
     for found in address.to_socket_addrs()? {
@@ -60,7 +69,7 @@ pub(crate) fn connect(
         match TcpStream::connect_timeout(&found, left.max(Duration::from_millis(1))) {
             Ok(stream) => {
                 let mut link = Link::new(Arc::new(stream), MOST_UNPROVEN)?;
-                let other = greet(&mut link, identity, rank, bytes, until)?;
+                let other = greet(&mut link, wish, until)?;
                 return Ok((link, other));
             }
             Err(error) => last = Lost::Io(error),
@@ -70,13 +79,13 @@ pub(crate) fn connect(
 }
 
 /// The decode side of a meeting.
-fn greet(
-    link: &mut Link,
-    identity: &Identity,
-    rank: u32,
-    bytes: u32,
-    until: Instant,
-) -> Result<Other, Lost> {
+fn greet(link: &mut Link, wish: &Wish<'_>, until: Instant) -> Result<Other, Lost> {
+    let Wish {
+        identity,
+        rank,
+        bytes,
+        ..
+    } = *wish;
     let nonce = fresh()?;
     say_nonce(link, Role::Decode, identity, nonce);
     link.flush(until)?;
@@ -113,7 +122,12 @@ fn greet(
     link.say(&hello(identity, rank, bytes));
     link.flush(until)?;
     match link.hear(until)? {
-        Frame::Hello { name, .. } => Ok(Other { boot, name, rank }),
+        Frame::Hello { name, .. } => Ok(Other {
+            boot,
+            name,
+            rank,
+            memory: ask_where(link, wish.carrier, until)?,
+        }),
         Frame::Differs { field, here } => {
             let own = identity.fields.iter().find(|(name, _)| *name == field);
             let own = own.map_or_else(|| bytes.to_string(), |(_, value)| value.clone());
@@ -121,6 +135,22 @@ fn greet(
                 "{field} is {here:?} there, and {own:?} here"
             )))
         }
+        _ => Err(Lost::Unasked),
+    }
+}
+
+/// Where the memory of the other side is, which has proved that it knows the secret.
+fn ask_where(link: &mut Link, carrier: Option<&str>, until: Instant) -> Result<Vec<u8>, Lost> {
+    let Some(carrier) = carrier else {
+        return Ok(Vec::new());
+    };
+    link.say(&Frame::Where);
+    link.flush(until)?;
+    match link.hear(until)? {
+        Frame::Memory(said) if said.is_empty() => Err(Lost::Refused(format!(
+            "carrier is \"tcp\" there, and {carrier:?} here"
+        ))),
+        Frame::Memory(said) => Ok(said),
         _ => Err(Lost::Unasked),
     }
 }
@@ -190,7 +220,12 @@ pub(crate) fn welcome(
     }
     link.say(&hello(identity, rank, block));
     link.flush(until)?;
-    Ok(Other { boot, name, rank })
+    Ok(Other {
+        boot,
+        name,
+        rank,
+        memory: Vec::new(),
+    })
 }
 
 /// The first field that is not the same, and what it is here.

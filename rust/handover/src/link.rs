@@ -6,12 +6,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Bytes of a block that one call of the system moves at most: they are still in the cache when they are summed.
-pub(crate) const CHUNK: usize = 512 << 10;
 
 /// Bytes that are read at once where a frame is expected.
 const SOME: usize = 4096;
@@ -46,12 +43,17 @@ impl Wake {
         Ok(Self(eventfd(0, flags)?))
     }
 
+    /// It can be read while it is awake.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
     pub(crate) fn wake(&self) {
         // Where it is full the thread is awake already.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

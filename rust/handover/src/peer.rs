@@ -2,15 +2,16 @@
 //! INV-36c
 
 use crate::carrier::run;
-use crate::desk::{Desk, Known, Take, Work};
+use crate::desk::{Desk, Known, Landing, Take, Work};
 use crate::landed::{Answer, Counts, PeerState};
 use crate::link::Wake;
 use crate::offers::OfferId;
-use crate::places::Pieces;
+use crate::places::{Pieces, copy_block};
 use crate::secret::fresh;
 use crate::wire::{PeerOptions, Shared};
 use blockyard_disk::Key;
-use blockyard_store::Landed;
+use blockyard_store::{Landed, Short};
+use std::os::fd::RawFd;
 use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -29,13 +30,15 @@ impl Peer {
     /// # Errors
     /// The system has no descriptor.
     pub fn new(options: PeerOptions) -> std::io::Result<Self> {
-        let desk = Desk::new(options.failures, options.rest, options.bell.clone());
+        let (bell, tells) = (options.bell.clone(), options.carrier.is_some());
+        let desk = Desk::new(options.failures, options.rest, tells, bell);
         Ok(Self {
             shared: Arc::new(Shared {
                 desk: Mutex::new(desk),
                 options,
                 landed: Condvar::new(),
                 wake: Wake::new()?,
+                carrier: Wake::new()?,
             }),
             process: process::id(),
         })
@@ -67,6 +70,7 @@ impl Peer {
         }
         drop(desk);
         self.shared.wake.wake();
+        self.shared.carrier.wake();
     }
 
     /// Asks for an offer; `answers` says what it has. Never waits.
@@ -162,6 +166,96 @@ impl Peer {
             .flies(number)
     }
 
+    /// Where the memory of the other side is, and the process that has said so: for the carrier that reads it. `None`
+    /// before the first connection.
+    pub fn memory(&self) -> Option<(u32, Arc<[u8]>)> {
+        self.shared.desk().memory.clone()
+    }
+
+    /// A descriptor that can be read when there is something to do for the carrier that brings the bytes.
+    pub fn signal(&self) -> RawFd {
+        self.shared.carrier.descriptor()
+    }
+
+    /// Flights that were taken since the last call, for that carrier.
+    pub fn begun(&self) -> Vec<u64> {
+        self.shared.carrier.clear();
+        self.shared.desk().take_begun()
+    }
+
+    /// The process, slot and generation of each block that a flight wants; none where it has ended.
+    pub fn wanted(&self, number: u64) -> Vec<(u32, u32, u64)> {
+        let flying = self.shared.desk().flying(number);
+        let wanted = flying.iter().flat_map(|flying| &flying.wanted);
+        wanted
+            .map(|one| (one.boot, one.slot, one.generation))
+            .collect()
+    }
+
+    /// Takes blocks of a flight that another carrier has read into `staging`: checks each, and copies those that are
+    /// what was offered. INV-35a, INV-36c
+    ///
+    /// # Arguments
+    /// Block `row` of the flight is block 0 of the staging; `generations` are those that its slots had after all bytes
+    /// were read.
+    ///
+    /// # Returns
+    /// Whether the staging is not needed any more. Else the sums, or blocks before these, are not there yet.
+    pub fn land(&self, number: u64, row: usize, staging: &dyn Pieces, generations: &[u64]) -> bool {
+        let (flying, sums) = match self.shared.desk().landing(number, row, generations.len()) {
+            Landing::Over => return true,
+            Landing::Later => return false,
+            Landing::Now(flying, sums) => (flying, sums),
+        };
+        let bytes = self.shared.options.bytes as usize;
+        for (at, (&sum, &generation)) in sums.iter().zip(generations).enumerate() {
+            let this = row + at;
+            let is_same = generation == flying.wanted[this].generation;
+            let came = is_same.then(|| copy_block(staging, at, &flying.memory, this, bytes));
+            if came == Some(None) {
+                // It was given up.
+                return true;
+            }
+            let mut desk = self.shared.desk();
+            let how = match came.flatten() {
+                None => {
+                    desk.counts.stale += 1;
+                    Err(Short::Missing)
+                }
+                Some(came) if came != sum => {
+                    desk.counts.corrupt += 1;
+                    Err(Short::Corrupt)
+                }
+                Some(_) => Ok(()),
+            };
+            if !desk.flies(number) {
+                return true;
+            }
+            if desk.came(number, this, how) {
+                drop(desk);
+                self.shared.landed.notify_all();
+            }
+            if how.is_err() {
+                return true;
+            }
+        }
+        true
+    }
+
+    /// The other carrier has failed: a flight ends as far as it has come.
+    pub fn fail(&self, number: u64, why: &str) {
+        let mut desk = self.shared.desk();
+        if desk.flies(number) {
+            desk.counts.failed += 1;
+            why.clone_into(&mut desk.why);
+            desk.fail(number);
+            desk.note(false);
+        }
+        drop(desk);
+        self.shared.landed.notify_all();
+        self.shared.wake.wake();
+    }
+
     /// Gives a flight up: when it returns, no byte of its memory is written any more. It waits for no socket: what
     /// still comes is thrown away. INV-36c
     ///
@@ -175,6 +269,7 @@ impl Peer {
         }
         self.shared.landed.notify_all();
         self.shared.wake.wake();
+        self.shared.carrier.wake();
     }
 
     /// A request here has what it needs of an offer. It is said behind what was asked before.

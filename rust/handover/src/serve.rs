@@ -4,9 +4,9 @@
 
 use crate::frame::{BLOCKS_PER_FRAME, Frame, MOST_UNPROVEN, Told};
 use crate::greeting::{Identity, Other, welcome};
-use crate::link::{CHUNK, Link, Lost, Wake, wait_for};
+use crate::link::{Link, Lost, Wake, wait_for};
 use crate::offers::{Gone, Held, OfferId, Offers, Taken};
-use crate::places::{Pieces, add};
+use crate::places::{CHUNK, Pieces, add};
 use crate::served::{Counts, Limits, Served, count};
 use blockyard_disk::Lent;
 use rustix::event::PollFlags;
@@ -15,6 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,12 +46,15 @@ pub struct RankMemory {
     pub bytes: u32,
     /// Slots that there are.
     pub slots: u32,
+    /// Where all of it is, for a carrier that reads memory by itself; empty without one.
+    pub said: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Rank {
     memory: Lent<dyn Pieces>,
     slots: u32,
+    said: Vec<u8>,
 }
 
 /// Connections that are open.
@@ -121,6 +125,7 @@ impl OfferServer {
                 .map(|rank| Rank {
                     memory: Lent::new(rank.memory),
                     slots: rank.slots,
+                    said: rank.said,
                 })
                 .collect(),
             limits,
@@ -436,7 +441,15 @@ impl Reader<'_> {
                 reader,
                 first,
                 count,
-            } => return self.read(ask, id, reader, first as usize, count as usize),
+                sums,
+            } => {
+                let wanted = first as usize..(first as usize).saturating_add(count as usize);
+                return self.read(ask, (id, reader), wanted, sums);
+            }
+            Frame::Where => {
+                let rank = &self.server.ranks[self.other.rank as usize];
+                self.link.say(&Frame::Memory(rank.said.clone()));
+            }
             Frame::Renew { id, reader } => self.server.offers().renew(&id, reader, now),
             Frame::Done { id, reader } => self.server.offers().done(&id, reader, now),
             Frame::Refuse { id, reader, .. } => self.server.offers().refuse(&id, reader, now),
@@ -492,12 +505,11 @@ impl Reader<'_> {
     fn read(
         &mut self,
         ask: u32,
-        id: OfferId,
-        reader: u64,
-        first: usize,
-        count: usize,
+        (id, reader): (OfferId, u64),
+        wanted: Range<usize>,
+        sums: bool,
     ) -> Result<(), Lost> {
-        for at in first..first.saturating_add(count) {
+        for at in wanted {
             let held = self.server.offers().read(&id, reader, monotonic());
             let held = held.and_then(|held| {
                 let slots = self.server.ranks[self.other.rank as usize].slots;
@@ -508,12 +520,47 @@ impl Reader<'_> {
                 }
             });
             match held {
+                Ok(held) if sums => self.sum(ask, &held, at)?,
                 Ok(held) => self.send(ask, &held, at)?,
                 Err(why) => {
                     self.say_gone(ask, id, why);
                     break;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Sends the sum of a block, of which another carrier brings the bytes.
+    fn sum(&mut self, ask: u32, held: &Held, at: usize) -> Result<(), Lost> {
+        let server = self.server;
+        let rank = &server.ranks[self.other.rank as usize];
+        let (slot, bytes) = (held.slots[at], server.bytes[self.other.rank as usize]);
+        let (mut sum, mut done) = (XxHash3_128::new(), 0);
+        while done < bytes as usize && held.hold.is_held() {
+            let touched = rank.memory.touch(|memory| {
+                memory.source(slot as usize, done, CHUNK, &mut |pieces| {
+                    let all = pieces.iter().map(|piece| piece.len()).sum();
+                    add(&mut sum, pieces, all);
+                    done += all;
+                });
+            });
+            touched.ok_or(Lost::Closed)?;
+        }
+        let generation = held.hold.generation(at).filter(|_| held.hold.is_held());
+        self.link.say(&Frame::Block {
+            ask,
+            at: at as u32,
+            slot,
+            length: 0,
+            generation: held.generations[at],
+        });
+        self.link.say(&Frame::Sum {
+            sum: sum.finish_128(),
+            generation: generation.unwrap_or(0),
+        });
+        if generation != Some(held.generations[at]) {
+            count(&server.counts.stale);
         }
         Ok(())
     }

@@ -6,9 +6,9 @@ use crate::desk::{Ask, Desk, Flying, Known, Take, Wanted, Work};
 use crate::frame::{BLOCK, Frame, SUM, Told};
 use crate::greeting::Identity;
 use crate::landed::Bell;
-use crate::link::{CHUNK, Link, Lost, Wake};
+use crate::link::{Link, Lost, Wake};
 use crate::offers::{Gone, MOST_BLOCKS, OfferId};
-use crate::places::add;
+use crate::places::{CHUNK, add};
 use blockyard_disk::Key;
 use blockyard_store::Short;
 use std::collections::{HashSet, VecDeque};
@@ -47,6 +47,8 @@ pub struct PeerOptions {
     pub failures: u32,
     /// For how long at first; twice as long after each try that fails.
     pub rest: Duration,
+    /// What brings the bytes in place of this connection, if anything does; [`crate::Peer::land`] takes them.
+    pub carrier: Option<String>,
     /// What it rings; several peers may have one.
     pub bell: Bell,
 }
@@ -58,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) desk: Mutex<Desk>,
     pub(crate) landed: Condvar,
     pub(crate) wake: Wake,
+    /// Wakes the carrier that brings the bytes, where it is another one.
+    pub(crate) carrier: Wake,
 }
 
 impl Shared {
@@ -166,7 +170,7 @@ impl Wire {
             if let Work::Fetch(number) = *work {
                 let most = (ASKED.min(WINDOW.saturating_sub(self.ahead)) / bytes).max(1);
                 match desk.ask(number, most) {
-                    Some(ask) => self.ask(&ask, bytes),
+                    Some(ask) => self.ask(&ask, bytes, shared.options.carrier.is_some()),
                     None => drop(desk.work.pop_front()),
                 }
                 continue;
@@ -194,7 +198,7 @@ impl Wire {
         number
     }
 
-    fn ask(&mut self, ask: &Ask, bytes: usize) {
+    fn ask(&mut self, ask: &Ask, bytes: usize, sums: bool) {
         let number = self.number();
         self.link.say(&Frame::Read {
             ask: number,
@@ -202,6 +206,7 @@ impl Wire {
             reader: ask.first.reader,
             first: ask.first.at,
             count: ask.count as u32,
+            sums,
         });
         self.ahead += ask.count * bytes;
         self.asked.push_back(Asked::Read {
@@ -256,10 +261,10 @@ impl Wire {
                 length,
                 generation,
             } => {
-                if length != options.bytes {
+                let due = options.carrier.as_ref().map_or(options.bytes, |_| 0);
+                if length != due {
                     return Err(Lost::Refused(format!(
-                        "it has sent a block of {length} bytes, and they have {} here",
-                        options.bytes
+                        "it has sent a block of {length} bytes, and they have {due} here"
                     )));
                 }
                 self.begins(shared, (ask, at), slot, generation)
@@ -327,7 +332,11 @@ impl Wire {
             row: this,
             flying,
             wanted,
-            done: 0,
+            done: shared
+                .options
+                .carrier
+                .as_ref()
+                .map_or(0, |_| shared.options.bytes as usize),
             sum: XxHash3_128::new(),
         }));
         Ok(())
@@ -344,6 +353,11 @@ impl Wire {
         let how = if generation != wanted.generation {
             desk.counts.stale += 1;
             Err(Short::Missing)
+        } else if shared.options.carrier.is_some() {
+            desk.summed(body.number, body.row, sum);
+            drop(desk);
+            shared.carrier.wake();
+            return Ok(());
         } else if sum != body.sum.finish_128() {
             desk.counts.corrupt += 1;
             Err(Short::Corrupt)

@@ -456,6 +456,8 @@ impl Offers {
 ///         has them. They stay where they are until it is closed.
 ///     blocks: Slots of that tier.
 ///     secret: What both sides know, 16 bytes or more.
+///     memory: Where the planes are, for a carrier that reads memory by itself, in its own words of up
+///         to 512 KiB. It is told to who has proved the secret and asks for it.
 ///
 /// Raises:
 ///     Misuse: A value is out of range, or the address is not of this machine and there is no secret.
@@ -471,7 +473,7 @@ pub(crate) struct OfferServer {
 impl OfferServer {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    #[pyo3(signature = (offers, listen, *, boot, name, fields, planes, blocks, secret=None))]
+    #[pyo3(signature = (offers, listen, *, boot, name, fields, planes, blocks, secret=None, memory=None))]
     fn new(
         py: Python<'_>,
         offers: &Offers,
@@ -482,20 +484,26 @@ impl OfferServer {
         planes: &Bound<'_, PyAny>,
         blocks: u32,
         secret: Option<&[u8]>,
+        memory: Option<&[u8]>,
     ) -> PyResult<Self> {
         check_process(offers.process, "these offers")?;
         let identity = identity(("listen", listen), boot, name, fields, secret)?;
+        if let Some(bytes) = memory.map(<[u8]>::len).filter(|&bytes| bytes > 1 << 19) {
+            let message = format!("memory has {bytes} bytes: 512 KiB at most");
+            return Err(Failure::misuse(message).into());
+        }
         let wrong = |_| Failure::misuse("planes: pass the planes of each rank");
         let ranks = each(
             "planes",
             planes,
             planes.try_iter().map_err(wrong)?,
             |_, one| {
-                let (memory, bytes) = Addresses::all(&one, blocks)?;
+                let (found, bytes) = Addresses::all(&one, blocks)?;
                 Ok(RankMemory {
-                    memory: Arc::new(memory),
+                    memory: Arc::new(found),
                     bytes,
                     slots: blocks,
+                    said: memory.unwrap_or_default().to_vec(),
                 })
             },
         )?;

@@ -35,6 +35,26 @@ impl HeldBlocks {
     }
 }
 
+/// The generations of all device slots: they stay in one place for as long as this object lives.
+#[pyclass(frozen, module = "blockyard._core")]
+pub(crate) struct SlotGenerations(core::SlotGenerations);
+
+#[guarded]
+#[pymethods]
+impl SlotGenerations {
+    /// The address of the generation of slot 0, in this process; the others follow, 8 bytes each.
+    #[getter]
+    fn address(&self) -> usize {
+        self.0.address()
+    }
+
+    /// How many there are.
+    #[getter]
+    fn slots(&self) -> usize {
+        self.0.slots()
+    }
+}
+
 /// In a forked child it gives nothing back: see `Lease`.
 impl Drop for HeldBlocks {
     fn drop(&mut self) {
@@ -200,6 +220,17 @@ impl Cache {
             inner: Arc::new(cache.inner.handle_held(path)),
             cache: slf.clone().unbind(),
         }))
+    }
+
+    /// Returns where the generations of all device slots are, for a transport that reads memory by itself.
+    ///
+    /// Raises:
+    ///     Misuse: The device is the engine's (`engine`), or the cache is closed.
+    ///     Unavailable: There is no memory for them, 12 bytes for each slot.
+    fn slot_generations(&self, py: Python<'_>) -> PyResult<SlotGenerations> {
+        self.check_open()?;
+        let made = enter(py, &self.inner, 0, core::State::slot_generations)?;
+        Ok(SlotGenerations(made))
     }
 
     /// The upper half of every generation of a slot: a number that differs between two caches, from 1 on.

@@ -83,7 +83,7 @@ mod _core {
     #[pymodule_export]
     use crate::handover::{OfferServer, Offers};
     #[pymodule_export]
-    use crate::held::HeldBlocks;
+    use crate::held::{HeldBlocks, SlotGenerations};
     #[pymodule_export]
     use crate::inspect::{DiskBaseline, DiskInspector};
     #[pymodule_export]

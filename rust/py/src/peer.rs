@@ -11,10 +11,12 @@ use blockyard_guard::guarded;
 use blockyard_handover as handover;
 use handover::{Known, PeerOptions};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use std::process;
 use std::sync::Arc;
 
+/// Boots, slots and generations.
+type Places<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
 /// Rung by peers when they have ended a flight, which their `poll` returns from then on.
 ///
 /// Who finds it rung no more than before the last polls need poll none of them. Any thread may look.
@@ -56,12 +58,14 @@ impl Bell {
 ///         1 MiB.
 ///     failures: Failures in a row after which it is left alone.
 ///     rest: Seconds for which that is so at first; twice as long after each try that fails.
+///     carrier: What brings the bytes in place of the connection, if anything does. Then a flight waits
+///         for `land`, and the other side is asked for sums alone, and for `memory`.
 ///     bell: What it rings; None for one that nobody else has.
 ///
 /// Raises:
 ///     Misuse: A value is out of range, or the address is not of this machine and there is no secret.
 ///     Unavailable: The system has no descriptor.
-#[pyclass(frozen, module = "blockyard._core")]
+#[pyclass(frozen, subclass, module = "blockyard._core")]
 pub(crate) struct Peer {
     peer: handover::Peer,
     process: u32,
@@ -79,7 +83,7 @@ impl Peer {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     #[pyo3(signature = (address, *, boot, name, fields, rank, block_bytes, secret=None, timeout=5.0, failures=3,
-        rest=0.5, bell=None))]
+        rest=0.5, carrier=None, bell=None))]
     fn new(
         address: &str,
         boot: u32,
@@ -91,6 +95,7 @@ impl Peer {
         timeout: f64,
         failures: u32,
         rest: f64,
+        carrier: Option<String>,
         bell: Option<&Bell>,
     ) -> PyResult<Self> {
         if block_bytes == 0 || block_bytes > 1 << 31 {
@@ -111,6 +116,7 @@ impl Peer {
             timeout,
             failures,
             rest: duration("rest", rest)?,
+            carrier,
             bell: bell.map(|bell| bell.0.clone()).unwrap_or_default(),
         };
         let made = handover::Peer::new(options);
@@ -338,6 +344,92 @@ impl Peer {
         self.check()?;
         let patience = duration("seconds", seconds)?;
         Ok(wait(py, || self.peer.wait(number, patience)))
+    }
+
+    /// Returns where the memory of the other side is, in its carrier's words, and the boot of who said so.
+    ///
+    /// Returns:
+    ///     None before the first connection, and without `carrier`.
+    fn memory<'py>(&self, py: Python<'py>) -> PyResult<Option<(u32, Bound<'py, PyBytes>)>> {
+        self.check()?;
+        let memory = self.peer.memory();
+        let memory = memory.filter(|_| self.peer.options().carrier.is_some());
+        Ok(memory.map(|(boot, said)| (boot, PyBytes::new(py, &said))))
+    }
+
+    /// A descriptor that can be read when there is something to do for the carrier; `begun` clears it.
+    #[getter]
+    fn signal(&self) -> i32 {
+        self.peer.signal()
+    }
+
+    /// Returns the flights that were taken since the last call and have not ended, for the carrier.
+    fn begun(&self) -> PyResult<Vec<u64>> {
+        self.check()?;
+        Ok(self.peer.begun())
+    }
+
+    /// Returns what a flight reads: for each block the boot of its offer, its slot and its generation.
+    ///
+    /// Args:
+    ///     number: Its number.
+    ///
+    /// Returns:
+    ///     Arrays of shape (blocks,); the blocks behind the first missing one are left out, and all are
+    ///     where the flight has ended.
+    fn wanted<'py>(&self, py: Python<'py>, number: u64) -> PyResult<Places<'py>> {
+        self.check()?;
+        let wanted = self.peer.wanted(number);
+        let boots: Vec<u32> = wanted.iter().map(|one| one.0).collect();
+        let slots: Vec<u32> = wanted.iter().map(|one| one.1).collect();
+        let generations: Vec<u64> = wanted.iter().map(|one| one.2).collect();
+        Ok((
+            array(py, &boots, "uint32")?,
+            array(py, &slots, "uint32")?,
+            array(py, &generations, "uint64")?,
+        ))
+    }
+
+    /// Takes blocks of a flight that its carrier has read into staging: each is checked, and copied.
+    ///
+    /// Args:
+    ///     number: The flight.
+    ///     row: The first of its blocks that is meant.
+    ///     planes: Where block 0 of the staging is, as in `submit_up`.
+    ///     generations: Those that the slots of the other side had after all these bytes were read.
+    ///
+    /// Returns:
+    ///     Whether the staging is not needed any more. Else the sums of the blocks, or blocks before
+    ///     them, are not there yet: call it again.
+    ///
+    /// Raises:
+    ///     Misuse: The planes are something else.
+    fn land(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        row: usize,
+        planes: &Bound<'_, PyAny>,
+        generations: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        self.check()?;
+        let generations: Vec<u64> = integers("generations", generations)?;
+        let slots = (0..generations.len() as u32).collect();
+        let staging = Addresses::new(planes, slots, self.peer.options().bytes)?;
+        Ok(wait(py, || {
+            self.peer.land(number, row, &staging, &generations)
+        }))
+    }
+
+    /// Ends a flight as far as it has come, as its carrier has failed. That is a failure of the peer.
+    ///
+    /// Args:
+    ///     number: The flight.
+    ///     why: What `why` says of it.
+    fn fail(&self, number: u64, why: &str) -> PyResult<()> {
+        self.check()?;
+        self.peer.fail(number, why);
+        Ok(())
     }
 
     /// Gives a flight up: when it returns, no byte of its memory is written any more.

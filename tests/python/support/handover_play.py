@@ -23,6 +23,7 @@ from blockyard.reference.model import Model
 from blockyard.reference.reference import alone
 from blockyard.reference.sampling import Sampling
 from blockyard.reference.weights import ModelConfig
+from blockyard.shared.endpoints import Carrier
 
 BLOCK = 4
 MODEL = ModelConfig(layers=2, vocabulary=128, hidden=32, head_dim=8, intermediate=64)
@@ -54,6 +55,7 @@ class Setup(NamedTuple):
     prefill: int = 26
     """Device blocks of the prefill engine."""
     decode: int = 40
+    carrier: Carrier = "tcp"
 
     @property
     def sampling(self) -> Sampling:
@@ -74,7 +76,7 @@ def asks(seed: int, count: int) -> list[Ask]:
 
 
 def opened(setup: Setup, device: int, **more: Any) -> Any:
-    config = by.Config(layout=LAYOUT, device=device, namespace=NAMES)
+    config = by.Config(layout=LAYOUT, device=device, namespace=NAMES, carrier=setup.carrier)
     return alone(Model(MODEL), config, sampling=setup.sampling, **more)
 
 
@@ -150,7 +152,8 @@ class Prefill(_Engine):
     def __init__(self, link: Connection, setup: Setup, at: str) -> None:
         super().__init__(link, setup, setup.prefill)
         device = self.cache.crane.device
-        self.side = PrefillSide(self.cache, device, listen=at, lease=LEASE, unread=UNREAD)
+        times: Any = {"lease": LEASE, "unread": UNREAD, "carrier": setup.carrier}
+        self.side = PrefillSide(self.cache, device, listen=at, **times)
 
     @override
     def take(self, word: str, *what: Any) -> None:
@@ -212,6 +215,8 @@ class Decode(_Engine):
         flying = tier.peers.stats()["in_flight"]
         idle = self.cache.stats()["remote_idle"]
         names |= {"names of ended offers": idle} if idle else {}
+        held = tier.peers.stats()["held_bytes"]
+        names |= {"staging that is held": held} if held else {}
         return super().left() | names | ({"flights of peers": flying} if flying else {})
 
     @override

@@ -191,14 +191,14 @@ class Decoder:
 
 
 @contextmanager
-def pair(**more: Any) -> Iterator[tuple[Prefiller, Decoder, Relay]]:
+def pair(*, carrier: str = "tcp", **more: Any) -> Iterator[tuple[Prefiller, Decoder, Relay]]:
     """A prefiller and a decoder, with a relay between them."""
     with ExitStack() as opened:
         relay = Relay()
         opened.callback(relay.close)
-        one = Prefiller(advertise=relay.address, **more)
+        one = Prefiller(advertise=relay.address, carrier=carrier, **more)
         opened.callback(one.close)
         relay.target = one.side.listens
-        other = Decoder(relay.address)
+        other = Decoder(relay.address, carrier=carrier)
         opened.callback(other.close)
         yield one, other, relay

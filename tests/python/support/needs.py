@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import pytest
 
+from blockyard.crane.tiers.nixl_process import wheel
+
 
 def without(what: str, reason: str) -> NoReturn:
     """Skips the test, or fails it where BLOCKYARD_REQUIRE names what is missing."""
@@ -43,6 +45,7 @@ _WAYS: dict[str, tuple[Callable[[], object], str, str]] = {
         "redis",
         "no redis-server: Debian's package redis-server has it",
     ),
+    "nixl": (wheel, "nixl", "no NIXL: pip install --no-deps nixl-cu12"),
     "cupy": (lambda: importlib.util.find_spec("cupy"), "nvrtc", "no CuPy"),
     "cuda.h": (_header, "nvrtc", "no cuda.h: it comes with nvidia-cuda-runtime-cu12"),
 }

@@ -260,6 +260,7 @@ fn the_peer_of_another_rank_is_told_of_an_offer_and_reads_its_own_bytes() {
         memory: memory.clone(),
         bytes: crate::support::BYTES as u32,
         slots: 16,
+        said: Vec::new(),
     };
     let ranks = vec![rank(&one), rank(&other)];
     let identity = crate::support::identity(BOOT, None);

@@ -243,6 +243,7 @@ impl Prefill {
             memory,
             bytes: BYTES as u32,
             slots: 16,
+            said: b"where it is".to_vec(),
         };
         let server = OfferServer::open(
             Arc::clone(&offers),
@@ -287,6 +288,7 @@ pub(crate) fn options(address: String) -> PeerOptions {
         timeout: Duration::from_secs(5),
         failures: 3,
         rest: Duration::from_millis(500),
+        carrier: None,
         bell: Bell::default(),
     }
 }

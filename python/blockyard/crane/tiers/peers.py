@@ -5,14 +5,15 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
 from blockyard._core import Bell, Misuse, Peer
 from blockyard._typing import NDArray
-from blockyard.shared.endpoints import endpoints
+from blockyard.shared.endpoints import Carrier, endpoints
 from blockyard.shared.single import Single
+from blockyard.shared.validate import one_of
 
 __all__ = ["Peers", "TakenOffer", "called"]
 
@@ -27,6 +28,14 @@ def called(role: str) -> str:
         role: What it is there.
     """
     return f"{role} {socket.gethostname()}:{os.getpid()}"
+
+
+def _kind(carrier: Carrier) -> type[Peer]:
+    if one_of("carrier", carrier, get_args(Carrier)) == "tcp":
+        return Peer
+    from blockyard.crane.tiers.nixl_peer import NixlPeer  # noqa: PLC0415 - most have no NIXL
+
+    return NixlPeer
 
 
 class TakenOffer(NamedTuple):
@@ -46,6 +55,12 @@ class TakenOffer(NamedTuple):
     """The number by which the prefill side knows this reader."""
 
 
+def _held_bytes(peer: Peer) -> int:
+    """Returns bytes of staging that reads of a peer hold which were given up and have not ended."""
+    found: int = getattr(peer, "held_bytes", 0)
+    return found
+
+
 class Peers(Single):
     """The peers of one rank. Nothing is connected before the first offer is taken.
 
@@ -58,9 +73,12 @@ class Peers(Single):
         block_bytes: Bytes of a block on it.
         secret: What both sides know; without one each address must be of this machine's loopback.
         timeout: Seconds without a byte after which a peer has failed.
+        carrier: What brings the bytes: "tcp", or "nixl", which reads them out of the prefill side's
+            memory.
 
     Raises:
         Misuse: An address is none, or not of the loopback though there is no secret.
+        Unsupported: The carrier is not installed.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
@@ -72,12 +90,14 @@ class Peers(Single):
         block_bytes: int,
         secret: bytes | None = None,
         timeout: float = 5.0,
+        carrier: Carrier = "tcp",
     ) -> None:
         self.bell = Bell()
         """What they ring when they have ended a flight."""
         boot, name = 1 + secrets.randbelow(_MOST_BOOT), called("decode")
+        kind = _kind(carrier)
         self._peers = {
-            address: Peer(
+            address: kind(
                 address,
                 boot=boot,
                 name=name,
@@ -146,15 +166,23 @@ class Peers(Single):
         """Returns the sum of what each has done."""
         every = [peer.stats() for peer in self]
         found = {name: sum(one[name] for one in every) for name in _SUMMED}
+        found["held_bytes"] = sum(_held_bytes(peer) for peer in self)
         return found | {"resting": sum(peer.state() != "well" for peer in self)}
 
     def troubles(self) -> tuple[str, ...]:
-        """Returns which of them are left alone for now, a sentence each."""
-        return tuple(
-            f"The peer {address} is left alone, and is tried again soon: {peer.why()}."
-            for address, peer in self._peers.items()
-            if peer.state() != "well"
-        )
+        """Returns which of them are left alone for now, or hold staging, a sentence each."""
+        said = []
+        for address, peer in self._peers.items():
+            if peer.state() != "well":
+                said.append(
+                    f"The peer {address} is left alone, and is tried again soon: {peer.why()}."
+                )
+            elif held := _held_bytes(peer):
+                said.append(
+                    f"The peer {address} holds {held} bytes of staging, by reads that were given "
+                    "up and have not ended."
+                )
+        return tuple(said)
 
     def close(self, patience: float) -> bool:
         """Ends them: nothing is read any more.

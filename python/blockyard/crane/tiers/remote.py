@@ -13,7 +13,7 @@ from blockyard._core import Misuse, StoreLane
 from blockyard._typing import NDArray
 from blockyard.crane.tiers.peers import Peers
 from blockyard.crane.tiers.remote_stats import REMOTE_STATS
-from blockyard.shared.endpoints import read_secret
+from blockyard.shared.endpoints import Carrier, read_secret
 from blockyard.shared.layout import KVLayout
 from blockyard.shared.log import Limited
 from blockyard.shared.single import Single
@@ -97,11 +97,13 @@ class RemoteTier(Single):
         peers: Where prefill sides listen whose offers are taken, as `host:port`.
         secret_file: A file with the secret that these know, too; without one they must be of this
             machine's loopback.
+        carrier: What brings the bytes of peers, as in `Peers`.
 
     Raises:
         Misuse: A value is out of range, there is neither store nor peer, or `identity` does not
             name model and weights.
         Unavailable: There are no weights at a path.
+        Unsupported: The carrier is not installed.
     """
 
     SCHEMA = REMOTE_STATS
@@ -121,6 +123,7 @@ class RemoteTier(Single):
         ending: float = 2.0,
         peers: Sequence[str] = (),
         secret_file: str | os.PathLike[str] | None = None,
+        carrier: Carrier = "tcp",
     ) -> None:
         self.name = "remote"
         self.layout = layout
@@ -153,6 +156,7 @@ class RemoteTier(Single):
             rank=self.rank,
             block_bytes=layout.block_bytes,
             secret=read_secret(secret_file),
+            carrier=carrier,
         )
         """What copies of handed over blocks come from."""
         self.copier: _Deleting | None = None

@@ -104,6 +104,13 @@ _ROWS: Final[tuple[tuple[str, str, Kind, str, str], ...]] = (
     ("peer_failed", "calls", "counter", "peer_failed", "connections that failed or were late"),
     ("peer_in_flight", "copies", "gauge", "peer_copies_in_flight", "copies from peers under way"),
     (
+        "peer_held_bytes",
+        "bytes",
+        "gauge",
+        "peer_held_bytes",
+        "bytes of staging that reads of peers hold which were given up and have not ended",
+    ),
+    (
         "peer_resting",
         "peers",
         "gauge",

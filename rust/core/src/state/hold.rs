@@ -23,6 +23,22 @@ pub struct HeldPath {
     pub(crate) numbers: Arc<Generations>,
 }
 
+/// The generations of all slots of the tier that is held, which stay in one place for as long as this lives.
+#[derive(Debug)]
+pub struct SlotGenerations(Arc<Generations>);
+
+impl SlotGenerations {
+    /// The address of the number of slot 0; the others follow, 8 bytes each. They are written in one piece.
+    pub fn address(&self) -> usize {
+        self.0.address()
+    }
+
+    /// Slots that have a number.
+    pub fn slots(&self) -> usize {
+        self.0.slots()
+    }
+}
+
 impl State {
     /// Holds the leading blocks of a path that are published on the device, or on the host where the device
     /// is an engine's: until the hold ends they keep their slots, their bytes and the slots' generations (law
@@ -46,14 +62,29 @@ impl State {
         held
     }
 
+    fn take_held_slots(&mut self) -> Result<HeldSlots> {
+        match self.held_slots.take() {
+            Some(slots) => Ok(slots),
+            None => HeldSlots::new(self.config.boot, self.config.slots[self.held_tier().at()]),
+        }
+    }
+
+    /// The generations of all slots, for a transport that reads memory by itself. They stay where they are.
+    ///
+    /// # Errors
+    /// As of [`Self::hold_blocks`].
+    pub fn slot_generations(&mut self) -> Result<SlotGenerations> {
+        let slots = self.take_held_slots()?;
+        let numbers = Arc::clone(slots.numbers());
+        self.held_slots = Some(slots);
+        Ok(SlotGenerations(numbers))
+    }
+
     fn hold_path(&mut self, path: &mut Vec<NodeIx>) -> Result<Option<HeldPath>> {
         if path.is_empty() {
             return Ok(None);
         }
-        let mut slots = match self.held_slots.take() {
-            Some(slots) => slots,
-            None => HeldSlots::new(self.config.boot, self.config.slots[self.held_tier().at()])?,
-        };
+        let mut slots = self.take_held_slots()?;
         path.truncate(self.holdable(path, &slots));
         if path.is_empty() {
             self.held_slots = Some(slots);

@@ -61,7 +61,7 @@ pub use demote::WritePolicy;
 pub use dry_run::Need;
 pub use engine::{Fetch, Presence, Wanted};
 pub use forget::{Condemned, Forgotten};
-pub use hold::HeldPath;
+pub use hold::{HeldPath, SlotGenerations};
 pub use holders::{Holder, HolderId, Pending, Room};
 pub use idle::HostCopies;
 pub use probe::{Probe, Stop};

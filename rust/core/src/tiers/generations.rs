@@ -18,6 +18,14 @@ impl Generations {
         fence(Ordering::Acquire);
         Some(number.load(Ordering::Acquire))
     }
+
+    pub(crate) fn address(&self) -> usize {
+        self.0.as_ptr().expose_provenance()
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// Which slots of the device are held, how often, and their generations. It is made by the first hold.

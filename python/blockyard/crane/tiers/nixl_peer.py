@@ -1,0 +1,479 @@
+"""A peer whose blocks NIXL reads, out of the prefill side's memory, into staging.
+
+What NIXL writes it may write late: so it writes into staging and never into a slot, and staging is
+free again when the read has ended by NIXL's own word, or with the process that has its agent.
+"""
+
+import math
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, Final, Literal, Protocol, Self
+
+import numpy as np
+
+from blockyard._core import Peer
+from blockyard._typing import NDArray, override
+from blockyard.crane.tiers import nixl_process
+from blockyard.crane.tiers.nixl_process import Reading
+from blockyard.crane.tiers.nixl_source import GENERATION_ROOM, Described, needed_wheel
+from blockyard.shared.log import Limited
+
+__all__ = ["NixlPeer", "Reader", "Staging"]
+
+_STAGING: Final = 64 << 20
+"""Bytes of staging for a peer."""
+_MOST: Final = 4096
+"""Blocks that it has at most."""
+_PARTS: Final = 4
+"""So many reads fill it."""
+TOGETHER: Final = 4 << 20
+"""Bytes that are posted as one read, at least where there are so many."""
+_LOOK: Final = 0.25
+_STUCK: Final = 30.0
+"""Seconds of full staging after which the process of the agent is ended, and with it all reads."""
+_AGAIN: Final = 1.0
+"""Seconds from a start of that process to the next one."""
+_PAGE: Final = 4096
+_log = Limited("blockyard", 1.0)
+
+
+class Staging:
+    """Memory that is shared with the process that reads, and what of it is free.
+
+    Args:
+        blocks: How many fit.
+        block_bytes: Bytes of each.
+    """
+
+    def __init__(self, blocks: int, block_bytes: int) -> None:
+        self.blocks, self.block_bytes = blocks, block_bytes
+        generations = -(-blocks * block_bytes // _PAGE) * _PAGE
+        self.generations = generations
+        """Where the room for generations begins."""
+        self.nbytes = generations + blocks * GENERATION_ROOM
+        self.file = os.memfd_create("blockyard-nixl", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.file, self.nbytes)
+            self._bytes = np.frombuffer(mmap.mmap(self.file, self.nbytes), np.uint8)
+        except BaseException:
+            os.close(self.file)
+            raise
+        self.address = int(self._bytes.__array_interface__["data"][0])
+        self._free = [(0, blocks)]
+
+    @property
+    def free(self) -> int:
+        """How many blocks are free."""
+        return sum(count for _, count in self._free)
+
+    def take(self, most: int) -> tuple[int, int]:
+        """Takes up to `most` blocks side by side; returns the first, and how many."""
+        at = max(range(len(self._free)), key=lambda at: min(self._free[at][1], most), default=None)
+        if at is None:
+            return 0, 0
+        first, count = self._free[at]
+        taken = min(count, most)
+        self._free[at : at + 1] = [(first + taken, count - taken)] if count > taken else []
+        return first, taken
+
+    def give(self, first: int, count: int) -> None:
+        """Gives blocks back."""
+        every = sorted([*self._free, (first, count)])
+        self._free = every[:1]
+        for begin, length in every[1:]:
+            before, size = self._free[-1]
+            if before + size == begin:
+                self._free[-1] = (before, size + length)
+            else:
+                self._free.append((begin, length))
+
+    def words(self, first: int, index: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """Returns generations that were read beside the block `first`."""
+        begin = self.generations + first * GENERATION_ROOM
+        end = begin + 8 * (int(index.max()) + 1)
+        return self._bytes[begin:end].view(np.uint64)[index]
+
+    def close(self) -> None:
+        """Lets go of it: the other process may have it still."""
+        os.close(self.file)
+        self._bytes = self._bytes[:0]
+
+
+class Reader(Protocol):
+    """What reads into staging, by the words of `nixl_process.serve`."""
+
+    link: Connection
+
+    def end(self) -> None:
+        """Ends it, and with it all that it reads; the link stays. Called again, it is done."""
+
+
+class _Process:
+    """NIXL's agent, in a process of its own."""
+
+    def __init__(self, staging: Staging) -> None:
+        module = needed_wheel()
+        self.link, its = Pipe()
+        command = [sys.executable, "-m", nixl_process.__name__, module]
+        handed = [its.fileno(), staging.file]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                [*command, *map(str, handed)],
+                pass_fds=handed,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        except BaseException:
+            self.link.close()
+            raise
+        finally:
+            its.close()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass(eq=False)
+class _Part:
+    """Some blocks of a flight, and where in staging they are read."""
+
+    flight: int
+    row: int
+    count: int
+    first: int
+    index: NDArray[np.intp]
+    ended: bool = False
+    """Whether the transport has ended it."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    number: int
+    slots: NDArray[np.uint32]
+    boot: int
+    row: int = 0
+    """The next block that is read."""
+
+
+@dataclass
+class _Life:
+    """A process that reads, its staging, and what it reads: of one life of the prefill side."""
+
+    reader: Reader
+    staging: Staging
+    boot: int = 0
+    """The life of the prefill side that it was told of; 0 before."""
+    described: Described | None = None
+    parts: dict[int, _Part] = field(default_factory=dict)
+    """Parts whose staging is in use, by their numbers, in the order in which they were posted."""
+    full: float = math.inf
+    """Since when nearly all of its staging is held."""
+
+    def end(self) -> None:
+        self.reader.end()
+        self.reader.link.close()
+        self.staging.close()
+
+
+class NixlPeer(Peer):
+    """A `Peer` whose blocks NIXL brings. Offers and leases go over its connection, as ever.
+
+    It has a thread more, and a process that has NIXL's agent, from the first offer on that it
+    takes. Where that process ends, or the transport fails, or the prefill side has another life,
+    all that it was reading fails, its staging is left, and another one starts: no agent is told
+    twice of one prefill side.
+
+    Args:
+        address: As in `Peer`; so are the others.
+        block_bytes: As there.
+        staging: Bytes of memory that blocks pass through. One block fits at least.
+        start: What starts the reader.
+        given: As in `Peer`.
+
+    Raises:
+        Unsupported: NIXL is not installed.
+    """
+
+    def __new__(  # noqa: D102 - it is the class's
+        cls,
+        address: str,
+        *,
+        block_bytes: int,
+        staging: int = _STAGING,  # noqa: ARG004 - as in __init__
+        start: Callable[[Staging], Reader] | None = None,
+        **given: Any,  # noqa: ANN401 - as in Peer
+    ) -> Self:
+        if start is None:
+            needed_wheel()
+        return super().__new__(cls, address, block_bytes=block_bytes, carrier="nixl", **given)
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        block_bytes: int,
+        staging: int = _STAGING,
+        start: Callable[[Staging], Reader] | None = None,
+        **_given: Any,  # noqa: ANN401 - as in Peer
+    ) -> None:
+        self._address, self._pid = address, os.getpid()
+        self._blocks = min(max(staging // block_bytes, 1), _MOST)
+        self._block_bytes = block_bytes
+        self._start: Callable[[Staging], Reader] = start or _Process
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ends = False
+        self._life: _Life | None = None
+        self._started = -math.inf
+        self._flights: list[_Flight] = []
+        self._numbers = 0
+        self._held = 0
+        """Blocks of staging that reads hold whose flights have ended."""
+
+    @override
+    def take(  # noqa: PLR0913 - as there
+        self,
+        number: int,
+        offer: bytes,
+        boot: int,
+        keys: NDArray[np.uint8],
+        now: float,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Asks for an offer, as `Peer.take`."""
+        super().take(number, offer, boot, keys, now, first=first)
+        self._begin()
+
+    @override
+    def offer(  # noqa: PLR0913, PLR0917 - as there
+        self,
+        offer: bytes,
+        boot: int,
+        keys: NDArray[np.uint8],
+        slots: Any,  # noqa: ANN401 - as there
+        generations: NDArray[np.uint64],
+        reader: int,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Tells it of an offer that another rank's has taken, as `Peer.offer`."""
+        super().offer(offer, boot, keys, slots, generations, reader, first=first)
+        self._begin()
+
+    @override
+    def shut(self, down: bool, now: float) -> bool:  # noqa: FBT001 - as there
+        """Whether a flight would fail at once, as `Peer.shut`: also where staging is held."""
+        return super().shut(down, now) or self._is_full
+
+    @override
+    def state(self) -> Literal["well", "resting", "trying"]:
+        """Returns what it is at, as `Peer.state`."""
+        return "resting" if self._is_full else super().state()
+
+    @override
+    def why(self) -> str:
+        """Returns why it rests, as `Peer.why`."""
+        if self._is_full:
+            return f"{self.held_bytes} bytes of staging are held by reads that have not ended"
+        return super().why()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of staging that reads hold that were given up and have not ended."""
+        return self._held * self._block_bytes
+
+    @override
+    def close(self, *, patience: float = 1.0) -> bool:
+        """Ends all flights, and the process that reads, as `Peer.close`."""
+        ended = super().close(patience=patience)
+        if self._pid != os.getpid():
+            return ended
+        with self._lock:
+            self._ends, thread = True, self._thread
+        if thread is None:
+            return ended
+        os.eventfd_write(self.signal, 1)
+        if (life := self._life) is not None:
+            # Its thread may be at a process that hears nothing.
+            life.reader.end()
+        thread.join(patience)
+        return ended and not thread.is_alive()
+
+    @property
+    def _is_full(self) -> bool:
+        return 4 * self._held > 3 * self._blocks
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._ends:
+                name = "blockyard-nixl"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+
+    # -- its thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._ends:
+                try:
+                    self._turn()
+                except Exception as error:  # noqa: BLE001 - no descriptor, or no memory: they come back
+                    self._lose(f"{type(error).__name__}: {error}")
+                    time.sleep(_LOOK)
+        finally:
+            life, self._life = self._life, None
+            if life is not None:
+                life.end()
+            self._held = 0
+
+    def _turn(self) -> None:
+        life = self._life or self._live()
+        links: list[Any] = [self.signal] if life is None else [self.signal, life.reader.link]
+        waits: Any = wait(links, _LOOK)
+        begun = self.begun()
+        for number in begun:
+            boots, slots, _ = self.wanted(number)
+            if len(slots):
+                one = boots == boots[0]
+                rows = len(slots) if one.all() else int(one.argmin())
+                self._flights.append(_Flight(number, slots[:rows], int(boots[0])))
+        if life is None:
+            return
+        if life.reader.link in waits and not self._heard(life):
+            return
+        described = self._told(life)
+        if described is None:
+            return
+        self._land(life, described)
+        self._read(life, described)
+        self._count(life)
+
+    def _live(self) -> _Life | None:
+        """Starts a process that reads, unless one was started just now."""
+        now = time.monotonic()
+        if now < self._started + _AGAIN:
+            return None
+        self._started = now
+        staging = Staging(self._blocks, self._block_bytes)
+        try:
+            self._life = _Life(self._start(staging), staging)
+        except BaseException:
+            staging.close()
+            raise
+        return self._life
+
+    def _heard(self, life: _Life) -> bool:
+        """Takes what the process has said; returns whether it goes on."""
+        try:
+            while life.reader.link.poll():
+                word, what = life.reader.link.recv()
+                if word == "failed":
+                    self._lose(f"NIXL: {what}")
+                    return False
+                for number in what:
+                    life.parts[number].ended = True
+        except (EOFError, OSError):
+            self._lose("the process that has NIXL's agent has ended")
+            return False
+        return True
+
+    def _lose(self, why: str) -> None:
+        """Ends the process: all that it reads has ended by that, and has failed."""
+        life, self._life = self._life, None
+        flights = {one.number for one in self._flights}
+        if life is not None:
+            flights |= {part.flight for part in life.parts.values()}
+            life.end()
+        self._flights, self._held = [], 0
+        if flights:
+            _log.warning("%s: %s", self._address, why)
+        for number in sorted(flights):
+            self.fail(number, why)
+
+    def _told(self, life: _Life) -> Described | None:
+        """Tells the process of the prefill side, once; returns where that is, if it lives still."""
+        memory = self.memory()
+        if memory is None:
+            return None
+        boot, said = memory
+        if life.boot == boot:
+            return life.described
+        if life.boot:
+            # An agent that knows one life of it is not told of another.
+            self._started = -math.inf
+            new = [one for one in self._flights if one.boot == boot]
+            self._flights = [one for one in self._flights if one.boot != boot]
+            self._lose("the prefill side was started again")
+            self._flights = new
+            return None
+        described = Described.of(said, self._block_bytes)
+        if described is None:
+            self._lose("the prefill side says wrongly where its memory is")
+            return None
+        life.reader.link.send(("open", described.agent))
+        life.boot, life.described = boot, described
+        return described
+
+    def _land(self, life: _Life, described: Described) -> None:
+        """Has what was read checked and copied, and frees its staging."""
+        for number, part in list(life.parts.items()):
+            if not part.ended:
+                continue
+            base = life.staging.address + part.first * self._block_bytes
+            places = described.places(base, part.count)
+            words = life.staging.words(part.first, part.index)
+            if self.land(part.flight, part.row, places, words):
+                life.staging.give(part.first, part.count)
+                del life.parts[number]
+
+    def _read(self, life: _Life, described: Described) -> None:
+        """Posts reads, as far as there is staging."""
+        readings: list[Reading] = []
+        most = max(self._blocks // _PARTS, 1)
+        while self._flights:
+            flight = self._flights[0]
+            left = len(flight.slots) - flight.row
+            if not left or self.wait(flight.number, 0.0):
+                self._flights.pop(0)
+                continue
+            if flight.boot != life.boot or int(flight.slots.max()) >= described.blocks:
+                self._flights.pop(0)
+                self.fail(flight.number, "another prefill side answers there")
+                continue
+            first, count = life.staging.take(min(most, left))
+            if not count:
+                break
+            slots = flight.slots[flight.row : flight.row + count]
+            bytes_ = described.bytes_of(slots, first * self._block_bytes)
+            begin = life.staging.generations + first * GENERATION_ROOM
+            words, index = described.generations_of(slots, begin)
+            self._numbers += 1
+            life.parts[self._numbers] = _Part(flight.number, flight.row, count, first, index)
+            flight.row += count
+            readings.append(Reading(self._numbers, count, bytes_, words))
+            if sum(one.blocks for one in readings) * self._block_bytes >= TOGETHER:
+                # It reads them while the next ones are prepared.
+                life.reader.link.send(("read", readings))
+                readings = []
+        if readings:
+            life.reader.link.send(("read", readings))
+
+    def _count(self, life: _Life) -> None:
+        """Counts what is held, and ends a process that holds nearly all for too long."""
+        parts = life.parts.values()
+        gone = [part for part in parts if not part.ended and self.wait(part.flight, 0.0)]
+        self._held = sum(part.count for part in gone)
+        now = time.monotonic()
+        life.full = min(life.full, now) if self._is_full else math.inf
+        if now > life.full + _STUCK:
+            self._started = -math.inf
+            self._lose(f"reads of {_STUCK:.0f} s ago have not ended")

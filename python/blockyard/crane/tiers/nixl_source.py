@@ -1,0 +1,223 @@
+"""The memory of a prefill side, where NIXL reads it: registered, and described for who may."""
+
+import json
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from blockyard._core import SlotGenerations, Unsupported
+from blockyard._typing import NDArray
+from blockyard.crane.tiers.nixl_process import registered, wheel
+from blockyard.shared.extras import install
+
+__all__ = ["Described", "NixlSource", "needed_wheel"]
+
+_GAP: Final = 512
+"""Generations that are read between two that are wanted, at most: fewer reads cost less."""
+_WORD: Final = 8
+"""Bytes of a generation."""
+
+
+def needed_wheel() -> str:
+    """Returns the module that has NIXL's agent.
+
+    Raises:
+        Unsupported: No wheel of it is installed.
+    """
+    found = wheel()
+    if found is None:
+        raise Unsupported(
+            f'carrier = "nixl": NIXL is not installed: {install("nixl")}; where PyTorch is not '
+            "wanted, pip install --no-deps nixl-cu12"
+        )
+    return found
+
+
+@dataclass
+class Described:
+    """Where a prefill side's blocks are: piece p of slot s is at `address[p] + s * stride[p]`."""
+
+    agent: bytes
+    """The metadata of NIXL's agent there."""
+    address: NDArray[np.uint64]
+    stride: NDArray[np.uint64]
+    nbytes: NDArray[np.uint64]
+    """Bytes of each piece, in the order in which they make a block."""
+    blocks: int
+    generations: int
+    """Where the generation of slot 0 is."""
+
+    def __post_init__(self) -> None:
+        """Notes where each piece is in a block, and whether those of two slots adjoin."""
+        self.offset = np.cumsum(self.nbytes, dtype=np.uint64) - self.nbytes
+        self.is_dense = bool((self.stride == self.nbytes).all())
+
+    def to_bytes(self) -> bytes:
+        """Returns it as it is sent."""
+        pieces = np.stack([self.address, self.stride, self.nbytes], 1).tolist()
+        return json.dumps(
+            {
+                "agent": b64encode(self.agent).decode(),
+                "pieces": pieces,
+                "blocks": self.blocks,
+                "generations": self.generations,
+            }
+        ).encode()
+
+    @classmethod
+    def of(cls, said: bytes, block_bytes: int) -> "Described | None":
+        """Returns what was sent; None where it is malformed, or of blocks of another size."""
+        try:
+            found = json.loads(said)
+            address, stride, nbytes = np.array(found["pieces"], np.uint64).T
+            made = cls(
+                b64decode(found["agent"], validate=True),
+                address,
+                stride,
+                nbytes,
+                int(found["blocks"]),
+                int(found["generations"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+            return None
+        all_ = sum(made.nbytes.tolist())
+        return made if all_ == block_bytes and made.blocks > 0 else None
+
+    def bytes_of(self, slots: NDArray[np.uint32], begin: int = 0) -> NDArray[np.uint64]:
+        """Returns what is read of slots, as `Reading.bytes_`.
+
+        In staging each piece of all of them lies together, from `begin` on.
+        """
+        count, slots = len(slots), slots.astype(np.uint64)
+        rows, lengths = np.arange(count, dtype=np.uint64), np.ones(count, np.uint64)
+        if self.is_dense:
+            # What lies side by side on both sides is one read.
+            cuts = np.flatnonzero(slots[1:] != slots[:-1] + np.uint64(1)) + 1
+            if len(cuts) + 1 < count:
+                rows = np.append(0, cuts).astype(np.uint64)
+                lengths = np.append(cuts, count).astype(np.uint64) - rows
+        nbytes = self.nbytes[:, None]
+        there = self.address[:, None] + self.stride[:, None] * slots[rows.astype(np.intp)]
+        here = self.offset[:, None] * np.uint64(count) + nbytes * rows + np.uint64(begin)
+        return _rows(here, there, nbytes * lengths)
+
+    def places(self, base: int, count: int) -> list[tuple[NDArray[np.uint64], int, int]]:
+        """Returns where these blocks then are, as `Peer.land` takes it.
+
+        Args:
+            base: Where they begin in this process.
+            count: How many there are.
+        """
+        begins = np.uint64(base) + self.offset * np.uint64(count)
+        cuts = np.flatnonzero(np.diff(self.nbytes)) + 1
+        return [
+            (begins[part], int(self.nbytes[part[0]]), int(self.nbytes[part[0]]))
+            for part in np.split(np.arange(len(begins)), cuts)
+        ]
+
+    def generations_of(
+        self, slots: NDArray[np.uint32], begin: int = 0
+    ) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Returns what is read of the generations, and where among it that of each slot is."""
+        each = slots.astype(np.int64)
+        low, high = int(each.min()), int(each.max())
+        if high - low < _GAP * len(each):
+            begins, lengths, index = np.array([low]), np.array([high + 1 - low]), each - low
+            offsets = np.zeros(1, np.int64)
+        else:
+            sorted_ = np.unique(each)
+            cuts = np.flatnonzero(np.diff(sorted_) > _GAP)
+            begins = sorted_[np.append(0, cuts + 1)]
+            lengths = sorted_[np.append(cuts, len(sorted_) - 1)] + 1 - begins
+            offsets = np.cumsum(lengths) - lengths
+            run = np.searchsorted(begins, each, "right") - 1
+            index = offsets[run] + each - begins[run]
+        here, there = begin + _WORD * offsets, self.generations + _WORD * begins
+        return _rows(here, there, _WORD * lengths), index
+
+
+def _rows(here: NDArray[Any], there: NDArray[Any], nbytes: NDArray[Any]) -> NDArray[np.uint64]:
+    rows = np.zeros((2, nbytes.size, 3), np.uint64)
+    rows[0, :, 0], rows[1, :, 0], rows[:, :, 1] = here.ravel(), there.ravel(), nbytes.ravel()
+    return rows
+
+
+GENERATION_ROOM: Final = _GAP * _WORD
+"""Bytes that the generations of a block take at most in staging."""
+
+
+class NixlSource:
+    """Registers a prefill side's planes, and its generations, with an agent in this process.
+
+    Whoever gets `memory` may read all of them, whatever was offered.
+
+    Args:
+        planes: As `memory_places` gives them, in one row.
+        blocks: Slots.
+        generations: Those of the slots.
+        memory: What keeps the planes where they are.
+
+    Raises:
+        Unsupported: NIXL is not installed, or pieces of a plane lie in descending order.
+    """
+
+    def __init__(
+        self,
+        planes: Sequence[tuple[NDArray[np.uint64], int, int]],
+        blocks: int,
+        generations: SlotGenerations,
+        memory: object = None,
+    ) -> None:
+        module = needed_wheel()
+        if any(stride <= 0 for _, stride, _ in planes):
+            raise Unsupported('carrier = "nixl": a plane has its blocks in descending order')
+        pieces = _joined(planes)
+        ends = [(at, at + stride * (blocks - 1) + nbytes) for at, stride, nbytes in pieces]
+        ends.append((generations.address, generations.address + _WORD * generations.slots))
+        regions = [(first, end - first) for first, end in _merged(ends)]
+        # It comes first, and so goes first where nobody calls close: it reads all that follows.
+        self._agent: Any
+        name = f"prefill {os.getpid()} {os.urandom(8).hex()}"
+        self._agent, metadata = registered(module, name, regions)
+        self._kept: object = (generations, memory)
+        address, stride, nbytes = np.array(pieces, np.uint64).T
+        blocks = min(blocks, generations.slots)
+        described = Described(metadata, address, stride, nbytes, blocks, generations.address)
+        self.memory = described.to_bytes()
+        """What a decode side is told."""
+
+    def close(self) -> None:
+        """Ends the agent: nothing is read any more when it returns."""
+        self._agent = None
+        self._kept = None
+
+
+def _joined(
+    planes: Sequence[tuple[NDArray[np.uint64], int, int]],
+) -> list[tuple[int, int, int]]:
+    """Returns pieces as address, stride and bytes; those side by side in a block are one."""
+    joined: list[tuple[int, int, int]] = []
+    for addresses, stride, nbytes in planes:
+        for address in addresses.tolist():
+            if joined:
+                at, before, size = joined[-1]
+                if before == stride and at + size == address and size + nbytes <= stride:
+                    joined[-1] = (at, stride, size + nbytes)
+                    continue
+            joined.append((address, stride, nbytes))
+    return joined
+
+
+def _merged(ends: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns regions without overlap."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(ends):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((first, end))
+    return merged

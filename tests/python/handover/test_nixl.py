@@ -1,0 +1,66 @@
+"""The carrier `nixl` over NIXL itself, by TCP on the loopback, with a process that really dies."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from handover_play import Play, Setup, asks
+from needs import need
+
+SUPPORT = Path(__file__).parents[1] / "support"
+SPOKEN = f"""
+import sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from handover_rig import pair
+with pair(carrier="nixl") as (prefiller, decoder, _):
+    assert decoder.takes("one", 1, prefiller.computes(1)) == 4
+"""
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("nixl")
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+
+
+def ran(script: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs a program."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - ours
+
+
+def test_nothing_is_printed_and_the_process_ends_well() -> None:
+    """The prefill side is in it: NIXL's own logger prints to stdout."""
+    done = ran(SPOKEN)
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
+
+
+@pytest.mark.law("INV-36f")
+def test_race_22_the_process_that_reads_is_killed() -> None:
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from fake_nixl import peer_of
+from handover_rig import BLOCK, pair, until
+with pair(carrier="nixl") as (prefiller, decoder, _):
+    assert decoder.takes("one", 1, prefiller.computes(1)) == 4
+    peer = peer_of(decoder.cache)
+    first = peer._life
+    os.kill(first.reader._process.pid, signal.SIGKILL)
+    until(lambda: peer._life is not first and peer._life is not None)
+    assert decoder.takes("two", 2, prefiller.computes(2)) == 4
+    stats = decoder.cache.stats()
+    assert stats["remote_peer_got_bytes"] == 8 * BLOCK, stats
+    assert prefiller.side.stats()["offers_sent_bytes"] == 0
+"""
+    done = ran(script)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.law("INV-36c", "INV-36f")
+def test_either_engine_killed_and_stopped() -> None:
+    seen = Play(Setup(5, carrier="nixl"), asks(5, 8), kills=1, stops=1).run()
+    assert seen["requests"] == 8

@@ -1,0 +1,354 @@
+"""The carrier `nixl`, over a transport that is late, fails and dies when a test says so."""
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockyard as by
+from blockyard.crane.tiers import nixl_peer, nixl_source
+from blockyard.crane.tiers.nixl_peer import NixlPeer, Staging
+from blockyard.crane.tiers.nixl_source import GENERATION_ROOM, Described
+from disks import LAYOUT, OURS, value
+from fake_nixl import Road, peer_of, road
+from handover_rig import BLOCK, Decoder, Prefiller, pair, until
+
+__all__ = ["road"]
+
+
+def taken(stats: dict[str, int]) -> tuple[int, int, int]:
+    return tuple(stats[f"remote_peer_{name}"] for name in ("got_blocks", "stale", "corrupt"))  # type: ignore[return-value]
+
+
+def impatient(decoder: Decoder) -> None:
+    """Lets a copy be late at once."""
+    decoder.cache.crane.remote.copier._flights.patience = 0.3
+
+
+def parts(peer: NixlPeer) -> int:
+    """Reads that have staging."""
+    life = peer._life
+    return 0 if life is None else len(life.parts)
+
+
+def has_thread(peer: NixlPeer) -> bool:
+    return peer._thread is not None and peer._thread.is_alive()
+
+
+def test_blocks_come_by_the_carrier_and_their_sums_by_the_connection(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, relay):
+        for talk in range(3):
+            offer = prefiller.computes(talk)
+            assert decoder.takes(f"request {talk}", talk, offer) == 4
+            until(lambda: prefiller.side.stats()["offers_held"] == 0)
+        assert taken(decoder.cache.stats()) == (12, 0, 0)
+        assert prefiller.side.stats()["offers_sent_bytes"] == 0
+        assert relay.passed < BLOCK * 12
+        assert len(road.readers) == 1
+        assert peer_of(decoder.cache).held_bytes == 0
+
+
+def test_a_long_prompt_comes_in_several_reads(road: Road) -> None:
+    with pair(carrier="nixl", device=80) as (prefiller, decoder, _):
+        peer_of(decoder.cache)._blocks = 5
+        offer = prefiller.computes(1, blocks=24)
+        assert decoder.takes("one", 1, offer, blocks=24) == 24
+        assert road.done > 8, "a block fits a quarter of the staging"
+
+
+@pytest.mark.law("INV-36c")
+def test_race_3_a_read_that_was_given_up_writes_late_into_staging_alone(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        offer = prefiller.computes(1)
+        ticket = decoder.adopts("one", 1, offer)
+        road.held = True
+        impatient(decoder)
+        lease = decoder.begins(1, ticket)
+        peer = peer_of(decoder.cache)
+        until(lambda: parts(peer) == 1, decoder.cache.step)
+        decoder.cache.finish(lease)
+        decoder.side.over("one")
+        until(lambda: peer.held_bytes == 4 * BLOCK, decoder.cache.step)
+        assert any(
+            f"holds {4 * BLOCK} bytes" in said for said in decoder.cache.crane.remote.troubles()
+        )
+        plane = decoder.cache.crane.device.planes[0]
+        plane[...] = 77
+        road.held = False
+        until(lambda: peer.held_bytes == 0)
+        assert road.done == 2, "it was written, late"
+        assert (plane == 77).all()
+        assert decoder.takes("two", 2, prefiller.computes(2)) == 4
+        assert not road.readers[0].ended, "the same goes on"
+
+
+def test_race_21_staging_full_of_held_buffers_lets_the_peer_rest(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        peer = peer_of(decoder.cache)
+        peer._blocks = 4
+        ticket = decoder.adopts(1, 1, prefiller.computes(1))
+        road.held = True
+        impatient(decoder)
+        lease = decoder.begins(1, ticket)
+        until(lambda: parts(peer) == 4, decoder.cache.step)
+        decoder.cache.finish(lease)
+        decoder.side.over(1)
+        until(lambda: peer.shut(down=False, now=time.monotonic()), decoder.cache.step)
+        assert decoder.cache.stats()["remote_peer_held_bytes"] == 4 * BLOCK
+        assert decoder.cache.stats()["remote_peer_resting"] == 1
+        assert f"{4 * BLOCK} bytes of staging are held" in peer.why()
+        assert decoder.takes(2, 2, prefiller.computes(2)) == 0, "it is computed"
+        road.held = False
+        until(lambda: not peer.shut(down=False, now=time.monotonic()))
+        assert decoder.takes(3, 3, prefiller.computes(3)) == 4
+
+
+def test_staging_that_is_held_for_too_long_ends_with_its_process(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_peer, "_STUCK", 0.05)
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        peer = peer_of(decoder.cache)
+        peer._blocks = 4
+        ticket = decoder.adopts(1, 1, prefiller.computes(1))
+        road.held = True
+        impatient(decoder)
+        lease = decoder.begins(1, ticket)
+        until(lambda: parts(peer) == 4, decoder.cache.step)
+        decoder.cache.finish(lease)
+        decoder.side.over(1)
+        until(lambda: len(road.readers) == 2, decoder.cache.step)
+        assert road.readers[0].ended
+        road.held = False
+        assert decoder.takes(2, 2, prefiller.computes(2)) == 4
+
+
+@pytest.mark.law("INV-36f")
+@pytest.mark.parametrize("ends", ["a word", "its process"])
+def test_race_22_a_transport_that_fails_costs_a_computation(road: Road, ends: str) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        ticket = decoder.adopts("one", 1, prefiller.computes(1))
+        road.held = True
+        lease = decoder.begins(1, ticket)
+        peer = peer_of(decoder.cache)
+        until(lambda: parts(peer), decoder.cache.step)
+        if ends == "a word":
+            road.fails = "nixlRemoteDisconnectError"
+        else:
+            road.dies = True
+        assert decoder.checked(1, lease) == 0
+        decoder.side.over("one")
+        decoder.cache.finish(lease)
+        road.held, road.fails, road.dies = False, "", False
+        assert road.readers[0].ended
+        assert decoder.cache.stats()["remote_peer_failed"] == 1
+        assert decoder.takes("two", 2, prefiller.computes(2)) == 4
+        assert len(road.readers) == 2
+        until(lambda: peer.held_bytes == 0)
+
+
+@pytest.mark.law("INV-36b", "INV-35a")
+def test_blocks_that_are_recycled_between_bytes_and_generations_are_refused(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        offer = prefiller.computes(1)
+
+        def ends(number: int) -> None:
+            if number == 0:
+                prefiller.side.end(offer)
+                prefiller.recycles()
+
+        ticket = decoder.adopts("one", 1, offer)
+        road.before = ends
+        lease = decoder.begins(1, ticket)
+        assert decoder.checked(1, lease) == 0
+        assert taken(decoder.cache.stats())[0] == 0
+        decoder.side.over("one")
+        decoder.cache.finish(lease)
+
+
+@pytest.mark.law("INV-36b", "INV-35a")
+def test_generations_alone_refuse_what_was_recycled_after_its_sums(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        offer = prefiller.computes(1)
+        ticket = decoder.adopts("one", 1, offer)
+        road.held = True
+        lease = decoder.begins(1, ticket)
+        peer = peer_of(decoder.cache)
+        # The sums have come, and agree with the bytes: these are the same in the recycled slots.
+        until(lambda: parts(peer), decoder.cache.step)
+        time.sleep(0.05)
+        prefiller.side.end(offer)
+        road.held = False
+        assert decoder.checked(1, lease) == 0
+        assert taken(decoder.cache.stats())[1] >= 1
+        decoder.side.over("one")
+        decoder.cache.finish(lease)
+
+
+@pytest.mark.law("INV-35a")
+def test_a_bit_that_flips_on_the_way_is_found(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+
+        def flips(here: Any) -> None:
+            if road.done == 0:
+                at = int(here[0, 0]) + 2 * int(here[0, 1]) // 4
+                ctypes.c_uint8.from_address(at).value ^= 4
+
+        road.after = flips
+        offer = prefiller.computes(1)
+        assert decoder.takes("one", 1, offer) < 4
+        assert taken(decoder.cache.stats())[2] == 1
+
+
+def test_race_4_another_life_of_the_prefill_side_has_another_reader(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, relay):
+        assert decoder.takes("one", 1, prefiller.computes(1)) == 4
+        old = prefiller.computes(3)
+        again = Prefiller(advertise=relay.address, carrier="nixl")
+        relay.target = again.side.listens
+        relay.cut()
+        # It learns by this one that the connection is cut.
+        assert decoder.takes("old", 3, old) == 0
+        assert decoder.takes("two", 2, again.computes(2)) == 4
+        assert len(road.readers) == 2
+        assert road.readers[0].ended
+        again.close()
+
+
+@pytest.mark.usefixtures("road")
+def test_a_prefill_side_without_the_carrier_is_refused_by_name() -> None:
+    with ExitStack() as opened:
+        prefiller = Prefiller()
+        opened.callback(prefiller.close)
+        decoder = Decoder(prefiller.side.listens, carrier="nixl")
+        opened.callback(decoder.close)
+        assert decoder.takes("one", 1, prefiller.computes(1)) == 0
+        assert 'carrier is "tcp" there, and "nixl" here' in peer_of(decoder.cache).why()
+
+
+@pytest.mark.usefixtures("road")
+def test_readers_over_tcp_read_from_a_prefill_side_with_the_carrier() -> None:
+    with ExitStack() as opened:
+        prefiller = Prefiller(carrier="nixl")
+        opened.callback(prefiller.close)
+        decoder = Decoder(prefiller.side.listens)
+        opened.callback(decoder.close)
+        assert decoder.takes("one", 1, prefiller.computes(1)) == 4
+        assert prefiller.side.stats()["offers_sent_bytes"] == 4 * BLOCK
+
+
+def test_a_close_with_reads_in_the_air_ends(road: Road) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        ticket = decoder.adopts("one", 1, prefiller.computes(1))
+        road.held = True
+        decoder.begins(1, ticket)
+        peer = peer_of(decoder.cache)
+        until(lambda: parts(peer), decoder.cache.step)
+        peer.close()
+        assert peer.closed
+        until(lambda: not has_thread(peer))
+        assert road.readers[0].ended
+
+
+def test_without_the_wheel_both_sides_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_source, "wheel", lambda: None)
+    with pytest.raises(by.Unsupported, match=r"\[nixl\]"):
+        by.local(LAYOUT, device=9, namespace=OURS, peers=["127.0.0.1:1"], carrier="nixl")
+    with pytest.raises(by.Unsupported, match=r"\[nixl\]"):
+        Prefiller(carrier="nixl")
+    with pytest.raises(by.Misuse, match=r"carrier = .rdma."):
+        by.local(LAYOUT, device=9, namespace=OURS, peers=["127.0.0.1:1"], carrier="rdma")  # type: ignore[arg-type]
+
+
+# -- what is read, and where to --------------------------------------------------------------------
+
+
+def described(pieces: list[tuple[int, int, int]], blocks: int) -> Described:
+    address, stride, nbytes = np.array(pieces, np.uint64).T
+    return Described(b"agent", address, stride, nbytes, blocks, 1 << 40)
+
+
+def pieces_of(read: Any) -> Iterator[tuple[int, int, int]]:
+    """Where each piece is there and here, and its bytes."""
+    for (here, nbytes, _), (there, *_) in zip(*read.tolist(), strict=True):
+        yield there, here, nbytes
+
+
+PIECES = {
+    "apart": [(1000, 16, 16), (5000, 16, 16), (9000, 16, 16)],
+    "in a slot": [(1000, 64, 40), (1040, 64, 24)],
+    "unlike": [(1000, 16, 16), (5000, 48, 8), (5008, 48, 40)],
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=list(PIECES))
+def test_each_byte_is_read_once_to_its_place(pieces: list[tuple[int, int, int]]) -> None:
+    where, slots = described(pieces, 40), np.array([7, 8, 9, 3, 30, 31, 4], np.uint32)
+    size = sum(nbytes for _, _, nbytes in pieces)
+    found: dict[int, int] = {}
+    for there, here, nbytes in pieces_of(where.bytes_of(slots)):
+        for step in range(nbytes):
+            assert here + step not in found
+            found[here + step] = there + step
+    assert len(found) == size * len(slots)
+    places = where.places(0, len(slots))
+    for row, slot in enumerate(slots.tolist()):
+        wanted = [at + slot * stride + b for at, stride, nbytes in pieces for b in range(nbytes)]
+        staged = [
+            found[int(first) + row * stride + b]
+            for firsts, stride, nbytes in places
+            for first in firsts
+            for b in range(nbytes)
+        ]
+        assert staged == wanted
+
+
+def test_side_by_side_blocks_are_one_read_a_piece() -> None:
+    where = described([(1000, 16, 16), (5000, 16, 16)], 40)
+    assert where.bytes_of(np.arange(5, 25, dtype=np.uint32)).shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "slots", [[3], [5, 4], [0, 9000, 512, 8999, 511], list(range(0, 4000, 500))]
+)
+def test_the_generation_of_each_slot_is_read_within_its_room(slots: list[int]) -> None:
+    where = described([(0, 16, 16)], 10_000)
+    reads, index = where.generations_of(np.array(slots, np.uint32))
+    read: dict[int, int] = {}
+    for there, here, nbytes in pieces_of(reads):
+        for word in range(0, nbytes, 8):
+            read[(here + word) // 8] = (there + word - (1 << 40)) // 8
+    assert [read[at] for at in index.tolist()] == slots
+    assert 8 * len(read) <= len(slots) * GENERATION_ROOM
+
+
+def test_what_is_malformed_describes_nothing() -> None:
+    good = described(PIECES["apart"], 40).to_bytes()
+    assert Described.of(good, 48) is not None
+    for bad in (
+        b"",
+        b"[]",
+        b"{}",
+        good[:-1],
+        good.replace(b"1000", b"-1"),
+        good.replace(b'"blocks": 40', b'"blocks": 0'),
+    ):
+        assert Described.of(bad, 48) is None, bad
+    assert Described.of(good, 47) is None
+
+
+def test_staging_gives_out_what_is_free() -> None:
+    staging = Staging(10, 100)
+    assert [staging.take(4) for _ in range(4)] == [(0, 4), (4, 4), (8, 2), (0, 0)]
+    staging.give(4, 4)
+    staging.give(0, 4)
+    assert staging.take(9) == (0, 8)
+    assert staging.free == 0
+    staging.give(8, 2)
+    assert staging.free == 2
+    staging.close()
+    assert value(1, 1)
