@@ -10,9 +10,9 @@
 //!
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: places offers served landed
-//! layer: frame
+//! layer: frame flight
 //! layer: link secret
-//! layer: greeting desk
+//! layer: greeting desk sending
 //! layer: serve wire
 //! layer: carrier
 //! layer: peer
@@ -25,6 +25,7 @@
 
 mod carrier;
 mod desk;
+mod flight;
 mod frame;
 mod greeting;
 mod landed;
@@ -33,12 +34,13 @@ mod offers;
 mod peer;
 mod places;
 mod secret;
+mod sending;
 mod serve;
 mod served;
 mod wire;
 
 pub use blockyard_store::{Condition, Landed, Short};
-pub use desk::Known;
+pub use flight::Known;
 pub use greeting::{Identity, is_loopback};
 pub use landed::{Answer, Bell, Counts, PeerState};
 pub use offers::{

@@ -2,7 +2,8 @@
 //! INV-36c
 
 use crate::carrier::run;
-use crate::desk::{Desk, Known, Landing, Take, Work};
+use crate::desk::{Desk, Take, Work};
+use crate::flight::{Known, Landing};
 use crate::landed::{Answer, Counts, PeerState};
 use crate::link::Wake;
 use crate::offers::OfferId;

@@ -5,15 +5,16 @@
 use crate::frame::{BLOCKS_PER_FRAME, Frame, MOST_UNPROVEN, Told};
 use crate::greeting::{Identity, Other, welcome};
 use crate::link::{Link, Lost, Wake, wait_for};
-use crate::offers::{Gone, Held, OfferId, Offers, Taken};
-use crate::places::{CHUNK, Pieces, add};
+use crate::offers::{Gone, OfferId, Offers, Taken};
+use crate::places::{CHUNK, Pieces};
+use crate::sending::{LOOK, Sending};
 use crate::served::{Counts, Limits, Served, count};
 use blockyard_disk::Lent;
 use rustix::event::PollFlags;
 use rustix::net::listen as listen_again;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::process;
@@ -21,21 +22,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use twox_hash::XxHash3_128;
 
 /// Offers that a yard's side and a server share.
 pub type SharedOffers = Arc<Mutex<Offers>>;
 
 /// Bytes that a thread's stack has: there may be a thousand.
 const STACK: usize = 256 << 10;
-
-/// How often a thread looks what has ended.
-const LOOK: Duration = Duration::from_millis(250);
-
-/// Bytes a second that a reader takes at least.
-const SLOWEST: u32 = 1 << 20;
-
-static ZEROS: [u8; CHUNK] = [0; CHUNK];
 
 /// The memory of a rank: block `at` of it is slot `at`.
 #[derive(Clone, Debug)]
@@ -509,10 +501,17 @@ impl Reader<'_> {
         wanted: Range<usize>,
         sums: bool,
     ) -> Result<(), Lost> {
+        let rank = self.other.rank as usize;
+        let sending = Sending {
+            memory: &self.server.ranks[rank].memory,
+            bytes: self.server.bytes[rank],
+            limits: &self.server.limits,
+            counts: &self.server.counts,
+        };
         for at in wanted {
             let held = self.server.offers().read(&id, reader, monotonic());
             let held = held.and_then(|held| {
-                let slots = self.server.ranks[self.other.rank as usize].slots;
+                let slots = self.server.ranks[rank].slots;
                 match held.slots.get(at) {
                     None => Err(Gone::Ended),
                     Some(&slot) if slot >= slots => Err(Gone::Reset),
@@ -520,107 +519,13 @@ impl Reader<'_> {
                 }
             });
             match held {
-                Ok(held) if sums => self.sum(ask, &held, at)?,
-                Ok(held) => self.send(ask, &held, at)?,
+                Ok(held) if sums => sending.sum(&mut self.link, (ask, at), &held)?,
+                Ok(held) => sending.send(&mut self.link, (ask, at), &held)?,
                 Err(why) => {
                     self.say_gone(ask, id, why);
                     break;
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Sends the sum of a block, of which another carrier brings the bytes.
-    fn sum(&mut self, ask: u32, held: &Held, at: usize) -> Result<(), Lost> {
-        let server = self.server;
-        let rank = &server.ranks[self.other.rank as usize];
-        let (slot, bytes) = (held.slots[at], server.bytes[self.other.rank as usize]);
-        let (mut sum, mut done) = (XxHash3_128::new(), 0);
-        while done < bytes as usize && held.hold.is_held() {
-            let touched = rank.memory.touch(|memory| {
-                memory.source(slot as usize, done, CHUNK, &mut |pieces| {
-                    let all = pieces.iter().map(|piece| piece.len()).sum();
-                    add(&mut sum, pieces, all);
-                    done += all;
-                });
-            });
-            touched.ok_or(Lost::Closed)?;
-        }
-        let generation = held.hold.generation(at).filter(|_| held.hold.is_held());
-        self.link.say(&Frame::Block {
-            ask,
-            at: at as u32,
-            slot,
-            length: 0,
-            generation: held.generations[at],
-        });
-        self.link.say(&Frame::Sum {
-            sum: sum.finish_128(),
-            generation: generation.unwrap_or(0),
-        });
-        if generation != Some(held.generations[at]) {
-            count(&server.counts.stale);
-        }
-        Ok(())
-    }
-
-    /// Sends a block. Where its hold ends meanwhile, zeros go in place of the rest: what is there then is another's.
-    fn send(&mut self, ask: u32, held: &Held, at: usize) -> Result<(), Lost> {
-        let server = self.server;
-        let rank = &server.ranks[self.other.rank as usize];
-        let (slot, bytes) = (held.slots[at], server.bytes[self.other.rank as usize]);
-        self.link.say(&Frame::Block {
-            ask,
-            at: at as u32,
-            slot,
-            length: bytes,
-            generation: held.generations[at],
-        });
-        let mut until =
-            Instant::now() + server.limits.patience + Duration::from_secs((bytes / SLOWEST).into());
-        let (mut sum, mut done, mut stale) = (XxHash3_128::new(), 0, false);
-        while done < bytes as usize {
-            if !stale && !held.hold.is_held() {
-                stale = true;
-                until = until.min(Instant::now() + server.limits.finish);
-            }
-            let sent = if stale {
-                let zeros = &ZEROS[..CHUNK.min(bytes as usize - done)];
-                self.link.send(&[IoSlice::new(zeros)])?
-            } else {
-                let link = &mut self.link;
-                let mut said = Ok(0);
-                let touched = rank.memory.touch(|memory| {
-                    memory.source(slot as usize, done, CHUNK, &mut |pieces| {
-                        said = link.send(pieces);
-                        add(&mut sum, pieces, *said.as_ref().unwrap_or(&0));
-                    });
-                });
-                touched.ok_or(Lost::Closed)?;
-                said?
-            };
-            done += sent;
-            if sent == 0 {
-                if Instant::now() >= until {
-                    return Err(Lost::Late);
-                }
-                self.link.wait_for_room(until.min(Instant::now() + LOOK))?;
-            }
-        }
-        let generation = held
-            .hold
-            .generation(at)
-            .filter(|_| !stale && held.hold.is_held());
-        self.link.say(&Frame::Sum {
-            sum: sum.finish_128(),
-            generation: generation.unwrap_or(0),
-        });
-        let counts = &server.counts;
-        count(&counts.blocks);
-        counts.bytes.fetch_add(bytes.into(), Ordering::Relaxed);
-        if generation != Some(held.generations[at]) {
-            count(&counts.stale);
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 //! and nowhere else; each call of the system is made while the memory is lent, and what is waited for is waited for
 //! outside of that. INV-36c, INV-35a
 
-use crate::desk::{Ask, Desk, Flying, Known, Take, Wanted, Work};
+use crate::desk::{Ask, Desk, Take, Work};
+use crate::flight::{Flying, Known, Wanted};
 use crate::frame::{BLOCK, Frame, SUM, Told};
 use crate::greeting::Identity;
 use crate::landed::Bell;
