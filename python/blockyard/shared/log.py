@@ -8,7 +8,7 @@ from threading import current_thread, main_thread
 
 from blockyard.shared.owner import is_foreign, is_signalled
 
-__all__ = ["Limited", "described", "join", "unclosed"]
+__all__ = ["Limited", "described", "join", "silence", "unclosed"]
 
 
 def described(error: BaseException) -> str:
@@ -49,6 +49,17 @@ def join(name: str) -> None:
     if not own.handlers:
         own.parent = logging.getLogger(name)
         own.setLevel(own.level)  # Loggers below it remember which levels were enabled.
+
+
+def silence(name: str) -> None:
+    """Takes another logger its handlers, which print to stdout, and all lines but the worst.
+
+    Args:
+        name: The other logger's.
+    """
+    other = logging.getLogger(name)
+    other.handlers.clear()
+    other.setLevel(logging.CRITICAL)
 
 
 class Limited:

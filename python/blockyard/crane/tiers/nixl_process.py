@@ -5,7 +5,6 @@ has the agent. So it is in a process of its own, which knows no slots: it reads 
 shares with the engine, and says when a read has ended. Its own end ends all of them.
 """
 
-import logging
 import mmap
 import os
 import signal
@@ -17,6 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from blockyard.shared.log import silence
 
 __all__ = ["Reading", "agent", "registered", "serve", "wheel"]
 
@@ -64,9 +65,7 @@ def agent(module: str, name: str) -> Any:  # noqa: ANN401 - it has no types
     """
     found = _imported(module)
     # Its own handler prints to stdout.
-    log = logging.getLogger("nixl")
-    log.handlers.clear()
-    log.setLevel(logging.CRITICAL)
+    silence("nixl")
     config = found.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
     return found.nixl_agent(name, config)
 
