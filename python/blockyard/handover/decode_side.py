@@ -441,6 +441,7 @@ class DecodeSide(Single):
                     take.again, self._again[number] = self._clock() + _SOON, take
                     continue
                 take.why = why or self._tell(take)
+                self._changes += 1
                 self._counts["handover_gone" if take.why else "handover_taken"] += 1
                 if take.why:
                     said = peer.why() if take.why == "failed" else take.why

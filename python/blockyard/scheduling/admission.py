@@ -78,6 +78,8 @@ class Admission:
         self._prefetch_depth = shared.options.prefetch_depth
         self._lookups = shared.lookups
         self._prefetched = 0
+        self._waited: tuple[int | None, int, Admitted] | None = None
+        """A pass in which all that wait waited for answers, and what would change that."""
         self._refused: _Refused | None = None
         self._computing: dict[bytes, list[Request]] = {}
         self._hashed = 0
@@ -101,8 +103,17 @@ class Admission:
             return None
         if self._refused_still():
             return Admitted([], [], [], [], [], still=True)
+        # Hundreds may wait for offers, and a step is not to ask each of them.
+        answers = self._lookups.changes() if self._lookups.is_out else None
+        if self._waited is not None and self._waited[:2] == (answers, self._queue.changes):
+            return self._waited[2]
         admitted = self._admit(lambda tried: chain(self._in_turn(tried), self._owed(tried)))
-        self._refused = None
+        self._refused = self._waited = None
+        waits = not (admitted.seats or admitted.failed or admitted.refused)
+        waits = waits and self._hashed < _HASHED
+        # One whose prefix another one computes, asked about or not, waits for that.
+        if answers is not None and waits and all(map(self._waits_for_answer, admitted.soon)):
+            self._waited = answers, self._queue.changes, admitted
         if admitted.refused:
             spare, lacks = self.spare(), admitted.lacks
             asks = bool(admitted.soon) or self._hashed >= _HASHED or self._gave_up
@@ -119,7 +130,7 @@ class Admission:
 
     def forget(self) -> None:
         """Forgets earlier passes over the queue, for a reset."""
-        self._refused = None
+        self._refused = self._waited = None
         self._prefetched = -1
         self._computing, self._out = {}, []
         self._lookups.clear()
@@ -200,6 +211,9 @@ class Admission:
     def _is_in_line(self, entry: Request) -> bool:
         """Whether a request that was set aside waits no more for a prefix or an answer."""
         return not self._lookups.waits(entry) and self.computed_by(entry) is None
+
+    def _waits_for_answer(self, entry: Request) -> bool:
+        return self._lookups.waits(entry) and self.computed_by(entry) is None
 
     def needs(self) -> list[tuple[Request, int]]:
         """The requests that found no room in the last pass, in their order, and their needs.

@@ -139,3 +139,23 @@ def test_inv_6_late_hand_overs_are_given_up_though_none_has_ended() -> None:
     beside.step()
     beside.step()
     assert RequestState.LOADING not in beside.states()
+
+
+def test_a_step_beside_many_that_wait_for_offers_costs_what_it_does_beside_a_few() -> None:
+    costs = []
+    for many in (8, 64):
+        rig = Rig(device=5 * many + 99, patience=30.0)
+        loop = Loop(cache=rig.cache, lookup=rig.side, max_num_seqs=many + 1)
+        loop.add("decodes", text(0, 12), 400)
+        for number in range(many):
+            ticket = rig.side.reserve(number, 13, 2)
+            loop.add(number, text(number + 1, 13), 2, ticket=ticket)
+        loop.turn(16)
+        costs.append([opcodes(loop.turn) for _ in range(8)])
+        assert rig.side.offered(3, offer())
+        loop.turn()
+        assert rig.peer.said == [("take", b"\1" * 16, 9, 3)], "the next step asks for it"
+        rig.now = 30.0
+        loop.turn(2)
+        assert loop.state(many - 1) is not RequestState.WAITING
+    assert costs[0] == costs[1]

@@ -441,6 +441,18 @@ def test_an_offer_whose_blocks_are_on_their_way_is_taken_again() -> None:
     assert rig.side.stats()["handover_refused"] == 1
 
 
+def test_an_answer_that_a_sweep_has_collected_is_one_that_has_come() -> None:
+    rig = Rig()
+    rig.side.expect("one", offer())
+    keys = rig.keys(16)
+    assert rig.side.ask("one", keys) is None
+    before = rig.side.changes()
+    rig.peer.answer(4, bytes(keys))
+    rig.side.sweep()
+    assert rig.side.changes() != before
+    assert rig.side.changes() == rig.side.changes(), "and nothing since"
+
+
 def test_an_offer_that_was_taken_in_time_waits_for_its_request() -> None:
     rig = Rig()
     rig.side.expect("one", offer())

@@ -89,6 +89,24 @@ def test_without_an_offer_it_computes() -> None:
     assert not rig.peer.said
 
 
+@pytest.mark.law("INV-6")
+def test_inv_6_it_waits_for_a_prefix_that_another_one_computes_and_no_longer() -> None:
+    rig = Rigged(patience=5.0)
+    loop = rig.loop = Loop(cache=rig.cache, lookup=rig.side, max_num_batched_tokens=4)
+    rig.add()
+    loop.turn()
+    loop.add("other", PROMPT, 2)
+    loop.turn()
+    assert loop.state("other") is RequestState.PREFILL
+    # No offer comes, while the other one has not computed all of its prompt.
+    rig.now = 6.0
+    rig.side.sweep()
+    loop.turn()
+    assert loop.state("one") is RequestState.WAITING
+    loop.finish()
+    assert rig.side.stats()["handover_late"] == 1
+
+
 @pytest.mark.parametrize("when", ["waiting", "taking", "loading"])
 def test_an_abort_refuses_the_offer_and_gives_the_room_back(when: str) -> None:
     rig = Rigged()
