@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from blockyard import testing
+from blockyard.scheduling.scheduler import Scheduler
 from blockyard.testing import Broken, Scenario, minimised, simulate
 
 Made = Callable[[int], Scenario]
@@ -58,3 +59,23 @@ def noticed(made: Made, seeds: Iterable[int]) -> str:
         except Broken as said:
             return str(said)
     return "nothing"
+
+
+def broken(
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    wrong: Callable[..., Any],
+    of: type = Scheduler,
+    tried: Iterable[int] = range(200),
+    likely: int | None = None,
+) -> str:
+    """What the first seed says that notices a scheduler with this verb; a likely one goes first."""
+    mistaken(monkeypatch, of, verb, wrong)
+    return noticed(Scenario.seeded, (*([] if likely is None else [likely]), *tried))
+
+
+def said(scenario: Scenario) -> str:
+    """What a scenario says of what is wrong."""
+    with pytest.raises(Broken) as caught:
+        simulate(scenario)
+    return str(caught.value)
