@@ -36,8 +36,15 @@ class Server(NamedTuple):
     process: subprocess.Popen[bytes]
 
     def stop(self) -> None:
-        """Has it answer nothing."""
+        """Has it answer nothing: returns when each of its threads stands still.
+
+        A thread that runs on another core answers on until the signal reaches it.
+        """
         self.process.send_signal(signal.SIGSTOP)
+        stats = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        for stat in list(stats):
+            while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.001)
 
     def go_on(self) -> None:
         """Has it answer again."""
