@@ -15,7 +15,7 @@ from blockyard.connectors.vllm.metrics import scheduler_stats
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.testing import ScriptedCopier, fail
-from vllm_front import SIZE, Ended, Front, kv_config, no_torch, vllm_config
+from vllm_front import SIZE, Ended, Front, idle, kv_config, no_torch, vllm_config
 
 __all__ = ["no_torch"]
 
@@ -174,6 +174,20 @@ def test_an_offer_that_nobody_takes_ends_and_its_blocks_are_free(made: list[Engi
     offered(prefill)
     prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_unread"] == 1)
     assert prefill.scheduler.front.cache.stats()["held_blocks"] == 0
+
+
+def test_an_idle_prefill_engine_steps_until_its_offers_have_ended_and_tells_so(
+    made: list[Engine],
+) -> None:
+    made.append(Engine("kv_producer", listen="127.0.0.1:0", unread=0.3))
+    (prefill,) = made
+    offered(prefill)
+    idle(prefill)
+    assert prefill.handing.prefill.stats()["offers_ended_by_unread"] == 1
+    told: dict[str, Any] = {}
+    for one in prefill.told:
+        told |= one
+    assert (told["offers_held"], told["offers_ended{by=unread}"]) == (0, 1)
 
 
 def test_a_host_without_room_offers_what_has_come(made: list[Engine]) -> None:

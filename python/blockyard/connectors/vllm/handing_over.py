@@ -245,6 +245,10 @@ class HandingOver:
         self.prefill.fulfil(offer, self._cache.hold(keys, there) if there else None)
         return True
 
+    def has_held(self) -> bool:
+        """Returns whether an offer is held: it ends by a read, or by its time."""
+        return self.prefill is not None and self.prefill.stats()["offers_held"] > 0
+
     def sources(self) -> list[tuple[Sequence[Stat], Callable[[], Mapping[str, int]]]]:
         """Returns what is counted: the meaning of each number, and what returns the numbers."""
         found: list[tuple[Sequence[Stat], Callable[[], Mapping[str, int]]]] = []

@@ -316,10 +316,13 @@ class SchedulerHalf:
 
         It does while copies are in the air or due, so that the last answers before a quiet hour
         reach the disk. Where nothing comes of them, as with a disk that hangs or fails, the engine
-        sleeps after the deadline. Once vLLM is to end, `writes_on` says it.
+        sleeps after the deadline. Once vLLM is to end, `writes_on` says it. It steps while an offer
+        is held, too, as metrics come with steps, and leases end by themselves.
         """
         if self._restart.is_ending:
             return self.writes_on()
+        if self.handing is not None and self.handing.has_held():
+            return True
         return self.connector.is_busy and self._reported.is_patient()
 
     def reset(self) -> bool:
