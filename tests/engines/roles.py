@@ -37,6 +37,7 @@ WANTED = {
     "aborted at the decode engine": 100,
     "prefill engines killed": 40,
     "decode engines killed": 40,
+    "resets with the connector": 40,
     "blocks handed over": 2000,
 }
 """What 200 seeds must have met at least."""
@@ -80,7 +81,7 @@ def address(engine: Engine) -> str:
 def prefilled(engine: Engine, name: str, prompt: list[int]) -> dict[str, Any]:
     """Has a prompt computed; returns what a router passes on."""
     engine.add(name, prompt, 1, asks=dict(PREFILL))
-    engine.drain()
+    settled(engine, condition=lambda: name in engine.handed)
     return engine.handed[name]
 
 
@@ -242,9 +243,8 @@ class Duo:
                 self.kill_prefill()
             if chance.random() < 0.004:
                 self.kill_decode()
-            if chance.random() < 0.004:
-                with contextlib.suppress(RuntimeError):
-                    self.seen["reset"] += self.decode.scheduler.reset_prefix_cache()
+            if chance.random() < 0.008:
+                self.reset(with_connector=chance.random() < 0.5)
         for engine in (self.prefill, self.decode):
             if chance.random() < 0.8:
                 engine.step()
@@ -296,6 +296,13 @@ class Duo:
         engine.abort(ask.name(at))
         ask.tries += 1
         ask.where = "router"
+
+    def reset(self, *, with_connector: bool) -> None:
+        """Resets the prefix cache of an engine; with the connector it hands nothing over then."""
+        engine = self.chance.choice([self.prefill, self.decode])
+        with contextlib.suppress(RuntimeError):
+            engine.scheduler.reset_prefix_cache(self.chance.random() < 0.5, with_connector)
+        self.seen["resets with the connector"] += with_connector
 
     def kill_prefill(self) -> None:
         """Ends a prefill engine without a word to anybody, and starts another in its place."""

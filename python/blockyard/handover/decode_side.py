@@ -14,7 +14,7 @@ import numpy as np
 from blockyard._core import Keys, Misuse, NoRoom, Peer, Ticket, TooLarge
 from blockyard.crane.tiers.peers import Peers, TakenOffer
 from blockyard.handover.handover_stats import DECODE_STATS
-from blockyard.handover.offer import Offer, check_supported
+from blockyard.handover.offer import MOST_BLOCKS, Offer, check_supported
 from blockyard.scheduling.new_request import max_blocks
 from blockyard.shared.log import Limited
 from blockyard.shared.single import Single
@@ -26,8 +26,6 @@ __all__ = ["DecodeSide", "ToldRank"]
 
 _KEY: Final = 32
 """Bytes of a key."""
-_MOST: Final = 65_536
-"""Blocks of an offer."""
 _AGAIN: Final = 30.0
 """Seconds after which no copy goes on that began before."""
 _SOON: Final = 2e-3
@@ -393,7 +391,7 @@ class DecodeSide(Single):
             return 0
         blocks = 0
         if not take.why:
-            has = take.peer.has(_rows(keys[: _MOST * _KEY]))
+            has = take.peer.has(_rows(keys[: MOST_BLOCKS * _KEY]))
             blocks = int(np.append(has, False).argmin())
         if not blocks:
             self._leave(request, "nothing")
@@ -414,7 +412,7 @@ class DecodeSide(Single):
                 take.why = "the peer is left alone"
                 self._counts["handover_gone"] += 1
                 return take
-            take.keys = keys[: _MOST * _KEY]
+            take.keys = keys[: MOST_BLOCKS * _KEY]
             self._takes[offer.at, offer.id] = self._out[take.number] = take
             peer.take(take.number, offer.id, offer.boot, _rows(take.keys), now)
         take.requests.add(request)

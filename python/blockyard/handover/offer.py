@@ -8,7 +8,10 @@ from blockyard._core import Unsupported
 from blockyard.shared.endpoints import is_endpoint
 from blockyard.yard.config import Config
 
-__all__ = ["Offer", "check_supported"]
+__all__ = ["MOST_BLOCKS", "Offer", "check_supported"]
+
+MOST_BLOCKS: Final = 65_536
+"""Blocks that an offer has at most."""
 
 _NAME: Final = "blockyard.offer"
 _ID: Final = re.compile("[0-9a-f]{32}")

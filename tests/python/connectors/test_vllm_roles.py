@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 import blockyard as by
-from blockyard.connectors.vllm import Blockyard
+from blockyard.connectors.vllm import Blockyard, handing_over
 from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.metrics import scheduler_stats
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers.peers import Peers
 from blockyard.testing import ScriptedCopier, fail
+from handover_rig import Relay
 from vllm_front import SIZE, Ended, Front, idle, kv_config, no_torch, vllm_config
 
 __all__ = ["no_torch"]
@@ -116,9 +118,13 @@ def pair(made: list[Engine], **more: Any) -> tuple[Engine, Engine]:
 
 
 def test_what_a_prefill_engine_has_computed_is_loaded_by_a_decode_engine(
-    made: list[Engine],
+    made: list[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
-    prefill, decode = pair(made)
+    with caplog.at_level("INFO", "blockyard"):
+        prefill, decode = pair(made)
+    at = prefill.handing.prefill.listens
+    assert f"offers the KV of prompts at {at}" in caplog.text
+    assert f"takes the KV of prompts from {at}" in caplog.text
     delays, params = prefill.prefilled("p", [*PROMPT, 1], [*IDS, 7])
     assert not delays
     assert params["do_remote_prefill"] is True
@@ -197,6 +203,33 @@ def test_a_host_without_room_offers_what_has_come(made: list[Engine]) -> None:
     assert prefill.handing.prefill.stats()["offer_blocks_held"] == 2
 
 
+def test_of_a_prompt_with_more_blocks_than_an_offer_may_have_the_first_are_offered(
+    made: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handing_over, "MOST_BLOCKS", 3)
+    made.append(Engine("kv_producer", listen="127.0.0.1:0"))
+    offered(made[0])
+    assert made[0].handing.prefill.stats()["offer_blocks_held"] == 3
+
+
+def test_an_offer_that_nobody_takes_ends_at_its_own_time_while_others_come(
+    made: list[Engine],
+) -> None:
+    """In sglang#23272 what was held grew under steady load."""
+    made.append(Engine("kv_producer", listen="127.0.0.1:0"))
+    (prefill,) = made
+    side = prefill.handing.prefill
+    offered(prefill)
+    for count in (1, 2, 3):
+        # Each prompt brings the time of now with it, from which the next seconds count.
+        assert side.sweep(time.monotonic() + 15) == 0
+        start = 100 * count
+        prefill.prefilled(f"p{count}", [*range(start, start + 4 * SIZE), 1], [*IDS, 7])
+        prefill.steps_until(lambda count=count: side.stats()["offers_held"] == 1 + count)
+    assert side.sweep(time.monotonic() + 16) == side.stats()["offers_ended_by_unread"] == 1
+    assert side.stats()["offers_held"] == 3
+
+
 def test_a_copy_that_fails_ends_what_was_promised(made: list[Engine]) -> None:
     failing = ScriptedCopier(ThreadCopier(workers=0), [fail(0)] * 3)
     made.append(Engine("kv_producer", listen="127.0.0.1:0", copier=failing))
@@ -250,6 +283,52 @@ def test_a_block_that_does_not_come_is_a_shorter_prefix(made: list[Engine]) -> N
     # Asked again, it is computed: this has an end.
     assert decode.scheduler.get_num_new_matched_tokens(one, 0) == (0, False)
     assert decode.held() == [0, 0, 0]
+
+
+def test_an_aborted_load_ends_though_the_prefill_engine_says_nothing_more(
+    made: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In vllm#46283 the decode engine kept its blocks for ever."""
+    monkeypatch.setitem(Peers.__init__.__kwdefaults__, "timeout", 0.5)
+    relay = Relay()
+    prefill = Engine("kv_producer", listen="127.0.0.1:0", advertise=relay.address)
+    decode = Engine("kv_consumer", peers=[relay.address])
+    made += [prefill, decode]
+    relay.target = prefill.handing.prefill.listens
+    one = decode.decoding("d", [*PROMPT, 1], offered(prefill))
+    assert decode.matched(one) == 4 * SIZE
+    relay.most = relay.passed
+    assert decode.begin(one, [8, 9, 10, 11]) == 4 * SIZE
+    decode.step()
+    one.status = Ended.FINISHED_ABORTED
+    decode.scheduler.request_finished(one, [8, 9, 10, 11])
+    decode.until("d")
+    assert decode.held() == [0, 0, 0]
+    relay.close()
+
+
+def test_of_an_offer_that_has_ended_no_other_prompts_bytes_are_taken(made: list[Engine]) -> None:
+    """In aws-do-eks#84 and vllm#52234 a read of blocks with other content was a good one."""
+    small = {"max_model_len": 4 * SIZE}
+    prefill = Engine("kv_producer", small, listen="127.0.0.1:0", host=4)
+    decode = Engine("kv_consumer", small, peers=[prefill.handing.prefill.listens])
+    made += [prefill, decode]
+    one = decode.decoding("d", [*PROMPT, 1], offered(prefill))
+    assert decode.matched(one) == 4 * SIZE
+    assert prefill.handing.prefill.make_room()
+    prefill.prefilled("q", [*range(50, 50 + 4 * SIZE), 1], [20, 21, 22, 23, 24])
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_held"] == 1)
+    assert decode.loaded(one, [8, 9, 10, 11]) == {8, 9, 10, 11}
+    assert [decode.block(at) for at in (8, 9, 10, 11)] == [[0]] * 4
+
+
+def test_blocks_with_equal_tokens_come_each_to_its_own_place(made: list[Engine]) -> None:
+    """In vllm#52617 all of a prompt came that repeats itself, and the answer was another one."""
+    prefill, decode = pair(made)
+    tokens = [7] * 4 * SIZE + [1]
+    one = decode.decoding("d", tokens, offered(prefill, tokens=tokens))
+    assert decode.loaded(one, [8, 9, 10, 11]) == set()
+    assert [decode.block(at) for at in (8, 9, 10, 11)] == [[13], [14], [15], [16]]
 
 
 @pytest.mark.parametrize(
@@ -337,6 +416,7 @@ PEERS = ["127.0.0.1:7000"]
         ("kv_consumer", {"listen": "127.0.0.1:0", "peers": PEERS}, "leave it out"),
         ("kv_producer", {"listen": "7000"}, "listen = '7000': give host:port"),
         ("kv_producer", {"listen": "127.0.0.1:0", "advertise": "x"}, "advertise = 'x'"),
+        ("kv_producer", {"listen": "[::1]:0", "advertise": "0.0.0.0:1"}, "would name 0.0.0.0:1"),
         ("kv_producer", {"listen": "127.0.0.1:0", "lease": 0}, "lease = 0: must be more than 0"),
         ("kv_producer", {"listen": "127.0.0.1:0", "unread": -1}, "unread = -1"),
         ("kv_producer", {"listen": "127.0.0.1:0", "offload": "none"}, '"offload": "finish"'),

@@ -14,9 +14,10 @@ from blockyard.crane.tiers import Tier
 from blockyard.crane.tiers.peers import Peers, TakenOffer
 from blockyard.handover.decode_side import DecodeSide
 from blockyard.handover.handover_stats import DECODE_STATS, PREFILL_STATS
-from blockyard.handover.offer import Offer
+from blockyard.handover.offer import MOST_BLOCKS, Offer
 from blockyard.handover.prefill_side import PrefillSide
 from blockyard.shared.endpoints import read_secret
+from blockyard.shared.log import Limited
 from blockyard.shared.stats import Stat
 from blockyard.yard.asking import Lookup
 from blockyard.yard.cache import KVCache
@@ -26,6 +27,7 @@ __all__ = ["HandingOver", "Lent"]
 
 _ENDED: Final = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")
 """States of vLLM's requests whose KV is whole."""
+_log = Limited(__name__, 0)
 _LENT: "weakref.WeakValueDictionary[int, Lent]" = weakref.WeakValueDictionary()
 """What workers of this process lend, by its number."""
 
@@ -145,6 +147,7 @@ class HandingOver:
             block_bytes=layout.block_bytes,
             secret=read_secret(options.secret_file),
         )
+        _log.info("Blockyard takes the KV of prompts from %s", ", ".join(options.peers))
         self.decode = DecodeSide(
             self._cache,
             self._peers,
@@ -160,7 +163,8 @@ class HandingOver:
         if lent is None:
             raise Unsupported(
                 f"listen = {listen!r}: the worker is in another process than the scheduler, which "
-                "sends from its memory; start vLLM with --distributed-executor-backend uni"
+                "sends from its memory; start vLLM with --distributed-executor-backend uni, and on "
+                "a CPU with VLLM_ENABLE_V1_MULTIPROCESSING=0 in its environment, too"
             )
         options = self._options
         self.prefill = PrefillSide(
@@ -174,6 +178,7 @@ class HandingOver:
             fields=dict(worker.fields),
         )
         lent.ending(self.prefill.close)
+        _log.info("Blockyard offers the KV of prompts at %s", self.prefill.address)
 
     # -- a decode engine -----------------------------------------------------------------
 
@@ -237,7 +242,8 @@ class HandingOver:
         """Offers what has come of a request; returns whether nothing more of it will."""
         assert self.prefill is not None  # noqa: S101 - as above
         offer, keys, until = promised
-        flags = self._cache.which(keys).tobytes()
+        # What is behind the most that an offer may have is computed there.
+        flags = self._cache.which(keys).tobytes()[:MOST_BLOCKS]
         end = flags.find(Presence.MISSING)
         there = len(flags) if end < 0 else end
         if now < until and flags.find(Presence.FILLING, 0, there) >= 0:

@@ -130,7 +130,7 @@ class HandoverOptions:
         """Checks that its addresses are of use, and need no secret that is not there."""
         named = self.advertise or self.listen
         secret = read_secret(self.secret_file)
-        if named is not None and is_unspecified(named) and secret is not None:
+        if named is not None and is_unspecified(named) and (self.advertise or secret is not None):
             raise Misuse(
                 f"offers would name {named}, to which nobody connects: give advertise, the address "
                 'where decode engines reach this one, as "advertise": "10.0.0.7:7000"'
